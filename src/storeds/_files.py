@@ -1,0 +1,70 @@
+"""Tells what a file is by its first bytes, and refuses what is no regular file."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from storeds.errors import FormatError, StoreNotFoundError
+
+__all__ = ["check_file", "sniff"]
+
+_HDF5 = b"\x89HDF\r\n\x1a\n"
+_LMDB = b"\xde\xc0\xef\xbe"
+
+
+def sniff(path: str) -> str | None:
+    """Return ``"lmdb"``, ``"hdf5"`` or None for what the regular file at `path` is by its magic bytes."""
+    with open(path, "rb") as file:
+        head = file.read(32)
+        if head[16:20] == _LMDB:
+            return "lmdb"
+        offset, size = 0, os.fstat(file.fileno()).st_size
+        while offset < size:  # HDF5 allows a user block of 512, 1024, 2048 … bytes in front
+            file.seek(offset)
+            if file.read(8) == _HDF5:
+                return "hdf5"
+            offset = offset * 2 or 512
+    return None
+
+
+def check_file(path: str, kind: str, url: str) -> os.stat_result:
+    """Return the status of the `kind` store file at `path`.
+
+    Raises
+    ------
+    StoreNotFoundError
+        Nothing is there.
+    FormatError
+        Something else is there; the message says what.
+    """
+    try:
+        status = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise StoreNotFoundError(f"no store at {url}: {_nearest(path)}") from None
+    except OSError as error:
+        raise StoreNotFoundError(f"{url} cannot be looked at: {error.strerror}") from None
+    if stat.S_ISDIR(status.st_mode):
+        raise FormatError(f"{url} is a folder; a native {kind} store is one file")
+    if not stat.S_ISREG(status.st_mode):
+        raise FormatError(f"{url} is no regular file")
+    try:
+        found = sniff(path)
+    except OSError as error:
+        raise StoreNotFoundError(f"{url} cannot be read: {error.strerror}") from None
+    if found != kind:
+        what = f"is a store of {found}; write {found}:// instead" if found else "does not begin as one"
+        raise FormatError(f"{url} is no {kind} store: the file ({status.st_size} bytes) {what}")
+    return status
+
+
+def _nearest(path: str) -> str:
+    folder = os.path.dirname(path)
+    while not os.path.isdir(folder):
+        parent = os.path.dirname(folder)
+        if os.path.isdir(parent):
+            return f"the folder {folder} does not exist"
+        folder = parent
+    names = sorted(os.listdir(folder))
+    shown = ", ".join(names[:8]) + (" …" if len(names) > 8 else "")
+    return f"{folder} holds {shown}" if names else f"{folder} is empty"

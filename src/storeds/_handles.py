@@ -1,0 +1,228 @@
+"""Owns every live engine handle of a process: sharing, bounded count, leases, and what happens at a fork.
+
+A handle (an LMDB environment, a file descriptor, a MongoClient) is used and closed only in the process that
+opened it. Equal backends share one; the least recently used is closed when there are too many; none is ever
+closed under a reader. Each engine has its own pool, made *after* the engine was imported: fork hooks run
+last-registered first, so ours take the pool's lock before h5py takes libhdf5's, the order in which an opening
+thread takes them (the other order deadlocks). Pid-checked lazy handles follow s3torchconnector; the
+LRU of handles with picklable openers follows xarray's ``CachingFileManager``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from typing import Generic, Protocol, TypeVar
+
+from storeds.errors import ClosedError, ConfigError
+
+__all__ = ["HandlePool", "Opener", "Ticket"]
+
+H = TypeVar("H")
+
+
+class Opener(Protocol[H]):
+    """How to open one handle; holds configuration only."""
+
+    @property
+    def url(self) -> str:
+        """Where the handle leads, secrets removed."""
+        ...
+
+    def key(self) -> Hashable:
+        """Return what the handle is a handle *of*: two openers with equal keys share one."""
+        ...
+
+    def options(self) -> Hashable:
+        """Return the settings that sharers must agree on."""
+        ...
+
+    def open(self) -> H: ...
+
+    def close(self, handle: H, /) -> None: ...
+
+    def disown(self, handle: H, /) -> None:
+        """Let go, in a forked child, of a handle that the parent opened, without harming the parent."""
+        ...
+
+
+class _Entry(Generic[H]):
+    def __init__(self, opener: Opener[H], key: Hashable) -> None:
+        self.opener, self.key = opener, key
+        self.handle: H | None = opener.open()
+        self.owners: set[int] = set()
+        self.leases = 0
+        self.doomed = False
+
+    def close(self) -> None:
+        handle, self.handle = self.handle, None
+        if handle is not None:
+            self.opener.close(handle)
+
+
+class Ticket(Generic[H]):
+    """One backend's claim on a handle that it may not have needed yet."""
+
+    def __init__(self, pool: HandlePool[H], opener: Opener[H]) -> None:
+        self.pool, self.opener = pool, opener
+        self.entry: _Entry[H] | None = None
+        self.closed = False
+
+    @contextmanager
+    def lease(self) -> Iterator[H]:
+        """Open the handle if need be and keep it open for the body."""
+        entry, handle = self.pool.acquire(self)
+        try:
+            yield handle
+        finally:
+            self.pool.release(entry)
+
+    def let_go(self) -> None:
+        """Hold nothing until the next lease."""
+        self.pool.forget(self)
+
+    def close(self) -> None:
+        """Give the claim up for good; the handle closes once nobody owns or reads it."""
+        self.closed = True
+        self.pool.forget(self)
+
+
+class HandlePool(Generic[H]):
+    """The handles of one engine in this process. Thread-safe; correct after a fork.
+
+    Parameters
+    ----------
+    limit : int
+        How many handles may be open while none of them is being read.
+    quiesce : bool
+        Whether a fork waits for an open or close under way: needed where the engine keeps global state
+        about open files (LMDB, HDF5), unwanted where opening or closing may wait for a network.
+    """
+
+    def __init__(self, *, limit: int, quiesce: bool) -> None:
+        self._limit = limit
+        self._entries: OrderedDict[Hashable, _Entry[H]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        # Garbage collection may run a finalizer inside our own critical section, so finalizers only leave a note.
+        self._dropped: deque[Ticket[H]] = deque()
+        os.register_at_fork(after_in_child=self._reset_in_child)
+        if quiesce:
+            os.register_at_fork(before=self._lock_for_fork, after_in_parent=self._unlock_after_fork)
+        atexit.register(self.close_all)
+
+    def ticket(self, owner: object, opener: Opener[H]) -> Ticket[H]:
+        """Return a claim that ends with `owner`, or earlier by `Ticket.close`."""
+        ticket = Ticket(self, opener)
+        weakref.finalize(owner, self._drop, ticket).atexit = False
+        return ticket
+
+    def acquire(self, ticket: Ticket[H]) -> tuple[_Entry[H], H]:
+        if self._pid != os.getpid():  # forked by C code that runs no hooks
+            self._reset_in_child()
+        with self._lock:
+            self._sweep()
+            if ticket.closed:
+                raise ClosedError(f"{ticket.opener.url} was closed; open it again with open_backend")
+            entry = ticket.entry
+            if entry is None or entry.handle is None or entry.doomed:
+                entry = self._find_or_open(ticket)
+            entry.leases += 1
+            self._entries.move_to_end(entry.key)
+            assert entry.handle is not None
+            return entry, entry.handle
+
+    def _find_or_open(self, ticket: Ticket[H]) -> _Entry[H]:
+        opener = ticket.opener
+        key = opener.key()
+        entry = self._entries.get(key)
+        if entry is None:
+            self._evict(self._limit - 1)
+            entry = self._entries[key] = _Entry(opener, key)
+        elif entry.opener.options() != opener.options():
+            raise ConfigError(
+                f"{opener.url} is already open in this process with other options: {entry.opener.options()} there, "
+                f"{opener.options()} here; use the same options, or close the other backend first"
+            )
+        entry.owners.add(id(ticket))
+        entry.doomed = False
+        ticket.entry = entry
+        return entry
+
+    def release(self, entry: _Entry[H]) -> None:
+        with self._lock:
+            entry.leases -= 1
+            if entry.doomed and entry.leases == 0:
+                self._remove(entry)
+            self._sweep()
+
+    def forget(self, ticket: Ticket[H]) -> None:
+        with self._lock:
+            self._forget(ticket)
+            self._sweep()
+
+    def close_all(self) -> None:
+        """Close every handle that is not being read; claims stay valid and reopen on their next use."""
+        with self._lock:
+            self._sweep()
+            for entry in [entry for entry in self._entries.values() if entry.leases == 0]:
+                self._remove(entry)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    # The methods below run with the lock held.
+
+    def _evict(self, keep: int) -> None:
+        idle = [entry for entry in self._entries.values() if entry.leases == 0]
+        for entry in idle[: max(0, len(self._entries) - keep)]:
+            self._remove(entry)
+
+    def _forget(self, ticket: Ticket[H]) -> None:
+        entry, ticket.entry = ticket.entry, None
+        if entry is None or entry.handle is None:
+            return
+        entry.owners.discard(id(ticket))
+        if not entry.owners:
+            entry.doomed = True
+            if entry.leases == 0:
+                self._remove(entry)
+
+    def _remove(self, entry: _Entry[H]) -> None:
+        if self._entries.get(entry.key) is entry:
+            del self._entries[entry.key]
+        entry.close()
+
+    def _sweep(self) -> None:
+        while self._dropped:
+            self._forget(self._dropped.popleft())
+
+    # Finalizers and fork hooks.
+
+    def _drop(self, ticket: Ticket[H]) -> None:
+        self._dropped.append(ticket)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._sweep()
+            finally:
+                self._lock.release()
+
+    def _lock_for_fork(self) -> None:
+        self._lock.acquire()
+
+    def _unlock_after_fork(self) -> None:
+        self._lock.release()
+
+    def _reset_in_child(self) -> None:
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        inherited, self._entries = self._entries, OrderedDict()
+        for entry in inherited.values():
+            handle, entry.handle = entry.handle, None
+            if handle is not None:
+                entry.opener.disown(handle)

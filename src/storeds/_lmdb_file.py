@@ -1,0 +1,79 @@
+"""Checks an LMDB file's header before it is mapped, because LMDB itself crashes on a damaged or shortened one.
+
+A file cut short kills its reader with SIGBUS at the first touch of a missing page, and a flipped byte in a meta
+page can abort it. The two meta pages therefore are compared with the file's size, and a published store carries a
+*stamp* in the unused end of its first page: a checksum over both meta pages and the root page of the main database.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+
+import xxhash
+
+from storeds.errors import FormatError
+
+__all__ = ["check_lmdb_file", "stamp_lmdb_file"]
+
+_MAGIC, _VERSION = 0xBEEFC0DE, 1
+_META_AT = 16  # a page header comes first
+_META = struct.Struct("<IIQQ")  # magic, version, address, map size
+_DB = struct.Struct("<IHHQQQQQ")  # pad, flags, depth, branch, leaf, overflow pages, entries, root
+_TAIL = struct.Struct("<QQ")  # last page, transaction id
+_STAMP = b"storeds\x01"
+_NO_PAGE = 2**64 - 1
+_HEAD = _META_AT + _META.size + 2 * _DB.size + _TAIL.size
+
+
+def check_lmdb_file(path: str, url: str) -> None:
+    """Raise FormatError unless the LMDB file at `path` is as long as its header says and its stamp holds."""
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        page_size, pages = _meta_pages(file.fileno(), size, url)
+        metas = [_parse(page, number, url) for number, page in enumerate(pages)]
+        root, last, _ = max(metas, key=lambda meta: meta[2])
+        if (last + 1) * page_size > size:
+            raise FormatError(
+                f"{url} is cut short: its header speaks of {(last + 1) * page_size} bytes, the file has {size}; copy it again"
+            )
+        if root != _NO_PAGE and not 1 < root <= last:
+            raise FormatError(f"{url}: the header points outside the file; copy it again")
+        if pages[0][-16:-8] == _STAMP and pages[0][-8:] != _digest(file.fileno(), page_size, pages, root):
+            raise FormatError(f"{url}: the header does not match its checksum; copy it again")
+
+
+def stamp_lmdb_file(path: str) -> None:
+    """Write the stamp into the LMDB file at `path`, which nobody may have open."""
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        page_size, pages = _meta_pages(descriptor, os.fstat(descriptor).st_size, path)
+        if any(pages[0][-16:]):
+            raise FormatError(f"{path}: this LMDB uses the end of its first page, where the stamp belongs")
+        root = max((_parse(page, number, path) for number, page in enumerate(pages)), key=lambda meta: meta[2])[0]
+        os.pwrite(descriptor, _STAMP + _digest(descriptor, page_size, pages, root), page_size - 16)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _meta_pages(descriptor: int, size: int, url: str) -> tuple[int, list[bytes]]:
+    head = os.pread(descriptor, _HEAD, 0)
+    page_size = _DB.unpack_from(head, _META_AT + _META.size)[0] if len(head) == _HEAD else 0
+    if page_size not in (1 << bits for bits in range(9, 17)) or size < 2 * page_size:
+        raise FormatError(f"{url} is cut short or damaged: {size} bytes do not hold an LMDB header; copy it again")
+    return page_size, [os.pread(descriptor, page_size, number * page_size) for number in (0, 1)]
+
+
+def _parse(page: bytes, number: int, url: str) -> tuple[int, int, int]:
+    magic, version, _, _ = _META.unpack_from(page, _META_AT)
+    if magic != _MAGIC or version != _VERSION:
+        raise FormatError(f"{url}: LMDB meta page {number} is damaged, or of a newer LMDB (version {version}); copy it again")
+    root = _DB.unpack_from(page, _META_AT + _META.size + _DB.size)[7]
+    last, transaction = _TAIL.unpack_from(page, _META_AT + _META.size + 2 * _DB.size)
+    return root, last, transaction
+
+
+def _digest(descriptor: int, page_size: int, pages: list[bytes], root: int) -> bytes:
+    main = b"" if root == _NO_PAGE else os.pread(descriptor, page_size, root * page_size)
+    return xxhash.xxh3_64_digest(pages[0][:-16] + pages[1] + main)

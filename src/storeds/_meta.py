@@ -1,0 +1,87 @@
+"""Writes `Meta` the way engines store it, as one JSON text or as a flat row, and reads it back verified."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import xxhash
+
+from storeds.errors import ConfigError, FormatError
+from storeds.protocols import JSON, Field, Meta
+from storeds.record import canonical_json, fields_from_json, fields_to_json
+
+__all__ = ["NATIVE", "meta_from_row", "meta_from_text", "meta_to_row", "meta_to_text", "new_build"]
+
+NATIVE = "storeds/1"
+
+
+def new_build() -> str:
+    """Return a random name for one published state of a store."""
+    return secrets.token_hex(16)
+
+
+def meta_to_text(meta: Meta, **extra: JSON) -> str:
+    """Return canonical JSON of `meta` and `extra`, its ``check`` included."""
+    return canonical_json(_body(meta, extra))
+
+
+def meta_from_text(text: str | bytes, url: str) -> tuple[Meta, Mapping[str, Any]]:
+    """Return the `Meta` in `text` and the whole JSON object; raises FormatError when it was damaged."""
+    return _verified(lambda: json.loads(text), url)
+
+
+def meta_to_row(meta: Meta) -> dict[str, str | int]:
+    """Return `meta` as name → text or number, for engines whose users like to see it so."""
+    row = _body(meta, {})
+    return {name: value if isinstance(value, (str, int)) else canonical_json(value) for name, value in row.items()}
+
+
+def meta_from_row(row: Mapping[str, Any], url: str) -> Meta:
+    """Return the `Meta` that `meta_to_row` laid out; raises FormatError when it was damaged."""
+
+    def body() -> dict[str, Any]:
+        texts = {name: json.loads(row[name]) if name in ("attrs", "fields") else row[name] for name in _ROW}
+        return {**texts, "count": int(row["count"])}
+
+    return _verified(body, url)[0]
+
+
+def _body(meta: Meta, extra: Mapping[str, JSON]) -> dict[str, JSON]:
+    body: dict[str, JSON] = {
+        "attrs": dict(meta.attrs),
+        "build": meta.build,
+        "count": meta.count,
+        "fields": fields_to_json(meta.fields),
+        "id": meta.id,
+        "layout": meta.layout,
+        **extra,
+    }
+    return {**body, "check": _check(body)}
+
+
+def _verified(parse: Callable[[], dict[str, Any]], url: str) -> tuple[Meta, Mapping[str, Any]]:
+    try:
+        body = parse()
+        check = body.pop("check")
+        fields: Mapping[str, Field] = fields_from_json(body["fields"])
+        meta = Meta(body["id"], body["build"], body["count"], body["layout"], fields, body["attrs"])
+        intact = check == _check(body)
+    except (ValueError, TypeError, KeyError, AttributeError, ConfigError) as error:
+        raise FormatError(f"{url}: the store's meta is unreadable ({type(error).__name__}: {error}); {_ADVICE}") from None
+    if not intact:
+        raise FormatError(f"{url}: the store's meta does not match its checksum; {_ADVICE}")
+    if meta.layout != NATIVE:
+        raise FormatError(f"{url}: layout {meta.layout!r} is newer than this storeds, which reads {NATIVE!r}; upgrade storeds")
+    return meta, body
+
+
+def _check(body: Mapping[str, JSON]) -> str:
+    """Return the xxh3-64 of canonical JSON, 16 hexadecimal digits."""
+    return xxhash.xxh3_64_hexdigest(canonical_json(dict(body)).encode())
+
+
+_ROW = ("attrs", "build", "check", "count", "fields", "id", "layout")
+_ADVICE = "copy the store again from its source"

@@ -1,0 +1,172 @@
+"""Builds a file store aside: a folder beside the target, one writer at a time, published by one rename."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+from storeds.errors import ConfigError, FormatError, StoreExistsError
+
+__all__ = ["Staging", "staging_folder", "sync_path"]
+
+_ACTIVE: set[str] = set()  # POSIX locks do not keep two writers of one process apart
+_ACTIVE_LOCK = threading.Lock()
+
+
+def staging_folder(target: str | Path) -> Path:
+    """Return the folder in which a writer builds `target`."""
+    target = Path(target)
+    return target.with_name(f".{target.name}.partial")
+
+
+def sync_path(path: str | Path) -> None:
+    """Wait until the file or folder at `path` is on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class Staging:
+    """The folder in which one writer builds one target.
+
+    Parameters
+    ----------
+    target : str
+        Absolute path of the store to be.
+    url : str
+        How messages call it.
+    plan : JSON
+        What is being built; a resuming writer must bring an equal one.
+    overwrite, resume : bool
+        Replace a target that exists; go on from what an interrupted writer left.
+
+    Attributes
+    ----------
+    resumed : bool
+        Whether the folder holds an earlier writer's work.
+    """
+
+    def __init__(self, target: str, url: str, plan: Any, *, overwrite: bool, resume: bool) -> None:
+        self.target, self.url, self.overwrite = Path(target), url, overwrite
+        self.folder = staging_folder(target)
+        self._check_target()
+        self._make_parents()
+        self._lock_file = self._lock()
+        try:
+            self.resumed = self._enter(plan, overwrite=overwrite, resume=resume)
+        except BaseException:
+            self.release()
+            raise
+
+    def _check_target(self) -> None:
+        if self.target.is_dir():
+            raise StoreExistsError(f"{self.url} is a folder; a store is one file, so choose another path")
+        if os.path.lexists(self.target) and not self.overwrite:
+            raise StoreExistsError(f"{self.url} exists; pass overwrite=True (--overwrite) to replace it, or choose another path")
+
+    def _make_parents(self) -> None:
+        try:
+            self.target.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{self.url}: its folder cannot be made: {error}") from None
+
+    def _lock(self) -> int:
+        with _ACTIVE_LOCK:
+            if str(self.folder) in _ACTIVE:
+                raise StoreExistsError(f"{self.url} is being written by another writer of this process")
+            while True:
+                self.folder.mkdir(exist_ok=True)
+                try:
+                    descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                except FileNotFoundError:
+                    continue  # its last writer has just removed the folder
+                try:
+                    fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError:
+                    os.close(descriptor)
+                    raise StoreExistsError(f"{self.url} is being written by another process") from None
+                if self._is_current(descriptor):
+                    _ACTIVE.add(str(self.folder))
+                    return descriptor
+                os.close(descriptor)
+
+    def _is_current(self, descriptor: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(descriptor), os.stat(self.folder / "lock"))
+        except FileNotFoundError:
+            return False
+
+    def _enter(self, plan: Any, *, overwrite: bool, resume: bool) -> bool:
+        plan_file = self.folder / "plan.json"
+        if plan_file.exists() and resume:
+            self._check_plan(plan_file, plan)
+            return True
+        if plan_file.exists() and not overwrite:
+            raise StoreExistsError(
+                f"{self.folder} holds what an interrupted writer of {self.url} left; pass resume=True (--resume) to go on "
+                "from there, or overwrite=True (--overwrite) to start anew"
+            )
+        self._empty()
+        plan_file.write_text(json.dumps(plan))
+        sync_path(plan_file)
+        sync_path(self.folder)
+        return False
+
+    def _check_plan(self, plan_file: Path, plan: Any) -> None:
+        try:
+            found = json.loads(plan_file.read_text())
+        except ValueError:
+            raise FormatError(f"{plan_file} is damaged, so {self.url} cannot be resumed; start anew with overwrite=True") from None
+        if found != plan:
+            raise ConfigError(
+                f"{self.url} cannot be resumed: it was begun with {json.dumps(found)}, now it is {json.dumps(plan)}; "
+                "use the same fields, or start anew with overwrite=True"
+            )
+
+    def _empty(self) -> None:
+        for entry in self.folder.iterdir():
+            if entry.name != "lock":
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+
+    def publish(self, built: Path) -> None:
+        """Make the file `built` the target, atomically and durably, and remove the folder."""
+        sync_path(built)
+        if self.overwrite:
+            os.replace(built, self.target)
+        else:
+            self._link(built)
+        sync_path(self.target.parent)
+        self.discard()
+
+    def _link(self, built: Path) -> None:
+        # A rename would replace a target that appeared since the writer began; a link refuses to.
+        try:
+            os.link(built, self.target)
+        except FileExistsError:
+            raise StoreExistsError(f"{self.url} appeared while it was being written; nothing was replaced") from None
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
+                raise
+            self._check_target()
+            os.rename(built, self.target)
+
+    def discard(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.release()
+
+    def release(self) -> None:
+        """Let another writer in; the folder stays."""
+        with _ACTIVE_LOCK:
+            if self._lock_file >= 0:
+                _ACTIVE.discard(str(self.folder))
+                os.close(self._lock_file)
+                self._lock_file = -1

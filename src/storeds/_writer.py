@@ -1,0 +1,164 @@
+"""What every writer does alike: validating records, batching them, and the life from first append to publish."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from storeds._meta import NATIVE, new_build
+from storeds.errors import ClosedError, ConfigError, RecordError
+from storeds.protocols import JSON, Meta, Record
+from storeds.record import ContentHash, RecordCodec, canonical_json, checksum, parse_fields
+
+__all__ = ["BATCH_BYTES", "COMMIT_EVERY", "Sealed", "StoreWriter"]
+
+COMMIT_EVERY = 1000
+BATCH_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """One validated record on its way into a store."""
+
+    stored: Record
+    packed: bytes
+    digest: bytes
+
+
+class StoreWriter(ABC):
+    """Base of the native writers: an engine adds how a batch becomes durable, and how all becomes visible.
+
+    Parameters
+    ----------
+    url : str
+        The target, secrets removed.
+    fields : mapping
+        The declaration, see `storeds.record.parse_fields`.
+    commit_every : int
+        Records per durable batch; a batch also ends at 32 MiB.
+    """
+
+    def __init__(self, url: str, fields: Mapping[str, Any], commit_every: int) -> None:
+        if isinstance(commit_every, bool) or not isinstance(commit_every, int) or commit_every < 1:
+            raise ConfigError(f"commit_every must be a positive number of records, got {commit_every!r}")
+        self.url = url
+        self.fields = parse_fields(fields)
+        self.commit_every = commit_every
+        self.meta: Meta | None = None
+        self._codec = RecordCodec(self.fields)
+        self._content = ContentHash()
+        self._batch: list[Sealed] = []
+        self._batch_bytes = 0
+        self._durable = 0
+        self._state: Literal["open", "published", "closed"] = "open"
+
+    @abstractmethod
+    def _commit(self, batch: list[Sealed], first: int) -> None:
+        """Make `batch`, whose first record has position `first`, durable."""
+
+    @abstractmethod
+    def _publish(self, meta: Meta) -> None:
+        """Make everything committed visible under the target, in one step, and clean up."""
+
+    @abstractmethod
+    def _discard(self) -> None:
+        """Remove everything written."""
+
+    @abstractmethod
+    def _suspend(self) -> None:
+        """Let go of the engine and keep what is durable, for a later ``resume=True``."""
+
+    @property
+    def count(self) -> int:
+        # docstring inherited
+        return self._durable + len(self._batch)
+
+    def append(self, records: Iterable[Record], /) -> int:
+        # docstring inherited
+        self._check_open()
+        before = self.count
+        for record in records:
+            self._batch.append(self._seal(record))
+            self._batch_bytes += len(self._batch[-1].packed)
+            if len(self._batch) >= self.commit_every or self._batch_bytes >= BATCH_BYTES:
+                self.flush()
+        return self.count - before
+
+    def flush(self) -> None:
+        """Make everything appended so far durable."""
+        self._check_open()
+        if self._batch:
+            self._commit(self._batch, self._durable)
+            self._content.update(b"".join(sealed.digest for sealed in self._batch))
+            self._durable += len(self._batch)
+            self._batch, self._batch_bytes = [], 0
+
+    def publish(self, attrs: Mapping[str, JSON] | None = None) -> Meta:
+        # docstring inherited
+        self._check_open()
+        attrs = dict(attrs or {})
+        try:
+            canonical_json(attrs)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"attrs of {self.url} must be JSON: {error}") from None
+        self.flush()
+        meta = Meta(self._content.finish(self.fields, attrs), new_build(), self._durable, NATIVE, self.fields, attrs)
+        try:
+            self._publish(meta)
+        except BaseException:
+            self.suspend()
+            raise
+        self._state = "published"
+        self.meta = meta
+        return meta
+
+    def abort(self) -> None:
+        # docstring inherited
+        if self._state == "open":
+            self._state = "closed"
+            self._batch = []
+            self._discard()
+
+    def suspend(self) -> None:
+        """Stop without publishing and keep what is durable; ``open_writer(…, resume=True)`` goes on from there."""
+        if self._state == "open":
+            self._state = "closed"
+            self._batch = []
+            self._suspend()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None and self._state == "open":
+            self.publish()
+        elif isinstance(error, Exception):
+            self.abort()
+        else:  # Ctrl-C and SystemExit: hours of work may be durable
+            self.suspend()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r}, count={self.count}, {self._state})"
+
+    def _seal(self, record: Record) -> Sealed:
+        try:
+            stored = self._codec.canonical(record)
+        except ValueError as error:
+            raise RecordError.at(self.url, self.count, str(error)) from None
+        packed = self._codec.pack(stored)
+        return Sealed(stored, packed, checksum(packed))
+
+    def _resume_from(self, count: int, checksums: Iterable[bytes]) -> None:
+        """Take over `count` durable records with these concatenated checksums."""
+        for part in checksums:
+            self._content.update(part)
+        self._durable = count
+
+    def _check_open(self) -> None:
+        if self._state != "open":
+            raise ClosedError(f"the writer of {self.url} is {self._state}; open another with open_writer")

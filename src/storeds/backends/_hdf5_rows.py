@@ -1,0 +1,129 @@
+"""Reads rows of HDF5 datasets: by file offset where the bytes lie flat in the file, through libhdf5 elsewhere.
+
+Positional reads release the GIL and bypass libhdf5's global lock; datasets that are chunked or filtered (a store
+that h5repack rewrote, say) still read right, only slower.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import h5py
+import numpy as np
+
+from storeds.errors import FormatError
+
+__all__ = ["FlatRows", "LibraryRows", "Rows", "open_rows"]
+
+_GAP = 4096  # reading a page for nothing is cheaper than another call
+_GROUP = 1 << 20
+
+
+class Rows(Protocol):
+    """A dataset seen as ``count`` rows of ``size`` bytes."""
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def read(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Return the bytes of row ranges ``[start, stop)``, which ascend; shorter where the file ends early."""
+        ...
+
+
+class FlatRows:
+    """Rows that lie end to end in the file, read with ``pread``."""
+
+    def __init__(self, descriptor: int, offset: int, size: int, count: int) -> None:
+        self._descriptor, self._offset = descriptor, offset
+        self.size, self.count = size, count
+
+    def read(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+        # docstring inherited
+        size, offset, descriptor = self.size, self._offset, self._descriptor
+        out: list[bytes] = []
+        for group in _groups(spans, size):
+            first = group[0][0]
+            data = os.pread(descriptor, (group[-1][1] - first) * size, offset + first * size)
+            if len(group) == 1:
+                out.append(data)
+            else:
+                out.extend(data[(start - first) * size : (stop - first) * size] for start, stop in group)
+        return out
+
+
+class LibraryRows:
+    """Rows that only libhdf5 can find: chunked, compressed or otherwise filtered."""
+
+    def __init__(self, dataset: h5py.Dataset, size: int, count: int) -> None:
+        self._dataset = dataset
+        self.size, self.count = size, count
+
+    def read(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+        # docstring inherited
+        out: list[bytes] = []
+        for group in _groups(spans, self.size):
+            first = group[0][0]
+            data = np.ascontiguousarray(self._dataset[first : group[-1][1]])
+            out.extend(data[start - first : stop - first].tobytes() for start, stop in group)
+        return out
+
+
+def _groups(spans: Sequence[tuple[int, int]], size: int) -> list[list[tuple[int, int]]]:
+    """Join neighbours into groups that one read serves."""
+    groups: list[list[tuple[int, int]]] = []
+    group: list[tuple[int, int]] = []
+    for span in spans:
+        near = group and (span[0] - group[-1][1]) * size <= _GAP and (span[1] - group[0][0]) * size <= _GROUP
+        if near:
+            group.append(span)
+        else:
+            group = [span]
+            groups.append(group)
+    return groups
+
+
+def open_rows(
+    file: h5py.File, name: str, dtype: np.dtype[Any], shape: tuple[int | None, ...], descriptor: int, url: str
+) -> Rows:
+    """Return the rows of dataset `name`; raises FormatError unless it has this dtype and shape (None: any length)."""
+    dataset = _local_dataset(file, name, url)
+    fits = len(dataset.shape) == len(shape) and all(w in (None, g) for w, g in zip(shape, dataset.shape, strict=True))
+    if dataset.dtype != dtype or not fits:
+        raise FormatError(f"{url}: dataset {name} is {dataset.dtype} {dataset.shape}, expected {dtype} {shape}")
+    count = int(dataset.shape[0])
+    size = int(np.prod(dataset.shape[1:], dtype=np.int64)) * dtype.itemsize
+    offset = dataset.id.get_offset()
+    if dataset.nbytes == 0:
+        return FlatRows(descriptor, 0, size, count)
+    if dataset.chunks is not None or offset is None:
+        return LibraryRows(dataset, size, count)
+    available = os.fstat(descriptor).st_size
+    if offset + count * size > available:
+        raise FormatError(
+            f"{url} is cut short: dataset {name} ends at byte {offset + count * size}, the file has {available}; copy it again"
+        )
+    return FlatRows(descriptor, offset, size, count)
+
+
+def _local_dataset(file: h5py.File, name: str, url: str) -> h5py.Dataset:
+    at = ""
+    for part in name.split("/"):
+        at = f"{at}/{part}"
+        link = file.get(at, getlink=True)
+        if link is None:
+            raise FormatError(f"{url}: {at} is missing; copy it again")
+        if not isinstance(link, h5py.HardLink):
+            # h5py would follow it into any file it names.
+            raise FormatError(f"{url}: {at} is a link to elsewhere, which a native store never holds")
+    dataset = file[name]
+    if not isinstance(dataset, h5py.Dataset):
+        raise FormatError(f"{url}: /{name} is no dataset")
+    if dataset.is_virtual or dataset.external:
+        # A virtual dataset gives zeros for a missing source; external storage reads any file it names.
+        raise FormatError(f"{url}: dataset {name} keeps its bytes in other files, which a native store never does")
+    return dataset

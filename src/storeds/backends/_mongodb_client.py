@@ -1,0 +1,131 @@
+"""Reads MongoDB URLs, makes clients for them, and turns PyMongo's exceptions into ours without any secret."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote, unquote_plus
+
+import pymongo
+from pymongo import uri_parser
+from pymongo.errors import ConfigurationError, OperationFailure, PyMongoError
+
+from storeds._handles import HandlePool
+from storeds._url import redact, split_scheme
+from storeds.errors import ConfigError, UnavailableError
+
+__all__ = ["CLIENTS", "ClientFactory", "ClientOpener", "Location", "parse_location", "pymongo_errors"]
+
+ClientFactory = Callable[[str], Any]
+
+# Small on purpose: workers × ranks clients come together at the server. A user's URI overrides each.
+_DEFAULTS = {"maxPoolSize": 2, "serverSelectionTimeoutMS": 10_000, "appName": "storeds"}
+_REFUSED = {13: "not authorised", 18: "authentication failed", 8000: "authentication failed"}
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where a collection is: PyMongo's part of the URL, and ours."""
+
+    uri: str = field(repr=False)
+    database: str
+    collection: str
+    url: str
+
+
+def parse_location(url: str) -> Location:
+    """Split ``mongodb://hosts/db/collection?options``; raises ConfigError, options checked strictly.
+
+    The last segment of the path is ours; the rest goes to PyMongo, ``/db`` included, so that ``authSource`` keeps
+    its default.
+    """
+    shown = redact(url)
+    scheme, rest = split_scheme(url)
+    body, _, query = rest.partition("?")
+    userinfo, at, place = body.rpartition("@")
+    hosts, *path = place.split("/")
+    if not hosts or len(path) != 2 or not all(path):
+        raise ConfigError(f"{shown}: expected {scheme}://[user:password@]host[:port][,…]/database/collection[?options]")
+    database, collection = map(unquote, path)
+    if collection.startswith("system.") or re.search(r"[$\0]|^\.|\.$|\.\.", collection):
+        raise ConfigError(f"{shown}: {collection!r} cannot be the name of a collection")
+    uri = f"{scheme}://{userinfo}{at}{hosts}/{path[0]}{'?' + query if query else ''}"
+    _check_uri(uri, query, shown)
+    return Location(uri, database, collection, shown)
+
+
+def _check_uri(uri: str, query: str, shown: str) -> None:
+    try:
+        # PyMongo only warns of an unknown option or a bad value; a typing error must not pass unseen.
+        uri_parser.split_options(query, validate=True, warn=False) if query else None
+        if uri.startswith("mongodb://"):
+            uri_parser.parse_uri(uri, validate=True, warn=False)
+    except (PyMongoError, ValueError, TypeError) as error:
+        raise ConfigError(f"{shown}: {_scrub(str(error), uri)}") from None
+
+
+def _scrub(text: str, uri: str) -> str:
+    """Return `text` without any secret of `uri`, however it is encoded."""
+    userinfo = uri.partition("://")[2].rpartition("@")[0]
+    secrets = {userinfo.partition(":")[2]}
+    for option in uri.partition("?")[2].split("&"):
+        name, _, value = option.partition("=")
+        if redact(f"?{name}=x") != f"?{name}=x":
+            secrets.add(value)
+    for secret in sorted(filter(None, secrets), key=len, reverse=True):
+        for form in {secret, unquote(secret), unquote_plus(secret)}:
+            text = text.replace(form, "***")
+    return redact(text)
+
+
+@contextmanager
+def pymongo_errors(location: Location) -> Iterator[None]:
+    """Turn PyMongo's exceptions into UnavailableError or ConfigError that name the store, secrets removed."""
+    try:
+        yield
+    except (ConfigurationError, ValueError) as error:
+        raise ConfigError(f"{location.url}: {_scrub(str(error), location.uri)}") from None
+    except PyMongoError as error:
+        code = error.code if isinstance(error, OperationFailure) else None
+        what = _REFUSED.get(code or 0, "MongoDB refused" if code else "MongoDB cannot be reached")
+        # The text of a server selection error goes on with a dump of the whole topology.
+        reason = _scrub(str(error).partition(", Timeout:")[0].partition(", full error:")[0], location.uri)
+        raise UnavailableError(f"{location.url}: {what}: {reason}") from error
+
+
+@dataclass(frozen=True)
+class ClientOpener:
+    """Makes one client per process and URI; it connects on its first operation."""
+
+    uri: str = field(repr=False)
+    url: str
+    factory: ClientFactory | None = None
+
+    def key(self) -> tuple[str, ClientFactory | None]:
+        return self.uri, self.factory
+
+    def options(self) -> None:
+        return None
+
+    def open(self) -> Any:
+        if self.factory is not None:
+            return self.factory(self.uri)
+        given = {name.lower() for name in re.findall(r"[?&]([A-Za-z]+)=", self.uri)}
+        defaults: dict[str, Any] = {name: value for name, value in _DEFAULTS.items() if name.lower() not in given}
+        return pymongo.MongoClient(self.uri, connect=False, **defaults)
+
+    def close(self, handle: Any, /) -> None:
+        handle.close()
+
+    def disown(self, handle: Any, /) -> None:
+        # Closing would talk to the server over the parent's connections; dropping it would warn that it is unclosed.
+        _INHERITED.append(handle)
+
+
+_INHERITED: list[Any] = []
+
+# A fork never waits for a server: opening and closing a client may.
+CLIENTS: HandlePool[Any] = HandlePool(limit=16, quiesce=False)

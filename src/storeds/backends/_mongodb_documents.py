@@ -1,0 +1,154 @@
+"""Turns records into MongoDB documents and back; what is too large for a document goes to GridFS, by reference."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from bson import Binary, Int64
+
+from storeds._writer import Sealed
+from storeds.protocols import Field, Record
+from storeds.record import CHECKSUM
+
+__all__ = ["DOCUMENT_BYTES", "LargeValue", "from_document", "large_value_files", "references", "to_document"]
+
+DOCUMENT_BYTES = 15 << 20  # below MongoDB's 16 MiB, with room for names
+CHUNK_BYTES = 255 * 1024  # GridFS's default
+_REFERENCE = "_gridfs"
+
+
+@dataclass(frozen=True, slots=True)
+class LargeValue:
+    """A value that goes to GridFS under `id`."""
+
+    id: str
+    data: bytes
+
+
+def to_document(position: int, sealed: Sealed, fields: Mapping[str, Field], build: str) -> tuple[dict[str, Any], list[LargeValue]]:
+    """Return the document of a record and the values that it only refers to."""
+    document: dict[str, Any] = {"_id": Int64(position)}
+    for name, field in fields.items():
+        document[name] = _to_bson(field, sealed.stored[name])
+    document[CHECKSUM] = Binary(sealed.digest)
+    large: list[LargeValue] = []
+    size = len(sealed.packed)
+    for name in sorted(fields, key=lambda name: -_weight(document[name])):
+        if size <= DOCUMENT_BYTES:
+            break
+        size -= _weight(document[name])
+        document[name], value = _refer(document[name], f"{build}/{position}/{name}")
+        large.append(value)
+    return document, large
+
+
+def _to_bson(field: Field, value: Any) -> Any:
+    if field.kind == "int":
+        return Int64(value)
+    if field.kind == "array":
+        return {"dtype": field.dtype, "shape": [Int64(size) for size in value.shape], "data": value.tobytes()}
+    return value
+
+
+def _weight(value: Any) -> int:
+    if isinstance(value, dict):
+        value = value["data"]
+    if isinstance(value, str):
+        return len(value.encode())
+    return len(value) if isinstance(value, bytes) else 0
+
+
+def _refer(value: Any, id: str) -> tuple[Any, LargeValue]:
+    if isinstance(value, dict):
+        return {**value, "data": {_REFERENCE: id}}, LargeValue(id, value["data"])
+    return {_REFERENCE: id}, LargeValue(id, value.encode() if isinstance(value, str) else value)
+
+
+def large_value_files(value: LargeValue, build: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the GridFS file document and the chunk documents of a large value."""
+    file = {
+        "_id": value.id,
+        "length": Int64(len(value.data)),
+        "chunkSize": CHUNK_BYTES,
+        "uploadDate": datetime.datetime.now(datetime.UTC),
+        "filename": value.id,
+        "metadata": {"build": build},
+    }
+    starts = range(0, len(value.data), CHUNK_BYTES)
+    chunks = [{"files_id": value.id, "n": n, "data": value.data[at : at + CHUNK_BYTES]} for n, at in enumerate(starts)]
+    return file, chunks
+
+
+def references(documents: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the ids of all large values that `documents` refer to."""
+    found = []
+    for document in documents:
+        for value in document.values():
+            inner = value.get("data", value) if isinstance(value, dict) else None
+            if isinstance(inner, dict) and _REFERENCE in inner:
+                found.append(inner[_REFERENCE])
+    return found
+
+
+def from_document(document: Mapping[str, Any], fields: Mapping[str, Field], large: Mapping[str, bytes]) -> Record:
+    """Return the stored record of a document; raises ValueError with the reason."""
+    record: Record = {}
+    for name, field in fields.items():
+        if name not in document:
+            raise ValueError(f"its document has no field {name!r}")
+        try:
+            record[name] = _FROM_BSON[field.kind](_resolve(document[name], large), field)
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
+            raise ValueError(f"field {name!r} of its document is no {field.kind} ({error})") from None
+    return record
+
+
+def _resolve(value: Any, large: Mapping[str, bytes]) -> Any:
+    if isinstance(value, dict):
+        if _REFERENCE in value:
+            if value[_REFERENCE] not in large:
+                raise ValueError(f"its large value {value[_REFERENCE]} is missing from GridFS")
+            return large[value[_REFERENCE]]
+        return {key: _resolve(item, large) for key, item in value.items()}
+    return value
+
+
+def _number(value: Any, field: Field) -> Any:
+    kinds = {"int": int, "float": float, "bool": bool}
+    if not isinstance(value, kinds[field.kind]) or (field.kind == "int" and isinstance(value, bool)):
+        raise TypeError(f"found {type(value).__name__}")
+    return kinds[field.kind](value)
+
+
+def _text(value: Any, field: Field) -> str:
+    if isinstance(value, bytes):
+        return value.decode()
+    if not isinstance(value, str):
+        raise TypeError(f"found {type(value).__name__}")
+    return value
+
+
+def _blob(value: Any, field: Field) -> bytes:
+    if not isinstance(value, bytes):
+        raise TypeError(f"found {type(value).__name__}")
+    return bytes(value)  # other subtypes than 0 come as bson.Binary
+
+
+def _array(value: Any, field: Field) -> Any:
+    return np.frombuffer(value["data"], field.dtype).reshape([int(size) for size in value["shape"]]).copy()
+
+
+_FROM_BSON = {
+    "image": _blob,
+    "bytes": _blob,
+    "str": _text,
+    "json": _text,
+    "int": _number,
+    "float": _number,
+    "bool": _number,
+    "array": _array,
+}

@@ -1,0 +1,251 @@
+"""What every backend does alike: checking requests, ordering reads, projecting fields, pickling, closing.
+
+`StoreBackend` is for any engine, `HandleBackend` for one that keeps something open. An engine adds how to read
+`Meta`, sorted records and columns. Authors of plug-ins may build on both.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from storeds._handles import HandlePool, Opener
+from storeds._url import redact
+from storeds.errors import ConfigError, RecordError, StoreNotFoundError, UnavailableError
+from storeds.protocols import Array, Field, Meta, Record
+from storeds.record import RecordCodec
+from storeds._suggest import suggest
+
+__all__ = ["BackendOptions", "Handle", "HandleBackend", "StoreBackend", "check_where", "parse_options"]
+
+
+class BackendOptions(BaseModel):
+    """Options of a backend, from the URL's ``?…`` or from keywords; a subclass lists its own."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+O = TypeVar("O", bound=BackendOptions)
+
+
+def parse_options(cls: type[O], in_url: Mapping[str, str], keywords: Mapping[str, Any], url: str) -> O:
+    """Validate the options of a URL and of a call together; raises ConfigError without showing any value."""
+    for name in in_url.keys() & keywords.keys():
+        raise ConfigError(f"{redact(url)}: option {name!r} is given in the URL and as a keyword; give it once")
+    given = {**in_url, **keywords}
+    for name in given:
+        if name not in cls.model_fields:
+            raise ConfigError(f"{redact(url)}: unknown option {name!r}; {suggest(name, cls.model_fields, 'options')}")
+    try:
+        return cls(**given)
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+        raise ConfigError(f"{redact(url)}: {wrong}") from None
+
+
+class StoreBackend(ABC):
+    """A backend over one engine: subclasses implement `_read`, `_column` and `close`.
+
+    Pickles as ``(class, *self._recipe())``; rebuilding from that opens nothing.
+    """
+
+    Options: ClassVar[type[BackendOptions]] = BackendOptions
+
+    def __init__(self, url: str, meta: Meta) -> None:
+        self.url = url
+        self.meta = meta
+        self._codec = RecordCodec(meta.fields)
+        self._key_field = "key" if "key" in meta.fields and meta.fields["key"].kind == "str" else None
+
+    @abstractmethod
+    def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
+        """Return the records at `positions`, which ascend strictly; more fields than asked for may come back."""
+
+    @abstractmethod
+    def _column(self, name: str, field: Field) -> Array:
+        """Return a column of a field that is scalar, ``str`` or a fixed-shape array."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    @abstractmethod
+    def _recipe(self) -> tuple[Any, ...]:
+        """Return the arguments from which `_restore` makes an equal backend without any I/O."""
+
+    @classmethod
+    @abstractmethod
+    def _restore(cls, *recipe: Any) -> Self: ...
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self)._restore, self._recipe()
+
+    def __len__(self) -> int:
+        return self.meta.count
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r}, count={self.meta.count})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def get_many(
+        self, positions: Sequence[int], /, fields: Sequence[str] | None = None
+    ) -> list[Record | RecordError]:
+        # docstring inherited
+        wanted = self._check_fields(fields)
+        asked = self._check_positions(positions)
+        if not len(asked):
+            return []
+        unique, inverse = np.unique(asked, return_inverse=True)
+        found = self._read(unique.tolist(), wanted)
+        if len(wanted) != len(self.meta.fields):
+            found = [_project(record, wanted) for record in found]
+        if len(unique) == len(asked):
+            return [found[at] for at in inverse.tolist()]
+        return self._spread(found, inverse.tolist())
+
+    def column(self, name: str, /) -> Array:
+        # docstring inherited
+        (name,) = self._check_fields([name])
+        field = self.meta.fields[name]
+        if field.kind != "str" and not field.is_fixed:
+            raise ConfigError(
+                f"{self.url}: field {name!r} is of kind {field.kind}, which has no column; "
+                "columns are int, float, bool, str and arrays of fixed shape"
+            )
+        return self._column(name, field)
+
+    def _spread(self, found: list[Record | RecordError], inverse: list[int]) -> list[Record | RecordError]:
+        # A record asked for twice is given twice: changing one must not change the other.
+        out: list[Record | RecordError] = []
+        given: set[int] = set()
+        for at in inverse:
+            record = found[at]
+            if at in given and not isinstance(record, RecordError):
+                record = copy.deepcopy(record)
+            given.add(at)
+            out.append(record)
+        return out
+
+    def _check_fields(self, fields: Sequence[str] | None) -> tuple[str, ...]:
+        if fields is None:
+            return tuple(self.meta.fields)
+        for name in fields:
+            if name not in self.meta.fields:
+                raise ConfigError(f"{self.url} has no field {name!r}; {suggest(name, self.meta.fields, 'fields')}")
+        return tuple(fields)
+
+    def _check_positions(self, positions: Sequence[int]) -> Array:
+        asked = np.asarray(positions)
+        if not asked.size:
+            return np.empty(0, np.int64)
+        if asked.ndim != 1 or asked.dtype.kind not in "iu":
+            raise TypeError(f"positions must be a sequence of integers, got {asked.dtype} of shape {asked.shape}")
+        low, high = int(asked.min()), int(asked.max())
+        if low < 0 or high >= self.meta.count:
+            bad = low if low < 0 else high
+            raise IndexError(f"position {bad} is outside [0, {self.meta.count}) of {self.url}")
+        return asked.astype(np.int64, copy=False)
+
+    def _fault(self, position: int, reason: object, record: Mapping[str, Any] | None = None) -> RecordError:
+        key = (record or {}).get(self._key_field) if self._key_field else None
+        return RecordError.at(self.url, position, str(reason), key=key if isinstance(key, str) else None)
+
+
+class Handle(Protocol):
+    """An open engine handle that knows which store it leads to."""
+
+    @property
+    def meta(self) -> Meta: ...
+
+
+H = TypeVar("H", bound=Handle)
+
+
+class HandleBackend(StoreBackend, Generic[H]):
+    """A backend that reads through a handle of a `HandlePool`, opened on first use in each process.
+
+    Opening reads `Meta` through a handle and lets it go again, so a parent usually holds none when workers start.
+    """
+
+    pool: ClassVar[HandlePool[Any]]
+
+    def __init__(self, opener: Opener[H]) -> None:
+        self._opener = opener
+        self._ticket = self.pool.ticket(self, opener)
+        with self._ticket.lease() as handle:
+            meta = handle.meta
+        self._ticket.let_go()
+        super().__init__(opener.url, meta)
+
+    def _recipe(self) -> tuple[Any, ...]:
+        return self._opener, self.meta
+
+    @classmethod
+    def _restore(cls, *recipe: Any) -> Self:
+        opener, meta = recipe
+        backend = cls.__new__(cls)
+        backend._opener = opener
+        backend._ticket = cls.pool.ticket(backend, opener)
+        StoreBackend.__init__(backend, opener.url, meta)
+        return backend
+
+    @contextmanager
+    def _lease(self) -> Iterator[H]:
+        try:
+            lease = self._ticket.lease()
+            handle = lease.__enter__()
+        except StoreNotFoundError as error:
+            raise UnavailableError(f"{self.url} was there when it was opened and is gone now: {error}") from error
+        try:
+            if handle.meta.build != self.meta.build:
+                raise UnavailableError(
+                    f"{self.url} was replaced while in use (build {self.meta.build} was opened, "
+                    f"build {handle.meta.build} is there now); open it again"
+                )
+            yield handle
+        finally:
+            lease.__exit__(None, None, None)
+
+    def close(self) -> None:
+        # docstring inherited
+        self._ticket.close()
+
+
+def _project(record: Record | RecordError, fields: tuple[str, ...]) -> Record | RecordError:
+    return record if isinstance(record, RecordError) else {name: record[name] for name in fields}
+
+
+_WHERE_TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}
+
+
+def check_where(where: Mapping[str, Any], fields: Mapping[str, Field], url: str) -> dict[str, list[Any]]:
+    """Return field → accepted values; raises ConfigError for what cannot be compared.
+
+    A value stands for equality, a list for membership.
+    """
+    checked: dict[str, list[Any]] = {}
+    for name, wanted in where.items():
+        if name not in fields:
+            raise ConfigError(f"where: {url} has no field {name!r}; {suggest(name, fields, 'fields')}")
+        types = _WHERE_TYPES.get(fields[name].kind)
+        if types is None:
+            raise ConfigError(f"where: field {name!r} is of kind {fields[name].kind}; only int, float, bool and str compare")
+        values = list(wanted) if isinstance(wanted, (list, tuple, set, frozenset)) else [wanted]
+        for value in values:
+            if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+                raise ConfigError(f"where: field {name!r} is {fields[name].kind}, so it never equals {value!r}")
+        checked[name] = values
+    return checked

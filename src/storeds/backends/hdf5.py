@@ -1,0 +1,266 @@
+"""The HDF5 engine: native stores are a group ``records`` of flat datasets, readable by any HDF5 tool."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import h5py
+import numpy as np
+from pydantic import Field as Option
+
+from storeds._columns import SCALARS, text_column
+from storeds._files import check_file
+from storeds._handles import HandlePool
+from storeds._meta import meta_from_row
+from storeds._url import file_path, file_url
+from storeds.backends._hdf5_rows import LibraryRows, Rows, open_rows
+from storeds.backends.base import BackendOptions, HandleBackend, parse_options
+from storeds.errors import FormatError, RecordError, StoredsError
+from storeds.protocols import Array, Field, Meta, Record
+from storeds.record import CHECKSUM, checksum
+
+if TYPE_CHECKING:
+    from storeds.protocols import Writer
+
+__all__ = ["Hdf5Backend", "Hdf5Options"]
+
+_BYTE, _OFFSET, _DIGEST = np.dtype("u1"), np.dtype("<i8"), 8
+
+
+class Hdf5Options(BackendOptions):
+    """Options of ``hdf5://`` stores.
+
+    Attributes
+    ----------
+    locking : str
+        HDF5 file locking while the header is read: ``auto`` (HDF5's default and ``HDF5_USE_FILE_LOCKING``), ``true``,
+        ``false`` (for network file systems that refuse locks) or ``best-effort``.
+    cache_bytes : int
+        Chunk cache per dataset, in bytes; used for datasets that are chunked.
+    """
+
+    locking: Literal["auto", "true", "false", "best-effort"] = "auto"
+    cache_bytes: int = Option(default=1 << 20, ge=0)
+
+
+@dataclass(frozen=True)
+class Column:
+    """Where the values of one field lie: rows of fixed size, or ``rows`` of bytes cut by ``offsets``."""
+
+    field: Field
+    rows: Rows
+    offsets: Rows | None = None
+    shapes: Rows | None = None
+
+
+@dataclass(frozen=True)
+class Hdf5Handle:
+    """An open descriptor, where everything lies in it, and the libhdf5 file if some dataset needs that."""
+
+    descriptor: int
+    file: h5py.File | None
+    meta: Meta
+    columns: Mapping[str, Column]
+    checksums: Rows
+
+
+@dataclass(frozen=True)
+class Hdf5Opener:
+    """Opens one file for reading."""
+
+    path: str
+    settings: Hdf5Options
+
+    @property
+    def url(self) -> str:
+        return file_url("hdf5", self.path)
+
+    def key(self) -> Hashable:
+        status = check_file(self.path, "hdf5", self.url)
+        return status.st_dev, status.st_ino
+
+    def options(self) -> Hashable:
+        return tuple(self.settings.model_dump().items())
+
+    def open(self) -> Hdf5Handle:
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return self._open(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    def _open(self, descriptor: int) -> Hdf5Handle:
+        locking = {"auto": None, "true": True, "false": False}.get(self.settings.locking, self.settings.locking)
+        try:
+            file = h5py.File(self.path, "r", locking=locking, rdcc_nbytes=self.settings.cache_bytes)
+        except Exception as error:  # a damaged header makes libhdf5 raise almost anything
+            raise FormatError(f"{self.url} cannot be opened by HDF5: {error}") from error
+        try:
+            handle = self._find_columns(file, descriptor)
+        except StoredsError:
+            file.close()
+            raise
+        except Exception as error:
+            file.close()
+            raise FormatError(f"{self.url} is damaged: {type(error).__name__}: {error}; copy it again") from error
+        if handle.file is None:
+            file.close()
+        return handle
+
+    def _find_columns(self, file: h5py.File, descriptor: int) -> Hdf5Handle:
+        if not os.path.samestat(os.fstat(descriptor), os.stat(self.path)):
+            raise FormatError(f"{self.url} was replaced while it was being opened; open it again")
+        if "layout" not in file.attrs:
+            raise FormatError(f"{self.url} is an HDF5 file, but no native store: it has no root attribute 'layout'; {_NOT_OURS}")
+        meta = meta_from_row(file.attrs, self.url)
+        n = meta.count
+
+        def rows(name: str, dtype: np.dtype[Any], *shape: int | None) -> Rows:
+            return open_rows(file, f"records/{name}", dtype, shape, descriptor, self.url)
+
+        columns = {name: _find_column(name, field, n, rows) for name, field in meta.fields.items()}
+        checksums = rows(CHECKSUM, _BYTE, n, _DIGEST)
+        everything = [checksums, *(r for c in columns.values() for r in (c.rows, c.offsets, c.shapes) if r is not None)]
+        needs_library = any(isinstance(part, LibraryRows) for part in everything)
+        return Hdf5Handle(descriptor, file if needs_library else None, meta, columns, checksums)
+
+    def close(self, handle: Hdf5Handle, /) -> None:
+        if handle.file is not None:
+            handle.file.close()
+        os.close(handle.descriptor)
+
+    def disown(self, handle: Hdf5Handle, /) -> None:
+        # h5py holds libhdf5's lock over a fork, so no read was under way: closing the copy leaves the parent's alone.
+        self.close(handle)
+
+
+def _find_column(name: str, field: Field, n: int, rows: Callable[..., Rows]) -> Column:
+    if field.is_scalar:
+        return Column(field, rows(name, SCALARS[field.kind], n))
+    if field.is_fixed:
+        return Column(field, rows(name, np.dtype(field.dtype), n, *(field.shape or ())))
+    offsets = rows(f"{name}/offsets", _OFFSET, n + 1)
+    shapes = rows(f"{name}/shapes", _OFFSET, n, len(field.shape or ())) if field.kind == "array" else None
+    return Column(field, rows(f"{name}/data", _BYTE, None), offsets, shapes)
+
+
+class Hdf5Backend(HandleBackend[Hdf5Handle]):
+    """Reads a native HDF5 store.
+
+    Parameters
+    ----------
+    url : str
+        ``hdf5://relative/path``, ``hdf5:///absolute/path`` or a path, with ``?locking=false`` and the like.
+    **options
+        See `Hdf5Options`; they may stand in the URL instead.
+
+    Raises
+    ------
+    StoreNotFoundError, FormatError, ConfigError
+        Nothing is there; it is no whole native HDF5 store; an option is unknown.
+
+    Notes
+    -----
+    Only the header goes through libhdf5. Records are read with positional reads at their offset in the file, in
+    parallel threads and free of libhdf5's global lock, unless another tool has chunked or filtered the datasets.
+    """
+
+    Options: ClassVar[type[Hdf5Options]] = Hdf5Options
+    pool: ClassVar[HandlePool[Hdf5Handle]] = HandlePool(limit=128, quiesce=True)
+
+    def __init__(self, url: str, **options: Any) -> None:
+        path, in_url = file_path(url)
+        super().__init__(Hdf5Opener(path, parse_options(Hdf5Options, in_url, options, url)))
+
+    @staticmethod
+    def open_writer(url: str, fields: Mapping[str, Any], **options: Any) -> Writer:
+        """Return a `Writer` of a native store; see `storeds.open_writer`."""
+        from storeds.backends._hdf5_writer import Hdf5Writer
+
+        return Hdf5Writer(url, fields, **options)
+
+    def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
+        whole = self._codec.needs_whole(fields)
+        names = tuple(self.meta.fields) if whole else fields
+        with self._lease() as handle:
+            columns = [_read_values(handle.columns[name], positions) for name in names]
+            digests = handle.checksums.read([(at, at + 1) for at in positions]) if whole else []
+        out: list[Record | RecordError] = []
+        for at, position in enumerate(positions):
+            record = {name: values[at] for name, values in zip(names, columns, strict=True)}
+            try:
+                for value in record.values():
+                    if isinstance(value, ValueError):
+                        raise ValueError(str(value))
+                if whole and checksum(self._codec.pack(record)) != digests[at]:
+                    raise ValueError("its checksum does not match its bytes")
+                out.append(self._codec.revive_stored(record))
+            except ValueError as error:
+                out.append(self._fault(position, error, record))
+        return out
+
+    def _column(self, name: str, field: Field) -> Array:
+        n = self.meta.count
+        with self._lease() as handle:
+            column = handle.columns[name]
+            if column.offsets is None:
+                dtype = np.dtype(field.dtype) if field.kind == "array" else SCALARS[field.kind]
+                data = bytearray(b"".join(column.rows.read([(0, n)])))
+                return self._shaped(name, np.frombuffer(data, dtype), field)
+            offsets = np.frombuffer(b"".join(column.offsets.read([(0, n + 1)])), _OFFSET)
+            text = b"".join(column.rows.read([(0, column.rows.count)]))
+        if len(offsets) != n + 1 or (np.diff(offsets) < 0).any() or offsets[-1] > len(text):
+            raise FormatError(f"{self.url}: the offsets of field {name!r} are damaged; copy it again")
+        return text_column(text, offsets.tolist())
+
+    def _shaped(self, name: str, flat: Array, field: Field) -> Array:
+        try:
+            return flat.reshape((self.meta.count, *(size or 0 for size in field.shape or ())))
+        except ValueError:
+            raise FormatError(f"{self.url} was cut short: column {name!r} has only {flat.nbytes} bytes; copy it again") from None
+
+
+def _read_values(column: Column, positions: Sequence[int]) -> list[Any]:
+    """Return stored values; a ValueError stands in the place of one that cannot be read."""
+    field = column.field
+    if column.offsets is None:
+        raw = column.rows.read([(at, at + 1) for at in positions])
+        dtype = SCALARS[field.kind] if field.is_scalar else np.dtype(field.dtype)
+        return [_fixed(data, dtype, field) if len(data) == column.rows.size else _CUT for data in raw]
+    bounds = [np.frombuffer(pair, _OFFSET) for pair in column.offsets.read([(at, at + 2) for at in positions])]
+    spans = [(int(b[0]), int(b[1])) if len(b) == 2 and 0 <= b[0] <= b[1] <= column.rows.count else None for b in bounds]
+    # Offsets of a damaged store need not ascend; reads must.
+    order = sorted((span, at) for at, span in enumerate(spans) if span is not None)
+    values: list[Any] = [_CUT] * len(positions)
+    for (span, at), data in zip(order, column.rows.read([span for span, _ in order]), strict=True):
+        values[at] = data if len(data) == span[1] - span[0] else _CUT
+    shapes = column.shapes.read([(at, at + 1) for at in positions]) if column.shapes else []
+    return [_variable(value, field, shapes[at] if shapes else b"") for at, value in enumerate(values)]
+
+
+_CUT = ValueError("its bytes are cut short, or its offsets are damaged")
+
+
+def _fixed(data: bytes, dtype: np.dtype[Any], field: Field) -> Any:
+    value = np.frombuffer(data, dtype)
+    return value[0].item() if field.is_scalar else value.reshape(field.shape or ()).copy()
+
+
+def _variable(value: Any, field: Field, shape: bytes) -> Any:
+    try:
+        if isinstance(value, ValueError):
+            return value
+        if field.kind in ("str", "json"):
+            return value.decode()
+        if field.kind == "array":
+            return np.frombuffer(value, field.dtype).reshape(np.frombuffer(shape, _OFFSET).tolist()).copy()
+    except ValueError as error:
+        return ValueError(f"its bytes are no {field.kind}: {error}")
+    return value
+
+
+_NOT_OURS = "native stores are written by storeds.open_writer, `storeds pack` or `storeds convert`"

@@ -1,0 +1,215 @@
+"""The LMDB engine: native stores are one file with the databases ``records``, ``columns`` and ``meta``."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import lmdb
+import numpy as np
+import xxhash
+
+from storeds._columns import SCALARS, column_of, text_column
+from storeds._files import check_file
+from storeds._handles import HandlePool
+from storeds._lmdb_file import check_lmdb_file
+from storeds._meta import meta_from_text
+from storeds._url import file_path, file_url
+from storeds.backends.base import BackendOptions, HandleBackend, parse_options
+from storeds.errors import FormatError, RecordError
+from storeds.protocols import Array, Field, Meta, Record
+
+if TYPE_CHECKING:
+    from storeds.protocols import Writer
+
+__all__ = ["COLUMNS", "META", "RECORDS", "LmdbBackend", "LmdbOptions", "position_key", "text_offsets_key"]
+
+RECORDS, COLUMNS, META = b"records", b"columns", b"meta"
+
+
+class LmdbOptions(BackendOptions):
+    """Options of ``lmdb://`` stores.
+
+    Attributes
+    ----------
+    readahead : bool
+        Let the kernel read ahead: faster for whole passes in order, slower for random reads of a file larger
+        than memory.
+    """
+
+    readahead: bool = False
+
+
+def position_key(position: int) -> bytes:
+    """Return the 8 big-endian bytes under which a record lies."""
+    return position.to_bytes(8, "big")
+
+
+def text_offsets_key(name: str) -> bytes:
+    """Return the key of a text column's offsets; its characters lie under the field's own name."""
+    return f"{name}.offsets".encode()
+
+
+@dataclass(frozen=True)
+class LmdbHandle:
+    """An open environment, its databases, and what the store says about itself."""
+
+    env: lmdb.Environment
+    records: Any
+    columns: Any
+    meta: Meta
+    column_checksums: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class LmdbOpener:
+    """Opens one file read-only and without a lock file."""
+
+    path: str
+    settings: LmdbOptions
+
+    @property
+    def url(self) -> str:
+        return file_url("lmdb", self.path)
+
+    def key(self) -> Hashable:
+        # py-lmdb refuses to open one inode twice in a process, whatever the path.
+        status = check_file(self.path, "lmdb", self.url)
+        return status.st_dev, status.st_ino
+
+    def options(self) -> Hashable:
+        return tuple(self.settings.model_dump().items())
+
+    def open(self) -> LmdbHandle:
+        check_lmdb_file(self.path, self.url)
+        with _damage_is_format_error(self.url):
+            env = lmdb.open(
+                self.path,
+                subdir=False,
+                readonly=True,
+                lock=False,
+                meminit=False,
+                readahead=self.settings.readahead,
+                max_dbs=3,
+            )
+        try:
+            with _damage_is_format_error(self.url):
+                return self._read_meta(env)
+        except BaseException:
+            env.close()
+            raise
+
+    def _read_meta(self, env: lmdb.Environment) -> LmdbHandle:
+        records, columns, metas = (env.open_db(name, create=False) for name in (RECORDS, COLUMNS, META))
+        with env.begin(db=metas) as txn:
+            text, entries = txn.get(META), txn.stat(records)["entries"]
+        if text is None:
+            raise FormatError(f"{self.url}: no meta in it, so its writer never published it; {_NOT_OURS}")
+        meta, body = meta_from_text(text, self.url)
+        if entries != meta.count:
+            raise FormatError(f"{self.url}: {entries} records are there, its meta says {meta.count}; copy it again")
+        return LmdbHandle(env, records, columns, meta, body.get("columns", {}))
+
+    def close(self, handle: LmdbHandle, /) -> None:
+        handle.env.close()
+
+    def disown(self, handle: LmdbHandle, /) -> None:
+        # Without a lock file nothing is shared with the parent; unclosed, the inode could not be opened again here.
+        handle.env.close()
+
+
+class LmdbBackend(HandleBackend[LmdbHandle]):
+    """Reads a native LMDB store.
+
+    Parameters
+    ----------
+    url : str
+        ``lmdb://relative/path``, ``lmdb:///absolute/path`` or a path, with ``?readahead=true`` and the like.
+    **options
+        See `LmdbOptions`; they may stand in the URL instead.
+
+    Raises
+    ------
+    StoreNotFoundError, FormatError, ConfigError
+        Nothing is there; it is no whole native LMDB store; an option is unknown.
+
+    Notes
+    -----
+    A published store never changes, so it is opened without a lock file (``lock=False``): never let another
+    tool write into it. All backends of one file in a process share one environment.
+    """
+
+    Options: ClassVar[type[LmdbOptions]] = LmdbOptions
+    pool: ClassVar[HandlePool[LmdbHandle]] = HandlePool(limit=128, quiesce=True)
+
+    def __init__(self, url: str, **options: Any) -> None:
+        path, in_url = file_path(url)
+        super().__init__(LmdbOpener(path, parse_options(LmdbOptions, in_url, options, url)))
+
+    @staticmethod
+    def open_writer(url: str, fields: Mapping[str, Any], **options: Any) -> Writer:
+        """Return a `Writer` of a native store; see `storeds.open_writer`."""
+        from storeds.backends._lmdb_writer import LmdbWriter
+
+        return LmdbWriter(url, fields, **options)
+
+    def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
+        out: list[Record | RecordError] = []
+        with self._lease() as handle, handle.env.begin(db=handle.records, buffers=True) as txn:
+            get, unseal = txn.get, self._codec.open_sealed
+            for position in positions:
+                try:
+                    sealed = get(position.to_bytes(8, "big"))
+                    if sealed is None:
+                        raise ValueError("it is missing from the database")
+                    out.append(unseal(sealed))
+                except (ValueError, lmdb.Error) as error:
+                    out.append(self._fault(position, error))
+        return out
+
+    def _column(self, name: str, field: Field) -> Array:
+        if field.kind == "array":
+            return self._column_from_records(name, field)
+        with self._lease() as handle, handle.env.begin(db=handle.columns, buffers=True) as txn:
+            data = self._column_value(handle, txn, name.encode())
+            if field.kind != "str":
+                return self._check_length(name, np.frombuffer(data, SCALARS[field.kind]).copy())
+            offsets = self._check_length(name, np.frombuffer(self._column_value(handle, txn, text_offsets_key(name)), "<i8")[1:])
+            return text_column(bytes(data), [0, *offsets.tolist()])
+
+    def _column_value(self, handle: LmdbHandle, txn: lmdb.Transaction, key: bytes) -> memoryview:
+        value = txn.get(key)
+        if value is None:
+            raise FormatError(f"{self.url}: column {key.decode()!r} is missing; copy it again")
+        if xxhash.xxh3_64_hexdigest(value) != handle.column_checksums.get(key.decode()):
+            raise FormatError(f"{self.url}: column {key.decode()!r} does not match its checksum; copy it again")
+        return memoryview(value)
+
+    def _check_length(self, name: str, column: Array) -> Array:
+        if len(column) != self.meta.count:
+            raise FormatError(f"{self.url}: column {name!r} has {len(column)} values for {self.meta.count} records")
+        return column
+
+    def _column_from_records(self, name: str, field: Field) -> Array:
+        values = []
+        for start in range(0, self.meta.count, 1024):
+            for record in self.get_many(range(start, min(start + 1024, self.meta.count)), (name,)):
+                if isinstance(record, RecordError):
+                    raise record
+                values.append(record[name])
+        return column_of(field, values)
+
+
+@contextmanager
+def _damage_is_format_error(url: str) -> Iterator[None]:
+    try:
+        yield
+    except lmdb.NotFoundError as error:
+        raise FormatError(f"{url} is an LMDB file, but no native store: {error}; {_NOT_OURS}") from error
+    except lmdb.Error as error:
+        raise FormatError(f"{url} cannot be opened by LMDB: {error}") from error
+
+
+_NOT_OURS = "native stores are written by storeds.open_writer, `storeds pack` or `storeds convert`"

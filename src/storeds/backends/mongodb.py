@@ -1,0 +1,238 @@
+"""The MongoDB engine: a native store is one collection with a document a record, its meta in ``<collection>.meta``."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from storeds._columns import column_of
+from storeds._handles import HandlePool, Ticket
+from storeds._meta import meta_from_row
+from storeds.backends._mongodb_client import CLIENTS, ClientFactory, ClientOpener, Location, parse_location, pymongo_errors
+from storeds.backends._mongodb_documents import from_document, references
+from storeds.backends.base import BackendOptions, HandleBackend, check_where, parse_options
+from storeds.errors import FormatError, RecordError, StoreNotFoundError, UnavailableError
+from storeds.protocols import Array, Field, Meta, Record
+from storeds.record import CHECKSUM, checksum
+
+if TYPE_CHECKING:
+    from storeds.protocols import Writer
+
+__all__ = ["MongodbBackend", "identity_of", "meta_collection", "values_collection"]
+
+_RECHECK_SECONDS = 1.0
+
+
+def meta_collection(name: str) -> str:
+    """Return the collection that holds the meta of collection `name`."""
+    return f"{name}.meta"
+
+
+def values_collection(name: str) -> str:
+    """Return the GridFS bucket that holds the large values of collection `name`."""
+    return f"{name}.values"
+
+
+def identity_of(database: Any, name: str) -> Any:
+    """Return what tells this collection from a later one of the same name, or None when it does not exist.
+
+    That is its UUID, which a rename carries along. A server without UUIDs (mongomock) gives its name instead.
+    """
+    for found in database.list_collections(filter={"name": name}):
+        return found.get("info", {}).get("uuid", f"name:{name}")
+    return None
+
+
+class MongodbHandle:
+    """A claim on the process's client for a URI, and what the collection says about itself."""
+
+    def __init__(self, opener: MongodbOpener) -> None:
+        self.location = opener.location
+        self.ticket: Ticket[Any] = CLIENTS.ticket(self, ClientOpener(opener.location.uri, opener.location.url, opener.factory))
+        self._lock = threading.Lock()
+        try:
+            with self.database() as database:
+                self.identity, self.meta = self._find_meta(database)
+        except BaseException:
+            self.ticket.close()
+            raise
+        self._checked = time.monotonic()
+
+    @contextmanager
+    def database(self) -> Iterator[Any]:
+        """Lease the client and give its database; PyMongo's exceptions leave as ours."""
+        with self.ticket.lease() as client, pymongo_errors(self.location):
+            yield client[self.location.database]
+
+    def confirm(self, database: Any) -> None:
+        """Raise UnavailableError if the collection was replaced; asks the server at most once a second."""
+        with self._lock:
+            now = time.monotonic()
+            if now - self._checked < _RECHECK_SECONDS:
+                return
+            self._checked = now
+        if identity_of(database, self.location.collection) != self.identity:
+            self._checked = float("-inf")
+            raise UnavailableError(f"{self.location.url} was replaced or dropped while in use; open it again")
+
+    def _find_meta(self, database: Any) -> tuple[Any, Meta]:
+        name, url = self.location.collection, self.location.url
+        identity = identity_of(database, name)
+        if identity is None:
+            raise StoreNotFoundError(f"no store at {url}: {_existing(database)}")
+        row = database[meta_collection(name)].find_one({"_id": identity})
+        if row is None or "layout" not in row:
+            raise FormatError(
+                f"{url} is a collection, but no native store: {meta_collection(name)} has no entry for it; "
+                "native stores are written by storeds.open_writer, `storeds pack` or `storeds convert`"
+            )
+        meta = meta_from_row(row, url)
+        count = database[name].estimated_document_count()
+        if count != meta.count:
+            count = database[name].count_documents({})  # the estimate may be off after a crash
+        if count != meta.count:
+            raise FormatError(f"{url}: {count} documents are there, its meta says {meta.count}; write the store again")
+        return identity, meta
+
+
+def _existing(database: Any) -> str:
+    names = sorted(name for name in database.list_collection_names() if not name.endswith((".meta", ".chunks", ".files")))
+    shown = ", ".join(names[:8]) + (" …" if len(names) > 8 else "")
+    return f"database {database.name!r} has the collections {shown}" if names else f"database {database.name!r} has no collections"
+
+
+@dataclass(frozen=True)
+class MongodbOpener:
+    """Finds one collection's meta through the process's client for its URI."""
+
+    location: Location
+    factory: ClientFactory | None = None
+
+    @property
+    def url(self) -> str:
+        return self.location.url
+
+    def key(self) -> Hashable:
+        return self.location.uri, self.location.collection, self.factory
+
+    def options(self) -> Hashable:
+        return None
+
+    def open(self) -> MongodbHandle:
+        return MongodbHandle(self)
+
+    def close(self, handle: MongodbHandle, /) -> None:
+        handle.ticket.close()
+
+    def disown(self, handle: MongodbHandle, /) -> None:
+        pass  # the client itself is disowned by its own pool
+
+
+class MongodbBackend(HandleBackend[MongodbHandle]):
+    """Reads a native MongoDB store.
+
+    Parameters
+    ----------
+    url : str
+        ``mongodb://`` or ``mongodb+srv://``, ``[user:password@]hosts/database/collection[?options]``; every option
+        goes to PyMongo.
+    client_factory : callable, optional
+        Makes the client from PyMongo's part of the URL; must be picklable for workers that are spawned.
+
+    Raises
+    ------
+    StoreNotFoundError, FormatError, ConfigError, UnavailableError
+        No such collection; not written by storeds; a malformed URL; no server within ``serverSelectionTimeoutMS``
+        (10 s unless given), or it refuses.
+
+    Notes
+    -----
+    One client a process and URI, made with ``connect=False`` and a pool of two, whatever the number of backends.
+    A batch is one ``$in`` query by ``_id``. That the collection was not replaced is asked at most once a second.
+    """
+
+    Options: ClassVar[type[BackendOptions]] = BackendOptions
+    pool: ClassVar[HandlePool[MongodbHandle]] = HandlePool(limit=64, quiesce=False)
+
+    def __init__(self, url: str, *, client_factory: ClientFactory | None = None, **options: Any) -> None:
+        parse_options(BackendOptions, {}, options, url)
+        super().__init__(MongodbOpener(parse_location(url), client_factory))
+
+    @staticmethod
+    def open_writer(url: str, fields: Mapping[str, Any], **options: Any) -> Writer:
+        """Return a `Writer` of a native store; see `storeds.open_writer`."""
+        from storeds.backends._mongodb_writer import MongodbWriter
+
+        return MongodbWriter(url, fields, **options)
+
+    @contextmanager
+    def _database(self) -> Iterator[tuple[Any, str]]:
+        with self._lease() as handle, handle.database() as database:
+            handle.confirm(database)
+            yield database, handle.location.collection
+
+    def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
+        whole = self._codec.needs_whole(fields)
+        wanted = self.meta.fields if whole else {name: self.meta.fields[name] for name in fields}
+        projection = None if whole else dict.fromkeys(("_id", *fields), True)
+        with self._database() as (database, name):
+            cursor = database[name].find({"_id": {"$in": positions}}, projection, batch_size=len(positions) + 1)
+            documents = {document["_id"]: document for document in cursor}
+            large = _read_large(database, name, references(documents.values()))
+        return [self._record(position, documents.get(position), wanted, large, whole) for position in positions]
+
+    def _record(
+        self, position: int, document: Any, wanted: Mapping[str, Field], large: Mapping[str, bytes], whole: bool
+    ) -> Record | RecordError:
+        try:
+            if document is None:
+                raise ValueError("its document is missing from the collection")
+            record = from_document(document, wanted, large)
+            if whole and checksum(self._codec.pack(record)) != document.get(CHECKSUM):
+                raise ValueError("its checksum does not match its values")
+            return self._codec.revive_stored(record)
+        except ValueError as error:
+            return self._fault(position, error, document)
+
+    def _column(self, name: str, field: Field) -> Array:
+        # Pages keep every query short, so that no cursor lives on between them.
+        step = 256 if field.is_blob else 50_000
+        values: list[Any] = []
+        for start in range(0, self.meta.count, step):
+            for record in self._page(name, field, start, min(start + step, self.meta.count)):
+                if isinstance(record, RecordError):
+                    raise record
+                values.append(record[name])
+        return column_of(field, values)
+
+    def _page(self, name: str, field: Field, start: int, stop: int) -> list[Record | RecordError]:
+        with self._database() as (database, collection):
+            query = {"_id": {"$gte": start, "$lt": stop}}
+            found = {document["_id"]: document for document in database[collection].find(query, {name: True}, batch_size=stop - start + 1)}
+            large = _read_large(database, collection, references(found.values()))
+        return [self._record(at, found.get(at), {name: field}, large, whole=False) for at in range(start, stop)]
+
+    def select(self, where: Mapping[str, Any], /) -> Array:
+        # docstring inherited
+        accepted = check_where(where, self.meta.fields, self.url)
+        query = {name: {"$in": values} for name, values in accepted.items()}
+        with self._database() as (database, name):
+            found = [document["_id"] for document in database[name].find(query, {"_id": True}).sort("_id", 1)]
+        return np.array(found, np.int64)
+
+
+def _read_large(database: Any, name: str, ids: list[str]) -> dict[str, bytes]:
+    """Return GridFS id → bytes, all files in one query."""
+    if not ids:
+        return {}
+    parts: dict[str, list[bytes]] = {}
+    chunks = database[f"{values_collection(name)}.chunks"]
+    for chunk in chunks.find({"files_id": {"$in": ids}}).sort([("files_id", 1), ("n", 1)]):
+        parts.setdefault(chunk["files_id"], []).append(chunk["data"])
+    return {id: b"".join(data) for id, data in parts.items()}

@@ -1,0 +1,319 @@
+"""The contracts everything else keeps: what a backend, a writer, a reader and a decoder promise.
+
+Read this file first. A *backend* returns records by position; a *reader* turns records into samples;
+neither knows the other. `storeds.testing.BackendTests` checks the promises made here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeAlias, TypeVar, get_args, runtime_checkable
+
+import numpy as np
+import xxhash
+
+from storeds.errors import RecordError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "JSON",
+    "KINDS",
+    "Array",
+    "Backend",
+    "Decoder",
+    "Field",
+    "Kind",
+    "Meta",
+    "Reader",
+    "Record",
+    "SampleContext",
+    "SupportsColumns",
+    "SupportsWhere",
+    "Transform",
+    "Writer",
+]
+
+JSON: TypeAlias = "None | bool | int | float | str | list[JSON] | dict[str, JSON]"
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+Record: TypeAlias = dict[str, Any]
+Transform: TypeAlias = Callable[..., Any]
+Kind: TypeAlias = Literal["image", "bytes", "str", "int", "float", "bool", "array", "json"]
+
+KINDS: tuple[str, ...] = get_args(Kind)
+
+S_co = TypeVar("S_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """What one field of every record holds.
+
+    Parameters
+    ----------
+    kind : str
+        ``image`` or ``bytes`` (bytes), ``str``, ``int`` (int64), ``float`` (binary64), ``bool``,
+        ``array`` (`numpy.ndarray`) or ``json`` (anything JSON).
+    dtype : str or None
+        For an array: its little-endian NumPy dtype, for example ``"<f4"``.
+    shape : tuple of (int or None), or None
+        For an array: its shape; None stands for a dimension that may differ from record to record.
+    """
+
+    kind: Kind
+    dtype: str | None = None
+    shape: tuple[int | None, ...] | None = None
+
+    @property
+    def is_scalar(self) -> bool:
+        """Whether a column of it is one number a record."""
+        return self.kind in ("int", "float", "bool")
+
+    @property
+    def is_blob(self) -> bool:
+        """Whether values can be large enough that reading them for nothing would hurt."""
+        return self.kind in ("image", "bytes", "array")
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether every value takes the same number of bytes."""
+        return self.is_scalar or (self.shape is not None and None not in self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """What a store says about itself; small, whatever the number of records.
+
+    Parameters
+    ----------
+    id : str
+        Content: xxh3-128 over fields, attrs and all record checksums; equal in every engine.
+    build : str
+        Random, new at every publish: tells a store that was replaced behind a reader's back.
+    count : int
+        Number of records.
+    layout : str
+        ``"storeds/1"``, or the name of a foreign layout.
+    fields : mapping of str to Field
+        The fields every record has, in declared order.
+    attrs : mapping of str to JSON
+        Class names, provenance and the like.
+    """
+
+    id: str
+    build: str
+    count: int
+    layout: str
+    fields: Mapping[str, Field]
+    attrs: Mapping[str, JSON] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SampleContext:
+    """Which sample is being made, and the randomness that belongs to it alone.
+
+    Parameters
+    ----------
+    index : int
+        The sample's index in its dataset.
+    epoch : int
+        The epoch it is made for.
+    seed : int or None
+        The run's seed; None leaves randomness to the global generators.
+    """
+
+    index: int
+    epoch: int = 0
+    seed: int | None = None
+
+    @property
+    def sample_seed(self) -> int | None:
+        """A 64-bit number that depends on (seed, epoch, index) and on nothing else."""
+        if self.seed is None:
+            return None
+        return xxhash.xxh3_64_intdigest(f"{self.seed}/{self.epoch}/{self.index}".encode())
+
+    @cached_property
+    def generator(self) -> torch.Generator | None:
+        """The sample's own `torch.Generator`, or None without a seed."""
+        if self.sample_seed is None:
+            return None
+        import torch
+
+        return torch.Generator().manual_seed(self.sample_seed)
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """Reads records by dense position ``0..count-1`` out of one storage engine.
+
+    Obligations on implementers
+    ---------------------------
+    *Threads*: every method may be called from several threads at once.
+    *Processes*: usable in the process that made it, after a fork, and after pickling into another process;
+    a handle is used and closed only in the process that opened it.
+    *Pickling*: configuration and `Meta` only; unpickling opens nothing; small whatever ``count`` is.
+    *Determinism*: the same positions give the same records. *Memory*: results own theirs.
+
+    Attributes
+    ----------
+    url : str
+        Where the store is, secrets removed: safe to print.
+    meta : Meta
+        Read once, when the backend was made.
+    """
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def meta(self) -> Meta: ...
+
+    def __len__(self) -> int: ...
+
+    def get_many(
+        self, positions: Sequence[int], /, fields: Sequence[str] | None = None
+    ) -> list[Record | RecordError]:
+        """Read records in one storage round trip.
+
+        Parameters
+        ----------
+        positions : sequence of int
+            Any order, duplicates allowed, NumPy integers accepted.
+        fields : sequence of str, optional
+            Which fields to return; all of them by default.
+
+        Returns
+        -------
+        list
+            ``out[j]`` belongs to ``positions[j]``. A damaged or missing record is a `RecordError` *value*
+            in its place, so that one bad record costs a batch nothing.
+
+        Raises
+        ------
+        IndexError
+            A position is outside ``[0, count)``.
+        ConfigError
+            A field does not exist.
+        UnavailableError
+            The engine cannot be reached.
+        ClosedError
+            The backend was closed.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of the engine; idempotent. A read under way in another thread finishes first."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+@runtime_checkable
+class SupportsColumns(Protocol):
+    """A backend that reads one field of every record without touching blobs."""
+
+    def column(self, name: str, /) -> Array:
+        """Return field `name` of all records, shape ``(count,)`` (``(count, *shape)`` for fixed-shape arrays).
+
+        dtypes: int64, float64, bool, the array's own, or `numpy.dtypes.StringDType` for ``str``.
+        """
+        ...
+
+
+@runtime_checkable
+class SupportsWhere(Protocol):
+    """A backend whose engine selects records itself."""
+
+    def select(self, where: Mapping[str, Any], /) -> Array:
+        """Return the int64 positions, ascending, of records whose fields equal (or are in) the given values."""
+        ...
+
+
+class Writer(Protocol):
+    """Builds a store aside and publishes it in one atomic step.
+
+    A context manager: a clean exit publishes, an exception aborts. For one thread of one process.
+
+    Attributes
+    ----------
+    count : int
+        Records taken so far, those of a resumed writer included: where a resuming caller goes on from.
+    """
+
+    @property
+    def count(self) -> int: ...
+
+    def append(self, records: Iterable[Record], /) -> int:
+        """Add records and return how many; raises `RecordError` for one that a field refuses.
+
+        Records before the refused one have been added.
+        """
+        ...
+
+    def publish(self, attrs: Mapping[str, JSON] | None = None) -> Meta:
+        """Make the store visible under its URL, whole, and return its `Meta`."""
+        ...
+
+    def abort(self) -> None:
+        """Drop everything written; the target stays absent or as it was."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class Reader(Protocol[S_co]):
+    """Turns records into samples; knows no engine. Picklable, stateless between calls, thread-safe.
+
+    Attributes
+    ----------
+    fields : tuple of str
+        The names of the sample's elements, in order; ``"index"`` and ``"key"`` may be among them.
+    stored : tuple of str
+        The record fields that `build` needs.
+    """
+
+    @property
+    def fields(self) -> tuple[str, ...]: ...
+
+    @property
+    def stored(self) -> tuple[str, ...]: ...
+
+    def bind(self, backend: Backend, /) -> Reader[S_co]:
+        """Return a reader for `backend`; may read columns. Raises `ConfigError` for fields it cannot serve."""
+        ...
+
+    def __len__(self) -> int:
+        """Return the number of samples, which need not be the number of records."""
+        ...
+
+    def locate(self, index: int, context: SampleContext, /) -> Sequence[int]:
+        """Return the positions of the records that make sample `index`; no I/O."""
+        ...
+
+    def build(self, records: Sequence[Record], context: SampleContext, /) -> S_co:
+        """Make the sample from its records; raises `DecodeError` when their bytes do not decode.
+
+        A mapping *name → value* for each of `fields` lets `StoreDataset` apply transforms and make tuples.
+        """
+        ...
+
+
+class Decoder(Protocol):
+    """Makes an image from its encoded bytes. Picklable and thread-safe."""
+
+    def __call__(self, blob: bytes, mode: str, /) -> Any:
+        """Decode `blob`; `mode` is a Pillow mode such as ``"RGB"``. Any exception means that it cannot be decoded."""
+        ...
