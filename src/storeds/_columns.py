@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -29,5 +30,5 @@ def column_of(field: Field, values: Sequence[Any]) -> Array:
 def text_column(data: bytes, offsets: Iterable[int]) -> Array:
     """Return the texts that lie end to end in `data`; ``offsets`` has one more entry than there are texts."""
     bounds = list(offsets)
-    texts = [data[start:stop].decode() for start, stop in zip(bounds, bounds[1:], strict=False)]
+    texts = [data[start:stop].decode() for start, stop in itertools.pairwise(bounds)]
     return np.array(texts, dtype=TEXT)

@@ -68,7 +68,9 @@ def _meta_pages(descriptor: int, size: int, url: str) -> tuple[int, list[bytes]]
 def _parse(page: bytes, number: int, url: str) -> tuple[int, int, int]:
     magic, version, _, _ = _META.unpack_from(page, _META_AT)
     if magic != _MAGIC or version != _VERSION:
-        raise FormatError(f"{url}: LMDB meta page {number} is damaged, or of a newer LMDB (version {version}); copy it again")
+        raise FormatError(
+            f"{url}: LMDB meta page {number} is damaged, or of a newer LMDB (version {version}); copy it again"
+        )
     root = _DB.unpack_from(page, _META_AT + _META.size + _DB.size)[7]
     last, transaction = _TAIL.unpack_from(page, _META_AT + _META.size + 2 * _DB.size)
     return root, last, transaction

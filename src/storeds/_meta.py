@@ -70,11 +70,15 @@ def _verified(parse: Callable[[], dict[str, Any]], url: str) -> tuple[Meta, Mapp
         meta = Meta(body["id"], body["build"], body["count"], body["layout"], fields, body["attrs"])
         intact = check == _check(body)
     except (ValueError, TypeError, KeyError, AttributeError, ConfigError) as error:
-        raise FormatError(f"{url}: the store's meta is unreadable ({type(error).__name__}: {error}); {_ADVICE}") from None
+        raise FormatError(
+            f"{url}: the store's meta is unreadable ({type(error).__name__}: {error}); {_ADVICE}"
+        ) from None
     if not intact:
         raise FormatError(f"{url}: the store's meta does not match its checksum; {_ADVICE}")
     if meta.layout != NATIVE:
-        raise FormatError(f"{url}: layout {meta.layout!r} is newer than this storeds, which reads {NATIVE!r}; upgrade storeds")
+        raise FormatError(
+            f"{url}: layout {meta.layout!r} is newer than this storeds, which reads {NATIVE!r}; upgrade storeds"
+        )
     return meta, body
 
 

@@ -70,7 +70,9 @@ class Staging:
         if self.target.is_dir():
             raise StoreExistsError(f"{self.url} is a folder; a store is one file, so choose another path")
         if os.path.lexists(self.target) and not self.overwrite:
-            raise StoreExistsError(f"{self.url} exists; pass overwrite=True (--overwrite) to replace it, or choose another path")
+            raise StoreExistsError(
+                f"{self.url} exists; pass overwrite=True (--overwrite) to replace it, or choose another path"
+            )
 
     def _make_parents(self) -> None:
         try:
@@ -124,7 +126,9 @@ class Staging:
         try:
             found = json.loads(plan_file.read_text())
         except ValueError:
-            raise FormatError(f"{plan_file} is damaged, so {self.url} cannot be resumed; start anew with overwrite=True") from None
+            raise FormatError(
+                f"{plan_file} is damaged, so {self.url} cannot be resumed; start anew with overwrite=True"
+            ) from None
         if found != plan:
             raise ConfigError(
                 f"{self.url} cannot be resumed: it was begun with {json.dumps(found)}, now it is {json.dumps(plan)}; "

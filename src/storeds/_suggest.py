@@ -11,9 +11,9 @@ _SHOWN = 20
 
 
 def suggest(name: object, known: Iterable[str], what: str) -> str:
-    """Return for example ``"did you mean 'label'? Its fields are image, label"``."""
+    """Return for example ``"did you mean 'label'? The fields are image, label"``."""
     names = list(known)
     shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
-    listing = f"its {what} are {shown}" if names else f"it has no {what}"
+    listing = f"the {what} are {shown}" if names else f"there are no {what}"
     near = difflib.get_close_matches(str(name), names, n=1)
     return f"did you mean {near[0]!r}? {listing[0].upper()}{listing[1:]}" if near else listing

@@ -38,7 +38,9 @@ def file_path(url: str) -> tuple[str, dict[str, str]]:
     scheme, rest = split_scheme(url)
     path, _, query = rest.partition("?") if scheme else (rest, "", "")
     if not path or "\0" in path:
-        raise ConfigError(f"{redact(url)!r}: expected a path, as in {scheme or 'lmdb'}://data/train or {scheme or 'lmdb'}:///data/train")
+        raise ConfigError(
+            f"{redact(url)!r}: expected a path, as in {scheme or 'lmdb'}://data/train or {scheme or 'lmdb'}:///data/train"
+        )
     return os.path.abspath(os.path.expanduser(path)), _parse_query(query, url)
 
 

@@ -38,7 +38,7 @@ __all__ = [
     "Writer",
 ]
 
-JSON: TypeAlias = "None | bool | int | float | str | list[JSON] | dict[str, JSON]"
+JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Record: TypeAlias = dict[str, Any]
 Transform: TypeAlias = Callable[..., Any]
@@ -175,9 +175,7 @@ class Backend(Protocol):
 
     def __len__(self) -> int: ...
 
-    def get_many(
-        self, positions: Sequence[int], /, fields: Sequence[str] | None = None
-    ) -> list[Record | RecordError]:
+    def get_many(self, positions: Sequence[int], /, fields: Sequence[str] | None = None) -> list[Record | RecordError]:
         """Read records in one storage round trip.
 
         Parameters

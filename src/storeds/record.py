@@ -138,13 +138,17 @@ def _parse_field(name: object, spec: object) -> Field:
 
 def _parse_array_field(name: str, spec: Field) -> Field:
     if spec.dtype is None or spec.shape is None:
-        raise ConfigError(f"field {name!r}: an array needs its dtype and shape, for example dtype='float32', shape=(3, None)")
+        raise ConfigError(
+            f"field {name!r}: an array needs its dtype and shape, for example dtype='float32', shape=(3, None)"
+        )
     try:
         dtype = np.dtype(spec.dtype)
     except TypeError as error:
         raise ConfigError(f"field {name!r}: {spec.dtype!r} is no NumPy dtype ({error})") from None
     if dtype.kind not in _DTYPE_KINDS or dtype.itemsize > 16 or dtype.char in "gG":
-        raise ConfigError(f"field {name!r}: dtype {dtype} cannot be kept; booleans, integers, floats up to 64 bit and complex can")
+        raise ConfigError(
+            f"field {name!r}: dtype {dtype} cannot be kept; booleans, integers, floats up to 64 bit and complex can"
+        )
     for size in spec.shape:
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 0):
             raise ConfigError(f"field {name!r}: shape {spec.shape!r} must hold sizes or None")

@@ -25,7 +25,7 @@ from storeds._writer import COMMIT_EVERY, Sealed, StoreWriter
 from storeds.backends.base import parse_options
 from storeds.backends.hdf5 import Hdf5Options
 from storeds.errors import FormatError
-from storeds.protocols import Field, Meta
+from storeds.protocols import Array, Field, Meta
 from storeds.record import CHECKSUM, fields_to_json
 
 __all__ = ["Hdf5Writer"]
@@ -86,7 +86,7 @@ class Hdf5Writer(StoreWriter):
         elif field.is_fixed:
             self._append(name, b"".join(map(np.ndarray.tobytes, values)))
         else:
-            blobs = [_to_bytes(field, value) for value in values]
+            blobs = [_to_bytes(value) for value in values]
             stops = self._ends[f"{name}.data"] + np.cumsum([len(blob) for blob in blobs], dtype="<i8")
             self._append(f"{name}.data", b"".join(blobs))
             self._append(f"{name}.stops", stops.tobytes())
@@ -171,10 +171,10 @@ def _column_names(fields: Mapping[str, Field]) -> list[str]:
     return names
 
 
-def _to_bytes(field: Field, value: Any) -> bytes:
-    if field.kind in ("str", "json"):
-        return value.encode()  # type: ignore[no-any-return]  # a str, by the codec
-    return value.tobytes() if isinstance(value, np.ndarray) else value  # type: ignore[no-any-return]
+def _to_bytes(value: str | bytes | Array) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    return value.tobytes() if isinstance(value, np.ndarray) else value
 
 
 def _create_flat(group: h5py.Group, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> h5py.Dataset:
@@ -209,5 +209,3 @@ def _copy(source: int, target: int, size: int, place: int) -> None:
             done += copied
     while done < size:
         done += os.pwrite(target, os.pread(source, min(1 << 20, size - done), done), place + done)
-
-

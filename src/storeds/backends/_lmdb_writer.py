@@ -20,7 +20,7 @@ from storeds._url import file_path, file_url
 from storeds._writer import COMMIT_EVERY, Sealed, StoreWriter
 from storeds.backends.base import parse_options
 from storeds.backends.lmdb import COLUMNS, META, RECORDS, LmdbOptions, position_key, text_offsets_key
-from storeds.protocols import Meta
+from storeds.protocols import JSON, Meta
 from storeds.record import CHECKSUM, fields_to_json
 
 __all__ = ["LmdbWriter"]
@@ -55,12 +55,14 @@ class LmdbWriter(StoreWriter):
 
     def _open(self, file: Path) -> None:
         size = file.stat().st_size if file.exists() else 0
-        self._env = lmdb.open(str(file), subdir=False, lock=False, meminit=False, max_dbs=4, map_size=max(_FIRST_MAP, 2 * size))
+        self._env = lmdb.open(
+            str(file), subdir=False, lock=False, meminit=False, max_dbs=4, map_size=max(_FIRST_MAP, 2 * size)
+        )
         names = (RECORDS, COLUMNS, META, _PARTS)
         self._records, self._columns, self._meta_db, self._parts = (self._env.open_db(name) for name in names)
         with self._env.begin() as txn:
             count = txn.stat(self._records)["entries"]
-            self._resume_from(count, [bytes(part) for part in self._read_parts(txn, CHECKSUM)])
+            self._resume_from(count, list(self._read_parts(txn, CHECKSUM)))
 
     def _commit(self, batch: list[Sealed], first: int) -> None:
         self._write(lambda txn: self._put_batch(txn, batch, first))
@@ -93,12 +95,12 @@ class LmdbWriter(StoreWriter):
     def _put_part(self, txn: lmdb.Transaction, name: str, first: int, data: bytes) -> None:
         txn.put(f"{name}/".encode() + position_key(first), data, db=self._parts)
 
-    def _read_parts(self, txn: lmdb.Transaction, name: str) -> Iterator[memoryview]:
+    def _read_parts(self, txn: lmdb.Transaction, name: str) -> Iterator[bytes]:
         prefix = f"{name}/".encode()
         cursor = txn.cursor(self._parts)
         if cursor.set_range(prefix):
-            pairs = itertools.takewhile(lambda pair: pair[0].startswith(prefix), cursor.iternext())
-            yield from (value for _, value in pairs)
+            pairs = itertools.takewhile(lambda pair: bytes(pair[0]).startswith(prefix), cursor.iternext())
+            yield from (bytes(value) for _, value in pairs)
 
     def _publish(self, meta: Meta) -> None:
         self._write(lambda txn: self._put_columns(txn, meta))
@@ -111,7 +113,7 @@ class LmdbWriter(StoreWriter):
         self._staging.publish(built)
 
     def _put_columns(self, txn: lmdb.Transaction, meta: Meta) -> None:
-        checksums = {}
+        checksums: dict[str, JSON] = {}
         for name, field in self.fields.items():
             columns = {}
             if field.is_scalar or field.kind == "str":

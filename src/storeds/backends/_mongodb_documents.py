@@ -29,7 +29,9 @@ class LargeValue:
     data: bytes
 
 
-def to_document(position: int, sealed: Sealed, fields: Mapping[str, Field], build: str) -> tuple[dict[str, Any], list[LargeValue]]:
+def to_document(
+    position: int, sealed: Sealed, fields: Mapping[str, Field], build: str
+) -> tuple[dict[str, Any], list[LargeValue]]:
     """Return the document of a record and the values that it only refers to."""
     document: dict[str, Any] = {"_id": Int64(position)}
     for name, field in fields.items():

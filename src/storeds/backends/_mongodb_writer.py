@@ -17,7 +17,7 @@ from storeds.backends._mongodb_client import CLIENTS, ClientFactory, ClientOpene
 from storeds.backends._mongodb_documents import large_value_files, to_document
 from storeds.backends.base import BackendOptions, parse_options
 from storeds.backends.mongodb import identity_of, meta_collection, values_collection
-from storeds.errors import ConfigError, FormatError, StoreExistsError, StoredsError
+from storeds.errors import ConfigError, FormatError, StoredsError, StoreExistsError
 from storeds.protocols import Meta
 from storeds.record import CHECKSUM, canonical_json, fields_to_json
 
@@ -69,7 +69,9 @@ class MongodbWriter(StoreWriter):
 
     def _begin(self, database: Any, *, overwrite: bool, resume: bool) -> None:
         if identity_of(database, self._name) is not None and not overwrite:
-            raise StoreExistsError(f"{self.url} exists; pass overwrite=True (--overwrite) to replace it, or choose another name")
+            raise StoreExistsError(
+                f"{self.url} exists; pass overwrite=True (--overwrite) to replace it, or choose another name"
+            )
         found = identity_of(database, self._partial)
         if found is not None and not resume and not overwrite:
             raise StoreExistsError(
@@ -91,7 +93,9 @@ class MongodbWriter(StoreWriter):
     def _take_over(self, database: Any, identity: Any) -> None:
         entry = database[meta_collection(self._name)].find_one({"_id": identity}) or {}
         if "plan" not in entry:
-            raise FormatError(f"{self.url} cannot be resumed: {self._partial!r} has no entry in its meta; start anew with overwrite=True")
+            raise FormatError(
+                f"{self.url} cannot be resumed: {self._partial!r} has no entry in its meta; start anew with overwrite=True"
+            )
         if entry["plan"] != self._plan:
             raise ConfigError(
                 f"{self.url} cannot be resumed: it was begun with {entry['plan']}, now it is {self._plan}; "
@@ -112,7 +116,9 @@ class MongodbWriter(StoreWriter):
 
     def _put_large(self, database: Any, file: dict[str, Any], chunks: list[dict[str, Any]]) -> None:
         bucket = values_collection(self._name)
-        database[f"{bucket}.chunks"].create_index([("files_id", pymongo.ASCENDING), ("n", pymongo.ASCENDING)], unique=True)
+        database[f"{bucket}.chunks"].create_index(
+            [("files_id", pymongo.ASCENDING), ("n", pymongo.ASCENDING)], unique=True
+        )
         database[f"{bucket}.chunks"].delete_many({"files_id": file["_id"]})
         database[f"{bucket}.chunks"].insert_many(chunks)
         database[f"{bucket}.files"].replace_one({"_id": file["_id"]}, file, upsert=True)
@@ -132,10 +138,14 @@ class MongodbWriter(StoreWriter):
 
     def _check_complete(self, database: Any, meta: Meta) -> None:
         if identity_of(database, self._partial) != self._identity:
-            raise StoredsError(f"{self.url}: another writer replaced {self._partial!r} while this one was writing; nothing was published")
+            raise StoredsError(
+                f"{self.url}: another writer replaced {self._partial!r} while this one was writing; nothing was published"
+            )
         arrived = database[self._partial].count_documents({})
         if arrived != meta.count:
-            raise StoredsError(f"{self.url}: {meta.count} records were sent and {arrived} arrived; nothing was published")
+            raise StoredsError(
+                f"{self.url}: {meta.count} records were sent and {arrived} arrived; nothing was published"
+            )
 
     def _rename(self, database: Any) -> None:
         try:
@@ -167,4 +177,3 @@ class MongodbWriter(StoreWriter):
 
     def _suspend(self) -> None:
         self._ticket.close()
-

@@ -17,11 +17,11 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from storeds._handles import HandlePool, Opener
+from storeds._suggest import suggest
 from storeds._url import redact
 from storeds.errors import ConfigError, RecordError, StoreNotFoundError, UnavailableError
 from storeds.protocols import Array, Field, Meta, Record
 from storeds.record import RecordCodec
-from storeds._suggest import suggest
 
 __all__ = ["BackendOptions", "Handle", "HandleBackend", "StoreBackend", "check_where", "parse_options"]
 
@@ -32,10 +32,10 @@ class BackendOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-O = TypeVar("O", bound=BackendOptions)
+Opts = TypeVar("Opts", bound=BackendOptions)
 
 
-def parse_options(cls: type[O], in_url: Mapping[str, str], keywords: Mapping[str, Any], url: str) -> O:
+def parse_options(cls: type[Opts], in_url: Mapping[str, str], keywords: Mapping[str, Any], url: str) -> Opts:
     """Validate the options of a URL and of a call together; raises ConfigError without showing any value."""
     for name in in_url.keys() & keywords.keys():
         raise ConfigError(f"{redact(url)}: option {name!r} is given in the URL and as a keyword; give it once")
@@ -100,9 +100,7 @@ class StoreBackend(ABC):
     ) -> None:
         self.close()
 
-    def get_many(
-        self, positions: Sequence[int], /, fields: Sequence[str] | None = None
-    ) -> list[Record | RecordError]:
+    def get_many(self, positions: Sequence[int], /, fields: Sequence[str] | None = None) -> list[Record | RecordError]:
         # docstring inherited
         wanted = self._check_fields(fields)
         asked = self._check_positions(positions)
@@ -242,7 +240,9 @@ def check_where(where: Mapping[str, Any], fields: Mapping[str, Field], url: str)
             raise ConfigError(f"where: {url} has no field {name!r}; {suggest(name, fields, 'fields')}")
         types = _WHERE_TYPES.get(fields[name].kind)
         if types is None:
-            raise ConfigError(f"where: field {name!r} is of kind {fields[name].kind}; only int, float, bool and str compare")
+            raise ConfigError(
+                f"where: field {name!r} is of kind {fields[name].kind}; only int, float, bool and str compare"
+            )
         values = list(wanted) if isinstance(wanted, (list, tuple, set, frozenset)) else [wanted]
         for value in values:
             if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):

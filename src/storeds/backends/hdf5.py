@@ -115,7 +115,9 @@ class Hdf5Opener:
         if not os.path.samestat(os.fstat(descriptor), os.stat(self.path)):
             raise FormatError(f"{self.url} was replaced while it was being opened; open it again")
         if "layout" not in file.attrs:
-            raise FormatError(f"{self.url} is an HDF5 file, but no native store: it has no root attribute 'layout'; {_NOT_OURS}")
+            raise FormatError(
+                f"{self.url} is an HDF5 file, but no native store: it has no root attribute 'layout'; {_NOT_OURS}"
+            )
         meta = meta_from_row(file.attrs, self.url)
         n = meta.count
 
@@ -221,7 +223,9 @@ class Hdf5Backend(HandleBackend[Hdf5Handle]):
         try:
             return flat.reshape((self.meta.count, *(size or 0 for size in field.shape or ())))
         except ValueError:
-            raise FormatError(f"{self.url} was cut short: column {name!r} has only {flat.nbytes} bytes; copy it again") from None
+            raise FormatError(
+                f"{self.url} was cut short: column {name!r} has only {flat.nbytes} bytes; copy it again"
+            ) from None
 
 
 def _read_values(column: Column, positions: Sequence[int]) -> list[Any]:
@@ -247,7 +251,7 @@ _CUT = ValueError("its bytes are cut short, or its offsets are damaged")
 
 def _fixed(data: bytes, dtype: np.dtype[Any], field: Field) -> Any:
     value = np.frombuffer(data, dtype)
-    return value[0].item() if field.is_scalar else value.reshape(field.shape or ()).copy()
+    return value[0].item() if field.is_scalar else value.reshape([size or 0 for size in field.shape or ()]).copy()
 
 
 def _variable(value: Any, field: Field, shape: bytes) -> Any:

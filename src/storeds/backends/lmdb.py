@@ -176,7 +176,9 @@ class LmdbBackend(HandleBackend[LmdbHandle]):
             data = self._column_value(handle, txn, name.encode())
             if field.kind != "str":
                 return self._check_length(name, np.frombuffer(data, SCALARS[field.kind]).copy())
-            offsets = self._check_length(name, np.frombuffer(self._column_value(handle, txn, text_offsets_key(name)), "<i8")[1:])
+            offsets = self._check_length(
+                name, np.frombuffer(self._column_value(handle, txn, text_offsets_key(name)), "<i8")[1:]
+            )
             return text_column(bytes(data), [0, *offsets.tolist()])
 
     def _column_value(self, handle: LmdbHandle, txn: lmdb.Transaction, key: bytes) -> memoryview:

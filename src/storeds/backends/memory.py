@@ -112,13 +112,16 @@ class MemoryWriter(StoreWriter):
         self._name, self._overwrite = _name(url), overwrite
         super().__init__(url, fields, commit_every)
         self._check_target()
-        plan, self._records = fields_to_json(self.fields), []
+        plan = fields_to_json(self.fields)
+        self._records: list[tuple[bytes, bytes]] = []
         if self._name in _PARTIAL and resume:
             found, self._records = _PARTIAL[self._name]
             if found != plan:
                 raise ConfigError(f"{url} cannot be resumed: it was begun with fields {found}, now they are {plan}")
         elif self._name in _PARTIAL and not overwrite:
-            raise StoreExistsError(f"{url} was begun and not published; pass resume=True to go on or overwrite=True to start anew")
+            raise StoreExistsError(
+                f"{url} was begun and not published; pass resume=True to go on or overwrite=True to start anew"
+            )
         _PARTIAL[self._name] = plan, self._records
         self._resume_from(len(self._records), (digest for _, digest in self._records))
 

@@ -14,7 +14,14 @@ import numpy as np
 from storeds._columns import column_of
 from storeds._handles import HandlePool, Ticket
 from storeds._meta import meta_from_row
-from storeds.backends._mongodb_client import CLIENTS, ClientFactory, ClientOpener, Location, parse_location, pymongo_errors
+from storeds.backends._mongodb_client import (
+    CLIENTS,
+    ClientFactory,
+    ClientOpener,
+    Location,
+    parse_location,
+    pymongo_errors,
+)
 from storeds.backends._mongodb_documents import from_document, references
 from storeds.backends.base import BackendOptions, HandleBackend, check_where, parse_options
 from storeds.errors import FormatError, RecordError, StoreNotFoundError, UnavailableError
@@ -54,7 +61,9 @@ class MongodbHandle:
 
     def __init__(self, opener: MongodbOpener) -> None:
         self.location = opener.location
-        self.ticket: Ticket[Any] = CLIENTS.ticket(self, ClientOpener(opener.location.uri, opener.location.url, opener.factory))
+        self.ticket: Ticket[Any] = CLIENTS.ticket(
+            self, ClientOpener(opener.location.uri, opener.location.url, opener.factory)
+        )
         self._lock = threading.Lock()
         try:
             with self.database() as database:
@@ -102,9 +111,15 @@ class MongodbHandle:
 
 
 def _existing(database: Any) -> str:
-    names = sorted(name for name in database.list_collection_names() if not name.endswith((".meta", ".chunks", ".files")))
+    names = sorted(
+        name for name in database.list_collection_names() if not name.endswith((".meta", ".chunks", ".files"))
+    )
     shown = ", ".join(names[:8]) + (" …" if len(names) > 8 else "")
-    return f"database {database.name!r} has the collections {shown}" if names else f"database {database.name!r} has no collections"
+    return (
+        f"database {database.name!r} has the collections {shown}"
+        if names
+        else f"database {database.name!r} has no collections"
+    )
 
 
 @dataclass(frozen=True)
@@ -214,7 +229,10 @@ class MongodbBackend(HandleBackend[MongodbHandle]):
     def _page(self, name: str, field: Field, start: int, stop: int) -> list[Record | RecordError]:
         with self._database() as (database, collection):
             query = {"_id": {"$gte": start, "$lt": stop}}
-            found = {document["_id"]: document for document in database[collection].find(query, {name: True}, batch_size=stop - start + 1)}
+            found = {
+                document["_id"]: document
+                for document in database[collection].find(query, {name: True}, batch_size=stop - start + 1)
+            }
             large = _read_large(database, collection, references(found.values()))
         return [self._record(at, found.get(at), {name: field}, large, whole=False) for at in range(start, stop)]
 

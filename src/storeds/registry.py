@@ -1,0 +1,195 @@
+"""Finds backends, layouts, readers and decoders by name: built in, registered at run time, or from entry points.
+
+Names lead to import strings, so that nothing is imported before it is used (the idea is fsspec's), and an entry
+point of another package that cannot be loaded warns and harms nobody (xarray's).
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from storeds._suggest import suggest
+from storeds.errors import ConfigError, MissingDependencyError
+
+__all__ = [
+    "BACKENDS",
+    "DECODERS",
+    "LAYOUTS",
+    "READERS",
+    "Registry",
+    "register_backend",
+    "register_decoder",
+    "register_layout",
+    "register_reader",
+]
+
+
+@dataclass(frozen=True)
+class _Known:
+    target: Any
+    """An object, or where to import it from: ``package.module:name``."""
+    needs: str
+    """What the user must install for it."""
+    origin: str
+    """Who says so: ``built in``, ``registered`` or a distribution."""
+
+
+@dataclass
+class Registry:
+    """Names of one sort of plug-in.
+
+    Parameters
+    ----------
+    what : str
+        How messages call one, for example ``backend``.
+    group : str
+        The entry-point group that other packages fill.
+    """
+
+    what: str
+    group: str
+    _known: dict[str, _Known] = field(default_factory=dict)
+    _scanned: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(
+        self, name: str, target: Any, *, needs: str = "", clobber: bool = False, origin: str = "registered"
+    ) -> None:
+        """Register `target`, an object or an import string; raises ConfigError if the name is taken."""
+        if not clobber and name in self._all():
+            raise ConfigError(
+                f"{self.what} {name!r} exists already ({self._known[name].origin}); pass clobber=True to replace it"
+            )
+        self._known[name] = _Known(target, needs, origin)
+
+    def get(self, name: str) -> Any:
+        """Return what `name` stands for, imported now if need be.
+
+        Raises
+        ------
+        ConfigError
+            The name is unknown; the message lists what exists and the nearest match.
+        MissingDependencyError
+            Its module needs a package that is not installed; the message says what to install.
+        """
+        known = self._all().get(name)
+        if known is None:
+            raise ConfigError(f"unknown {self.what} {name!r}; {suggest(name, self._all(), f'{self.what}s')}")
+        if not isinstance(known.target, (str, EntryPoint)):
+            return known.target
+        try:
+            return known.target.load() if isinstance(known.target, EntryPoint) else import_object(known.target)
+        except ImportError as error:
+            hint = f"; install {known.needs}" if known.needs else ""
+            raise MissingDependencyError(
+                f"{self.what} {name!r} ({known.origin}) cannot be imported: {error}{hint}"
+            ) from error
+
+    def names(self) -> list[str]:
+        """Return every known name, sorted."""
+        return sorted(self._all())
+
+    def describe(self) -> Iterator[dict[str, str]]:
+        """Yield name, origin, what it needs, and whether it can be imported, for each known name."""
+        for name in self.names():
+            known = self._known[name]
+            try:
+                self.get(name)
+                state = "ok"
+            except Exception as error:  # whatever a stranger's module raises
+                state = f"{type(error).__name__}: {error}"
+            yield {"name": name, "origin": known.origin, "needs": known.needs, "state": state}
+
+    def _all(self) -> dict[str, _Known]:
+        with self._lock:
+            if not self._scanned:
+                self._scanned = True
+                self._scan()
+        return self._known
+
+    def _scan(self) -> None:
+        for point in entry_points(group=self.group):
+            origin = point.dist.name if point.dist else "entry point"
+            if point.name in self._known:
+                message = (
+                    f"{self.what} {point.name!r} of {origin} is ignored: {self._known[point.name].origin} has that name"
+                )
+                warnings.warn(message, RuntimeWarning, stacklevel=4)
+            elif not point.value.partition(":")[2]:
+                message = (
+                    f"{self.what} {point.name!r} of {origin} is ignored: {point.value!r} must read package.module:name"
+                )
+                warnings.warn(message, RuntimeWarning, stacklevel=4)
+            else:
+                self._known[point.name] = _Known(point, origin, origin)
+
+
+def import_object(path: str) -> Any:
+    """Return the object at ``package.module:name``; raises ImportError."""
+    module, _, name = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except AttributeError:
+        raise ImportError(f"module {module!r} has no {name!r}") from None
+
+
+BACKENDS = Registry("backend", "storeds.backends")
+LAYOUTS = Registry("layout", "storeds.layouts")
+READERS = Registry("reader", "storeds.readers")
+DECODERS = Registry("decoder", "storeds.decoders")
+
+for _name, _target, _needs in (
+    ("lmdb", "storeds.backends.lmdb:LmdbBackend", "lmdb"),
+    ("hdf5", "storeds.backends.hdf5:Hdf5Backend", "h5py"),
+    ("mongodb", "storeds.backends.mongodb:MongodbBackend", "pymongo"),
+    ("mongodb+srv", "storeds.backends.mongodb:MongodbBackend", "pymongo"),
+    ("memory", "storeds.backends.memory:MemoryBackend", ""),
+):
+    BACKENDS._known[_name] = _Known(_target, _needs, "built in")
+for _name, _target in (
+    ("image", "storeds.readers.image:ImageReader"),
+    ("array", "storeds.readers.array:ArrayReader"),
+):
+    READERS._known[_name] = _Known(_target, "", "built in")
+for _name in ("bytes", "pil", "tensor"):
+    DECODERS._known[_name] = _Known(f"storeds.decode:decode_{_name}", "", "built in")
+
+
+def register_backend(scheme: str, target: Any, *, needs: str = "", clobber: bool = False) -> None:
+    """Make ``scheme://…`` URLs open with `target`.
+
+    Parameters
+    ----------
+    scheme : str
+        Lower case, as it stands in URLs.
+    target : type or str
+        A class called as ``target(url, **options)`` that keeps `storeds.Backend`, and where the store can be written
+        has a static method ``open_writer(url, fields, *, overwrite, resume, commit_every, **options)``; or where to
+        import it from, ``"package.module:name"``.
+    needs : str
+        What to install when the import fails.
+    clobber : bool
+        Replace a scheme that exists.
+    """
+    BACKENDS.add(scheme, target, needs=needs, clobber=clobber)
+
+
+def register_layout(backend: str, name: str, target: Any, *, needs: str = "", clobber: bool = False) -> None:
+    """Make ``open_backend(url, layout=name)`` open URLs of `backend` with `target`, a class as for a backend."""
+    LAYOUTS.add(f"{backend}/{name}", target, needs=needs, clobber=clobber)
+
+
+def register_reader(name: str, target: Callable[..., Any] | str, *, needs: str = "", clobber: bool = False) -> None:
+    """Make ``StoreDataset(reader=name)`` use ``target(**options)``, which keeps `storeds.Reader`."""
+    READERS.add(name, target, needs=needs, clobber=clobber)
+
+
+def register_decoder(name: str, target: Callable[..., Any] | str, *, needs: str = "", clobber: bool = False) -> None:
+    """Make ``decode=name`` use `target`, which keeps `storeds.Decoder`."""
+    DECODERS.add(name, target, needs=needs, clobber=clobber)
