@@ -1,4 +1,4 @@
-"""Packs one scalar or text field of all records as one array, and reads it back."""
+"""Makes one array of one field of all records, whether or not the engine has a fast way to it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from storeds.protocols import Array, Field
+from storeds._suggest import suggest
+from storeds.errors import ConfigError, RecordError
+from storeds.protocols import Array, Backend, Field, SupportsColumns
 
-__all__ = ["SCALARS", "TEXT", "column_of", "text_column"]
+__all__ = ["SCALARS", "TEXT", "column_from_records", "column_of", "read_column", "text_column"]
+
+_BATCH = 1024
 
 SCALARS = {"int": np.dtype("<i8"), "float": np.dtype("<f8"), "bool": np.dtype("?")}
 # Variable width and NUL-safe, unlike "U", which pads to the longest and strips trailing NULs.
@@ -32,3 +36,29 @@ def text_column(data: bytes, offsets: Iterable[int]) -> Array:
     bounds = list(offsets)
     texts = [data[start:stop].decode() for start, stop in itertools.pairwise(bounds)]
     return np.array(texts, dtype=TEXT)
+
+
+def read_column(backend: Backend, name: str) -> Array:
+    """Return field `name` of all records: by `SupportsColumns`, else record by record.
+
+    Raises
+    ------
+    ConfigError
+        There is no such field, or it has no column.
+    RecordError
+        A record on the way is bad.
+    """
+    return backend.column(name) if isinstance(backend, SupportsColumns) else column_from_records(backend, name)
+
+
+def column_from_records(backend: Backend, name: str) -> Array:
+    """Return field `name` of all records, read in batches; raises as `read_column` does."""
+    if name not in backend.meta.fields:
+        raise ConfigError(f"{backend.url} has no field {name!r}; {suggest(name, backend.meta.fields, 'fields')}")
+    values: list[Any] = []
+    for start in range(0, len(backend), _BATCH):
+        for record in backend.get_many(range(start, min(start + _BATCH, len(backend))), (name,)):
+            if isinstance(record, RecordError):
+                raise record
+            values.append(record[name])
+    return column_of(backend.meta.fields[name], values)

@@ -7,7 +7,7 @@ import stat
 
 from storeds.errors import FormatError, StoreNotFoundError
 
-__all__ = ["check_file", "sniff"]
+__all__ = ["check_file", "nearest", "sniff"]
 
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _LMDB = b"\xde\xc0\xef\xbe"
@@ -41,7 +41,7 @@ def check_file(path: str, kind: str, url: str) -> os.stat_result:
     try:
         status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
-        raise StoreNotFoundError(f"no store at {url}: {_nearest(path)}") from None
+        raise StoreNotFoundError(f"no store at {url}: {nearest(path)}") from None
     except OSError as error:
         raise StoreNotFoundError(f"{url} cannot be looked at: {error.strerror}") from None
     if stat.S_ISDIR(status.st_mode):
@@ -58,13 +58,19 @@ def check_file(path: str, kind: str, url: str) -> os.stat_result:
     return status
 
 
-def _nearest(path: str) -> str:
-    folder = os.path.dirname(path)
+def nearest(path: str) -> str:
+    """Say which part of `path`, an absolute path to nothing, does exist, and what is there."""
+    missing, folder = path, os.path.dirname(path)
     while not os.path.isdir(folder):
-        parent = os.path.dirname(folder)
-        if os.path.isdir(parent):
-            return f"the folder {folder} does not exist"
-        folder = parent
-    names = sorted(os.listdir(folder))
+        missing, folder = folder, os.path.dirname(folder)
+    what = "" if missing == path else f"{missing} is {'no folder' if os.path.lexists(missing) else 'not there'}; "
+    return what + _contents(folder)
+
+
+def _contents(folder: str) -> str:
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError as error:
+        return f"{folder} cannot be listed ({error.strerror})"
     shown = ", ".join(names[:8]) + (" …" if len(names) > 8 else "")
     return f"{folder} holds {shown}" if names else f"{folder} is empty"

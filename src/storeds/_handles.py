@@ -159,6 +159,8 @@ class HandlePool(Generic[H]):
             entry.leases -= 1
             if entry.doomed and entry.leases == 0:
                 self._remove(entry)
+            if len(self._entries) > self._limit:  # more than that were being read at once
+                self._evict(self._limit)
             self._sweep()
 
     def forget(self, ticket: Ticket[H]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import xxhash
 
-from storeds.errors import ConfigError, FormatError
+from storeds.errors import FormatError
 from storeds.protocols import JSON, Field, Meta
 from storeds.record import canonical_json, fields_from_json, fields_to_json
 
@@ -69,7 +69,7 @@ def _verified(parse: Callable[[], dict[str, Any]], url: str) -> tuple[Meta, Mapp
         fields: Mapping[str, Field] = fields_from_json(body["fields"])
         meta = Meta(body["id"], body["build"], body["count"], body["layout"], fields, body["attrs"])
         intact = check == _check(body)
-    except (ValueError, TypeError, KeyError, AttributeError, ConfigError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise FormatError(
             f"{url}: the store's meta is unreadable ({type(error).__name__}: {error}); {_ADVICE}"
         ) from None

@@ -11,17 +11,18 @@ from storeds.errors import ConfigError
 __all__ = ["file_path", "file_url", "redact", "split_scheme"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-# Greedy up to the *last* @: a password that should have been percent-encoded may hold @, / and ? itself.
-_USERINFO = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)([^\s:@/]*):([^\s]*)@")
+# Greedy up to the *last* @: a password that should have been percent-encoded may hold @, / and ? itself. A user's
+# name may hold @ and, where the path is no file's, / too.
+_USERINFO = re.compile(r"((?:mongodb(?:\+srv)?://)[^\s:]*|[A-Za-z][A-Za-z0-9+.-]*://[^\s:/]*):\S*@", re.IGNORECASE)
 _SECRET_OPTION = re.compile(
-    r"([?&;\s](?:[A-Za-z_.-]*(?:password|passwd|secret|token|credential)[A-Za-z_.-]*|authMechanismProperties)=)[^&;\s]+",
+    r"([?&;\s](?:[\w.-]*(?:pass|pwd|secret|token|credential|apikey)[\w.-]*|authMechanismProperties)=)[^&;\s]+",
     re.IGNORECASE,
 )
 
 
 def redact(text: str) -> str:
     """Return `text` with passwords, tokens and other secrets of any URL in it replaced by ``***``."""
-    return _SECRET_OPTION.sub(r"\1***", _USERINFO.sub(r"\1\2:***@", text))
+    return _SECRET_OPTION.sub(r"\1***", _USERINFO.sub(r"\1:***@", text))
 
 
 def split_scheme(url: str) -> tuple[str | None, str]:

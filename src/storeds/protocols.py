@@ -129,6 +129,8 @@ class SampleContext:
     index: int
     epoch: int = 0
     seed: int | None = None
+    notes: list[str] = field(default_factory=list, compare=False, repr=False)
+    """What the reader found odd and mended; the dataset sees to it that somebody hears of it."""
 
     @property
     def sample_seed(self) -> int | None:
@@ -281,6 +283,8 @@ class Reader(Protocol[S_co]):
         The names of the sample's elements, in order; ``"index"`` and ``"key"`` may be among them.
     stored : tuple of str
         The record fields that `build` needs.
+    data, target : str or None
+        The elements that ``transform`` and ``target_transform`` apply to.
     """
 
     @property
@@ -288,6 +292,12 @@ class Reader(Protocol[S_co]):
 
     @property
     def stored(self) -> tuple[str, ...]: ...
+
+    @property
+    def data(self) -> str | None: ...
+
+    @property
+    def target(self) -> str | None: ...
 
     def bind(self, backend: Backend, /) -> Reader[S_co]:
         """Return a reader for `backend`; may read columns. Raises `ConfigError` for fields it cannot serve."""

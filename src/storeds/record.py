@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,7 +25,8 @@ __all__ = ["CHECKSUM", "ContentHash", "RecordCodec", "canonical_json", "checksum
 CHECKSUM = "_xxh3"
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _DTYPE_KINDS = "biufc"
-_INT64 = range(-(2**63), 2**63)
+_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+_MAX_DEPTH = 100  # so that JSON which one process wrote never exhausts the stack of another
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
@@ -32,27 +34,28 @@ _decode = msgspec.msgpack.Decoder().decode
 
 def canonical_json(value: JSON) -> str:
     """Return the one text that stands for `value`: sorted keys, no spaces, no NaN. Raises ValueError."""
-    _check_json(value)
+    _check_json(value, 0)
     return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
-def _check_json(value: object) -> None:
+def _check_json(value: object, depth: int) -> None:
     # json.dumps would turn tuples into lists and other keys into strings without a word.
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"JSON nested deeper than {_MAX_DEPTH} levels")
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
                 raise ValueError(f"JSON keys are str, not {type(key).__name__} ({key!r})")
             _check_text(key)
-            _check_json(item)
+            _check_json(item, depth + 1)
     elif isinstance(value, list):
         for item in value:
-            _check_json(item)
+            _check_json(item, depth + 1)
     elif isinstance(value, str):
         _check_text(value)
-    elif isinstance(value, float):
-        if not math.isfinite(value):
-            raise ValueError(f"JSON has no {value!r}")
-    elif value is not None and not isinstance(value, int):
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"JSON has no {value!r}")
+    elif value is not None and not isinstance(value, (int, float)):
         raise ValueError(f"JSON holds dict, list, str, int, float, bool and None, not {type(value).__name__}")
 
 
@@ -124,8 +127,7 @@ def _parse_field(name: object, spec: object) -> Field:
         unknown = set(spec) - {"kind", "dtype", "shape"}
         if unknown or "kind" not in spec:
             raise ConfigError(f"field {name!r}: expected kind, dtype and shape, got {dict(spec)!r}")
-        shape = spec.get("shape")
-        spec = Field(spec["kind"], spec.get("dtype"), None if shape is None else tuple(shape))
+        spec = Field(spec["kind"], spec.get("dtype"), spec.get("shape"))
     if not isinstance(spec, Field) or spec.kind not in KINDS:
         kind = spec.kind if isinstance(spec, Field) else spec
         raise ConfigError(f"field {name!r}: unknown kind {kind!r}; the kinds are {', '.join(KINDS)}")
@@ -143,16 +145,19 @@ def _parse_array_field(name: str, spec: Field) -> Field:
         )
     try:
         dtype = np.dtype(spec.dtype)
-    except TypeError as error:
+    except (TypeError, ValueError, SyntaxError) as error:  # NumPy evaluates the text of some dtypes
         raise ConfigError(f"field {name!r}: {spec.dtype!r} is no NumPy dtype ({error})") from None
     if dtype.kind not in _DTYPE_KINDS or dtype.itemsize > 16 or dtype.char in "gG":
         raise ConfigError(
             f"field {name!r}: dtype {dtype} cannot be kept; booleans, integers, floats up to 64 bit and complex can"
         )
-    for size in spec.shape:
-        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 0):
-            raise ConfigError(f"field {name!r}: shape {spec.shape!r} must hold sizes or None")
-    return Field("array", dtype.newbyteorder("<").str, spec.shape)
+    if not isinstance(spec.shape, (list, tuple)) or not all(map(_is_size, spec.shape)):
+        raise ConfigError(f"field {name!r}: shape {spec.shape!r} must be a list of sizes or None")
+    return Field("array", dtype.newbyteorder("<").str, tuple(spec.shape))
+
+
+def _is_size(size: object) -> bool:
+    return size is None or (isinstance(size, int) and not isinstance(size, bool) and size >= 0)
 
 
 class RecordCodec:
@@ -174,6 +179,9 @@ class RecordCodec:
         self._arrays = [name for name, field in self.fields.items() if field.kind == "array"]
         self._json = [name for name, field in self.fields.items() if field.kind == "json"]
         self._special = bool(self._arrays or self._json)
+        self._header = _header(len(self.fields))
+        self._sealed_header = _header(len(self.fields) + 1)
+        self._sealed_at = len(self._sealed_header)
 
     def canonical(self, record: Mapping[str, Any]) -> Record:
         """Return `record` in stored form, fields in declared order; raises ValueError with the reason."""
@@ -188,7 +196,7 @@ class RecordCodec:
     def _canonical_value(self, name: str, field: Field, value: Any) -> Any:
         try:
             return _CANONICAL[field.kind](field, value)
-        except (ValueError, TypeError, RecursionError) as error:
+        except (ValueError, TypeError, OverflowError) as error:
             raise ValueError(f"field {name!r} ({field.kind}) refuses {_preview(value)}: {error}") from None
 
     def pack(self, stored: Record) -> bytes:
@@ -202,31 +210,29 @@ class RecordCodec:
 
     def seal(self, packed: bytes, digest: bytes) -> bytes:
         """Return the map of `packed` with ``_xxh3`` as its last entry."""
-        count = len(self.fields)
-        return b"".join((_header(count + 1), memoryview(packed)[len(_header(count)) :], _CHECKSUM_KEY, digest))
+        return b"".join((self._sealed_header, memoryview(packed)[len(self._header) :], _CHECKSUM_KEY, digest))
 
     def open_sealed(self, sealed: memoryview | bytes) -> Record:
         """Return the record in a sealed map after checking it; raises ValueError."""
-        view = memoryview(sealed)
-        count = len(self.fields)
-        header, tail = _header(count + 1), len(_CHECKSUM_KEY) + 8
-        digest = bytes(view[-8:])
-        if view[: len(header)] == header and view[-tail:-8] == _CHECKSUM_KEY:
-            hasher = xxhash.xxh3_64(_header(count))
-            hasher.update(view[len(header) : -tail])
-            if hasher.digest() == digest:
-                record: Record = _decode(view)
-                del record[CHECKSUM]
-                return self.revive(record)
-        return self._open_unusual(view)
+        # Decoding first is faster: it fetches the bytes from memory, and the checksum then finds them in the cache.
+        try:
+            record: Record = _decode(sealed)
+            digest = record.pop(CHECKSUM)
+            hasher = xxhash.xxh3_64(self._header)
+            hasher.update(memoryview(sealed)[self._sealed_at : -_CHECKSUM_SIZE])
+        except _UNDECODABLE:
+            return self._open_unusual(sealed)
+        if hasher.digest() != digest:
+            return self._open_unusual(sealed)
+        return self.revive(record) if self._special else record
 
-    def _open_unusual(self, view: memoryview) -> Record:
+    def _open_unusual(self, sealed: memoryview | bytes) -> Record:
         # Another writer may have packed the same record with longer headers; only the values decide.
         try:
-            record = _decode(view)
-            digest = record.pop(CHECKSUM)
-            matches = checksum(_encode({name: record[name] for name in self.fields})) == digest
-        except (msgspec.DecodeError, AttributeError, KeyError, TypeError) as error:
+            found = _decode(sealed)
+            record = {name: found[name] for name in self.fields}
+            matches = checksum(_encode(record)) == found[CHECKSUM]
+        except _UNDECODABLE as error:
             raise ValueError(f"not the msgpack map of its fields ({error})") from None
         if not matches:
             raise ValueError("its checksum does not match its bytes")
@@ -238,30 +244,35 @@ class RecordCodec:
         return self.revive(record)
 
     def revive(self, record: Record) -> Record:
-        """Turn unpacked values into what the user gave: arrays own writable memory, JSON is parsed."""
+        """Turn unpacked values into what the user gave: arrays own writable memory, JSON is parsed.
+
+        Raises ValueError for what another writer packed otherwise than it declared.
+        """
         if self._special:
             for name in self._arrays:
                 if name in record:
-                    dtype, shape, data = record[name]
-                    record[name] = np.frombuffer(data, dtype).reshape(shape).copy()
-            for name in self._json:
-                if name in record:
-                    record[name] = json.loads(record[name])
+                    record[name] = _revive_array(self.fields[name], record[name])
+            self.revive_stored(record)
         return record
 
     def revive_stored(self, stored: Record) -> Record:
         """Turn a stored record, whose arrays are arrays already, into what the user gave."""
         for name in self._json:
             if name in stored:
-                stored[name] = json.loads(stored[name])
+                stored[name] = _revive_json(stored[name])
         return stored
 
     def needs_whole(self, fields: Sequence[str]) -> bool:
-        """Whether a request for `fields` is answered from the whole, verified record: when it asks for a blob."""
-        return any(self.fields[name].is_blob for name in fields)
+        """Whether a request for `fields` is answered from the whole, verified record.
+
+        It is when it asks for a blob, or for everything anyway.
+        """
+        return len(set(fields)) == len(self.fields) or any(self.fields[name].is_blob for name in fields)
 
 
 _CHECKSUM_KEY = _encode(CHECKSUM) + b"\xc4\x08"
+_CHECKSUM_SIZE = len(_CHECKSUM_KEY) + 8
+_UNDECODABLE = (msgspec.DecodeError, AttributeError, KeyError, TypeError, RecursionError)
 
 
 def _header(count: int) -> bytes:
@@ -280,15 +291,48 @@ def _mismatch(missing: list[str], extra: list[str], declared: list[str]) -> str:
 
 
 def _preview(value: object) -> str:
-    text = repr(value) if not isinstance(value, np.ndarray) else f"array of {value.dtype} {value.shape}"
+    if isinstance(value, np.ndarray):
+        text = f"array of {value.dtype} {value.shape}"
+    elif isinstance(value, (str, bytes, bytearray)):
+        text = repr(value[:61])
+    else:
+        text = _short_repr(value)
     return f"{text[:60]}{'…' if len(text) > 60 else ''} ({type(value).__name__})"
 
 
+def _short_repr(value: object) -> str:
+    try:
+        return _REPR.repr(value)
+    except Exception:  # an integer of 5000 digits, or a stranger's __repr__
+        return f"<{type(value).__name__}>"
+
+
+_REPR = reprlib.Repr()
+_REPR.maxlevel, _REPR.maxother, _REPR.maxlong, _REPR.maxstring = 4, 70, 70, 70
+
+
+def _revive_array(field: Field, packed: Any) -> Array:
+    try:
+        dtype, shape, data = packed
+        if dtype != field.dtype:
+            raise ValueError(f"dtype {dtype!r} instead of {field.dtype!r}")
+        return np.frombuffer(data, dtype).reshape(shape).copy()
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"an array does not unpack: {error}") from None
+
+
+def _revive_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"its JSON does not parse: {error}") from None
+
+
 def _canonical_bytes(field: Field, value: Any) -> bytes:
-    if isinstance(value, bytes):
+    if type(value) is bytes:
         return value
-    if isinstance(value, (bytearray, memoryview)):
-        return bytes(value)
+    if isinstance(value, (bytes, bytearray, memoryview)):  # np.bytes_ and bson.Binary are bytes that msgpack refuses
+        return bytes(memoryview(value))
     raise TypeError("expected bytes")
 
 
@@ -296,15 +340,16 @@ def _canonical_str(field: Field, value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError("expected str")
     _check_text(value)
-    return str(value)
+    return str.__str__(value)  # its characters: the __str__ of an enumeration gives the member's name
 
 
 def _canonical_int(field: Field, value: Any) -> int:
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
         raise TypeError("expected int")
-    if value not in _INT64:
+    number = int(value)
+    if not _INT64_MIN <= number <= _INT64_MAX:
         raise ValueError("outside the int64 range")
-    return int(value)
+    return number
 
 
 def _canonical_float(field: Field, value: Any) -> float:
@@ -313,6 +358,8 @@ def _canonical_float(field: Field, value: Any) -> float:
     number = float(value)
     if isinstance(value, (int, np.integer)) and int(number) != int(value):
         raise ValueError("a binary64 cannot hold this integer exactly")
+    if isinstance(value, np.longdouble) and not np.isnan(value) and np.longdouble(number) != value:
+        raise ValueError("a binary64 cannot hold this number exactly")
     return number
 
 
@@ -325,6 +372,8 @@ def _canonical_bool(field: Field, value: Any) -> bool:
 def _canonical_array(field: Field, value: Any) -> Array:
     if not isinstance(value, np.ndarray):
         raise TypeError(f"expected a NumPy array of {np.dtype(field.dtype)}")
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError("an array cannot keep its mask")
     dtype, shape = np.dtype(field.dtype), field.shape or ()
     if value.dtype.newbyteorder("<") != dtype:
         raise TypeError(f"expected dtype {dtype}")

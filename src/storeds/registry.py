@@ -7,6 +7,7 @@ point of another package that cannot be loaded warns and harms nobody (xarray's)
 from __future__ import annotations
 
 import importlib
+import re
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -28,6 +29,9 @@ __all__ = [
     "register_layout",
     "register_reader",
 ]
+
+
+_IMPORT_STRING = re.compile(r"[\w.]+\s*:\s*[\w.]+\s*(\[.*\])?")
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,8 @@ class Registry:
         Raises
         ------
         ConfigError
-            The name is unknown; the message lists what exists and the nearest match.
+            The name is unknown; the message lists what exists and the nearest match. Or another package's plug-in
+            cannot be loaded.
         MissingDependencyError
             Its module needs a package that is not installed; the message says what to install.
         """
@@ -89,6 +94,10 @@ class Registry:
             hint = f"; install {known.needs}" if known.needs else ""
             raise MissingDependencyError(
                 f"{self.what} {name!r} ({known.origin}) cannot be imported: {error}{hint}"
+            ) from error
+        except Exception as error:  # a stranger's module may raise anything while it is imported
+            raise ConfigError(
+                f"{self.what} {name!r} ({known.origin}) cannot be loaded: {type(error).__name__}: {error}"
             ) from error
 
     def names(self) -> list[str]:
@@ -108,24 +117,27 @@ class Registry:
 
     def _all(self) -> dict[str, _Known]:
         with self._lock:
-            if not self._scanned:
-                self._scanned = True
-                self._scan()
+            faults = [] if self._scanned else list(self._scan())
+            self._scanned = True
+        # Afterwards, because a warning may be an exception, which must not leave half of the names unknown.
+        for fault in faults:
+            warnings.warn(fault, RuntimeWarning, stacklevel=4)
         return self._known
 
-    def _scan(self) -> None:
-        for point in entry_points(group=self.group):
+    def _scan(self) -> Iterator[str]:
+        """Take in the entry points of other packages; yield what is wrong with those that cannot be used."""
+        try:
+            points = list(entry_points(group=self.group))
+        except Exception as error:  # importlib.metadata raises whatever a malformed entry_points.txt makes it
+            yield f"{self.what}s of other packages are ignored: their entry points are unreadable ({error!r})"
+            return
+        for point in points:
             origin = point.dist.name if point.dist else "entry point"
             if point.name in self._known:
-                message = (
-                    f"{self.what} {point.name!r} of {origin} is ignored: {self._known[point.name].origin} has that name"
-                )
-                warnings.warn(message, RuntimeWarning, stacklevel=4)
-            elif not point.value.partition(":")[2]:
-                message = (
-                    f"{self.what} {point.name!r} of {origin} is ignored: {point.value!r} must read package.module:name"
-                )
-                warnings.warn(message, RuntimeWarning, stacklevel=4)
+                has_it = self._known[point.name].origin
+                yield f"{self.what} {point.name!r} of {origin} is ignored: {has_it} has that name"
+            elif not _IMPORT_STRING.fullmatch(point.value):
+                yield f"{self.what} {point.name!r} of {origin} is ignored: {point.value!r} must read package.module:name"
             else:
                 self._known[point.name] = _Known(point, origin, origin)
 
@@ -133,6 +145,8 @@ class Registry:
 def import_object(path: str) -> Any:
     """Return the object at ``package.module:name``; raises ImportError."""
     module, _, name = path.partition(":")
+    if not module or not name:
+        raise ImportError(f"{path!r} must read package.module:name")
     try:
         return getattr(importlib.import_module(module), name)
     except AttributeError:

@@ -7,7 +7,7 @@ import stat
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from storeds._files import sniff
+from storeds._files import nearest, sniff
 from storeds._url import redact, split_scheme
 from storeds._writer import COMMIT_EVERY
 from storeds.errors import ConfigError, FormatError, StoreNotFoundError
@@ -128,13 +128,15 @@ def scheme_of(url: str, *, writing: bool) -> str:
 
 
 def _by_content(path: str) -> str | None:
-    path = os.path.expanduser(path)
+    path = os.path.abspath(os.path.expanduser(path))
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             return None
         found = sniff(path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise StoreNotFoundError(f"no store at {path}: {nearest(path)}") from None
     except OSError as error:
-        raise StoreNotFoundError(f"no store at {path!r}: {error.strerror}") from None
+        raise StoreNotFoundError(f"{path} cannot be read: {error.strerror}") from None
     if found is None and os.path.splitext(path)[1].lower() not in _SUFFIXES:
         raise FormatError(f"{path!r} is neither an LMDB nor an HDF5 file")
     return found

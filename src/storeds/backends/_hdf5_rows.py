@@ -75,15 +75,18 @@ class LibraryRows:
 
 def _groups(spans: Sequence[tuple[int, int]], size: int) -> list[list[tuple[int, int]]]:
     """Join neighbours into groups that one read serves."""
+    gap, most = _GAP // max(size, 1), _GROUP // max(size, 1)
     groups: list[list[tuple[int, int]]] = []
     group: list[tuple[int, int]] = []
+    first = last = 0
     for span in spans:
-        near = group and (span[0] - group[-1][1]) * size <= _GAP and (span[1] - group[0][0]) * size <= _GROUP
-        if near:
+        start, stop = span
+        if group and start - last <= gap and stop - first <= most:
             group.append(span)
         else:
-            group = [span]
+            group, first = [span], start
             groups.append(group)
+        last = stop
     return groups
 
 

@@ -46,6 +46,8 @@ def parse_location(url: str) -> Location:
     scheme, rest = split_scheme(url)
     body, _, query = rest.partition("?")
     userinfo, at, place = body.rpartition("@")
+    if "@" in query and not at:
+        raise ConfigError(f"{shown}: percent-encode the user and password (? is %3F), and @ in an option (%40)")
     hosts, *path = place.split("/")
     if not hosts or len(path) != 2 or not all(path):
         raise ConfigError(f"{shown}: expected {scheme}://[user:password@]host[:port][,…]/database/collection[?options]")
@@ -58,12 +60,17 @@ def parse_location(url: str) -> Location:
 
 
 def _check_uri(uri: str, query: str, shown: str) -> None:
+    names = [part.partition("=")[0].lower() for part in query.split("&")]
+    for name in set(names) - {"readpreferencetags"}:  # which is meant to be repeated
+        if names.count(name) > 1:
+            raise ConfigError(f"{shown}: option {name!r} is given twice")
     try:
         # PyMongo only warns of an unknown option or a bad value; a typing error must not pass unseen.
         uri_parser.split_options(query, validate=True, warn=False) if query else None
-        if uri.startswith("mongodb://"):
-            uri_parser.parse_uri(uri, validate=True, warn=False)
-    except (PyMongoError, ValueError, TypeError) as error:
+        # An SRV URI is resolved when it connects: here its user and database are checked, without any option.
+        plain = uri if uri.startswith("mongodb://") else f"mongodb://{uri.partition('://')[2].partition('?')[0]}"
+        uri_parser.parse_uri(plain, validate=True, warn=False)
+    except (PyMongoError, ValueError, TypeError, OSError) as error:  # OSError: a certificate's file
         raise ConfigError(f"{shown}: {_scrub(str(error), uri)}") from None
 
 

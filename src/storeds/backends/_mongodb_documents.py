@@ -90,7 +90,9 @@ def references(documents: Iterable[Mapping[str, Any]]) -> list[str]:
     found = []
     for document in documents:
         for value in document.values():
-            inner = value.get("data", value) if isinstance(value, dict) else None
+            if not isinstance(value, dict):
+                continue
+            inner = value.get("data", value)
             if isinstance(inner, dict) and _REFERENCE in inner:
                 found.append(inner[_REFERENCE])
     return found
@@ -103,27 +105,31 @@ def from_document(document: Mapping[str, Any], fields: Mapping[str, Field], larg
         if name not in document:
             raise ValueError(f"its document has no field {name!r}")
         try:
-            record[name] = _FROM_BSON[field.kind](_resolve(document[name], large), field)
+            value = document[name]
+            if isinstance(value, dict):
+                value = _resolve(value, large)
+            record[name] = _FROM_BSON[field.kind](value, field)
         except (TypeError, KeyError, ValueError, AttributeError) as error:
             raise ValueError(f"field {name!r} of its document is no {field.kind} ({error})") from None
     return record
 
 
-def _resolve(value: Any, large: Mapping[str, bytes]) -> Any:
-    if isinstance(value, dict):
-        if _REFERENCE in value:
-            if value[_REFERENCE] not in large:
-                raise ValueError(f"its large value {value[_REFERENCE]} is missing from GridFS")
-            return large[value[_REFERENCE]]
-        return {key: _resolve(item, large) for key, item in value.items()}
-    return value
+def _resolve(value: Mapping[str, Any], large: Mapping[str, bytes]) -> Any:
+    if _REFERENCE in value:
+        if value[_REFERENCE] not in large:
+            raise ValueError(f"its large value {value[_REFERENCE]} is missing from GridFS")
+        return large[value[_REFERENCE]]
+    return {key: _resolve(item, large) if isinstance(item, dict) else item for key, item in value.items()}
+
+
+_NUMBERS: dict[str, type] = {"int": int, "float": float, "bool": bool}
 
 
 def _number(value: Any, field: Field) -> Any:
-    kinds = {"int": int, "float": float, "bool": bool}
-    if not isinstance(value, kinds[field.kind]) or (field.kind == "int" and isinstance(value, bool)):
+    kind = _NUMBERS[field.kind]
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise TypeError(f"found {type(value).__name__}")
-    return kinds[field.kind](value)
+    return kind(value)
 
 
 def _text(value: Any, field: Field) -> str:

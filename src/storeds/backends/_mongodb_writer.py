@@ -16,7 +16,7 @@ from storeds._writer import COMMIT_EVERY, Sealed, StoreWriter
 from storeds.backends._mongodb_client import CLIENTS, ClientFactory, ClientOpener, parse_location, pymongo_errors
 from storeds.backends._mongodb_documents import large_value_files, to_document
 from storeds.backends.base import BackendOptions, parse_options
-from storeds.backends.mongodb import identity_of, meta_collection, values_collection
+from storeds.backends.mongodb import identity_of, meta_collection, partial_collection, values_collection
 from storeds.errors import ConfigError, FormatError, StoredsError, StoreExistsError
 from storeds.protocols import Meta
 from storeds.record import CHECKSUM, canonical_json, fields_to_json
@@ -49,7 +49,7 @@ class MongodbWriter(StoreWriter):
         self._location = parse_location(url)
         super().__init__(self._location.url, fields, commit_every)
         self._name = self._location.collection
-        self._partial = f"{self._name}.partial"
+        self._partial = partial_collection(self._name)
         self._overwrite = overwrite
         self._plan = canonical_json({"fields": fields_to_json(self.fields)})
         opener = ClientOpener(self._location.uri, self.url, client_factory)

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from storeds._handles import HandlePool, Opener
+from storeds._handles import HandlePool, Opener, Ticket
 from storeds._suggest import suggest
 from storeds._url import redact
 from storeds.errors import ConfigError, RecordError, StoreNotFoundError, UnavailableError
@@ -125,6 +125,14 @@ class StoreBackend(ABC):
             )
         return self._column(name, field)
 
+    def stored_bytes(self) -> int | None:
+        """Return how many bytes the store takes in its engine, or None where that cannot be told."""
+        return None
+
+    def leftovers(self) -> str | None:
+        """Return where an interrupted writer of this store left its work, or None."""
+        return None
+
     def _spread(self, found: list[Record | RecordError], inverse: list[int]) -> list[Record | RecordError]:
         # A record asked for twice is given twice: changing one must not change the other.
         out: list[Record | RecordError] = []
@@ -170,9 +178,10 @@ class Handle(Protocol):
 
 
 H = TypeVar("H", bound=Handle)
+Open = TypeVar("Open", bound=Opener[Any])
 
 
-class HandleBackend(StoreBackend, Generic[H]):
+class HandleBackend(StoreBackend, Generic[H, Open]):
     """A backend that reads through a handle of a `HandlePool`, opened on first use in each process.
 
     Opening reads `Meta` through a handle and lets it go again, so a parent usually holds none when workers start.
@@ -180,9 +189,9 @@ class HandleBackend(StoreBackend, Generic[H]):
 
     pool: ClassVar[HandlePool[Any]]
 
-    def __init__(self, opener: Opener[H]) -> None:
+    def __init__(self, opener: Open) -> None:
         self._opener = opener
-        self._ticket = self.pool.ticket(self, opener)
+        self._ticket: Ticket[H] = self.pool.ticket(self, opener)
         with self._ticket.lease() as handle:
             meta = handle.meta
         self._ticket.let_go()

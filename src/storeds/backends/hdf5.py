@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -15,6 +16,7 @@ from storeds._columns import SCALARS, text_column
 from storeds._files import check_file
 from storeds._handles import HandlePool
 from storeds._meta import meta_from_row
+from storeds._staging import staging_folder
 from storeds._url import file_path, file_url
 from storeds.backends._hdf5_rows import LibraryRows, Rows, open_rows
 from storeds.backends.base import BackendOptions, HandleBackend, parse_options
@@ -150,7 +152,7 @@ def _find_column(name: str, field: Field, n: int, rows: Callable[..., Rows]) -> 
     return Column(field, rows(f"{name}/data", _BYTE, None), offsets, shapes)
 
 
-class Hdf5Backend(HandleBackend[Hdf5Handle]):
+class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
     """Reads a native HDF5 store.
 
     Parameters
@@ -185,6 +187,15 @@ class Hdf5Backend(HandleBackend[Hdf5Handle]):
 
         return Hdf5Writer(url, fields, **options)
 
+    def stored_bytes(self) -> int:
+        # docstring inherited
+        return os.path.getsize(self._opener.path)
+
+    def leftovers(self) -> str | None:
+        # docstring inherited
+        folder = staging_folder(self._opener.path)
+        return str(folder) if folder.exists() else None
+
     def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
         whole = self._codec.needs_whole(fields)
         names = tuple(self.meta.fields) if whole else fields
@@ -192,8 +203,8 @@ class Hdf5Backend(HandleBackend[Hdf5Handle]):
             columns = [_read_values(handle.columns[name], positions) for name in names]
             digests = handle.checksums.read([(at, at + 1) for at in positions]) if whole else []
         out: list[Record | RecordError] = []
-        for at, position in enumerate(positions):
-            record = {name: values[at] for name, values in zip(names, columns, strict=True)}
+        for at, (position, row) in enumerate(zip(positions, zip(*columns, strict=True), strict=True)):
+            record = dict(zip(names, row, strict=True))
             try:
                 for value in record.values():
                     if isinstance(value, ValueError):
@@ -232,26 +243,40 @@ def _read_values(column: Column, positions: Sequence[int]) -> list[Any]:
     """Return stored values; a ValueError stands in the place of one that cannot be read."""
     field = column.field
     if column.offsets is None:
-        raw = column.rows.read([(at, at + 1) for at in positions])
-        dtype = SCALARS[field.kind] if field.is_scalar else np.dtype(field.dtype)
-        return [_fixed(data, dtype, field) if len(data) == column.rows.size else _CUT for data in raw]
-    bounds = [np.frombuffer(pair, _OFFSET) for pair in column.offsets.read([(at, at + 2) for at in positions])]
-    spans = [(int(b[0]), int(b[1])) if len(b) == 2 and 0 <= b[0] <= b[1] <= column.rows.count else None for b in bounds]
+        return _fixed(column.rows.read([(at, at + 1) for at in positions]), column.rows.size, field)
+    spans = _spans(column.offsets.read([(at, at + 2) for at in positions]), column.rows.count)
     # Offsets of a damaged store need not ascend; reads must.
     order = sorted((span, at) for at, span in enumerate(spans) if span is not None)
     values: list[Any] = [_CUT] * len(positions)
     for (span, at), data in zip(order, column.rows.read([span for span, _ in order]), strict=True):
-        values[at] = data if len(data) == span[1] - span[0] else _CUT
-    shapes = column.shapes.read([(at, at + 1) for at in positions]) if column.shapes else []
-    return [_variable(value, field, shapes[at] if shapes else b"") for at, value in enumerate(values)]
+        if len(data) == span[1] - span[0]:
+            values[at] = data
+    if field.kind in ("image", "bytes"):
+        return values
+    shapes = column.shapes.read([(at, at + 1) for at in positions]) if column.shapes else [b""] * len(values)
+    return [_variable(value, field, shape) for value, shape in zip(values, shapes, strict=True)]
 
 
+def _spans(pairs: Sequence[bytes], count: int) -> list[tuple[int, int] | None]:
+    """Return start and stop of each value; None for a pair that is cut short or leads outside ``[0, count]``."""
+    spans: list[tuple[int, int] | None] = []
+    for pair in pairs:
+        start, stop = _PAIR.unpack(pair) if len(pair) == _PAIR.size else (0, -1)
+        spans.append((start, stop) if 0 <= start <= stop <= count else None)
+    return spans
+
+
+_PAIR = struct.Struct("<qq")
+_SCALAR = {"int": struct.Struct("<q"), "float": struct.Struct("<d"), "bool": struct.Struct("<?")}
 _CUT = ValueError("its bytes are cut short, or its offsets are damaged")
 
 
-def _fixed(data: bytes, dtype: np.dtype[Any], field: Field) -> Any:
-    value = np.frombuffer(data, dtype)
-    return value[0].item() if field.is_scalar else value.reshape([size or 0 for size in field.shape or ()]).copy()
+def _fixed(raw: Sequence[bytes], size: int, field: Field) -> list[Any]:
+    if field.is_scalar:
+        unpack = _SCALAR[field.kind].unpack
+        return [unpack(data)[0] if len(data) == size else _CUT for data in raw]
+    shape = [size or 0 for size in field.shape or ()]
+    return [np.frombuffer(data, field.dtype).reshape(shape).copy() if len(data) == size else _CUT for data in raw]
 
 
 def _variable(value: Any, field: Field, shape: bytes) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,11 +12,12 @@ import lmdb
 import numpy as np
 import xxhash
 
-from storeds._columns import SCALARS, column_of, text_column
+from storeds._columns import SCALARS, column_from_records, text_column
 from storeds._files import check_file
 from storeds._handles import HandlePool
 from storeds._lmdb_file import check_lmdb_file
 from storeds._meta import meta_from_text
+from storeds._staging import staging_folder
 from storeds._url import file_path, file_url
 from storeds.backends.base import BackendOptions, HandleBackend, parse_options
 from storeds.errors import FormatError, RecordError
@@ -120,7 +122,7 @@ class LmdbOpener:
         handle.env.close()
 
 
-class LmdbBackend(HandleBackend[LmdbHandle]):
+class LmdbBackend(HandleBackend[LmdbHandle, LmdbOpener]):
     """Reads a native LMDB store.
 
     Parameters
@@ -155,6 +157,15 @@ class LmdbBackend(HandleBackend[LmdbHandle]):
 
         return LmdbWriter(url, fields, **options)
 
+    def stored_bytes(self) -> int:
+        # docstring inherited
+        return os.path.getsize(self._opener.path)
+
+    def leftovers(self) -> str | None:
+        # docstring inherited
+        folder = staging_folder(self._opener.path)
+        return str(folder) if folder.exists() else None
+
     def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
         out: list[Record | RecordError] = []
         with self._lease() as handle, handle.env.begin(db=handle.records, buffers=True) as txn:
@@ -171,7 +182,7 @@ class LmdbBackend(HandleBackend[LmdbHandle]):
 
     def _column(self, name: str, field: Field) -> Array:
         if field.kind == "array":
-            return self._column_from_records(name, field)
+            return column_from_records(self, name)
         with self._lease() as handle, handle.env.begin(db=handle.columns, buffers=True) as txn:
             data = self._column_value(handle, txn, name.encode())
             if field.kind != "str":
@@ -193,15 +204,6 @@ class LmdbBackend(HandleBackend[LmdbHandle]):
         if len(column) != self.meta.count:
             raise FormatError(f"{self.url}: column {name!r} has {len(column)} values for {self.meta.count} records")
         return column
-
-    def _column_from_records(self, name: str, field: Field) -> Array:
-        values = []
-        for start in range(0, self.meta.count, 1024):
-            for record in self.get_many(range(start, min(start + 1024, self.meta.count)), (name,)):
-                if isinstance(record, RecordError):
-                    raise record
-                values.append(record[name])
-        return column_of(field, values)
 
 
 @contextmanager

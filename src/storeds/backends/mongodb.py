@@ -31,7 +31,7 @@ from storeds.record import CHECKSUM, checksum
 if TYPE_CHECKING:
     from storeds.protocols import Writer
 
-__all__ = ["MongodbBackend", "identity_of", "meta_collection", "values_collection"]
+__all__ = ["MongodbBackend", "identity_of", "meta_collection", "partial_collection", "values_collection"]
 
 _RECHECK_SECONDS = 1.0
 
@@ -44,6 +44,11 @@ def meta_collection(name: str) -> str:
 def values_collection(name: str) -> str:
     """Return the GridFS bucket that holds the large values of collection `name`."""
     return f"{name}.values"
+
+
+def partial_collection(name: str) -> str:
+    """Return the collection in which a writer builds collection `name`."""
+    return f"{name}.partial"
 
 
 def identity_of(database: Any, name: str) -> Any:
@@ -149,7 +154,7 @@ class MongodbOpener:
         pass  # the client itself is disowned by its own pool
 
 
-class MongodbBackend(HandleBackend[MongodbHandle]):
+class MongodbBackend(HandleBackend[MongodbHandle, MongodbOpener]):
     """Reads a native MongoDB store.
 
     Parameters
@@ -191,6 +196,18 @@ class MongodbBackend(HandleBackend[MongodbHandle]):
         with self._lease() as handle, handle.database() as database:
             handle.confirm(database)
             yield database, handle.location.collection
+
+    def stored_bytes(self) -> int:
+        # docstring inherited
+        with self._database() as (database, name):
+            parts = (name, f"{values_collection(name)}.files", f"{values_collection(name)}.chunks")
+            return sum(int(database.command("collStats", part).get("size", 0)) for part in parts)
+
+    def leftovers(self) -> str | None:
+        # docstring inherited
+        with self._database() as (database, name):
+            partial = partial_collection(name)
+            return f"collection {partial}" if identity_of(database, partial) is not None else None
 
     def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
         whole = self._codec.needs_whole(fields)

@@ -1,0 +1,200 @@
+"""Resizes, crops and flips an image, be it Pillow's or a tensor: the arithmetic beneath `storeds.transforms`.
+
+Nothing here changes its argument. Where there is nothing to do, the argument itself comes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+import torch
+from PIL import Image
+
+from storeds.protocols import Array
+
+__all__ = [
+    "INTERPOLATIONS",
+    "center_crop",
+    "crop",
+    "flip",
+    "normalize",
+    "resize",
+    "shorter_edge",
+    "size_of",
+    "to_tensor",
+]
+
+ImageT = TypeVar("ImageT", Image.Image, torch.Tensor)
+
+INTERPOLATIONS: dict[str, tuple[Image.Resampling, str | None]] = {
+    "nearest": (Image.Resampling.NEAREST, "nearest"),
+    "nearest-exact": (Image.Resampling.NEAREST, "nearest-exact"),
+    "bilinear": (Image.Resampling.BILINEAR, "bilinear"),
+    "bicubic": (Image.Resampling.BICUBIC, "bicubic"),
+    "box": (Image.Resampling.BOX, None),
+    "hamming": (Image.Resampling.HAMMING, None),
+    "lanczos": (Image.Resampling.LANCZOS, None),
+}
+"""What Pillow and torch call each interpolation; torch has no counterpart to some of Pillow's."""
+
+_SMOOTH = ("bilinear", "bicubic")
+_MAX_PIXELS = 2**28
+
+
+def size_of(image: object, who: str) -> tuple[int, int]:
+    """Return (height, width) of an image that has pixels; raises TypeError or ValueError in the name of `who`."""
+    if isinstance(image, Image.Image):
+        width, height = image.size
+    elif isinstance(image, torch.Tensor):
+        if image.ndim < 3:
+            raise ValueError(f"{who}: a tensor image has shape (channels, height, width), not {tuple(image.shape)}")
+        height, width = image.shape[-2:]
+    else:
+        raise TypeError(f"{who} takes a Pillow image or a torch tensor, not {type(image).__qualname__}")
+    if not height or not width:
+        raise ValueError(f"{who}: the image has no pixels: it is {height} high and {width} wide")
+    return height, width
+
+
+def shorter_edge(height: int, width: int, size: int, who: str) -> tuple[int, int]:
+    """Return the (height, width) whose shorter edge is `size`; the longer one is rounded down, as in torchvision."""
+    longer = int(size * max(height, width) / min(height, width))
+    # One line of pixels, 65,500 long, would ask for 10 GB at 224: an error that a policy can deal with is better.
+    if size * longer > _MAX_PIXELS:
+        raise ValueError(
+            f"{who}: an image {height} high and {width} wide, its shorter edge resized to {size}, "
+            f"would have more than {_MAX_PIXELS} pixels; give both edges"
+        )
+    return (longer, size) if width <= height else (size, longer)
+
+
+def resize(image: ImageT, size: tuple[int, int], interpolation: str, who: str) -> ImageT:
+    """Resize to (height, width), with antialiasing where the interpolation is smooth."""
+    if size_of(image, who) == size:
+        return image
+    resample, mode = INTERPOLATIONS[interpolation]
+    if isinstance(image, Image.Image):
+        return image.resize((size[1], size[0]), resample)
+    if mode is None:
+        able = ", ".join(name for name, (_, torch_mode) in INTERPOLATIONS.items() if torch_mode)
+        raise TypeError(f"{who}: interpolation {interpolation!r} is for Pillow images; for tensors there are {able}")
+    return _resize_tensor(image, size, mode, who)
+
+
+def _resize_tensor(image: torch.Tensor, size: tuple[int, int], mode: str, who: str) -> torch.Tensor:
+    dtype = image.dtype
+    if dtype == torch.bool or dtype.is_complex:
+        raise TypeError(f"{who} takes tensors of integers or floats, not {dtype}")
+    # What torch resizes as it is; the rest goes through a float that holds each of its values.
+    native = dtype in (torch.float32, torch.float64) or (dtype == torch.uint8 and image.device.type == "cpu")
+    work = dtype if native else torch.float32 if dtype.is_floating_point or dtype == torch.uint8 else torch.float64
+    smooth = mode in _SMOOTH
+    batch = image.reshape(-1, *image.shape[-3:]).to(work)
+    out = torch.nn.functional.interpolate(
+        batch, size=size, mode=mode, align_corners=False if smooth else None, antialias=smooth
+    )
+    if not native and not dtype.is_floating_point:
+        limits = torch.iinfo(dtype)
+        # Bicubic overshoots, and an overshoot must not wrap around.
+        out = out.round_().clamp_(limits.min, limits.max)
+    return out.to(dtype).reshape(*image.shape[:-2], *size)
+
+
+def crop(image: ImageT, top: int, left: int, height: int, width: int, who: str) -> ImageT:
+    """Cut out a window, which may reach over the edges: there it is zero. The result owns its memory."""
+    image_height, image_width = size_of(image, who)
+    if (top, left, height, width) == (0, 0, image_height, image_width):
+        return image
+    if isinstance(image, Image.Image):
+        return image.crop((left, top, left + width, top + height))
+    inside_top, inside_left = max(top, 0), max(left, 0)
+    inside = image[..., inside_top : max(top + height, 0), inside_left : max(left + width, 0)]
+    if inside.shape[-2:] == (height, width):
+        # A view would keep the whole image alive, and hand it to whoever changes the crop in place.
+        return inside.clone(memory_format=torch.contiguous_format)
+    out = image.new_zeros((*image.shape[:-2], height, width))
+    rows, columns = inside_top - top, inside_left - left
+    out[..., rows : rows + inside.shape[-2], columns : columns + inside.shape[-1]] = inside
+    return out
+
+
+def center_crop(image: ImageT, size: tuple[int, int], who: str) -> ImageT:
+    """Cut out the (height, width) pixels in the middle, rounded as in torchvision."""
+    height, width = size
+    image_height, image_width = size_of(image, who)
+    return crop(image, _middle(image_height, height), _middle(image_width, width), height, width, who)
+
+
+def _middle(length: int, wanted: int) -> int:
+    return round((length - wanted) / 2) if wanted <= length else -((wanted - length) // 2)
+
+
+def flip(image: ImageT) -> ImageT:
+    """Mirror left and right."""
+    if isinstance(image, Image.Image):
+        return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    return image.flip(-1)
+
+
+def normalize(image: object, mean: Sequence[float], std: Sequence[float], who: str, *, inplace: bool) -> torch.Tensor:
+    """Subtract a mean and divide by a deviation, one for each channel or one for all."""
+    if not isinstance(image, torch.Tensor) or not image.is_floating_point():
+        kind = image.dtype if isinstance(image, torch.Tensor) else type(image).__qualname__
+        raise TypeError(f"{who} takes a floating tensor, not {kind}; put ToTensor before it")
+    size_of(image, who)
+    channels = max(len(mean), len(std))
+    if channels not in (1, image.shape[-3]):
+        raise ValueError(f"{who} has numbers for {channels} channels, and the image has {image.shape[-3]}")
+    means, stds = (torch.tensor(each, dtype=image.dtype, device=image.device)[:, None, None] for each in (mean, std))
+    if not stds.all():
+        raise ValueError(f"{who}: a deviation of {min(std)} is zero in {image.dtype}")
+    target = image if inplace else image.clone()
+    return target.sub_(means).div_(stds)
+
+
+def to_tensor(image: object, who: str) -> torch.Tensor:
+    """Convert to a tensor, as torchvision's ``ToTensor`` does: 8-bit values become float32 in [0, 1]."""
+    if isinstance(image, np.ndarray):
+        return _scaled(_from_array(image, who))
+    size_of(image, who)
+    if isinstance(image, Image.Image):
+        return _scaled(torch.from_numpy(_pillow_array(image, who)).permute(2, 0, 1))
+    assert isinstance(image, torch.Tensor)
+    if image.is_floating_point():
+        return image.to(torch.float32)
+    if image.dtype != torch.uint8:
+        raise TypeError(f"{who} takes a uint8 or floating tensor, not {image.dtype}, whose range nothing tells")
+    return _scaled(image)
+
+
+def _scaled(image: torch.Tensor) -> torch.Tensor:
+    if image.dtype == torch.uint8:
+        return image.contiguous().to(torch.float32).div_(255)
+    return image.contiguous()
+
+
+def _from_array(image: Array, who: str) -> torch.Tensor:
+    if image.ndim not in (2, 3):
+        raise ValueError(f"{who}: an array image has shape (height, width[, channels]), not {image.shape}")
+    channels = (image[:, :, None] if image.ndim == 2 else image).transpose(2, 0, 1)
+    try:
+        # Always a copy: the tensor must share no memory with the array, which may also be read-only or reversed.
+        return torch.from_numpy(np.array(channels, dtype=image.dtype.newbyteorder("="), order="C"))
+    except TypeError:
+        raise TypeError(f"{who}: torch has no counterpart to an array of dtype {image.dtype}") from None
+
+
+def _pillow_array(image: Image.Image, who: str) -> Array:
+    if image.mode.startswith("I;16"):
+        wide = np.array(image)
+        # torchvision wraps these into negative numbers.
+        if wide.max() > np.iinfo(np.int16).max:
+            raise ValueError(f"{who}: the 16-bit image has values over 32767, which int16 cannot hold; use mode 'I'")
+        array: Array = wide.astype(np.int16)
+    elif image.mode == "1":
+        array = np.array(image, np.uint8) * np.uint8(255)
+    else:
+        array = np.array(image, {"I": np.int32, "F": np.float32}.get(image.mode, np.uint8))
+    return array.reshape(image.height, image.width, len(image.getbands()))

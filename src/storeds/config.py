@@ -1,0 +1,161 @@
+"""Training chosen by config: `load_config`, then `build_dataset` and `build_loader`."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from storeds._suggest import suggest
+from storeds.errors import ConfigError
+from storeds.source import Settings, Source, read_mapping
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+    from storeds.dataset import StoreDataset
+
+__all__ = ["Config", "Loader", "build_dataset", "build_loader", "config_schema", "load_config"]
+
+_LOG = logging.getLogger("storeds")
+_PLACEHOLDER = "{split}"
+
+
+class Loader(Settings):
+    """The ``[loader]`` table: arguments of `torch.utils.data.DataLoader`; what is left out is picked and logged."""
+
+    where_from: ClassVar[str] = "[loader]"
+
+    batch_size: int = Field(32, ge=1, description="Samples a batch.")
+    shuffle: bool = Field(False, description="A new order each epoch, the same for the same dataset seed.")
+    drop_last: bool = Field(False, description="Drop the last batch when it is short.")
+    num_workers: int | None = Field(
+        None, ge=0, description="Worker processes; by default the CPUs this process may use."
+    )
+    start_method: Literal["fork", "spawn", "forkserver"] | None = Field(None, description="How workers start.")
+    persistent_workers: bool | None = Field(
+        None, description="Keep workers between epochs; by default if there are any."
+    )
+    prefetch_factor: int | None = Field(None, ge=1, description="Batches loaded ahead by each worker.")
+    pin_memory: bool | None = Field(None, description="Copy batches to pinned memory; by default with CUDA.")
+    timeout: float = Field(0, ge=0, description="Seconds to wait for a batch from a worker; 0 for no limit.")
+
+
+class Config(Settings):
+    """A whole config: ``[dataset]``, ``[loader]``, and ``[splits.NAME.dataset]`` or ``[splits.NAME.loader]`` over them.
+
+    Attributes
+    ----------
+    dataset : Source
+    loader : Loader
+    splits : mapping
+        Split name → what differs for it.
+    """
+
+    dataset: Source
+    loader: Loader = Loader()
+    splits: dict[str, Split] = Field(default_factory=dict)
+
+    def source_for(self, split: str | None) -> Source:
+        """Return the dataset's description for one split.
+
+        A split is what ``[splits.NAME]`` makes of ``[dataset]``; where there is none, ``{split}`` in the URL; where
+        there is none either, the records whose field ``split`` has that value.
+        """
+        table = self._split(split)
+        changes = dict(table.dataset)
+        if split is not None:
+            url = changes.get("url", self.dataset.url)
+            if _PLACEHOLDER in url:
+                changes["url"] = url.replace(_PLACEHOLDER, split)
+            elif split not in self.splits:
+                changes["where"] = {**(self.dataset.where or {}), "split": split}
+        return Source.validated({**dict(self.dataset), **changes})
+
+    def loader_for(self, split: str | None) -> Loader:
+        """Return the loader's settings for one split."""
+        return Loader.validated({**dict(self.loader), **self._split(split).loader})
+
+    def _split(self, split: str | None) -> Split:
+        if split is None:
+            return Split()
+        if self.splits and split not in self.splits:
+            raise ConfigError(f"config: unknown split {split!r}; {suggest(split, self.splits, 'splits')}")
+        return self.splits.get(split, Split())
+
+
+class Split(Settings):
+    """What differs from ``[dataset]`` and ``[loader]`` in one split."""
+
+    where_from: ClassVar[str] = "[splits]"
+
+    dataset: dict[str, Any] = Field(default_factory=dict)
+    loader: dict[str, Any] = Field(default_factory=dict)
+
+
+Config.model_rebuild()
+
+
+def load_config(path_or_mapping: str | os.PathLike[str] | Mapping[str, Any]) -> Config:
+    """Return the validated config in a TOML, YAML or JSON file, or in a mapping.
+
+    ``${NAME}`` in any text stands for that environment variable, so that no secret needs to stand in a file.
+
+    Raises
+    ------
+    ConfigError
+        It cannot be parsed, a key is unknown, a value is of the wrong type, a variable is not set.
+    StoreNotFoundError
+        There is no such file.
+    """
+    mapping = path_or_mapping if isinstance(path_or_mapping, Mapping) else read_mapping(path_or_mapping)
+    config = Config.parse(mapping)
+    for split in config.splits:  # say now what is wrong, not when the split is used
+        config.source_for(split)
+        config.loader_for(split)
+    return config
+
+
+def config_schema() -> dict[str, Any]:
+    """Return the JSON Schema of a config, for editors and checks."""
+    return Config.model_json_schema()
+
+
+def build_dataset(config: Config, split: str | None = None) -> StoreDataset:
+    """Return the dataset that `config` describes; see `Config.source_for` for what a split is."""
+    from storeds.dataset import StoreDataset
+
+    return StoreDataset(config.source_for(split))
+
+
+def build_loader(config: Config, split: str | None = None) -> DataLoader[Any]:
+    """Return a `DataLoader` over `build_dataset`; what the config leaves open is picked here and logged.
+
+    Workers: as many as the CPUs this process may use. Persistent if there are any. Pinned memory with CUDA. With a
+    dataset seed, shuffling is seeded by it too.
+    """
+    import torch
+    from torch.utils.data import DataLoader
+
+    dataset, settings = build_dataset(config, split), config.loader_for(split)
+    workers = len(os.sched_getaffinity(0)) if settings.num_workers is None else settings.num_workers
+    pin = torch.cuda.is_available() if settings.pin_memory is None else settings.pin_memory
+    persistent = workers > 0 if settings.persistent_workers is None else settings.persistent_workers
+    _LOG.info("loader: %d workers, pin_memory=%s, persistent_workers=%s", workers, pin, persistent)
+    generator = None if dataset.seed is None else torch.Generator().manual_seed(dataset.seed)
+    return DataLoader(
+        dataset,
+        batch_size=settings.batch_size,
+        shuffle=settings.shuffle,
+        drop_last=settings.drop_last,
+        num_workers=workers,
+        multiprocessing_context=settings.start_method if workers else None,
+        persistent_workers=persistent,
+        prefetch_factor=settings.prefetch_factor if workers else None,
+        pin_memory=pin,
+        timeout=settings.timeout,
+        generator=generator,
+    )

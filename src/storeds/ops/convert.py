@@ -1,0 +1,76 @@
+"""Copies a store from any backend to any other, record by record, and proves that nothing changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from storeds._meta import NATIVE
+from storeds._url import redact
+from storeds.errors import FormatError, RecordError
+from storeds.ops.progress import Progress, ProgressHook
+from storeds.protocols import Backend, Meta, Record
+from storeds.stores import open_backend, open_writer
+
+__all__ = ["convert"]
+
+_BATCH = 64
+
+
+def convert(
+    src_url: str,
+    dst_url: str,
+    *,
+    overwrite: bool = False,
+    resume: bool = False,
+    commit_every: int = 1000,
+    progress: ProgressHook | None = None,
+) -> Meta:
+    """Copy the store at `src_url` to `dst_url`; order, fields, attrs and `Meta.id` stay the same.
+
+    Parameters
+    ----------
+    src_url, dst_url : str
+        See `open_backend` and `open_writer`.
+    overwrite, resume, commit_every
+        As for `open_writer`.
+    progress : callable, optional
+        Called with a `Progress` now and then.
+
+    Returns
+    -------
+    Meta
+        Of the new store.
+
+    Raises
+    ------
+    RecordError
+        A record of the source is bad; nothing is published.
+    FormatError
+        The copy's `Meta.id` differs from the source's, so the source is damaged where no checksum of a record shows it.
+    """
+    with open_backend(src_url) as source:
+        writer = open_writer(dst_url, source.meta.fields, overwrite=overwrite, resume=resume, commit_every=commit_every)
+        with writer:
+            for records, state in _batches(source, writer.count):
+                writer.append(records)
+                if progress is not None:
+                    progress(state)
+            meta = writer.publish(source.meta.attrs)
+        if source.meta.layout == NATIVE and meta.id != source.meta.id:
+            raise FormatError(
+                f"{redact(dst_url)} holds what was read from {source.url}, but its content id {meta.id} differs from the "
+                f"source's {source.meta.id}: the source is damaged; run storeds verify on it"
+            )
+        return meta
+
+
+def _batches(source: Backend, start: int) -> Iterator[tuple[list[Record], Progress]]:
+    volume = 0
+    for first in range(start, len(source), _BATCH):
+        records: list[Record] = []
+        for record in source.get_many(range(first, min(first + _BATCH, len(source)))):
+            if isinstance(record, RecordError):
+                raise record
+            records.append(record)
+            volume += sum(len(value) for value in record.values() if isinstance(value, bytes))
+        yield records, Progress(first + len(records), len(source), volume)

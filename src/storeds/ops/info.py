@@ -1,0 +1,74 @@
+"""Says what is in a store without reading a blob."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from storeds._url import split_scheme
+from storeds.backends.base import StoreBackend
+from storeds.protocols import JSON
+from storeds.record import fields_to_json
+from storeds.stores import open_backend
+
+__all__ = ["Info", "info"]
+
+
+@dataclass(frozen=True)
+class Info:
+    """What a store says about itself.
+
+    Attributes
+    ----------
+    url, backend, layout, id, build : str
+    count : int
+        Records.
+    fields : list
+        Name and kind of each field, in order.
+    attrs : dict
+        Class names and the like.
+    bytes : int or None
+        What the store takes in its engine; None where that cannot be told.
+    leftovers : str or None
+        Where an interrupted writer of this store left its work.
+    """
+
+    url: str
+    backend: str
+    layout: str
+    id: str
+    build: str
+    count: int
+    fields: JSON
+    attrs: dict[str, JSON]
+    bytes: int | None
+    leftovers: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the info as JSON."""
+        return dict(vars(self))
+
+
+def info(url: str) -> Info:
+    """Return what the store at `url` says about itself.
+
+    Raises
+    ------
+    StoreNotFoundError, FormatError, UnavailableError, ConfigError
+        From opening it.
+    """
+    with open_backend(url) as backend:
+        meta = backend.meta
+        own = backend if isinstance(backend, StoreBackend) else None
+        return Info(
+            url=backend.url,
+            backend=str(split_scheme(backend.url)[0]),
+            layout=meta.layout,
+            id=meta.id,
+            build=meta.build,
+            count=meta.count,
+            fields=fields_to_json(meta.fields),
+            attrs=dict(meta.attrs),
+            bytes=own.stored_bytes() if own else None,
+            leftovers=own.leftovers() if own else None,
+        )

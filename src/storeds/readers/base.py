@@ -1,0 +1,82 @@
+"""Readers for which one record is one sample: which fields a sample has, and where they come from."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from storeds._suggest import suggest
+from storeds.errors import ConfigError
+from storeds.protocols import Backend, Field, Record, SampleContext
+
+__all__ = ["INDEX", "RecordReader"]
+
+INDEX = "index"
+
+
+@dataclass(frozen=True)
+class RecordReader(ABC):
+    """Base of readers that make sample *i* from record *i*.
+
+    Parameters
+    ----------
+    fields : sequence of str, optional
+        The sample's elements, in order: fields of the store, and ``"index"`` for the sample's own index.
+    """
+
+    fields: tuple[str, ...] = ()
+    count: int = 0
+    kinds: tuple[Field, ...] = ()
+
+    @abstractmethod
+    def _choose(self, fields: dict[str, Field]) -> tuple[str, ...]:
+        """Return the elements when the user named none; raises ConfigError if the store cannot serve this reader."""
+
+    @abstractmethod
+    def _value(self, field: Field, value: Any, context: SampleContext) -> Any:
+        """Return an element from a stored value."""
+
+    @property
+    def stored(self) -> tuple[str, ...]:
+        # docstring inherited
+        return tuple(name for name in self.fields if name != INDEX)
+
+    @property
+    def data(self) -> str | None:
+        # docstring inherited
+        return self.stored[0] if self.stored else None
+
+    @property
+    def target(self) -> str | None:
+        # docstring inherited
+        others = [name for name in self.stored if name not in (self.data, "key")]
+        return others[0] if others else None
+
+    def bind(self, backend: Backend, /) -> Self:
+        # docstring inherited
+        declared = dict(backend.meta.fields)
+        fields = tuple(self.fields) or self._choose(declared)
+        for name in fields:
+            if name != INDEX and name not in declared:
+                raise ConfigError(f"{backend.url} has no field {name!r}; {suggest(name, [*declared, INDEX], 'fields')}")
+        if len(set(fields)) != len(fields):
+            raise ConfigError(f"fields {fields} name an element twice")
+        kinds = tuple(declared.get(name, Field("int")) for name in fields)
+        return replace(self, fields=fields, count=len(backend), kinds=kinds)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def locate(self, index: int, context: SampleContext, /) -> Sequence[int]:
+        # docstring inherited
+        return (index,)
+
+    def build(self, records: Sequence[Record], context: SampleContext, /) -> dict[str, Any]:
+        # docstring inherited
+        record = records[0]
+        return {
+            name: context.index if name == INDEX else self._value(field, record[name], context)
+            for name, field in zip(self.fields, self.kinds, strict=True)
+        }

@@ -1,0 +1,102 @@
+"""A backend that shows only some records of another: those that ``where=`` selects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from storeds._columns import read_column
+from storeds._index import index_path, load_index, save_index
+from storeds.backends.base import check_where
+from storeds.errors import ConfigError, RecordError
+from storeds.protocols import Array, Backend, Meta, Record, SupportsWhere
+
+__all__ = ["Selection"]
+
+
+class Selection:
+    """Some records of a backend under new positions ``0..len-1``, in their old order.
+
+    Parameters
+    ----------
+    backend : Backend
+        Kept open for as long as the selection; closing one closes the other.
+    where : mapping
+        Field → the value, or list of values, that it must have.
+
+    Notes
+    -----
+    The positions lie in a memory-mapped index file; a pickle carries only what leads there. `Meta` is the whole
+    store's except for ``count``.
+    """
+
+    def __init__(self, backend: Backend, where: Mapping[str, Any]) -> None:
+        self.backend = backend
+        self.where = {name: sorted(values, key=repr) for name, values in _accepted(backend, where).items()}
+        self._index = index_path(backend.url, backend.meta.build, self.where)  # type: ignore[arg-type]  # JSON by check
+        self._positions: Array | None = None
+        self.meta: Meta = replace(backend.meta, count=len(self.positions))
+
+    @property
+    def url(self) -> str:
+        """The store's URL."""
+        return self.backend.url
+
+    @property
+    def positions(self) -> Array:
+        """The selected positions of the store, int64, ascending."""
+        if self._positions is None:
+            found = load_index(self._index)
+            self._positions = save_index(self._index, self._select()) if found is None else found
+        return self._positions
+
+    def _select(self) -> Array:
+        if isinstance(self.backend, SupportsWhere):
+            return self.backend.select(self.where)
+        mask = np.ones(len(self.backend), dtype=bool)
+        for name, values in self.where.items():
+            column = read_column(self.backend, name)
+            mask &= np.logical_or.reduce([column == value for value in values], axis=0) if values else False
+        return np.flatnonzero(mask).astype(np.int64)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_positions": None}
+
+    def __len__(self) -> int:
+        return self.meta.count
+
+    def __repr__(self) -> str:
+        return f"Selection({self.backend!r}, where={self.where!r}, count={self.meta.count})"
+
+    def get_many(self, positions: Sequence[int], /, fields: Sequence[str] | None = None) -> list[Record | RecordError]:
+        # docstring inherited
+        asked = np.asarray(positions, dtype=np.int64)
+        if asked.size and (asked.min() < 0 or asked.max() >= len(self)):
+            raise IndexError(f"position outside [0, {len(self)}) of the selection from {self.url}")
+        return self.backend.get_many(self.positions[asked], fields)  # type: ignore[arg-type]  # an array is a sequence
+
+    def column(self, name: str, /) -> Array:
+        # docstring inherited
+        return read_column(self.backend, name)[self.positions]
+
+    def close(self) -> None:
+        # docstring inherited
+        self.backend.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _accepted(backend: Backend, where: Mapping[str, Any]) -> dict[str, list[Any]]:
+    if not where:
+        raise ConfigError("where: an empty mapping selects nothing in particular; leave it out to take every record")
+    return check_where(where, backend.meta.fields, backend.url)

@@ -1,0 +1,152 @@
+"""`Source`: the one validated description of a dataset, from a URL, a mapping, a YAML or a TOML file."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+import yaml
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+
+from storeds._suggest import suggest
+from storeds._url import redact
+from storeds.errors import ConfigError, StoreNotFoundError
+
+__all__ = ["Settings", "Source", "expand", "read_mapping"]
+
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+
+
+class Settings(BaseModel):
+    """Base of everything that comes from a config: frozen, strict about keys, and shown without secrets."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    where_from: ClassVar[str] = "config"
+
+    @classmethod
+    def parse(cls, mapping: Any) -> Self:
+        """Validate a mapping; raises ConfigError that names each wrong key and the nearest right one."""
+        if not isinstance(mapping, Mapping):
+            raise ConfigError(f"{cls.where_from}: expected a mapping of keys to values, got {type(mapping).__name__}")
+        return cls.validated(expand(dict(mapping)))
+
+    @classmethod
+    def validated(cls, mapping: Mapping[str, Any]) -> Self:
+        """Validate a mapping whose variables are expanded already; raises ConfigError."""
+        try:
+            return cls.model_validate(mapping)
+        except ValidationError as error:
+            raise ConfigError(f"{cls.where_from}: {explain(error, cls)}") from None
+
+    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+        return [(name, _hide(value)) for name, value in super().__repr_args__()]
+
+
+class Source(Settings):
+    """What `StoreDataset` needs to know, validated; also the ``[dataset]`` table of a config.
+
+    ``url`` (or ``source``) is where the store is; every other key is the argument of the same name of `StoreDataset`.
+    """
+
+    where_from: ClassVar[str] = "[dataset]"
+
+    url: str = Field(
+        validation_alias=AliasChoices("url", "source"), min_length=1, description="The store's URL or path."
+    )
+    layout: str | None = Field(None, description="A foreign layout; the native one by default.")
+    options: dict[str, Any] = Field(default_factory=dict, description="Options of the backend.")
+    reader: str = Field("image", description="image, array, or a registered reader.")
+    reader_options: dict[str, Any] = Field(default_factory=dict, description="Further arguments of the reader.")
+    fields: tuple[str, ...] | None = Field(None, description="The sample's elements, in order.")
+    decode: str = Field("pil", description="pil, tensor, bytes, or a registered decoder.")
+    mode: str = Field("RGB", description="The Pillow mode of images.")
+    transform: Any = Field(None, description="A list of transforms: names, or tables with name and arguments.")
+    target_transform: Any = Field(None, description="The same, for the label.")
+    as_dict: bool = Field(False, description="Samples as dicts instead of tuples.")
+    repair: bool = Field(True, description="Give a JPEG without an end marker one before decoding.")
+    on_error: Literal["raise"] = Field("raise", description="What happens to a bad sample.")
+    where: dict[str, Any] | None = Field(None, description="Field → the value, or list of values, to select.")
+    seed: int | None = Field(None, description="Makes a sample's randomness depend on (seed, epoch, index) alone.")
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the keyword arguments for `StoreDataset`."""
+        return {name: getattr(self, name) for name in type(self).model_fields if name != "url"}
+
+
+def read_mapping(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the mapping in a ``.toml``, ``.yaml``, ``.yml`` or ``.json`` file.
+
+    Raises
+    ------
+    StoreNotFoundError
+        There is no such file.
+    ConfigError
+        It cannot be parsed, or holds no mapping.
+    """
+    path = Path(path)
+    parsers = {".toml": tomllib.loads, ".yaml": yaml.safe_load, ".yml": yaml.safe_load, ".json": json.loads}
+    parse = parsers.get(path.suffix.lower())
+    if parse is None:
+        raise ConfigError(f"{path}: a config ends in {', '.join(parsers)}")
+    try:
+        found = parse(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+        raise StoreNotFoundError(f"no config at {path}: {error.strerror}") from None
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: {redact(str(error))}") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path}: expected tables such as [dataset], found {type(found).__name__}")
+    return found
+
+
+def expand(value: Any) -> Any:
+    """Return `value` with each ``${NAME}`` in its texts replaced by that environment variable."""
+    if isinstance(value, str):
+        return _VARIABLE.sub(_variable, value)
+    if isinstance(value, dict):
+        return {key: expand(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [expand(item) for item in value]
+    return value
+
+
+def _variable(match: re.Match[str]) -> str:
+    try:
+        return os.environ[match[1]]
+    except KeyError:
+        raise ConfigError(
+            f"config: the environment variable {match[1]} is not set, and {match[0]} asks for it"
+        ) from None
+
+
+def explain(error: ValidationError, cls: type[BaseModel]) -> str:
+    """Return what is wrong, key by key, without showing values, which may be secret."""
+    known = [name for name in cls.model_fields if name != "url"] + (["url"] if "url" in cls.model_fields else [])
+    lines = []
+    for item in error.errors():
+        place = ".".join(map(str, item["loc"]))
+        if item["type"] == "extra_forbidden":
+            inner = len(item["loc"]) > 1
+            lines.append(f"unknown key {place!r}" + ("" if inner else f"; {suggest(item['loc'][-1], known, 'keys')}"))
+        else:
+            lines.append(f"{place or 'it'}: {item['msg'][0].lower()}{item['msg'][1:]}")
+    return "; ".join(lines)
+
+
+def _hide(value: Any) -> Any:
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, dict):
+        return {key: "***" if _is_secret(key) else _hide(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_hide, value))
+    return value
+
+
+def _is_secret(key: Any) -> bool:
+    return redact(f"?{key}=x") != f"?{key}=x"
