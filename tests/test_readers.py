@@ -1,0 +1,159 @@
+"""Readers, through a backend in memory."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from photographs import jpeg, photograph
+from PIL import Image
+
+from storeds import Backend, SampleContext, errors, open_backend, open_writer, register_decoder
+from storeds.readers.array import ArrayReader
+from storeds.readers.image import ImageReader
+from storeds.registry import DECODERS
+
+FIELDS = {
+    "key": "str",
+    "image": "image",
+    "label": "int",
+    "mask": "image",
+    "x": {"kind": "array", "dtype": "float32", "shape": [2, None]},
+}
+
+
+def record(number: int) -> dict[str, Any]:
+    x = np.arange(2 * number, dtype="f4").reshape(2, number)
+    return {"key": f"k{number}", "image": jpeg(number), "label": number % 3, "mask": jpeg(number + 1), "x": x}
+
+
+@pytest.fixture
+def backend() -> Iterator[Backend]:
+    with open_writer("memory://readers", FIELDS, overwrite=True) as writer:
+        writer.append(record(number) for number in range(6))
+    with open_backend("memory://readers") as opened:
+        yield opened
+
+
+def build(reader: Any, backend: Backend, index: int) -> tuple[dict[str, Any], SampleContext]:
+    bound = reader.bind(backend)
+    context = SampleContext(index)
+    records = backend.get_many(bound.locate(index, context), bound.stored)
+    return bound.build(records, context), context
+
+
+def decoded(blob: bytes, mode: str = "RGB") -> np.ndarray:
+    with Image.open(io.BytesIO(blob)) as image:
+        return np.asarray(image.convert(mode))
+
+
+def test_by_default_a_sample_is_the_image_and_the_label(backend: Backend) -> None:
+    sample, _ = build(ImageReader(), backend, 4)
+    assert list(sample) == ["image", "label"]
+    assert sample["image"].mode == "RGB"
+    assert (np.asarray(sample["image"]) == decoded(jpeg(4))).all()
+    assert sample["label"] == 1
+
+
+def test_elements_come_in_the_order_asked_for_with_the_index_among_them(backend: Backend) -> None:
+    sample, _ = build(ImageReader(("index", "key", "mask")), backend, 2)
+    assert list(sample) == ["index", "key", "mask"]
+    assert (sample["index"], sample["key"]) == (2, "k2")
+    assert (np.asarray(sample["mask"]) == decoded(jpeg(3))).all()
+
+
+def test_bytes_are_the_stored_bytes_even_of_a_damaged_image() -> None:
+    blob = jpeg(0)[:-2]
+    with open_writer("memory://readers-cut", {"image": "image"}, overwrite=True) as writer:
+        writer.append([{"image": blob}])
+    with open_backend("memory://readers-cut") as backend:
+        sample, context = build(ImageReader(decode="bytes"), backend, 0)
+        assert sample["image"] == blob
+        assert not context.notes
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("RGB", 3), ("L", 1), ("RGBA", 4)])
+def test_a_tensor_holds_the_pixels_channels_first_in_memory_of_its_own(backend: Backend, mode: str, channels: int) -> None:
+    image = build(ImageReader(decode="tensor", mode=mode), backend, 1)[0]["image"]
+    assert image.dtype == torch.uint8
+    assert image.shape == (channels, 64, 96)
+    assert image.is_contiguous()
+    assert (image.permute(1, 2, 0).squeeze(-1).numpy() == decoded(jpeg(1), mode)).all()
+
+
+def test_a_jpeg_without_its_end_is_mended_and_noted_unless_repair_is_off() -> None:
+    with open_writer("memory://readers-cut", {"image": "image"}, overwrite=True) as writer:
+        writer.append([{"image": jpeg(0)[:-2]}, {"image": jpeg(0)}])
+    with open_backend("memory://readers-cut") as backend:
+        mended, context = build(ImageReader(), backend, 0)
+        assert (np.asarray(mended["image"]) == decoded(jpeg(0))).all()
+        assert context.notes
+        assert not build(ImageReader(), backend, 1)[1].notes
+        with pytest.raises(errors.DecodeError, match="cannot be decoded"):
+            build(ImageReader(repair=False), backend, 0)
+
+
+@pytest.mark.parametrize("blob", [b"", b"<html>not found</html>", jpeg(0)[:40]])
+def test_what_does_not_decode_is_a_decode_error_that_shows_its_first_bytes(blob: bytes) -> None:
+    with open_writer("memory://readers-bad", {"image": "image"}, overwrite=True) as writer:
+        writer.append([{"image": blob}])
+    with open_backend("memory://readers-bad") as backend, pytest.raises(errors.DecodeError) as raised:
+        build(ImageReader(), backend, 0)
+    assert (blob[:4].hex(" ") if blob else "it is empty") in str(raised.value)
+
+
+def test_a_store_without_images_is_refused_with_what_it_has() -> None:
+    with open_writer("memory://no-images", {"x": "float"}, overwrite=True) as writer:
+        writer.append([{"x": 1.0}])
+    with open_backend("memory://no-images") as backend, pytest.raises(errors.ConfigError, match=r"x \(float\).*'array'"):
+        ImageReader().bind(backend)
+
+
+def test_unknown_names_are_refused_with_the_nearest(backend: Backend) -> None:
+    with pytest.raises(errors.ConfigError, match="did you mean 'label'"):
+        ImageReader(("image", "lable")).bind(backend)
+    with pytest.raises(errors.ConfigError, match="twice"):
+        ImageReader(("image", "image")).bind(backend)
+    with pytest.raises(errors.ConfigError, match="did you mean 'tensor'"):
+        ImageReader(decode="tensr")
+    with pytest.raises(errors.ConfigError, match="Pillow mode"):
+        ImageReader(mode="RGBBB")
+
+
+def test_a_registered_decoder_is_used(backend: Backend) -> None:
+    register_decoder("length", lambda blob, mode: (len(blob), mode))
+    try:
+        assert build(ImageReader(decode="length", mode="L"), backend, 3)[0]["image"] == (len(jpeg(3)), "L")
+    finally:
+        del DECODERS._known["length"]
+
+
+def test_arrays_come_as_tensors_of_the_same_dtype_and_shape(backend: Backend) -> None:
+    sample, _ = build(ArrayReader(("x", "label")), backend, 5)
+    assert sample["x"].dtype == torch.float32
+    assert (sample["x"].numpy() == record(5)["x"]).all()
+    assert sample["label"] == 2
+    sample["x"].zero_()
+    assert (build(ArrayReader(("x",)), backend, 5)[0]["x"].numpy() == record(5)["x"]).all()
+
+
+def test_an_array_reader_takes_every_field_by_default(backend: Backend) -> None:
+    assert list(build(ArrayReader(), backend, 0)[0]) == list(FIELDS)
+
+
+@pytest.mark.parametrize("reader", [ImageReader(("image", "label", "index"), mode="L"), ArrayReader()])
+def test_a_bound_reader_survives_pickling(reader: Any, backend: Backend) -> None:
+    bound = reader.bind(backend)
+    copy = pickle.loads(pickle.dumps(bound))
+    assert copy == bound
+    assert len(copy) == len(backend)
+
+
+def test_photographs_differ() -> None:
+    assert len({jpeg(number) for number in range(6)}) == 6
+    assert photograph().size == (96, 64)
