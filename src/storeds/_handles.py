@@ -86,6 +86,10 @@ class Ticket(Generic[H]):
         """Hold nothing until the next lease."""
         self.pool.forget(self)
 
+    def retire(self) -> None:
+        """Let go, and let nobody else share the handle: what it leads to was replaced."""
+        self.pool.retire(self)
+
     def close(self) -> None:
         """Give the claim up for good; the handle closes once nobody owns or reads it."""
         self.closed = True
@@ -133,7 +137,8 @@ class HandlePool(Generic[H]):
             if entry is None or entry.handle is None or entry.doomed:
                 entry = self._find_or_open(ticket)
             entry.leases += 1
-            self._entries.move_to_end(entry.key)
+            if self._entries.get(entry.key) is entry:  # not retired
+                self._entries.move_to_end(entry.key)
             assert entry.handle is not None
             return entry, entry.handle
 
@@ -167,6 +172,13 @@ class HandlePool(Generic[H]):
         with self._lock:
             self._forget(ticket)
             self._sweep()
+
+    def retire(self, ticket: Ticket[H]) -> None:
+        with self._lock:
+            entry = ticket.entry
+            if entry is not None and self._entries.get(entry.key) is entry:
+                del self._entries[entry.key]
+            self._forget(ticket)
 
     def close_all(self) -> None:
         """Close every handle that is not being read; claims stay valid and reopen on their next use."""

@@ -90,16 +90,23 @@ def _resize_tensor(image: torch.Tensor, size: tuple[int, int], mode: str, who: s
     # What torch resizes as it is; the rest goes through a float that holds each of its values.
     native = dtype in (torch.float32, torch.float64) or (dtype == torch.uint8 and image.device.type == "cpu")
     work = dtype if native else torch.float32 if dtype.is_floating_point or dtype == torch.uint8 else torch.float64
-    smooth = mode in _SMOOTH
-    batch = image.reshape(-1, *image.shape[-3:]).to(work)
-    out = torch.nn.functional.interpolate(
-        batch, size=size, mode=mode, align_corners=False if smooth else None, antialias=smooth
-    )
+    out = _interpolate(image.reshape(-1, *image.shape[-3:]).to(work), size, mode)
     if not native and not dtype.is_floating_point:
         limits = torch.iinfo(dtype)
         # Bicubic overshoots, and an overshoot must not wrap around.
         out = out.round_().clamp_(limits.min, limits.max)
     return out.to(dtype).reshape(*image.shape[:-2], *size)
+
+
+def _interpolate(batch: torch.Tensor, size: tuple[int, int], mode: str) -> torch.Tensor:
+    if mode not in _SMOOTH:
+        return torch.nn.functional.interpolate(batch, size=size, mode=mode)
+    height = batch.shape[-2]
+    if size[1] == 1 and height > 1:
+        # To a width of one pixel torch 2.13 computes nonsense or, for uint8, fails an internal assertion. Lying on
+        # its side, and one direction at a time, the same image comes out right.
+        return _interpolate(_interpolate(batch.mT, (1, height), mode), (1, size[0]), mode).mT
+    return torch.nn.functional.interpolate(batch, size=size, mode=mode, align_corners=False, antialias=True)
 
 
 def crop(image: ImageT, top: int, left: int, height: int, width: int, who: str) -> ImageT:

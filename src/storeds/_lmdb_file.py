@@ -2,7 +2,8 @@
 
 A file cut short kills its reader with SIGBUS at the first touch of a missing page, and a flipped byte in a meta
 page can abort it. The two meta pages therefore are compared with the file's size, and a published store carries a
-*stamp* in the unused end of its first page: a checksum over both meta pages and the root page of the main database.
+*stamp* in the unused end of its first page: the last transaction's id, and a checksum over both meta pages and the root
+page of the main database. A stamp of another transaction says nothing: some tool has written since.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ _META_AT = 16  # a page header comes first
 _META = struct.Struct("<IIQQ")  # magic, version, address, map size
 _DB = struct.Struct("<IHHQQQQQ")  # pad, flags, depth, branch, leaf, overflow pages, entries, root
 _TAIL = struct.Struct("<QQ")  # last page, transaction id
-_STAMP = b"storeds\x01"
+_STAMP = struct.Struct("<8sQ8s")  # magic, transaction id, xxh3-64
+_STAMP_MAGIC = b"storeds\x01"
 _NO_PAGE = 2**64 - 1
 _HEAD = _META_AT + _META.size + 2 * _DB.size + _TAIL.size
 
@@ -32,14 +34,16 @@ def check_lmdb_file(path: str, url: str) -> None:
         size = os.fstat(file.fileno()).st_size
         page_size, pages = _meta_pages(file.fileno(), size, url)
         metas = [_parse(page, number, url) for number, page in enumerate(pages)]
-        root, last, _ = max(metas, key=lambda meta: meta[2])
+        root, last, transaction = max(metas, key=lambda meta: meta[2])
         if (last + 1) * page_size > size:
             raise FormatError(
                 f"{url} is cut short: its header speaks of {(last + 1) * page_size} bytes, the file has {size}; copy it again"
             )
         if root != _NO_PAGE and not 1 < root <= last:
             raise FormatError(f"{url}: the header points outside the file; copy it again")
-        if pages[0][-16:-8] == _STAMP and pages[0][-8:] != _digest(file.fileno(), page_size, pages, root):
+        magic, stamped, digest = _STAMP.unpack(pages[0][-_STAMP.size :])
+        applies = magic == _STAMP_MAGIC and stamped == transaction
+        if applies and digest != _digest(file.fileno(), page_size, pages, root):
             raise FormatError(f"{url}: the header does not match its checksum; copy it again")
 
 
@@ -48,10 +52,12 @@ def stamp_lmdb_file(path: str) -> None:
     descriptor = os.open(path, os.O_RDWR)
     try:
         page_size, pages = _meta_pages(descriptor, os.fstat(descriptor).st_size, path)
-        if any(pages[0][-16:]):
+        if any(pages[0][-_STAMP.size :]):
             raise FormatError(f"{path}: this LMDB uses the end of its first page, where the stamp belongs")
-        root = max((_parse(page, number, path) for number, page in enumerate(pages)), key=lambda meta: meta[2])[0]
-        os.pwrite(descriptor, _STAMP + _digest(descriptor, page_size, pages, root), page_size - 16)
+        metas = [_parse(page, number, path) for number, page in enumerate(pages)]
+        root, _, transaction = max(metas, key=lambda meta: meta[2])
+        digest = _digest(descriptor, page_size, pages, root)
+        os.pwrite(descriptor, _STAMP.pack(_STAMP_MAGIC, transaction, digest), page_size - _STAMP.size)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
@@ -78,4 +84,4 @@ def _parse(page: bytes, number: int, url: str) -> tuple[int, int, int]:
 
 def _digest(descriptor: int, page_size: int, pages: list[bytes], root: int) -> bytes:
     main = b"" if root == _NO_PAGE else os.pread(descriptor, page_size, root * page_size)
-    return xxhash.xxh3_64_digest(pages[0][:-16] + pages[1] + main)
+    return xxhash.xxh3_64_digest(pages[0][: -_STAMP.size] + pages[1] + main)

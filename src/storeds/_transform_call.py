@@ -141,7 +141,7 @@ def _how_to_call(transform: Transform) -> _How:
     except (TypeError, ValueError):
         return "foreign"  # written in C, without a signature
     for position, parameter in enumerate(parameters):
-        if parameter.name == "generator":
+        if position and parameter.name == "generator":  # the first parameter takes the value, whatever its name
             if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
                 return "keyword"
             if parameter.kind == parameter.POSITIONAL_ONLY and position == 1:

@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import Dataset
 
 from storeds._columns import read_column
+from storeds._shared import SharedNumber
 from storeds._suggest import suggest
 from storeds.errors import ConfigError, DecodeError, RecordError, TransformError
 from storeds.protocols import Backend, Reader, Record, SampleContext
@@ -134,8 +135,7 @@ class StoreDataset(Dataset[Any]):
         self.reader: Reader[Any] = made.bind(self._view)
         self._transforms = self._bind_transforms()
         # Shared with workers, so that set_epoch reaches persistent ones (pytorch#97326).
-        self._epoch: torch.Tensor = torch.zeros((), dtype=torch.int64)
-        self._epoch.share_memory_()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._epoch = SharedNumber()
         self._told = False
 
     def _bind_transforms(self) -> list[tuple[str, BoundTransform]]:
@@ -178,11 +178,11 @@ class StoreDataset(Dataset[Any]):
     @property
     def epoch(self) -> int:
         """The epoch that the randomness of samples belongs to."""
-        return int(self._epoch)
+        return self._epoch.get()
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, for persistent workers too."""
-        self._epoch.fill_(epoch)
+        self._epoch.set(epoch)
 
     def __len__(self) -> int:
         return len(self.reader)

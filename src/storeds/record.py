@@ -272,7 +272,7 @@ class RecordCodec:
 
 _CHECKSUM_KEY = _encode(CHECKSUM) + b"\xc4\x08"
 _CHECKSUM_SIZE = len(_CHECKSUM_KEY) + 8
-_UNDECODABLE = (msgspec.DecodeError, AttributeError, KeyError, TypeError, RecursionError)
+_UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, AttributeError, KeyError, TypeError, RecursionError)
 
 
 def _header(count: int) -> bytes:

@@ -16,12 +16,15 @@ from typing import Any
 
 import h5py
 import numpy as np
+import xxhash
 
 from storeds._columns import SCALARS
 from storeds._meta import meta_to_row
 from storeds._staging import Staging, sync_path
 from storeds._url import file_path, file_url
 from storeds._writer import COMMIT_EVERY, Sealed, StoreWriter
+from storeds.backends._hdf5_file import stamp_hdf5_file
+from storeds.backends._hdf5_rows import COLUMN_CHECKSUM
 from storeds.backends.base import parse_options
 from storeds.backends.hdf5 import Hdf5Options
 from storeds.errors import FormatError
@@ -111,41 +114,61 @@ class Hdf5Writer(StoreWriter):
     def _publish(self, meta: Meta) -> None:
         built = self._folder / "built.h5"
         built.unlink(missing_ok=True)
-        places = self._lay_out(built, meta)
+        places, raw = self._lay_out(built, meta)
         target = os.open(built, os.O_RDWR | os.O_CLOEXEC)
         try:
             for name, place in places.items():
                 _copy(self._files[name], target, self._ends[name], place)
         finally:
             os.close(target)
+        stamp_hdf5_file(str(built), raw)
         self._close_files()
         self._staging.publish(built)
 
-    def _lay_out(self, built: Path, meta: Meta) -> dict[str, int]:
-        """Write the HDF5 file with room for every column; return column name → offset of its room."""
+    def _lay_out(self, built: Path, meta: Meta) -> tuple[dict[str, int], list[tuple[int, int]]]:
+        """Write the HDF5 file with room for every column.
+
+        Returns column name → offset of its room, and the byte ranges of all raw data.
+        """
         n, places = meta.count, {}
+        raw: list[tuple[int, int]] = []
         with h5py.File(built, "w") as file:
             for key, value in meta_to_row(meta).items():
                 file.attrs[key] = value
             records = file.create_group("records")
 
-            def room(name: str, column: str, shape: tuple[int, ...], dtype: Any) -> None:
+            def room(name: str, column: str, shape: tuple[int, ...], dtype: Any) -> h5py.Dataset:
                 dataset = _create_flat(records, name, shape, np.dtype(dtype))
                 if self._ends[column]:
                     places[column] = dataset.id.get_offset()
+                    raw.append(_raw_range(dataset))
+                return dataset
 
             for name, field in self.fields.items():
                 if field.is_fixed:
                     shape = () if field.is_scalar else tuple(size or 0 for size in field.shape or ())
-                    room(name, name, (n, *shape), field.dtype or SCALARS[field.kind])
+                    dataset = room(name, name, (n, *shape), field.dtype or SCALARS[field.kind])
+                    self._seal_column(dataset, name)
                     continue
-                room(f"{name}/data", f"{name}.data", (self._ends[f"{name}.data"],), "u1")
+                dataset = room(f"{name}/data", f"{name}.data", (self._ends[f"{name}.data"],), "u1")
                 stops = np.frombuffer(_read(self._files[f"{name}.stops"], n * 8), "<i8")
-                records[f"{name}/offsets"] = np.concatenate((np.zeros(1, "<i8"), stops))
+                offsets = np.concatenate((np.zeros(1, "<i8"), stops))
+                records[f"{name}/offsets"] = offsets
+                raw.append(_raw_range(records[f"{name}/offsets"]))
+                if field.kind == "str":
+                    self._seal_column(dataset, f"{name}.data")
+                    records[f"{name}/offsets"].attrs[COLUMN_CHECKSUM] = _hex(xxhash.xxh3_64(offsets.tobytes()))
                 if field.kind == "array":
                     room(f"{name}/shapes", f"{name}.shapes", (n, len(field.shape or ())), "<i8")
             room(CHECKSUM, CHECKSUM, (n, 8), "u1")
-        return places
+        return places, raw
+
+    def _seal_column(self, dataset: h5py.Dataset, column: str) -> None:
+        # The records' checksums do not help who reads one column alone.
+        hasher = xxhash.xxh3_64()
+        for part in _parts(self._files[column], self._ends[column]):
+            hasher.update(part)
+        dataset.attrs[COLUMN_CHECKSUM] = _hex(hasher)
 
     def _discard(self) -> None:
         self._close_files()
@@ -188,6 +211,15 @@ def _create_flat(group: h5py.Group, name: str, shape: tuple[int, ...], dtype: np
     space = h5py.h5s.create_simple(shape)
     kind = h5py.h5t.py_create(dtype, logical=True)
     return h5py.Dataset(h5py.h5d.create(group.id, name.encode(), kind, space, creation, linking))
+
+
+def _raw_range(dataset: h5py.Dataset) -> tuple[int, int]:
+    start = dataset.id.get_offset()
+    return start, start + dataset.nbytes
+
+
+def _hex(hasher: xxhash.xxh3_64) -> np.bytes_:
+    return np.bytes_(hasher.hexdigest())  # as text of fixed length, which every HDF5 reader reads
 
 
 def _read(descriptor: int, size: int) -> bytes:

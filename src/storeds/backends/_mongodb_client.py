@@ -15,7 +15,7 @@ from pymongo.errors import ConfigurationError, OperationFailure, PyMongoError
 
 from storeds._handles import HandlePool
 from storeds._url import redact, split_scheme
-from storeds.errors import ConfigError, UnavailableError
+from storeds.errors import ConfigError, StoredsError, UnavailableError
 
 __all__ = ["CLIENTS", "ClientFactory", "ClientOpener", "Location", "parse_location", "pymongo_errors"]
 
@@ -52,6 +52,8 @@ def parse_location(url: str) -> Location:
     if not hosts or len(path) != 2 or not all(path):
         raise ConfigError(f"{shown}: expected {scheme}://[user:password@]host[:port][,…]/database/collection[?options]")
     database, collection = map(unquote, path)
+    if re.search(r"[/\\. \"$\0]", database):
+        raise ConfigError(f"{shown}: {database!r} cannot be the name of a database")
     if collection.startswith("system.") or re.search(r"[$\0]|^\.|\.$|\.\.", collection):
         raise ConfigError(f"{shown}: {collection!r} cannot be the name of a collection")
     uri = f"{scheme}://{userinfo}{at}{hosts}/{path[0]}{'?' + query if query else ''}"
@@ -93,6 +95,8 @@ def pymongo_errors(location: Location) -> Iterator[None]:
     """Turn PyMongo's exceptions into UnavailableError or ConfigError that name the store, secrets removed."""
     try:
         yield
+    except StoredsError:  # some of ours are ValueErrors too
+        raise
     except (ConfigurationError, ValueError) as error:
         raise ConfigError(f"{location.url}: {_scrub(str(error), location.uri)}") from None
     except PyMongoError as error:

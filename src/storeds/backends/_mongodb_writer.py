@@ -16,7 +16,7 @@ from storeds._writer import COMMIT_EVERY, Sealed, StoreWriter
 from storeds.backends._mongodb_client import CLIENTS, ClientFactory, ClientOpener, parse_location, pymongo_errors
 from storeds.backends._mongodb_documents import large_value_files, to_document
 from storeds.backends.base import BackendOptions, parse_options
-from storeds.backends.mongodb import identity_of, meta_collection, partial_collection, values_collection
+from storeds.backends.mongodb import PUBLISHES, identity_of, meta_collection, partial_collection, values_collection
 from storeds.errors import ConfigError, FormatError, StoredsError, StoreExistsError
 from storeds.protocols import Meta
 from storeds.record import CHECKSUM, canonical_json, fields_to_json
@@ -24,7 +24,6 @@ from storeds.record import CHECKSUM, canonical_json, fields_to_json
 __all__ = ["MongodbWriter"]
 
 _DURABLE = WriteConcern(w="majority", j=True)
-_NAMESPACE_EXISTS = 48
 
 
 class MongodbWriter(StoreWriter):
@@ -64,8 +63,7 @@ class MongodbWriter(StoreWriter):
     @contextmanager
     def _database(self) -> Iterator[Any]:
         with self._ticket.lease() as client, pymongo_errors(self._location):
-            database = client[self._location.database]
-            yield database.with_options(write_concern=_DURABLE) if hasattr(database, "with_options") else database
+            yield _durable(client[self._location.database])
 
     def _begin(self, database: Any, *, overwrite: bool, resume: bool) -> None:
         if identity_of(database, self._name) is not None and not overwrite:
@@ -86,8 +84,8 @@ class MongodbWriter(StoreWriter):
     def _start(self, database: Any) -> None:
         database[self._partial].drop()
         database.create_collection(self._partial)
-        self._identity, self._build = identity_of(database, self._partial), new_build()
-        entry = {"_id": self._identity, "plan": self._plan, "build": self._build}
+        self._identity, self._values = identity_of(database, self._partial), new_build()
+        entry = {"_id": self._identity, "plan": self._plan, "values": self._values}
         database[meta_collection(self._name)].replace_one({"_id": self._identity}, entry, upsert=True)
 
     def _take_over(self, database: Any, identity: Any) -> None:
@@ -101,16 +99,16 @@ class MongodbWriter(StoreWriter):
                 f"{self.url} cannot be resumed: it was begun with {entry['plan']}, now it is {self._plan}; "
                 "use the same fields, or start anew with overwrite=True"
             )
-        self._identity, self._build = identity, entry["build"]
+        self._identity, self._values = identity, entry["values"]
         digests = [bytes(row[CHECKSUM]) for row in database[self._partial].find({}, {CHECKSUM: True}).sort("_id", 1)]
         self._resume_from(len(digests), digests)
 
     def _commit(self, batch: list[Sealed], first: int) -> None:
-        made = [to_document(at, sealed, self.fields, self._build) for at, sealed in enumerate(batch, first)]
+        made = [to_document(at, sealed, self.fields, self._values) for at, sealed in enumerate(batch, first)]
         with self._database() as database:
             for _, large in made:
                 for value in large:
-                    self._put_large(database, *large_value_files(value, self._build))
+                    self._put_large(database, *large_value_files(value, self._values))
             # In order, so that what a killed writer leaves is a prefix.
             database[self._partial].insert_many([document for document, _ in made], ordered=True)
 
@@ -127,12 +125,14 @@ class MongodbWriter(StoreWriter):
         with self._database() as database:
             self._check_complete(database, meta)
             metas = database[meta_collection(self._name)]
-            row = {**meta_to_row(meta), "values": self._build}
-            metas.replace_one({"_id": self._identity}, {"_id": self._identity, **row}, upsert=True)
+            row = {**meta_to_row(meta), "values": self._values}
+            # Beside the plan, without which a writer could not be resumed if the rename failed.
+            metas.update_one({"_id": self._identity}, {"$set": row}, upsert=True)
+            # Readers ask for this number with every batch: it must change before the rename does.
+            metas.update_one({"_id": PUBLISHES}, {"$inc": {"count": 1}}, upsert=True)
             self._rename(database)
             published = identity_of(database, self._name)
-            if published != self._identity:  # a server without UUIDs
-                metas.replace_one({"_id": published}, {"_id": published, **row}, upsert=True)
+            metas.replace_one({"_id": published}, {"_id": published, **row}, upsert=True)
             self._remove_stale(database, published)
         self._ticket.close()
 
@@ -150,15 +150,15 @@ class MongodbWriter(StoreWriter):
     def _rename(self, database: Any) -> None:
         try:
             database[self._partial].rename(self._name, dropTarget=self._overwrite)
-        except OperationFailure as error:
-            if error.code != _NAMESPACE_EXISTS:
+        except OperationFailure:
+            if self._overwrite or identity_of(database, self._name) is None:
                 raise
             raise StoreExistsError(f"{self.url} appeared while it was being written; nothing was replaced") from None
 
     def _remove_stale(self, database: Any, published: Any) -> None:
-        database[meta_collection(self._name)].delete_many({"_id": {"$ne": published}})
+        database[meta_collection(self._name)].delete_many({"_id": {"$nin": [published, PUBLISHES]}})
         files = database[f"{values_collection(self._name)}.files"]
-        stale = [row["_id"] for row in files.find({"metadata.build": {"$ne": self._build}}, {"_id": True})]
+        stale = [row["_id"] for row in files.find({"metadata.build": {"$ne": self._values}}, {"_id": True})]
         if stale:
             database[f"{values_collection(self._name)}.chunks"].delete_many({"files_id": {"$in": stale}})
             files.delete_many({"_id": {"$in": stale}})
@@ -169,11 +169,18 @@ class MongodbWriter(StoreWriter):
                 database[self._partial].drop()
                 published = identity_of(database, self._name)
                 metas = database[meta_collection(self._name)]
-                metas.delete_many({"_id": {"$ne": published}})
-                self._build = (metas.find_one({"_id": published}) or {}).get("values", "")
+                metas.delete_many({"_id": {"$nin": [published, PUBLISHES]}})
+                self._values = (metas.find_one({"_id": published}) or {}).get("values", "")
                 self._remove_stale(database, published)
         finally:
             self._ticket.close()
 
     def _suspend(self) -> None:
         self._ticket.close()
+
+
+def _durable(database: Any) -> Any:
+    try:
+        return database.with_options(write_concern=_DURABLE)
+    except NotImplementedError:  # mongomock, which loses nothing either
+        return database

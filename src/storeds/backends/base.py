@@ -151,13 +151,15 @@ class StoreBackend(ABC):
         for name in fields:
             if name not in self.meta.fields:
                 raise ConfigError(f"{self.url} has no field {name!r}; {suggest(name, self.meta.fields, 'fields')}")
-        return tuple(fields)
+        return tuple(dict.fromkeys(fields))
 
     def _check_positions(self, positions: Sequence[int]) -> Array:
         asked = np.asarray(positions)
         if not asked.size:
             return np.empty(0, np.int64)
-        if asked.ndim != 1 or asked.dtype.kind not in "iu":
+        if asked.ndim == 1 and asked.dtype.kind in "fO" and all(isinstance(at, (int, np.integer)) for at in positions):
+            asked = np.array(positions, object)  # too large for any integer type of NumPy, so outside
+        elif asked.ndim != 1 or asked.dtype.kind not in "iu":
             raise TypeError(f"positions must be a sequence of integers, got {asked.dtype} of shape {asked.shape}")
         low, high = int(asked.min()), int(asked.max())
         if low < 0 or high >= self.meta.count:
@@ -193,9 +195,21 @@ class HandleBackend(StoreBackend, Generic[H, Open]):
         self._opener = opener
         self._ticket: Ticket[H] = self.pool.ticket(self, opener)
         with self._ticket.lease() as handle:
-            meta = handle.meta
+            stale = self._is_stale(handle)
+        if stale:
+            self._ticket.retire()
+        with self._ticket.lease() as handle:
+            meta = self._probe(handle)
         self._ticket.let_go()
         super().__init__(opener.url, meta)
+
+    def _is_stale(self, handle: H) -> bool:
+        """Whether a handle that others opened earlier leads to a store that was replaced since."""
+        return False
+
+    def _probe(self, handle: H) -> Meta:
+        """Return the meta of a store that is being opened; the place for checks that a worker need not repeat."""
+        return handle.meta
 
     def _recipe(self) -> tuple[Any, ...]:
         return self._opener, self.meta

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import h5py
 import numpy as np
+import xxhash
 from pydantic import Field as Option
 
 from storeds._columns import SCALARS, text_column
@@ -18,6 +19,7 @@ from storeds._handles import HandlePool
 from storeds._meta import meta_from_row
 from storeds._staging import staging_folder
 from storeds._url import file_path, file_url
+from storeds.backends._hdf5_file import check_hdf5_file
 from storeds.backends._hdf5_rows import LibraryRows, Rows, open_rows
 from storeds.backends.base import BackendOptions, HandleBackend, parse_options
 from storeds.errors import FormatError, RecordError, StoredsError
@@ -96,6 +98,7 @@ class Hdf5Opener:
             raise
 
     def _open(self, descriptor: int) -> Hdf5Handle:
+        check_hdf5_file(descriptor, self.url)
         locking = {"auto": None, "true": True, "false": False}.get(self.settings.locking, self.settings.locking)
         try:
             file = h5py.File(self.path, "r", locking=locking, rdcc_nbytes=self.settings.cache_bytes)
@@ -222,21 +225,24 @@ class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
             column = handle.columns[name]
             if column.offsets is None:
                 dtype = np.dtype(field.dtype) if field.kind == "array" else SCALARS[field.kind]
-                data = bytearray(b"".join(column.rows.read([(0, n)])))
-                return self._shaped(name, np.frombuffer(data, dtype), field)
-            offsets = np.frombuffer(b"".join(column.offsets.read([(0, n + 1)])), _OFFSET)
-            text = b"".join(column.rows.read([(0, column.rows.count)]))
-        if len(offsets) != n + 1 or (np.diff(offsets) < 0).any() or offsets[-1] > len(text):
-            raise FormatError(f"{self.url}: the offsets of field {name!r} are damaged; copy it again")
-        return text_column(text, offsets.tolist())
-
-    def _shaped(self, name: str, flat: Array, field: Field) -> Array:
+                flat = np.frombuffer(bytearray(self._whole(name, column.rows)), dtype)
+                return flat.reshape((n, *(size or 0 for size in field.shape or ())))
+            offsets = np.frombuffer(self._whole(name, column.offsets), _OFFSET)
+            text = self._whole(name, column.rows)
         try:
-            return flat.reshape((self.meta.count, *(size or 0 for size in field.shape or ())))
-        except ValueError:
-            raise FormatError(
-                f"{self.url} was cut short: column {name!r} has only {flat.nbytes} bytes; copy it again"
-            ) from None
+            if offsets[0] < 0 or (np.diff(offsets) < 0).any() or offsets[-1] > len(text):
+                raise ValueError
+            return text_column(text, offsets.tolist())
+        except ValueError:  # in a file that another tool wrote, without checksums
+            raise FormatError(f"{self.url}: the offsets of field {name!r} are damaged; copy it again") from None
+
+    def _whole(self, name: str, rows: Rows) -> bytes:
+        (data,) = rows.read([(0, rows.count)])
+        if len(data) != rows.count * rows.size:
+            raise FormatError(f"{self.url} was cut short: column {name!r} has only {len(data)} bytes; copy it again")
+        if rows.checksum not in (None, xxhash.xxh3_64_hexdigest(data)):
+            raise FormatError(f"{self.url}: column {name!r} does not match its checksum; copy it again")
+        return data
 
 
 def _read_values(column: Column, positions: Sequence[int]) -> list[Any]:

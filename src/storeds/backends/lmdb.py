@@ -183,7 +183,7 @@ class LmdbBackend(HandleBackend[LmdbHandle, LmdbOpener]):
     def _column(self, name: str, field: Field) -> Array:
         if field.kind == "array":
             return column_from_records(self, name)
-        with self._lease() as handle, handle.env.begin(db=handle.columns, buffers=True) as txn:
+        with self._lease() as handle, self._columns(handle) as txn:
             data = self._column_value(handle, txn, name.encode())
             if field.kind != "str":
                 return self._check_length(name, np.frombuffer(data, SCALARS[field.kind]).copy())
@@ -191,6 +191,11 @@ class LmdbBackend(HandleBackend[LmdbHandle, LmdbOpener]):
                 name, np.frombuffer(self._column_value(handle, txn, text_offsets_key(name)), "<i8")[1:]
             )
             return text_column(bytes(data), [0, *offsets.tolist()])
+
+    @contextmanager
+    def _columns(self, handle: LmdbHandle) -> Iterator[lmdb.Transaction]:
+        with _damage_is_format_error(self.url), handle.env.begin(db=handle.columns, buffers=True) as txn:
+            yield txn
 
     def _column_value(self, handle: LmdbHandle, txn: lmdb.Transaction, key: bytes) -> memoryview:
         value = txn.get(key)
@@ -213,7 +218,7 @@ def _damage_is_format_error(url: str) -> Iterator[None]:
     except lmdb.NotFoundError as error:
         raise FormatError(f"{url} is an LMDB file, but no native store: {error}; {_NOT_OURS}") from error
     except lmdb.Error as error:
-        raise FormatError(f"{url} cannot be opened by LMDB: {error}") from error
+        raise FormatError(f"{url} cannot be read by LMDB: {error}; copy it again") from error
 
 
 _NOT_OURS = "native stores are written by storeds.open_writer, `storeds pack` or `storeds convert`"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -31,9 +29,10 @@ from storeds.record import CHECKSUM, checksum
 if TYPE_CHECKING:
     from storeds.protocols import Writer
 
-__all__ = ["MongodbBackend", "identity_of", "meta_collection", "partial_collection", "values_collection"]
+__all__ = ["PUBLISHES", "MongodbBackend", "identity_of", "meta_collection", "partial_collection", "values_collection"]
 
-_RECHECK_SECONDS = 1.0
+PUBLISHES = "publishes"  # the entry of a meta collection that counts how often a store of its name was published
+_BATCH_SIZE = 100_000  # the server ends its first reply at 16 MiB anyway
 
 
 def meta_collection(name: str) -> str:
@@ -56,9 +55,11 @@ def identity_of(database: Any, name: str) -> Any:
 
     That is its UUID, which a rename carries along. A server without UUIDs (mongomock) gives its name instead.
     """
-    for found in database.list_collections(filter={"name": name}):
-        return found.get("info", {}).get("uuid", f"name:{name}")
-    return None
+    try:
+        listed = list(database.list_collections(filter={"name": name}))
+    except NotImplementedError:
+        return f"name:{name}" if name in database.list_collection_names() else None
+    return listed[0]["info"]["uuid"] if listed else None
 
 
 class MongodbHandle:
@@ -69,14 +70,13 @@ class MongodbHandle:
         self.ticket: Ticket[Any] = CLIENTS.ticket(
             self, ClientOpener(opener.location.uri, opener.location.url, opener.factory)
         )
-        self._lock = threading.Lock()
         try:
             with self.database() as database:
+                self.publishes = _publishes(database, self.location.collection)
                 self.identity, self.meta = self._find_meta(database)
         except BaseException:
             self.ticket.close()
             raise
-        self._checked = time.monotonic()
 
     @contextmanager
     def database(self) -> Iterator[Any]:
@@ -84,16 +84,34 @@ class MongodbHandle:
         with self.ticket.lease() as client, pymongo_errors(self.location):
             yield client[self.location.database]
 
-    def confirm(self, database: Any) -> None:
-        """Raise UnavailableError if the collection was replaced; asks the server at most once a second."""
-        with self._lock:
-            now = time.monotonic()
-            if now - self._checked < _RECHECK_SECONDS:
-                return
-            self._checked = now
-        if identity_of(database, self.location.collection) != self.identity:
-            self._checked = float("-inf")
+    def find(self, match: Mapping[str, Any], fields: Iterable[str] | None) -> tuple[dict[int, Any], dict[str, bytes]]:
+        """Return position → document and the large values they refer to; all fields where `fields` is None.
+
+        The counter of publishes comes in the same round trip, read after the documents: a writer counts up before
+        it renames, so documents of a later store never come with the earlier number.
+        """
+        name = self.location.collection
+        with self.database() as database:
+            found = _aggregate(database, name, match, fields)
+            publishes = next((row["count"] for row in found if row["_id"] == PUBLISHES), 0)
+            documents = {row["_id"]: row for row in found if row["_id"] != PUBLISHES}
+            large = _read_large(database, name, references(documents.values()))
+            if publishes != self.publishes:
+                self.confirm(database, publishes)
+        return documents, large
+
+    def confirm(self, database: Any, publishes: int) -> None:
+        """Raise UnavailableError if the collection is another than the one that was opened."""
+        if not self.is_current(database):
             raise UnavailableError(f"{self.location.url} was replaced or dropped while in use; open it again")
+        self.publishes = publishes
+
+    def is_current(self, database: Any) -> bool:
+        """Whether the collection is still the one that was opened."""
+        name = self.location.collection
+        row = database[meta_collection(name)].find_one({"_id": self.identity}) or {}
+        # The build is for a server without UUIDs.
+        return identity_of(database, name) == self.identity and row.get("build") == self.meta.build
 
     def _find_meta(self, database: Any) -> tuple[Any, Meta]:
         name, url = self.location.collection, self.location.url
@@ -106,13 +124,7 @@ class MongodbHandle:
                 f"{url} is a collection, but no native store: {meta_collection(name)} has no entry for it; "
                 "native stores are written by storeds.open_writer, `storeds pack` or `storeds convert`"
             )
-        meta = meta_from_row(row, url)
-        count = database[name].estimated_document_count()
-        if count != meta.count:
-            count = database[name].count_documents({})  # the estimate may be off after a crash
-        if count != meta.count:
-            raise FormatError(f"{url}: {count} documents are there, its meta says {meta.count}; write the store again")
-        return identity, meta
+        return identity, meta_from_row(row, url)
 
 
 def _existing(database: Any) -> str:
@@ -174,7 +186,7 @@ class MongodbBackend(HandleBackend[MongodbHandle, MongodbOpener]):
     Notes
     -----
     One client a process and URI, made with ``connect=False`` and a pool of two, whatever the number of backends.
-    A batch is one ``$in`` query by ``_id``. That the collection was not replaced is asked at most once a second.
+    A batch is one ``$in`` query by ``_id``, which also tells whether the collection was replaced meanwhile.
     """
 
     Options: ClassVar[type[BackendOptions]] = BackendOptions
@@ -184,6 +196,21 @@ class MongodbBackend(HandleBackend[MongodbHandle, MongodbOpener]):
         parse_options(BackendOptions, {}, options, url)
         super().__init__(MongodbOpener(parse_location(url), client_factory))
 
+    def _is_stale(self, handle: MongodbHandle) -> bool:
+        with handle.database() as database:
+            return not handle.is_current(database)
+
+    def _probe(self, handle: MongodbHandle) -> Meta:
+        meta, url = handle.meta, handle.location.url
+        with handle.database() as database:
+            collection = database[handle.location.collection]
+            count = collection.estimated_document_count()
+            if count != meta.count:
+                count = collection.count_documents({})  # the estimate may be off after a crash
+        if count != meta.count:
+            raise FormatError(f"{url}: {count} documents are there, its meta says {meta.count}; write the store again")
+        return meta
+
     @staticmethod
     def open_writer(url: str, fields: Mapping[str, Any], **options: Any) -> Writer:
         """Return a `Writer` of a native store; see `storeds.open_writer`."""
@@ -191,32 +218,27 @@ class MongodbBackend(HandleBackend[MongodbHandle, MongodbOpener]):
 
         return MongodbWriter(url, fields, **options)
 
-    @contextmanager
-    def _database(self) -> Iterator[tuple[Any, str]]:
-        with self._lease() as handle, handle.database() as database:
-            handle.confirm(database)
-            yield database, handle.location.collection
-
     def stored_bytes(self) -> int:
         # docstring inherited
-        with self._database() as (database, name):
+        with self._lease() as handle, handle.database() as database:
+            name = handle.location.collection
             parts = (name, f"{values_collection(name)}.files", f"{values_collection(name)}.chunks")
             return sum(int(database.command("collStats", part).get("size", 0)) for part in parts)
 
     def leftovers(self) -> str | None:
         # docstring inherited
-        with self._database() as (database, name):
-            partial = partial_collection(name)
+        with self._lease() as handle, handle.database() as database:
+            partial = partial_collection(handle.location.collection)
             return f"collection {partial}" if identity_of(database, partial) is not None else None
 
     def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
         whole = self._codec.needs_whole(fields)
         wanted = self.meta.fields if whole else {name: self.meta.fields[name] for name in fields}
-        projection = None if whole else dict.fromkeys(("_id", *fields), True)
-        with self._database() as (database, name):
-            cursor = database[name].find({"_id": {"$in": positions}}, projection, batch_size=len(positions) + 1)
-            documents = {document["_id"]: document for document in cursor}
-            large = _read_large(database, name, references(documents.values()))
+        with self._lease() as handle:
+            documents, large = handle.find({"_id": {"$in": positions}}, None if whole else fields)
+            if len(documents) < len(positions):
+                with handle.database() as database:  # deleted documents, or a dropped collection?
+                    handle.confirm(database, handle.publishes)
         return [self._record(position, documents.get(position), wanted, large, whole) for position in positions]
 
     def _record(
@@ -226,7 +248,7 @@ class MongodbBackend(HandleBackend[MongodbHandle, MongodbOpener]):
             if document is None:
                 raise ValueError("its document is missing from the collection")
             record = from_document(document, wanted, large)
-            if whole and checksum(self._codec.pack(record)) != document.get(CHECKSUM):
+            if whole and checksum(self._codec.pack(record)) != bytes(document.get(CHECKSUM, b"")):
                 raise ValueError("its checksum does not match its values")
             return self._codec.revive_stored(record)
         except ValueError as error:
@@ -244,22 +266,32 @@ class MongodbBackend(HandleBackend[MongodbHandle, MongodbOpener]):
         return column_of(field, values)
 
     def _page(self, name: str, field: Field, start: int, stop: int) -> list[Record | RecordError]:
-        with self._database() as (database, collection):
-            query = {"_id": {"$gte": start, "$lt": stop}}
-            found = {
-                document["_id"]: document
-                for document in database[collection].find(query, {name: True}, batch_size=stop - start + 1)
-            }
-            large = _read_large(database, collection, references(found.values()))
+        with self._lease() as handle:
+            found, large = handle.find({"_id": {"$gte": start, "$lt": stop}}, (name,))
         return [self._record(at, found.get(at), {name: field}, large, whole=False) for at in range(start, stop)]
 
     def select(self, where: Mapping[str, Any], /) -> Array:
         # docstring inherited
         accepted = check_where(where, self.meta.fields, self.url)
         query = {name: {"$in": values} for name, values in accepted.items()}
-        with self._database() as (database, name):
-            found = [document["_id"] for document in database[name].find(query, {"_id": True}).sort("_id", 1)]
-        return np.array(found, np.int64)
+        with self._lease() as handle:
+            found, _ = handle.find(query, ())
+        return np.array(sorted(found), np.int64)
+
+
+def _publishes(database: Any, name: str) -> int:
+    row = database[meta_collection(name)].find_one({"_id": PUBLISHES})
+    return int(row["count"]) if row else 0
+
+
+def _aggregate(database: Any, name: str, match: Mapping[str, Any], fields: Iterable[str] | None) -> list[Any]:
+    shape = [] if fields is None else [{"$project": dict.fromkeys(("_id", *fields), True)}]
+    counter = {"$unionWith": {"coll": meta_collection(name), "pipeline": [{"$match": {"_id": PUBLISHES}}]}}
+    stages = [{"$match": match}, *shape]
+    try:
+        return list(database[name].aggregate([*stages, counter], batchSize=_BATCH_SIZE))
+    except NotImplementedError:  # mongomock
+        return [*database[name].aggregate(stages), {"_id": PUBLISHES, "count": _publishes(database, name)}]
 
 
 def _read_large(database: Any, name: str, ids: list[str]) -> dict[str, bytes]:

@@ -1,0 +1,49 @@
+# Each target makes the virtual environment once and uses it from then on; it is made anew when pyproject.toml changes.
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench docs clean server
+# A target that fails half-way must not look finished.
+.DELETE_ON_ERROR:
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: server ## pack real JPEGs, train a small network, and show the same samples out of LMDB, HDF5 and MongoDB
+	$(BIN)/storeds demo
+
+test: server ## run every test, a real MongoDB server included
+	@bash scripts/check_system.sh tools
+	$(BIN)/python -m pytest
+
+lint: $(READY) ## ruff (rules and format) and mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: server ## measure reading and opening; tables here, JSON in build/bench
+	$(BIN)/python -m benchmarks.reading
+	$(BIN)/python -m benchmarks.opening
+
+docs: server ## check that the links in the documentation lead somewhere and that its Python examples run
+	$(BIN)/python scripts/check_docs.py
+
+clean: ## remove the virtual environment and everything that was built
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-work
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+# torch first and pinned, so that pip does not look for another one while it resolves the rest.
+$(READY): pyproject.toml
+	@bash scripts/check_system.sh python $(PYTHON)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet '$(TORCH)'
+	$(BIN)/python -m pip install --quiet --editable '.[dev,demo]'
+	@touch $@
+
+server: $(READY)
+	@bash scripts/check_system.sh server $(BIN)/python

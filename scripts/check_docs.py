@@ -1,0 +1,120 @@
+"""Checks the documentation: links between its pages lead somewhere, and its Python examples run.
+
+Checked are README.md, CHANGELOG.md, and every page under docs/ and benchmarks/. The blocks of one page marked exactly
+``python`` run in order as one program, in an empty folder of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SECONDS = 120
+
+_FENCE = re.compile(r"^ *(`{3,}|~{3,})(.*)$")
+_LINK = re.compile(r"!?\[[^\]]*\]\(<?([^)\s>]+)>?[^)]*\)")
+_HEADING = re.compile(r"^#{1,6} +(.*?) *#*$")
+
+
+def pages() -> list[Path]:
+    """Return the pages to check."""
+    found = [ROOT / "README.md", ROOT / "CHANGELOG.md"]
+    for folder in ("docs", "benchmarks"):
+        found += sorted((ROOT / folder).rglob("*.md"))
+    return [page for page in found if page.exists()]
+
+
+def prose_and_code(page: Path) -> tuple[list[str], list[str]]:
+    """Return the lines of `page` outside fences, and those of its Python blocks; each keeps its line number."""
+    prose, code = [], []
+    fence = language = ""
+    for line in page.read_text().splitlines():
+        match = _FENCE.match(line)
+        closes = match is not None and match[1].startswith(fence) and not match[2].strip()
+        prose.append("" if fence or match else line)
+        code.append(line if fence and language == "python" and not closes else "")
+        if not fence and match is not None:
+            fence, language = match[1], match[2].strip()
+        elif fence and closes:
+            fence = language = ""
+    return prose, code
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of the headings of `page`, as GitHub makes them."""
+    found: set[str] = set()
+    for line in prose_and_code(page)[0]:
+        if heading := _HEADING.match(line):
+            text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading[1]).lower()
+            anchor = re.sub(r"[^\w\- ]", "", text).replace(" ", "-")
+            number = next(n for n in range(1000) if (f"{anchor}-{n}" if n else anchor) not in found)
+            found.add(f"{anchor}-{number}" if number else anchor)
+    return found
+
+
+def dead_links(page: Path) -> Iterator[str]:
+    """Yield a message for each link of `page` into this repository that leads nowhere."""
+    for number, line in enumerate(prose_and_code(page)[0], 1):
+        for target in _LINK.findall(re.sub(r"`[^`]*`", "", line)):
+            if re.match(r"[a-z][a-z0-9+.-]*:", target):
+                continue
+            path, _, anchor = target.partition("#")
+            linked = (page.parent / path).resolve() if path else page
+            where = f"{page.relative_to(ROOT)}:{number}"
+            if not linked.exists():
+                yield f"{where}: {target} does not exist"
+            elif anchor and linked.suffix == ".md" and anchor not in anchors(linked):
+                yield f"{where}: {linked.name} has no heading #{anchor}"
+
+
+def failed_examples(page: Path) -> str | None:
+    """Run the Python blocks of `page`; return what went wrong, or None."""
+    lines = prose_and_code(page)[1]
+    if not any(lines):
+        return None
+    with tempfile.TemporaryDirectory(prefix="storeds-docs-") as folder:
+        # Blank lines stand for the prose, so that a traceback names lines of the page.
+        program = Path(folder, "program", page.name)
+        program.parent.mkdir()
+        program.write_text("\n".join(lines) + "\n")
+        work = Path(folder, "work")
+        work.mkdir()
+        try:
+            done = subprocess.run(  # noqa: S603  # it runs what this repository's own pages say
+                [sys.executable, "-W", "error", program],
+                cwd=work,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return f"{page.relative_to(ROOT)}: its examples ran longer than {SECONDS} s"
+    return f"{page.relative_to(ROOT)}: its examples failed\n{done.stdout}" if done.returncode else None
+
+
+def main() -> int:
+    """Check every page, print what is wrong, and return the exit status."""
+    wrong: list[str] = []
+    examples = 0
+    for page in pages():
+        wrong += dead_links(page)
+        examples += any(prose_and_code(page)[1])
+        if (failure := failed_examples(page)) is not None:
+            wrong.append(failure)
+    sys.stderr.writelines(f"{message}\n" for message in wrong)
+    sys.stdout.write(f"{len(pages())} pages, {examples} with examples: {len(wrong)} problems\n")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

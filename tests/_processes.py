@@ -1,0 +1,93 @@
+"""What the process tests run in other processes: a module of its own, so that spawned ones can import it.
+
+As a script it makes one pass over each store with workers: ``python _processes.py START_METHOD URL…`` prints the digest
+of every pass, and leaves all to the interpreter's exit.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import xxhash
+from torch.utils.data import DataLoader, Dataset
+
+from storeds import StoreDataset
+
+__all__ = ["Row", "loader", "numbers", "open_rows", "read_until_told", "refuse_squares", "row", "rows", "take_number"]
+
+Row = tuple[int, str, int]
+"""Index, hash of the image's bytes, label: what is compared with the truth."""
+
+_DEADLINE = 90
+
+
+def row(sample: tuple[bytes, int, int]) -> Row:
+    """Return what identifies a sample of the fields image, label and index."""
+    image, label, index = sample
+    return index, xxhash.xxh3_128_hexdigest(image), label
+
+
+def rows(samples: Iterable[tuple[bytes, int, int]]) -> tuple[int, list[Row]]:
+    """Collate: the process that read the samples, and what they are."""
+    return os.getpid(), [row(sample) for sample in samples]
+
+
+def open_rows(url: str, **arguments: Any) -> StoreDataset:
+    """Open a store for samples that `row` takes."""
+    return StoreDataset(url, fields=("image", "label", "index"), decode="bytes", **arguments)
+
+
+def loader(dataset: Dataset[Any], start_method: str, **arguments: Any) -> DataLoader[Any]:
+    """Return a shuffling loader with two workers that fails rather than hangs."""
+    given = {"batch_size": 4, "shuffle": True, "num_workers": 2, "collate_fn": rows, "timeout": _DEADLINE}
+    return DataLoader(dataset, multiprocessing_context=start_method, **{**given, **arguments})
+
+
+def read_until_told(pipe: Connection, dataset: StoreDataset, truth: Sequence[Row]) -> None:
+    """Read over and over, and compare; says when it has begun, and at the end whether all was right."""
+    right = [row(sample) for sample in dataset[:]] == truth
+    pipe.send("reading")
+    while not pipe.poll():
+        right = right and [row(sample) for sample in dataset[:]] == truth
+    pipe.recv()
+    pipe.send(right)
+
+
+def take_number(image: bytes, generator: torch.Generator) -> int:
+    """Stand for a random transform: return a number drawn from the sample's generator."""
+    return int(torch.randint(2**40, (), generator=generator))
+
+
+def numbers(samples: Iterable[tuple[int, int, int]]) -> list[tuple[int, int]]:
+    """Collate: the index of each sample, and the number that `take_number` drew for it."""
+    return [(index, number) for number, _, index in samples]
+
+
+def refuse_squares(image: Any) -> Any:
+    """Stand for a transform that fails on some samples."""
+    if image.width == image.height:
+        raise ValueError(f"cannot take {image.width} × {image.height}")
+    return image
+
+
+def _passes(start_method: str, urls: Iterable[str]) -> Iterator[str]:
+    for url in urls:
+        dataset = open_rows(url)
+        dataset[0]
+        once = loader(dataset, start_method, persistent_workers=True)
+        for _ in range(2):
+            found = sorted(each for _, batch in once for each in batch)
+            yield xxhash.xxh3_128_hexdigest(repr(found).encode())
+        dataset[0]
+
+
+if __name__ == "__main__":
+    left_open = [open_rows(url) for url in sys.argv[2:]]
+    used = [dataset[0] for dataset in left_open]
+    for digest in _passes(sys.argv[1], sys.argv[2:]):
+        print(digest)

@@ -1,0 +1,223 @@
+"""Damages store files in a child process and judges what a user would have seen."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import storeds
+from storeds.errors import ConfigError, RecordError, StoredsError
+from storeds.protocols import Array, Backend
+
+DEADLINE = 20.0  # seconds for one damage; a hang, not a slow machine
+_MEMORY = 1 << 30  # more than this beyond what the test process has is an allocation that a damaged length asked for
+
+KINDS: dict[str, Any] = {
+    "image": "image",
+    "raw": "bytes",
+    "name": "str",
+    "label": "int",
+    "weight": "float",
+    "good": "bool",
+    "fixed": {"kind": "array", "dtype": "<f4", "shape": [2, 3]},
+    "ragged": {"kind": "array", "dtype": "<u2", "shape": [None, 2]},
+    "note": "json",
+}
+
+
+@dataclass(frozen=True)
+class Damage:
+    """Cut a file to `at` bytes, or flip bit `bit` of byte `at`."""
+
+    at: int
+    bit: int | None = None
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What an undamaged store gives, as values that compare bit for bit."""
+
+    meta: Any
+    records: list[Any]
+    columns: dict[str, Any]
+
+
+def records(count: int, size: int) -> Iterator[dict[str, Any]]:
+    """Yield records of every kind with blobs of about `size` bytes."""
+    noise = np.random.default_rng(7)
+    for at in range(count):
+        yield {
+            "image": noise.bytes(size + at),
+            "raw": noise.bytes(at % 3),
+            "name": f"näme {at}\0",
+            "label": at * 2**40 - 5,
+            "weight": [0.5, float("nan"), float("-inf"), -0.0][at % 4] if at % 2 else at / 7,
+            "good": at % 3 == 0,
+            "fixed": noise.random((2, 3), np.float32),
+            "ragged": noise.integers(0, 2**16, (at % 4, 2), np.uint16),
+            "note": {"at": at, "tags": ["ä", None, 1.5]},
+        }
+
+
+def build(url: str, count: int, size: int) -> Truth:
+    """Write a store and return what it must give from now on."""
+    with storeds.open_writer(url, KINDS) as writer:
+        writer.append(records(count, size))
+        writer.publish({"classes": ["cat", "dog"]})
+    with storeds.open_backend(url) as backend:
+        return Truth(backend.meta, list(map(value_of, read(backend))), columns(backend))
+
+
+def read(backend: Backend) -> list[Any]:
+    return backend.get_many(range(len(backend)))
+
+
+def columns(backend: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name in backend.meta.fields:
+        try:
+            found[name] = value_of(backend.column(name))
+        except ConfigError:
+            found[name] = "no column"
+        except StoredsError as error:
+            found[name] = error
+    return found
+
+
+def value_of(value: Any) -> Any:
+    """Return something that compares equal exactly for equal types and bits."""
+    if isinstance(value, np.ndarray):
+        return _array(value)
+    if isinstance(value, dict):
+        return {key: value_of(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [value_of(item) for item in value]
+    if isinstance(value, float):
+        return struct.pack("<d", value)
+    return value if isinstance(value, StoredsError) else (type(value).__name__, value)
+
+
+def _array(array: Array) -> Any:
+    values = array.tolist() if array.dtype == np.dtypes.StringDType() else array.tobytes()
+    return array.dtype.str, array.shape, values
+
+
+def judge(url: str, truth: Truth) -> str:
+    """Open and read everything; return a word for an outcome that is allowed, or ``"WRONG …"``."""
+    try:
+        with storeds.open_backend(url) as backend:
+            if backend.meta != truth.meta:
+                return f"WRONG meta: {backend.meta}"
+            return _judge_values(list(map(value_of, read(backend))), columns(backend), truth)
+    except StoredsError as error:
+        return type(error).__name__ if str(error) else "WRONG: an error without a message"
+    except BaseException as error:
+        return f"WRONG exception {type(error).__name__}: {error}"
+
+
+def _judge_values(found: list[Any], columns: dict[str, Any], truth: Truth) -> str:
+    bad = [at for at, record in enumerate(found) if isinstance(record, RecordError)]
+    for at, record in enumerate(found):
+        if at not in bad and record != truth.records[at]:
+            return f"WRONG record {at}: {record}"
+    for name, column in columns.items():
+        if not isinstance(column, StoredsError) and column != truth.columns[name]:
+            return f"WRONG column {name}: {column}"
+    refused = any(isinstance(column, StoredsError) for column in columns.values())
+    return "some records" if bad else "some columns" if refused else "intact"
+
+
+def survey(scheme: str, path: Path, truth: Truth, damages: Sequence[Damage], *, workers: int = 2) -> dict[str, int]:
+    """Judge every damage in child processes; return outcome → how often. Fails on any wrong outcome or death."""
+    context = multiprocessing.get_context("fork")
+    running = []
+    for number in range(workers):
+        ours, theirs = context.Pipe(duplex=False)
+        share = damages[number::workers]
+        child = context.Process(target=_work, args=(theirs, scheme, path, truth, share, number), daemon=True)
+        child.start()
+        theirs.close()
+        running.append((child, ours, share))
+    outcomes: dict[str, int] = {}
+    wrong: list[str] = []
+    for child, pipe, share in running:
+        _collect(child, pipe, share, outcomes, wrong)
+    assert not wrong, "\n".join([f"{len(wrong)} damages ended badly", *wrong[:40]])
+    assert sum(outcomes.values()) == len(damages)
+    return outcomes
+
+
+def _collect(child: Any, pipe: Connection, share: Sequence[Damage], outcomes: dict[str, int], wrong: list[str]) -> None:
+    for damage in share:
+        try:
+            if not pipe.poll(DEADLINE):
+                child.kill()
+                wrong.append(f"{damage}: no answer within {DEADLINE} seconds")
+                break
+            outcome = pipe.recv()
+        except EOFError:
+            child.join()
+            wrong.append(f"{damage}: the process died, exit code {child.exitcode}")
+            break
+        outcomes[outcome.partition(":")[0]] = outcomes.get(outcome.partition(":")[0], 0) + 1
+        if outcome.startswith("WRONG"):
+            wrong.append(f"{damage}: {outcome[:300]}")
+    child.join()
+    pipe.close()
+
+
+def _work(pipe: Connection, scheme: str, path: Path, truth: Truth, damages: Sequence[Damage], number: int) -> None:
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + _MEMORY, used + _MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    data = path.read_bytes()
+    victim = path.with_name(f"{path.name}.damaged{number}")
+    victim.write_bytes(data)
+    for damage in damages:
+        apply = _cut if damage.bit is None else _flip
+        with apply(victim, data, damage):
+            pipe.send(judge(f"{scheme}://{victim}", truth))
+    pipe.close()
+    os._exit(0)
+
+
+class _cut:  # noqa: N801  # used as a function
+    """Shorten the victim for good: cuts come longest first."""
+
+    def __init__(self, victim: Path, data: bytes, damage: Damage) -> None:
+        os.truncate(victim, damage.at)
+
+    def __enter__(self) -> None: ...
+    def __exit__(self, *error: object) -> None: ...
+
+
+class _flip:  # noqa: N801
+    """Flip one bit of the victim and flip it back."""
+
+    def __init__(self, victim: Path, data: bytes, damage: Damage) -> None:
+        self.victim, self.at = victim, damage.at
+        self.byte = data[damage.at]
+        self.damaged = self.byte ^ 1 << (damage.bit or 0)
+
+    def __enter__(self) -> None:
+        self._write(self.damaged)
+
+    def __exit__(self, *error: object) -> None:
+        self._write(self.byte)
+
+    def _write(self, byte: int) -> None:
+        with open(self.victim, "r+b") as file:
+            file.seek(self.at)
+            file.write(bytes((byte,)))
+
+
+Survey = Callable[..., dict[str, int]]

@@ -1,0 +1,105 @@
+"""The conformance kit over every engine, and what is particular to one."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import mongomock
+import pymongo.errors
+import pytest
+from mongomock.database import Database
+from mongomock.store import ServerStore
+
+from storeds import open_backend, open_writer
+from storeds._staging import Staging
+from storeds.backends._mongodb_writer import MongodbWriter
+from storeds.errors import UnavailableError
+from storeds.testing import BackendTests
+from storeds.testing._kit import MakeUrl, assert_same, reference_id
+from storeds.testing._values import FIELDS, kept, make_records
+
+MakeEngineUrl = Callable[[str], str]
+
+
+class TestMemory(BackendTests):
+    cross_process = False
+
+    @pytest.fixture
+    def make_url(self, make_engine_url: MakeEngineUrl) -> MakeUrl:
+        return lambda: make_engine_url("memory")
+
+
+class TestLmdb(BackendTests):
+    @pytest.fixture
+    def make_url(self, make_engine_url: MakeEngineUrl) -> MakeUrl:
+        return lambda: make_engine_url("lmdb")
+
+    def test_a_failed_publish_is_resumed(self, make_url: MakeUrl, monkeypatch: pytest.MonkeyPatch) -> None:
+        check_failed_publish(self, make_url(), monkeypatch, Staging, "publish", OSError("no space left"))
+
+
+class TestHdf5(BackendTests):
+    @pytest.fixture
+    def make_url(self, make_engine_url: MakeEngineUrl) -> MakeUrl:
+        return lambda: make_engine_url("hdf5")
+
+    def test_a_failed_publish_is_resumed(self, make_url: MakeUrl, monkeypatch: pytest.MonkeyPatch) -> None:
+        check_failed_publish(self, make_url(), monkeypatch, Staging, "publish", OSError("no space left"))
+
+
+class TestMongodb(BackendTests):
+    @pytest.fixture
+    def make_url(self, make_engine_url: MakeEngineUrl) -> MakeUrl:
+        return lambda: make_engine_url("mongodb")
+
+    def test_a_failed_publish_is_resumed(self, make_url: MakeUrl, monkeypatch: pytest.MonkeyPatch) -> None:
+        error = UnavailableError("the server went away")
+        check_failed_publish(self, make_url(), monkeypatch, MongodbWriter, "_rename", error)
+
+
+def check_failed_publish(
+    kit: BackendTests, url: str, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, error: Exception
+) -> None:
+    """Let the last step of publishing fail: the writer can be resumed, and nothing is lost."""
+    records = make_records(10)
+
+    def fail(*_: object) -> None:
+        raise error
+
+    writer = kit.writer(url, FIELDS, commit_every=3)
+    writer.append(records[:8])
+    with monkeypatch.context() as patched, pytest.raises(type(error), match=str(error)):
+        patched.setattr(owner, name, fail)
+        writer.publish()
+    writer = kit.writer(url, FIELDS, commit_every=3, resume=True)
+    assert writer.count == 8
+    writer.append(records[8:])
+    assert writer.publish().id == reference_id(FIELDS, records)
+    with kit.open(url) as backend:
+        assert_same(backend.get_many(range(10)), kept(records))
+        assert backend.column("text").tolist() == [record["text"] for record in records]  # type: ignore[attr-defined]
+
+
+_SERVER = ServerStore()
+
+
+def mock_client(uri: str) -> mongomock.MongoClient:
+    return mongomock.MongoClient(uri, _store=_SERVER)
+
+
+class TestMongomock(BackendTests):
+    cross_process = False
+    options = {"client_factory": mock_client}
+
+    @pytest.fixture
+    def make_url(self, tmp_path: Path) -> MakeUrl:
+        numbers = itertools.count()
+        return lambda: f"mongodb://mocked/{tmp_path.parent.name}_{tmp_path.name}/store{next(numbers)}"
+
+
+def test_a_value_larger_than_a_mongodb_document_round_trips(make_engine_url: MakeEngineUrl) -> None:
+    url = make_engine_url("mongodb")
+    assert open_backend and open_writer and url

@@ -1,0 +1,216 @@
+"""Configs: the same training from TOML, YAML, JSON or a mapping; strict about keys; silent about secrets."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from photographs import jpeg
+from pydantic import ValidationError
+
+import storeds
+from storeds import build_dataset, build_loader, errors, load_config
+from storeds.config import config_schema
+
+TOML = """
+[dataset]
+url = "{url}"
+fields = ["image", "label", "index"]
+mode = "L"
+seed = 5
+transform = [{{ name = "Resize", size = [8, 8] }}, "ToTensor"]
+
+[loader]
+batch_size = 4
+num_workers = 0
+
+[splits.train.dataset]
+where = {{ split = "train" }}
+
+[splits.train.loader]
+shuffle = true
+drop_last = true
+
+[splits.val.dataset]
+where = {{ split = "val" }}
+"""
+
+
+@pytest.fixture
+def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("STOREDS_CACHE", str(tmp_path / "cache"))
+    url = f"lmdb://{tmp_path}/all.lmdb"
+    with storeds.open_writer(url, {"image": "image", "label": "int", "split": "str"}) as writer:
+        writer.append({"image": jpeg(n), "label": n, "split": "val" if n % 3 == 0 else "train"} for n in range(12))
+    return url
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture
+def config_file(url: str, tmp_path: Path) -> Path:
+    return write(tmp_path / "config.toml", TOML.format(url=url))
+
+
+def test_toml_yaml_json_and_a_mapping_give_the_same_config(config_file: Path, tmp_path: Path) -> None:
+    from_toml = load_config(config_file)
+    import tomllib
+
+    mapping = tomllib.loads(config_file.read_text())
+    for suffix, text in (
+        (".yaml", yaml.safe_dump(mapping)),
+        (".yml", yaml.safe_dump(mapping)),
+        (".json", json.dumps(mapping)),
+    ):
+        assert load_config(write(tmp_path / f"config{suffix}", text)) == from_toml
+    assert load_config(mapping) == from_toml
+
+
+def test_a_dataset_is_built_as_the_config_says(config_file: Path) -> None:
+    dataset = build_dataset(load_config(config_file))
+    image, label, index = dataset[11]
+    assert image.shape == (1, 8, 8)
+    assert (label, index, dataset.seed, len(dataset)) == (11, 11, 5, 12)
+
+
+def test_a_split_overrides_dataset_and_loader(config_file: Path) -> None:
+    config = load_config(config_file)
+    train, val = build_loader(config, "train"), build_loader(config, "val")
+    assert sorted(label for batch in train for label in batch[1].tolist()) == [1, 2, 4, 5, 7, 8, 10, 11]
+    assert [batch[1].tolist() for batch in val] == [[0, 3, 6, 9]]
+    assert train.drop_last
+    with pytest.raises(errors.ConfigError, match="unknown split 'vla'; did you mean 'val'"):
+        build_loader(config, "vla")
+
+
+def test_without_a_splits_table_a_split_is_a_part_of_the_url_or_a_column(url: str) -> None:
+    by_column = load_config({"dataset": {"url": url, "fields": ["label"]}})
+    assert [label for (label,) in build_dataset(by_column, "val")[:]] == [0, 3, 6, 9]
+    by_url = load_config({"dataset": {"url": url.replace("all", "{split}"), "fields": ["label"]}})
+    assert len(build_dataset(by_url, "all")) == 12
+    with pytest.raises(errors.StoreNotFoundError, match="val.lmdb"):
+        build_dataset(by_url, "val")
+
+
+def test_a_seeded_shuffle_is_the_same_in_every_run(config_file: Path) -> None:
+    config = load_config(config_file)
+    orders = [[batch[2].tolist() for batch in build_loader(config, "train")] for _ in range(2)]
+    assert orders[0] == orders[1]
+
+
+def test_what_the_config_leaves_open_is_picked_and_said(config_file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "storeds"):
+        loader = build_loader(load_config({"dataset": {"url": f"{config_file.parent}/all.lmdb"}}))
+    assert loader.num_workers >= 1
+    assert loader.persistent_workers
+    assert loader.pin_memory is torch.cuda.is_available()
+    assert f"{loader.num_workers} workers" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("mapping", "message"),
+    [
+        ({"dataset": {"url": "x", "trnsform": []}}, r"unknown key 'dataset.trnsform'|'trnsform'"),
+        ({"dataset": {"url": "x"}, "laoder": {}}, "unknown key 'laoder'; did you mean 'loader'"),
+        ({"dataset": {"url": "x"}, "loader": {"batch_size": 0}}, "batch_size: .*greater than or equal to 1"),
+        ({"dataset": {"url": "x"}, "loader": {"batch_size": "many"}}, "batch_size"),
+        ({"dataset": {}}, "dataset.url: field required"),
+        ({}, "dataset: field required"),
+        ({"dataset": {"url": "x", "on_error": "ignore"}}, "on_error"),
+        ({"dataset": {"url": "x"}, "splits": {"train": {"dataset": {"wher": {}}}}}, "did you mean 'where'"),
+        ({"dataset": {"url": "x"}, "splits": {"train": {"loader": {"shufle": True}}}}, "did you mean 'shuffle'"),
+        ([], "expected a mapping"),
+    ],
+)
+def test_a_wrong_key_or_value_is_named(mapping: Any, message: str) -> None:
+    with pytest.raises(errors.ConfigError, match=message):
+        load_config(mapping) if mapping != [] else storeds.Config.parse(mapping)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("config.toml", "[dataset\n", "config.toml"),
+        ("config.yaml", "dataset: [", "config.yaml"),
+        ("config.json", "{", "config.json"),
+        ("config.yaml", "- a\n- b\n", "expected tables"),
+        ("config.ini", "", "ends in .toml"),
+    ],
+)
+def test_a_file_that_cannot_be_parsed_is_named(tmp_path: Path, name: str, text: str, message: str) -> None:
+    with pytest.raises(errors.ConfigError, match=message):
+        load_config(write(tmp_path / name, text))
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(errors.StoreNotFoundError, match="none.toml"):
+        load_config(tmp_path / "none.toml")
+
+
+def test_yaml_cannot_make_objects(tmp_path: Path) -> None:
+    with pytest.raises(errors.ConfigError, match="evil.yaml"):
+        load_config(write(tmp_path / "evil.yaml", "dataset: !!python/object/apply:os.system ['true']"))
+
+
+def test_environment_variables_expand_and_a_missing_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STORE_HOST", "db.example")
+    config = load_config({"dataset": {"url": "mongodb://${STORE_HOST}/db/c", "fields": ["${STORE_HOST}"]}})
+    assert config.dataset.url == "mongodb://db.example/db/c"
+    assert config.dataset.fields == ("db.example",)
+    with pytest.raises(errors.ConfigError, match="variable STORE_PORT is not set"):
+        load_config({"dataset": {"url": "mongodb://h:${STORE_PORT}/db/c"}})
+
+
+def test_a_secret_that_looks_like_a_variable_is_not_expanded_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PASSWORD", "a${HOME}b")
+    config = load_config({"dataset": {"url": "mongodb://u:${PASSWORD}@h/{split}/c"}})
+    assert config.source_for("x").url == "mongodb://u:a${HOME}b@h/x/c"
+
+
+def test_no_repr_shows_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PASSWORD", "hunter2secret")
+    config = load_config(
+        {
+            "dataset": {
+                "url": "mongodb://user:${PASSWORD}@host/db/c?tlsCertificateKeyFilePassword=${PASSWORD}",
+                "options": {"password": "${PASSWORD}", "nested": ["mongodb://u:${PASSWORD}@h/d/c"]},
+            }
+        }
+    )
+    for shown in (
+        repr(config),
+        str(config),
+        repr(config.dataset),
+        f"{config.dataset!s}",
+        repr(config.source_for(None)),
+    ):
+        assert "hunter2secret" not in shown
+    with pytest.raises(errors.ConfigError) as raised:
+        load_config({"dataset": {"url": "mongodb://u:${PASSWORD}@h/d/c", "mdoe": "${PASSWORD}"}})
+    assert "hunter2secret" not in str(raised.value)
+
+
+def test_a_config_is_frozen(config_file: Path) -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        load_config(config_file).dataset.url = "other"  # type: ignore[misc]  # the point of the test
+
+
+def test_the_schema_names_every_key_of_dataset_and_loader() -> None:
+    schema = config_schema()
+    assert set(schema["properties"]) == {"dataset", "loader", "splits"}
+    keys = set(schema["$defs"]["Source"]["properties"])
+    assert {"url", "reader", "decode", "transform", "where", "seed"} <= keys
+    assert not schema["$defs"]["Source"]["additionalProperties"]
+    json.dumps(schema)
+
+
+def test_url_may_also_be_called_source(url: str) -> None:
+    assert load_config({"dataset": {"source": url}}).dataset.url == url

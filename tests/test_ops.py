@@ -1,0 +1,267 @@
+"""pack, convert, verify and info, as functions."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import lmdb
+import pytest
+from photographs import jpeg
+
+import storeds
+from storeds import errors
+from storeds.ops import Progress
+
+MakeUrl = Callable[[str], str]
+ENGINES = ("lmdb", "hdf5", "mongodb", "memory")
+TREE = {
+    "zebra/b.jpg": jpeg(0),
+    "zebra/a.JPEG": jpeg(1),
+    "zebra/deep/er/c.png": jpeg(2),
+    "apple/10.jpg": jpeg(3),
+    "apple/9.jpg": jpeg(4),
+    "apple/notes.txt": b"no image",
+    "ähre/é.webp": jpeg(5),
+}
+# What torchvision's ImageFolder gives: classes by name, then folders, then files, each in plain string order.
+ORDER = [
+    ("apple/10.jpg", 0),
+    ("apple/9.jpg", 0),
+    ("zebra/a.JPEG", 1),
+    ("zebra/b.jpg", 1),
+    ("zebra/deep/er/c.png", 1),
+    ("ähre/é.webp", 2),
+]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for name, data in TREE.items():
+        file = tmp_path / "tree" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
+    return tmp_path / "tree"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_pack_keeps_imagefolders_order_labels_and_bytes(tree: Path, make_engine_url: MakeUrl, engine: str) -> None:
+    url = make_engine_url(engine)
+    seen: list[Progress] = []
+    meta = storeds.pack(tree, url, progress=seen.append)
+    assert meta.attrs == {"classes": ["apple", "zebra", "ähre"]}
+    with storeds.open_backend(url) as backend:
+        records: list[Any] = backend.get_many(range(len(backend)))
+    assert [(record["key"], record["label"]) for record in records] == ORDER
+    assert [record["image"] for record in records] == [TREE[key] for key, _ in ORDER]
+    assert (seen[-1].done, seen[-1].total) == (6, 6)
+    assert seen[-1].bytes == sum(len(TREE[key]) for key, _ in ORDER)
+
+
+def test_pack_follows_links_to_folders_as_imagefolder_does(tree: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "x.jpg").write_bytes(jpeg(7))
+    (tree / "linked").symlink_to(tmp_path / "elsewhere")
+    assert storeds.pack(tree, f"lmdb://{tmp_path}/a.lmdb").count == 7
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "message"),
+    [
+        (lambda tree: tree / "none", errors.StoreNotFoundError, "no folder at"),
+        (lambda tree: tree / "apple" / "9.jpg", errors.ConfigError, "is a file"),
+        (lambda tree: tree / "zebra" / "deep" / "er", errors.ConfigError, "no sub-folders"),
+        (lambda tree: (tree / "empty").mkdir() or tree, errors.ConfigError, "no images in empty"),
+        (
+            lambda tree: os.mkfifo(tree / "apple" / "pipe.jpg") or tree,
+            errors.RecordError,
+            "pipe.jpg is no regular file",
+        ),
+        (
+            lambda tree: (tree / "apple" / "gone.jpg").symlink_to("nowhere") or tree,
+            errors.RecordError,
+            "gone.jpg cannot be read",
+        ),
+    ],
+)
+def test_pack_refuses_by_name_and_publishes_nothing(
+    tree: Path, tmp_path: Path, spoil: Any, error: type[Exception], message: str
+) -> None:
+    target = tmp_path / "target.lmdb"
+    with pytest.raises(error, match=message):
+        storeds.pack(spoil(tree), f"lmdb://{target}")
+    assert os.listdir(tmp_path) == ["tree"]
+
+
+def test_pack_leaves_a_target_that_exists_alone_unless_told(tree: Path, tmp_path: Path) -> None:
+    url = f"lmdb://{tmp_path}/a.lmdb"
+    first = storeds.pack(tree, url)
+    with pytest.raises(errors.StoreExistsError, match="overwrite"):
+        storeds.pack(tree, url)
+    assert storeds.info(url).build == first.build
+    again = storeds.pack(tree, url, overwrite=True)
+    assert again.id == first.id
+    assert again.build != first.build
+
+
+def test_an_interrupted_pack_resumes_to_the_same_id(tree: Path, tmp_path: Path) -> None:
+    whole = storeds.pack(tree, f"hdf5://{tmp_path}/whole.h5", commit_every=2)
+
+    def interrupt(state: Progress) -> None:
+        raise KeyboardInterrupt
+
+    url = f"hdf5://{tmp_path}/cut.h5"
+    with pytest.raises(KeyboardInterrupt):
+        storeds.pack(tree, url, commit_every=4, progress=interrupt)
+    with pytest.raises(errors.StoreExistsError, match="resume=True"):
+        storeds.pack(tree, url)
+    assert storeds.pack(tree, url, resume=True).id == whole.id
+
+
+EVERY_KIND = {
+    "image": "image",
+    "blob": "bytes",
+    "text": "str",
+    "number": "int",
+    "real": "float",
+    "flag": "bool",
+    "vector": {"kind": "array", "dtype": "float32", "shape": [3]},
+    "ragged": {"kind": "array", "dtype": "int16", "shape": [None, 2]},
+    "extra": "json",
+}
+
+
+def every_kind(number: int) -> dict[str, Any]:
+    import numpy as np
+
+    return {
+        "image": jpeg(number),
+        "blob": bytes(number),
+        "text": "é\0" * number,
+        "number": -number,
+        "real": number / 3,
+        "flag": number % 2 == 0,
+        "vector": np.arange(3, dtype="f4") * number,
+        "ragged": np.ones((number, 2), "i2"),
+        "extra": {"n": [number, None, "x"]},
+    }
+
+
+@pytest.mark.parametrize(("source", "target"), list(itertools.permutations(ENGINES, 2)))
+def test_convert_keeps_id_order_attrs_and_every_kind(make_engine_url: MakeUrl, source: str, target: str) -> None:
+    src, dst = make_engine_url(source), make_engine_url(target)
+    with storeds.open_writer(src, EVERY_KIND) as writer:
+        writer.append(every_kind(number) for number in range(9))
+        meta = writer.publish({"classes": ["a", "b"], "note": {"deep": [1, 2.5, None]}})
+    copied = storeds.convert(src, dst)
+    assert (copied.id, copied.count, copied.attrs) == (meta.id, meta.count, meta.attrs)
+    assert list(copied.fields) == list(EVERY_KIND)
+    with storeds.open_backend(src) as before, storeds.open_backend(dst) as after:
+        assert str(before.get_many(range(9))) == str(after.get_many(range(9)))
+    assert storeds.verify(dst).ok
+
+
+def test_convert_all_the_way_round_ends_with_the_same_id(make_engine_url: MakeUrl, tree: Path) -> None:
+    urls = [make_engine_url(engine) for engine in ("lmdb", "hdf5", "mongodb", "lmdb")]
+    found = [storeds.pack(tree, urls[0]).id]
+    found += [storeds.convert(before, after).id for before, after in itertools.pairwise(urls)]
+    assert len(set(found)) == 1
+
+
+def test_convert_stops_at_a_bad_record_and_publishes_nothing(tree: Path, tmp_path: Path) -> None:
+    url = f"hdf5://{tmp_path}/a.h5"
+    storeds.pack(tree, url)
+    spoil_image(tmp_path / "a.h5")
+    with pytest.raises(errors.RecordError, match=r"record 0 .*checksum"):
+        storeds.convert(url, f"lmdb://{tmp_path}/b.lmdb")
+    assert sorted(os.listdir(tmp_path)) == ["a.h5", "tree"]
+
+
+def spoil_image(path: Path) -> None:
+    with h5py.File(path, "r+") as file:
+        file["records/image/data"][50] ^= 1
+
+
+def test_verify_is_content_with_a_whole_store(tree: Path, make_engine_url: MakeUrl) -> None:
+    for engine in ENGINES:
+        url = make_engine_url(engine)
+        meta = storeds.pack(tree, url)
+        report = storeds.verify(url)
+        assert report.ok
+        assert (report.count, report.images, report.id) == (6, 6, meta.id)
+
+
+def test_verify_finds_a_flipped_bit_and_says_where(tree: Path, tmp_path: Path) -> None:
+    url = f"hdf5://{tmp_path}/a.h5"
+    storeds.pack(tree, url)
+    spoil_image(tmp_path / "a.h5")
+    report = storeds.verify(url)
+    assert not report.ok
+    (finding,) = report.findings
+    assert (finding.kind, finding.position, finding.key) == ("record", 0, "apple/10.jpg")
+
+
+def test_verify_finds_images_that_do_not_decode_and_those_that_would_with_repair(tmp_path: Path) -> None:
+    url = f"lmdb://{tmp_path}/a.lmdb"
+    with storeds.open_writer(url, {"image": "image"}) as writer:
+        writer.append({"image": blob} for blob in (jpeg(0), jpeg(0)[:-2], b"<html>", b""))
+    report = storeds.verify(url)
+    assert [(finding.kind, finding.position) for finding in report.findings] == [
+        ("repairable", 1),
+        ("image", 2),
+        ("image", 3),
+    ]
+    assert report.images == 2
+
+
+def test_verify_compares_columns_with_records(tree: Path, tmp_path: Path) -> None:
+    url = f"lmdb://{tmp_path}/a.lmdb"
+    storeds.pack(tree, url)
+    with lmdb.open(str(tmp_path / "a.lmdb"), subdir=False, lock=False, max_dbs=3) as env, env.begin(write=True) as txn:
+        txn.put(b"label", bytes(48), db=env.open_db(b"columns", txn=txn))
+    report = storeds.verify(url)
+    assert {finding.kind for finding in report.findings} == {"column"}
+    assert "label" in report.findings[0].message
+
+
+def test_verify_tells_records_that_changed_places(tmp_path: Path) -> None:
+    url = f"lmdb://{tmp_path}/a.lmdb"
+    with storeds.open_writer(url, {"blob": "bytes"}) as writer:
+        writer.append({"blob": bytes([n])} for n in range(3))
+    with lmdb.open(str(tmp_path / "a.lmdb"), subdir=False, lock=False, max_dbs=3) as env, env.begin(write=True) as txn:
+        records = env.open_db(b"records", txn=txn)
+        first, second = (txn.get(n.to_bytes(8, "big"), db=records) for n in (0, 1))
+        txn.put((0).to_bytes(8, "big"), second, db=records)
+        txn.put((1).to_bytes(8, "big"), first, db=records)
+    assert [finding.kind for finding in storeds.verify(url).findings] == ["id"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_info_says_what_is_in_a_store(tree: Path, make_engine_url: MakeUrl, engine: str) -> None:
+    url = make_engine_url(engine)
+    meta = storeds.pack(tree, url)
+    found = storeds.info(url)
+    assert (found.backend, found.count, found.id, found.build) == (engine, 6, meta.id, meta.build)
+    assert found.layout == "storeds/1"
+    assert found.fields == [
+        {"name": "image", "kind": "image"},
+        {"name": "label", "kind": "int"},
+        {"name": "key", "kind": "str"},
+    ]
+    assert found.attrs == {"classes": ["apple", "zebra", "ähre"]}
+    assert found.bytes is None or found.bytes > sum(len(TREE[key]) for key, _ in ORDER)
+    assert found.leftovers is None
+
+
+@pytest.mark.parametrize("engine", ["lmdb", "hdf5", "mongodb"])
+def test_info_lists_what_an_interrupted_writer_left(tree: Path, make_engine_url: MakeUrl, engine: str) -> None:
+    url = make_engine_url(engine)
+    storeds.pack(tree, url)
+    writer = storeds.open_writer(url, {"x": "int"}, overwrite=True)
+    writer.append([{"x": 1}])
+    writer.suspend()  # type: ignore[attr-defined]  # of the native writers
+    assert "partial" in str(storeds.info(url).leftovers)

@@ -1,0 +1,314 @@
+"""Plug-ins: built-in names, names registered at run time, and entry points of other people's packages."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import storeds
+from storeds import registry
+from storeds.backends.memory import MemoryBackend
+from storeds.errors import ConfigError, MissingDependencyError
+from storeds.registry import BACKENDS, DECODERS, LAYOUTS, READERS, Registry
+
+ALL = (BACKENDS, LAYOUTS, READERS, DECODERS)
+
+
+@pytest.fixture
+def clean() -> Iterator[None]:
+    """Forget what a test registers."""
+    before = [dict(each._known) for each in ALL]
+    yield
+    for each, known in zip(ALL, before, strict=True):
+        each._known.clear()
+        each._known.update(known)
+
+
+BUILT_IN = [(each, name) for each in ALL for name, known in each._known.items() if known.origin == "built in"]
+
+
+@pytest.mark.parametrize(("names", "name"), BUILT_IN, ids=[f"{each.what}-{name}" for each, name in BUILT_IN])
+def test_every_built_in_name_resolves(names: Registry, name: str) -> None:
+    assert callable(names.get(name))
+    assert name in names.names()
+
+
+def test_the_engines_are_there() -> None:
+    assert {"lmdb", "hdf5", "mongodb", "mongodb+srv", "memory"} <= set(BACKENDS.names())
+    assert {"image", "array"} <= set(READERS.names())
+    assert {"bytes", "pil", "tensor"} <= set(DECODERS.names())
+
+
+def test_an_unknown_name_lists_what_exists_and_the_nearest() -> None:
+    with pytest.raises(ConfigError) as caught:
+        storeds.open_backend("lmbd:///x")
+    message = str(caught.value)
+    assert message.startswith("unknown backend 'lmbd'; did you mean 'lmdb'? The backends are ")
+    assert all(name in message for name in ("hdf5", "lmdb", "memory", "mongodb"))
+    with pytest.raises(ConfigError, match=r"^unknown backend 'zzz'; the backends are lmdb, hdf5, "):
+        storeds.open_writer("zzz://x", {"a": "int"})
+
+
+def test_an_unknown_layout_says_which_there_are(clean: None) -> None:
+    LAYOUTS._known.clear()
+    with pytest.raises(ConfigError, match=r"unknown layout 'lmdb/caffe'; there are no layouts"):
+        storeds.open_backend("lmdb:///x", layout="caffe")
+    storeds.register_layout("lmdb", "caffee", MemoryBackend)
+    with pytest.raises(ConfigError, match=r"did you mean 'lmdb/caffee'\?"):
+        storeds.open_backend("lmdb:///x", layout="caffe")
+
+
+# Registering
+
+
+def test_what_is_registered_opens(clean: None) -> None:
+    with storeds.open_writer("memory://mine", {"a": "int"}, overwrite=True) as writer:
+        writer.append([{"a": 1}])
+
+    class Mine(MemoryBackend):
+        def __init__(self, url: str, **options: Any) -> None:
+            super().__init__(url.replace("mine:", "memory:"), **options)
+
+    storeds.register_backend("mine", Mine)
+    with storeds.open_backend("mine://mine") as backend:
+        assert backend.get_many([0]) == [{"a": 1}]
+    storeds.register_layout("memory", "foreign", Mine)
+    with storeds.open_backend("memory://mine", layout="foreign") as backend:
+        assert isinstance(backend, Mine)
+
+
+def test_registering_by_import_string_imports_on_first_use(clean: None) -> None:
+    storeds.register_backend("mine", "storeds.backends.memory:MemoryBackend")
+    assert BACKENDS._known["mine"].target == "storeds.backends.memory:MemoryBackend"
+    assert BACKENDS.get("mine") is MemoryBackend
+
+
+def test_a_name_is_taken_unless_clobbered(clean: None) -> None:
+    storeds.register_reader("mine", dict)
+    for register, name in ((storeds.register_reader, "mine"), (storeds.register_decoder, "pil")):
+        with pytest.raises(ConfigError, match=rf"'{name}' exists already \(.*\); pass clobber=True to replace it"):
+            register(name, list)
+        register(name, list, clobber=True)
+    assert READERS.get("mine") is list
+    assert DECODERS.get("pil") is list
+    with pytest.raises(ConfigError, match=r"backend 'lmdb' exists already \(built in\)"):
+        storeds.register_backend("lmdb", MemoryBackend)
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ("no_such_module:Thing", "No module named 'no_such_module'"),
+        ("storeds.backends.no_such:Thing", "No module named"),
+        ("storeds.errors:NoSuchName", "module 'storeds.errors' has no 'NoSuchName'"),
+        ("storeds.errors", "must read package.module:name"),
+        (":Thing", "must read package.module:name"),
+        ("", "must read package.module:name"),
+    ],
+)
+def test_what_cannot_be_imported_says_what_to_install(clean: None, target: str, says: str) -> None:
+    storeds.register_backend("mine", target, needs="some-package>=2")
+    with pytest.raises(MissingDependencyError) as caught:
+        storeds.open_backend("mine://x")
+    assert says in str(caught.value)
+    assert str(caught.value).startswith("backend 'mine' (registered) cannot be imported: ")
+    assert str(caught.value).endswith("; install some-package>=2")
+    assert isinstance(caught.value.__cause__, ImportError)
+
+
+def test_a_missing_engine_is_named(clean: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in [name for name in sys.modules if name == "storeds.backends.lmdb"]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "lmdb", None)
+    with pytest.raises(MissingDependencyError, match="install lmdb$"):
+        storeds.open_backend("lmdb:///x")
+
+
+def test_a_backend_that_cannot_write_says_so(clean: None) -> None:
+    class ReadOnly:
+        def __init__(self, url: str) -> None: ...
+
+    storeds.register_backend("mine", ReadOnly)
+    with pytest.raises(ConfigError, match="backend 'mine' can only read"):
+        storeds.open_writer("mine://x", {"a": "int"})
+
+
+# Entry points of other distributions
+
+GOOD = """
+    from storeds.backends.memory import MemoryBackend
+    import storeds
+
+    class GoodBackend(MemoryBackend):
+        def __init__(self, url, **options):
+            with storeds.open_writer("memory://good", {"a": "int"}, overwrite=True) as writer:
+                writer.append([{"a": 41}, {"a": 42}])
+            super().__init__("memory://good", **options)
+
+    def read(**options): return "good reader"
+    def decode(blob, mode): return "good decoder"
+"""
+POINTS = """
+    [storeds.backends]
+    good = third_party.good:GoodBackend
+    raises = third_party.raises:Backend
+    missing = third_party.needs_more:Backend
+    nameless = third_party.good:NoSuchName
+    malformed = third_party.good
+    spaced = third party.good:GoodBackend
+    lmdb = third_party.good:GoodBackend
+
+    [storeds.layouts]
+    memory/theirs = third_party.good:GoodBackend
+
+    [storeds.readers]
+    good = third_party.good:read
+
+    [storeds.decoders]
+    good = third_party.good:decode
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A folder with an installed distribution, as pip leaves it."""
+    package, info = tmp_path / "third_party", tmp_path / "third_party-1.0.dist-info"
+    package.mkdir()
+    info.mkdir()
+    (package / "__init__.py").touch()
+    (package / "good.py").write_text(textwrap.dedent(GOOD))
+    (package / "raises.py").write_text("raise RuntimeError('cannot start')\n")
+    (package / "needs_more.py").write_text("import no_such_engine\n")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: third-party\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(textwrap.dedent(POINTS))
+    return tmp_path
+
+
+def run(site: Path, code: str) -> Any:
+    """Run `code` with `site` on the path; return the JSON it prints."""
+    prelude = f"import sys, json, warnings; sys.path.insert(0, {str(site)!r})\n"
+    done = subprocess.run(
+        [sys.executable, "-c", prelude + textwrap.dedent(code)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_the_good_plug_in_works_and_the_broken_ones_only_warn(site: Path) -> None:
+    found = run(
+        site,
+        """
+        import storeds
+        from storeds.registry import READERS, DECODERS
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with storeds.open_backend("good://x") as backend:
+                records = backend.get_many([1, 0])
+            with storeds.open_backend("memory://good", layout="theirs") as backend:
+                count = len(backend)
+            storeds.open_writer("memory://other", {"a": "int"}).abort()
+        said = [str(each.message) for each in caught if each.category is RuntimeWarning]
+        errors = {}
+        for scheme in ("raises", "missing", "nameless", "malformed", "spaced"):
+            try:
+                storeds.open_backend(f"{scheme}://x")
+            except storeds.errors.StoredsError as error:
+                errors[scheme] = [type(error).__name__, str(error)]
+        from storeds.backends.lmdb import LmdbBackend
+        from storeds.registry import BACKENDS
+        print(json.dumps({
+            "records": records, "count": count, "said": said, "errors": errors,
+            "lmdb is ours": BACKENDS.get("lmdb") is LmdbBackend,
+            "reader": READERS.get("good")(), "decoder": DECODERS.get("good")(b"", "RGB"),
+            "loaded": "third_party.raises" in sys.modules,
+        }))
+        """,
+    )
+    assert found["records"] == [{"a": 42}, {"a": 41}]
+    assert found["count"] == 2
+    assert sorted(found["said"]) == [
+        "backend 'lmdb' of third-party is ignored: built in has that name",
+        "backend 'malformed' of third-party is ignored: 'third_party.good' must read package.module:name",
+        "backend 'spaced' of third-party is ignored: 'third party.good:GoodBackend' must read package.module:name",
+    ]
+    assert found["errors"] == {
+        "raises": ["ConfigError", "backend 'raises' (third-party) cannot be loaded: RuntimeError: cannot start"],
+        "missing": [
+            "MissingDependencyError",
+            "backend 'missing' (third-party) cannot be imported: No module named 'no_such_engine'; install third-party",
+        ],
+        "nameless": ["ConfigError", found["errors"]["nameless"][1]],
+        "malformed": ["ConfigError", found["errors"]["malformed"][1]],
+        "spaced": ["ConfigError", found["errors"]["spaced"][1]],
+    }
+    assert "NoSuchName" in found["errors"]["nameless"][1]
+    assert "unknown backend 'malformed'" in found["errors"]["malformed"][1]
+    assert found["lmdb is ours"]
+    assert (found["reader"], found["decoder"]) == ("good reader", "good decoder")
+    assert not found["loaded"]
+
+
+def test_every_plug_in_is_described_broken_or_not(site: Path) -> None:
+    rows = run(
+        site,
+        """
+        warnings.simplefilter("ignore")
+        from storeds.registry import BACKENDS
+        print(json.dumps({row["name"]: row for row in BACKENDS.describe()}))
+        """,
+    )
+    assert rows["good"] == {"name": "good", "origin": "third-party", "needs": "third-party", "state": "ok"}
+    assert rows["lmdb"] == {"name": "lmdb", "origin": "built in", "needs": "lmdb", "state": "ok"}
+    assert "cannot start" in rows["raises"]["state"]
+    assert "no_such_engine" in rows["missing"]["state"]
+
+
+def test_importing_storeds_loads_no_plug_in(site: Path) -> None:
+    assert run(site, "import storeds; print(json.dumps([m for m in sys.modules if 'third_party' in m]))") == []
+
+
+def test_warnings_as_errors_lose_no_name(site: Path) -> None:
+    found = run(
+        site,
+        """
+        warnings.simplefilter("error", RuntimeWarning)
+        from storeds.registry import BACKENDS
+        try:
+            BACKENDS.names()
+        except RuntimeWarning as warning:
+            print(json.dumps([str(warning), BACKENDS.names()]))
+        """,
+    )
+    assert "is ignored" in found[0]
+    assert {"good", "lmdb", "raises"} <= set(found[1])
+
+
+def test_unreadable_entry_points_harm_nobody(site: Path) -> None:
+    (site / "third_party-1.0.dist-info" / "entry_points.txt").write_bytes(b"[storeds.backends]\n\xff\xfe\n")
+    found = run(
+        site,
+        """
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            import storeds
+            storeds.open_writer("memory://x", {"a": "int"}).abort()
+        print(json.dumps([str(each.message) for each in caught]))
+        """,
+    )
+    assert len(found) == 1
+    assert found[0].startswith("backends of other packages are ignored: their entry points are unreadable (")
+
+
+def test_what_tests_register_is_forgotten(clean: None) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert "mine" not in [*BACKENDS.names(), *READERS.names()]
+    assert registry.BACKENDS is BACKENDS

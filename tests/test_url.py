@@ -1,0 +1,345 @@
+"""URLs: paths and options are read strictly, and no secret of any URL is ever shown."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import string
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, quote_plus
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import storeds
+from storeds._url import file_path, file_url, redact, split_scheme
+from storeds.backends._mongodb_client import ClientOpener, Location, parse_location
+from storeds.backends.mongodb import MongodbOpener
+from storeds.errors import ConfigError, StoredsError
+
+PRINTABLE = "".join(sorted(set(string.printable) - set(string.whitespace)))
+PASSWORDS = st.text(PRINTABLE, min_size=4)
+SECRET = "Sec:ret/Wo@rd?&%#+"  # every character that a URL gives a meaning
+ENCODED = quote_plus(SECRET)
+
+
+def shown_by(call: Any, *args: Any) -> str:
+    """Return what a user sees of a call: its result's repr, or its error and the causes that are printed with it."""
+    try:
+        return repr(call(*args))
+    except StoredsError as error:
+        assert error.__cause__ is None
+        assert error.__suppress_context__ or error.__context__ is None
+        return f"{error!r} {error}"
+
+
+# redact
+
+
+@given(PASSWORDS)
+@example("@@@@")
+@example("a/b?c@d")
+@example("p:a:s:s")
+@example("&password=x")
+@example("://@:")
+def test_no_password_survives(password: str) -> None:
+    for user in ("user", "me@corp.example", "us/er", ""):
+        for scheme in ("mongodb", "mongodb+srv", "MongoDB"):
+            url = f"{scheme}://{user}:{password}@host/db/c"
+            assert redact(url) == f"{scheme}://{user}:***@host/db/c"
+    assert redact(f"https://user:{password}@host/x") == "https://user:***@host/x"
+
+
+@given(PASSWORDS)
+def test_no_password_survives_inside_a_message(password: str) -> None:
+    message = f"cannot reach mongodb://user:{password}@host/db/c: refused"
+    assert redact(message) == "cannot reach mongodb://user:***@host/db/c: refused"
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "tlsCertificateKeyFilePassword",
+        "tlscertificatekeyfilepassword",
+        "TLSCERTIFICATEKEYFILEPASSWORD",
+        "tlsCertificateKeyFilePasswort",  # a typing error hides nothing
+        "authMechanismProperties",
+        "authmechanismproperties",
+        "password",
+        "passwd",
+        "pwd",
+        "sslPEMPassphrase",
+        "ssl_pem_passphrase",
+        "token",
+        "aws_session_token",
+        "client_secret",
+        "secret",
+        "x-credential",
+        "apiKey",
+    ],
+)
+def test_secret_options_are_hidden(option: str) -> None:
+    for before, after in (("?", ""), ("?a=1&", "&b=2"), ("?a=1;", ";b=2")):
+        text = redact(f"mongodb://host/db/c{before}{option}=AWS_SESSION_TOKEN:hush%2Fhush{after}")
+        assert text == f"mongodb://host/db/c{before}{option}=***{after}"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mongodb://host:27017/db/c?replicaSet=r&authSource=admin",
+        "mongodb://user@host/db/c",
+        "mongodb://[::1]:27017,h2:27018/db/c",
+        "lmdb:///data/train.lmdb?readahead=true",
+        "hdf5:///data/run:1@home.h5",
+        "memory://x",
+        "data/train.h5",
+        "",
+    ],
+)
+def test_what_is_no_secret_stays(url: str) -> None:
+    assert redact(url) == url
+
+
+@given(st.text())
+def test_redacting_twice_changes_nothing(text: str) -> None:
+    assert redact(redact(text)) == redact(text)
+
+
+# File URLs
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("LMDB://a/b", ("lmdb", "a/b")),
+        ("mongodb+srv://h/d/c", ("mongodb+srv", "h/d/c")),
+        ("data/x.h5", (None, "data/x.h5")),
+        ("1x://y", (None, "1x://y")),
+        ("lmdb:/x", (None, "lmdb:/x")),
+    ],
+)
+def test_split_scheme(url: str, expected: tuple[str | None, str]) -> None:
+    assert split_scheme(url) == expected
+
+
+def test_relative_absolute_and_home_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    assert file_path("lmdb://data/x.lmdb") == (f"{tmp_path}/data/x.lmdb", {})
+    assert file_path("lmdb:///data/x.lmdb") == ("/data/x.lmdb", {})
+    assert file_path("lmdb://../x.lmdb") == (f"{tmp_path.parent}/x.lmdb", {})
+    assert file_path("hdf5://~/x.h5") == ("/home/me/x.h5", {})
+    assert file_path("data//x.h5") == (f"{tmp_path}/data/x.h5", {})
+    assert file_path(file_url("lmdb", "/a b/ü%20.lmdb")) == ("/a b/ü%20.lmdb", {})
+
+
+def test_a_relative_url_means_the_same_file_after_chdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with storeds.open_writer("lmdb://x.lmdb", {"a": "int"}) as writer:
+        writer.append([{"a": 3}])
+    backend = storeds.open_backend("lmdb://x.lmdb")
+    monkeypatch.chdir("/")
+    with backend, pickle.loads(pickle.dumps(backend)) as copy:
+        assert backend.get_many([0]) == copy.get_many([0]) == [{"a": 3}]
+
+
+def test_options_are_split_and_decoded() -> None:
+    assert file_path("lmdb:///x?a=1&b=c%26d&e=") == ("/x", {"a": "1", "b": "c&d", "e": ""})
+    assert file_path("lmdb:///x?") == ("/x", {})
+    assert file_path("/x?a=1") == ("/x?a=1", {})  # a bare path is a path
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("lmdb://", "expected a path"),
+        ("hdf5://?locking=true", "expected a path"),
+        ("", "expected a path"),
+        ("lmdb:///a\0b", "expected a path"),
+        ("lmdb:///x?a", "must read name=value"),
+        ("lmdb:///x?=1", "must read name=value"),
+        ("lmdb:///x?a=1&b=2&a=3", "option 'a' is given twice"),
+        ("lmdb:///x?password=hush&password=hush", "option 'password' is given twice"),
+        ("lmdb:///x?a=1?&token", "must read name=value"),
+    ],
+)
+def test_malformed_file_urls_are_config_errors(url: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as caught:
+        file_path(url)
+    assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "says"),
+    [
+        ("lmdb:///x?readahaed=true", {}, "unknown option 'readahaed'; did you mean 'readahead'"),
+        ("lmdb:///x?readahead=perhaps", {}, "readahead"),
+        ("lmdb:///x?readahead=true", {"readahead": True}, "given in the URL and as a keyword"),
+        ("hdf5:///x?locking=maybe", {}, "locking"),
+        ("hdf5:///x?cache_bytes=-1", {}, "cache_bytes"),
+        ("hdf5:///x", {"cache_bytes": "many"}, "cache_bytes"),
+        ("hdf5:///x", {"readahead": True}, "unknown option 'readahead'; the options are locking, cache_bytes"),
+        ("memory://x", {"a": 1}, "unknown option 'a'"),
+        ("memory://x?a=1", {}, "without options"),
+        ("memory://", {}, "expected memory://name"),
+    ],
+)
+def test_options_are_strict(url: str, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        storeds.open_backend(url, **options)
+    with pytest.raises(ConfigError, match=says):
+        storeds.open_writer(url, {"a": "int"}, **options)
+
+
+# MongoDB URLs
+
+
+@pytest.mark.parametrize(
+    ("url", "uri", "database", "collection"),
+    [
+        ("mongodb://h/db/c", "mongodb://h/db", "db", "c"),
+        ("mongodb://h:1,h2:2/db/c?replicaSet=r", "mongodb://h:1,h2:2/db?replicaSet=r", "db", "c"),
+        ("mongodb://[::1]:5/db/c", "mongodb://[::1]:5/db", "db", "c"),
+        ("mongodb://u:p%40@h/db/train.v1", "mongodb://u:p%40@h/db", "db", "train.v1"),
+        ("mongodb://h/d%C3%A4/c%2Fd?authSource=x", "mongodb://h/d%C3%A4?authSource=x", "dä", "c/d"),
+        ("mongodb://%2Ftmp%2Fm.sock/db/c", "mongodb://%2Ftmp%2Fm.sock/db", "db", "c"),
+        ("mongodb+srv://u:p@h.example.com/db/c?w=1", "mongodb+srv://u:p@h.example.com/db?w=1", "db", "c"),
+        (
+            "mongodb://h/db/c?readPreference=secondary&readPreferenceTags=dc:a&readPreferenceTags=dc:b",
+            "mongodb://h/db?readPreference=secondary&readPreferenceTags=dc:a&readPreferenceTags=dc:b",
+            "db",
+            "c",
+        ),
+    ],
+)
+def test_the_last_segment_is_ours(url: str, uri: str, database: str, collection: str) -> None:
+    location = parse_location(url)
+    assert (location.uri, location.database, location.collection) == (uri, database, collection)
+    assert location.url == redact(url)
+
+
+BAD_TAILS = [
+    ("host", "expected mongodb"),
+    ("host/", "expected mongodb"),
+    ("host/db", "expected mongodb"),
+    ("host/db/", "expected mongodb"),
+    ("host//c", "expected mongodb"),
+    ("host/db/c/d", "expected mongodb"),
+    ("host/db?authSource=x", "expected mongodb"),
+    ("host/db/system.users", "cannot be the name of a collection"),
+    ("host/db/a$b", "cannot be the name of a collection"),
+    ("host/db/.c", "cannot be the name of a collection"),
+    ("host/db/c.", "cannot be the name of a collection"),
+    ("host/db/a..b", "cannot be the name of a collection"),
+    ("host/db/a%00b", "cannot be the name of a collection"),
+    ("host/d b/c", "cannot be the name of a database"),
+    ("host/$db/c", "cannot be the name of a database"),
+    ("host/d.b/c", "cannot be the name of a database"),
+    ("host/d%2Fb/c", "cannot be the name of a database"),
+    ("host:99999/db/c", "Port"),
+    ("host:port/db/c", "Port"),
+    ("[::1/db/c", "IPv6"),
+    ("host,/db/c", ""),
+    ("host/db/c?maxPoolsSize=3", "Unknown option"),
+    ("host/db/c?timeout", "key=value"),
+    ("host/db/c?maxPoolSize=many", "maxpoolsize"),
+    ("host/db/c?tls=maybe", "tls"),
+    ("host/db/c?maxPoolSize=1&maxpoolsize=2", "given twice"),
+    ("host/db/c?tls=true&ssl=false", "conflicting"),
+    ("host/db/c?tlsCAFile=/nowhere/ca.pem", "/nowhere/ca.pem"),
+    ("host/db/c?directConnection=true&loadBalanced=true", "loadBalanced"),
+    ("host/db/c?appName=me@home", "%40"),
+]
+
+
+@pytest.mark.parametrize(("tail", "says"), BAD_TAILS)
+def test_malformed_mongodb_urls_are_config_errors_without_secrets(tail: str, says: str) -> None:
+    for userinfo in ("", f"user:{ENCODED}@") if "@" not in tail else ("",):
+        with pytest.raises(ConfigError) as caught:
+            parse_location(f"mongodb://{userinfo}{tail}")
+        assert says in str(caught.value)
+        assert ENCODED not in str(caught.value)
+        assert SECRET not in str(caught.value)
+        assert caught.value.__suppress_context__ or caught.value.__context__ is None
+
+
+@pytest.mark.parametrize("tail", ["h.example.com/d.b/c", "h.example.com/db/c?tls=maybe", "h.example.com/db/c?nonsense=1"])
+def test_srv_urls_are_checked_without_a_name_server(tail: str) -> None:
+    with pytest.raises(ConfigError):
+        parse_location(f"mongodb+srv://u:{ENCODED}@{tail}")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        f"tlsCertificateKeyFilePassword={ENCODED}&maxPoolSize=x",
+        f"tlsCertificateKeyFilePassword={ENCODED}&nonsense=1",
+        f"tlsCertificateKeyFilePasswort={ENCODED}",
+        f"authMechanism=MONGODB-AWS&authMechanismProperties={ENCODED}",
+        f"authMechanism=MONGODB-AWS&authMechanismProperties=NO_SUCH:{ENCODED}",
+        f"authMechanism=MONGODB-AWS&authMechanismProperties=AWS_SESSION_TOKEN:{ENCODED}&nonsense=1",
+        f"authMechanismProperties={ENCODED}&authMechanismProperties={ENCODED}",
+    ],
+)
+def test_secrets_in_options_are_never_shown(options: str) -> None:
+    for url in (f"mongodb://host/db/c?{options}", f"mongodb+srv://host.example.com/db/c?{options}"):
+        seen = shown_by(parse_location, url) + shown_by(storeds.open_backend, url)
+        assert SECRET not in seen
+        assert ENCODED not in seen
+        assert "Error" in seen
+
+
+@given(PASSWORDS)
+@example("p/a/..b?x")
+@example("a/b/$secret?x")
+@example("/db/c?tls=")
+@example("%zz%%%%")
+@example("1234")
+def test_a_password_is_never_shown_encoded_or_not(password: str) -> None:
+    for form in (password, quote_plus(password), quote(password, safe="")):
+        shown = shown_by(parse_location, f"mongodb://user:{form}@host/db/c")
+        assert form not in shown or form in _SAID, shown
+
+
+# What messages about a URL without any secret say: a password may by chance be a word of it.
+_SAID = " ".join(
+    [
+        shown_by(parse_location, "mongodb://user:***@host/db/c"),
+        shown_by(parse_location, "mongodb://user:a@b@host/db/c"),
+        shown_by(parse_location, "mongodb://user:a%zz@host/db/c"),
+        shown_by(parse_location, "mongodb://user:a?b@host/db/c"),
+        shown_by(parse_location, "mongodb://user:a/b/c/d/e@host/db/c"),
+    ]
+)
+
+
+def test_reprs_show_no_secret() -> None:
+    location = parse_location(f"mongodb://user:{ENCODED}@host/db/c?tlsInsecure=true")
+    client = ClientOpener(location.uri, location.url)
+    for thing in (location, client, MongodbOpener(location), {"nested": [location, client]}):
+        for seen in (repr(thing), str(thing), f"{thing}"):
+            assert SECRET not in seen
+            assert ENCODED not in seen
+    assert "user:***@host" in repr(location)
+    assert isinstance(location, Location)
+    assert client.url == location.url
+
+
+def test_a_location_pickles_with_what_it_needs_to_connect() -> None:
+    location = parse_location(f"mongodb://user:{ENCODED}@host/db/c")
+    assert pickle.loads(pickle.dumps(MongodbOpener(location))) == MongodbOpener(location)
+    assert os.fsencode(location.uri) in pickle.dumps(location)
+
+
+def test_an_opener_makes_a_client_that_does_not_connect() -> None:
+    location = parse_location("mongodb://nowhere.invalid/db/c?maxPoolSize=5")
+    opener = ClientOpener(location.uri, location.url)
+    client = opener.open()
+    try:
+        assert client.options.pool_options.max_pool_size == 5  # the URL's, not our default
+        assert client.options.pool_options.appname == "storeds"
+    finally:
+        opener.close(client)
