@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import io
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -15,14 +17,15 @@ __all__ = ["jpeg", "photograph"]
 @functools.cache
 def photograph(number: int = 0, size: tuple[int, int] = (96, 64)) -> Image.Image:
     """Return a crop, `size` = (width, height), of one of scikit-image's photographs."""
-    picture = Image.fromarray(np.asarray((data.astronaut, data.chelsea, data.coffee, data.rocket)[number % 4]()))
+    pictures: list[Callable[[], Any]] = [data.astronaut, data.chelsea, data.coffee, data.rocket]
+    picture = Image.fromarray(np.asarray(pictures[number % 4]()))
     left, top = (37 * number) % 200, (53 * number) % 100
     return picture.convert("RGB").crop((left, top, left + size[0], top + size[1]))
 
 
 @functools.cache
-def jpeg(number: int = 0, size: tuple[int, int] = (96, 64), **options: object) -> bytes:
+def jpeg(number: int = 0, size: tuple[int, int] = (96, 64), **options: Any) -> bytes:
     """Return a photograph as JPEG; `options` go to Pillow's writer."""
     buffer = io.BytesIO()
-    photograph(number, size).save(buffer, "JPEG", **options)  # type: ignore[arg-type]  # Pillow types them loosely
+    photograph(number, size).save(buffer, "JPEG", **options)
     return buffer.getvalue()

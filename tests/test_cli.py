@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from photographs import jpeg
 from typer.testing import CliRunner
 
 import storeds
+from photographs import jpeg
 from storeds.cli import app
 
 RUNNER = CliRunner()

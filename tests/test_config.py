@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from photographs import jpeg
 from pydantic import ValidationError
 
 import storeds
+from photographs import jpeg
 from storeds import build_dataset, build_loader, errors, load_config
 from storeds.config import config_schema
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from photographs import jpeg, photograph
 from PIL import Image
 
+from photographs import jpeg, photograph
 from storeds.jpeg import repair
 
 ENCODINGS: dict[str, dict[str, object]] = {

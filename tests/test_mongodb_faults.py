@@ -6,14 +6,20 @@ import socket
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pymongo
 import pytest
-from conftest import with_path
 
 import storeds
+from conftest import with_path
 from storeds import errors
 from storeds.testing.mongod import run_mongod
+
+
+def connect(uri: str) -> pymongo.MongoClient[dict[str, Any]]:
+    return pymongo.MongoClient(uri)
+
 
 PASSWORD = "hunter2/@:secret"
 ENCODED = "hunter2%2F%40%3Asecret"
@@ -62,10 +68,10 @@ def test_a_server_that_goes_away_is_an_unavailable_error_for_the_whole_batch(
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Yield host and port of a server with authentication: ``owner`` may all, ``reader`` may read ``db``."""
     with run_mongod(tmp_path_factory.mktemp("guarded"), "--auth") as uri:
-        with pymongo.MongoClient(uri) as client:
+        with connect(uri) as client:
             client.admin.command("createUser", "owner", pwd=PASSWORD, roles=["root"])
         host = uri.removeprefix("mongodb://")
-        with pymongo.MongoClient(f"mongodb://owner:{ENCODED}@{host}/?authSource=admin") as client:
+        with connect(f"mongodb://owner:{ENCODED}@{host}/?authSource=admin") as client:
             client.db.command("createUser", "reader", pwd=PASSWORD, roles=["read"])
         yield host
 
@@ -98,7 +104,7 @@ def test_a_user_who_may_not_write_is_told_so(guarded: str) -> None:
 
 def test_a_collection_that_is_not_ours_and_one_that_is_absent(mongodb: str, mongodb_database: str) -> None:
     database = mongodb_database.rpartition("/")[2].partition("?")[0]
-    with pymongo.MongoClient(mongodb) as client:
+    with connect(mongodb) as client:
         client[database]["theirs"].insert_one({"a": 1})
     with pytest.raises(errors.FormatError, match="no native store"):
         storeds.open_backend(with_path(mongodb_database, "theirs"))
@@ -111,7 +117,7 @@ def test_documents_that_were_deleted_are_missed_at_opening_and_at_reading(mongod
     with storeds.open_writer(url, {"x": "int", "b": "bytes"}) as writer:
         writer.append({"x": n, "b": b"?"} for n in range(4))
     database = mongodb_database.rpartition("/")[2].partition("?")[0]
-    with storeds.open_backend(url) as backend, pymongo.MongoClient(mongodb) as client:
+    with storeds.open_backend(url) as backend, connect(mongodb) as client:
         client[database]["shrunk"].delete_one({"_id": 2})
         client[database]["shrunk"].update_one({"_id": 3}, {"$set": {"x": 9}})
         whole, missing, changed = backend.get_many([1, 2, 3])

@@ -11,9 +11,9 @@ from typing import Any
 import h5py
 import lmdb
 import pytest
-from photographs import jpeg
 
 import storeds
+from photographs import jpeg
 from storeds import errors
 from storeds.ops import Progress
 
@@ -69,6 +69,10 @@ def test_pack_follows_links_to_folders_as_imagefolder_does(tree: Path, tmp_path:
     assert storeds.pack(tree, f"lmdb://{tmp_path}/a.lmdb").count == 7
 
 
+def make_fifo(path: Path) -> Any:
+    os.mkfifo(path)
+
+
 @pytest.mark.parametrize(
     ("spoil", "error", "message"),
     [
@@ -77,7 +81,7 @@ def test_pack_follows_links_to_folders_as_imagefolder_does(tree: Path, tmp_path:
         (lambda tree: tree / "zebra" / "deep" / "er", errors.ConfigError, "no sub-folders"),
         (lambda tree: (tree / "empty").mkdir() or tree, errors.ConfigError, "no images in empty"),
         (
-            lambda tree: os.mkfifo(tree / "apple" / "pipe.jpg") or tree,
+            lambda tree: make_fifo(tree / "apple" / "pipe.jpg") or tree,
             errors.RecordError,
             "pipe.jpg is no regular file",
         ),
@@ -234,7 +238,7 @@ def test_verify_tells_records_that_changed_places(tmp_path: Path) -> None:
         writer.append({"blob": bytes([n])} for n in range(3))
     with lmdb.open(str(tmp_path / "a.lmdb"), subdir=False, lock=False, max_dbs=3) as env, env.begin(write=True) as txn:
         records = env.open_db(b"records", txn=txn)
-        first, second = (txn.get(n.to_bytes(8, "big"), db=records) for n in (0, 1))
+        first, second = (bytes(txn.get(n.to_bytes(8, "big"), db=records) or b"") for n in (0, 1))
         txn.put((0).to_bytes(8, "big"), second, db=records)
         txn.put((1).to_bytes(8, "big"), first, db=records)
     assert [finding.kind for finding in storeds.verify(url).findings] == ["id"]

@@ -114,7 +114,7 @@ def test_every_module_says_in_one_sentence_what_it_is_for(module: str) -> None:
     summary = text.split("\n\n")[0]
     assert "\n" not in summary, "the first sentence does not fit its line"
     assert summary.endswith(".")
-    assert len(summary) > 20
+    assert len(summary.split()) > 2
 
 
 @pytest.mark.parametrize("module", [m for m in IDS if not m.endswith("__main__")])

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from photographs import jpeg, photograph
 from PIL import Image
 
+from photographs import jpeg, photograph
 from storeds import Backend, SampleContext, errors, open_backend, open_writer, register_decoder
 from storeds.readers.array import ArrayReader
 from storeds.readers.image import ImageReader
@@ -78,7 +78,9 @@ def test_bytes_are_the_stored_bytes_even_of_a_damaged_image() -> None:
 
 
 @pytest.mark.parametrize(("mode", "channels"), [("RGB", 3), ("L", 1), ("RGBA", 4)])
-def test_a_tensor_holds_the_pixels_channels_first_in_memory_of_its_own(backend: Backend, mode: str, channels: int) -> None:
+def test_a_tensor_holds_the_pixels_channels_first_in_memory_of_its_own(
+    backend: Backend, mode: str, channels: int
+) -> None:
     image = build(ImageReader(decode="tensor", mode=mode), backend, 1)[0]["image"]
     assert image.dtype == torch.uint8
     assert image.shape == (channels, 64, 96)
@@ -110,7 +112,10 @@ def test_what_does_not_decode_is_a_decode_error_that_shows_its_first_bytes(blob:
 def test_a_store_without_images_is_refused_with_what_it_has() -> None:
     with open_writer("memory://no-images", {"x": "float"}, overwrite=True) as writer:
         writer.append([{"x": 1.0}])
-    with open_backend("memory://no-images") as backend, pytest.raises(errors.ConfigError, match=r"x \(float\).*'array'"):
+    with (
+        open_backend("memory://no-images") as backend,
+        pytest.raises(errors.ConfigError, match=r"x \(float\).*'array'"),
+    ):
         ImageReader().bind(backend)
 
 

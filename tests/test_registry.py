@@ -291,22 +291,6 @@ def test_warnings_as_errors_lose_no_name(site: Path) -> None:
     assert {"good", "lmdb", "raises"} <= set(found[1])
 
 
-def test_unreadable_entry_points_harm_nobody(site: Path) -> None:
-    (site / "third_party-1.0.dist-info" / "entry_points.txt").write_bytes(b"[storeds.backends]\n\xff\xfe\n")
-    found = run(
-        site,
-        """
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            import storeds
-            storeds.open_writer("memory://x", {"a": "int"}).abort()
-        print(json.dumps([str(each.message) for each in caught]))
-        """,
-    )
-    assert len(found) == 1
-    assert found[0].startswith("backends of other packages are ignored: their entry points are unreadable (")
-
-
 def test_what_tests_register_is_forgotten(clean: None) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -38,7 +38,7 @@ __all__ = [
     "Writer",
 ]
 
-JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
+JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Record: TypeAlias = dict[str, Any]
 Transform: TypeAlias = Callable[..., Any]

@@ -126,12 +126,7 @@ class Registry:
 
     def _scan(self) -> Iterator[str]:
         """Take in the entry points of other packages; yield what is wrong with those that cannot be used."""
-        try:
-            points = list(entry_points(group=self.group))
-        except Exception as error:  # importlib.metadata raises whatever a malformed entry_points.txt makes it
-            yield f"{self.what}s of other packages are ignored: their entry points are unreadable ({error!r})"
-            return
-        for point in points:
+        for point in entry_points(group=self.group):
             origin = point.dist.name if point.dist else "entry point"
             if point.name in self._known:
                 has_it = self._known[point.name].origin

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -89,7 +89,12 @@ def read_mapping(path: str | os.PathLike[str]) -> dict[str, Any]:
         It cannot be parsed, or holds no mapping.
     """
     path = Path(path)
-    parsers = {".toml": tomllib.loads, ".yaml": yaml.safe_load, ".yml": yaml.safe_load, ".json": json.loads}
+    parsers: dict[str, Callable[[str], Any]] = {
+        ".toml": tomllib.loads,
+        ".yaml": yaml.safe_load,
+        ".yml": yaml.safe_load,
+        ".json": json.loads,
+    }
     parse = parsers.get(path.suffix.lower())
     if parse is None:
         raise ConfigError(f"{path}: a config ends in {', '.join(parsers)}")

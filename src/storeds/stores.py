@@ -14,7 +14,7 @@ from storeds.errors import ConfigError, FormatError, StoreNotFoundError
 from storeds.registry import BACKENDS, LAYOUTS
 
 if TYPE_CHECKING:
-    from storeds.protocols import Backend, Field, Writer
+    from storeds.protocols import Backend, Writer
 
 __all__ = ["open_backend", "open_writer", "scheme_of"]
 
@@ -65,7 +65,7 @@ def open_backend(url: str | os.PathLike[str], *, layout: str | None = None, **op
 
 def open_writer(
     url: str | os.PathLike[str],
-    fields: Mapping[str, str | Field | Mapping[str, Any]],
+    fields: Mapping[str, Any],
     *,
     overwrite: bool = False,
     resume: bool = False,
