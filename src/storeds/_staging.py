@@ -11,7 +11,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from storeds.errors import ConfigError, FormatError, StoreExistsError
+from storeds._files import sniff
+from storeds.errors import ConfigError, FormatError, StoredsError, StoreExistsError
 
 __all__ = ["Staging", "staging_folder", "sync_path"]
 
@@ -58,8 +59,13 @@ class Staging:
         self.target, self.url, self.overwrite = Path(target), url, overwrite
         self.folder = staging_folder(target)
         self._check_target()
-        self._make_parents()
-        self._lock_file = self._lock()
+        try:
+            self.target.parent.mkdir(parents=True, exist_ok=True)
+            self._lock_file = self._lock()
+        except StoredsError:  # some of ours are OSErrors too
+            raise
+        except OSError as error:
+            raise ConfigError(f"{url} cannot be written: {error}") from None
         try:
             self.resumed = self._enter(plan, overwrite=overwrite, resume=resume)
         except BaseException:
@@ -73,12 +79,8 @@ class Staging:
             raise StoreExistsError(
                 f"{self.url} exists; pass overwrite=True (--overwrite) to replace it, or choose another path"
             )
-
-    def _make_parents(self) -> None:
-        try:
-            self.target.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"{self.url}: its folder cannot be made: {error}") from None
+        if self.target.is_file() and self.target.stat().st_size and sniff(str(self.target)) is None:
+            raise StoreExistsError(f"{self.url} is a file, but no store, so it is not replaced; remove it yourself")
 
     def _lock(self) -> int:
         with _ACTIVE_LOCK:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self
 
 from storeds._meta import NATIVE, new_build
-from storeds.errors import ClosedError, ConfigError, RecordError
+from storeds.errors import ClosedError, ConfigError, RecordError, UnavailableError
 from storeds.protocols import JSON, Meta, Record
 from storeds.record import ContentHash, RecordCodec, canonical_json, checksum, parse_fields
 
@@ -138,7 +139,8 @@ class StoreWriter(ABC):
         if error is None and self._state == "open":
             self.publish()
         elif isinstance(error, Exception):
-            self.abort()
+            with suppress(UnavailableError):  # what led here matters more; the leftovers are told to the next writer
+                self.abort()
         else:  # Ctrl-C and SystemExit: hours of work may be durable
             self.suspend()
 
