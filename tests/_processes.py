@@ -1,29 +1,38 @@
 """What the process tests run in other processes: a module of its own, so that spawned ones can import it.
 
-As a script it makes one pass over each store with workers: ``python _processes.py START_METHOD URL…`` prints the digest
-of every pass, and leaves all to the interpreter's exit.
+As a script, ``python _processes.py START_METHOD URL…``, it reads all stores through one loader, prints the digest of what
+came out of each of two epochs, and leaves everything open for the interpreter's exit.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 import xxhash
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset
 
 from storeds import StoreDataset
 
-__all__ = ["Row", "loader", "numbers", "open_rows", "read_until_told", "refuse_squares", "row", "rows", "take_number"]
+__all__ = [
+    "Row",
+    "digest",
+    "loader",
+    "numbers",
+    "open_rows",
+    "read_until_told",
+    "refuse_squares",
+    "row",
+    "rows",
+    "take_number",
+]
 
 Row = tuple[int, str, int]
 """Index, hash of the image's bytes, label: what is compared with the truth."""
-
-_DEADLINE = 90
 
 
 def row(sample: tuple[bytes, int, int]) -> Row:
@@ -44,7 +53,7 @@ def open_rows(url: str, **arguments: Any) -> StoreDataset:
 
 def loader(dataset: Dataset[Any], start_method: str, **arguments: Any) -> DataLoader[Any]:
     """Return a shuffling loader with two workers that fails rather than hangs."""
-    given = {"batch_size": 4, "shuffle": True, "num_workers": 2, "collate_fn": rows, "timeout": _DEADLINE}
+    given = {"batch_size": 4, "shuffle": True, "num_workers": 2, "collate_fn": rows}
     return DataLoader(dataset, multiprocessing_context=start_method, **{**given, **arguments})
 
 
@@ -75,19 +84,14 @@ def refuse_squares(image: Any) -> Any:
     return image
 
 
-def _passes(start_method: str, urls: Iterable[str]) -> Iterator[str]:
-    for url in urls:
-        dataset = open_rows(url)
-        dataset[0]
-        once = loader(dataset, start_method, persistent_workers=True)
-        for _ in range(2):
-            found = sorted(each for _, batch in once for each in batch)
-            yield xxhash.xxh3_128_hexdigest(repr(found).encode())
-        dataset[0]
+def digest(found: Iterable[Row]) -> str:
+    """Return one hash of rows, whatever their order."""
+    return xxhash.xxh3_128_hexdigest(repr(sorted(found)).encode())
 
 
 if __name__ == "__main__":
-    left_open = [open_rows(url) for url in sys.argv[2:]]
-    used = [dataset[0] for dataset in left_open]
-    for digest in _passes(sys.argv[1], sys.argv[2:]):
-        print(digest)
+    datasets = [open_rows(url) for url in sys.argv[2:]]
+    used = [dataset[0] for dataset in datasets]
+    batches = loader(ConcatDataset[Any](datasets), sys.argv[1], batch_size=16, persistent_workers=True)
+    for _ in range(2):
+        sys.stdout.write(digest(each for _, batch in batches for each in batch) + "\n")

@@ -7,6 +7,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pymongo
 import pytest
@@ -32,7 +33,8 @@ def mongodb_database(mongodb: str) -> Iterator[str]:
     """URL of a database of this test's own, dropped afterwards; a collection's URL has ``/name`` more."""
     name = f"storeds_test_{secrets.token_hex(6)}"
     yield with_path(mongodb, name)
-    with pymongo.MongoClient(mongodb) as client:
+    client: pymongo.MongoClient[Any] = pymongo.MongoClient(mongodb)
+    with client:
         client.drop_database(name)
 
 

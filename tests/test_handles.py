@@ -29,7 +29,7 @@ class Handle:
     """What the fake engine opens; knows everything that was done to it."""
 
     name: str
-    pid: int = field(default_factory=lambda: os.getpid())  # noqa: PLW0108  # one test replaces os.getpid
+    pid: int = field(default_factory=lambda: os.getpid())  # one test replaces os.getpid
     closed: int = 0
     disowned: int = 0
 
@@ -137,9 +137,9 @@ def in_fork(body: Callable[[], None]) -> str:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             return "the child hangs"
-        said = pipe.read().decode()
+        answer = pipe.read().decode()
     _, status = os.waitpid(child, 0)
-    return said or ("" if status == 0 else f"the child died with status {status}")
+    return answer or ("" if status == 0 else f"the child died with status {status}")
 
 
 # Sharing

@@ -210,17 +210,24 @@ def test_an_engine_imports_no_other_engine(module: str) -> None:
     assert {name for name in wrong if area(name) in ("backends", "layouts")} == set()
 
 
-@pytest.mark.parametrize("module", [m for m in IDS if area(m) not in ("cli", "ops", "demo", "bench", "config", "testing", "")])
+@pytest.mark.parametrize(
+    "module", [m for m in IDS if area(m) not in ("cli", "ops", "demo", "bench", "config", "testing", "")]
+)
 def test_only_the_top_imports_the_package_itself(module: str) -> None:
     assert "storeds" not in imported_by(module)
 
 
 def test_the_modules_that_everything_needs_import_no_engine() -> None:
-    for module in ("storeds", "storeds.protocols", "storeds.errors", "storeds.record", "storeds.registry", "storeds.stores"):
+    for module in (
+        "storeds",
+        "storeds.protocols",
+        "storeds.errors",
+        "storeds.record",
+        "storeds.registry",
+        "storeds.stores",
+    ):
         names = {
-            name.partition(".")[0]
-            for node in ast.parse(MODULES[module].read_text()).body
-            for name in _absolute(node)
+            name.partition(".")[0] for node in ast.parse(MODULES[module].read_text()).body for name in _absolute(node)
         }
         assert not names & {"torch", "lmdb", "h5py", "pymongo", "PIL"}, module
 

@@ -266,7 +266,9 @@ def test_malformed_mongodb_urls_are_config_errors_without_secrets(tail: str, say
         assert caught.value.__suppress_context__ or caught.value.__context__ is None
 
 
-@pytest.mark.parametrize("tail", ["h.example.com/d.b/c", "h.example.com/db/c?tls=maybe", "h.example.com/db/c?nonsense=1"])
+@pytest.mark.parametrize(
+    "tail", ["h.example.com/d.b/c", "h.example.com/db/c?tls=maybe", "h.example.com/db/c?nonsense=1"]
+)
 def test_srv_urls_are_checked_without_a_name_server(tail: str) -> None:
     with pytest.raises(ConfigError):
         parse_location(f"mongodb+srv://u:{ENCODED}@{tail}")

@@ -104,21 +104,27 @@ class HandlePool(Generic[H]):
     limit : int
         How many handles may be open while none of them is being read.
     quiesce : bool
-        Whether a fork waits for an open or close under way: needed where the engine keeps global state
-        about open files (LMDB, HDF5), unwanted where opening or closing may wait for a network.
+        Whether a fork waits for an open, close or read under way: needed where the engine keeps global state
+        about open files (LMDB, HDF5), unwanted where they may wait for a network.
     """
 
     def __init__(self, *, limit: int, quiesce: bool) -> None:
         self._limit = limit
         self._entries: OrderedDict[Hashable, _Entry[H]] = OrderedDict()
-        self._lock = threading.Lock()
-        self._pid = os.getpid()
+        self._start()
         # Garbage collection may run a finalizer inside our own critical section, so finalizers only leave a note.
         self._dropped: deque[Ticket[H]] = deque()
         os.register_at_fork(after_in_child=self._reset_in_child)
         if quiesce:
             os.register_at_fork(before=self._lock_for_fork, after_in_parent=self._unlock_after_fork)
         atexit.register(self.close_all)
+
+    def _start(self) -> None:
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._leases = 0
+        self._forking = False
+        self._changed = threading.Condition(self._lock)
 
     def ticket(self, owner: object, opener: Opener[H]) -> Ticket[H]:
         """Return a claim that ends with `owner`, or earlier by `Ticket.close`."""
@@ -130,6 +136,8 @@ class HandlePool(Generic[H]):
         if self._pid != os.getpid():  # forked by C code that runs no hooks
             self._reset_in_child()
         with self._lock:
+            while self._forking:
+                self._changed.wait()
             self._sweep()
             if ticket.closed:
                 raise ClosedError(f"{ticket.opener.url} was closed; open it again with open_backend")
@@ -137,6 +145,7 @@ class HandlePool(Generic[H]):
             if entry is None or entry.handle is None or entry.doomed:
                 entry = self._find_or_open(ticket)
             entry.leases += 1
+            self._leases += 1
             if self._entries.get(entry.key) is entry:  # not retired
                 self._entries.move_to_end(entry.key)
             assert entry.handle is not None
@@ -162,6 +171,9 @@ class HandlePool(Generic[H]):
     def release(self, entry: _Entry[H]) -> None:
         with self._lock:
             entry.leases -= 1
+            self._leases -= 1
+            if self._forking and self._leases <= 0:
+                self._changed.notify_all()
             if entry.doomed and entry.leases == 0:
                 self._remove(entry)
             if len(self._entries) > self._limit:  # more than that were being read at once
@@ -227,14 +239,20 @@ class HandlePool(Generic[H]):
                 self._lock.release()
 
     def _lock_for_fork(self) -> None:
+        # py-lmdb's close waits for operations under way; in the child, those of threads that did not come along
+        # never end. New leases wait meanwhile, so a thread must not ask for one while it has one.
         self._lock.acquire()
+        while self._leases > 0:
+            self._forking = True
+            self._changed.wait()
 
     def _unlock_after_fork(self) -> None:
+        self._forking = False
+        self._changed.notify_all()
         self._lock.release()
 
     def _reset_in_child(self) -> None:
-        self._lock = threading.Lock()
-        self._pid = os.getpid()
+        self._start()
         inherited, self._entries = self._entries, OrderedDict()
         for entry in inherited.values():
             handle, entry.handle = entry.handle, None

@@ -9,6 +9,7 @@ from typing import Any
 
 import xxhash
 
+from storeds._count import Count
 from storeds.errors import FormatError
 from storeds.protocols import JSON, Field, Meta
 from storeds.record import canonical_json, fields_from_json, fields_to_json
@@ -67,7 +68,7 @@ def _verified(parse: Callable[[], dict[str, Any]], url: str) -> tuple[Meta, Mapp
         body = parse()
         check = body.pop("check")
         fields: Mapping[str, Field] = fields_from_json(body["fields"])
-        meta = Meta(body["id"], body["build"], body["count"], body["layout"], fields, body["attrs"])
+        meta = Meta(body["id"], body["build"], Count(body["count"]), body["layout"], fields, body["attrs"])
         intact = check == _check(body)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise FormatError(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from storeds._count import Count
 from storeds._meta import NATIVE, new_build
 from storeds.errors import ClosedError, ConfigError, RecordError, UnavailableError
 from storeds.protocols import JSON, Meta, Record
@@ -40,6 +41,11 @@ class StoreWriter(ABC):
         The declaration, see `storeds.record.parse_fields`.
     commit_every : int
         Records per durable batch; a batch also ends at 32 MiB.
+
+    Attributes
+    ----------
+    note : JSON
+        What the last `flush` with a note left, in this writer or in the one that it resumes.
     """
 
     def __init__(self, url: str, fields: Mapping[str, Any], commit_every: int) -> None:
@@ -49,6 +55,7 @@ class StoreWriter(ABC):
         self.fields = parse_fields(fields)
         self.commit_every = commit_every
         self.meta: Meta | None = None
+        self.note: JSON = None
         self._codec = RecordCodec(self.fields)
         self._content = ContentHash()
         self._batch: list[Sealed] = []
@@ -59,6 +66,10 @@ class StoreWriter(ABC):
     @abstractmethod
     def _commit(self, batch: list[Sealed], first: int) -> None:
         """Make `batch`, whose first record has position `first`, durable."""
+
+    @abstractmethod
+    def _save_note(self, note: JSON) -> None:
+        """Make `note` durable, for the `note` of a writer that resumes."""
 
     @abstractmethod
     def _publish(self, meta: Meta) -> None:
@@ -88,14 +99,17 @@ class StoreWriter(ABC):
                 self.flush()
         return self.count - before
 
-    def flush(self) -> None:
-        """Make everything appended so far durable."""
+    def flush(self, note: JSON = None) -> None:
+        """Make everything appended so far durable, and then `note`, if one is given: where its caller would go on."""
         self._check_open()
         if self._batch:
             self._commit(self._batch, self._durable)
             self._content.update(b"".join(sealed.digest for sealed in self._batch))
             self._durable += len(self._batch)
             self._batch, self._batch_bytes = [], 0
+        if note is not None:
+            self._save_note(note)
+            self.note = note
 
     def publish(self, attrs: Mapping[str, JSON] | None = None) -> Meta:
         # docstring inherited
@@ -106,7 +120,7 @@ class StoreWriter(ABC):
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"attrs of {self.url} must be JSON: {error}") from None
         self.flush()
-        meta = Meta(self._content.finish(self.fields, attrs), new_build(), self._durable, NATIVE, self.fields, attrs)
+        meta = Meta(self._content.finish(self.fields, attrs), new_build(), Count(self._durable), NATIVE, self.fields, attrs)
         try:
             self._publish(meta)
         except BaseException:

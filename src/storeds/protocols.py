@@ -247,10 +247,19 @@ class Writer(Protocol):
     ----------
     count : int
         Records taken so far, those of a resumed writer included: where a resuming caller goes on from.
+    note : JSON
+        What the last `flush` with a note left, in this writer or in the one that it resumes.
     """
 
     @property
     def count(self) -> int: ...
+
+    @property
+    def note(self) -> JSON: ...
+
+    def flush(self, note: JSON = None) -> None:
+        """Make everything appended so far durable, and then `note`, if one is given."""
+        ...
 
     def append(self, records: Iterable[Record], /) -> int:
         """Add records and return how many; raises `RecordError` for one that a field refuses.
@@ -265,6 +274,10 @@ class Writer(Protocol):
 
     def abort(self) -> None:
         """Drop everything written; the target stays absent or as it was."""
+        ...
+
+    def suspend(self) -> None:
+        """Stop and keep what is durable, for ``open_writer(…, resume=True)``."""
         ...
 
     def __enter__(self) -> Self: ...

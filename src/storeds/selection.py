@@ -10,6 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from storeds._columns import read_column
+from storeds._count import Count
 from storeds._index import index_path, load_index, save_index
 from storeds.backends.base import check_where
 from storeds.errors import ConfigError, RecordError
@@ -39,7 +40,7 @@ class Selection:
         self.where = {name: sorted(values, key=repr) for name, values in _accepted(backend, where).items()}
         self._index = index_path(backend.url, backend.meta.build, self.where)
         self._positions: Array | None = None
-        self.meta: Meta = replace(backend.meta, count=len(self.positions))
+        self.meta: Meta = replace(backend.meta, count=Count(len(self.positions)))
 
     @property
     def url(self) -> str:

@@ -14,7 +14,7 @@ from storeds.errors import ConfigError, FormatError, StoreNotFoundError
 from storeds.registry import BACKENDS, LAYOUTS
 
 if TYPE_CHECKING:
-    from storeds.protocols import Backend, Writer
+    from storeds.protocols import JSON, Backend, Writer
 
 __all__ = ["open_backend", "open_writer", "scheme_of"]
 
@@ -70,6 +70,7 @@ def open_writer(
     overwrite: bool = False,
     resume: bool = False,
     commit_every: int = COMMIT_EVERY,
+    plan: JSON = None,
     **options: Any,
 ) -> Writer:
     """Open a store for writing; it appears under `url` when the writer publishes, whole and in one step.
@@ -87,6 +88,8 @@ def open_writer(
         Go on after the last durable record of an interrupted writer; ``writer.count`` says where.
     commit_every : int
         Records per durable batch.
+    plan : JSON, optional
+        What is being written, beyond its fields: a writer that resumes must bring an equal one.
 
     Returns
     -------
@@ -105,6 +108,8 @@ def open_writer(
     opener = getattr(BACKENDS.get(scheme), "open_writer", None)
     if opener is None:
         raise ConfigError(f"{redact(url)}: backend {scheme!r} can only read")
+    if plan is not None:
+        options["plan"] = plan
     writer: Writer = opener(url, fields, overwrite=overwrite, resume=resume, commit_every=commit_every, **options)
     return writer
 

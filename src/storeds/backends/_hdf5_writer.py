@@ -28,7 +28,7 @@ from storeds.backends._hdf5_rows import COLUMN_CHECKSUM
 from storeds.backends.base import parse_options
 from storeds.backends.hdf5 import Hdf5Options
 from storeds.errors import FormatError
-from storeds.protocols import Array, Field, Meta
+from storeds.protocols import JSON, Array, Field, Meta
 from storeds.record import CHECKSUM, fields_to_json
 
 __all__ = ["Hdf5Writer"]
@@ -45,13 +45,14 @@ class Hdf5Writer(StoreWriter):
         overwrite: bool = False,
         resume: bool = False,
         commit_every: int = COMMIT_EVERY,
+        plan: JSON = None,
         **options: Any,
     ) -> None:
         path, in_url = file_path(url)
         parse_options(Hdf5Options, in_url, options, url)
         super().__init__(file_url("hdf5", path), fields, commit_every)
-        plan = {"kind": "hdf5", "fields": fields_to_json(self.fields)}
-        self._staging = Staging(path, self.url, plan, overwrite=overwrite, resume=resume)
+        whole = {"kind": "hdf5", "fields": fields_to_json(self.fields), "plan": plan}
+        self._staging = Staging(path, self.url, whole, overwrite=overwrite, resume=resume)
         self._folder = self._staging.folder
         self._ends = dict.fromkeys(_column_names(self.fields), 0)
         self._files: dict[str, int] = {}
@@ -66,7 +67,7 @@ class Hdf5Writer(StoreWriter):
         count = 0
         if self._staging.resumed and state_file.exists():
             state = json.loads(state_file.read_text())
-            count, self._ends = state["count"], state["ends"]
+            count, self._ends, self.note = state["count"], state["ends"], state["note"]
         for name, end in self._ends.items():
             path = self._folder / f"{name}.column"
             self._files[name] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -81,7 +82,7 @@ class Hdf5Writer(StoreWriter):
             self._append_field(name, field, [sealed.stored[name] for sealed in batch])
         for descriptor in self._files.values():
             os.fsync(descriptor)
-        self._save_state(first + len(batch))
+        self._save_state(first + len(batch), self.note)
 
     def _append_field(self, name: str, field: Field, values: list[Any]) -> None:
         if field.is_scalar:
@@ -104,9 +105,12 @@ class Hdf5Writer(StoreWriter):
             view, end = view[written:], end + written
         self._ends[name] = end
 
-    def _save_state(self, count: int) -> None:
+    def _save_note(self, note: JSON) -> None:
+        self._save_state(self._durable, note)
+
+    def _save_state(self, count: int, note: JSON) -> None:
         fresh = self._folder / "state.fresh"
-        fresh.write_text(json.dumps({"count": count, "ends": self._ends}))
+        fresh.write_text(json.dumps({"count": count, "ends": self._ends, "note": note}))
         sync_path(fresh)
         os.replace(fresh, self._folder / "state.json")
         sync_path(self._folder)

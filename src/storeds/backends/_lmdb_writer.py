@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,12 @@ from storeds._writer import COMMIT_EVERY, Sealed, StoreWriter
 from storeds.backends.base import parse_options
 from storeds.backends.lmdb import COLUMNS, META, RECORDS, LmdbOptions, position_key, text_offsets_key
 from storeds.protocols import JSON, Meta
-from storeds.record import CHECKSUM, fields_to_json
+from storeds.record import CHECKSUM, canonical_json, fields_to_json
 
 __all__ = ["LmdbWriter"]
 
 _PARTS = b"parts"  # columns of each committed batch; gone from the published file
+_NOTE = b"note"  # beside them; their keys all have a slash
 _FIRST_MAP = 1 << 20
 
 
@@ -40,13 +42,14 @@ class LmdbWriter(StoreWriter):
         overwrite: bool = False,
         resume: bool = False,
         commit_every: int = COMMIT_EVERY,
+        plan: JSON = None,
         **options: Any,
     ) -> None:
         path, in_url = file_path(url)
         parse_options(LmdbOptions, in_url, options, url)
         super().__init__(file_url("lmdb", path), fields, commit_every)
-        plan = {"kind": "lmdb", "fields": fields_to_json(self.fields)}
-        self._staging = Staging(path, self.url, plan, overwrite=overwrite, resume=resume)
+        whole = {"kind": "lmdb", "fields": fields_to_json(self.fields), "plan": plan}
+        self._staging = Staging(path, self.url, whole, overwrite=overwrite, resume=resume)
         try:
             self._open(self._staging.folder / "building.mdb")
         except BaseException:
@@ -60,14 +63,19 @@ class LmdbWriter(StoreWriter):
         )
         names = (RECORDS, COLUMNS, META, _PARTS)
         self._records, self._columns, self._meta_db, self._parts = (self._env.open_db(name) for name in names)
+        with self._env.begin(db=self._meta_db) as txn:
+            publishing = txn.get(META) is not None
+        if publishing:
+            self._write(self._take_back_columns)
         with self._env.begin() as txn:
             count = txn.stat(self._records)["entries"]
             self._resume_from(count, list(self._read_parts(txn, CHECKSUM)))
+            self.note = json.loads(txn.get(_NOTE, db=self._parts) or b"null")
 
     def _commit(self, batch: list[Sealed], first: int) -> None:
         self._write(lambda txn: self._put_batch(txn, batch, first))
 
-    def _write(self, body: Callable[[lmdb.Transaction], None]) -> None:
+    def _write(self, body: Callable[[lmdb.Transaction], object]) -> None:
         # A full map drops the whole transaction, so the whole batch is replayed in a larger one (tensorpack#1562).
         while True:
             try:
@@ -102,6 +110,9 @@ class LmdbWriter(StoreWriter):
             pairs = itertools.takewhile(lambda pair: bytes(pair[0]).startswith(prefix), cursor.iternext())
             yield from (bytes(value) for _, value in pairs)
 
+    def _save_note(self, note: JSON) -> None:
+        self._write(lambda txn: txn.put(_NOTE, canonical_json(note).encode(), db=self._parts))
+
     def _publish(self, meta: Meta) -> None:
         self._write(lambda txn: self._put_columns(txn, meta))
         built = self._staging.folder / "compact.mdb"
@@ -127,6 +138,20 @@ class LmdbWriter(StoreWriter):
                 checksums[key.decode()] = xxhash.xxh3_64_hexdigest(data)
         txn.put(META, meta_to_text(meta, columns=checksums).encode(), db=self._meta_db)
         txn.drop(self._parts, delete=True)
+
+    def _take_back_columns(self, txn: lmdb.Transaction) -> None:
+        """Undo `_put_columns`: publishing failed after it, and now the writer goes on."""
+        digests = (bytes(value[-8:]) for _, value in txn.cursor(self._records))
+        self._put_part(txn, CHECKSUM, 0, b"".join(digests))
+        columns = {bytes(key).decode(): bytes(data) for key, data in txn.cursor(self._columns)}
+        for name, field in self.fields.items():
+            if field.is_scalar or field.kind == "str":
+                self._put_part(txn, name, 0, columns[name])
+            if field.kind == "str":
+                offsets = np.frombuffer(columns[text_offsets_key(name).decode()], "<i8")
+                self._put_part(txn, f"{name}.lengths", 0, np.diff(offsets).tobytes())
+        txn.drop(self._columns, delete=False)
+        txn.delete(META, db=self._meta_db)
 
     def _discard(self) -> None:
         self._env.close()

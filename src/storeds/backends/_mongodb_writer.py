@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -16,9 +17,9 @@ from storeds._writer import COMMIT_EVERY, Sealed, StoreWriter
 from storeds.backends._mongodb_client import CLIENTS, ClientFactory, ClientOpener, parse_location, pymongo_errors
 from storeds.backends._mongodb_documents import large_value_files, to_document
 from storeds.backends.base import BackendOptions, parse_options
-from storeds.backends.mongodb import PUBLISHES, identity_of, meta_collection, partial_collection, values_collection
+from storeds.backends.mongodb import identity_of, meta_collection, partial_collection, values_collection
 from storeds.errors import ConfigError, FormatError, StoredsError, StoreExistsError
-from storeds.protocols import Meta
+from storeds.protocols import JSON, Meta
 from storeds.record import CHECKSUM, canonical_json, fields_to_json
 
 __all__ = ["MongodbWriter"]
@@ -41,6 +42,7 @@ class MongodbWriter(StoreWriter):
         overwrite: bool = False,
         resume: bool = False,
         commit_every: int = COMMIT_EVERY,
+        plan: JSON = None,
         client_factory: ClientFactory | None = None,
         **options: Any,
     ) -> None:
@@ -50,7 +52,7 @@ class MongodbWriter(StoreWriter):
         self._name = self._location.collection
         self._partial = partial_collection(self._name)
         self._overwrite = overwrite
-        self._plan = canonical_json({"fields": fields_to_json(self.fields)})
+        self._plan = canonical_json({"fields": fields_to_json(self.fields), "plan": plan})
         opener = ClientOpener(self._location.uri, self.url, client_factory)
         self._ticket: Ticket[Any] = CLIENTS.ticket(self, opener)
         try:
@@ -100,6 +102,7 @@ class MongodbWriter(StoreWriter):
                 "use the same fields, or start anew with overwrite=True"
             )
         self._identity, self._values = identity, entry["values"]
+        self.note = json.loads(entry.get("note", "null"))
         digests = [bytes(row[CHECKSUM]) for row in database[self._partial].find({}, {CHECKSUM: True}).sort("_id", 1)]
         self._resume_from(len(digests), digests)
 
@@ -121,6 +124,11 @@ class MongodbWriter(StoreWriter):
         database[f"{bucket}.chunks"].insert_many(chunks)
         database[f"{bucket}.files"].replace_one({"_id": file["_id"]}, file, upsert=True)
 
+    def _save_note(self, note: JSON) -> None:
+        with self._database() as database:
+            metas = database[meta_collection(self._name)]
+            metas.update_one({"_id": self._identity}, {"$set": {"note": canonical_json(note)}})
+
     def _publish(self, meta: Meta) -> None:
         with self._database() as database:
             self._check_complete(database, meta)
@@ -128,8 +136,6 @@ class MongodbWriter(StoreWriter):
             row = {**meta_to_row(meta), "values": self._values}
             # Beside the plan, without which a writer could not be resumed if the rename failed.
             metas.update_one({"_id": self._identity}, {"$set": row}, upsert=True)
-            # Readers ask for this number with every batch: it must change before the rename does.
-            metas.update_one({"_id": PUBLISHES}, {"$inc": {"count": 1}}, upsert=True)
             self._rename(database)
             published = identity_of(database, self._name)
             metas.replace_one({"_id": published}, {"_id": published, **row}, upsert=True)
@@ -156,7 +162,7 @@ class MongodbWriter(StoreWriter):
             raise StoreExistsError(f"{self.url} appeared while it was being written; nothing was replaced") from None
 
     def _remove_stale(self, database: Any, published: Any) -> None:
-        database[meta_collection(self._name)].delete_many({"_id": {"$nin": [published, PUBLISHES]}})
+        database[meta_collection(self._name)].delete_many({"_id": {"$ne": published}})
         files = database[f"{values_collection(self._name)}.files"]
         stale = [row["_id"] for row in files.find({"metadata.build": {"$ne": self._values}}, {"_id": True})]
         if stale:
@@ -169,7 +175,7 @@ class MongodbWriter(StoreWriter):
                 database[self._partial].drop()
                 published = identity_of(database, self._name)
                 metas = database[meta_collection(self._name)]
-                metas.delete_many({"_id": {"$nin": [published, PUBLISHES]}})
+                metas.delete_many({"_id": {"$ne": published}})
                 self._values = (metas.find_one({"_id": published}) or {}).get("values", "")
                 self._remove_stale(database, published)
         finally:

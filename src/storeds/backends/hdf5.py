@@ -206,7 +206,8 @@ class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
             columns = [_read_values(handle.columns[name], positions) for name in names]
             digests = handle.checksums.read([(at, at + 1) for at in positions]) if whole else []
         out: list[Record | RecordError] = []
-        for at, (position, row) in enumerate(zip(positions, zip(*columns, strict=True), strict=True)):
+        rows = zip(*columns, strict=True) if columns else ((),) * len(positions)
+        for at, (position, row) in enumerate(zip(positions, rows, strict=True)):
             record = dict(zip(names, row, strict=True))
             try:
                 for value in record.values():

@@ -11,7 +11,7 @@ from storeds._url import split_scheme
 from storeds._writer import COMMIT_EVERY, Sealed, StoreWriter
 from storeds.backends.base import BackendOptions, StoreBackend, parse_options
 from storeds.errors import ClosedError, ConfigError, RecordError, StoreExistsError, StoreNotFoundError, UnavailableError
-from storeds.protocols import Array, Field, Meta, Record
+from storeds.protocols import JSON, Array, Field, Meta, Record
 from storeds.record import fields_to_json
 
 __all__ = ["MemoryBackend", "MemoryWriter"]
@@ -23,8 +23,15 @@ class _Store:
     records: list[tuple[bytes, bytes]]
 
 
+@dataclass
+class _Partial:
+    plan: JSON
+    records: list[tuple[bytes, bytes]]
+    note: JSON = None
+
+
 _STORES: dict[str, _Store] = {}
-_PARTIAL: dict[str, tuple[Any, list[tuple[bytes, bytes]]]] = {}
+_PARTIAL: dict[str, _Partial] = {}
 
 
 def _name(url: str) -> str:
@@ -106,35 +113,40 @@ class MemoryWriter(StoreWriter):
         overwrite: bool = False,
         resume: bool = False,
         commit_every: int = COMMIT_EVERY,
+        plan: JSON = None,
         **options: Any,
     ) -> None:
         parse_options(BackendOptions, {}, options, url)
         self._name, self._overwrite = _name(url), overwrite
         super().__init__(url, fields, commit_every)
         self._check_target()
-        plan = fields_to_json(self.fields)
-        self._records: list[tuple[bytes, bytes]] = []
-        if self._name in _PARTIAL and resume:
-            found, self._records = _PARTIAL[self._name]
-            if found != plan:
-                raise ConfigError(f"{url} cannot be resumed: it was begun with fields {found}, now they are {plan}")
-        elif self._name in _PARTIAL and not overwrite:
+        fresh = _Partial({"fields": fields_to_json(self.fields), "plan": plan}, [])
+        left = _PARTIAL.get(self._name)
+        if left is not None and resume:
+            if left.plan != fresh.plan:
+                raise ConfigError(f"{url} cannot be resumed: it was begun with {left.plan}, now it is {fresh.plan}")
+            fresh = left
+        elif left is not None and not overwrite:
             raise StoreExistsError(
                 f"{url} was begun and not published; pass resume=True to go on or overwrite=True to start anew"
             )
-        _PARTIAL[self._name] = plan, self._records
-        self._resume_from(len(self._records), (digest for _, digest in self._records))
+        self._partial = _PARTIAL[self._name] = fresh
+        self.note = fresh.note
+        self._resume_from(len(fresh.records), (digest for _, digest in fresh.records))
 
     def _check_target(self) -> None:
         if self._name in _STORES and not self._overwrite:
             raise StoreExistsError(f"{self.url} exists; pass overwrite=True to replace it, or choose another name")
 
     def _commit(self, batch: list[Sealed], first: int) -> None:
-        self._records += [(sealed.packed, sealed.digest) for sealed in batch]
+        self._partial.records += [(sealed.packed, sealed.digest) for sealed in batch]
+
+    def _save_note(self, note: JSON) -> None:
+        self._partial.note = note
 
     def _publish(self, meta: Meta) -> None:
         self._check_target()
-        _STORES[self._name] = _Store(meta, self._records)
+        _STORES[self._name] = _Store(meta, self._partial.records)
         del _PARTIAL[self._name]
 
     def _discard(self) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from pymongo.errors import OperationFailure
 
 from storeds._columns import column_of
 from storeds._handles import HandlePool, Ticket
@@ -29,10 +30,11 @@ from storeds.record import CHECKSUM, checksum
 if TYPE_CHECKING:
     from storeds.protocols import Writer
 
-__all__ = ["PUBLISHES", "MongodbBackend", "identity_of", "meta_collection", "partial_collection", "values_collection"]
+__all__ = ["MongodbBackend", "identity_of", "meta_collection", "partial_collection", "values_collection"]
 
-PUBLISHES = "publishes"  # the entry of a meta collection that counts how often a store of its name was published
 _BATCH_SIZE = 100_000  # the server ends its first reply at 16 MiB anyway
+_OTHER_UUID = 361  # CollectionUUIDMismatch
+_NO_UUID = (40415, 323)  # an unknown field, before MongoDB 6.0; refused by a strict Stable API
 
 
 def meta_collection(name: str) -> str:
@@ -67,12 +69,12 @@ class MongodbHandle:
 
     def __init__(self, opener: MongodbOpener) -> None:
         self.location = opener.location
+        self._guarded = opener.factory is None  # a factory may make a client that knows no commands, as mongomock does
         self.ticket: Ticket[Any] = CLIENTS.ticket(
             self, ClientOpener(opener.location.uri, opener.location.url, opener.factory)
         )
         try:
             with self.database() as database:
-                self.publishes = _publishes(database, self.location.collection)
                 self.identity, self.meta = self._find_meta(database)
         except BaseException:
             self.ticket.close()
@@ -84,27 +86,40 @@ class MongodbHandle:
         with self.ticket.lease() as client, pymongo_errors(self.location):
             yield client[self.location.database]
 
-    def find(self, match: Mapping[str, Any], fields: Iterable[str] | None) -> tuple[dict[int, Any], dict[str, bytes]]:
+    def find(self, query: Mapping[str, Any], fields: Iterable[str] | None) -> tuple[dict[int, Any], dict[str, bytes]]:
         """Return position → document and the large values they refer to; all fields where `fields` is None.
 
-        The counter of publishes comes in the same round trip, read after the documents: a writer counts up before
-        it renames, so documents of a later store never come with the earlier number.
+        Raises UnavailableError if the collection is another than the one that was opened. The server itself makes
+        sure, in the same round trip: a find may name the UUID that it expects (MongoDB 6.0 and later).
         """
         name = self.location.collection
+        command = {"find": name, "filter": query, "batchSize": _BATCH_SIZE}
+        if fields is not None:
+            command["projection"] = dict.fromkeys(("_id", *fields), True)
         with self.database() as database:
-            found = _aggregate(database, name, match, fields)
-            publishes = next((row["count"] for row in found if row["_id"] == PUBLISHES), 0)
-            documents = {row["_id"]: row for row in found if row["_id"] != PUBLISHES}
-            large = _read_large(database, name, references(documents.values()))
-            if publishes != self.publishes:
-                self.confirm(database, publishes)
-        return documents, large
+            found = self._find_guarded(database, command) if self._guarded else None
+            if found is None:
+                self._guarded = False
+                found = list(database[name].find(query, command.get("projection")))
+                if not self.is_current(database):
+                    raise self._replaced()
+            documents = {row["_id"]: row for row in found}
+            return documents, _read_large(database, name, references(found))
 
-    def confirm(self, database: Any, publishes: int) -> None:
-        """Raise UnavailableError if the collection is another than the one that was opened."""
-        if not self.is_current(database):
-            raise UnavailableError(f"{self.location.url} was replaced or dropped while in use; open it again")
-        self.publishes = publishes
+    def _find_guarded(self, database: Any, command: Mapping[str, Any]) -> list[Any] | None:
+        """Return what is found, or None if the server cannot compare UUIDs."""
+        guarded = {**command, "collectionUUID": self.identity}
+        try:
+            return list(database.cursor_command(guarded, read_preference=database.read_preference))
+        except OperationFailure as error:
+            if error.code == _OTHER_UUID:
+                raise self._replaced() from error
+            if error.code in _NO_UUID:
+                return None
+            raise
+
+    def _replaced(self) -> UnavailableError:
+        return UnavailableError(f"{self.location.url} was replaced or dropped while in use; open it again")
 
     def is_current(self, database: Any) -> bool:
         """Whether the collection is still the one that was opened."""
@@ -236,9 +251,6 @@ class MongodbBackend(HandleBackend[MongodbHandle, MongodbOpener]):
         wanted = self.meta.fields if whole else {name: self.meta.fields[name] for name in fields}
         with self._lease() as handle:
             documents, large = handle.find({"_id": {"$in": positions}}, None if whole else fields)
-            if len(documents) < len(positions):
-                with handle.database() as database:  # deleted documents, or a dropped collection?
-                    handle.confirm(database, handle.publishes)
         return [self._record(position, documents.get(position), wanted, large, whole) for position in positions]
 
     def _record(
@@ -277,21 +289,6 @@ class MongodbBackend(HandleBackend[MongodbHandle, MongodbOpener]):
         with self._lease() as handle:
             found, _ = handle.find(query, ())
         return np.array(sorted(found), np.int64)
-
-
-def _publishes(database: Any, name: str) -> int:
-    row = database[meta_collection(name)].find_one({"_id": PUBLISHES})
-    return int(row["count"]) if row else 0
-
-
-def _aggregate(database: Any, name: str, match: Mapping[str, Any], fields: Iterable[str] | None) -> list[Any]:
-    shape = [] if fields is None else [{"$project": dict.fromkeys(("_id", *fields), True)}]
-    counter = {"$unionWith": {"coll": meta_collection(name), "pipeline": [{"$match": {"_id": PUBLISHES}}]}}
-    stages = [{"$match": match}, *shape]
-    try:
-        return list(database[name].aggregate([*stages, counter], batchSize=_BATCH_SIZE))
-    except NotImplementedError:  # mongomock
-        return [*database[name].aggregate(stages), {"_id": PUBLISHES, "count": _publishes(database, name)}]
 
 
 def _read_large(database: Any, name: str, ids: list[str]) -> dict[str, bytes]:

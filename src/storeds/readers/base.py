@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+from storeds._count import Count
 from storeds._suggest import suggest
 from storeds.errors import ConfigError
 from storeds.protocols import Backend, Field, Record, SampleContext
@@ -64,7 +65,7 @@ class RecordReader(ABC):
         if len(set(fields)) != len(fields):
             raise ConfigError(f"fields {fields} name an element twice")
         kinds = tuple(declared.get(name, Field("int")) for name in fields)
-        return replace(self, fields=fields, count=len(backend), kinds=kinds)
+        return replace(self, fields=fields, count=Count(len(backend)), kinds=kinds)
 
     def __len__(self) -> int:
         return self.count

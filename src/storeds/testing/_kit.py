@@ -51,9 +51,8 @@ class Kit:
 
     def writer(self, url: str, fields: Mapping[str, Any], **how: Any) -> StoreWriter:
         """Open a writer with the subclass's options."""
-        writer = open_writer(url, fields, **how, **self.options)
         # `suspend` and `flush` are not in the protocol; every writer that can resume has them.
-        return writer  # type: ignore[return-value]
+        return open_writer(url, fields, **how, **self.options)  # type: ignore[return-value]
 
     def write(
         self,

@@ -6,17 +6,18 @@ import copy
 import multiprocessing
 import os
 import pickle
+import signal
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from storeds.errors import ClosedError
+from storeds.errors import ClosedError, StoreNotFoundError
 from storeds.protocols import Backend
-from storeds.testing._children import answer
-from storeds.testing._kit import Kit, MakeUrl, Written, assert_same
-from storeds.testing._values import fingerprint
+from storeds.testing._children import answer, write_and_die
+from storeds.testing._kit import Kit, MakeUrl, Written, assert_same, reference_id
+from storeds.testing._values import SMALL, fingerprint, small_records
 
 __all__ = ["PickleTests", "ProcessTests"]
 
@@ -58,9 +59,11 @@ class PickleTests(Kit):
         with self.open(written.url) as backend:
             backend.get_many([0])
             pickled = pickle.dumps(backend)
-        before = os.listdir("/proc/self/fd"), threading.active_count()
+        files, threads = set(os.listdir("/proc/self/fd")), threading.active_count()
         twin = pickle.loads(pickled)
-        assert (os.listdir("/proc/self/fd"), threading.active_count()) == before
+        # Fewer are right: a client that was closed just now ends its threads in its own time.
+        assert set(os.listdir("/proc/self/fd")) <= files
+        assert threading.active_count() <= threads
         assert len(twin) == 24
         twin.close()
 
@@ -119,6 +122,30 @@ class ProcessTests(Kit):
             twin.close()
             assert [child.answer() for child in children] == [_expected(written)] * 3
             assert_same(backend.get_many([4]), [written.records[4]])
+
+    @pytest.mark.parametrize("replaces", [False, True], ids=["new", "overwrite"])
+    def test_a_killed_writer_changes_nothing_and_is_resumed(self, make_url: MakeUrl, replaces: bool) -> None:
+        url, how = make_url(), {"commit_every": 4, "overwrite": replaces, **self.options}
+        old = self.write(url, {"old": "int"}, [{"old": 1}]) if replaces else None
+        process = multiprocessing.get_context("spawn").Process(target=write_and_die, args=(url, 9, how))
+        process.start()
+        process.join(_DEADLINE)
+        assert process.exitcode == -signal.SIGKILL
+        process.close()
+        if old is None:
+            with pytest.raises(StoreNotFoundError):
+                self.open(url)
+        else:
+            with self.open(url) as backend:
+                assert backend.meta == old
+                assert backend.get_many([0]) == [{"old": 1}]
+        with self.writer(url, SMALL, resume=True, overwrite=replaces) as writer:
+            assert writer.count == 8
+            writer.append(small_records(3, start=8))
+        assert writer.meta is not None
+        assert writer.meta.id == reference_id(SMALL, small_records(11))
+        with self.open(url) as backend:
+            assert_same(backend.get_many(range(11)), small_records(11))
 
 
 class _Child:

@@ -39,7 +39,7 @@ class ReadTests(Kit):
         for at, order in enumerate("<>"):
             for name, spec in fields.items():
                 shape = (2, 2) if name.startswith("fixed") else (3,)
-                records[at][name] = array_of(np.dtype(spec["dtype"]).newbyteorder(order).str, shape, at)  # type: ignore[call-overload]
+                records[at][name] = array_of(f"{order}{spec['dtype']}", shape, at)
         url = make_url()
         self.write(url, fields, records)
         with self.open(url) as backend:
@@ -161,7 +161,7 @@ class ReadTests(Kit):
         with self.open(written.url) as backend:
             if not isinstance(backend, SupportsWhere):
                 return
-            for where in (
+            wheres: list[dict[str, Any]] = [
                 {},
                 {"flag": True},
                 {"number": 2**53 + 1},
@@ -169,7 +169,8 @@ class ReadTests(Kit):
                 {"number": [0, 1], "flag": True},
                 {"real": [0.1, 3.0]},
                 {"text": []},
-            ):
+            ]
+            for where in wheres:
                 accepted = {name: value if isinstance(value, list) else [value] for name, value in where.items()}
                 expected = [
                     at for at, record in enumerate(written.records) if all(record[n] in accepted[n] for n in accepted)

@@ -15,7 +15,18 @@ import numpy as np
 
 from storeds.protocols import Array, Record
 
-__all__ = ["DTYPES", "EDGES", "FIELDS", "array_of", "fingerprint", "frozen", "kept", "make_records"]
+__all__ = [
+    "DTYPES",
+    "EDGES",
+    "FIELDS",
+    "SMALL",
+    "array_of",
+    "fingerprint",
+    "frozen",
+    "kept",
+    "make_records",
+    "small_records",
+]
 
 DTYPES = ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
 
@@ -38,6 +49,9 @@ FIELDS: dict[str, Any] = {
     "series": {"kind": "array", "dtype": ">f8", "shape": [None, 2]},
 }
 """Sixteen fields: with the checksum, one more than msgpack's short map header counts."""
+
+SMALL: dict[str, Any] = {"blob": "bytes", "label": "int", "text": "str"}
+"""For what the values do not matter to."""
 
 _NAN_WITH_PAYLOAD = struct.unpack("<d", b"\x2a\0\0\0\0\0\xf8\xff")[0]
 _MEBIBYTE = hashlib.shake_128(b"storeds").digest(1 << 20)
@@ -78,6 +92,11 @@ def array_of(dtype: str, shape: tuple[int, ...], seed: int) -> Array:
 def make_records(count: int, fields: Mapping[str, Any] = FIELDS) -> list[Record]:
     """Return `count` records of `fields`, each value the next edge case of its kind."""
     return [{name: _value(spec, at, order) for order, (name, spec) in enumerate(fields.items())} for at in range(count)]
+
+
+def small_records(count: int, start: int = 0) -> list[Record]:
+    """Return `count` records of `SMALL`, different for every number from `start` on."""
+    return [{"blob": b"%d" % at * (at % 5), "label": at, "text": f"№ {at}"} for at in range(start, start + count)]
 
 
 def _value(spec: Any, at: int, order: int) -> Any:

@@ -1,4 +1,4 @@
-"""Conformance of writing: what is refused, what becomes visible when, and what an interrupted writer leaves."""
+"""Conformance of writing records: what is accepted, what is refused, and what the store then says about itself."""
 
 from __future__ import annotations
 
@@ -9,26 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from storeds.errors import (
-    ClosedError,
-    ConfigError,
-    RecordError,
-    StoreExistsError,
-    StoreNotFoundError,
-    UnavailableError,
-)
-from storeds.protocols import Record
-from storeds.testing._kit import Kit, MakeUrl, Written, assert_same, reference_id
-from storeds.testing._values import FIELDS, kept, make_records
+from storeds.errors import ConfigError, RecordError
+from storeds.protocols import JSON, Record
+from storeds.testing._kit import Kit, MakeUrl, assert_same, reference_id
+from storeds.testing._values import FIELDS, SMALL, kept, make_records, small_records
 
 __all__ = ["WriteTests"]
-
-SMALL: dict[str, Any] = {"blob": "bytes", "label": "int", "text": "str"}
-
-
-def _small(count: int, start: int = 0) -> list[Record]:
-    return [{"blob": b"%d" % at * (at % 5), "label": at, "text": f"№ {at}"} for at in range(start, start + count)]
-
 
 _REFUSED: list[tuple[str, Any]] = [
     *((name, None) for name in FIELDS if name != "doc"),
@@ -72,7 +58,7 @@ _REFUSED: list[tuple[str, Any]] = [
 
 
 class WriteTests(Kit):
-    """What `storeds.Writer` and `storeds.open_writer` promise."""
+    """What `storeds.Writer.append` and `storeds.Meta` promise."""
 
     @pytest.mark.parametrize(("name", "value"), _REFUSED, ids=[f"{name}-{at}" for at, (name, _) in enumerate(_REFUSED)])
     def test_what_a_field_cannot_keep_is_refused(self, make_url: MakeUrl, name: str, value: Any) -> None:
@@ -90,7 +76,7 @@ class WriteTests(Kit):
             assert_same(backend.get_many([0, 1]), kept(good))
 
     def test_every_record_has_every_field_and_no_other(self, make_url: MakeUrl) -> None:
-        good = _small(1)[0]
+        good = small_records(1)[0]
         with self.writer(make_url(), SMALL) as writer:
             for bad in ({**good, "extra": 1}, {"blob": b"", "label": 1}, {}, [1, 2, 3], "label"):
                 with pytest.raises(RecordError, match="record 0 of"):
@@ -126,21 +112,22 @@ class WriteTests(Kit):
     def test_append_says_how_many(self, make_url: MakeUrl) -> None:
         with self.writer(make_url(), SMALL, commit_every=4) as writer:
             assert writer.append([]) == 0
-            assert writer.append(iter(_small(10))) == 10
-            assert writer.append(_small(1)) == 1
+            assert writer.append(iter(small_records(10))) == 10
+            assert writer.append(small_records(1)) == 1
             assert writer.count == 11
 
     def test_records_before_a_refused_one_are_kept(self, make_url: MakeUrl) -> None:
         url = make_url()
         with self.writer(url, SMALL, commit_every=2) as writer:
             with pytest.raises(RecordError, match="record 3 of"):
-                writer.append([*_small(3), {"blob": 1, "label": 2, "text": ""}])
+                writer.append([*small_records(3), {"blob": 1, "label": 2, "text": ""}])
             assert writer.count == 3
         with self.open(url) as backend:
-            assert_same(backend.get_many(range(3)), _small(3))
+            assert_same(backend.get_many(range(3)), small_records(3))
 
     def test_meta_says_what_was_written(self, make_url: MakeUrl) -> None:
-        url, attrs = make_url(), {"classes": ["cat", "dög\0"], "nested": {"z": None, "a": [1.5, -0.0]}}
+        url = make_url()
+        attrs: dict[str, JSON] = {"classes": ["cat", "dög\0"], "nested": {"z": None, "a": [1.5, -0.0]}}
         meta = self.write(url, FIELDS, make_records(5), attrs=attrs)
         with self.open(url) as backend:
             assert backend.meta == meta
@@ -157,7 +144,7 @@ class WriteTests(Kit):
         assert len({meta.build for meta in metas}) == 3
 
     def test_id_differs_with_anything(self, make_url: MakeUrl) -> None:
-        records, attrs = _small(4), {"classes": ["a"]}
+        records, attrs = small_records(4), {"classes": ["a"]}
         renamed = [{"blob": r["blob"], "label": r["label"], "txt": r["text"]} for r in records]
         changed = [*records[:2], {**records[2], "blob": b"2"}, records[3]]
         ids = [
@@ -176,146 +163,15 @@ class WriteTests(Kit):
     def test_attrs_that_are_no_json_are_refused_and_nothing_is_lost(self, make_url: MakeUrl) -> None:
         url = make_url()
         writer = self.writer(url, SMALL)
-        writer.append(_small(2))
+        writer.append(small_records(2))
         for attrs in ({"a": math.nan}, {"a": (1,)}, {1: 2}, {"a": np.int64(1)}):
             with pytest.raises(ConfigError, match="attrs"):
                 writer.publish(attrs)  # type: ignore[arg-type]
         assert writer.publish({"a": 1}).count == 2
 
-    def test_a_store_appears_only_when_it_is_published(self, make_url: MakeUrl) -> None:
-        url = make_url()
-        writer = self.writer(url, SMALL, commit_every=2)
-        writer.append(_small(5))
-        with pytest.raises(StoreNotFoundError):
-            self.open(url)
-        writer.publish()
-        with self.open(url) as backend:
-            assert_same(backend.get_many(range(5)), _small(5))
-
-    def test_a_writer_is_finished_once(self, make_url: MakeUrl) -> None:
-        writer = self.writer(make_url(), SMALL)
-        writer.publish()
-        with pytest.raises(ClosedError):
-            writer.publish()
-        with pytest.raises(ClosedError):
-            writer.append(_small(1))
-        writer.abort()
-
-    def test_an_aborted_writer_leaves_nothing(self, make_url: MakeUrl) -> None:
-        url = make_url()
-        writer = self.writer(url, SMALL, commit_every=1)
-        writer.append(_small(3))
-        writer.abort()
-        writer.abort()
-        with pytest.raises(ClosedError):
-            writer.append(_small(1))
-        with pytest.raises(StoreNotFoundError):
-            self.open(url)
-        assert self.write(url, SMALL, _small(1)).count == 1
-
-    def test_an_exception_aborts(self, make_url: MakeUrl) -> None:
-        url = make_url()
-        with pytest.raises(ZeroDivisionError), self.writer(url, SMALL, commit_every=1) as writer:
-            writer.append(_small(3))
-            raise ZeroDivisionError
-        with pytest.raises(StoreNotFoundError):
-            self.open(url)
-        assert self.write(url, SMALL, _small(1)).count == 1
-
-    def test_an_interrupt_keeps_what_is_durable(self, make_url: MakeUrl) -> None:
-        url = make_url()
-        with pytest.raises(KeyboardInterrupt), self.writer(url, SMALL, commit_every=2) as writer:
-            writer.append(_small(3))
-            raise KeyboardInterrupt
-        with self.writer(url, SMALL, resume=True) as writer:
-            assert writer.count == 2
-
-    def test_an_existing_store_is_in_the_way(self, make_url: MakeUrl) -> None:
-        url = make_url()
-        self.write(url, SMALL, _small(3))
-        for how in ({}, {"resume": True}):
-            with pytest.raises(StoreExistsError, match="overwrite=True"):
-                self.writer(url, SMALL, **how)
-        with self.open(url) as backend:
-            assert_same(backend.get_many(range(3)), _small(3))
-
-    def test_a_failed_overwrite_leaves_the_old_store(self, make_url: MakeUrl) -> None:
-        url = make_url()
-        old = self.write(url, SMALL, _small(3))
-        with pytest.raises(ZeroDivisionError), self.writer(url, {"other": "int"}, overwrite=True) as writer:
-            writer.append([{"other": 1}])
-            raise ZeroDivisionError
-        with self.open(url) as backend:
-            assert backend.meta == old
-            assert_same(backend.get_many(range(3)), _small(3))
-
-    def test_an_open_reader_never_mixes_an_old_store_with_a_new(self, make_url: MakeUrl) -> None:
-        url, new = make_url(), _small(6, start=100)
-        self.write(url, SMALL, _small(6))
-        used, unused = self.open(url), self.open(url)
-        assert_same(used.get_many([0, 1]), _small(2))
-        self.write(url, SMALL, new, overwrite=True)
-        for reader in (used, unused):
-            for _ in range(2):
-                try:
-                    got = reader.get_many(range(6))
-                except UnavailableError as error:
-                    assert "open it again" in str(error)  # noqa: PT017  # either outcome is right
-                else:
-                    assert_same(got, _small(6))
-        with self.open(url) as backend:
-            assert_same(backend.get_many(range(6)), new)
-        used.close()
-        unused.close()
-
-    def test_a_suspended_writer_is_resumed_to_the_same_id(self, make_url: MakeUrl) -> None:
-        url, records = make_url(), make_records(11)
-        writer, resumed = self.writer(url, FIELDS, commit_every=4), 0
-        writer.append(records[:9])
-        writer.suspend()
-        with pytest.raises(ClosedError):
-            writer.append(records[9:])
-        while resumed < 2:
-            writer = self.writer(url, FIELDS, commit_every=3, resume=True)
-            assert writer.count == 8
-            resumed += 1
-            if resumed < 2:
-                writer.suspend()
-        writer.append(records[writer.count :])
-        assert writer.publish({"a": 1}).id == reference_id(FIELDS, records, {"a": 1})
-        with self.open(url) as backend:
-            assert_same(backend.get_many(range(11)), kept(records))
-
-    def test_resuming_with_other_fields_is_an_error(self, make_url: MakeUrl) -> None:
-        url = make_url()
-        writer = self.writer(url, SMALL, commit_every=1)
-        writer.append(_small(2))
-        writer.suspend()
-        for fields in ({"other": "int"}, dict(reversed(SMALL.items())), {**SMALL, "blob": "image"}):
-            with pytest.raises(ConfigError, match="resumed"):
-                self.writer(url, fields, resume=True)
-        with self.writer(url, SMALL, resume=True) as writer:
-            assert writer.count == 2
-
-    def test_resuming_nothing_starts_anew(self, make_url: MakeUrl) -> None:
-        with self.writer(make_url(), SMALL, resume=True) as writer:
-            assert writer.count == 0
-
-    def test_leftovers_are_in_the_way(self, make_url: MakeUrl) -> None:
-        url = make_url()
-        writer = self.writer(url, SMALL, commit_every=1)
-        writer.append(_small(2))
-        writer.suspend()
-        with pytest.raises(StoreExistsError, match="resume=True"):
-            self.writer(url, SMALL)
-        with self.writer(url, {"other": "int"}, overwrite=True) as writer:
-            assert writer.count == 0
-        assert writer.meta is not None
-        assert writer.meta.id == reference_id({"other": "int"}, [])
-
     def test_an_iterator_that_fails_loses_nothing_before_it(self, make_url: MakeUrl) -> None:
         def records() -> Iterator[Record]:
-            yield from _small(3)
+            yield from small_records(3)
             raise OSError("the source broke")
 
         with self.writer(make_url(), SMALL, commit_every=2) as writer:

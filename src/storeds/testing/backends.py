@@ -6,13 +6,14 @@ from typing import Any, ClassVar
 
 from storeds.testing._processes import PickleTests, ProcessTests
 from storeds.testing._properties import PropertyTests
+from storeds.testing._publishing import PublishTests
 from storeds.testing._reads import ReadTests
 from storeds.testing._writes import WriteTests
 
 __all__ = ["BackendTests"]
 
 
-class BackendTests(ReadTests, WriteTests, PickleTests, PropertyTests, ProcessTests):
+class BackendTests(ReadTests, WriteTests, PublishTests, PickleTests, PropertyTests, ProcessTests):
     """The conformance suite of a backend; a subclass whose name begins with ``Test`` runs it.
 
     Notes

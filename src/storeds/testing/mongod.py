@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from typing import Any
 
 import pymongo
 from pymongo.errors import PyMongoError
@@ -156,9 +157,12 @@ def _pings(port: int) -> bool:
         socket.create_connection(("127.0.0.1", port), timeout=1).close()
     except OSError:
         return False
-    with pymongo.MongoClient(f"mongodb://127.0.0.1:{port}", serverSelectionTimeoutMS=1000, directConnection=True) as it:
+    client: pymongo.MongoClient[Any] = pymongo.MongoClient(
+        f"mongodb://127.0.0.1:{port}", serverSelectionTimeoutMS=1000, directConnection=True
+    )
+    with client:
         try:
-            it.admin.command("ping")
+            client.admin.command("ping")
         except PyMongoError:
             return False
     return True

@@ -1,0 +1,1 @@
+"""Where `pack` takes records from: folders, manifests, tar shards, datasets, stores."""

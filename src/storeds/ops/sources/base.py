@@ -1,0 +1,94 @@
+"""What a source of records for `pack` is, and how one of its items that cannot be packed is told."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from storeds.protocols import JSON, Field, Record
+
+__all__ = ["BadItem", "PackSource", "Problem", "read_file"]
+
+
+class BadItem(Exception):  # noqa: N818  # told by policy rather than raised to the user
+    """An item cannot be packed; its text is the reason, without the item's name."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong with one item of a source.
+
+    Attributes
+    ----------
+    name : str
+        How messages call the item: a path below the root, ``file.csv line 7``, ``shard.tar: member.jpg``.
+    reason : str
+        What is wrong with it.
+    """
+
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.reason}"
+
+
+class PackSource(Protocol):
+    """A finite, ordered source of records. Picklable; `read` may be called in any process, in any order.
+
+    Attributes
+    ----------
+    fields : mapping
+        The declaration of the store to be, in order.
+    attrs : mapping
+        Class names and the like.
+    fingerprint : JSON
+        Differs when items or their order differ, as far as can be told without reading blobs; short, whatever the
+        number of items. A resumed pack compares it.
+    problems : sequence of Problem
+        Items found bad while listing, which `read` therefore does not offer.
+    """
+
+    @property
+    def fields(self) -> Mapping[str, Field]: ...
+
+    @property
+    def attrs(self) -> Mapping[str, JSON]: ...
+
+    @property
+    def fingerprint(self) -> JSON: ...
+
+    @property
+    def problems(self) -> Sequence[Problem]: ...
+
+    def __len__(self) -> int: ...
+
+    def name(self, index: int, /) -> str:
+        """Return how messages call item `index`."""
+        ...
+
+    def size(self, index: int, /) -> int:
+        """Return about how many bytes item `index` takes, without reading it."""
+        ...
+
+    def read(self, index: int, /) -> Record:
+        """Return the record of item `index`; raises `BadItem` with the reason."""
+        ...
+
+
+def read_file(path: str) -> bytes:
+    """Return the bytes of a regular file; raises `BadItem`. Never waits, as opening a FIFO would."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise BadItem(f"cannot be read: {error.strerror}") from None
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise BadItem("is no regular file")
+        try:
+            return file.read()
+        except OSError as error:
+            raise BadItem(f"cannot be read: {error.strerror}") from None
