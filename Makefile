@@ -30,7 +30,8 @@ bench: server ## measure reading and opening; tables here, JSON in build/bench
 	$(BIN)/python -m benchmarks.reading
 	$(BIN)/python -m benchmarks.opening
 
-docs: server ## check that the links in the documentation lead somewhere and that its Python examples run
+docs: server ## build the documentation into build/docs, check its links, and run its examples
+	$(BIN)/python -m sphinx -W --keep-going -n -E -q -d build/doctrees docs build/docs
 	$(BIN)/python scripts/check_docs.py
 
 clean: ## remove the virtual environment and everything that was built

@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+import builtins
 import importlib
+import re
 from typing import Any
 
 from docutils import nodes
+from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.util import logging
@@ -32,6 +35,7 @@ html_title = f"storeds {release}"
 myst_heading_anchors = 3
 exclude_patterns = ["inventories"]
 nitpicky = True
+nitpick_ignore = [("py:class", "storeds.protocols.S_co")]  # a type variable: there is nothing to lead to
 
 # Docstrings follow NumPy's style. Their types are prose ("sequence of str, optional"): the linked types are those of the
 # signatures, so napoleon must not make a reference of every word.
@@ -40,7 +44,6 @@ napoleon_use_param = False
 napoleon_use_rtype = False
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
-autodoc_type_aliases = {"JSON": "JSON", "Record": "Record", "Transform": "Transform"}
 python_use_unqualified_type_names = True
 default_role = "py:obj"
 
@@ -67,7 +70,15 @@ DOCUMENTED = ("storeds", "storeds.errors", "storeds.ops", "storeds.registry", "s
 ELSEWHERE = {
     "DataLoader": "torch.utils.data.DataLoader",
     "Dataset": "torch.utils.data.Dataset",
+    "torch._C.Generator": "torch.Generator",
 }
+
+
+def leave_builtins(app: Sphinx, doctree: nodes.document) -> None:
+    """Keep ``bytes`` in a signature from leading to some attribute of that name."""
+    for node in list(doctree.findall(addnodes.pending_xref)):
+        if node.get("reftype") == "class" and hasattr(builtins, node["reftarget"]):
+            node.replace_self(nodes.Text(node["reftarget"]))
 
 
 def resolve(app: Sphinx, env: BuildEnvironment, node: Any, contnode: Any) -> Any:
@@ -86,13 +97,17 @@ def resolve(app: Sphinx, env: BuildEnvironment, node: Any, contnode: Any) -> Any
 
 def _link(app: Sphinx, env: BuildEnvironment, node: Any, name: str, contnode: Any) -> Any:
     if node["reftype"] == "obj" and name.isidentifier() and name.islower():
-        return contnode  # `positions`: a parameter or a method; classes, functions with modules and constants must resolve
+        return contnode  # `positions`: a parameter or a method; whatever has a capital or a dot must resolve
     domain = env.domains.python_domain
     for wanted in (name, name.rpartition(".")[0]):  # `Meta.id`: an attribute is described with its class
         short = wanted.rpartition(".")[2]
         if wanted.count(".") and not wanted.startswith("storeds.") and wanted != name:
             continue
-        known = [full for full in domain.objects if full.rpartition(".")[2] == short and full.startswith("storeds.")]
+        known = [
+            full
+            for full, entry in domain.objects.items()
+            if full.rpartition(".")[2] == short and full.startswith("storeds.") and not entry.aliased
+        ]
         if short and len(known) == 1:
             return domain.resolve_xref(env, node["refdoc"], app.builder, "obj", known[0], node, contnode)
     elsewhere = ELSEWHERE.get(name)
@@ -100,6 +115,19 @@ def _link(app: Sphinx, env: BuildEnvironment, node: Any, name: str, contnode: An
         return None
     node["reftarget"] = elsewhere
     return app.emit_firstresult("missing-reference", env, node, contnode)
+
+
+def shorten(app: Sphinx, what: str, name: str, obj: Any, options: Any, signature: Any, returns: Any) -> Any:
+    """Write ``JSON`` again where autodoc has spelled that recursive type out, and defaults so that Sphinx can parse them."""
+    signature = signature and signature.replace("= <factory>", "= ...")
+    for _ in range(2):  # it spells two levels
+        signature, returns = (text and _SPELLED_OUT.sub("JSON", text) for text in (signature, returns))
+    return signature, returns
+
+
+_SPELLED_OUT = re.compile(
+    r"bool \| int \| float \| str \| [~\w.]*Sequence\[JSON\] \| [~\w.]*Mapping\[str, JSON\] \| None"
+)
 
 
 def check_coverage(app: Sphinx, env: BuildEnvironment) -> None:
@@ -113,5 +141,7 @@ def check_coverage(app: Sphinx, env: BuildEnvironment) -> None:
 
 def setup(app: Sphinx) -> None:
     """Connect the hooks."""
+    app.connect("autodoc-process-signature", shorten)
+    app.connect("doctree-read", leave_builtins)
     app.connect("missing-reference", resolve, priority=900)  # after intersphinx
     app.connect("env-check-consistency", check_coverage)

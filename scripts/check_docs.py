@@ -1,7 +1,13 @@
-"""Checks the documentation: links between its pages lead somewhere, and its Python examples run.
+"""Checks the documentation: links between its pages lead somewhere, and its examples run.
 
-Checked are README.md, CHANGELOG.md, and every page under docs/ and benchmarks/. The blocks of one page marked exactly
-``python`` run in order as one program, in an empty folder of its own.
+Checked are README.md, CHANGELOG.md, and every page under docs/ and benchmarks/. The blocks of one page run in order as one
+program, in an empty folder of its own:
+
+- one marked exactly ``python`` as it stands;
+- one marked with a language and a file's name (``toml config.toml``) is written to that file;
+- under docs/, one marked exactly ``console``: what follows ``$`` is run by bash, and fails when its status is not 0.
+
+Others, for example ``python notest``, do not run.
 """
 
 from __future__ import annotations
@@ -12,13 +18,17 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent  # where the command `storeds` is
 SECONDS = 120
 
 _FENCE = re.compile(r"^ *(`{3,}|~{3,})(.*)$")
 _LINK = re.compile(r"!?\[[^\]]*\]\(<?([^)\s>]+)>?[^)]*\)")
+_FILE = re.compile(r"\w+ (\S+\.\w+)")
+_RUN = "__import__('subprocess').run(['bash', '-c', {!r}], check=True)"
 _HEADING = re.compile(r"^#{1,6} +(.*?) *#*$")
 
 
@@ -31,19 +41,33 @@ def pages() -> list[Path]:
 
 
 def prose_and_code(page: Path) -> tuple[list[str], list[str]]:
-    """Return the lines of `page` outside fences, and those of its Python blocks; each keeps its line number."""
-    prose, code = [], []
-    fence = language = ""
-    for line in page.read_text().splitlines():
+    """Return the lines of `page` outside fences, and its examples as Python; each keeps its line number."""
+    lines = page.read_text().splitlines()
+    prose, code = list(lines), [""] * len(lines)
+    fence, opened = "", 0
+    for number, line in enumerate(lines):
         match = _FENCE.match(line)
-        closes = match is not None and match[1].startswith(fence) and not match[2].strip()
-        prose.append("" if fence or match else line)
-        code.append(line if fence and language == "python" and not closes else "")
+        if fence or match:
+            prose[number] = ""
         if not fence and match is not None:
-            fence, language = match[1], match[2].strip()
-        elif fence and closes:
-            fence = language = ""
+            fence, opened = match[1], number
+        elif fence and match is not None and match[1].startswith(fence) and not match[2].strip():
+            info = lines[opened].strip().strip("`~").strip()
+            code[opened:number] = program(info, lines[opened + 1 : number], shell=page.is_relative_to(ROOT / "docs"))
+            fence = ""
     return prose, code
+
+
+def program(info: str, block: list[str], *, shell: bool) -> list[str]:
+    """Return a block as Python: one line for its fence, one for each of its own."""
+    if info == "python":
+        return ["", *block]
+    if named := _FILE.fullmatch(info):
+        text = "\n".join(block) + "\n"
+        return [f"__import__('pathlib').Path({named[1]!r}).write_text({text!r})", *([""] * len(block))]
+    if info == "console" and shell:
+        return ["", *(_RUN.format(line[2:]) if line.startswith("$ ") else "" for line in block)]
+    return [""] * (len(block) + 1)
 
 
 def anchors(page: Path) -> set[str]:
@@ -74,7 +98,7 @@ def dead_links(page: Path) -> Iterator[str]:
 
 
 def failed_examples(page: Path) -> str | None:
-    """Run the Python blocks of `page`; return what went wrong, or None."""
+    """Run the examples of `page`; return what went wrong, or None."""
     lines = prose_and_code(page)[1]
     if not any(lines):
         return None
@@ -89,7 +113,7 @@ def failed_examples(page: Path) -> str | None:
             done = subprocess.run(  # noqa: S603  # it runs what this repository's own pages say
                 [sys.executable, "-W", "error", program],
                 cwd=work,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                env={**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -109,8 +133,8 @@ def main() -> int:
     for page in pages():
         wrong += dead_links(page)
         examples += any(prose_and_code(page)[1])
-        if (failure := failed_examples(page)) is not None:
-            wrong.append(failure)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        wrong += filter(None, pool.map(failed_examples, pages()))
     sys.stderr.writelines(f"{message}\n" for message in wrong)
     sys.stdout.write(f"{len(pages())} pages, {examples} with examples: {len(wrong)} problems\n")
     return 1 if wrong else 0

@@ -52,7 +52,7 @@ def open_rows(url: str, **arguments: Any) -> StoreDataset:
 
 
 def loader(dataset: Dataset[Any], start_method: str, **arguments: Any) -> DataLoader[Any]:
-    """Return a shuffling loader with two workers that fails rather than hangs."""
+    """Return a shuffling loader with two workers."""
     given = {"batch_size": 4, "shuffle": True, "num_workers": 2, "collate_fn": rows}
     return DataLoader(dataset, multiprocessing_context=start_method, **{**given, **arguments})
 

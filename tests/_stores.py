@@ -28,7 +28,7 @@ __all__ = [
     "START_METHODS",
     "TRUTH",
     "collection",
-    "holds_handle",
+    "handle_of",
     "read_all",
     "record",
     "write",
@@ -99,6 +99,8 @@ def read_all(dataset: StoreDataset) -> list[Row]:
     return [row(sample) for sample in dataset[:]]
 
 
-def holds_handle(dataset: StoreDataset) -> bool:
+def handle_of(dataset: StoreDataset) -> Any:
+    """Return the live handle that a dataset has a share in, or None."""
     assert isinstance(dataset.backend, HandleBackend)
-    return dataset.backend._ticket.entry is not None
+    entry = dataset.backend._ticket.entry
+    return None if entry is None else entry.handle

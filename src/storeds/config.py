@@ -51,7 +51,7 @@ class Config(Settings):
     ----------
     dataset : Source
     loader : Loader
-    splits : mapping
+    splits : dict
         Split name → what differs for it.
     """
 

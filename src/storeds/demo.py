@@ -224,7 +224,9 @@ def _judge(rows: list[Row], accuracy: float, console: Console, *, as_json: bool)
         verdict = {"ok": ok, "accuracy": accuracy, "same_ids": same_ids, "same_samples": same_samples}
         sys.stdout.write(json.dumps({**verdict, "backends": [asdict(row) for row in rows]}) + "\n")
         return ok
-    table = Table("backend", "samples", "bytes", "samples/s", "Meta.id (train)", "digest of the first epoch")
+    table = Table("backend", "samples", "bytes", "samples/s")
+    for title in ("Meta.id (train)", "digest of the first epoch"):
+        table.add_column(title, overflow="fold")
     for row in rows:
         numbers = (f"{row.samples:,}", f"{row.bytes:,}", f"{row.samples_per_s:,.0f}")
         table.add_row(row.backend, *numbers, row.ids[0], row.digest[:32])

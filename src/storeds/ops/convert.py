@@ -8,6 +8,7 @@ from storeds._meta import NATIVE
 from storeds._url import redact
 from storeds.errors import FormatError, RecordError
 from storeds.ops.progress import Progress, ProgressHook
+from storeds.ops.resumable import resumable
 from storeds.protocols import Backend, Meta, Record
 from storeds.stores import open_backend, open_writer
 
@@ -49,8 +50,15 @@ def convert(
         The copy's `Meta.id` differs from the source's, so the source is damaged where no checksum of a record shows it.
     """
     with open_backend(src_url) as source:
-        writer = open_writer(dst_url, source.meta.fields, overwrite=overwrite, resume=resume, commit_every=commit_every)
-        with writer:
+        writer = open_writer(
+            dst_url,
+            source.meta.fields,
+            overwrite=overwrite,
+            resume=resume,
+            commit_every=commit_every,
+            plan={"convert": source.meta.id},
+        )
+        with resumable(writer):
             for records, state in _batches(source, writer.count):
                 writer.append(records)
                 if progress is not None:

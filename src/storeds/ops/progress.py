@@ -11,11 +11,25 @@ __all__ = ["Progress", "ProgressHook"]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Records done of a total, and the bytes of blobs that went by."""
+    """Where an operation stands.
+
+    Attributes
+    ----------
+    done, total : int
+        Items or records.
+    bytes : int
+        Of blobs that went by.
+    bad : int
+        Items with a problem.
+    odd : int
+        JPEGs without an end marker.
+    """
 
     done: int
     total: int
     bytes: int
+    bad: int = 0
+    odd: int = 0
 
 
 ProgressHook: TypeAlias = Callable[[Progress], None]

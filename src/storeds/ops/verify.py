@@ -2,48 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import numpy as np
-
-from storeds._columns import read_column
 from storeds._meta import NATIVE
-from storeds.decode import decode_pil
-from storeds.errors import RecordError, StoredsError
-from storeds.jpeg import repair
+from storeds._url import redact
+from storeds.errors import ConfigError
+from storeds.ops.checks import Checker, Finding, RunResult
+from storeds.ops.children import check_in_children, probe_in_child
 from storeds.ops.progress import Progress, ProgressHook
-from storeds.protocols import Array, Backend, Record
-from storeds.record import ContentHash, RecordCodec, checksum
-from storeds.stores import open_backend
+from storeds.protocols import Backend, Meta
+from storeds.record import ContentHash
+from storeds.stores import open_backend, scheme_of
 
 __all__ = ["Finding", "Report", "verify"]
 
-_BATCH = 64
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that is wrong.
-
-    Attributes
-    ----------
-    kind : str
-        ``record`` (cannot be read, or its checksum differs), ``image`` (does not decode), ``repairable`` (decodes once
-        its end marker is restored), ``column`` (differs from the records) or ``id`` (the content id differs).
-    message : str
-        What, in words.
-    position : int or None
-        Where.
-    key : str or None
-        The record's own name.
-    """
-
-    kind: str
-    message: str
-    position: int | None = None
-    key: str | None = None
+_STEP = 64
+# Engines that another process reaches by the URL alone.
+_SHARED = ("lmdb", "hdf5", "mongodb", "mongodb+srv")
 
 
 @dataclass
@@ -58,6 +36,7 @@ class Report:
     images : int
         Images decoded.
     findings : list of Finding
+        By position; what concerns the whole store comes first.
     """
 
     url: str
@@ -76,8 +55,18 @@ class Report:
         return {"ok": self.ok, **asdict(self)}
 
 
-def verify(url: str, *, progress: ProgressHook | None = None) -> Report:
+def verify(url: str, *, workers: int | None = None, progress: ProgressHook | None = None) -> Report:
     """Check every record's checksum, every image, every column and the content id of the store at `url`.
+
+    Parameters
+    ----------
+    url : str
+        See `open_backend`.
+    workers : int, optional
+        Child processes that read and check, one per CPU by default. They may die of a damaged store: the report says at
+        which record. 0 checks in this process, which then may die itself; so do engines that no other process reaches.
+    progress : callable, optional
+        Called with a `Progress` now and then.
 
     Returns
     -------
@@ -87,81 +76,46 @@ def verify(url: str, *, progress: ProgressHook | None = None) -> Report:
     Raises
     ------
     StoredsError
-        The store cannot be opened at all.
+        The store cannot be opened at all, or its engine goes away.
     """
+    if workers is not None and workers < 0:
+        raise ConfigError(f"workers must be 0 or more, got {workers}")
+    count = len(os.sched_getaffinity(0)) if workers is None else workers
+    if count and scheme_of(url, writing=False) in _SHARED:
+        meta = probe_in_child(url)
+        if isinstance(meta, Finding):
+            return Report(redact(url), "", 0, findings=[meta])
+        runs = check_in_children(url, meta.count, max(1, min(count, -(-meta.count // _STEP))))
+        return _collect(Report(redact(url), meta.id, meta.count), meta, runs, progress)
     with open_backend(url) as backend:
-        report = Report(backend.url, backend.meta.id, len(backend))
-        check = _Check(backend, report)
-        for done, volume in check.run():
-            if progress is not None:
-                progress(Progress(done, len(backend), volume))
-        return report
+        report = Report(backend.url, backend.meta.id, backend.meta.count)
+        return _collect(report, backend.meta, _check_here(backend), progress)
 
 
-class _Check:
-    def __init__(self, backend: Backend, report: Report) -> None:
-        self.backend, self.report = backend, report
-        self.codec = RecordCodec(backend.meta.fields)
-        self.content = ContentHash()
-        self.images = [name for name, field in backend.meta.fields.items() if field.kind == "image"]
-        self.columns = {
-            name: column
-            for name, field in backend.meta.fields.items()
-            if field.is_scalar or field.kind == "str"
-            if (column := self._column(name)) is not None
-        }
-
-    def run(self) -> Iterator[tuple[int, int]]:
-        """Check everything; yield records and bytes done, batch by batch."""
-        volume, complete = 0, True
-        for start in range(0, len(self.backend), _BATCH):
-            stop = min(start + _BATCH, len(self.backend))
-            for position, record in enumerate(self.backend.get_many(range(start, stop)), start):
-                if isinstance(record, RecordError):
-                    complete = False
-                    self._find("record", record.reason or str(record), position, record.key)
-                else:
-                    volume += self._check_record(position, record)
-            yield stop, volume
-        meta = self.backend.meta
-        if complete and meta.layout == NATIVE and self.content.finish(meta.fields, meta.attrs) != meta.id:
-            self._find(
-                "id", f"the records are whole, but their content id is not {meta.id}: some were added, removed or moved"
-            )
-
-    def _check_record(self, position: int, record: Record) -> int:
-        key = record.get("key") if isinstance(record.get("key"), str) else None
-        self.content.update(checksum(self.codec.pack(self.codec.canonical(record))))
-        for name, column in self.columns.items():
-            if not _same(column[position], record[name]):
-                self._find(
-                    "column", f"column {name!r} says {column[position]!r}, the record {record[name]!r}", position, key
-                )
-        for name in self.images:
-            self._check_image(name, record[name], position, key)
-        return sum(len(value) for value in record.values() if isinstance(value, bytes))
-
-    def _check_image(self, name: str, blob: bytes, position: int, key: str | None) -> None:
-        whole = repair(blob)
-        try:
-            decode_pil(whole, "RGB")
-        except Exception as error:  # decoders raise whatever they like on damaged bytes
-            self._find("image", f"{name} does not decode: {type(error).__name__}: {error}", position, key)
-            return
-        self.report.images += 1
-        if whole is not blob:
-            self._find("repairable", f"{name} is a JPEG without an end marker; it decodes with one", position, key)
-
-    def _column(self, name: str) -> Array | None:
-        try:
-            return read_column(self.backend, name)
-        except StoredsError as error:
-            self._find("column", str(error))
-            return None
-
-    def _find(self, kind: str, message: str, position: int | None = None, key: str | None = None) -> None:
-        self.report.findings.append(Finding(kind, message, position, key))
+def _check_here(backend: Backend) -> Iterator[RunResult]:
+    checker = Checker(backend)
+    yield RunResult(0, 0, findings=checker.findings)
+    for start in range(0, len(backend), _STEP):
+        yield checker.check(start, min(start + _STEP, len(backend)))
 
 
-def _same(a: Any, b: Any) -> bool:
-    return bool(a == b) or (isinstance(b, float) and np.isnan(a) and np.isnan(b))
+def _collect(report: Report, meta: Meta, runs: Iterator[RunResult], progress: ProgressHook | None) -> Report:
+    digests: dict[int, bytes] = {}
+    done, volume = 0, 0
+    for run in runs:
+        report.images += run.images
+        report.findings += run.findings
+        if run.digests is not None:
+            digests[run.start] = digests.get(run.start, b"") + run.digests
+        done, volume = done + run.stop - run.start, volume + run.volume
+        if progress is not None:
+            progress(Progress(done, meta.count, volume, bad=len(report.findings)))
+    content = ContentHash()
+    for start in sorted(digests):
+        content.update(digests[start])
+    complete = sum(map(len, digests.values())) == 8 * meta.count
+    if complete and meta.layout == NATIVE and content.finish(meta.fields, meta.attrs) != meta.id:
+        message = f"the records are whole, but their content id is not {meta.id}: some were added, removed or moved"
+        report.findings.append(Finding("id", message))
+    report.findings.sort(key=lambda finding: -1 if finding.position is None else finding.position)
+    return report

@@ -28,7 +28,7 @@ class BackendTests(ReadTests, WriteTests, PublishTests, PickleTests, PropertyTes
     ``cross_process`` : bool
         False for an engine that lives inside one process: the tests that start others then do not exist.
 
-    The suite needs a writer with `flush` and `suspend`, which every `StoreWriter` has. Optional capabilities
+    The suite needs a writer with `flush` and `suspend`, as the protocol `Writer` says. Optional capabilities
     (`SupportsColumns`, `SupportsWhere`) are checked where a backend has them.
     """
 

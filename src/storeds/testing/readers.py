@@ -5,8 +5,9 @@ from __future__ import annotations
 import pickle
 import secrets
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from storeds.errors import ConfigError, RecordError
@@ -29,9 +30,18 @@ class ReaderTests:
     ``content``
         ``(fields, records)`` of a store that the reader can serve, with at least one sample.
 
+    ``refuses`` declares the fields of a store that the reader cannot serve; None for one that serves any store.
+
     `comparable` turns a sample into something that compares equal exactly when samples are equal; the default
-    knows plain values and NumPy arrays, in mappings, lists and tuples.
+    knows plain values and whatever NumPy takes for an array (tensors, Pillow images), in mappings, lists and tuples.
     """
+
+    refuses: ClassVar[Mapping[str, Any] | None] = {"zzz_unrelated": "json"}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.refuses is None:
+            cls.test_a_store_it_cannot_serve_is_an_error = None  # type: ignore[assignment,method-assign]  # not collected
 
     @pytest.fixture
     def reader(self) -> Reader[Any]:
@@ -45,7 +55,7 @@ class ReaderTests:
 
     def comparable(self, sample: Any) -> Any:
         """Return something that equals another sample's exactly when the samples are equal."""
-        return frozen(dict(sample) if isinstance(sample, Mapping) else sample)
+        return frozen(_plain(sample))
 
     @pytest.fixture
     def backend(self, content: tuple[Mapping[str, Any], Iterable[Record]]) -> Backend:
@@ -105,10 +115,20 @@ class ReaderTests:
 
     def test_a_store_it_cannot_serve_is_an_error(self, reader: Reader[Any]) -> None:
         url = f"memory://reader-kit-{secrets.token_hex(8)}"
-        with open_writer(url, {"zzz_unrelated": "json"}) as writer:
-            writer.append([{"zzz_unrelated": None}])
+        with open_writer(url, self.refuses or {}):
+            pass
         with pytest.raises(ConfigError):
             reader.bind(open_backend(url))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if hasattr(value, "__array__") or hasattr(value, "__array_interface__"):
+        return np.asarray(value)
+    return value
 
 
 def _build(reader: Reader[Any], backend: Backend, index: int) -> Any:

@@ -1,0 +1,189 @@
+"""Makes records ready for a store, in this process or in workers: reading, checking, re-encoding, in bounded order."""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import multiprocessing
+import signal
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import xxhash
+from PIL import Image, ImageOps
+
+from storeds.errors import StoredsError
+from storeds.jpeg import repair
+from storeds.ops.sources.base import BadItem, PackSource
+from storeds.protocols import Record
+
+__all__ = ["Prepared", "Preparer", "prepared_chunks"]
+
+_CHUNK_ITEMS = 256
+_CHUNK_BYTES = 8 << 20
+_AHEAD = 2  # chunks in flight for each worker
+_QUALITY = 90
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What became of one item of a source.
+
+    Attributes
+    ----------
+    record : dict or None
+        None where there is nothing to store.
+    reason : str or None
+        What is wrong with it.
+    odd : bool
+        Whether it is a JPEG that lacks its end marker, which readers restore.
+    """
+
+    record: Record | None
+    reason: str | None = None
+    odd: bool = False
+
+
+@dataclass(frozen=True)
+class Preparer:
+    """Reads items of a source and makes records of them; picklable.
+
+    Parameters
+    ----------
+    source : PackSource
+    max_side : int or None
+        Images with a longer side are scaled down to it and encoded anew.
+    quality : int or None
+        Every image is encoded anew as JPEG of this quality.
+    split : tuple of (str, float)
+        Names and shares; a record's ``split`` depends on its key alone.
+    """
+
+    source: PackSource
+    max_side: int | None = None
+    quality: int | None = None
+    split: tuple[tuple[str, float], ...] = ()
+
+    def prepare(self, index: int) -> Prepared:
+        """Return what became of item `index`; raises nothing for a bad one."""
+        try:
+            record = self.source.read(index)
+        except BadItem as error:
+            return Prepared(None, str(error))
+        if self.split:
+            record = {**record, "split": choose_split(str(record["key"]), self.split)}
+        reasons, odd = [], False
+        for name, field in self.source.fields.items():
+            if field.kind == "image":
+                record[name], reason = self._image(record[name])
+                odd = odd or repair(record[name]) is not record[name]
+                if reason is not None:
+                    reasons.append(reason)
+        return Prepared(record, "; ".join(reasons) or None, odd)
+
+    def _image(self, blob: bytes) -> tuple[bytes, str | None]:
+        if not blob:
+            return blob, "is empty (0 bytes)"
+        try:
+            # Pillow reads the header only; the frame is decoded when it has to be encoded anew.
+            with Image.open(io.BytesIO(blob)) as image:
+                large = self.max_side is not None and max(image.size) > self.max_side
+                return (self._encode(repair(blob)) if large or self.quality is not None else blob), None
+        except Exception as error:  # decoders raise whatever they like on damaged bytes
+            return blob, f"is no image that can be read ({len(blob)} bytes beginning {blob[:4].hex(' ')}): {error}"
+
+    def _encode(self, blob: bytes) -> bytes:
+        with Image.open(io.BytesIO(blob)) as opened:
+            image = ImageOps.exif_transpose(opened)
+            profile = opened.info.get("icc_profile")
+            if self.max_side is not None:
+                image.thumbnail((self.max_side, self.max_side), Image.Resampling.LANCZOS)
+            if image.mode not in ("L", "RGB", "CMYK"):
+                image = image.convert("RGB")
+            buffer = io.BytesIO()
+            image.save(buffer, "JPEG", quality=self.quality or _QUALITY, icc_profile=profile)
+        return buffer.getvalue()
+
+
+def choose_split(key: str, split: tuple[tuple[str, float], ...]) -> str:
+    """Return the split of a key: the same in every run, whatever else is packed."""
+    at, total = xxhash.xxh3_64_intdigest(key.encode()) / 2**64, 0.0
+    for name, share in split:
+        total += share
+        if at < total:
+            return name
+    return split[-1][0]
+
+
+Chunk: TypeAlias = tuple[range, list[Prepared]]
+
+
+def prepared_chunks(preparer: Preparer, start: int, workers: int) -> Iterator[Chunk]:
+    """Yield ranges of items from `start` on, in order, and what became of each; memory is bounded by bytes.
+
+    Raises
+    ------
+    StoredsError
+        A worker process died.
+    """
+    ranges = _ranges(preparer.source, start)
+    if not workers:
+        for items in ranges:
+            yield items, [preparer.prepare(index) for index in items]
+        return
+    # spawn: a fork would copy whatever locks and handles this process holds.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context, _start_worker, (preparer,)) as pool:
+        running: deque[tuple[range, Future[list[Prepared]]]] = deque()
+        try:
+            for items in ranges:
+                running.append((items, pool.submit(_prepare_in_worker, items)))
+                if len(running) >= _AHEAD * workers:
+                    yield _finish(running)
+            while running:
+                yield _finish(running)
+        finally:
+            for _, future in running:
+                future.cancel()
+
+
+def _finish(running: deque[tuple[range, Future[list[Prepared]]]]) -> Chunk:
+    items, future = running.popleft()
+    try:
+        return items, future.result()
+    except BrokenProcessPool as error:
+        raise StoredsError(
+            f"a worker process died while it prepared items {items.start} to {items.stop - 1}"
+        ) from error
+
+
+def _ranges(source: PackSource, start: int) -> Iterator[range]:
+    size, first = 0, start
+    for index in range(start, len(source)):
+        size += source.size(index)
+        if size >= _CHUNK_BYTES or index + 1 - first >= _CHUNK_ITEMS:
+            yield range(first, index + 1)
+            size, first = 0, index + 1
+    if first < len(source):
+        yield range(first, len(source))
+
+
+_worker: Preparer | None = None
+
+
+def _start_worker(preparer: Preparer) -> None:
+    global _worker
+    _worker = preparer
+    # Ctrl-C is the parent's to handle; and no worker outlives a parent that was killed.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _prepare_in_worker(items: range) -> list[Prepared]:
+    assert _worker is not None
+    return [_worker.prepare(index) for index in items]

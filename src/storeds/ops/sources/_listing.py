@@ -1,0 +1,156 @@
+"""What sources made from a list of paths have in common: checks of each row, labels, further columns, reading."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import xxhash
+
+from storeds.errors import ConfigError
+from storeds.ops.sources._labels import Labels
+from storeds.ops.sources._packed import Fingerprint, Texts
+from storeds.ops.sources._paths import Root, file_state, show, text_fault
+from storeds.ops.sources._table import Column, JsonColumn, TextColumn
+from storeds.ops.sources.base import Problem, read_file
+from storeds.protocols import JSON, Field, Record
+
+__all__ = ["Listing", "ListingBuilder"]
+
+
+class ListingBuilder:
+    """Takes rows one by one and checks them.
+
+    Parameters
+    ----------
+    place : str
+        How messages name a row, with ``{}`` for its number: ``train.csv line {}``.
+    root : Root
+        Where the paths begin.
+    labels : Labels or None
+        Collects the labels, if rows have them.
+    label_column : str or None
+        What messages call the label.
+    columns : mapping of str to TextColumn or JsonColumn
+        Collect the further columns, by the names of their fields.
+    """
+
+    def __init__(
+        self,
+        place: str,
+        root: Root,
+        labels: Labels | None,
+        label_column: str | None,
+        columns: Mapping[str, TextColumn | JsonColumn],
+    ) -> None:
+        self.place, self.root, self.labels, self.label_column = place, root, labels, label_column
+        self.columns = columns
+        self.keys, self.numbers, self.sizes = Texts(), array("q"), array("q")
+        self.fingerprint = Fingerprint()
+        self.problems: list[Problem] = []
+        self._rows: dict[str, int] = {}
+
+    def add(self, number: int, path: Any, label: Any, rest: Iterable[Any]) -> None:
+        """Take row `number`, or tell what is wrong with it."""
+        text = None if self.labels is None else _label_text(label)
+        fault = self._path_fault(path) or (None if self.labels is None else self._label_fault(label))
+        if fault:
+            self.tell(number, fault, path)
+            return
+        key = path.replace(os.sep, "/")
+        size, mtime = file_state(os.path.join(self.root.path, path))
+        self._rows[posixpath.normpath(path)] = number
+        self.keys.append(key)
+        self.numbers.append(number)
+        self.sizes.append(size)
+        self.fingerprint.add(key, size, mtime)
+        if self.labels is not None and text is not None:
+            self.labels.append(text, self.place.format(number))
+        for column, value in zip(self.columns.values(), rest, strict=True):
+            column.append(value)
+
+    def tell(self, number: int, reason: str, path: Any = None) -> None:
+        """Note that row `number` is bad."""
+        shown = f" ({show(path)})" if isinstance(path, str) and path and len(path) < 4096 else ""
+        self.problems.append(Problem(self.place.format(number) + shown, reason))
+
+    def _path_fault(self, path: Any) -> str | None:
+        if path is None:
+            return "no path is given"
+        if not isinstance(path, str):
+            return f"its path is a {type(path).__name__}, no text"
+        fault = text_fault(path) or self.root.path_fault(path)
+        first = None if fault else self._rows.get(posixpath.normpath(path))
+        return fault if first is None else f"the path is listed already at {self.place.format(first)}"
+
+    def _label_fault(self, label: Any) -> str | None:
+        if label is None or (isinstance(label, str) and not label.strip()):
+            return f"no label is given in {self.label_column!r}"
+        if _label_text(label) is None:
+            return f"its label is a {type(label).__name__}; expected an integer or a class name"
+        return None
+
+
+def _label_text(label: Any) -> str | None:
+    if isinstance(label, str):
+        return label
+    return str(label) if isinstance(label, (int, float)) and not isinstance(label, bool) else None
+
+
+class Listing:
+    """A `PackSource` of what a `ListingBuilder` took."""
+
+    def _adopt(self, built: ListingBuilder, kind: str, file: str, attrs: Mapping[str, JSON]) -> None:
+        self._root, self._place = built.root.path, built.place
+        self._keys, self._numbers, self._sizes = built.keys, built.numbers, built.sizes
+        self._columns: dict[str, Column] = {name: column.finish() for name, column in built.columns.items()}
+        self._labels, faults = (None, {}) if built.labels is None else built.labels.finish()
+        for row, reason in faults.items():
+            built.tell(self._numbers[row], reason, self._keys[row])
+        # Rows that turned out bad stay where they are in the columns; this says where the others lie.
+        self._rows = array("q", (row for row in range(len(self._keys)) if row not in faults))
+        self.problems: Sequence[Problem] = tuple(built.problems)
+        if not len(self) and not self.problems:
+            raise ConfigError(f"{file} lists no image")
+        for label in self._labels or ():
+            built.fingerprint.add("", label)
+        with open(file, "rb") as opened:
+            built.fingerprint.add(xxhash.xxh3_128_hexdigest(opened.read()))
+        self.fingerprint: JSON = built.fingerprint.finish(kind, len(self))
+        classes = built.labels.classes if built.labels is not None else None
+        named: list[JSON] = list(classes or ())
+        self.attrs: Mapping[str, JSON] = {**({"classes": named} if classes is not None else {}), **attrs}
+
+    @property
+    def fields(self) -> Mapping[str, Field]:
+        # docstring inherited
+        label = {"label": Field("int")} if self._labels is not None else {}
+        rest = {name: Field(column.kind) for name, column in self._columns.items()}
+        return {"image": Field("image"), **label, "key": Field("str"), **rest}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def name(self, index: int, /) -> str:
+        # docstring inherited
+        row = self._rows[index]
+        return f"{self._place.format(self._numbers[row])} ({show(self._keys[row])})"
+
+    def size(self, index: int, /) -> int:
+        # docstring inherited
+        return self._sizes[self._rows[index]]
+
+    def read(self, index: int, /) -> Record:
+        # docstring inherited
+        row = self._rows[index]
+        key = self._keys[row]
+        record: Record = {"image": read_file(os.path.join(self._root, key))}
+        if self._labels is not None:
+            record["label"] = self._labels[row]
+        record["key"] = key
+        for name, column in self._columns.items():
+            record[name] = column[row]
+        return record

@@ -1,0 +1,181 @@
+"""Reads the rows of CSV and JSONL files, and tells by line which ones are no rows."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TextIO
+
+from storeds.errors import ConfigError
+
+__all__ = ["BadRow", "Dialect", "csv_rows", "jsonl_rows"]
+
+_DELIMITERS = ",\t;|"
+# The patterns of csv.Sniffer go through a text over and over.
+_SAMPLE = 4096
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """What stands in for a row that cannot be read."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How a CSV file is written; None is to be found out."""
+
+    delimiter: str | None = None
+    quotechar: str | None = None
+    escapechar: str | None = None
+    skip_space: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("delimiter", "quotechar", "escapechar"):
+            value = getattr(self, name)
+            empty = value == "" and name == "quotechar"
+            if value is not None and not empty and (not isinstance(value, str) or len(value) != 1 or value in "\r\n"):
+                raise ConfigError(f"{name}={value!r} must be one character, and no line end")
+
+    def reader(self, file: Iterator[str]) -> Any:
+        """Return the `csv.reader` for it."""
+        quoting = csv.QUOTE_NONE if self.quotechar == "" else csv.QUOTE_MINIMAL
+        try:
+            # Strict, because a reader that is not drops quotes without a word.
+            return csv.reader(
+                file,
+                delimiter=self.delimiter or ",",
+                quotechar=self.quotechar or '"',
+                escapechar=self.escapechar,
+                skipinitialspace=self.skip_space,
+                quoting=quoting,
+                strict=True,
+            )
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"no CSV file is written as {self} says: {error}") from None
+
+    def complete(self, sample: str, wanted: Collection[str]) -> Dialect:
+        """Return the dialect of `sample`, the beginning of a file whose header has one of the `wanted` columns."""
+        if self.delimiter is not None and self.quotechar is not None:
+            return self
+        guess = self._sniff(sample)
+        if self.delimiter is not None:
+            return guess
+        for delimiter in dict.fromkeys((guess.delimiter or ",", *_DELIMITERS)):
+            tried = replace(guess, delimiter=delimiter)
+            if any(name.strip().lower() in wanted for name in tried.header(sample)):
+                return tried
+        return guess
+
+    def header(self, sample: str) -> list[str]:
+        """Return the first row of `sample`."""
+        try:
+            return next(self.reader(io.StringIO(sample, newline="")), [])
+        except csv.Error:
+            return []
+
+    def _sniff(self, sample: str) -> Dialect:
+        lines, end, _ = sample.rpartition("\n")
+        try:
+            found = csv.Sniffer().sniff(lines + end or sample, self.delimiter or _DELIMITERS)
+        except csv.Error:
+            return replace(self, delimiter=self.delimiter or ",")
+        quotechar = found.quotechar if self.quotechar is None else self.quotechar
+        if quotechar == "'" and '"' in sample:  # an apostrophe, as in l'œil, is no quote
+            quotechar = '"'
+        return Dialect(self.delimiter or found.delimiter, quotechar, self.escapechar, bool(found.skipinitialspace))
+
+
+def csv_rows(
+    file: TextIO, dialect: Dialect, columns: Sequence[str] | None, wanted: Collection[str], where: str
+) -> tuple[list[str], Iterator[tuple[int, list[str] | BadRow]]]:
+    """Return the columns of a CSV file, and an iterator over (line, cells) of its rows.
+
+    Parameters
+    ----------
+    file : text file
+        Opened with ``newline=""``.
+    dialect : Dialect
+        How it is written.
+    columns : sequence of str or None
+        The names of the columns of a file that has no header.
+    wanted : collection of str
+        Names of columns, one of which a header will have.
+    where : str
+        What messages call the file.
+    """
+    sample = file.read(_SAMPLE)
+    dialect = dialect.complete(sample, wanted if columns is None else ())
+    file.seek(0)
+    reader = dialect.reader(file)
+    if columns is None:
+        try:
+            columns = next(reader, [])
+        except csv.Error as error:
+            raise ConfigError(f"{where}: its header cannot be read: {error}") from None
+    if not columns:
+        raise ConfigError(f"{where} is empty; expected a line that names the columns, and one line an image")
+    for name in columns:
+        if "\0" in name:
+            raise ConfigError(f"{where}: its header holds NUL characters; if it is UTF-16, pass encoding='utf-16'")
+        if list(columns).count(name) > 1:
+            raise ConfigError(f"{where}: there are two columns {name!r}; rename one")
+    return list(columns), _csv_rows(reader, len(columns))
+
+
+def _csv_rows(reader: Any, width: int) -> Iterator[tuple[int, list[str] | BadRow]]:
+    while True:
+        line = reader.line_num + 1
+        try:
+            row = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            yield line, BadRow(_csv_reason(str(error), reader.line_num))
+            continue
+        if len(row) == width:
+            yield line, BadRow("holds a NUL character") if any("\0" in cell for cell in row) else row
+        elif row:  # an empty line is none
+            yield line, BadRow(f"has {_count(len(row))} instead of {width}")
+
+
+def _count(columns: int) -> str:
+    return f"{columns} column{'' if columns == 1 else 's'}"
+
+
+def _csv_reason(text: str, line: int) -> str:
+    if "unexpected end of data" in text:
+        return f"a quote is opened and not closed before the file ends at line {line}"
+    if "field larger" in text:
+        return f"{text}; is a quote opened and not closed?"
+    return f"is no CSV: {text}"
+
+
+def jsonl_rows(file: TextIO) -> Iterator[tuple[int, dict[str, Any] | BadRow]]:
+    """Yield (line, object) for each line of a JSONL file that is not empty."""
+    for line, text in enumerate(file, 1):
+        if text.strip():
+            yield line, _parse(text)
+
+
+def _parse(text: str) -> dict[str, Any] | BadRow:
+    try:
+        row = json.loads(text)
+        text.encode()
+    except json.JSONDecodeError as error:
+        return BadRow(f"is no JSON at column {error.colno}: {error.msg}")
+    except RecursionError:
+        return BadRow("is JSON nested too deeply")
+    except ValueError as error:  # an integer of thousands of digits
+        return BadRow(f"is JSON that cannot be kept: {error}")
+    if not isinstance(row, dict):
+        return BadRow(f"is a JSON {type(row).__name__}; expected an object with a path")
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return BadRow("holds text with a lone surrogate, which has no UTF-8 form")
+    return row

@@ -1,0 +1,261 @@
+"""Lists of images with labels and whatever else is known of them: CSV, JSONL, and a JSON index."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from storeds.errors import ConfigError
+from storeds.ops.sources._labels import Labels, LabelStyle, check_classes
+from storeds.ops.sources._listing import Listing, ListingBuilder
+from storeds.ops.sources._paths import Root
+from storeds.ops.sources._rows import BadRow, Dialect, csv_rows, jsonl_rows
+from storeds.ops.sources._table import JsonColumn, TextColumn, field_names
+from storeds.ops.sources._text_files import open_text
+from storeds.protocols import JSON
+
+__all__ = ["LABEL_COLUMNS", "PATH_COLUMNS", "JsonIndexSource", "ManifestSource"]
+
+PATH_COLUMNS = ("path", "image", "file", "filename", "filepath", "file_name", "img")
+LABEL_COLUMNS = ("label", "class", "target")
+
+
+class ManifestSource(Listing):
+    """A CSV or JSONL file with one line an image.
+
+    Parameters
+    ----------
+    path : path
+        The file.
+    format : str, optional
+        ``csv`` or ``jsonl``; by default what the suffix says: ``.jsonl`` and ``.ndjson`` are JSONL, all others CSV.
+    root : path, optional
+        Where the paths begin; by default the manifest's folder.
+    path_column : str, optional
+        By default the first that exists of `PATH_COLUMNS`. What it holds becomes the record's ``key``.
+    label_column : str, optional
+        By default the first that exists of `LABEL_COLUMNS`; ``""`` for none.
+    classes : sequence of str, optional
+        The class names in the order of their labels; a label that is not among them is told as a problem.
+    labels : str
+        ``int``, ``names``, or ``auto``: integers stay as they are, class names are sorted and numbered, both together
+        are an error.
+    columns : sequence of str, optional
+        The names of the columns of a CSV file that has no header.
+    delimiter, quotechar, escapechar : str, optional
+        Of the CSV file; the first two are found out by default. A quotechar of ``""`` says that nothing is quoted.
+    encoding : str, optional
+        By default UTF-8, with or without a byte order mark.
+    allow_outside : bool
+        Whether paths may leave `root`: by ``..``, by being absolute, by a link.
+
+    Notes
+    -----
+    Further columns become fields. In CSV one is int if every cell is the text of an int64, else float if every cell is
+    a number, else str. In JSONL one has the type that its values have; where types differ, or an object lacks the key
+    (it then counts as null), it is json.
+
+    Raises
+    ------
+    StoreNotFoundError
+        There is no such file.
+    ConfigError
+        It is not in the encoding, has no column of paths, or its columns or labels leave open what is meant.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        format: Literal["csv", "jsonl"] | None = None,
+        root: str | os.PathLike[str] | None = None,
+        path_column: str | None = None,
+        label_column: str | None = None,
+        classes: Sequence[str] | None = None,
+        labels: LabelStyle = "auto",
+        columns: Sequence[str] | None = None,
+        delimiter: str | None = None,
+        quotechar: str | None = None,
+        escapechar: str | None = None,
+        encoding: str | None = None,
+        allow_outside: bool = False,
+    ) -> None:
+        file = os.fspath(path)
+        kind = format or ("jsonl" if file.lower().endswith((".jsonl", ".ndjson")) else "csv")
+        if kind not in ("csv", "jsonl"):
+            raise ConfigError(f"format={format!r}; the formats are csv and jsonl")
+        where = os.path.basename(file)
+        dialect = Dialect(delimiter, quotechar, escapechar)
+        if kind == "jsonl" and (columns is not None or dialect != Dialect()):
+            raise ConfigError(f"{where}: columns, delimiter, quotechar and escapechar are for CSV, not for JSONL")
+        chosen = _Choice(where, path_column, label_column, check_classes(classes, labels), labels)
+        place = Root(_root_of(file, root), allow_outside=allow_outside)
+        if kind == "csv":
+            built = _read_csv(file, encoding, dialect, columns, chosen, place)
+        else:
+            built = _read_jsonl(file, encoding, chosen, place)
+        provenance: dict[str, JSON] = {"kind": kind, "file": where}
+        self._adopt(built, kind, file, {"source": provenance})
+
+
+class JsonIndexSource(Listing):
+    """A JSON file ``{"path_list": […], "label_list": […]}``.
+
+    Parameters
+    ----------
+    path : path
+        The file. Of a key ``x_list`` with as many items, ``x`` becomes a field; ``classes``, a list of class names, is
+        used as if it had been passed; other keys are named in ``attrs["source"]["ignored"]``.
+    root, classes, labels, encoding, allow_outside
+        As for `ManifestSource`.
+
+    Raises
+    ------
+    StoreNotFoundError
+        There is no such file.
+    ConfigError
+        It is no such object, or its lists differ in length.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        root: str | os.PathLike[str] | None = None,
+        classes: Sequence[str] | None = None,
+        labels: LabelStyle = "auto",
+        encoding: str | None = None,
+        allow_outside: bool = False,
+    ) -> None:
+        file = os.fspath(path)
+        where = os.path.basename(file)
+        index = _load_index(file, where, encoding)
+        lists = {key.removesuffix("_list"): value for key, value in index.items() if _is_list(key, value)}
+        count = len(lists["path"])
+        for name, values in lists.items():
+            if len(values) != count:
+                raise ConfigError(f"{where}: path_list has {count} items, and {name}_list has {len(values)}")
+        given = check_classes(classes if classes is not None else index.get("classes"), labels)
+        collected = Labels(where, given, labels) if "label" in lists else None
+        names = field_names([name for name in lists if name not in ("path", "label")], _taken(collected), where)
+        root_folder = Root(_root_of(file, root), allow_outside=allow_outside)
+        columns = {field: JsonColumn() for field in names.values()}
+        built = ListingBuilder(f"{where} path_list[{{}}]", root_folder, collected, "label_list", columns)
+        label_list = lists.get("label")
+        for number, row in enumerate(lists["path"]):
+            label = None if label_list is None else label_list[number]
+            built.add(number, row, label, [lists[name][number] for name in names])
+        ignored = sorted(key for key, value in index.items() if not _is_list(key, value) and key != "classes")
+        skipped: dict[str, JSON] = {"ignored": list(ignored)} if ignored else {}
+        provenance: dict[str, JSON] = {"kind": "index", "file": where, **skipped}
+        self._adopt(built, "index", file, {"source": provenance})
+
+
+class _Choice:
+    """Which columns hold paths and labels."""
+
+    def __init__(
+        self, where: str, path: str | None, label: str | None, classes: list[str] | None, style: LabelStyle
+    ) -> None:
+        self.where, self.path, self.label = where, path, label
+        self._classes, self._style = classes, style
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        return PATH_COLUMNS if self.path is None else (self.path.strip().lower(),)
+
+    def settle(self, columns: Sequence[str]) -> None:
+        """Choose among the columns there are; raises ConfigError if a choice is not among them."""
+        found = _first(PATH_COLUMNS, columns) if self.path is None else self.path
+        listed = ", ".join(map(repr, columns[:20]))
+        if found is None:
+            raise ConfigError(
+                f"{self.where}: none of its columns {listed} is one of {', '.join(PATH_COLUMNS)}; say path_column=, or, "
+                "for CSV without a header, columns=['path', …]"
+            )
+        for option, name in (("path_column", found), ("label_column", self.label)):
+            if name and name not in columns:
+                raise ConfigError(f"{self.where}: {option}={name!r} is none of its columns {listed}")
+        self.path = found
+        others = [name for name in columns if name != found]
+        self.label = _first(LABEL_COLUMNS, others) if self.label is None else self.label or None
+        if self.label == self.path:
+            raise ConfigError(f"{self.where}: column {found!r} cannot hold both paths and labels")
+
+    def builder(self, columns: Sequence[str], place: Root, column: type[TextColumn | JsonColumn]) -> ListingBuilder:
+        labels = Labels(self.where, self._classes, self._style) if self.label is not None else None
+        self.rest = [name for name in columns if name not in (self.path, self.label)]
+        names = field_names(self.rest, _taken(labels), self.where)
+        collected = {field: column() for field in names.values()}
+        return ListingBuilder(f"{self.where} line {{}}", place, labels, self.label, collected)
+
+
+def _first(names: Sequence[str], columns: Sequence[str]) -> str | None:
+    by_name = {column.strip().lower(): column for column in reversed(columns)}
+    return next((by_name[name] for name in names if name in by_name), None)
+
+
+def _taken(labels: Labels | None) -> tuple[str, ...]:
+    return ("image", "key") if labels is None else ("image", "label", "key")
+
+
+def _root_of(file: str, root: str | os.PathLike[str] | None) -> str:
+    return os.path.dirname(os.path.abspath(file)) if root is None else os.fspath(root)
+
+
+def _read_csv(
+    file: str, encoding: str | None, dialect: Dialect, columns: Sequence[str] | None, chosen: _Choice, place: Root
+) -> ListingBuilder:
+    with open_text(file, encoding) as opened:
+        names, rows = csv_rows(opened, dialect, columns, chosen.wanted, chosen.where)
+        chosen.settle(names)
+        built = chosen.builder(names, place, TextColumn)
+        at = {name: position for position, name in enumerate(names)}
+        rest = [at[name] for name in chosen.rest]
+        path, label = at[chosen.path or ""], at.get(chosen.label or "\0")
+        for line, row in rows:
+            if isinstance(row, BadRow):
+                built.tell(line, row.reason)
+            else:
+                built.add(line, row[path], None if label is None else row[label], [row[column] for column in rest])
+    return built
+
+
+def _read_jsonl(file: str, encoding: str | None, chosen: _Choice, place: Root) -> ListingBuilder:
+    # Twice: only the whole file tells which keys there are, and so which objects lack one.
+    names: dict[str, None] = {}
+    with open_text(file, encoding) as opened:
+        for _, row in jsonl_rows(opened):
+            if isinstance(row, dict):
+                names.update(dict.fromkeys(row))
+    with open_text(file, encoding) as opened:
+        columns = list(names)
+        chosen.settle(columns)
+        built = chosen.builder(columns, place, JsonColumn)
+        for line, row in jsonl_rows(opened):
+            if isinstance(row, BadRow):
+                built.tell(line, row.reason)
+            else:
+                label = row.get(chosen.label) if chosen.label else None
+                built.add(line, row.get(chosen.path or ""), label, [row.get(name) for name in chosen.rest])
+    return built
+
+
+def _is_list(key: str, value: Any) -> bool:
+    return key.endswith("_list") and isinstance(value, list)
+
+
+def _load_index(file: str, where: str, encoding: str | None) -> Mapping[str, Any]:
+    with open_text(file, encoding) as opened:
+        try:
+            index = json.load(opened)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{where} is no JSON at line {error.lineno} column {error.colno}: {error.msg}") from None
+        except RecursionError:
+            raise ConfigError(f"{where} is JSON nested too deeply") from None
+    if not isinstance(index, dict) or not isinstance(index.get("path_list"), list):
+        held = f"keys {', '.join(map(repr, list(index)[:8]))}" if isinstance(index, dict) else type(index).__name__
+        raise ConfigError(f'{where}: expected {{"path_list": […], "label_list": […]}}, found {held}')
+    return index
