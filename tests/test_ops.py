@@ -267,5 +267,5 @@ def test_info_lists_what_an_interrupted_writer_left(tree: Path, make_engine_url:
     storeds.pack(tree, url)
     writer = storeds.open_writer(url, {"x": "int"}, overwrite=True)
     writer.append([{"x": 1}])
-    writer.suspend()  # type: ignore[attr-defined]  # of the native writers
+    writer.suspend()
     assert "partial" in str(storeds.info(url).leftovers)

@@ -17,8 +17,9 @@ from storeds import Backend, SampleContext, errors, open_backend, open_writer, r
 from storeds.readers.array import ArrayReader
 from storeds.readers.image import ImageReader
 from storeds.registry import DECODERS
+from storeds.testing import ReaderTests
 
-FIELDS = {
+FIELDS: dict[str, Any] = {
     "key": "str",
     "image": "image",
     "label": "int",
@@ -157,6 +158,28 @@ def test_a_bound_reader_survives_pickling(reader: Any, backend: Backend) -> None
     copy = pickle.loads(pickle.dumps(bound))
     assert copy == bound
     assert len(copy) == len(backend)
+
+
+class TestImageReaderKeepsTheContract(ReaderTests):
+    @pytest.fixture
+    def reader(self) -> ImageReader:
+        return ImageReader(("image", "label", "index"))
+
+    @pytest.fixture
+    def content(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        return FIELDS, [record(number) for number in range(5)]
+
+
+class TestArrayReaderKeepsTheContract(ReaderTests):
+    refuses = None
+
+    @pytest.fixture
+    def reader(self) -> ArrayReader:
+        return ArrayReader()
+
+    @pytest.fixture
+    def content(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        return FIELDS, [record(number) for number in range(5)]
 
 
 def test_photographs_differ() -> None:

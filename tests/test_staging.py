@@ -94,7 +94,7 @@ def test_overwrite_drops_what_a_killed_writer_left(tmp_path: Path, scheme: str) 
     url = f"{scheme}://{tmp_path}/store"
     writer = storeds.open_writer(url, FIELDS)
     writer.append([{"x": 1}])
-    writer.suspend()  # type: ignore[attr-defined]  # of the native writers
+    writer.suspend()
     with storeds.open_writer(url, {"y": "float"}, overwrite=True) as fresh:
         fresh.append([{"y": 0.5}])
     with storeds.open_backend(url) as backend:

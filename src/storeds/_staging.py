@@ -169,6 +169,11 @@ class Staging:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.release()
 
+    def __del__(self) -> None:
+        # A writer that was dropped without being closed must not keep its target from the next one.
+        if hasattr(self, "_lock_file"):
+            self.release()
+
     def release(self) -> None:
         """Let another writer in; the folder stays."""
         with _ACTIVE_LOCK:

@@ -23,7 +23,7 @@ from storeds.protocols import JSON, KINDS, Array, Field, Record
 __all__ = ["CHECKSUM", "ContentHash", "RecordCodec", "canonical_json", "checksum", "parse_fields"]
 
 CHECKSUM = "_xxh3"
-_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,99}")  # short enough for every engine's keys and file names
 _DTYPE_KINDS = "biufc"
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _MAX_DEPTH = 100  # so that JSON which one process wrote never exhausts the stack of another
@@ -120,7 +120,7 @@ def parse_fields(fields: Mapping[str, Any]) -> dict[str, Field]:
 def _parse_field(name: object, spec: object) -> Field:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         hint = "; a leading underscore is reserved" if str(name).startswith("_") else ""
-        raise ConfigError(f"field name {name!r} must match [a-z][a-z0-9_]*{hint}")
+        raise ConfigError(f"field name {name!r} must match [a-z][a-z0-9_]* and have at most 100 characters{hint}")
     if isinstance(spec, str):
         spec = Field(spec)  # type: ignore[arg-type]  # the kind is checked below
     elif isinstance(spec, Mapping):

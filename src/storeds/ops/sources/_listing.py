@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import posixpath
 from array import array
@@ -13,7 +14,7 @@ import xxhash
 from storeds.errors import ConfigError
 from storeds.ops.sources._labels import Labels
 from storeds.ops.sources._packed import Fingerprint, Texts
-from storeds.ops.sources._paths import Root, file_state, show, text_fault
+from storeds.ops.sources._paths import Root, file_state, is_text, show, text_fault
 from storeds.ops.sources._table import Column, JsonColumn, TextColumn
 from storeds.ops.sources.base import Problem, read_file
 from storeds.protocols import JSON, Field, Record
@@ -26,8 +27,8 @@ class ListingBuilder:
 
     Parameters
     ----------
-    place : str
-        How messages name a row, with ``{}`` for its number: ``train.csv line {}``.
+    place : tuple of str
+        What messages put before and after the number of a row: ``("train.csv line ", "")``.
     root : Root
         Where the paths begin.
     labels : Labels or None
@@ -40,7 +41,7 @@ class ListingBuilder:
 
     def __init__(
         self,
-        place: str,
+        place: tuple[str, str],
         root: Root,
         labels: Labels | None,
         label_column: str | None,
@@ -56,7 +57,9 @@ class ListingBuilder:
     def add(self, number: int, path: Any, label: Any, rest: Iterable[Any]) -> None:
         """Take row `number`, or tell what is wrong with it."""
         text = None if self.labels is None else _label_text(label)
+        rest = list(rest)
         fault = self._path_fault(path) or (None if self.labels is None else self._label_fault(label))
+        fault = fault or (None if all(map(_is_kept, rest)) else "holds text with a lone surrogate, which has no UTF-8 form")
         if fault:
             self.tell(number, fault, path)
             return
@@ -68,14 +71,17 @@ class ListingBuilder:
         self.sizes.append(size)
         self.fingerprint.add(key, size, mtime)
         if self.labels is not None and text is not None:
-            self.labels.append(text, self.place.format(number))
+            self.labels.append(text, self._place(number))
         for column, value in zip(self.columns.values(), rest, strict=True):
             column.append(value)
 
     def tell(self, number: int, reason: str, path: Any = None) -> None:
         """Note that row `number` is bad."""
         shown = f" ({show(path)})" if isinstance(path, str) and path and len(path) < 4096 else ""
-        self.problems.append(Problem(self.place.format(number) + shown, reason))
+        self.problems.append(Problem(self._place(number) + shown, reason))
+
+    def _place(self, number: int) -> str:
+        return f"{self.place[0]}{number}{self.place[1]}"
 
     def _path_fault(self, path: Any) -> str | None:
         if path is None:
@@ -84,20 +90,27 @@ class ListingBuilder:
             return f"its path is a {type(path).__name__}, no text"
         fault = text_fault(path) or self.root.path_fault(path)
         first = None if fault else self._rows.get(posixpath.normpath(path))
-        return fault if first is None else f"the path is listed already at {self.place.format(first)}"
+        return fault if first is None else f"the path is listed already at {self._place(first)}"
 
     def _label_fault(self, label: Any) -> str | None:
         if label is None or (isinstance(label, str) and not label.strip()):
             return f"no label is given in {self.label_column!r}"
-        if _label_text(label) is None:
+        text = _label_text(label)
+        if text is None:
             return f"its label is a {type(label).__name__}; expected an integer or a class name"
-        return None
+        return None if is_text(text) else "its label is no valid UTF-8"
 
 
 def _label_text(label: Any) -> str | None:
     if isinstance(label, str):
         return label
     return str(label) if isinstance(label, (int, float)) and not isinstance(label, bool) else None
+
+
+def _is_kept(value: Any) -> bool:
+    if isinstance(value, (list, dict)):
+        value = json.dumps(value, ensure_ascii=False)
+    return not isinstance(value, str) or is_text(value)
 
 
 class Listing:
@@ -107,7 +120,10 @@ class Listing:
         self._root, self._place = built.root.path, built.place
         self._keys, self._numbers, self._sizes = built.keys, built.numbers, built.sizes
         self._columns: dict[str, Column] = {name: column.finish() for name, column in built.columns.items()}
-        self._labels, faults = (None, {}) if built.labels is None else built.labels.finish()
+        self._labels: array[int] | None = None
+        faults: dict[int, str] = {}
+        if built.labels is not None:
+            self._labels, faults = built.labels.finish()
         for row, reason in faults.items():
             built.tell(self._numbers[row], reason, self._keys[row])
         # Rows that turned out bad stay where they are in the columns; this says where the others lie.
@@ -137,7 +153,8 @@ class Listing:
     def name(self, index: int, /) -> str:
         # docstring inherited
         row = self._rows[index]
-        return f"{self._place.format(self._numbers[row])} ({show(self._keys[row])})"
+        before, after = self._place
+        return f"{before}{self._numbers[row]}{after} ({show(self._keys[row])})"
 
     def size(self, index: int, /) -> int:
         # docstring inherited

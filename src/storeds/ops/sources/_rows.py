@@ -43,7 +43,6 @@ class Dialect:
 
     def reader(self, file: Iterator[str]) -> Any:
         """Return the `csv.reader` for it."""
-        quoting = csv.QUOTE_NONE if self.quotechar == "" else csv.QUOTE_MINIMAL
         try:
             # Strict, because a reader that is not drops quotes without a word.
             return csv.reader(
@@ -52,7 +51,7 @@ class Dialect:
                 quotechar=self.quotechar or '"',
                 escapechar=self.escapechar,
                 skipinitialspace=self.skip_space,
-                quoting=quoting,
+                quoting=csv.QUOTE_NONE if self.quotechar == "" else csv.QUOTE_MINIMAL,
                 strict=True,
             )
         except (TypeError, ValueError) as error:
@@ -66,7 +65,7 @@ class Dialect:
         if self.delimiter is not None:
             return guess
         for delimiter in dict.fromkeys((guess.delimiter or ",", *_DELIMITERS)):
-            tried = replace(guess, delimiter=delimiter)
+            tried = replace(guess, delimiter=delimiter, skip_space=guess.skip_space and delimiter == guess.delimiter)
             if any(name.strip().lower() in wanted for name in tried.header(sample)):
                 return tried
         return guess
@@ -84,7 +83,7 @@ class Dialect:
             found = csv.Sniffer().sniff(lines + end or sample, self.delimiter or _DELIMITERS)
         except csv.Error:
             return replace(self, delimiter=self.delimiter or ",")
-        quotechar = found.quotechar if self.quotechar is None else self.quotechar
+        quotechar = found.quotechar or '"' if self.quotechar is None else self.quotechar
         if quotechar == "'" and '"' in sample:  # an apostrophe, as in l'œil, is no quote
             quotechar = '"'
         return Dialect(self.delimiter or found.delimiter, quotechar, self.escapechar, bool(found.skipinitialspace))
@@ -114,7 +113,7 @@ def csv_rows(
     reader = dialect.reader(file)
     if columns is None:
         try:
-            columns = next(reader, [])
+            columns = next(filter(None, reader), [])
         except csv.Error as error:
             raise ConfigError(f"{where}: its header cannot be read: {error}") from None
     if not columns:
@@ -165,7 +164,6 @@ def jsonl_rows(file: TextIO) -> Iterator[tuple[int, dict[str, Any] | BadRow]]:
 def _parse(text: str) -> dict[str, Any] | BadRow:
     try:
         row = json.loads(text)
-        text.encode()
     except json.JSONDecodeError as error:
         return BadRow(f"is no JSON at column {error.colno}: {error.msg}")
     except RecursionError:
@@ -174,8 +172,4 @@ def _parse(text: str) -> dict[str, Any] | BadRow:
         return BadRow(f"is JSON that cannot be kept: {error}")
     if not isinstance(row, dict):
         return BadRow(f"is a JSON {type(row).__name__}; expected an object with a path")
-    try:
-        json.dumps(row, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return BadRow("holds text with a lone surrogate, which has no UTF-8 form")
     return row

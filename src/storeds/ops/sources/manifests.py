@@ -10,7 +10,7 @@ from typing import Any, Literal
 from storeds.errors import ConfigError
 from storeds.ops.sources._labels import Labels, LabelStyle, check_classes
 from storeds.ops.sources._listing import Listing, ListingBuilder
-from storeds.ops.sources._paths import Root
+from storeds.ops.sources._paths import Root, show
 from storeds.ops.sources._rows import BadRow, Dialect, csv_rows, jsonl_rows
 from storeds.ops.sources._table import JsonColumn, TextColumn, field_names
 from storeds.ops.sources._text_files import open_text
@@ -86,7 +86,7 @@ class ManifestSource(Listing):
         kind = format or ("jsonl" if file.lower().endswith((".jsonl", ".ndjson")) else "csv")
         if kind not in ("csv", "jsonl"):
             raise ConfigError(f"format={format!r}; the formats are csv and jsonl")
-        where = os.path.basename(file)
+        where = show(os.path.basename(file))
         dialect = Dialect(delimiter, quotechar, escapechar)
         if kind == "jsonl" and (columns is not None or dialect != Dialect()):
             raise ConfigError(f"{where}: columns, delimiter, quotechar and escapechar are for CSV, not for JSONL")
@@ -130,7 +130,7 @@ class JsonIndexSource(Listing):
         allow_outside: bool = False,
     ) -> None:
         file = os.fspath(path)
-        where = os.path.basename(file)
+        where = show(os.path.basename(file))
         index = _load_index(file, where, encoding)
         lists = {key.removesuffix("_list"): value for key, value in index.items() if _is_list(key, value)}
         count = len(lists["path"])
@@ -142,7 +142,7 @@ class JsonIndexSource(Listing):
         names = field_names([name for name in lists if name not in ("path", "label")], _taken(collected), where)
         root_folder = Root(_root_of(file, root), allow_outside=allow_outside)
         columns = {field: JsonColumn() for field in names.values()}
-        built = ListingBuilder(f"{where} path_list[{{}}]", root_folder, collected, "label_list", columns)
+        built = ListingBuilder((f"{where} path_list[", "]"), root_folder, collected, "label_list", columns)
         label_list = lists.get("label")
         for number, row in enumerate(lists["path"]):
             label = None if label_list is None else label_list[number]
@@ -189,7 +189,7 @@ class _Choice:
         self.rest = [name for name in columns if name not in (self.path, self.label)]
         names = field_names(self.rest, _taken(labels), self.where)
         collected = {field: column() for field in names.values()}
-        return ListingBuilder(f"{self.where} line {{}}", place, labels, self.label, collected)
+        return ListingBuilder((f"{self.where} line ", ""), place, labels, self.label, collected)
 
 
 def _first(names: Sequence[str], columns: Sequence[str]) -> str | None:
@@ -253,8 +253,10 @@ def _load_index(file: str, where: str, encoding: str | None) -> Mapping[str, Any
             index = json.load(opened)
         except json.JSONDecodeError as error:
             raise ConfigError(f"{where} is no JSON at line {error.lineno} column {error.colno}: {error.msg}") from None
-        except RecursionError:
-            raise ConfigError(f"{where} is JSON nested too deeply") from None
+        except (RecursionError, ValueError) as error:  # nested too deeply; an integer of thousands of digits
+            if isinstance(error, UnicodeError):
+                raise
+            raise ConfigError(f"{where} is JSON that cannot be kept: {error}") from None
     if not isinstance(index, dict) or not isinstance(index.get("path_list"), list):
         held = f"keys {', '.join(map(repr, list(index)[:8]))}" if isinstance(index, dict) else type(index).__name__
         raise ConfigError(f'{where}: expected {{"path_list": […], "label_list": […]}}, found {held}')
