@@ -65,7 +65,7 @@ def test_verify_exits_with_1_and_says_where(tmp_path: Path) -> None:
     url = f"lmdb://{tmp_path}/a.lmdb"
     with storeds.open_writer(url, {"key": "str", "image": "image"}) as writer:
         writer.append([{"key": "good", "image": jpeg(0)}, {"key": "bad", "image": b"<html>"}])
-    assert "image record 1 (bad): image does not decode" in run("verify", url, code=1)
+    assert "record 1 (bad): image: image does not decode" in run("verify", url, code=1)
     assert [finding["position"] for finding in run_json("verify", url, code=1)["findings"]] == [1]
 
 

@@ -118,8 +118,13 @@ def test_what_the_config_leaves_open_is_picked_and_said(config_file: Path, caplo
 @pytest.mark.parametrize(
     ("mapping", "message"),
     [
-        ({"dataset": {"url": "x", "trnsform": []}}, r"unknown key 'dataset.trnsform'|'trnsform'"),
+        ({"dataset": {"url": "x", "trnsform": []}}, "unknown key 'dataset.trnsform'; did you mean 'transform'"),
         ({"dataset": {"url": "x"}, "laoder": {}}, "unknown key 'laoder'; did you mean 'loader'"),
+        (
+            {"dataset": {"url": "x"}, "loader": {"bach_size": 4}},
+            "unknown key 'loader.bach_size'; did you mean 'batch_size'",
+        ),
+        ({"dataset": {"url": "x"}, "splits": {"a": {"dataste": {}}}}, "did you mean 'dataset'"),
         ({"dataset": {"url": "x"}, "loader": {"batch_size": 0}}, "batch_size: .*greater than or equal to 1"),
         ({"dataset": {"url": "x"}, "loader": {"batch_size": "many"}}, "batch_size"),
         ({"dataset": {}}, "dataset.url: field required"),

@@ -281,7 +281,7 @@ class TestOneFileTwice:
 
             with running([read] * 4) as rounds:
                 while not all(rounds):
-                    assert second[0][1:] == (0, 0)
+                    assert first[0][1:] == (0, 0)
                 first.close()
             with pytest.raises(errors.ClosedError):
                 first[0]

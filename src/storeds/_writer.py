@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from storeds._count import Count
 from storeds._meta import NATIVE, new_build
-from storeds.errors import ClosedError, ConfigError, RecordError, UnavailableError
+from storeds.errors import ClosedError, ConfigError, RecordError, StoredsError, UnavailableError
 from storeds.protocols import JSON, Meta, Record
 from storeds.record import ContentHash, RecordCodec, canonical_json, checksum, parse_fields
 
@@ -63,6 +63,9 @@ class StoreWriter(ABC):
         self._durable = 0
         self._state: Literal["open", "published", "closed"] = "open"
 
+    engine_errors: ClassVar[tuple[type[Exception], ...]] = (OSError,)
+    """What the engine raises when it cannot write."""
+
     @abstractmethod
     def _commit(self, batch: list[Sealed], first: int) -> None:
         """Make `batch`, whose first record has position `first`, durable."""
@@ -99,16 +102,35 @@ class StoreWriter(ABC):
                 self.flush()
         return self.count - before
 
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Keep what is durable when the engine fails: a full disk or a lost server must not cost hours of work."""
+        try:
+            yield
+        except UnavailableError:
+            self.suspend()
+            raise
+        except StoredsError:
+            raise
+        except self.engine_errors as error:
+            self.suspend()
+            raise StoredsError(
+                f"{self.url} cannot be written: {error}; the first {self._durable} records are safe: make room, then go on "
+                "with resume=True (--resume)"
+            ) from error
+
     def flush(self, note: JSON = None) -> None:
         """Make everything appended so far durable, and then `note`, if one is given: where its caller would go on."""
         self._check_open()
         if self._batch:
-            self._commit(self._batch, self._durable)
+            with self._writing():
+                self._commit(self._batch, self._durable)
             self._content.update(b"".join(sealed.digest for sealed in self._batch))
             self._durable += len(self._batch)
             self._batch, self._batch_bytes = [], 0
         if note is not None:
-            self._save_note(note)
+            with self._writing():
+                self._save_note(note)
             self.note = note
 
     def publish(self, attrs: Mapping[str, JSON] | None = None) -> Meta:
@@ -120,9 +142,12 @@ class StoreWriter(ABC):
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"attrs of {self.url} must be JSON: {error}") from None
         self.flush()
-        meta = Meta(self._content.finish(self.fields, attrs), new_build(), Count(self._durable), NATIVE, self.fields, attrs)
+        meta = Meta(
+            self._content.finish(self.fields, attrs), new_build(), Count(self._durable), NATIVE, self.fields, attrs
+        )
         try:
-            self._publish(meta)
+            with self._writing():
+                self._publish(meta)
         except BaseException:
             self.suspend()
             raise

@@ -174,12 +174,9 @@ def verify(url: Annotated[str, typer.Argument(help="The store.")], as_json: AsJs
         _print_json(report.to_json())
     else:
         for finding in report.findings:
-            where = (
-                ""
-                if finding.position is None
-                else f" record {finding.position}" + (f" ({finding.key})" if finding.key else "")
-            )
-            _OUT.print(f"{finding.kind}{where}: {finding.message}", markup=False, highlight=False)
+            key = f" ({finding.key})" if finding.key else ""
+            where = "" if finding.position is None else f"record {finding.position}{key}: "
+            _OUT.print(f"{where}{finding.kind}: {finding.message}", markup=False, highlight=False)
         verdict = "all is well" if report.ok else f"{len(report.findings)} findings"
         _OUT.print(
             f"{report.url}: {report.count} records, {report.images} images decoded: {verdict}",

@@ -8,7 +8,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import yaml
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
@@ -131,16 +131,26 @@ def _variable(match: re.Match[str]) -> str:
 
 def explain(error: ValidationError, cls: type[BaseModel]) -> str:
     """Return what is wrong, key by key, without showing values, which may be secret."""
-    known = [name for name in cls.model_fields if name != "url"] + (["url"] if "url" in cls.model_fields else [])
     lines = []
     for item in error.errors():
         place = ".".join(map(str, item["loc"]))
         if item["type"] == "extra_forbidden":
-            inner = len(item["loc"]) > 1
-            lines.append(f"unknown key {place!r}" + ("" if inner else f"; {suggest(item['loc'][-1], known, 'keys')}"))
+            lines.append(
+                f"unknown key {place!r}; {suggest(item['loc'][-1], _known_keys(cls, item['loc'][:-1]), 'keys')}"
+            )
         else:
             lines.append(f"{place or 'it'}: {item['msg'][0].lower()}{item['msg'][1:]}")
     return "; ".join(lines)
+
+
+def _known_keys(cls: type[BaseModel], table: tuple[int | str, ...]) -> list[str]:
+    """Return the keys of a table inside a config, for example of ``("splits", "train")``."""
+    for name in table:
+        declared = cls.model_fields[str(name)].annotation if str(name) in cls.model_fields else None
+        inner = get_args(declared)[-1:] or (declared,)  # a mapping's values
+        if isinstance(inner[0], type) and issubclass(inner[0], BaseModel):
+            cls = inner[0]
+    return list(cls.model_fields)
 
 
 def _hide(value: Any) -> Any:

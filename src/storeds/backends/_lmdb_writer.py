@@ -34,6 +34,8 @@ _FIRST_MAP = 1 << 20
 class LmdbWriter(StoreWriter):
     """The `Writer` of ``lmdb://``; see `storeds.open_writer`."""
 
+    engine_errors = (OSError, lmdb.Error)
+
     def __init__(
         self,
         url: str,

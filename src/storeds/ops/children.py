@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-import multiprocessing
+import json
 import signal
+import subprocess
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
 from storeds.errors import StoredsError
@@ -17,7 +19,7 @@ from storeds.ops.checks import Checker, Finding, RunResult
 from storeds.protocols import Meta
 from storeds.stores import open_backend
 
-__all__ = ["check_in_children", "probe_in_child"]
+__all__ = ["check_in_children", "probe_in_child", "run_child"]
 
 _STEP = 64
 _MOST_DEATHS = 50
@@ -26,7 +28,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass
 class _Child:
-    process: BaseProcess
+    process: subprocess.Popen[bytes]
     connection: Connection
     start: int
     stop: int
@@ -39,9 +41,8 @@ class _Child:
         try:
             return self.connection.recv()
         except EOFError:
-            self.process.join()
             self.connection.close()
-            code = self.process.exitcode or 0
+            code = self.process.wait()
             return _Death(f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}" if code else "")
 
 
@@ -58,12 +59,13 @@ def probe_in_child(url: str) -> Meta | Finding:
     StoredsError
         It cannot be opened.
     """
-    child = _start(_probe, url, 0, 0, 0)
+    child = _start("probe", url, 0, 0, 0)
     message = child.receive()
+    if not isinstance(message, _Death):
+        child.receive()
     if isinstance(message, StoredsError):
         raise message
     if isinstance(message, Meta):
-        child.receive()
         return message
     return Finding("crash", f"opening the store killed the process that tried ({message.cause})")
 
@@ -86,7 +88,7 @@ def check_in_children(url: str, count: int, workers: int) -> Iterator[RunResult]
     try:
         while waiting or running:
             while waiting and len(running) < workers:
-                running.append(_start(_check, url, *waiting.popleft()))
+                running.append(_start("check", url, *waiting.popleft()))
             for child in _ready(running):
                 message = child.receive()
                 if isinstance(message, StoredsError):
@@ -103,16 +105,30 @@ def check_in_children(url: str, count: int, workers: int) -> Iterator[RunResult]
     finally:
         for child in running:
             child.process.kill()
-            child.process.join()
+            child.process.wait()
             child.connection.close()
 
 
-def _start(target: Callable[..., None], url: str, start: int, stop: int, step: int) -> _Child:
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=target, args=(sender, url, start, stop, step), daemon=True)
-    process.start()
-    sender.close()
+# Not multiprocessing: it would run the user's main script again, which may have no guard against that. What to do
+# comes through a pipe, since everybody may see a command line and the URL may hold a password.
+_BOOT = """
+import json, sys
+job = json.load(sys.stdin)
+sys.path[:] = job["path"]
+from storeds.ops.children import run_child
+run_child(job)
+"""
+
+
+def _start(task: str, url: str, start: int, stop: int, step: int) -> _Child:
+    receiver, sender = Pipe(duplex=False)
+    with sender:
+        command = [sys.executable, "-c", _BOOT]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[sender.fileno()])  # noqa: S603  # our own
+        job = {"path": sys.path, "descriptor": sender.fileno(), "task": task, "arguments": [url, start, stop, step]}
+        assert process.stdin is not None
+        with suppress(BrokenPipeError), process.stdin:  # a child that is gone already is noticed by its silence
+            process.stdin.write(json.dumps(job).encode())
     return _Child(process, receiver, start, stop, step)
 
 
@@ -146,28 +162,27 @@ def _bury(child: _Child, cause: str, deaths: int, waiting: deque[tuple[int, int,
             waiting.append((stop, child.stop, 1))
 
 
-def _probe(sender: Connection, url: str, *_: int) -> None:
-    _prepare()
-    try:
-        with open_backend(url) as backend:
-            sender.send(backend.meta)
-    except StoredsError as error:
-        sender.send(error)
-
-
-def _prepare() -> None:
+def run_child(job: dict[str, Any]) -> None:
+    """Do a job in this process, which was started for it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    with Connection(job["descriptor"]) as sender:
+        try:
+            tasks: dict[str, Callable[..., None]] = {"check": _check, "probe": _probe}
+            tasks[job["task"]](sender, *job["arguments"])
+        except StoredsError as error:
+            sender.send(error)
+
+
+def _probe(sender: Connection, url: str, *_: int) -> None:
+    with open_backend(url) as backend:
+        sender.send(backend.meta)
 
 
 def _check(sender: Connection, url: str, start: int, stop: int, step: int) -> None:
-    _prepare()
-    try:
-        with open_backend(url) as backend:
-            checker = Checker(backend)
-            sender.send(RunResult(start, start, b"", findings=checker.findings))
-            for at in range(start, stop, step):
-                sender.send(at)
-                sender.send(checker.check(at, min(at + step, stop)))
-    except StoredsError as error:
-        sender.send(error)
+    with open_backend(url) as backend:
+        checker = Checker(backend)
+        sender.send(RunResult(start, start, b"", findings=checker.findings))
+        for at in range(start, stop, step):
+            sender.send(at)
+            sender.send(checker.check(at, min(at + step, stop)))

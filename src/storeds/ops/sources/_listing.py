@@ -59,7 +59,9 @@ class ListingBuilder:
         text = None if self.labels is None else _label_text(label)
         rest = list(rest)
         fault = self._path_fault(path) or (None if self.labels is None else self._label_fault(label))
-        fault = fault or (None if all(map(_is_kept, rest)) else "holds text with a lone surrogate, which has no UTF-8 form")
+        fault = fault or (
+            None if all(map(_is_kept, rest)) else "holds text with a lone surrogate, which has no UTF-8 form"
+        )
         if fault:
             self.tell(number, fault, path)
             return

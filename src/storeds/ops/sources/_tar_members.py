@@ -9,7 +9,9 @@ from dataclasses import dataclass
 __all__ = ["Member", "TarDamage", "members"]
 
 _BLOCK = 512
+_AFTER = 64 * _BLOCK  # archives are filled up with zeros to a multiple of twenty blocks
 _REGULAR = b"0\x007"
+_BODILESS = b"123456"
 _KINDS = {
     ord("1"): "a hard link",
     ord("2"): "a symbolic link",
@@ -80,9 +82,9 @@ def members(descriptor: int, length: int) -> Iterator[Member]:
             header = following
         size = _size(header, at, {**common, **own})
         offset = at + _BLOCK
-        # The size that links and the like carry is not that of any bytes behind their headers.
         odd = _odd(header[156], own)
-        start = offset + (_padded(size) if odd in (None, _KINDS[ord("S")]) else 0)
+        # The size that links and the like carry is not that of any bytes behind their headers.
+        start = offset + (0 if header[156] in _BODILESS else _padded(size))
         name = _name(header, {**common, **own})
         if odd is None and offset + size > length:
             raise TarDamage(offset, f"the file ends within {name.encode('utf-8', 'backslashreplace').decode()!r}")
@@ -101,6 +103,10 @@ def _header(descriptor: int, offset: int) -> bytes | None:
         what = "within a header" if block else "without the mark that closes an archive"
         raise TarDamage(offset, f"the file ends {what}: it was cut short")
     if not block.strip(b"\0"):
+        if os.pread(descriptor, _AFTER, offset).strip(b"\0"):
+            raise TarDamage(
+                offset, "more follows the mark that closes the archive; put each archive in a file of its own"
+            )
         return None
     stored = _number(block[148:156])
     # Some old programs added up signed bytes.
@@ -113,7 +119,7 @@ def _header(descriptor: int, offset: int) -> bytes | None:
 
 def _number(field: bytes) -> int | None:
     if field[0] & 0x80:  # GNU's form of what takes more than eleven octal digits
-        return int.from_bytes(field, "big", signed=True) + (1 << 8 * len(field) - 1) if field[0] == 0x80 else None
+        return int.from_bytes(field[1:], "big") if field[0] == 0x80 else None
     digits = field.split(b"\0", 1)[0].strip()
     if not digits:
         return 0

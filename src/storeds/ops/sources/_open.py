@@ -1,0 +1,180 @@
+"""Finds out what a source is, and opens it."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import stat
+from collections.abc import Callable, Sized
+from functools import partial
+from typing import Any
+
+from storeds._files import nearest, sniff
+from storeds._suggest import suggest
+from storeds._url import redact, split_scheme
+from storeds.errors import ConfigError, StoreNotFoundError
+from storeds.ops.sources._paths import IMAGE_SUFFIXES, show
+from storeds.ops.sources._shards import is_pattern
+from storeds.ops.sources.base import PackSource
+from storeds.ops.sources.folders import FlatFolderSource, ImageFolderSource
+from storeds.ops.sources.manifests import JsonIndexSource, ManifestSource
+from storeds.ops.sources.objects import DatasetSource
+from storeds.ops.sources.stores import StoreSource
+from storeds.ops.sources.tars import TarSource
+from storeds.protocols import Backend
+
+__all__ = ["KINDS", "open_source"]
+
+_MAKERS: dict[str, Callable[..., PackSource]] = {
+    "imagefolder": ImageFolderSource,
+    "flat": FlatFolderSource,
+    "csv": partial(ManifestSource, format="csv"),
+    "jsonl": partial(ManifestSource, format="jsonl"),
+    "index": JsonIndexSource,
+    "tar": TarSource,
+    "store": StoreSource,
+    "dataset": DatasetSource,
+}
+KINDS = tuple(_MAKERS)
+_SUFFIXES = {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "index",
+    ".tar": "tar",
+    ".gz": "tar",
+    ".tgz": "tar",
+}
+_SAY = f"say which with kind= ({', '.join(KINDS)})"
+
+
+def open_source(source: Any, *, kind: str | None = None, **options: Any) -> PackSource:
+    """Return the source that `source` is.
+
+    Parameters
+    ----------
+    source : path, URL or object
+        A folder with one sub-folder per class, or with images only; a .csv, .tsv, .jsonl, .ndjson, .json or .tar file; a
+        glob or range of tar files, or a list of them; the URL or the file of a store, or a `Backend`; a dataset; or a
+        `PackSource`, which is returned.
+    kind : str, optional
+        One of `KINDS`, for what is not to be found out.
+    **options
+        Of the source's class.
+
+    Raises
+    ------
+    StoreNotFoundError
+        There is nothing.
+    ConfigError
+        What is there could be several things or is none of them; the kind or an option is unknown.
+    """
+    if kind is not None and kind not in _MAKERS:
+        raise ConfigError(f"unknown kind of source {kind!r}; {suggest(kind, KINDS, 'kinds')}")
+    if kind is None and _is_source(source):
+        if options:
+            raise ConfigError(f"a {type(source).__name__} is a source already; it takes no {', '.join(options)}")
+        ready: PackSource = source
+        return ready
+    kind = kind or _recognise(source)
+    maker = _MAKERS[kind]
+    _check_options(kind, maker, options)
+    return maker(source, **options)
+
+
+def _is_source(source: Any) -> bool:
+    return not isinstance(source, type) and all(hasattr(source, name) for name in ("problems", "fingerprint", "read"))
+
+
+def _check_options(kind: str, maker: Callable[..., PackSource], options: dict[str, Any]) -> None:
+    parameters = list(inspect.signature(maker).parameters.values())[1:]
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    known = [parameter.name for parameter in parameters if parameter.name != "format"]
+    for name in options:
+        if name not in known:
+            raise ConfigError(f"a source of kind {kind} has no option {name!r}; {suggest(name, known, 'options')}")
+
+
+def _recognise(source: Any) -> str:
+    if isinstance(source, (str, os.PathLike)):
+        return _recognise_path(os.fspath(source))
+    if isinstance(source, Backend):
+        return "store"
+    if isinstance(source, (list, tuple)) and source and all(isinstance(item, (str, os.PathLike)) for item in source):
+        if all(os.fspath(item).lower().endswith(".tar") for item in source):
+            return "tar"
+        raise ConfigError("a list of paths is a source only if all are .tar files; write the others into a manifest")
+    if callable(getattr(source, "__getitem__", None)) and isinstance(source, Sized) and not isinstance(source, dict):
+        return "dataset"
+    raise ConfigError(
+        f"a {type(source).__name__} is no source: expected a path, a URL, or a dataset with __getitem__ and __len__"
+    )
+
+
+def _recognise_path(path: str) -> str:
+    if split_scheme(path)[0] is not None:
+        return "store"
+    by_suffix = _SUFFIXES.get(os.path.splitext(path)[1].lower())
+    if by_suffix == "tar" and is_pattern(path):
+        return "tar"
+    try:
+        mode = os.stat(path).st_mode
+        if stat.S_ISDIR(mode):
+            return _recognise_folder(path)
+        if not stat.S_ISREG(mode):
+            raise ConfigError(f"{show(path)} is neither a folder nor a regular file")
+        found = _content(path) or by_suffix
+    except (FileNotFoundError, NotADirectoryError):
+        raise StoreNotFoundError(f"nothing is at {show(path)}: {nearest(os.path.abspath(path))}") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise StoreNotFoundError(f"{redact(show(path))} cannot be looked at: {reason}") from None
+    if found is None:
+        raise ConfigError(
+            f"{show(path)} ends in none of {', '.join(_SUFFIXES)} and is no store or tar file; {_SAY} if it is one of these"
+        )
+    return found
+
+
+def _content(path: str) -> str | None:
+    if sniff(path) is not None:
+        return "store"
+    with open(path, "rb") as file:
+        return "tar" if file.read(262)[257:] == b"ustar" else None
+
+
+def _recognise_folder(path: str) -> str:
+    folders, images, others = [], [], []
+    with os.scandir(path) as entries:
+        for entry in entries:
+            if _is_folder(entry):
+                folders.append(entry.name)
+            elif entry.name.lower().endswith(IMAGE_SUFFIXES):
+                images.append(entry.name)
+            else:
+                others.append(entry.name)
+    if folders and images:
+        raise ConfigError(
+            f"{show(path)} holds {len(images)} images ({_some(images)}) and {len(folders)} folders ({_some(folders)}); pass "
+            "kind='imagefolder' to take the folders as classes and leave these images out, or kind='flat' to take all "
+            "images without labels"
+        )
+    if folders:
+        return "imagefolder"
+    if images:
+        return "flat"
+    held = f"only {_some(others)}; name one of these files" if others else "nothing"
+    raise ConfigError(f"{show(path)} has no sub-folders and no images ({' '.join(IMAGE_SUFFIXES)}), {held}")
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads to itself
+        return False
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(map(show, sorted(names)[:4])) + (", …" if len(names) > 4 else "")

@@ -1,0 +1,206 @@
+"""Datasets as Python objects: PyTorch's, torchvision's, Hugging Face's, or any list of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from typing import Any
+
+from storeds.errors import ConfigError
+from storeds.ops.sources._packed import Fingerprint
+from storeds.ops.sources._table import field_names
+from storeds.ops.sources._values import infer, take
+from storeds.ops.sources.base import BadItem, Problem
+from storeds.protocols import JSON, Field, Record
+from storeds.record import fields_to_json, parse_fields
+
+__all__ = ["DatasetSource"]
+
+_TRIED = 16
+
+
+class DatasetSource:
+    """A map-style dataset: an object with ``__getitem__`` and ``__len__`` whose samples are tuples or dicts.
+
+    Parameters
+    ----------
+    dataset : object
+        Workers get it pickled.
+    fields : sequence of str or mapping, optional
+        Names for the elements of a tuple, in order, or names and kinds as `open_writer` takes them. Of a dict, which
+        keys to take. By default an image is ``image``, an integer after it ``label``, and what else there is
+        ``field2``, ``field3``, … or what its key says; kinds are those of the first sample.
+
+    Notes
+    -----
+    A PIL image is stored as the file that it was opened from, as long as it shows the same pixels, else as PNG (TIFF
+    for modes that PNG lacks). Tensors and arrays are stored as arrays of the first sample's dtype and shape, lists as
+    JSON. Images of a Hugging Face dataset are stored as the files it holds. ``classes``, or the names of a Hugging Face
+    label, go to attrs.
+
+    Raises
+    ------
+    ConfigError
+        It is empty, or it is not clear what its samples hold.
+    """
+
+    problems: Sequence[Problem] = ()
+
+    def __init__(self, dataset: Any, fields: Sequence[str] | Mapping[str, Any] | None = None) -> None:
+        if not callable(getattr(dataset, "__getitem__", None)) or not isinstance(dataset, Sized):
+            raise ConfigError(f"a {type(dataset).__name__} is no dataset: it needs __getitem__ and __len__")
+        self._count = len(dataset)
+        if not self._count:
+            raise ConfigError(f"the {type(dataset).__name__} is empty")
+        self._classes = _classes(dataset)
+        token = getattr(dataset, "_fingerprint", "")
+        self._dataset = _undecoded(dataset)
+        first = self._first()
+        self._names = _names(first, fields)
+        self.fields: Mapping[str, Field] = _fields(first, self._names, fields)
+        kind = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
+        provenance: dict[str, JSON] = {"kind": "dataset", "type": kind}
+        named: dict[str, JSON] = {} if self._classes is None else {"classes": list(self._classes)}
+        self.attrs: Mapping[str, JSON] = {**named, "source": provenance}
+        self.fingerprint: JSON = self._hash(kind, token if isinstance(token, str) else "", dataset)
+        self._size = _volume(first)
+
+    def _first(self) -> Any:
+        reason = ""
+        for index in range(min(self._count, _TRIED)):
+            try:
+                return self._sample(index)
+            except BadItem as error:
+                reason = reason or f"{self.name(index)} {error}"
+        raise ConfigError(f"none of the first samples can be read, so nothing tells what they hold: {reason}")
+
+    def _hash(self, kind: str, token: str, dataset: Any) -> JSON:
+        fingerprint = Fingerprint()
+        fingerprint.add(f"{kind} {token} {self._classes} {fields_to_json(self.fields)}")
+        # What torchvision's datasets know without reading an image.
+        targets = getattr(dataset, "targets", None)
+        if isinstance(targets, Sized) and isinstance(targets, Iterable) and len(targets) == self._count:
+            for target in targets:
+                fingerprint.add(str(target.item() if callable(getattr(target, "item", None)) else target))
+        return fingerprint.finish("dataset", self._count)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def name(self, index: int, /) -> str:
+        # docstring inherited
+        return f"sample {index}"
+
+    def size(self, index: int, /) -> int:
+        # docstring inherited
+        return self._size
+
+    def read(self, index: int, /) -> Record:
+        # docstring inherited
+        index = range(self._count)[index]
+        sample = self._sample(index)
+        values = _elements(sample)
+        if isinstance(sample, Mapping):
+            lacking = [key for key in self._names if key not in values]
+            if lacking:
+                raise BadItem(f"has no {', '.join(map(repr, lacking))}")
+        elif len(values) != len(self._names):
+            raise BadItem(f"has {len(values)} elements, and the first sample {len(self._names)}")
+        record: Record = {}
+        for key, name in self._names.items():
+            try:
+                record[name] = take(self.fields[name], values[key])
+            except BadItem as error:
+                raise BadItem(f"its {name} {error}") from None
+            except (TypeError, ValueError, OverflowError):
+                what, kind = type(values[key]).__name__, self.fields[name].kind
+                raise BadItem(f"its {name} is a {what}, and the field is of kind {kind}") from None
+        return record
+
+    def _sample(self, index: int) -> Any:
+        try:
+            return self._dataset[index]
+        except Exception as error:  # a stranger's __getitem__ may raise anything
+            raise BadItem(f"cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _elements(sample: Any) -> dict[Any, Any]:
+    """Return the values of a sample by key, or by position."""
+    if isinstance(sample, Mapping):
+        return dict(sample)
+    if isinstance(sample, (tuple, list)):
+        return dict(enumerate(sample))
+    return {0: sample}
+
+
+def _names(sample: Any, fields: Sequence[str] | Mapping[str, Any] | None) -> dict[Any, str]:
+    """Return the field that each key or position of a sample becomes."""
+    keys = list(_elements(sample))
+    if isinstance(fields, str):
+        raise ConfigError(f"fields={fields!r} must be a list of names, or a mapping of names to kinds")
+    given = None if fields is None else list(fields)
+    if isinstance(sample, Mapping):
+        if not all(isinstance(key, str) for key in keys):
+            raise ConfigError(f"the keys of a sample must be text, not {keys[:8]!r}")
+        made = field_names(keys, (), "the first sample")
+        unknown = [name for name in given or () if name not in made.values() and name not in made]
+        if unknown:
+            raise ConfigError(f"fields: the first sample has no {unknown[0]!r}, only {', '.join(map(repr, keys))}")
+        if given is None:
+            return made
+        return {next(key for key in made if name in (key, made[key])): made.get(name, name) for name in given}
+    if given is not None:
+        if len(given) != len(keys):
+            raise ConfigError(f"fields: {len(given)} names ({', '.join(given)}) for {len(keys)} elements of a sample")
+        return dict(zip(keys, given, strict=True))
+    own = getattr(sample, "_fields", None)
+    if own is not None:
+        return dict(zip(keys, field_names(own, (), "the first sample").values(), strict=True))
+    return {position: _name(position, infer(f"element {position}", _elements(sample)[position])) for position in keys}
+
+
+def _name(position: int, field: Field) -> str:
+    if position == 0 and field.kind == "image":
+        return "image"
+    return "label" if position == 1 and field.kind == "int" else f"field{position}"
+
+
+def _fields(sample: Any, names: dict[Any, str], given: object) -> dict[str, Field]:
+    kinds = {made: given.get(made, given.get(key)) for key, made in names.items()} if isinstance(given, Mapping) else {}
+    elements = _elements(sample)
+    return parse_fields({name: kinds.get(name) or infer(name, elements[key]) for key, name in names.items()})
+
+
+def _classes(dataset: Any) -> list[str] | None:
+    classes: Any = getattr(dataset, "classes", None)
+    features = getattr(dataset, "features", None)
+    if classes is None and isinstance(features, Mapping):
+        feature = features.get("label") or next((item for item in features.values() if hasattr(item, "names")), None)
+        classes = getattr(feature, "names", None)
+    if not isinstance(classes, (list, tuple)) or not all(isinstance(name, str) for name in classes):
+        return None
+    return list(classes)
+
+
+def _undecoded(dataset: Any) -> Any:
+    """Return a Hugging Face dataset such that it hands out its images as the files they are."""
+    features, cast = getattr(dataset, "features", None), getattr(dataset, "cast_column", None)
+    if not isinstance(features, Mapping) or not callable(cast):
+        return dataset
+    for name, feature in features.items():
+        if type(feature).__name__ == "Image" and getattr(feature, "decode", False):
+            make: Callable[..., Any] = type(feature)
+            dataset = dataset.cast_column(name, make(decode=False))
+    return dataset
+
+
+def _volume(sample: Any) -> int:
+    total = 0
+    for value in _elements(sample).values():
+        size = getattr(value, "size", None)
+        if isinstance(value, (bytes, str)):
+            total += len(value)
+        elif isinstance(size, tuple):  # a PIL image: about a byte a pixel
+            total += int(size[0]) * int(size[1])
+        else:
+            total += int(getattr(value, "nbytes", 8))
+    return total

@@ -1,0 +1,87 @@
+"""Another store as a source."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from storeds._url import file_path, split_scheme
+from storeds.errors import ConfigError, RecordError
+from storeds.ops.sources.base import BadItem, Problem
+from storeds.protocols import JSON, Backend, Field, Record
+from storeds.stores import open_backend
+
+__all__ = ["StoreSource"]
+
+_GUESS = 1 << 16
+
+
+class StoreSource:
+    """A store, with its own fields and attrs.
+
+    Parameters
+    ----------
+    store : str, path or Backend
+        As for `open_backend`.
+    **options
+        Of the backend.
+
+    Raises
+    ------
+    StoreNotFoundError, FormatError, UnavailableError, ConfigError
+        As `open_backend` raises them.
+    """
+
+    problems: Sequence[Problem] = ()
+
+    def __init__(self, store: str | os.PathLike[str] | Backend, **options: Any) -> None:
+        if isinstance(store, (str, os.PathLike)):
+            self._backend = open_backend(store, **options)
+        elif options:
+            raise ConfigError(f"{store.url} is open already; {', '.join(options)} cannot be given now")
+        else:
+            self._backend = store
+        self._size = _mean_size(self._backend)
+
+    @property
+    def fields(self) -> Mapping[str, Field]:
+        # docstring inherited
+        return self._backend.meta.fields
+
+    @property
+    def attrs(self) -> Mapping[str, JSON]:
+        # docstring inherited
+        return self._backend.meta.attrs
+
+    @property
+    def fingerprint(self) -> JSON:
+        # docstring inherited
+        return {"kind": "store", "count": len(self), "xxh3": self._backend.meta.id}
+
+    def __len__(self) -> int:
+        return len(self._backend)
+
+    def name(self, index: int, /) -> str:
+        # docstring inherited
+        return f"record {index} of {self._backend.url}"
+
+    def size(self, index: int, /) -> int:
+        # docstring inherited
+        return self._size
+
+    def read(self, index: int, /) -> Record:
+        # docstring inherited
+        record = self._backend.get_many([index])[0]
+        if isinstance(record, RecordError):
+            raise BadItem(record.reason or str(record))
+        return record
+
+
+def _mean_size(backend: Backend) -> int:
+    if split_scheme(backend.url)[0] not in ("lmdb", "hdf5") or not len(backend):
+        return _GUESS
+    try:
+        return max(1, os.path.getsize(file_path(backend.url)[0]) // len(backend))
+    except (OSError, ConfigError):  # a glob of several files
+        return _GUESS
