@@ -62,11 +62,18 @@ def test_pack_keeps_imagefolders_order_labels_and_bytes(tree: Path, make_engine_
     assert seen[-1].bytes == sum(len(TREE[key]) for key, _ in ORDER)
 
 
-def test_pack_follows_links_to_folders_as_imagefolder_does(tree: Path, tmp_path: Path) -> None:
+def test_pack_follows_links_out_of_the_root_as_imagefolder_does_only_when_told(tree: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "x.jpg").write_bytes(jpeg(7))
     (tree / "linked").symlink_to(tmp_path / "elsewhere")
-    assert storeds.pack(tree, f"lmdb://{tmp_path}/a.lmdb").count == 7
+    with pytest.raises(errors.RecordError, match="linked"):
+        storeds.pack(tree, f"lmdb://{tmp_path}/a.lmdb")
+    assert storeds.pack(tree, f"lmdb://{tmp_path}/a.lmdb", allow_outside=True).count == 7
+
+
+def empty_folder(tree: Path) -> Path:
+    (tree / "zebra" / "empty").mkdir()
+    return tree / "zebra" / "empty"
 
 
 def make_fifo(path: Path) -> Any:
@@ -76,19 +83,19 @@ def make_fifo(path: Path) -> Any:
 @pytest.mark.parametrize(
     ("spoil", "error", "message"),
     [
-        (lambda tree: tree / "none", errors.StoreNotFoundError, "no folder at"),
-        (lambda tree: tree / "apple" / "9.jpg", errors.ConfigError, "is a file"),
-        (lambda tree: tree / "zebra" / "deep" / "er", errors.ConfigError, "no sub-folders"),
+        (lambda tree: tree / "none", errors.StoreNotFoundError, "nothing is at"),
+        (lambda tree: tree / "apple" / "9.jpg", errors.ConfigError, "ends in none of"),
+        (lambda tree: empty_folder(tree), errors.ConfigError, "empty"),
         (lambda tree: (tree / "empty").mkdir() or tree, errors.ConfigError, "no images in empty"),
         (
             lambda tree: make_fifo(tree / "apple" / "pipe.jpg") or tree,
             errors.RecordError,
-            "pipe.jpg is no regular file",
+            "pipe.jpg: is no regular file",
         ),
         (
             lambda tree: (tree / "apple" / "gone.jpg").symlink_to("nowhere") or tree,
             errors.RecordError,
-            "gone.jpg cannot be read",
+            "gone.jpg: cannot be read",
         ),
     ],
 )

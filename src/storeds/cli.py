@@ -1,18 +1,20 @@
 """The command ``storeds``: pack, convert, info, verify, backends, config schema, demo.
 
 Exit codes: 0 all is well; 1 `verify` or `demo` found something; 2 wrong usage or config; 3 a store or source is
-missing, in the way or damaged; 4 an engine is unavailable; 130 interrupted.
+missing, in the way or damaged; 4 an engine is unavailable; 130 interrupted,
+143 terminated.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast, get_args
 
 import typer
 from rich.console import Console
@@ -21,9 +23,12 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 from storeds import __version__, ops, registry
+from storeds._suggest import suggest
 from storeds._url import redact
 from storeds.errors import ConfigError, MissingDependencyError, StoredsError, UnavailableError
+from storeds.ops.pack import OnBad
 from storeds.ops.progress import Progress, ProgressHook
+from storeds.ops.sources import Problem
 
 __all__ = ["app", "main"]
 
@@ -44,6 +49,8 @@ CommitEvery = Annotated[int, typer.Option("--commit-every", help="Records per du
 
 def main() -> None:
     """Run the command line."""
+    # As Ctrl-C does, so that a writer keeps what is durable.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     app(prog_name="storeds")
 
 
@@ -97,6 +104,8 @@ def _progress(what: str, *, quiet: bool) -> Iterator[ProgressHook | None]:
         def show(state: Progress) -> None:
             seconds = max(bar.tasks[0].elapsed or 0.0, 1e-9)
             rate = f"{state.done / seconds:,.0f}/s {state.bytes / seconds / 1e6:,.1f} MB/s"
+            rate += f" {state.bad} bad" if state.bad else ""
+            rate += f" {state.odd} odd" if state.odd else ""
             bar.update(task, completed=state.done, total=state.total, rate=rate)
 
         yield show
@@ -105,17 +114,71 @@ def _progress(what: str, *, quiet: bool) -> Iterator[ProgressHook | None]:
 @app.command()
 @_command
 def pack(
-    source: Annotated[Path, typer.Argument(help="A folder with one sub-folder per class.")],
+    source: Annotated[str, typer.Argument(help="A folder, a .csv, .jsonl, .json or .tar file, or a store.")],
     url: Annotated[str, typer.Argument(help="Where the store goes: lmdb://…, hdf5://…, mongodb://…")],
+    kind: Annotated[str | None, typer.Option(help="What the source is, where that cannot be told by looking.")] = None,
+    on_bad: Annotated[str, typer.Option(help="What bad items do: raise, skip or keep.")] = "raise",
+    split: Annotated[str | None, typer.Option(help="Adds a field split by hash of the key: train=0.9,val=0.1")] = None,
+    max_side: Annotated[int | None, typer.Option(help="Scale larger images down to this many pixels.")] = None,
+    quality: Annotated[int | None, typer.Option(help="Encode every image anew as JPEG of this quality.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes that read, check and encode.")] = None,
+    root: Annotated[str | None, typer.Option(help="Where a manifest's paths begin; its own folder by default.")] = None,
+    path_column: Annotated[str | None, typer.Option(help="The manifest's column of paths.")] = None,
+    label_column: Annotated[str | None, typer.Option(help="The manifest's column of labels.")] = None,
+    delimiter: Annotated[str | None, typer.Option(help="The CSV's delimiter; found out by default.")] = None,
+    encoding: Annotated[str | None, typer.Option(help="The manifest's text encoding; UTF-8 by default.")] = None,
+    allow_outside: Annotated[bool, typer.Option("--allow-outside", help="Take paths that leave the root.")] = False,
     overwrite: Overwrite = False,
     resume: Resume = False,
     commit_every: CommitEvery = 1000,
     as_json: AsJson = False,
 ) -> None:
-    """Pack a folder of images into a store."""
+    """Pack images, or another store, into a store."""
+    options = {
+        "root": root,
+        "path_column": path_column,
+        "label_column": label_column,
+        "delimiter": delimiter,
+        "encoding": encoding,
+        "allow_outside": allow_outside or None,
+    }
+    problems: list[Problem] = []
     with _progress("pack", quiet=as_json) as hook:
-        meta = ops.pack(source, url, overwrite=overwrite, resume=resume, commit_every=commit_every, progress=hook)
-    _published(url, meta, as_json=as_json)
+        meta = ops.pack(
+            source,
+            url,
+            kind=kind,
+            on_bad=_on_bad(on_bad),
+            split=_shares(split),
+            max_side=max_side,
+            quality=quality,
+            workers=workers,
+            overwrite=overwrite,
+            resume=resume,
+            commit_every=commit_every,
+            progress=hook,
+            on_problem=problems.append,
+            **{name: value for name, value in options.items() if value is not None},
+        )
+    if not as_json:
+        for problem in problems:
+            _ERR.print(f"{'kept' if on_bad == 'keep' else 'left out'}: {problem}", markup=False, highlight=False)
+    _published(url, meta, as_json=as_json, problems=[vars(problem) for problem in problems])
+
+
+def _on_bad(name: str) -> OnBad:
+    if name not in get_args(OnBad):
+        raise ConfigError(f"unknown --on-bad {name!r}; {suggest(name, get_args(OnBad), 'policies')}")
+    return cast("OnBad", name)
+
+
+def _shares(text: str | None) -> dict[str, float] | None:
+    if text is None:
+        return None
+    try:
+        return {name.strip(): float(share) for name, share in (part.split("=") for part in text.split(","))}
+    except ValueError:
+        raise ConfigError(f"--split {text!r} must read name=share,name=share, as in train=0.9,val=0.1") from None
 
 
 @app.command()
@@ -134,9 +197,9 @@ def convert(
     _published(url, meta, as_json=as_json)
 
 
-def _published(url: str, meta: Any, *, as_json: bool) -> None:
+def _published(url: str, meta: Any, *, as_json: bool, **more: Any) -> None:
     if as_json:
-        _print_json({"url": redact(url), "count": meta.count, "id": meta.id, "build": meta.build})
+        _print_json({"url": redact(url), "count": meta.count, "id": meta.id, "build": meta.build, **more})
     else:
         _OUT.print(f"{redact(url)}: {meta.count} records, id {meta.id}", markup=False, highlight=False)
 

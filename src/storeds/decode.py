@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +12,15 @@ from PIL import Image
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["decode_bytes", "decode_pil", "decode_tensor"]
+__all__ = ["decode_bytes", "decode_pil", "decode_reason", "decode_tensor"]
+
+
+_ADDRESS = re.compile(r" ?<_io\.BytesIO object at 0x[0-9a-f]+>")
+
+
+def decode_reason(error: Exception) -> str:
+    """Return why a decoder failed, the same text for the same bytes: Pillow shows a memory address."""
+    return f"{type(error).__name__}: {_ADDRESS.sub('', str(error))}"
 
 
 def decode_bytes(blob: bytes, mode: str) -> bytes:

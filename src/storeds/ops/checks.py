@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from storeds._columns import read_column
-from storeds.decode import decode_pil
+from storeds.decode import decode_pil, decode_reason
 from storeds.errors import RecordError, StoredsError
 from storeds.jpeg import repair
 from storeds.protocols import Array, Backend, Record
@@ -105,7 +105,7 @@ class Checker:
         try:
             decode_pil(whole, "RGB")
         except Exception as error:  # decoders raise whatever they like on damaged bytes
-            message = f"{name} does not decode: {type(error).__name__}: {error}"
+            message = f"{name} does not decode: {decode_reason(error)}"
             result.findings.append(Finding("image", message, position, key))
             return
         result.images += 1

@@ -1,55 +1,77 @@
-"""Packs a folder of images, one sub-folder a class, into a store."""
+"""Packs a source of images or records into a store: in parallel, in order, resumable, bad items by policy."""
 
 from __future__ import annotations
 
 import os
-import stat
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, get_args
 
-from storeds.errors import ConfigError, RecordError, StoreNotFoundError
+from storeds._suggest import suggest
+from storeds._writer import COMMIT_EVERY
+from storeds.errors import ConfigError, RecordError
+from storeds.ops.prepare import Prepared, Preparer, prepared_chunks
 from storeds.ops.progress import Progress, ProgressHook
-from storeds.protocols import JSON, Meta, Record
+from storeds.ops.resumable import resumable
+from storeds.ops.sources import open_source
+from storeds.ops.sources.base import PackSource, Problem
+from storeds.protocols import JSON, Field, Meta, Writer
 from storeds.stores import open_writer
 
-__all__ = ["IMAGE_SUFFIXES", "pack"]
+__all__ = ["OnBad", "pack"]
 
-# The extensions, and their order-free meaning, are those of torchvision's ImageFolder.
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-FIELDS = {"image": "image", "label": "int", "key": "str"}
-_BATCH = 256
-
-
-@dataclass(frozen=True)
-class _File:
-    path: str
-    key: str
-    label: int
+OnBad = Literal["raise", "skip", "keep"]
+_NOTED = 1000  # problems kept in a resumable note
 
 
 def pack(
-    source: str | os.PathLike[str],
+    source: str | os.PathLike[str] | Any,
     url: str,
     *,
+    kind: str | None = None,
+    on_bad: OnBad = "raise",
+    split: Mapping[str, float] | None = None,
+    max_side: int | None = None,
+    quality: int | None = None,
+    workers: int | None = None,
     overwrite: bool = False,
     resume: bool = False,
-    commit_every: int = 1000,
+    commit_every: int = COMMIT_EVERY,
     progress: ProgressHook | None = None,
+    on_problem: Callable[[Problem], None] | None = None,
+    **source_options: Any,
 ) -> Meta:
-    """Pack an ImageFolder tree into a store.
+    """Pack a source into a store.
 
     Parameters
     ----------
-    source : path
-        A folder with one sub-folder per class. Order and labels are those that torchvision's ImageFolder gives: classes
-        sorted by name, files sorted within each, whatever their depth.
+    source : path, URL or dataset
+        A folder with one sub-folder per class (order and labels are those that torchvision's ImageFolder gives), a flat
+        folder, a CSV or JSONL manifest, a JSON index, tar shards, another store, or a map-style dataset object; see
+        `storeds.ops.sources.open_source`.
     url : str
-        Where the store goes, see `open_writer`. Its fields are ``image`` (the file's bytes, untouched), ``label`` and
-        ``key`` (the path below `source`, with ``/``); ``attrs["classes"]`` holds the class names.
+        Where the store goes, see `open_writer`. Images are stored as the bytes they are, unless re-encoded.
+    kind : str, optional
+        What `source` is, where that cannot be told by looking.
+    on_bad : str
+        ``"raise"``: look at everything, then raise one error that lists all bad items, and publish nothing.
+        ``"skip"``: leave bad items out. ``"keep"``: leave out only what cannot be read at all.
+    split : mapping, optional
+        Name → share; adds a field ``split`` that depends on a record's key alone: ``{"train": 0.9, "val": 0.1}``.
+    max_side : int, optional
+        Scale larger images down to this many pixels on their longer side, and encode them anew as JPEG.
+    quality : int, optional
+        Encode every image anew as JPEG of this quality, 1 to 95 (90 for those that `max_side` scales).
+    workers : int, optional
+        Processes that read, check and encode; by default one per CPU if images are encoded anew, else none. The
+        result does not depend on it.
     overwrite, resume, commit_every
-        As for `open_writer`.
+        As for `open_writer`; a resumed pack needs the same source and options.
     progress : callable, optional
-        Called with a `Progress` now and then.
+        Called with a `Progress` after each chunk.
+    on_problem : callable, optional
+        Called with each `Problem` as it is found.
+    **source_options
+        The source's own, see `storeds.ops.sources.open_source`.
 
     Returns
     -------
@@ -58,65 +80,137 @@ def pack(
 
     Raises
     ------
-    StoreNotFoundError
-        There is no such folder.
-    ConfigError
-        It holds no class folders, or a class without images.
+    StoreNotFoundError, ConfigError
+        There is no such source; it is none that can be packed; an option is wrong.
     RecordError
-        A file cannot be read; nothing is published.
+        Items are bad and `on_bad` is ``"raise"``; the message lists all of them.
+    StoreExistsError
+        The target, or what an interrupted pack left, is in the way.
     """
-    root = os.fspath(source)
-    classes = _find_classes(root)
-    files = _find_files(root, classes)
-    done, volume = 0, 0
-    with open_writer(url, FIELDS, overwrite=overwrite, resume=resume, commit_every=commit_every) as writer:
-        for start in range(writer.count, len(files), _BATCH):
-            records = [_read(file) for file in files[start : start + _BATCH]]
-            writer.append(records)
-            done, volume = start + len(records), volume + sum(len(record["image"]) for record in records)
-            if progress is not None:
-                progress(Progress(done, len(files), volume))
-        names: list[JSON] = list(classes)
-        return writer.publish({"classes": names})
+    shares = _check(on_bad, split, max_side, quality)
+    if workers is not None and workers < 0:
+        raise ConfigError(f"workers must be 0 or more, got {workers}")
+    opened = open_source(source, kind=kind, **source_options)
+    fields = _fields(opened, shares)
+    plan: JSON = {
+        "source": opened.fingerprint,
+        "options": {"on_bad": on_bad, "split": dict(shares), "max_side": max_side, "quality": quality},
+    }
+    encodes = max_side is not None or quality is not None
+    count = workers if workers is not None else (len(os.sched_getaffinity(0)) if encodes else 0)
+    preparer = Preparer(opened, max_side, quality, shares)
+    writer = open_writer(url, fields, overwrite=overwrite, resume=resume, commit_every=commit_every, plan=plan)
+    with resumable(writer):
+        run = _Run(writer, opened, on_bad, progress, on_problem)
+        run.feed(preparer, count, commit_every)
+        run.judge()
+        return writer.publish(opened.attrs)
 
 
-def _find_classes(root: str) -> list[str]:
-    try:
-        classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
-    except NotADirectoryError:
-        raise ConfigError(f"{root} is a file; pack expects a folder with one sub-folder per class") from None
-    except OSError as error:
-        raise StoreNotFoundError(f"no folder at {root}: {error.strerror}") from None
-    if not classes:
-        raise ConfigError(f"{root} has no sub-folders; pack expects one per class, each with its images")
-    return classes
+def _check(
+    on_bad: str, split: Mapping[str, float] | None, max_side: int | None, quality: int | None
+) -> tuple[tuple[str, float], ...]:
+    if on_bad not in get_args(OnBad):
+        raise ConfigError(f"unknown on_bad {on_bad!r}; {suggest(on_bad, get_args(OnBad), 'policies')}")
+    if max_side is not None and max_side < 1:
+        raise ConfigError(f"max_side must be a positive number of pixels, got {max_side}")
+    if quality is not None and not 1 <= quality <= 95:
+        raise ConfigError(f"quality must be between 1 and 95, got {quality}")
+    shares = tuple((split or {}).items())
+    if shares and (any(share < 0 for _, share in shares) or abs(sum(share for _, share in shares) - 1) > 1e-6):
+        raise ConfigError(f"the shares of split must be positive and sum to 1, got {dict(shares)}")
+    return shares
 
 
-def _find_files(root: str, classes: Sequence[str]) -> list[_File]:
-    files = [file for label, name in enumerate(classes) for file in _walk(root, name, label)]
-    empty = sorted(set(range(len(classes))) - {file.label for file in files})
-    if empty:
-        names = ", ".join(classes[label] for label in empty[:8])
-        raise ConfigError(
-            f"{root}: no images in {names}; remove these folders, or put images ({' '.join(IMAGE_SUFFIXES)}) in"
+def _fields(source: PackSource, shares: tuple[tuple[str, float], ...]) -> dict[str, Field]:
+    fields = dict(source.fields)
+    if shares:
+        if "split" in fields:
+            raise ConfigError("the source has a field 'split' already; leave split= out")
+        if "key" not in fields:
+            raise ConfigError("split= goes by the key of a record, and this source has none")
+        fields["split"] = Field("str")
+    return fields
+
+
+class _Run:
+    """One pass over a source: what was written, what was odd, where to go on."""
+
+    def __init__(
+        self,
+        writer: Writer,
+        source: PackSource,
+        on_bad: OnBad,
+        progress: ProgressHook | None,
+        on_problem: Callable[[Problem], None] | None,
+    ) -> None:
+        self.writer, self.source, self.on_bad = writer, source, on_bad
+        self.progress, self.on_problem = progress, on_problem
+        note: Any = writer.note or {"next": 0, "count": 0, "problems": [], "bad": 0, "odd": 0}
+        self.next, self.odd, self.bad = note["next"], note["odd"], note["bad"]
+        self.problems = [Problem(name, reason) for name, reason in note["problems"]]
+        # Records that became durable after the note was written come by once more.
+        self.surplus = writer.count - note["count"]
+        self.noted, self.volume = writer.count, 0
+        if not self.next:
+            for problem in source.problems:
+                self._tell(problem)
+
+    def feed(self, preparer: Preparer, workers: int, commit_every: int) -> None:
+        """Write what is left of the source."""
+        for items, prepared in prepared_chunks(preparer, self.next, workers):
+            records = [
+                record
+                for index, one in zip(items, prepared, strict=True)
+                if (record := self._take(index, one)) is not None
+            ]
+            dropped = min(self.surplus, len(records))
+            self.surplus -= dropped
+            self.writer.append(records[dropped:])
+            self.next = items.stop
+            if self.writer.count - self.noted >= commit_every and not self.surplus:
+                self._note()
+            if self.progress is not None:
+                self.progress(Progress(self.next, len(self.source), self.volume, self.bad, self.odd))
+
+    def _take(self, index: int, prepared: Prepared) -> dict[str, Any] | None:
+        self.odd += prepared.odd
+        if prepared.reason is not None:
+            self._tell(Problem(self.source.name(index), prepared.reason))
+            if self.on_bad != "keep":
+                return None
+        if prepared.record is not None:
+            self.volume += sum(len(value) for value in prepared.record.values() if isinstance(value, bytes))
+        return prepared.record
+
+    def _tell(self, problem: Problem) -> None:
+        self.bad += 1
+        self.problems.append(problem)
+        if self.on_problem is not None:
+            self.on_problem(problem)
+
+    def _note(self) -> None:
+        self.noted = self.writer.count
+        self.writer.flush(
+            {
+                "next": self.next,
+                "count": self.writer.count,
+                "odd": self.odd,
+                "bad": self.bad,
+                "problems": [[problem.name, problem.reason] for problem in self.problems[:_NOTED]],
+            }
         )
-    return files
 
-
-def _walk(root: str, name: str, label: int) -> Iterator[_File]:
-    for folder, _, names in sorted(os.walk(os.path.join(root, name), followlinks=True)):
-        for file in sorted(names):
-            if file.lower().endswith(IMAGE_SUFFIXES):
-                path = os.path.join(folder, file)
-                yield _File(path, os.path.relpath(path, root).replace(os.sep, "/"), label)
-
-
-def _read(file: _File) -> Record:
-    try:
-        # A FIFO would wait for a writer for ever.
-        if not stat.S_ISREG(os.stat(file.path).st_mode):
-            raise RecordError(f"{file.path} is no regular file")
-        with open(file.path, "rb") as opened:
-            return {"image": opened.read(), "label": file.label, "key": file.key}
-    except OSError as error:
-        raise RecordError(f"{file.path} cannot be read: {error.strerror}") from None
+    def judge(self) -> None:
+        """Raise RecordError if there were bad items and the policy says so."""
+        if self.on_bad == "raise" and self.bad:
+            lines = "\n".join(f"  {problem}" for problem in self.problems)
+            more = (
+                f"\n  and {self.bad - len(self.problems)} before the pack was resumed"
+                if self.bad > len(self.problems)
+                else ""
+            )
+            raise RecordError(
+                f"{self.bad} of {len(self.source) + len(self.source.problems)} items cannot be packed, so nothing was "
+                f"published; mend them, or pass on_bad='skip' (--on-bad skip):\n{lines}{more}"
+            )

@@ -16,6 +16,7 @@ from typing import TypeAlias
 import xxhash
 from PIL import Image, ImageOps
 
+from storeds.decode import decode_reason
 from storeds.errors import StoredsError
 from storeds.jpeg import repair
 from storeds.ops.sources.base import BadItem, PackSource
@@ -95,7 +96,10 @@ class Preparer:
                 large = self.max_side is not None and max(image.size) > self.max_side
                 return (self._encode(repair(blob)) if large or self.quality is not None else blob), None
         except Exception as error:  # decoders raise whatever they like on damaged bytes
-            return blob, f"is no image that can be read ({len(blob)} bytes beginning {blob[:4].hex(' ')}): {error}"
+            return (
+                blob,
+                f"is no image that can be read ({len(blob)} bytes beginning {blob[:4].hex(' ')}): {decode_reason(error)}",
+            )
 
     def _encode(self, blob: bytes) -> bytes:
         with Image.open(io.BytesIO(blob)) as opened:

@@ -7,6 +7,7 @@ from typing import Any
 
 from PIL import ImageMode
 
+from storeds.decode import decode_reason
 from storeds.errors import ConfigError, DecodeError
 from storeds.jpeg import repair as repair_jpeg
 from storeds.protocols import Decoder, Field, SampleContext
@@ -75,4 +76,4 @@ class ImageReader(RecordReader):
             return self._decoder(value, self.mode)
         except Exception as error:  # decoders raise whatever they like on damaged bytes
             what = f"{len(value)} bytes beginning {value[:4].hex(' ')}" if value else "it is empty"
-            raise DecodeError(f"the image cannot be decoded ({what}): {type(error).__name__}: {error}") from error
+            raise DecodeError(f"the image cannot be decoded ({what}): {decode_reason(error)}") from error

@@ -78,6 +78,8 @@ def open_source(source: Any, *, kind: str | None = None, **options: Any) -> Pack
         ready: PackSource = source
         return ready
     kind = kind or _recognise(source)
+    if kind not in ("tar", "store", "dataset") and not isinstance(source, (str, os.PathLike)):
+        raise ConfigError(f"kind={kind!r} wants a path, not a {type(source).__name__}")
     maker = _MAKERS[kind]
     _check_options(kind, maker, options)
     return maker(source, **options)
@@ -121,16 +123,17 @@ def _recognise_path(path: str) -> str:
         return "tar"
     try:
         mode = os.stat(path).st_mode
-        if stat.S_ISDIR(mode):
-            return _recognise_folder(path)
-        if not stat.S_ISREG(mode):
-            raise ConfigError(f"{show(path)} is neither a folder nor a regular file")
-        found = _content(path) or by_suffix
+        found = _content(path) or by_suffix if stat.S_ISREG(mode) else None
+        entries = list(os.scandir(path)) if stat.S_ISDIR(mode) else []
     except (FileNotFoundError, NotADirectoryError):
         raise StoreNotFoundError(f"nothing is at {show(path)}: {nearest(os.path.abspath(path))}") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise StoreNotFoundError(f"{redact(show(path))} cannot be looked at: {reason}") from None
+    if stat.S_ISDIR(mode):
+        return _recognise_folder(path, entries)
+    if not stat.S_ISREG(mode):
+        raise ConfigError(f"{show(path)} is neither a folder nor a regular file")
     if found is None:
         raise ConfigError(
             f"{show(path)} ends in none of {', '.join(_SUFFIXES)} and is no store or tar file; {_SAY} if it is one of these"
@@ -145,16 +148,15 @@ def _content(path: str) -> str | None:
         return "tar" if file.read(262)[257:] == b"ustar" else None
 
 
-def _recognise_folder(path: str) -> str:
+def _recognise_folder(path: str, entries: list[os.DirEntry[str]]) -> str:
     folders, images, others = [], [], []
-    with os.scandir(path) as entries:
-        for entry in entries:
-            if _is_folder(entry):
-                folders.append(entry.name)
-            elif entry.name.lower().endswith(IMAGE_SUFFIXES):
-                images.append(entry.name)
-            else:
-                others.append(entry.name)
+    for entry in entries:
+        if _is_folder(entry):
+            folders.append(entry.name)
+        elif entry.name.lower().endswith(IMAGE_SUFFIXES):
+            images.append(entry.name)
+        else:
+            others.append(entry.name)
     if folders and images:
         raise ConfigError(
             f"{show(path)} holds {len(images)} images ({_some(images)}) and {len(folders)} folders ({_some(folders)}); pass "

@@ -9,6 +9,7 @@ import numpy as np
 
 from storeds.errors import ConfigError
 from storeds.ops.sources._images import encoded, is_encoded
+from storeds.ops.sources._paths import is_text
 from storeds.ops.sources.base import BadItem, read_file
 from storeds.protocols import Field
 from storeds.record import canonical_json, parse_fields
@@ -18,7 +19,10 @@ __all__ = ["infer", "take"]
 
 def infer(name: str, value: Any) -> Field:
     """Return the field that `value` of the first sample asks for; raises ConfigError."""
-    value = _plain(value)
+    try:
+        value = _plain(value)
+    except (TypeError, ValueError, RuntimeError) as error:  # a tensor whose dtype NumPy lacks
+        raise ConfigError(f"{name!r} of the first sample has no NumPy array: {error}") from None
     if isinstance(value, np.ndarray):
         return parse_fields({name: {"kind": "array", "dtype": value.dtype.str, "shape": list(value.shape)}})[name]
     if isinstance(value, bytes):
@@ -90,9 +94,14 @@ def _array(field: Field, value: Any) -> Any:
 
 def _number(kind: type) -> Callable[[Field, Any], Any]:
     def check(field: Field, value: Any) -> Any:
+        number: Any = value
         # bool is an int to Python, and an int a float to most people, but True is no 1.
-        if not isinstance(value, (int, float) if kind is float else kind) or (kind is not bool and value is True):
+        if not isinstance(value, (int, float) if kind is float else kind):
             raise TypeError
+        if kind is not bool and isinstance(value, bool):
+            raise TypeError
+        if kind is int and not -(2**63) <= number < 2**63:
+            raise BadItem("is outside the int64 range")
         return kind(value)
 
     return check
@@ -101,6 +110,8 @@ def _number(kind: type) -> Callable[[Field, Any], Any]:
 def _str(field: Field, value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError
+    if not is_text(value):
+        raise BadItem("holds a lone surrogate, which has no UTF-8 form")
     return value
 
 

@@ -85,9 +85,10 @@ def read_file(path: str) -> bytes:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise BadItem(f"cannot be read: {error.strerror}") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # before fdopen, which refuses a folder in words of its own
+        os.close(descriptor)
+        raise BadItem("is no regular file")
     with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise BadItem("is no regular file")
         try:
             return file.read()
         except OSError as error:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from storeds.errors import ConfigError
+from storeds.errors import ConfigError, StoreNotFoundError
 from storeds.ops.sources._labels import Labels, LabelStyle, check_classes
 from storeds.ops.sources._listing import Listing, ListingBuilder
 from storeds.ops.sources._paths import Root, show
@@ -202,7 +202,11 @@ def _taken(labels: Labels | None) -> tuple[str, ...]:
 
 
 def _root_of(file: str, root: str | os.PathLike[str] | None) -> str:
-    return os.path.dirname(os.path.abspath(file)) if root is None else os.fspath(root)
+    if root is None:
+        return os.path.dirname(os.path.abspath(file))
+    if not os.path.isdir(root):
+        raise StoreNotFoundError(f"root={os.fspath(root)!r} is no folder")
+    return os.fspath(root)
 
 
 def _read_csv(

@@ -111,7 +111,7 @@ class DatasetSource:
                 record[name] = take(self.fields[name], values[key])
             except BadItem as error:
                 raise BadItem(f"its {name} {error}") from None
-            except (TypeError, ValueError, OverflowError):
+            except (TypeError, ValueError, OverflowError, RuntimeError):
                 what, kind = type(values[key]).__name__, self.fields[name].kind
                 raise BadItem(f"its {name} is a {what}, and the field is of kind {kind}") from None
         return record
