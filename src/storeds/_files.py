@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from pathlib import Path
 
 from storeds.errors import FormatError, StoreNotFoundError
 
@@ -28,6 +29,12 @@ def sniff(path: str) -> str | None:
     return None
 
 
+def staging_folder(target: str | Path) -> Path:
+    """Return the folder in which a writer builds `target`."""
+    target = Path(target)
+    return target.with_name(f".{target.name}.partial")
+
+
 def check_file(path: str, kind: str, url: str) -> os.stat_result:
     """Return the status of the `kind` store file at `path`.
 
@@ -41,7 +48,13 @@ def check_file(path: str, kind: str, url: str) -> os.stat_result:
     try:
         status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
-        raise StoreNotFoundError(f"no store at {url}: {nearest(path)}") from None
+        left = staging_folder(path)
+        begun = (
+            f"; {left} holds what an interrupted writer left: go on with resume=True (--resume)"
+            if left.is_dir()
+            else ""
+        )
+        raise StoreNotFoundError(f"no store at {url}: {nearest(path)}{begun}") from None
     except OSError as error:
         raise StoreNotFoundError(f"{url} cannot be looked at: {error.strerror}") from None
     if stat.S_ISDIR(status.st_mode):

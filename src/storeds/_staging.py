@@ -11,19 +11,13 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from storeds._files import sniff
+from storeds._files import sniff, staging_folder
 from storeds.errors import ConfigError, FormatError, StoredsError, StoreExistsError
 
-__all__ = ["Staging", "staging_folder", "sync_path"]
+__all__ = ["Staging", "replace_text", "sync_path"]
 
 _ACTIVE: set[str] = set()  # POSIX locks do not keep two writers of one process apart
 _ACTIVE_LOCK = threading.Lock()
-
-
-def staging_folder(target: str | Path) -> Path:
-    """Return the folder in which a writer builds `target`."""
-    target = Path(target)
-    return target.with_name(f".{target.name}.partial")
 
 
 def sync_path(path: str | Path) -> None:
@@ -33,6 +27,15 @@ def sync_path(path: str | Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Make `path` hold `text`, durably and in one step: a death leaves the old text or the new one."""
+    fresh = path.with_name(f"{path.name}.fresh")
+    fresh.write_text(text)
+    sync_path(fresh)
+    os.replace(fresh, path)
+    sync_path(path.parent)
 
 
 class Staging:
@@ -119,9 +122,7 @@ class Staging:
                 "from there, or overwrite=True (--overwrite) to start anew"
             )
         self._empty()
-        plan_file.write_text(json.dumps(plan))
-        sync_path(plan_file)
-        sync_path(self.folder)
+        replace_text(plan_file, json.dumps(plan))
         return False
 
     def _check_plan(self, plan_file: Path, plan: Any) -> None:

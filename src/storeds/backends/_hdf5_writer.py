@@ -20,7 +20,7 @@ import xxhash
 
 from storeds._columns import SCALARS
 from storeds._meta import meta_to_row
-from storeds._staging import Staging, sync_path
+from storeds._staging import Staging, replace_text
 from storeds._url import file_path, file_url
 from storeds._writer import COMMIT_EVERY, Sealed, StoreWriter
 from storeds.backends._hdf5_file import stamp_hdf5_file
@@ -109,11 +109,7 @@ class Hdf5Writer(StoreWriter):
         self._save_state(self._durable, note)
 
     def _save_state(self, count: int, note: JSON) -> None:
-        fresh = self._folder / "state.fresh"
-        fresh.write_text(json.dumps({"count": count, "ends": self._ends, "note": note}))
-        sync_path(fresh)
-        os.replace(fresh, self._folder / "state.json")
-        sync_path(self._folder)
+        replace_text(self._folder / "state.json", json.dumps({"count": count, "ends": self._ends, "note": note}))
 
     def _publish(self, meta: Meta) -> None:
         built = self._folder / "built.h5"

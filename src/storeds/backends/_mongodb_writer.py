@@ -73,6 +73,8 @@ class MongodbWriter(StoreWriter):
                 f"{self.url} exists; pass overwrite=True (--overwrite) to replace it, or choose another name"
             )
         found = identity_of(database, self._partial)
+        if found is not None and not self._entry(database, found) and not database[self._partial].find_one():
+            found = None  # its writer died before it had begun
         if found is not None and not resume and not overwrite:
             raise StoreExistsError(
                 f"collection {self._partial!r} holds what an interrupted writer of {self.url} left; pass resume=True "
@@ -90,8 +92,11 @@ class MongodbWriter(StoreWriter):
         entry = {"_id": self._identity, "plan": self._plan, "values": self._values}
         database[meta_collection(self._name)].replace_one({"_id": self._identity}, entry, upsert=True)
 
+    def _entry(self, database: Any, identity: Any) -> dict[str, Any]:
+        return database[meta_collection(self._name)].find_one({"_id": identity}) or {}
+
     def _take_over(self, database: Any, identity: Any) -> None:
-        entry = database[meta_collection(self._name)].find_one({"_id": identity}) or {}
+        entry = self._entry(database, identity)
         if "plan" not in entry:
             raise FormatError(
                 f"{self.url} cannot be resumed: {self._partial!r} has no entry in its meta; start anew with overwrite=True"

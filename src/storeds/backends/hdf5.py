@@ -14,10 +14,9 @@ import xxhash
 from pydantic import Field as Option
 
 from storeds._columns import SCALARS, text_column
-from storeds._files import check_file
+from storeds._files import check_file, staging_folder
 from storeds._handles import HandlePool
 from storeds._meta import meta_from_row
-from storeds._staging import staging_folder
 from storeds._url import file_path, file_url
 from storeds.backends._hdf5_file import check_hdf5_file
 from storeds.backends._hdf5_rows import LibraryRows, Rows, open_rows

@@ -13,11 +13,10 @@ import numpy as np
 import xxhash
 
 from storeds._columns import SCALARS, column_from_records, text_column
-from storeds._files import check_file
+from storeds._files import check_file, staging_folder
 from storeds._handles import HandlePool
 from storeds._lmdb_file import check_lmdb_file
 from storeds._meta import meta_from_text
-from storeds._staging import staging_folder
 from storeds._url import file_path, file_url
 from storeds.backends.base import BackendOptions, HandleBackend, parse_options
 from storeds.errors import FormatError, RecordError

@@ -132,7 +132,11 @@ class MongodbHandle:
         name, url = self.location.collection, self.location.url
         identity = identity_of(database, name)
         if identity is None:
-            raise StoreNotFoundError(f"no store at {url}: {_existing(database)}")
+            left = identity_of(database, partial_collection(name)) is not None
+            begun = (
+                f"; {partial_collection(name)!r} is what an interrupted writer left: go on with resume=True (--resume)"
+            )
+            raise StoreNotFoundError(f"no store at {url}: {_existing(database)}{begun if left else ''}")
         row = database[meta_collection(name)].find_one({"_id": identity})
         if row is None or "layout" not in row:
             raise FormatError(

@@ -16,7 +16,7 @@ from storeds.ops.sources._labels import Labels
 from storeds.ops.sources._packed import Fingerprint, Texts
 from storeds.ops.sources._paths import Root, file_state, is_text, show, text_fault
 from storeds.ops.sources._table import Column, JsonColumn, TextColumn
-from storeds.ops.sources.base import Problem, read_file
+from storeds.ops.sources.base import BadItem, Problem, read_file
 from storeds.protocols import JSON, Field, Record
 
 __all__ = ["Listing", "ListingBuilder"]
@@ -171,5 +171,8 @@ class Listing:
             record["label"] = self._labels[row]
         record["key"] = key
         for name, column in self._columns.items():
-            record[name] = column[row]
+            try:
+                record[name] = column[row]
+            except ValueError as error:
+                raise BadItem(f"its {name} cannot be kept: {error}") from None
         return record

@@ -138,7 +138,7 @@ class SampleIndex:
             for field, (offsets, _) in self.places.items()
             if with_image
         }
-        lacking = sorted(field for field, count in counts.items() if count < with_image)
+        lacking = sorted(field for field, count in counts.items() if 0 < count < with_image)
         good = array("q")
         for row, key in enumerate(self.keys):
             if not with_image or images[row] < 0:

@@ -155,7 +155,7 @@ def _names(sample: Any, fields: Sequence[str] | Mapping[str, Any] | None) -> dic
     own = getattr(sample, "_fields", None)
     if own is not None:
         return dict(zip(keys, field_names(own, (), "the first sample").values(), strict=True))
-    return {position: _name(position, infer(f"element {position}", _elements(sample)[position])) for position in keys}
+    return {position: _name(position, infer(f"element{position}", _elements(sample)[position])) for position in keys}
 
 
 def _name(position: int, field: Field) -> str:

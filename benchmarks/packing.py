@@ -1,0 +1,211 @@
+"""Packing a folder of photos against ``cp -r`` of it, and the memory that packing many small records takes.
+
+Run as ``python -m benchmarks.packing``; ``--scale 0.1`` for a quick look. The tree of photos is made of real ones: every
+file is a crop of its own bytes, no link. Each time ends with a sync, so that both ways have everything on disk.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import skimage.data
+from PIL import Image
+
+from benchmarks._common import Result, Spread, parser, report
+from storeds import pack
+
+ENGINES = {"lmdb": ".lmdb", "hdf5": ".h5"}
+PHOTOS, SMALL = 20_000, 200_000
+WORKERS = (0, 2)
+COPY_SPEED, MEMORY_MIB = 0.4, 600
+_DISTINCT = 512  # crops that are encoded; a comment makes each file's bytes its own
+_A_FOLDER = 1000
+_SAMPLE_SECONDS = 0.05
+_MIB = 1 << 20
+
+
+def crops(size: tuple[int, int], quality: int) -> list[bytes]:
+    """Return JPEGs of random parts of scikit-image's photographs."""
+    rng = np.random.default_rng(0)
+    photos = [Image.fromarray(getattr(skimage.data, name)()) for name in ("astronaut", "coffee", "rocket", "chelsea")]
+    # Those that are too small are scaled up to have room for a crop.
+    scales = [max(1.0, 1.2 * size[0] / photo.width, 1.2 * size[1] / photo.height) for photo in photos]
+    large = [
+        photo.resize((round(photo.width * by), round(photo.height * by)))
+        for photo, by in zip(photos, scales, strict=True)
+    ]
+    made = []
+    for at in range(_DISTINCT):
+        photo = large[at % len(large)]
+        left, top = (int(rng.integers(most + 1)) for most in (photo.width - size[0], photo.height - size[1]))
+        buffer = io.BytesIO()
+        photo.crop((left, top, left + size[0], top + size[1])).save(buffer, "JPEG", quality=quality)
+        made.append(buffer.getvalue())
+    return made
+
+
+def write_images(root: Path, count: int, images: Sequence[bytes]) -> list[str]:
+    """Write `count` JPEGs into one folder per class below `root`; return their paths."""
+    paths = []
+    for at in range(count):
+        path = f"class_{at // _A_FOLDER:04}/image_{at:08}.jpg"
+        if at % _A_FOLDER == 0:
+            (root / path).parent.mkdir(parents=True)
+        comment = f"image {at:08}".encode()
+        segment = b"\xff\xfe" + (len(comment) + 2).to_bytes(2, "big") + comment
+        image = images[at % len(images)]
+        (root / path).write_bytes(image[:2] + segment + image[2:])
+        paths.append(path)
+    return paths
+
+
+def tree_pss(root: int) -> int:
+    """Return the bytes of memory of process `root` and all below it, shared pages divided among their users."""
+    parents = {}
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            try:
+                stat = Path(entry.path, "stat").read_text()
+            except OSError:
+                continue
+            parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
+    tree, fresh = {root}, {root}
+    while fresh:
+        fresh = {child for child, parent in parents.items() if parent in fresh}
+        tree |= fresh
+    return sum(map(_pss, tree))
+
+
+def _pss(process: int) -> int:
+    try:
+        for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    except OSError:  # it has just ended
+        pass
+    return 0
+
+
+def peak_memory(source: Path, url: str, workers: int) -> int:
+    """Pack in a fresh process and return the most memory that it and its workers took together."""
+    command = [sys.executable, "-m", "benchmarks.packing", "--pack", str(source), url, str(workers)]
+    peak = 0
+    with subprocess.Popen(command) as process:
+        while process.poll() is None:
+            peak = max(peak, tree_pss(process.pid))
+            time.sleep(_SAMPLE_SECONDS)
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}")
+    return peak
+
+
+def measure_memory(count: int, engines: Sequence[str], work: Path) -> Iterator[Result]:
+    images = crops((40, 40), 90)
+    paths = write_images(work / "small", count, images)
+    manifest = work / "small" / "manifest.jsonl"
+    with manifest.open("w") as file:
+        for at, path in enumerate(paths):
+            file.write(json.dumps({"path": path, "label": at % 1000, "source": f"camera {at % 7}"}) + "\n")
+    mean = sum(map(len, images)) // len(images)
+    for engine in engines:
+        for workers in WORKERS:
+            target = work / f"small{ENGINES[engine]}"
+            start = time.perf_counter()
+            peak = peak_memory(manifest, f"{engine}://{target}", workers) / _MIB
+            seconds = time.perf_counter() - start
+            detail = f"JPEGs of about {mean} bytes; {count / seconds:,.0f} records/s"
+            name = f"{engine}: peak memory, {count:,} records, workers={workers}"
+            yield Result(name, "MiB", Spread.of([peak]), f"< {MEMORY_MIB}", peak < MEMORY_MIB, detail)
+            target.unlink()
+
+
+def sync(path: Path) -> None:
+    """Wait until everything on the disk of `path` is there."""
+    subprocess.run(["sync", "--file-system", str(path)], check=True)
+
+
+def timed(action: Callable[[], object], target: Path) -> float:
+    """Return the seconds that `action`, which makes `target`, and a sync take; remove `target`."""
+    sync(target.parent)
+    start = time.perf_counter()
+    action()
+    sync(target.parent)
+    seconds = time.perf_counter() - start
+    shutil.rmtree(target) if target.is_dir() else target.unlink()
+    return seconds
+
+
+def measure_speed(count: int, engines: Sequence[str], rounds: int, work: Path) -> Iterator[Result]:
+    tree, copy = work / "photos", work / "copy"
+    write_images(tree, count, crops((500, 375), 90))
+    volume = sum(file.stat().st_size for file in tree.rglob("*.jpg"))
+    targets = {engine: work / f"photos{ENGINES[engine]}" for engine in engines}
+    times: dict[str, list[float]] = {name: [] for name in ("cp", *engines)}
+
+    def run(name: str) -> float:
+        if name == "cp":
+            return timed(lambda: subprocess.run(["cp", "-r", str(tree), str(copy)], check=True), copy)
+        return timed(lambda: pack(tree, f"{name}://{targets[name]}"), targets[name])
+
+    run("cp")  # all files are in the page cache from here on
+    for number in range(rounds):
+        names = list(times)
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            times[name].append(run(name))
+    for engine in engines:
+        ratio = Spread.of([theirs / mine for mine, theirs in zip(times[engine], times["cp"], strict=True)])
+        mine, theirs = (volume / Spread.of(times[name]).median / _MIB for name in (engine, "cp"))
+        detail = f"{count:,} photos of {volume / count / 1024:.0f} KiB; {mine:,.0f} against {theirs:,.0f} MiB/s"
+        met = ratio.median >= COPY_SPEED
+        yield Result(f"{engine}: pack ÷ cp -r", "ratio", ratio, f"≥ {COPY_SPEED:g}", met, detail)
+
+
+def main() -> int:
+    options = parser(__doc__ or "", "packing.json")
+    options.set_defaults(rounds=5)
+    options.add_argument("--scale", type=float, default=1.0, help="share of the photos and of the small records")
+    options.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
+    options.add_argument("--only", choices=("memory", "speed"), help="leave the other one out")
+    options.add_argument("--pack", nargs=3, metavar=("SOURCE", "URL", "WORKERS"), help="pack in this process and end")
+    given = options.parse_args()
+    if given.pack:
+        source, url, workers = given.pack
+        pack(source, url, workers=int(workers))
+        return 0
+    results: list[Result] = []
+    with tempfile.TemporaryDirectory(dir=given.work, prefix="storeds-bench-") as folder:
+        if given.only != "memory":
+            photos = round(PHOTOS * given.scale)
+            results += measure_speed(photos, given.engines, given.rounds, Path(folder))
+            shutil.rmtree(Path(folder) / "photos")
+        if given.only != "speed":
+            results += measure_memory(round(SMALL * given.scale), given.engines, Path(folder))
+    setup = {
+        "scale": given.scale,
+        "rounds": given.rounds,
+        "speed": "storeds.pack of an ImageFolder tree, or cp -r of it; then sync --file-system; in turn in each round",
+        "memory": f"PSS of a fresh process and all its children, summed, every {_SAMPLE_SECONDS} s; a JSONL manifest",
+        "page_cache": "warm: the source was written and copied once just before",
+        "file_system": subprocess.run(
+            ["stat", "--file-system", "--format=%T", given.work or tempfile.gettempdir()],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout.strip(),
+    }
+    met = report("Packing", results, setup, given.out)
+    return 1 if given.check and not met else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
