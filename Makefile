@@ -7,12 +7,12 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench docs clean server
+.PHONY: help demo test test-full lint bench docs clean server
 # A target that fails half-way must not look finished.
 .DELETE_ON_ERROR:
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: server ## pack real JPEGs, train a small network, and show the same samples out of LMDB, HDF5 and MongoDB
 	$(BIN)/storeds demo
@@ -20,6 +20,10 @@ demo: server ## pack real JPEGs, train a small network, and show the same sample
 test: server ## run every test, a real MongoDB server included
 	@bash scripts/check_system.sh tools
 	$(BIN)/python -m pytest
+
+test-full: server ## the same with 1,000 damaged stores of each file format, which takes half an hour
+	@bash scripts/check_system.sh tools
+	STOREDS_TEST_FULL=1 $(BIN)/python -m pytest --timeout 3600
 
 lint: $(READY) ## ruff (rules and format) and mypy --strict
 	$(BIN)/ruff check .

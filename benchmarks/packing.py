@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ import skimage.data
 from PIL import Image
 
 from benchmarks._common import Result, Spread, parser, report
-from storeds import pack
+from storeds import open_backend, pack
 
 ENGINES = {"lmdb": ".lmdb", "hdf5": ".h5"}
 PHOTOS, SMALL = 20_000, 200_000
@@ -69,8 +70,29 @@ def write_images(root: Path, count: int, images: Sequence[bytes]) -> list[str]:
     return paths
 
 
-def tree_pss(root: int) -> int:
-    """Return the bytes of memory of process `root` and all below it, shared pages divided among their users."""
+def check_same(url: str, root: Path, count: int) -> None:
+    """Raise unless the store at `url` holds `count` of the files below `root`, byte for byte in a sample."""
+    with open_backend(url) as backend:
+        if len(backend) != count:
+            raise AssertionError(f"{url} holds {len(backend)} records, not {count}")
+        for position, record in enumerate(backend.get_many(range(0, count, 100))):
+            if isinstance(record, Exception) or record["image"] != (root / record["key"]).read_bytes():
+                raise AssertionError(f"position {100 * position} came back as {record!r:.100}")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of memory, shared pages divided among their users: all, and what is no page of a file."""
+
+    all: int = 0
+    own: int = 0
+
+    def __add__(self, other: Memory) -> Memory:
+        return Memory(self.all + other.all, self.own + other.own)
+
+
+def tree_memory(root: int) -> Memory:
+    """Return the memory of process `root` and all below it."""
     parents = {}
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
@@ -83,26 +105,26 @@ def tree_pss(root: int) -> int:
     while fresh:
         fresh = {child for child, parent in parents.items() if parent in fresh}
         tree |= fresh
-    return sum(map(_pss, tree))
+    return sum(map(_memory, tree), Memory())
 
 
-def _pss(process: int) -> int:
+def _memory(process: int) -> Memory:
     try:
-        for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
+        rows = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()[1:]
     except OSError:  # it has just ended
-        pass
-    return 0
+        return Memory()
+    found = {name: int(value.split()[0]) * 1024 for name, _, value in (row.partition(":") for row in rows)}
+    return Memory(found["Pss"], found["Pss_Anon"]) if found else Memory()
 
 
-def peak_memory(source: Path, url: str, workers: int) -> int:
-    """Pack in a fresh process and return the most memory that it and its workers took together."""
+def peak_memory(source: Path, url: str, workers: int) -> Memory:
+    """Pack in a fresh process and return the most memory that it and its workers took together, each number apart."""
     command = [sys.executable, "-m", "benchmarks.packing", "--pack", str(source), url, str(workers)]
-    peak = 0
+    peak = Memory()
     with subprocess.Popen(command) as process:
         while process.poll() is None:
-            peak = max(peak, tree_pss(process.pid))
+            now = tree_memory(process.pid)
+            peak = Memory(max(peak.all, now.all), max(peak.own, now.own))
             time.sleep(_SAMPLE_SECONDS)
     if process.returncode:
         raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}")
@@ -121,9 +143,13 @@ def measure_memory(count: int, engines: Sequence[str], work: Path) -> Iterator[R
         for workers in WORKERS:
             target = work / f"small{ENGINES[engine]}"
             start = time.perf_counter()
-            peak = peak_memory(manifest, f"{engine}://{target}", workers) / _MIB
+            found = peak_memory(manifest, f"{engine}://{target}", workers)
+            peak, own = found.all / _MIB, found.own / _MIB
             seconds = time.perf_counter() - start
-            detail = f"JPEGs of about {mean} bytes; {count / seconds:,.0f} records/s"
+            check_same(f"{engine}://{target}", work / "small", count)
+            detail = (
+                f"{own:,.0f} MiB without pages of files; JPEGs of about {mean} bytes; {count / seconds:,.0f} records/s"
+            )
             name = f"{engine}: peak memory, {count:,} records, workers={workers}"
             yield Result(name, "MiB", Spread.of([peak]), f"< {MEMORY_MIB}", peak < MEMORY_MIB, detail)
             target.unlink()
@@ -157,6 +183,10 @@ def measure_speed(count: int, engines: Sequence[str], rounds: int, work: Path) -
             return timed(lambda: subprocess.run(["cp", "-r", str(tree), str(copy)], check=True), copy)
         return timed(lambda: pack(tree, f"{name}://{targets[name]}"), targets[name])
 
+    for engine in engines:
+        pack(tree, f"{engine}://{targets[engine]}")
+        check_same(f"{engine}://{targets[engine]}", tree, count)
+        targets[engine].unlink()
     run("cp")  # all files are in the page cache from here on
     for number in range(rounds):
         names = list(times)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +26,7 @@ class Finding:
     kind : str
         ``record`` (cannot be read, or its checksum differs), ``image`` (does not decode), ``repairable`` (decodes once
         its end marker is restored), ``column`` (differs from the records), ``crash`` (reading it killed the process
-        that checked) or ``id`` (the content id differs).
+        that checked, or made it hang) or ``id`` (the content id differs).
     message : str
         What, in words.
     position : int or None
@@ -60,18 +60,30 @@ class RunResult:
 
 
 class Checker:
-    """Checks runs of records of one backend against its columns and against themselves."""
+    """Checks runs of records of one backend against its columns and against themselves.
 
-    def __init__(self, backend: Backend) -> None:
+    Parameters
+    ----------
+    backend : Backend
+    skip : collection of str
+        Columns that are not to be read.
+    announce : callable, optional
+        Called with the name of each column before it is read.
+    """
+
+    def __init__(
+        self, backend: Backend, *, skip: Collection[str] = (), announce: Callable[[str], object] | None = None
+    ) -> None:
         self.backend = backend
         self.codec = RecordCodec(backend.meta.fields)
         self.images = [name for name, field in backend.meta.fields.items() if field.kind == "image"]
         self.findings: list[Finding] = []
-        self.columns = dict(self._read_columns())
+        self.columns = dict(self._read_columns(skip, announce or (lambda name: None)))
 
-    def _read_columns(self) -> Iterator[tuple[str, Array]]:
+    def _read_columns(self, skip: Collection[str], announce: Callable[[str], object]) -> Iterator[tuple[str, Array]]:
         for name, declared in self.backend.meta.fields.items():
-            if declared.is_scalar or declared.kind == "str":
+            if name not in skip and (declared.is_scalar or declared.kind == "str"):
+                announce(name)
                 try:
                     yield name, read_column(self.backend, name)
                 except StoredsError as error:

@@ -2,187 +2,141 @@
 
 from __future__ import annotations
 
-import ctypes
-import json
-import signal
-import subprocess
-import sys
+import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
-from multiprocessing.connection import Connection, Pipe, wait
-from typing import Any
+from collections.abc import Iterator
+from multiprocessing.connection import wait
+from typing import Self
 
 from storeds.errors import StoredsError
-from storeds.ops.checks import Checker, Finding, RunResult
+from storeds.ops.checks import Finding, RunResult
+from storeds.ops.child import Child, Death, share_of, start_child
 from storeds.protocols import Meta
-from storeds.stores import open_backend
 
-__all__ = ["check_in_children", "probe_in_child", "run_child"]
+__all__ = ["Children"]
 
 _STEP = 64
-_MOST_DEATHS = 50
-_PR_SET_PDEATHSIG = 1
+_TICK = 1.0
+_PATIENCE = 50  # deaths; a record that makes a child hang costs as much as ten
+_HANG = 10
 
 
-@dataclass
-class _Child:
-    process: subprocess.Popen[bytes]
-    connection: Connection
-    start: int
-    stop: int
-    step: int
-    at: int | None = None
-    """Where the run begins that it is at; None while it opens the store and reads columns."""
+class Children:
+    """Child processes that check the store at `url`, at most `workers` at a time; leaving the context ends them.
 
-    def receive(self) -> Any:
-        """Return the child's next message; `_Death` once it is gone, which without a cause means that it is done."""
-        try:
-            return self.connection.recv()
-        except EOFError:
-            self.connection.close()
-            code = self.process.wait()
-            return _Death(f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}" if code else "")
-
-
-@dataclass
-class _Death:
-    cause: str
-
-
-def probe_in_child(url: str) -> Meta | Finding:
-    """Return the meta of the store at `url`, or how opening it killed the process that tried.
-
-    Raises
-    ------
-    StoredsError
-        It cannot be opened.
+    The one that opens the store first goes on to check it, alone if there are few records: starting a process takes
+    longer than checking some hundreds.
     """
-    child = _start("probe", url, 0, 0, 0)
-    message = child.receive()
-    if not isinstance(message, _Death):
-        child.receive()
-    if isinstance(message, StoredsError):
-        raise message
-    if isinstance(message, Meta):
-        return message
-    return Finding("crash", f"opening the store killed the process that tried ({message.cause})")
 
+    def __init__(self, url: str, workers: int) -> None:
+        self._url = url
+        self._workers = workers
+        self._running: list[Child] = []
+        self._waiting: deque[tuple[int, int, int]] = deque()
+        self._skip: list[str] = []
+        self._columns_told = False
+        self._trouble = 0
 
-def check_in_children(url: str, count: int, workers: int) -> Iterator[RunResult]:
-    """Yield what is wrong with all `count` records of the store at `url`, run by run, in no particular order.
+    def __enter__(self) -> Self:
+        return self
 
-    Findings about whole columns come with a run that is empty. A child that dies costs a finding of kind ``crash`` for
-    the record at which it died, and another takes over behind it.
-
-    Raises
-    ------
-    StoredsError
-        A child could not open the store, or was told that the engine is gone.
-    """
-    share = -(-count // workers)
-    waiting = deque((start, min(start + share, count), _STEP) for start in range(0, count, share))
-    running: list[_Child] = []
-    deaths, columns_told = 0, False
-    try:
-        while waiting or running:
-            while waiting and len(running) < workers:
-                running.append(_start("check", url, *waiting.popleft()))
-            for child in _ready(running):
-                message = child.receive()
-                if isinstance(message, StoredsError):
-                    raise message
-                if isinstance(message, int):
-                    child.at = message
-                elif isinstance(message, _Death):
-                    running.remove(child)
-                    deaths += bool(message.cause)
-                    yield from _bury(child, message.cause, deaths, waiting)
-                elif message.start < message.stop or not columns_told:
-                    columns_told = True
-                    yield message
-    finally:
-        for child in running:
+    def __exit__(self, *error: object) -> None:
+        for child in self._running:
             child.process.kill()
             child.process.wait()
             child.connection.close()
 
+    def open(self) -> Meta | Finding:
+        """Return the meta of the store, or how opening it killed the process that tried.
 
-# Not multiprocessing: it would run the user's main script again, which may have no guard against that. What to do
-# comes through a pipe, since everybody may see a command line and the URL may hold a password.
-_BOOT = """
-import json, sys
-job = json.load(sys.stdin)
-sys.path[:] = job["path"]
-from storeds.ops.children import run_child
-run_child(job)
-"""
+        Raises
+        ------
+        StoredsError
+            It cannot be opened.
+        """
+        first = self._start(0, None, _STEP)
+        while not self._ready():
+            pass
+        message = first.receive()
+        if isinstance(message, StoredsError):
+            raise message
+        if not isinstance(message, Meta):
+            self._running.remove(first)
+            return Finding("crash", f"the process that opened the store {message.cause}")
+        count, share = message.count, share_of(message.count, self._workers)
+        first.stop = min(share, count)
+        self._waiting.extend((start, min(start + share, count), _STEP) for start in range(share, count, share))
+        return message
+
+    def check(self) -> Iterator[RunResult]:
+        """Yield what is wrong with all records, run by run, in no particular order.
+
+        Findings about whole columns come with a run that is empty. A child that dies, or says nothing for too long,
+        costs a finding of kind ``crash`` for the record or the column that it was at, and another goes on behind it.
+
+        Raises
+        ------
+        StoredsError
+            A child could not open the store, or was told that the engine is gone.
+        """
+        while self._waiting or self._running:
+            while self._waiting and len(self._running) < self._workers:
+                self._start(*self._waiting.popleft())
+            for child in self._ready():
+                message = child.receive()
+                if isinstance(message, StoredsError):
+                    raise message
+                if isinstance(message, (int, str)):
+                    child.at = message
+                elif isinstance(message, Death):
+                    self._running.remove(child)
+                    yield from self._bury(child, message) if message.cause else ()
+                elif message.start < message.stop or not self._columns_told:
+                    self._columns_told = True
+                    yield message
+
+    def _ready(self) -> list[Child]:
+        """Wait a little; return the children that sent something or took too long."""
+        before = time.monotonic()
+        ready = wait([child.connection for child in self._running], _TICK)
+        waited = min(time.monotonic() - before, _TICK)  # not what passed while this process was stopped
+        for child in self._running:
+            child.silent = 0.0 if child.connection in ready else child.silent + waited
+        return [child for child in self._running if child.connection in ready or child.silent > child.deadline]
+
+    def _start(self, start: int, stop: int | None, step: int) -> Child:
+        child = start_child(self._url, start, stop, step, workers=self._workers, skip=self._skip)
+        self._running.append(child)
+        return child
+
+    def _bury(self, child: Child, death: Death) -> Iterator[RunResult]:
+        """Tell where a child died, and arrange for what it left undone."""
+        assert child.stop is not None
+        self._trouble += 1
+        at, goes_on = child.at, child.start
+        if at is None:
+            yield _crash(child.start, child.stop, f"the process that opened the store for it {death.cause}")
+            return
+        if isinstance(at, str):
+            if at not in self._skip:
+                self._skip.append(at)
+                message = f"the process that read column {at!r} {death.cause}"
+                yield RunResult(child.start, child.start, findings=[Finding("crash", message)])
+        elif self._trouble > _PATIENCE:
+            message = f"too many checking processes died; the records up to {child.stop - 1} were not checked"
+            yield _crash(at, child.stop, message)
+            return
+        else:
+            goes_on = min(at + child.step, child.stop)
+            if child.step > 1:
+                # One by one it will show which record it was, or that the batch only took long.
+                self._waiting.append((at, goes_on, 1))
+            else:
+                self._trouble += _HANG * death.hung
+                yield _crash(at, goes_on, f"the process that read it {death.cause}")
+        if goes_on < child.stop:
+            self._waiting.append((goes_on, child.stop, child.step))
 
 
-def _start(task: str, url: str, start: int, stop: int, step: int) -> _Child:
-    receiver, sender = Pipe(duplex=False)
-    with sender:
-        command = [sys.executable, "-c", _BOOT]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[sender.fileno()])  # noqa: S603  # our own
-        job = {"path": sys.path, "descriptor": sender.fileno(), "task": task, "arguments": [url, start, stop, step]}
-        assert process.stdin is not None
-        with suppress(BrokenPipeError), process.stdin:  # a child that is gone already is noticed by its silence
-            process.stdin.write(json.dumps(job).encode())
-    return _Child(process, receiver, start, stop, step)
-
-
-def _ready(running: list[_Child]) -> list[_Child]:
-    ready = wait([child.connection for child in running])
-    return [child for child in running if child.connection in ready]
-
-
-def _bury(child: _Child, cause: str, deaths: int, waiting: deque[tuple[int, int, int]]) -> Iterator[RunResult]:
-    """Tell where a child died, if it did, and arrange for what it left undone."""
-    if not cause:
-        return
-    if child.at is None:
-        finding = Finding(
-            "crash", f"reading the store's header and columns killed the process that checked it ({cause})"
-        )
-        yield RunResult(child.start, child.stop, None, findings=[finding])
-        return
-    stop = min(child.at + child.step, child.stop)
-    if deaths > _MOST_DEATHS:
-        message = f"{deaths} checking processes died; the records up to {child.stop - 1} were not checked"
-        yield RunResult(child.at, child.stop, None, findings=[Finding("crash", message, child.at)])
-    elif child.step > 1:
-        waiting.append((child.at, stop, 1))
-        if stop < child.stop:
-            waiting.append((stop, child.stop, child.step))
-    else:
-        message = f"reading it killed the process that checked it ({cause})"
-        yield RunResult(child.at, stop, None, findings=[Finding("crash", message, child.at)])
-        if stop < child.stop:
-            waiting.append((stop, child.stop, 1))
-
-
-def run_child(job: dict[str, Any]) -> None:
-    """Do a job in this process, which was started for it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    with Connection(job["descriptor"]) as sender:
-        try:
-            tasks: dict[str, Callable[..., None]] = {"check": _check, "probe": _probe}
-            tasks[job["task"]](sender, *job["arguments"])
-        except StoredsError as error:
-            sender.send(error)
-
-
-def _probe(sender: Connection, url: str, *_: int) -> None:
-    with open_backend(url) as backend:
-        sender.send(backend.meta)
-
-
-def _check(sender: Connection, url: str, start: int, stop: int, step: int) -> None:
-    with open_backend(url) as backend:
-        checker = Checker(backend)
-        sender.send(RunResult(start, start, b"", findings=checker.findings))
-        for at in range(start, stop, step):
-            sender.send(at)
-            sender.send(checker.check(at, min(at + step, stop)))
+def _crash(at: int, stop: int, message: str) -> RunResult:
+    return RunResult(at, stop, None, findings=[Finding("crash", message, at)])

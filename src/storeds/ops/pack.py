@@ -69,7 +69,7 @@ def pack(
     progress : callable, optional
         Called with a `Progress` after each chunk.
     on_problem : callable, optional
-        Called with each `Problem` as it is found.
+        Called with each `~storeds.ops.sources.Problem` as it is found.
     **source_options
         The source's own, see `storeds.ops.sources.open_source`.
 

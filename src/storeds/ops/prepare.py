@@ -162,7 +162,8 @@ def _finish(running: deque[tuple[range, Future[list[Prepared]]]]) -> Chunk:
         return items, future.result()
     except BrokenProcessPool as error:
         raise StoredsError(
-            f"a worker process died while it prepared items {items.start} to {items.stop - 1}"
+            f"a worker process died while it prepared items {items.start} to {items.stop - 1}; a script that packs with "
+            "workers needs `if __name__ == '__main__':` around what it does"
         ) from error
 
 

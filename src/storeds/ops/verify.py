@@ -11,7 +11,7 @@ from storeds._meta import NATIVE
 from storeds._url import redact
 from storeds.errors import ConfigError
 from storeds.ops.checks import Checker, Finding, RunResult
-from storeds.ops.children import check_in_children, probe_in_child
+from storeds.ops.children import Children
 from storeds.ops.progress import Progress, ProgressHook
 from storeds.protocols import Backend, Meta
 from storeds.record import ContentHash
@@ -63,8 +63,8 @@ def verify(url: str, *, workers: int | None = None, progress: ProgressHook | Non
     url : str
         See `open_backend`.
     workers : int, optional
-        Child processes that read and check, one per CPU by default. They may die of a damaged store: the report says at
-        which record. 0 checks in this process, which then may die itself; so do engines that no other process reaches.
+        Child processes that read and check, one per CPU by default. A damaged store may kill them or make them hang:
+        the report says at which record. 0 checks in this process, which then may die itself; so do engines that no other process reaches.
     progress : callable, optional
         Called with a `Progress` now and then.
 
@@ -82,11 +82,11 @@ def verify(url: str, *, workers: int | None = None, progress: ProgressHook | Non
         raise ConfigError(f"workers must be 0 or more, got {workers}")
     count = len(os.sched_getaffinity(0)) if workers is None else workers
     if count and scheme_of(url, writing=False) in _SHARED:
-        meta = probe_in_child(url)
-        if isinstance(meta, Finding):
-            return Report(redact(url), "", 0, findings=[meta])
-        runs = check_in_children(url, meta.count, max(1, min(count, -(-meta.count // _STEP))))
-        return _collect(Report(redact(url), meta.id, meta.count), meta, runs, progress)
+        with Children(url, count) as children:
+            meta = children.open()
+            if isinstance(meta, Finding):
+                return Report(redact(url), "", 0, findings=[meta])
+            return _collect(Report(redact(url), meta.id, meta.count), meta, children.check(), progress)
     with open_backend(url) as backend:
         report = Report(backend.url, backend.meta.id, backend.meta.count)
         return _collect(report, backend.meta, _check_here(backend), progress)

@@ -59,7 +59,7 @@ def open_source(source: Any, *, kind: str | None = None, **options: Any) -> Pack
         glob or range of tar files, or a list of them; the URL or the file of a store, or a `Backend`; a dataset; or a
         `PackSource`, which is returned.
     kind : str, optional
-        One of `KINDS`, for what is not to be found out.
+        One of ``KINDS``, for what is not to be found out.
     **options
         Of the source's class.
 

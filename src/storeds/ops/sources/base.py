@@ -41,14 +41,14 @@ class PackSource(Protocol):
 
     Attributes
     ----------
-    fields : mapping
+    fields : dict
         The declaration of the store to be, in order.
-    attrs : mapping
+    attrs : dict
         Class names and the like.
     fingerprint : JSON
         Differs when items or their order differ, as far as can be told without reading blobs; short, whatever the
         number of items. A resumed pack compares it.
-    problems : sequence of Problem
+    problems : list of Problem
         Items found bad while listing, which `read` therefore does not offer.
     """
 
@@ -88,7 +88,7 @@ def read_file(path: str) -> bytes:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # before fdopen, which refuses a folder in words of its own
         os.close(descriptor)
         raise BadItem("is no regular file")
-    with os.fdopen(descriptor, "rb") as file:
+    with os.fdopen(descriptor, "rb", buffering=0) as file:  # a buffer would only be one copy more
         try:
             return file.read()
         except OSError as error:

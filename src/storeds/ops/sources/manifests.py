@@ -34,9 +34,9 @@ class ManifestSource(Listing):
     root : path, optional
         Where the paths begin; by default the manifest's folder.
     path_column : str, optional
-        By default the first that exists of `PATH_COLUMNS`. What it holds becomes the record's ``key``.
+        By default the first that exists of ``PATH_COLUMNS``. What it holds becomes the record's ``key``.
     label_column : str, optional
-        By default the first that exists of `LABEL_COLUMNS`; ``""`` for none.
+        By default the first that exists of ``LABEL_COLUMNS``; ``""`` for none.
     classes : sequence of str, optional
         The class names in the order of their labels; a label that is not among them is told as a problem.
     labels : str

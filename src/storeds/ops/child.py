@@ -1,0 +1,148 @@
+"""One process that checks: how its parent starts it and hears from it, and what it does.
+
+It says beforehand what comes next, so that what it said last tells what killed it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe
+from typing import Any
+
+from storeds.errors import StoredsError
+from storeds.ops.checks import Checker, RunResult
+from storeds.stores import open_backend
+
+__all__ = ["DEADLINE", "Child", "Death", "run_child", "share_of", "start_child"]
+
+DEADLINE = 60.0
+"""Seconds that a child may take for a batch of records; ten times that to open the store or to read a column."""
+
+_PR_SET_PDEATHSIG = 1
+_FEWEST = 256  # records for which it pays to start another process
+
+
+@dataclass
+class Death:
+    """How a child ended; without a cause it was done."""
+
+    cause: str
+    hung: bool = False
+
+
+@dataclass
+class Child:
+    """A process that checks the records ``[start, stop)``, as its parent sees it; ``stop`` is None until it is known.
+
+    Attributes
+    ----------
+    at : int, str or None
+        The first record of the batch that it is at, or the column; None while it opens the store.
+    silent : float
+        For how many seconds its parent has waited for it.
+    """
+
+    process: subprocess.Popen[bytes]
+    connection: Connection
+    start: int
+    stop: int | None
+    step: int
+    at: int | str | None = None
+    silent: float = 0.0
+
+    @property
+    def deadline(self) -> float:
+        """How many seconds the process may take for what it is at."""
+        # Some engines count or read all records for what is no batch.
+        return DEADLINE if isinstance(self.at, int) else 10 * DEADLINE
+
+    def receive(self) -> Any:
+        """Return the process's next message; `Death` once there are no more, or when it took too long."""
+        late = self.silent > self.deadline
+        if late:
+            self.process.kill()
+        try:
+            if not late:
+                return self.connection.recv()
+        except EOFError:
+            pass
+        except Exception:  # cut short, or what a process sends whose memory is damaged
+            self.process.kill()
+        self.connection.close()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(DEADLINE)
+        self.process.kill()
+        code = self.process.wait()
+        if late:
+            return Death(f"did not answer for {self.deadline:g} seconds", hung=True)
+        if code < 0:
+            return Death(f"died of {signal.Signals(-code).name}")
+        return Death(f"ended with exit code {code}" if code else "")
+
+
+# Not multiprocessing: it would run the user's main script again, which may have no guard against that. What to do
+# comes through a pipe, since everybody may see a command line and the URL may hold a password.
+_BOOT = """
+import json, sys
+job = json.load(sys.stdin)
+sys.path[:] = job["path"]
+from storeds.ops.child import run_child
+run_child(job)
+"""
+
+
+def start_child(url: str, start: int, stop: int | None, step: int, *, workers: int, skip: list[str]) -> Child:
+    """Start a process that does the job of these arguments; see `run_child`."""
+    receiver, sender = Pipe(duplex=False)
+    with sender:
+        command = [sys.executable, "-c", _BOOT]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[sender.fileno()])  # noqa: S603  # our own
+        job = {"url": url, "start": start, "stop": stop, "step": step, "workers": workers, "skip": skip}
+        job |= {"descriptor": sender.fileno(), "path": sys.path}
+        assert process.stdin is not None
+        with suppress(BrokenPipeError), process.stdin:  # a child that is gone already is noticed by its silence
+            process.stdin.write(json.dumps(job).encode())
+    return Child(process, receiver, start, stop, step)
+
+
+def share_of(count: int, workers: int) -> int:
+    """Return how many of `count` records each of at most `workers` children checks."""
+    return max(_FEWEST, -(-count // workers))
+
+
+def run_child(job: dict[str, Any]) -> None:
+    """Do a job in this process, which was started for it.
+
+    Parameters
+    ----------
+    job : dict
+        ``url``; ``start``, ``stop`` and ``step`` of the records, where ``stop`` may be None: then the store's meta is
+        sent first, and the share of one in ``workers`` is checked; ``skip``, columns to leave alone; ``descriptor`` of
+        the pipe to send through.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    with Connection(job["descriptor"]) as sender:
+        try:
+            _check(sender, job)
+        except StoredsError as error:
+            sender.send(error)
+
+
+def _check(sender: Connection, job: dict[str, Any]) -> None:
+    start, stop, step = job["start"], job["stop"], job["step"]
+    with open_backend(job["url"]) as backend:
+        if stop is None:
+            sender.send(backend.meta)
+            stop = min(share_of(len(backend), job["workers"]), len(backend))
+        checker = Checker(backend, skip=job["skip"], announce=sender.send)
+        sender.send(RunResult(start, start, findings=checker.findings))
+        for at in range(start, stop, step):
+            sender.send(at)
+            sender.send(checker.check(at, min(at + step, stop)))
