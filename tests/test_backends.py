@@ -13,7 +13,7 @@ from mongomock.store import ServerStore
 
 from storeds._staging import Staging
 from storeds.backends._mongodb_writer import MongodbWriter
-from storeds.errors import UnavailableError
+from storeds.errors import StoredsError, UnavailableError
 from storeds.testing import BackendTests
 from storeds.testing._kit import MakeUrl, assert_same, reference_id
 from storeds.testing._values import FIELDS, kept, make_records
@@ -68,7 +68,7 @@ def check_failed_publish(
 
     writer = kit.writer(url, FIELDS, commit_every=3)
     writer.append(records[:8])
-    with monkeypatch.context() as patched, pytest.raises(type(error), match=str(error)):
+    with monkeypatch.context() as patched, pytest.raises((type(error), StoredsError), match=str(error)):
         patched.setattr(owner, name, fail)
         writer.publish()
     writer = kit.writer(url, FIELDS, commit_every=3, resume=True)

@@ -266,6 +266,24 @@ def test_info_says_what_is_in_a_store(tree: Path, make_engine_url: MakeUrl, engi
     assert found.attrs == {"classes": ["apple", "zebra", "ähre"]}
     assert found.bytes is None or found.bytes > sum(len(TREE[key]) for key, _ in ORDER)
     assert found.leftovers is None
+    assert found.advice == []
+    assert found.handle or engine == "memory"
+
+
+def test_info_advises_against_chunked_datasets_and_network_file_systems(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"hdf5://{tmp_path}/a.h5"
+    storeds.pack(tree, url)
+    with h5py.File(tmp_path / "a.h5", "r+") as file:
+        labels = file["records/label"][()]
+        del file["records/label"]
+        file["records"].create_dataset("label", data=labels, chunks=(2,), compression="gzip")
+    found = storeds.info(url)
+    assert found.handle["reads"] == "through libhdf5"
+    assert "convert makes them flat" in found.advice[0]
+    monkeypatch.setattr("storeds._mounts.file_system", lambda path: "nfs4")
+    assert any("network file system (nfs4)" in line for line in storeds.info(url).advice)
 
 
 @pytest.mark.parametrize("engine", ["lmdb", "hdf5", "mongodb"])

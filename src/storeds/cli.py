@@ -216,6 +216,8 @@ def info(url: Annotated[str, typer.Argument(help="The store.")], as_json: AsJson
     fields = found.pop("fields")
     found["fields"] = ", ".join(f"{row['name']}: {_kind(row)}" for row in fields)
     found["attrs"] = json.dumps(found.pop("attrs"), ensure_ascii=False)
+    found["handle"] = ", ".join(f"{name}={value}" for name, value in found.pop("handle").items())
+    found["advice"] = "; ".join(found.pop("advice")) or "none: all is well"
     for name, value in found.items():
         if value is not None:
             text = f"{value:,}" if isinstance(value, int) else str(value)

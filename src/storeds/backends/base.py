@@ -20,7 +20,7 @@ from storeds._handles import HandlePool, Opener, Ticket
 from storeds._suggest import suggest
 from storeds._url import redact
 from storeds.errors import ConfigError, RecordError, StoreNotFoundError, UnavailableError
-from storeds.protocols import Array, Field, Meta, Record
+from storeds.protocols import JSON, Array, Field, Meta, Record
 from storeds.record import RecordCodec
 
 __all__ = ["BackendOptions", "Handle", "HandleBackend", "StoreBackend", "check_where", "parse_options"]
@@ -128,6 +128,14 @@ class StoreBackend(ABC):
     def stored_bytes(self) -> int | None:
         """Return how many bytes the store takes in its engine, or None where that cannot be told."""
         return None
+
+    def handle_settings(self) -> dict[str, JSON]:
+        """Return how handles of this store are opened."""
+        return {}
+
+    def advice(self) -> list[str]:
+        """Return what about the store, its place or its settings may hurt, and what to do; nothing when all is well."""
+        return []
 
     def leftovers(self) -> str | None:
         """Return where an interrupted writer of this store left its work, or None."""

@@ -17,12 +17,13 @@ from storeds._columns import SCALARS, text_column
 from storeds._files import check_file, staging_folder
 from storeds._handles import HandlePool
 from storeds._meta import meta_from_row
+from storeds._mounts import file_system, file_system_advice
 from storeds._url import file_path, file_url
 from storeds.backends._hdf5_file import check_hdf5_file
 from storeds.backends._hdf5_rows import LibraryRows, Rows, open_rows
 from storeds.backends.base import BackendOptions, HandleBackend, parse_options
 from storeds.errors import FormatError, RecordError, StoredsError
-from storeds.protocols import Array, Field, Meta, Record
+from storeds.protocols import JSON, Array, Field, Meta, Record
 from storeds.record import CHECKSUM, checksum
 
 if TYPE_CHECKING:
@@ -192,6 +193,22 @@ class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
     def stored_bytes(self) -> int:
         # docstring inherited
         return os.path.getsize(self._opener.path)
+
+    def handle_settings(self) -> dict[str, JSON]:
+        # docstring inherited
+        with self._lease() as handle:
+            reads = "at file offsets" if handle.file is None else "through libhdf5"
+        how: dict[str, JSON] = {"reads": reads, "file_system": file_system(self._opener.path)}
+        return {**how, **self._opener.settings.model_dump()}
+
+    def advice(self) -> list[str]:
+        # docstring inherited
+        with self._lease() as handle:
+            slow = handle.file is not None
+        chunked = [
+            "datasets are chunked or filtered, so libhdf5's lock serialises reads: storeds convert makes them flat"
+        ]
+        return [*(chunked if slow else []), *file_system_advice(self._opener.path)]
 
     def leftovers(self) -> str | None:
         # docstring inherited

@@ -17,10 +17,11 @@ from storeds._files import check_file, staging_folder
 from storeds._handles import HandlePool
 from storeds._lmdb_file import check_lmdb_file
 from storeds._meta import meta_from_text
+from storeds._mounts import file_system, file_system_advice
 from storeds._url import file_path, file_url
 from storeds.backends.base import BackendOptions, HandleBackend, parse_options
 from storeds.errors import FormatError, RecordError
-from storeds.protocols import Array, Field, Meta, Record
+from storeds.protocols import JSON, Array, Field, Meta, Record
 
 if TYPE_CHECKING:
     from storeds.protocols import Writer
@@ -159,6 +160,15 @@ class LmdbBackend(HandleBackend[LmdbHandle, LmdbOpener]):
     def stored_bytes(self) -> int:
         # docstring inherited
         return os.path.getsize(self._opener.path)
+
+    def handle_settings(self) -> dict[str, JSON]:
+        # docstring inherited
+        how: dict[str, JSON] = {"readonly": True, "lock": False, "file_system": file_system(self._opener.path)}
+        return {**how, **self._opener.settings.model_dump()}
+
+    def advice(self) -> list[str]:
+        # docstring inherited
+        return file_system_advice(self._opener.path)
 
     def leftovers(self) -> str | None:
         # docstring inherited

@@ -24,7 +24,7 @@ from storeds.backends._mongodb_client import (
 from storeds.backends._mongodb_documents import from_document, references
 from storeds.backends.base import BackendOptions, HandleBackend, check_where, parse_options
 from storeds.errors import FormatError, RecordError, StoreNotFoundError, UnavailableError
-from storeds.protocols import Array, Field, Meta, Record
+from storeds.protocols import JSON, Array, Field, Meta, Record
 from storeds.record import CHECKSUM, checksum
 
 if TYPE_CHECKING:
@@ -69,7 +69,9 @@ class MongodbHandle:
 
     def __init__(self, opener: MongodbOpener) -> None:
         self.location = opener.location
-        self._guarded = opener.factory is None  # a factory may make a client that knows no commands, as mongomock does
+        self.checks_uuid = (
+            opener.factory is None
+        )  # a factory may make a client that knows no commands, as mongomock does
         self.ticket: Ticket[Any] = CLIENTS.ticket(
             self, ClientOpener(opener.location.uri, opener.location.url, opener.factory)
         )
@@ -97,9 +99,9 @@ class MongodbHandle:
         if fields is not None:
             command["projection"] = dict.fromkeys(("_id", *fields), True)
         with self.database() as database:
-            found = self._find_guarded(database, command) if self._guarded else None
+            found = self._find_guarded(database, command) if self.checks_uuid else None
             if found is None:
-                self._guarded = False
+                self.checks_uuid = False
                 found = list(database[name].find(query, command.get("projection")))
                 if not self.is_current(database):
                     raise self._replaced()
@@ -243,6 +245,26 @@ class MongodbBackend(HandleBackend[MongodbHandle, MongodbOpener]):
             name = handle.location.collection
             parts = (name, f"{values_collection(name)}.files", f"{values_collection(name)}.chunks")
             return sum(int(database.command("collStats", part).get("size", 0)) for part in parts)
+
+    def handle_settings(self) -> dict[str, JSON]:
+        # docstring inherited
+        with self._lease() as handle, handle.ticket.lease() as client:
+            options = client.options
+            return {
+                "max_pool_size": options.pool_options.max_pool_size,
+                "server_selection_timeout_s": options.server_selection_timeout,
+                "read_preference": options.read_preference.name,
+                "checks_uuid": handle.checks_uuid,
+            }
+
+    def advice(self) -> list[str]:
+        # docstring inherited
+        with self._lease() as handle:
+            if handle.checks_uuid:
+                return []
+        return [
+            "the server cannot compare collection UUIDs (older than MongoDB 6.0?): every batch costs two more round trips"
+        ]
 
     def leftovers(self) -> str | None:
         # docstring inherited

@@ -31,6 +31,10 @@ class Info:
         What the store takes in its engine; None where that cannot be told.
     leftovers : str or None
         Where an interrupted writer of this store left its work.
+    handle : dict
+        How the store is opened: options, file system, pool.
+    advice : list of str
+        What about its place or settings may hurt, and what to do.
     """
 
     url: str
@@ -43,6 +47,8 @@ class Info:
     attrs: dict[str, JSON]
     bytes: int | None
     leftovers: str | None
+    handle: dict[str, JSON]
+    advice: list[str]
 
     def to_json(self) -> dict[str, Any]:
         """Return the info as JSON."""
@@ -71,4 +77,6 @@ def info(url: str) -> Info:
             attrs=dict(meta.attrs),
             bytes=own.stored_bytes() if own else None,
             leftovers=own.leftovers() if own else None,
+            handle=own.handle_settings() if own else {},
+            advice=own.advice() if own else [],
         )

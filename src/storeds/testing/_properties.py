@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
+import signal
 from typing import Any
 
 import numpy as np
@@ -160,6 +162,33 @@ class _Life(RuleBasedStateMachine):
     def suspend_and_resume(self) -> None:
         assert self.writer is not None
         self.writer.suspend()
+        self._resume()
+
+    @precondition(lambda self: self.writer is not None and self.kit.cross_process)
+    @rule(batch=st.lists(_records(FIELDS), max_size=6), flush=st.booleans())
+    def kill_and_resume(self, batch: list[Record], flush: bool) -> None:
+        self.suspend_and_resume()
+        assert self.writer is not None
+        self.writer.suspend()
+        pid = os.fork()
+        if pid == 0:
+            self._write_and_die(batch, flush)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+        self.pending += batch
+        self.durable = len(self.pending) if flush else self.durable
+        self._resume()
+
+    def _write_and_die(self, batch: list[Record], flush: bool) -> None:
+        try:
+            writer = self._open_writer(resume=True, overwrite=self.published is not None)
+            writer.append(batch)
+            if flush:
+                writer.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+        finally:
+            os._exit(1)
+
+    def _resume(self) -> None:
         self.writer = self._open_writer(resume=True, overwrite=self.published is not None)
         assert self.durable <= self.writer.count <= len(self.pending)
         assert len(self.pending) - self.writer.count < self.commit_every
