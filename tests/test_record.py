@@ -17,17 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storeds.errors import ConfigError
+from storeds.fields import fields_from_json, fields_to_json, parse_fields
 from storeds.protocols import KINDS, Field
-from storeds.record import (
-    CHECKSUM,
-    ContentHash,
-    RecordCodec,
-    canonical_json,
-    checksum,
-    fields_from_json,
-    fields_to_json,
-    parse_fields,
-)
+from storeds.record import CHECKSUM, ContentHash, RecordCodec, canonical_json, checksum
 
 
 class Colour(str, enum.Enum):  # noqa: UP042  # StrEnum prints its value; the older idiom prints the member's name

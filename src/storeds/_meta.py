@@ -11,8 +11,9 @@ import xxhash
 
 from storeds._count import Count
 from storeds.errors import FormatError
+from storeds.fields import fields_from_json, fields_to_json
 from storeds.protocols import JSON, Field, Meta
-from storeds.record import canonical_json, fields_from_json, fields_to_json
+from storeds.record import canonical_json
 
 __all__ = ["NATIVE", "meta_from_row", "meta_from_text", "meta_to_row", "meta_to_text", "new_build"]
 

@@ -12,8 +12,9 @@ from typing import Any, ClassVar, Literal, Self
 from storeds._count import Count
 from storeds._meta import NATIVE, new_build
 from storeds.errors import ClosedError, ConfigError, RecordError, StoredsError, UnavailableError
+from storeds.fields import parse_fields
 from storeds.protocols import JSON, Meta, Record
-from storeds.record import ContentHash, RecordCodec, canonical_json, checksum, parse_fields
+from storeds.record import ContentHash, RecordCodec, canonical_json, checksum
 
 __all__ = ["BATCH_BYTES", "COMMIT_EVERY", "Sealed", "StoreWriter"]
 
@@ -38,7 +39,7 @@ class StoreWriter(ABC):
     url : str
         The target, secrets removed.
     fields : mapping
-        The declaration, see `storeds.record.parse_fields`.
+        The declaration, see `storeds.fields.parse_fields`.
     commit_every : int
         Records per durable batch; a batch also ends at 32 MiB.
 

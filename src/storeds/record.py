@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,14 +16,12 @@ import msgspec
 import numpy as np
 import xxhash
 
-from storeds.errors import ConfigError
-from storeds.protocols import JSON, KINDS, Array, Field, Record
+from storeds.fields import fields_to_json
+from storeds.protocols import JSON, Array, Field, Record
 
-__all__ = ["CHECKSUM", "ContentHash", "RecordCodec", "canonical_json", "checksum", "parse_fields"]
+__all__ = ["CHECKSUM", "ContentHash", "RecordCodec", "canonical_json", "checksum"]
 
 CHECKSUM = "_xxh3"
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,99}")  # short enough for every engine's keys and file names
-_DTYPE_KINDS = "biufc"
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _MAX_DEPTH = 100  # so that JSON which one process wrote never exhausts the stack of another
 
@@ -85,79 +82,6 @@ class ContentHash:
         """Return 32 hexadecimal digits over fields, attrs and all checksums."""
         head = canonical_json({"attrs": dict(attrs), "fields": fields_to_json(fields)})
         return xxhash.xxh3_128_hexdigest(head.encode() + self._records.digest())
-
-
-def fields_to_json(fields: Mapping[str, Field]) -> JSON:
-    """Return the declared fields as a list, which keeps their order in every JSON implementation."""
-    rows: list[JSON] = []
-    for name, field in fields.items():
-        row: dict[str, JSON] = {"name": name, "kind": field.kind}
-        if field.kind == "array":
-            row["dtype"] = field.dtype
-            row["shape"] = list(field.shape or ())
-        rows.append(row)
-    return rows
-
-
-def fields_from_json(rows: Any) -> dict[str, Field]:
-    """Return the fields that `fields_to_json` wrote; raises ConfigError for anything else."""
-    return parse_fields({row["name"]: {key: row[key] for key in row if key != "name"} for row in rows})
-
-
-def parse_fields(fields: Mapping[str, Any]) -> dict[str, Field]:
-    """Validate a declaration such as ``{"image": "image", "x": {"kind": "array", "dtype": "float32", "shape": [3, None]}}``.
-
-    Raises
-    ------
-    ConfigError
-        A name or kind is not allowed, or there is no field at all.
-    """
-    if not isinstance(fields, Mapping) or not fields:
-        raise ConfigError(f"fields: expected a mapping of at least one name to its kind, got {fields!r}")
-    return {name: _parse_field(name, spec) for name, spec in fields.items()}
-
-
-def _parse_field(name: object, spec: object) -> Field:
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        hint = "; a leading underscore is reserved" if str(name).startswith("_") else ""
-        raise ConfigError(f"field name {name!r} must match [a-z][a-z0-9_]* and have at most 100 characters{hint}")
-    if isinstance(spec, str):
-        spec = Field(spec)  # type: ignore[arg-type]  # the kind is checked below
-    elif isinstance(spec, Mapping):
-        unknown = set(spec) - {"kind", "dtype", "shape"}
-        if unknown or "kind" not in spec:
-            raise ConfigError(f"field {name!r}: expected kind, dtype and shape, got {dict(spec)!r}")
-        spec = Field(spec["kind"], spec.get("dtype"), spec.get("shape"))
-    if not isinstance(spec, Field) or spec.kind not in KINDS:
-        kind = spec.kind if isinstance(spec, Field) else spec
-        raise ConfigError(f"field {name!r}: unknown kind {kind!r}; the kinds are {', '.join(KINDS)}")
-    if spec.kind == "array":
-        return _parse_array_field(name, spec)
-    if spec.dtype is not None or spec.shape is not None:
-        raise ConfigError(f"field {name!r}: only an array has a dtype and a shape, {spec.kind} has not")
-    return spec
-
-
-def _parse_array_field(name: str, spec: Field) -> Field:
-    if spec.dtype is None or spec.shape is None:
-        raise ConfigError(
-            f"field {name!r}: an array needs its dtype and shape, for example dtype='float32', shape=(3, None)"
-        )
-    try:
-        dtype = np.dtype(spec.dtype)
-    except (TypeError, ValueError, SyntaxError) as error:  # NumPy evaluates the text of some dtypes
-        raise ConfigError(f"field {name!r}: {spec.dtype!r} is no NumPy dtype ({error})") from None
-    if dtype.kind not in _DTYPE_KINDS or dtype.itemsize > 16 or dtype.char in "gG":
-        raise ConfigError(
-            f"field {name!r}: dtype {dtype} cannot be kept; booleans, integers, floats up to 64 bit and complex can"
-        )
-    if not isinstance(spec.shape, (list, tuple)) or not all(map(_is_size, spec.shape)):
-        raise ConfigError(f"field {name!r}: shape {spec.shape!r} must be a list of sizes or None")
-    return Field("array", dtype.newbyteorder("<").str, tuple(spec.shape))
-
-
-def _is_size(size: object) -> bool:
-    return size is None or (isinstance(size, int) and not isinstance(size, bool) and size >= 0)
 
 
 class RecordCodec:

@@ -28,8 +28,9 @@ from storeds.backends._hdf5_rows import COLUMN_CHECKSUM
 from storeds.backends.base import parse_options
 from storeds.backends.hdf5 import Hdf5Options
 from storeds.errors import FormatError
+from storeds.fields import fields_to_json
 from storeds.protocols import JSON, Array, Field, Meta
-from storeds.record import CHECKSUM, fields_to_json
+from storeds.record import CHECKSUM
 
 __all__ = ["Hdf5Writer"]
 

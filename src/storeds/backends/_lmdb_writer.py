@@ -21,8 +21,9 @@ from storeds._url import file_path, file_url
 from storeds._writer import COMMIT_EVERY, Sealed, StoreWriter
 from storeds.backends.base import parse_options
 from storeds.backends.lmdb import COLUMNS, META, RECORDS, LmdbOptions, position_key, text_offsets_key
+from storeds.fields import fields_to_json
 from storeds.protocols import JSON, Meta
-from storeds.record import CHECKSUM, canonical_json, fields_to_json
+from storeds.record import CHECKSUM, canonical_json
 
 __all__ = ["LmdbWriter"]
 

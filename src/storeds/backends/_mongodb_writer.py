@@ -19,8 +19,9 @@ from storeds.backends._mongodb_documents import large_value_files, to_document
 from storeds.backends.base import BackendOptions, parse_options
 from storeds.backends.mongodb import identity_of, meta_collection, partial_collection, values_collection
 from storeds.errors import ConfigError, FormatError, StoredsError, StoreExistsError
+from storeds.fields import fields_to_json
 from storeds.protocols import JSON, Meta
-from storeds.record import CHECKSUM, canonical_json, fields_to_json
+from storeds.record import CHECKSUM, canonical_json
 
 __all__ = ["MongodbWriter"]
 

@@ -11,8 +11,8 @@ from storeds._url import split_scheme
 from storeds._writer import COMMIT_EVERY, Sealed, StoreWriter
 from storeds.backends.base import BackendOptions, StoreBackend, parse_options
 from storeds.errors import ClosedError, ConfigError, RecordError, StoreExistsError, StoreNotFoundError, UnavailableError
+from storeds.fields import fields_to_json
 from storeds.protocols import JSON, Array, Field, Meta, Record
-from storeds.record import fields_to_json
 
 __all__ = ["MemoryBackend", "MemoryWriter"]
 

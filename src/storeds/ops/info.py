@@ -7,8 +7,8 @@ from typing import Any
 
 from storeds._url import split_scheme
 from storeds.backends.base import StoreBackend
+from storeds.fields import fields_to_json
 from storeds.protocols import JSON
-from storeds.record import fields_to_json
 from storeds.stores import open_backend
 
 __all__ = ["Info", "info"]

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from storeds.errors import ConfigError
+from storeds.fields import parse_fields
 from storeds.ops.sources._images import encoded, is_encoded
 from storeds.ops.sources._paths import is_text
 from storeds.ops.sources.base import BadItem, read_file
 from storeds.protocols import Field
-from storeds.record import canonical_json, parse_fields
+from storeds.record import canonical_json
 
 __all__ = ["infer", "take"]
 

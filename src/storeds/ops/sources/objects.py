@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import Any
 
 from storeds.errors import ConfigError
+from storeds.fields import fields_to_json, parse_fields
 from storeds.ops.sources._packed import Fingerprint
 from storeds.ops.sources._table import field_names
 from storeds.ops.sources._values import infer, take
 from storeds.ops.sources.base import BadItem, Problem
 from storeds.protocols import JSON, Field, Record
-from storeds.record import fields_to_json, parse_fields
 
 __all__ = ["DatasetSource"]
 
