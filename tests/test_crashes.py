@@ -233,6 +233,8 @@ def test_ctrl_c_and_sigterm_keep_what_is_durable(
     url = f"{engine}://{tmp_path}/store"
     code = (
         "import os, signal, storeds, storeds.cli as cli, storeds.ops as ops\n"
+        # Whoever runs the tests in the background makes them ignore Ctrl-C.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"pack = ops.pack\nops.pack = lambda *a, **k: pack(*a, **{{**k, 'progress': lambda _: os.kill(os.getpid(), {int(sent)})}})\n"
         f"import sys; sys.argv = ['storeds', 'pack', {str(tree)!r}, {url!r}, '--commit-every', '7']\n"
         "cli.main()"

@@ -704,6 +704,7 @@ def normal(source: PackSource, name: str, cell: str) -> str:
     quoting=st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]),
 )
 @example(rows=[("it's", ""), ("'", "''")], delimiter=",", quoting=csv.QUOTE_MINIMAL)
+@example(rows=[("'", ""), ("'", "")], delimiter=",", quoting=csv.QUOTE_MINIMAL)
 def test_the_dialect_of_what_python_or_a_spreadsheet_writes_is_found_out(
     rows: list[tuple[str, str]], delimiter: str, quoting: Any
 ) -> None:

@@ -83,9 +83,10 @@ class Dialect:
             found = csv.Sniffer().sniff(lines + end or sample, self.delimiter or _DELIMITERS)
         except csv.Error:
             return replace(self, delimiter=self.delimiter or ",")
-        quotechar = found.quotechar or '"' if self.quotechar is None else self.quotechar
-        if quotechar == "'" and '"' in sample:  # an apostrophe, as in l'œil, is no quote
-            quotechar = '"'
+        # Not the quote that was sniffed: an apostrophe, as in l'œil, would be taken for one. The header has the word.
+        quotechar = self.quotechar
+        if quotechar is None:
+            quotechar = "'" if sample.startswith("'") else '"'
         return Dialect(self.delimiter or found.delimiter, quotechar, self.escapechar, bool(found.skipinitialspace))
 
 
