@@ -11,8 +11,14 @@ from typing import Any
 
 import pymongo
 import pytest
+from hypothesis import settings
 
 from storeds.testing.mongod import run_mongod
+
+# A change is judged by the same examples each time; at a desk, every run looks for new ones.
+settings.register_profile("ci", derandomize=True)
+if os.environ.get("CI"):
+    settings.load_profile("ci")
 
 ENGINES = ("lmdb", "hdf5", "mongodb", "memory")
 

@@ -62,13 +62,14 @@ class Dialect:
         if self.delimiter is not None and self.quotechar is not None:
             return self
         guess = self._sniff(sample)
-        if self.delimiter is not None:
-            return guess
-        for delimiter in dict.fromkeys((guess.delimiter or ",", *_DELIMITERS)):
-            tried = replace(guess, delimiter=delimiter, skip_space=guess.skip_space and delimiter == guess.delimiter)
-            if any(name.strip().lower() in wanted for name in tried.header(sample)):
-                return tried
-        return guess
+        if self.delimiter is None:
+            for delimiter in dict.fromkeys((guess.delimiter or ",", *_DELIMITERS)):
+                tried = replace(guess, delimiter=delimiter)
+                if any(name.strip().lower() in wanted for name in tried.header(sample)):
+                    guess = tried
+                    break
+        others = guess.header(sample)[1:]
+        return replace(guess, skip_space=bool(others) and all(name.startswith(" ") for name in others))
 
     def header(self, sample: str) -> list[str]:
         """Return the first row of `sample`."""
@@ -78,16 +79,16 @@ class Dialect:
             return []
 
     def _sniff(self, sample: str) -> Dialect:
-        lines, end, _ = sample.rpartition("\n")
-        try:
-            found = csv.Sniffer().sniff(lines + end or sample, self.delimiter or _DELIMITERS)
-        except csv.Error:
-            return replace(self, delimiter=self.delimiter or ",")
-        # Not the quote that was sniffed: an apostrophe, as in l'œil, would be taken for one. The header has the word.
+        # Quotes and spaces are read off the header: an apostrophe in a cell, as in l'œil, would be sniffed as a quote.
         quotechar = self.quotechar
         if quotechar is None:
             quotechar = "'" if sample.startswith("'") else '"'
-        return Dialect(self.delimiter or found.delimiter, quotechar, self.escapechar, bool(found.skipinitialspace))
+        lines, end, _ = sample.rpartition("\n")
+        try:
+            found = csv.Sniffer().sniff(lines + end or sample, self.delimiter or _DELIMITERS).delimiter
+        except csv.Error:
+            found = ","
+        return Dialect(self.delimiter or found, quotechar, self.escapechar)
 
 
 def csv_rows(
