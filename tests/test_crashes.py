@@ -14,12 +14,13 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import storeds
 from photographs import jpeg
-from storeds import errors
+from storeds import Meta, errors
 from storeds.ops import Progress
 from storeds.testing.mongod import run_mongod
 
@@ -168,9 +169,17 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
+def run(operation: str, tree: Path, packed: str, url: str, **options: Any) -> Meta:
+    """Pack the tree, or convert the packed store, to `url`, in place of what is there."""
+    if operation == "pack":
+        return storeds.pack(tree, url, commit_every=7, overwrite=True, **options)
+    return storeds.convert(packed, url, commit_every=7, overwrite=True, **options)
+
+
+@pytest.mark.parametrize("operation", ["pack", "convert"])
 @pytest.mark.parametrize("engine", ["lmdb", "hdf5"])
 def test_a_full_disk_is_one_error_and_with_more_room_the_work_goes_on(
-    tree: Path, packed: str, tmp_path: Path, engine: str
+    tree: Path, packed: str, tmp_path: Path, engine: str, operation: str
 ) -> None:
     with small_disk(tmp_path / "small", "240k") as disk:
         url = f"{engine}://{disk}/store"
@@ -178,18 +187,17 @@ def test_a_full_disk_is_one_error_and_with_more_room_the_work_goes_on(
             writer.append([{"old": 1}])
         before = content(url)
         with pytest.raises(errors.StoredsError, match="cannot be written: .*resume=True"):
-            storeds.pack(tree, url, commit_every=7, overwrite=True)
+            run(operation, tree, packed, url)
         assert content(url) == before
         subprocess.run(["mount", "-o", "remount,size=8m", str(disk)], check=True)
-        writer = storeds.open_writer(f"{engine}://{disk}/other", {"x": "int"})
-        writer.abort()
-        assert storeds.pack(tree, url, commit_every=7, overwrite=True, resume=True).id == storeds.info(packed).id
+        assert run(operation, tree, packed, url, resume=True).id == storeds.info(packed).id
         assert content(url) == storeds.info(packed).id
         assert os.listdir(disk) == ["store"]
 
 
+@pytest.mark.parametrize("operation", ["pack", "convert"])
 def test_a_server_killed_in_the_middle_is_one_error_and_the_work_goes_on(
-    tree: Path, packed: str, tmp_path: Path
+    tree: Path, packed: str, tmp_path: Path, operation: str
 ) -> None:
     data = tmp_path / "mongod"
     data.mkdir()
@@ -202,12 +210,12 @@ def test_a_server_killed_in_the_middle_is_one_error_and_the_work_goes_on(
         url = f"{uri}/db/store?serverSelectionTimeoutMS=500"
         with storeds.open_writer(url, {"old": "int"}) as writer:
             writer.append([{"old": 1}])
-        storeds.pack(tree, url, commit_every=7, overwrite=True, progress=kill_server)
+        run(operation, tree, packed, url, progress=kill_server)
     with run_mongod(data) as uri:
         url = f"{uri}/db/store"
         assert content(url) not in (None, storeds.info(packed).id)
         assert "partial" in str(storeds.info(url).leftovers)
-        assert storeds.pack(tree, url, commit_every=7, overwrite=True, resume=True).id == storeds.info(packed).id
+        assert run(operation, tree, packed, url, resume=True).id == storeds.info(packed).id
         assert content(url) == storeds.info(packed).id
 
 
@@ -224,25 +232,29 @@ def server_pids(data: Path) -> list[int]:
     return found
 
 
+@pytest.mark.parametrize("operation", ["pack", "convert"])
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("engine", ["lmdb", "hdf5"])
 def test_ctrl_c_and_sigterm_keep_what_is_durable(
-    tree: Path, packed: str, tmp_path: Path, engine: str, sent: signal.Signals
+    tree: Path, packed: str, tmp_path: Path, engine: str, sent: signal.Signals, operation: str
 ) -> None:
     # The signal comes from inside, after the first batch, so that its moment is certain.
     url = f"{engine}://{tmp_path}/store"
+    source = str(tree) if operation == "pack" else packed
     code = (
         "import os, signal, storeds, storeds.cli as cli, storeds.ops as ops\n"
         # Whoever runs the tests in the background makes them ignore Ctrl-C.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        f"pack = ops.pack\nops.pack = lambda *a, **k: pack(*a, **{{**k, 'progress': lambda _: os.kill(os.getpid(), {int(sent)})}})\n"
-        f"import sys; sys.argv = ['storeds', 'pack', {str(tree)!r}, {url!r}, '--commit-every', '7']\n"
+        f"done = ops.{operation}\n"
+        f"kill = lambda _: os.kill(os.getpid(), {int(sent)})\n"
+        f"ops.{operation} = lambda *a, **k: done(*a, **{{**k, 'progress': kill}})\n"
+        f"import sys; sys.argv = ['storeds', {operation!r}, {source!r}, {url!r}, '--commit-every', '7']\n"
         "cli.main()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[sent], done.stderr
     assert content(url) is None
-    assert storeds.pack(tree, url, commit_every=7, resume=True).id == storeds.info(packed).id
+    assert run(operation, tree, packed, url, resume=True).id == storeds.info(packed).id
 
 
 def test_no_worker_outlives_a_pack_that_was_killed(tree: Path, tmp_path: Path) -> None:
