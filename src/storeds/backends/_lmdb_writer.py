@@ -13,7 +13,6 @@ import numpy as np
 import xxhash
 
 from storeds._columns import SCALARS
-from storeds._files import check_file
 from storeds._lmdb_file import stamp_lmdb_file
 from storeds._meta import meta_to_text
 from storeds._staging import Staging
@@ -123,7 +122,6 @@ class LmdbWriter(StoreWriter):
         self._env.copy(str(built), compact=True)
         self._env.close()
         stamp_lmdb_file(str(built))
-        check_file(str(built), "lmdb", self.url)
         self._staging.publish(built)
 
     def _put_columns(self, txn: lmdb.Transaction, meta: Meta) -> None:

@@ -20,6 +20,7 @@ __all__ = ["answer", "write_and_die"]
 def answer(pipe: Connection, backend: Backend | bytes, batches: Sequence[Sequence[int]]) -> None:
     """Send the fingerprints of batches read with a backend, or with a pickled one; a traceback if that fails."""
     try:
+        # The parent pickled it, to choose itself what the child unpickles.
         opened: Backend = pickle.loads(backend) if isinstance(backend, bytes) else backend
         prints = [fingerprint(opened.get_many(batch)) for batch in batches]
         opened.close()

@@ -28,6 +28,7 @@ _DEADLINE = 90
 class PickleTests(Kit):
     """What pickling a `storeds.Backend` promises, within one process."""
 
+    # Unpickling what was pickled a line before is the very thing under test.
     @pytest.mark.parametrize("duplicate", [lambda b: pickle.loads(pickle.dumps(b)), copy.copy, copy.deepcopy])
     def test_a_copy_of_a_used_backend_works(self, written: Written, duplicate: Callable[[Any], Any]) -> None:
         with self.open(written.url) as backend:
