@@ -97,11 +97,41 @@ def test_a_jpeg_without_its_end_is_mended_and_noted_unless_repair_is_off() -> No
         assert (np.asarray(mended["image"]) == decoded(jpeg(0))).all()
         assert context.notes
         assert not build(ImageReader(), backend, 1)[1].notes
-        with pytest.raises(errors.DecodeError, match="cannot be decoded"):
+        with pytest.raises(errors.DecodeError, match="repair is off"):
             build(ImageReader(repair=False), backend, 0)
 
 
-@pytest.mark.parametrize("blob", [b"", b"<html>not found</html>", jpeg(0)[:40]])
+@pytest.mark.parametrize("options", [{"progressive": True}, {}, {"restart_marker_blocks": 2}])
+def test_a_picture_of_which_too_little_is_there_is_an_error_that_says_how_much(options: dict[str, Any]) -> None:
+    whole = jpeg(0, (320, 240), **options)
+    with open_writer("memory://readers-half", {"image": "image"}, overwrite=True) as writer:
+        writer.append([{"image": whole[: len(whole) // 3]}, {"image": whole[:-9]}])
+    with open_backend("memory://readers-half") as backend:
+        with pytest.raises(errors.DecodeError, match=r"\d %.* of it is there, less than min_recovered=0.5") as raised:
+            build(ImageReader(), backend, 0)
+        assert raised.value.kind == "truncated_scan"
+        (note,) = build(ImageReader(min_recovered=0.0), backend, 0)[1].notes
+        assert note.kind == "truncated_scan"
+        assert build(ImageReader(), backend, 1)[1].notes
+
+
+def test_a_picture_cut_before_any_pixel_is_an_error_that_says_where() -> None:
+    with open_writer("memory://readers-header", {"image": "image"}, overwrite=True) as writer:
+        writer.append([{"image": jpeg(0)[:40]}])
+    with (
+        open_backend("memory://readers-header") as backend,
+        pytest.raises(errors.DecodeError, match="at byte 20, before any pixel"),
+    ):
+        build(ImageReader(min_recovered=0.0), backend, 0)
+
+
+@pytest.mark.parametrize("bad", [-0.1, 1.1, True])
+def test_min_recovered_is_a_share(bad: float) -> None:
+    with pytest.raises(errors.ConfigError, match="share from 0 to 1"):
+        ImageReader(min_recovered=bad)
+
+
+@pytest.mark.parametrize("blob", [b"", b"<html>not found</html>", b"\x89PNG\r\n\x1a\n"])
 def test_what_does_not_decode_is_a_decode_error_that_shows_its_first_bytes(blob: bytes) -> None:
     with open_writer("memory://readers-bad", {"image": "image"}, overwrite=True) as writer:
         writer.append([{"image": blob}])

@@ -46,7 +46,7 @@ class StoreDataset(Dataset[Any]):
     decode : str or Decoder
         ``"pil"``, ``"tensor"`` (uint8, channels × height × width), ``"bytes"`` (untouched) or a registered name.
     mode : str
-        The Pillow mode that images are converted to.
+        The Pillow mode that images are converted to; ``"unchanged"`` leaves them as their files have them.
     transform, target_transform : callable or config, optional
         Applied to the image (the reader's data) and to the label (the first other element). Anything callable, or
         what `storeds.transforms.build_transform` takes. A transform with a parameter ``generator`` is given the
@@ -54,7 +54,10 @@ class StoreDataset(Dataset[Any]):
     as_dict : bool
         Give samples as dicts; tuples by default.
     repair : bool
-        Whether a JPEG without an end marker gets one before it is decoded (and a log line tells); never in the store.
+        Whether a damaged JPEG is mended before it is decoded (and a log line tells); never in the store. If not, it is a
+        `DecodeError`.
+    min_recovered : float
+        A mended picture of which a smaller share is there, 0 to 1, is a `DecodeError` all the same.
     on_error : str
         What happens to a sample whose record cannot be read, decoded or transformed: ``"raise"``.
     where : mapping, optional
@@ -91,6 +94,7 @@ class StoreDataset(Dataset[Any]):
         target_transform: Any = None,
         as_dict: bool = False,
         repair: bool = True,
+        min_recovered: float = 0.5,
         on_error: str = "raise",
         where: Mapping[str, Any] | None = None,
         seed: int | None = None,
@@ -108,6 +112,7 @@ class StoreDataset(Dataset[Any]):
             "target_transform": target_transform,
             "as_dict": as_dict,
             "repair": repair,
+            "min_recovered": min_recovered,
             "on_error": on_error,
             "where": where,
             "seed": seed,
@@ -130,7 +135,7 @@ class StoreDataset(Dataset[Any]):
         self.as_dict, self.on_error, self.seed = given["as_dict"], given["on_error"], _check_seed(given["seed"])
         self.backend = _open(source, given["layout"], given["options"])
         self._view: Backend = self.backend if given["where"] is None else Selection(self.backend, given["where"])
-        image_options = {name: given[name] for name in ("decode", "mode", "repair")}
+        image_options = {name: given[name] for name in ("decode", "mode", "repair", "min_recovered")}
         made = _make_reader(reader, given["fields"], image_options, given["reader_options"])
         self.reader: Reader[Any] = made.bind(self._view)
         self._transforms = self._bind_transforms()
@@ -236,11 +241,12 @@ class StoreDataset(Dataset[Any]):
         try:
             sample = self.reader.build(records, context)  # type: ignore[arg-type]  # errors are gone
         except DecodeError as error:
-            raise self._at(DecodeError, positions, str(error)) from error.__cause__
+            raise self._at(DecodeError, positions, str(error), error.kind) from error.__cause__
         if context.notes and not self._told:
             self._told = True
             _LOG.warning(
-                "%s (further ones are not announced)", self._at(RecordError, positions, "; ".join(context.notes))
+                "%s (further ones are not announced)",
+                self._at(RecordError, positions, "; ".join(note.message for note in context.notes)),
             )
         for name, transform in self._transforms:
             try:
@@ -255,7 +261,9 @@ class StoreDataset(Dataset[Any]):
             return sample
         return tuple(sample[name] for name in self.reader.fields)
 
-    def _at(self, kind: type[RecordError], positions: Sequence[int], reason: str) -> RecordError:
+    def _at(
+        self, error: type[RecordError], positions: Sequence[int], reason: str, kind: str | None = None
+    ) -> RecordError:
         position = positions[0] if positions else -1
         key = None
         if positions and "key" in self._view.meta.fields:
@@ -263,7 +271,7 @@ class StoreDataset(Dataset[Any]):
             key = None if isinstance(record, RecordError) else str(record["key"])
         if isinstance(self._view, Selection) and positions:
             position = int(self._view.positions[position])
-        return kind.at(self.url, position, reason, key=key)
+        return error.at(self.url, position, reason, key=key, kind=kind)
 
     def close(self) -> None:
         """Let go of the store; reading raises `ClosedError` from then on."""
@@ -300,7 +308,7 @@ def _make_reader(
     image_options: Mapping[str, Any],
     reader_options: Mapping[str, Any] | None,
 ) -> Reader[Any]:
-    """Return the reader for a name, a class or an instance; only an image reader takes decode, mode and repair."""
+    """Return the reader for a name, a class or an instance; only an image reader takes decode, mode, repair, …."""
     own = dict(reader_options or {})
     if not isinstance(reader, (str, type)):
         if fields is not None or own:

@@ -1,4 +1,4 @@
-"""The built-in decoders: stored bytes, a Pillow image, or a uint8 tensor."""
+"""The built-in decoders: stored bytes, a Pillow image, or a uint8 tensor, under one rule for modes."""
 
 from __future__ import annotations
 
@@ -7,15 +7,20 @@ import re
 from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
+
+from storeds.errors import DecodeError
+from storeds.jpeg.estimate import MAX_PIXELS
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["decode_bytes", "decode_pil", "decode_reason", "decode_tensor"]
+__all__ = ["UNCHANGED", "check_pixels", "decode_bytes", "decode_pil", "decode_reason", "decode_tensor", "to_tensor"]
 
+UNCHANGED = "unchanged"
 
 _ADDRESS = re.compile(r" ?<_io\.BytesIO object at 0x[0-9a-f]+>")
+_SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
 
 
 def decode_reason(error: Exception) -> str:
@@ -23,22 +28,71 @@ def decode_reason(error: Exception) -> str:
     return f"{type(error).__name__}: {_ADDRESS.sub('', str(error))}"
 
 
+def check_pixels(width: int, height: int, limit: int) -> None:
+    """Raise `DecodeError` for a frame beyond `limit`, before anything is allocated for it."""
+    if width * height > limit:
+        error = DecodeError(
+            f"it claims {width:,} x {height:,} pixels, more than max_pixels={limit:,}; pass a larger max_pixels if it is real"
+        )
+        error.kind = "too_large"
+        raise error
+
+
 def decode_bytes(blob: bytes, mode: str) -> bytes:
     """Return the stored bytes untouched."""
     return blob
 
 
-def decode_pil(blob: bytes, mode: str) -> Image.Image:
-    """Return the image in `mode`, fully loaded, as ``PIL.Image.open(…).convert(mode)`` gives it."""
+def decode_pil(blob: bytes, mode: str, *, orient: bool = False, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """Return the image in `mode`, fully loaded.
+
+    Parameters
+    ----------
+    mode : str
+        A Pillow mode, to which the image is converted as ``PIL.Image.Image.convert`` does (CMYK and YCCK as their
+        file says, palettes by their colours, alpha dropped), but that 16-bit samples keep their upper 8 bits, where
+        Pillow clips. ``"unchanged"`` leaves the image in the mode of its file: palette indices, alpha and 16 bits too.
+    orient : bool
+        Turn the image as its EXIF orientation says.
+    max_pixels : int
+        The most pixels that its header may claim.
+
+    Raises
+    ------
+    DecodeError
+        It claims more; nothing was allocated. Pillow raises its own errors for bytes that it cannot decode.
+    """
     with Image.open(io.BytesIO(blob)) as image:
-        return image.convert(mode)
+        check_pixels(*image.size, max_pixels)
+        image.load()
+        return _convert(ImageOps.exif_transpose(image) if orient else image, mode)
 
 
-def decode_tensor(blob: bytes, mode: str) -> torch.Tensor:
-    """Return the pixels of `decode_pil` as a uint8 tensor, shape (channels, height, width), owning its memory."""
+def _convert(image: Image.Image, mode: str) -> Image.Image:
+    if mode in (UNCHANGED, image.mode):
+        return image.copy()
+    if image.mode in _SIXTEEN_BITS and mode not in ("I", "F", *_SIXTEEN_BITS):
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    elif image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")  # else Pillow warns
+    return image.convert(mode)
+
+
+def decode_tensor(blob: bytes, mode: str, *, orient: bool = False, max_pixels: int = MAX_PIXELS) -> torch.Tensor:
+    """Return the pixels of `decode_pil` as a tensor, shape (channels, height, width), owning its memory.
+
+    uint8, or for images of another depth that `mode` leaves so (``"unchanged"``, ``"I"``, ``"F"``) uint16, int32 or
+    float32.
+    """
+    return to_tensor(np.array(decode_pil(blob, mode, orient=orient, max_pixels=max_pixels)))
+
+
+def to_tensor(pixels: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> torch.Tensor:
+    """Return pixels, shape (height, width) or (height, width, channels), as a tensor with the channels first."""
     import torch
 
-    pixels = np.array(decode_pil(blob, mode))
+    if not pixels.dtype.isnative:
+        pixels = pixels.astype(pixels.dtype.newbyteorder("="))
     if pixels.ndim == 2:
-        pixels = pixels[:, :, None]
+        return torch.from_numpy(pixels[None])
     return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()

@@ -77,6 +77,8 @@ class RecordError(StoredsError, ValueError):
         The record's own name, where the store has one.
     reason : str
         What is wrong with it.
+    kind : str
+        The sort of fault, for counting: ``record``, ``decode``, ``transform``, or what triage called it.
 
     Notes
     -----
@@ -88,19 +90,25 @@ class RecordError(StoredsError, ValueError):
     position: int | None = None
     key: str | None = None
     reason: str = ""
+    kind: str = "record"
 
     @classmethod
-    def at(cls, url: str, position: int, reason: str, *, key: str | None = None) -> Self:
+    def at(cls, url: str, position: int, reason: str, *, key: str | None = None, kind: str | None = None) -> Self:
         """Build the error for one place in one store."""
         named = f" (key {key!r})" if key is not None else ""
         error = cls(f"record {position}{named} of {url}: {reason}")
         error.url, error.position, error.key, error.reason = url, position, key, reason
+        error.kind = kind or cls.kind
         return error
 
 
 class DecodeError(RecordError):
     """The bytes of a record do not decode to what they claim to be."""
 
+    kind = "decode"
+
 
 class TransformError(RecordError):
     """A transform failed on a sample."""
+
+    kind = "transform"

@@ -10,7 +10,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeAlias, TypeVar, get_args, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NamedTuple,
+    Protocol,
+    Self,
+    TypeAlias,
+    TypeVar,
+    get_args,
+    runtime_checkable,
+)
 
 import numpy as np
 import xxhash
@@ -29,6 +40,7 @@ __all__ = [
     "Field",
     "Kind",
     "Meta",
+    "Note",
     "Reader",
     "Record",
     "SampleContext",
@@ -112,6 +124,13 @@ class Meta:
     attrs: Mapping[str, JSON] = field(default_factory=dict)
 
 
+class Note(NamedTuple):
+    """Something odd that a reader mended: its sort, for counting, and what was done, in words."""
+
+    kind: str
+    message: str
+
+
 @dataclass(frozen=True)
 class SampleContext:
     """Which sample is being made, and the randomness that belongs to it alone.
@@ -129,7 +148,7 @@ class SampleContext:
     index: int
     epoch: int = 0
     seed: int | None = None
-    notes: list[str] = field(default_factory=list, compare=False, repr=False)
+    notes: list[Note] = field(default_factory=list, compare=False, repr=False)
     """What the reader found odd and mended; the dataset sees to it that somebody hears of it."""
 
     @property

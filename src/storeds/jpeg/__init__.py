@@ -1,0 +1,11 @@
+"""What is wrong with a JPEG, by its bytes alone, and the least change that lets a decoder finish.
+
+``structure`` walks the markers, ``coverage`` says what the scans carry, ``entropy`` (with ``huffman`` and ``progressive``)
+follows their codes where the end is missing, ``triage`` decides, ``repair`` mends.
+"""
+
+from storeds.jpeg.finding import Finding, Frame
+from storeds.jpeg.repair import repair
+from storeds.jpeg.triage import triage
+
+__all__ = ["Finding", "Frame", "repair", "triage"]

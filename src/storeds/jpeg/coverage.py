@@ -1,0 +1,67 @@
+"""Says how much of a picture a list of scans carries, going by what each scan declares.
+
+ITU-T T.81, annex G: a scan carries a band of coefficients (Ss to Se) of some components, down to bit Al. libjpeg does not
+notice when a scan is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from storeds.jpeg.structure import Component, Scan, Structure
+
+__all__ = ["blocks_of", "coverage", "grid_of", "units_of"]
+
+_BAND = 64
+
+
+def coverage(structure: Structure, scans: Sequence[Scan]) -> float:
+    """Return the share of the coefficients that `scans` carry; 1.0 exactly if every bit of every one.
+
+    A coefficient of which n bits are still to come counts for 1 / 2**n.
+    """
+    sequential = structure.frame is None or not structure.frame.process.startswith("progressive")
+    if sequential and any(len(scan.parts) == len(structure.components) for scan in scans):
+        return 1.0
+    precision = [[0.0] * _BAND for _ in structure.components]
+    for scan in scans:
+        ss, se, al = (0, _BAND - 1, 0) if sequential else (scan.ss, scan.se, scan.al)
+        for place, _, _ in scan.parts:
+            precision[place][ss : se + 1] = [0.5**al] * (se + 1 - ss)
+    if all(value == 1.0 for band in precision for value in band):
+        return 1.0
+    weights = [component.h * component.v for component in structure.components]
+    carried = sum(weight * sum(band) for weight, band in zip(weights, precision, strict=True))
+    return carried / (_BAND * sum(weights))
+
+
+def grid_of(structure: Structure, component: Component) -> tuple[int, int]:
+    """Return the (columns, rows) of 8 x 8 blocks that a scan of this component alone holds."""
+    assert structure.frame is not None
+    widest = max(other.h for other in structure.components)
+    tallest = max(other.v for other in structure.components)
+    width = -(-structure.frame.width * component.h // widest)
+    height = -(-structure.frame.height * component.v // tallest)
+    return -(-width // 8), -(-height // 8)
+
+
+def units_of(structure: Structure, scan: Scan) -> int:
+    """Return how many MCUs `scan` holds."""
+    assert structure.frame is not None
+    if len(scan.parts) == 1:
+        columns, rows = grid_of(structure, structure.components[scan.parts[0][0]])
+        return columns * rows
+    widest = 8 * max(component.h for component in structure.components)
+    tallest = 8 * max(component.v for component in structure.components)
+    return -(-structure.frame.width // widest) * -(-structure.frame.height // tallest)
+
+
+def blocks_of(structure: Structure, scan: Scan) -> list[tuple[int, int]]:
+    """Return the (DC table, AC table) of each block of one MCU of `scan`."""
+    if len(scan.parts) == 1:
+        return [scan.parts[0][1:]]
+    return [
+        (dc, ac)
+        for place, dc, ac in scan.parts
+        for _ in range(structure.components[place].h * structure.components[place].v)
+    ]

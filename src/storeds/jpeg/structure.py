@@ -1,0 +1,196 @@
+"""Walks the markers of a JPEG: its frame, its scans, its tables, and where and how the walk ended.
+
+ITU-T T.81, annex B. Files are walked because an ``FF D9`` at their end proves nothing: a thumbnail or a comment may hold
+it. The walk takes time in proportion to the bytes, whatever they are.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from storeds.jpeg.finding import Frame
+
+__all__ = ["EOI", "SOI", "Component", "Scan", "Structure", "parse"]
+
+SOI, EOI = b"\xff\xd8", b"\xff\xd9"
+
+# No encoder comes near; libjpeg-turbo's own fuzzers refuse beyond 500, each costing a pass over the picture.
+_MAX_SCANS = 100
+_MAX_SEGMENTS = 10_000
+
+_DHT, _SOI, _EOI, _SOS, _DRI, _APP2 = 0xC4, 0xD8, 0xD9, 0xDA, 0xDD, 0xE2
+_FRAMES = frozenset((*range(0xC0, 0xC4), *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0)))
+_PROCESSES = {0: "baseline", 1: "extended", 2: "progressive", 3: "lossless"}
+_STANDALONE = frozenset((0x01, *range(0xD0, 0xD8)))
+_SEGMENTS = frozenset((0xC4, 0xCC, *range(0xDA, 0xE0), *range(0xE0, 0xF0), 0xFE)) | _FRAMES
+
+# In entropy-coded data FF is followed by 00 (stuffing) or FF (fill), and by D0-D7 where there is a restart interval.
+_MARKER = re.compile(rb"\xff[^\x00\xff]")
+_MARKER_BUT_RESTARTS = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
+
+
+class Component(NamedTuple):
+    """A colour component: its identifier and sampling factors."""
+
+    id: int
+    h: int
+    v: int
+
+
+class Scan(NamedTuple):
+    """One scan: what it carries, and where its entropy-coded data lies.
+
+    ``parts`` holds, for each component in the scan, (place in the frame, DC table, AC table); ``tables`` is how many
+    Huffman segments came before.
+    """
+
+    start: int
+    stop: int
+    parts: tuple[tuple[int, int, int], ...]
+    ss: int
+    se: int
+    ah: int
+    al: int
+    interval: int
+    tables: int
+
+
+@dataclass(slots=True)
+class Structure:
+    """What a walk over the markers met.
+
+    Attributes
+    ----------
+    ending : str
+        ``eoi``: an end marker was met. ``cut``: the bytes ran out. ``stray``: something stood where it cannot.
+    end : int
+        After the end marker; after the last whole part; or where the stray thing is.
+    in_scan : bool
+        Whether the bytes ran out inside the last scan's data.
+    reason : str
+        For ``stray``, what is wrong; for ``cut``, in what.
+    """
+
+    ending: Literal["eoi", "cut", "stray"] = "cut"
+    end: int = 2
+    in_scan: bool = False
+    reason: str = ""
+    frame: Frame | None = None
+    components: list[Component] = field(default_factory=list)
+    scans: list[Scan] = field(default_factory=list)
+    tables: list[tuple[int, int]] = field(default_factory=list)
+    interval: int = 0
+    multi_picture: bool = False
+
+    def stray(self, at: int, reason: str) -> Structure:
+        """Return this walk, ended at something that cannot stand there."""
+        self.ending, self.end, self.reason = "stray", at, reason
+        return self
+
+    def cut(self, at: int, reason: str, *, in_scan: bool = False) -> Structure:
+        """Return this walk, ended because the bytes ran out."""
+        self.ending, self.end, self.reason, self.in_scan = "cut", at, reason, in_scan
+        return self
+
+
+def parse(blob: bytes) -> Structure:  # noqa: C901  # runs on every read, so no call for every segment
+    """Walk `blob`, which begins with a start marker, until its end marker or as far as it makes sense."""
+    found = Structure()
+    at, size = 2, len(blob)
+    for _ in range(_MAX_SEGMENTS):
+        if at + 2 > size:
+            return found.cut(at, "between two segments")
+        if blob[at] != 0xFF:
+            return found.stray(at, f"byte {at} is {blob[at]:02x} where a marker must begin with ff")
+        marker = blob[at + 1]
+        if marker == _EOI:
+            found.ending, found.end = "eoi", at + 2
+            return found
+        if marker == 0xFF:
+            at += 1
+            continue
+        if marker in _STANDALONE:
+            at += 2
+            continue
+        if marker not in _SEGMENTS:
+            return found.stray(at, f"the marker ff {marker:02x} at byte {at} cannot stand there")
+        if at + 4 > size:
+            return found.cut(at, f"in the length of the segment at byte {at}")
+        stop = at + 2 + (blob[at + 2] << 8 | blob[at + 3])
+        if stop < at + 4:
+            return found.stray(at, f"the segment at byte {at} claims a length of {stop - at - 2}")
+        if stop > size:
+            return found.cut(at, f"in the segment ff {marker:02x} at byte {at}")
+        reason = _segment(found, blob, marker, at + 4, stop)
+        if reason:
+            return found.stray(at, f"{reason} at byte {at}")
+        at = stop
+        if marker == _SOS:
+            pattern = _MARKER_BUT_RESTARTS if found.interval else _MARKER
+            match = pattern.search(blob, at)
+            at = match.start() if match else size
+            found.scans[-1] = found.scans[-1]._replace(stop=at)
+            if match is None:
+                return found.cut(at, "in the data of a scan", in_scan=True)
+            if len(found.scans) > _MAX_SCANS:
+                return found.stray(at, f"there are more than {_MAX_SCANS} scans")
+    return found.stray(at, f"there are more than {_MAX_SEGMENTS:,} segments")
+
+
+def _segment(found: Structure, blob: bytes, marker: int, start: int, stop: int) -> str:
+    """Take in the segment ``blob[start:stop]``; return what is wrong with it, or nothing."""
+    if marker == _SOS:
+        return _scan(found, blob[start:stop], stop)
+    if marker in _FRAMES:
+        return _frame(found, blob[start:stop], marker)
+    if marker == _DHT:
+        found.tables.append((start, stop))
+    elif marker == _DRI:
+        if stop - start != 2:
+            return "a restart interval of the wrong length"
+        found.interval = int.from_bytes(blob[start:stop], "big")
+    elif marker == _APP2:
+        found.multi_picture = found.multi_picture or blob[start : start + 4] == b"MPF\x00"
+    return ""
+
+
+def _frame(found: Structure, body: bytes, marker: int) -> str:
+    if found.frame is not None:
+        return "a second frame header"
+    if len(body) < 6 or len(body) != 6 + 3 * body[5] or not body[5]:
+        return "a frame header of the wrong length"
+    number = marker - 0xC0
+    process = _PROCESSES[number & 3] if not number & 4 else "hierarchical"
+    process += ", arithmetic" if number & 8 else ""
+    height, width = int.from_bytes(body[1:3], "big"), int.from_bytes(body[3:5], "big")
+    found.frame = Frame(width, height, body[5], process, body[0])
+    if not width or not height:
+        return f"a frame of {width} x {height} pixels"
+    for at in range(6, len(body), 3):
+        h, v = body[at + 1] >> 4, body[at + 1] & 15
+        if not (1 <= h <= 4 and 1 <= v <= 4):
+            return "a frame header with impossible sampling factors"
+        found.components.append(Component(body[at], h, v))
+    return ""
+
+
+def _scan(found: Structure, body: bytes, start: int) -> str:
+    if found.frame is None:
+        return "a scan before any frame header"
+    count = body[0] if body else 0
+    if not 1 <= count <= 4 or len(body) != 4 + 2 * count:
+        return "a scan header of the wrong length"
+    places = {component.id: place for place, component in enumerate(found.components)}
+    parts = []
+    for at in range(1, 1 + 2 * count, 2):
+        if body[at] not in places:
+            return f"a scan of component {body[at]}, which the frame lacks,"
+        parts.append((places[body[at]], body[at + 1] >> 4, body[at + 1] & 15))
+    ss, se, approximation = body[-3:]
+    if found.frame.process.startswith("progressive") and not (ss <= se <= 63 and (ss == 0) == (se == 0)):
+        return "a scan header with an impossible band"
+    ah, al = approximation >> 4, approximation & 15
+    found.scans.append(Scan(start, start, tuple(parts), ss, se, ah, al, found.interval, len(found.tables)))
+    return ""
