@@ -1,8 +1,11 @@
-"""What a missing end marker is, and that nothing else is touched."""
+"""What a missing end marker is, that nothing else is touched, and that any bytes at all are judged."""
 
 from __future__ import annotations
 
 import io
+import json
+import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from photographs import jpeg, photograph
-from storeds.jpeg import repair
+from storeds.jpeg import repair, triage
 
 ENCODINGS: dict[str, dict[str, object]] = {
     "baseline": {},
@@ -85,3 +88,83 @@ def test_any_bytes_come_back_whole_or_with_one_marker_at_the_end(tail: bytes) ->
     mended = repair(blob)
     assert mended is blob or (mended.endswith(b"\xff\xd9") and blob.startswith(mended[:-2]))
     assert repair(mended) == mended
+
+
+@st.composite
+def mutated(draw: st.DrawFn) -> bytes:
+    """A small JPEG with some bytes changed, cut out or doubled."""
+    options = draw(st.sampled_from(list(ENCODINGS.values())))
+    blob = bytearray(jpeg(0, (40, 24), **options))
+    for _ in range(draw(st.integers(0, 4))):
+        at, length = draw(st.integers(0, len(blob) - 1)), draw(st.integers(1, 40))
+        change = draw(st.sampled_from(["byte", "cut", "zeros", "double"]))
+        if change == "byte":
+            blob[at] = draw(st.integers(0, 255))
+        elif change == "cut":
+            del blob[at : min(at + length, len(blob) - 1)]
+        elif change == "zeros":
+            blob[at : at + length] = bytes(len(blob[at : at + length]))
+        else:
+            blob[at:at] = blob[at : at + length]
+    return bytes(blob)
+
+
+@given(mutated(), st.sampled_from(["quick", "exact", "deep"]))
+def test_triage_of_any_bytes_gives_a_finding_and_repair_of_them_is_final(blob: bytes, effort: Any) -> None:
+    finding = triage(blob, effort=effort)
+    assert finding.reason
+    assert finding.recovered is None or 0.0 <= finding.recovered <= 1.0
+    assert json.loads(json.dumps(finding.to_json()))["kind"] == finding.kind
+    mended = repair(blob)
+    assert repair(mended) == mended
+    if not finding.is_damaged and effort != "deep":
+        assert mended is blob
+
+
+def scans(number: int) -> bytes:
+    """Return a progressive file with that many scans, each as empty as a scan may be."""
+    whole = jpeg(0, progressive=True)
+    start = whole.rindex(b"\xff\xda")
+    header = whole[start : start + 2 + int.from_bytes(whole[start + 2 : start + 4], "big")]
+    return whole[:-2] + header * number + b"\xff\xd9"
+
+
+def test_ten_thousand_scans_or_segments_are_refused() -> None:
+    finding = triage(scans(10_000))
+    assert finding.kind == "corrupt_data"
+    assert "more than 100 scans" in finding.reason
+    comments = b"\xff\xd8" + b"\xff\xfe\x00\x02" * 20_000 + jpeg(0)[2:]
+    assert "more than 10,000 segments" in triage(comments).reason
+
+
+@pytest.mark.parametrize("length", [0, 1])
+def test_a_segment_cannot_be_shorter_than_its_length(length: int) -> None:
+    blob = bytearray(jpeg(0))
+    blob[4:6] = length.to_bytes(2, "big")
+    finding = triage(bytes(blob))
+    assert finding.kind == "corrupt_data"
+    assert f"claims a length of {length}" in finding.reason
+
+
+def test_work_grows_with_the_bytes_and_not_with_what_they_claim() -> None:
+    whole = jpeg(0, (640, 480), progressive=True)
+    frame = whole.index(b"\xff\xc2") + 5
+    claims = whole[:frame] + (65500).to_bytes(2, "big") * 2 + whole[frame + 4 :]
+    calls = 0
+
+    def count(*_: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return count
+
+    for blob in (claims, claims[:-2], claims[: len(claims) // 2]):
+        calls = 0
+        sys.settrace(count)  # every line that runs
+        try:
+            finding = triage(blob, effort="deep")
+        finally:
+            sys.settrace(None)
+        assert finding.kind == "truncated_scan"
+        assert finding.recovered is not None
+        assert finding.recovered < 0.1
+        assert calls < 40 * len(blob)

@@ -23,15 +23,20 @@ def coverage(structure: Structure, scans: Sequence[Scan]) -> float:
     sequential = structure.frame is None or not structure.frame.process.startswith("progressive")
     if sequential and any(len(scan.parts) == len(structure.components) for scan in scans):
         return 1.0
-    precision = [[0.0] * _BAND for _ in structure.components]
+    # Bits still to come of each coefficient; a refinement counts only where all before it has come (Ah).
+    missing: list[list[int | None]] = [[None] * _BAND for _ in structure.components]
     for scan in scans:
-        ss, se, al = (0, _BAND - 1, 0) if sequential else (scan.ss, scan.se, scan.al)
+        ss, se, ah, al = (0, _BAND - 1, 0, 0) if sequential else (scan.ss, scan.se, scan.ah, scan.al)
         for place, _, _ in scan.parts:
-            precision[place][ss : se + 1] = [0.5**al] * (se + 1 - ss)
-    if all(value == 1.0 for band in precision for value in band):
-        return 1.0
+            band = missing[place]
+            for k in range(ss, se + 1):
+                if not ah or band[k] == ah:
+                    band[k] = al
     weights = [component.h * component.v for component in structure.components]
-    carried = sum(weight * sum(band) for weight, band in zip(weights, precision, strict=True))
+    carried = sum(
+        weight * sum(0.5**bits for bits in band if bits is not None)
+        for weight, band in zip(weights, missing, strict=True)
+    )
     return carried / (_BAND * sum(weights))
 
 

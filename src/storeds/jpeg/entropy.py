@@ -15,7 +15,7 @@ from storeds.jpeg.progressive import Band, Walk
 from storeds.jpeg.structure import Scan, Structure
 from storeds.protocols import Array
 
-__all__ = ["Walk", "count_restarts", "walk"]
+__all__ = ["Walk", "lost_restart", "restarts_of", "walk"]
 
 _RESTART = re.compile(rb"\xff+[\xd0-\xd7]")
 _STUFFED = re.compile(rb"\xff+\x00")
@@ -56,9 +56,24 @@ def walk(blob: bytes, structure: Structure, scan: Scan, *, deep: bool = False) -
     return _over_parts(blob, structure, scan, deep, lambda data, _, units: _walk_blocks(data, pairs, units))
 
 
-def count_restarts(blob: bytes, scan: Scan) -> int:
-    """Return how many restart markers the data of `scan` hold."""
-    return sum(1 for _ in _RESTART.finditer(blob, scan.start, scan.stop))
+def restarts_of(blob: bytes, scan: Scan) -> list[bytes]:
+    """Return the restart markers in the data of `scan`, each as its last byte."""
+    return [marker[-1:] for marker in _RESTART.findall(blob, scan.start, scan.stop)]
+
+
+def lost_restart(blob: bytes, structure: Structure, scan: Scan) -> int | None:
+    """Return which restart marker of a whole scan, counted from 0, is not the one that is due; None if all are."""
+    if not scan.interval:
+        return None
+    due = (units_of(structure, scan) - 1) // scan.interval
+    found = b"".join(restarts_of(blob, scan))
+    cycle = bytes(range(0xD0, 0xD8)) * (due // 8 + 1)
+    if found == cycle[:due]:
+        return None
+    return next(
+        (at for at, (one, other) in enumerate(zip(found, cycle[:due], strict=False)) if one != other),
+        min(due, len(found)),
+    )
 
 
 def _over_parts(

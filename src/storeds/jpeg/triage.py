@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from storeds.jpeg.coverage import coverage, units_of
-from storeds.jpeg.entropy import Walk, count_restarts, walk
+from storeds.jpeg.entropy import Walk, lost_restart, restarts_of, walk
 from storeds.jpeg.estimate import estimate
 from storeds.jpeg.finding import Finding, Kind
 from storeds.jpeg.sniff import sniff
@@ -16,6 +16,8 @@ __all__ = ["triage"]
 # What a file that was allocated and never filled ends with; fewer zeros may be data.
 _ZEROS = 16
 Effort = Literal["quick", "exact", "deep"]
+# What some encoders fill up the data of a scan with.
+_PADDING = b"\x00\xff"
 _INTACT = "its structure is intact"
 
 
@@ -71,6 +73,9 @@ def _with_end(blob: bytes, found: Structure, *, deep: bool) -> Finding:
         scan = len(found.scans) + 1
         reason = f"it ends at byte {at} after {len(found.scans)} scans, which do not carry every coefficient"
         return _finding("truncated_scan", found, reason, offset=at, scan=scan, recovered=share, exact=False)
+    lost = _lost_restart(blob, found, at)
+    if lost is not None:
+        return lost
     if deep or _is_too_short(found) or _is_early(blob, found):
         short = _follow_all(blob, found, at)
         if short is not None:
@@ -79,6 +84,21 @@ def _with_end(blob: bytes, found: Structure, *, deep: bool) -> Finding:
         return Finding("intact", _INTACT, None, found.frame, found.interval, len(found.scans), None, 1.0)
     reason = f"{len(blob) - found.end:,} bytes follow the picture, which ends at byte {found.end}"
     return _finding("trailing_data", found, reason, offset=found.end, recovered=1.0)
+
+
+def _lost_restart(blob: bytes, found: Structure, at: int) -> Finding | None:
+    """Return the finding for the first scan whose restart markers are not those that are due."""
+    for number, scan in enumerate(found.scans):
+        part = lost_restart(blob, found, scan)
+        if part is not None:
+            share, _ = _with_part(
+                found, number, coverage(found, found.scans[:number]), Walk(part * scan.interval, "bad")
+            )
+            reason = f"restart marker {part + 1} of scan {number + 1}, bytes {scan.start} to {scan.stop}, is not there"
+            return _finding(
+                "corrupt_data", found, reason, offset=at, scans=number, scan=number + 1, recovered=share, exact=False
+            )
+    return None
 
 
 def _is_too_short(found: Structure) -> bool:
@@ -111,7 +131,9 @@ def _follow_all(blob: bytes, found: Structure, at: int) -> Finding | None:
     """Return what is wrong inside the scans; None if every code is there, or none can be followed."""
     for number, scan in enumerate(found.scans):
         seen = walk(blob, found, scan, deep=True)
-        if seen.ending == "done" or (seen.ending == "bad" and not seen.units and not _is_too_short(found)):
+        surplus = seen.ending == "done" and seen.left >= 8 and blob[scan.stop - 1] not in _PADDING
+        unknown = seen.ending == "bad" and not seen.units and not _is_too_short(found)
+        if (seen.ending == "done" and not surplus) or unknown:
             continue
         before = coverage(found, found.scans[:number])
         share, exact = _with_part(found, number, before, seen)
@@ -131,23 +153,29 @@ def _with_part(found: Structure, number: int, before: float, seen: Walk) -> tupl
 
 def _without_end(blob: bytes, found: Structure, effort: Effort) -> Finding:
     """Return the finding for a file whose end marker was not met."""
-    if blob.endswith(bytes(_ZEROS)) and not _fits(blob, found):
-        filled = blob.rstrip(b"\x00")
-        inner = parse(filled)
+    zeros = len(blob) - len(blob.rstrip(b"\x00"))
+    if zeros and _is_fill(blob, found, zeros, effort):
+        inner = parse(blob[:-zeros])
         if inner.ending == "cut":
-            inner.reason += f", and {len(blob) - len(filled):,} zero bytes follow"
-            blob, found = filled, inner
+            inner.reason += f", and {zeros:,} zero bytes follow"
+            inner.filled = True
+            blob, found = blob[:-zeros], inner
+    if found.scans and _is_too_short(found):
+        short = _follow_all(blob, found, found.end)
+        if short is not None:
+            return short
     if found.ending == "stray":
         return _corrupt(blob, found)
     return _cut(blob, found, effort)
 
 
-def _fits(blob: bytes, found: Structure) -> bool:
-    """Whether the zeros at the end are data: the last scan needs all of them and nothing more."""
-    if not found.in_scan or coverage(found, found.scans) < 1.0:
-        return False
-    seen = walk(blob, found, found.scans[-1])
-    return seen.ending == "done" and seen.left < 8
+def _is_fill(blob: bytes, found: Structure, zeros: int, effort: Effort) -> bool:
+    """Whether the zeros at the end are no data, as in a file that was allocated and never filled."""
+    if effort != "quick" and found.in_scan and coverage(found, found.scans) == 1.0:
+        seen = walk(blob, found, found.scans[-1])
+        if seen.ending == "done":
+            return seen.left >= 8
+    return zeros >= _ZEROS
 
 
 def _cut(blob: bytes, found: Structure, effort: Effort) -> Finding:
@@ -161,23 +189,25 @@ def _cut(blob: bytes, found: Structure, effort: Effort) -> Finding:
             return _missing_eoi(found)
         reason = f"it is cut {found.reason}, after {last + 1} scans, which do not carry every coefficient"
         return _finding("truncated_scan", found, reason, offset=found.end, scan=last + 2, recovered=share, exact=False)
-    if share == 1.0 or found.frame.process in ("baseline", "extended"):
+    if share == 1.0 or last == 0 or found.frame.process in ("baseline", "extended"):
         seen = _units(blob, found, effort)
         if seen.ending == "done" and share == 1.0:
             return _missing_eoi(found)
         recovered, exact = _with_part(found, last, before, seen)
-        exact = exact and effort != "quick"
+        # Zeros that were taken for filling may have been data.
+        exact = exact and effort != "quick" and not found.filled
     else:
-        recovered, exact = before, False
+        seen, recovered, exact = Walk(0, "cut"), before, False
     scan = found.scans[-1]
+    whole = last + (seen.ending == "done")
     reason = f"it is cut {found.reason}, number {last + 1}, which begins at byte {scan.start}"
     return _finding(
         "truncated_scan",
         found,
         reason,
         offset=found.end,
-        scans=last,
-        scan=last + 1,
+        scans=whole,
+        scan=whole + 1,
         recovered=recovered,
         exact=exact,
     )
@@ -191,7 +221,7 @@ def _units(blob: bytes, found: Structure, effort: Effort) -> Walk:
     units = units_of(found, scan)
     done = round(estimate(blob, found) * units)
     if scan.interval:  # each restart marker counts its interval; and where one is missing, decoders heed no ending
-        restarts = count_restarts(blob, scan)
+        restarts = len(restarts_of(blob, scan))
         done = min(max(done, restarts * scan.interval), (restarts + 1) * scan.interval, units)
     return Walk(done, "done" if done == units else "cut")
 

@@ -1,0 +1,369 @@
+"""Photographs in many JPEG encodings × damages, each with the classes that a triage may give it.
+
+`TABLE` is the whole truth about classes; everything below it only says which row a damaged blob belongs to. Nothing here
+uses `storeds`.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+import re
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from jpeg_encodings import BIG, ENCODINGS, encode, save
+from jpeg_truth import EOI, Anatomy, Part, anatomy, foreign_markers
+from photographs import jpeg, photograph
+
+__all__ = ["DAMAGES", "NOT_JPEG", "TABLE", "Case", "cases", "groups"]
+
+NOT_JPEG = "not a JPEG"  # in the place of an encoding
+_STRUCTURE = {"corrupt_data", "truncated_header", "truncated_scan"}
+
+# Damage → class. More than one class where bytes alone do not say which: a flipped bit may or may not leave a trace in
+# the structure, and a decoder that loses its place may run out of data or meet what cannot be.
+TABLE: dict[str, set[str]] = {
+    "none": {"intact"},
+    "bytes after the end": {"trailing_data"},
+    "bytes after a second picture that is declared": {"intact", "trailing_data"},
+    "cut: nothing is left": {"not_jpeg"},
+    "cut: one byte is left": {"not_jpeg", "truncated_header"},
+    "cut before the first scan's data": {"truncated_header"},
+    "cut in a scan's data": {"truncated_scan"},
+    "cut between FF and 00 that end the last scan": {"truncated_scan", "missing_eoi"},
+    "cut between two scans": {"truncated_scan"},
+    "cut in the end marker": {"missing_eoi"},
+    "cut in a second picture that is declared": {"intact", "trailing_data"},
+    "zeros to the end, but few, from inside a segment": {"corrupt_data"},
+    "scans left out": {"truncated_scan"},
+    "hole in APPn or COM": {"intact"},
+    "hole in a table's payload": {"intact", *_STRUCTURE},
+    "hole over a marker or length": {"corrupt_data", "truncated_header"},
+    "hole in a scan, restart markers lost": {"corrupt_data", "truncated_scan"},
+    "hole in a scan, no marker lost": {"intact", "corrupt_data", "truncated_scan"},
+    "flip in the start marker": {"not_jpeg"},
+    "flip in APPn or COM": {"intact"},
+    "flip in an MPF index": {"intact", "trailing_data"},
+    "flip in a marker's FF": {"corrupt_data", "truncated_header"},
+    "flip in a marker's code": {"intact", *_STRUCTURE},
+    "flip in a length": _STRUCTURE,
+    "flip in a length that then ends before another FF": {"intact", *_STRUCTURE},
+    "flip in a table": {"intact", *_STRUCTURE},
+    "flip between scans": {"intact", *_STRUCTURE},
+    "flip in a scan, markers as before": {"intact", "corrupt_data"},
+    "flip in a scan, a marker more or less": {"corrupt_data", "truncated_scan"},
+    "flip in a scan makes an end marker": {"corrupt_data", "truncated_scan", "trailing_data"},
+    "flip in the end marker": {"missing_eoi", "corrupt_data"},
+    "flips everywhere": {"intact", *_STRUCTURE, "missing_eoi", "trailing_data"},
+    "a frame of 65,500 × 65,500": {"intact", *_STRUCTURE},
+    "another format": {"not_jpeg"},
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One blob: `whole` as damaged; `cut` is how much of it is unchanged, None where that says nothing of the picture."""
+
+    encoding: str
+    damage: str
+    place: str
+    blob: bytes
+    whole: bytes
+    admitted: frozenset[str]
+    cut: int | None = None
+    format: str | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.encoding} / {self.damage} / {self.place}"
+
+
+Damaged = tuple[str, bytes, set[str], int | None]  # where, the blob, the classes admitted, how much is unchanged
+
+
+def _row_of_cut(about: Anatomy, whole: bytes, cut: int) -> str:
+    last = about.scans[-1]
+    if cut < 2:
+        return ("cut: nothing is left", "cut: one byte is left")[cut]
+    if cut < about.scans[0].start:
+        return "cut before the first scan's data"
+    if cut == last.stop - 1 and whole[cut - 1] == 0xFF:
+        return "cut between FF and 00 that end the last scan"
+    if cut < last.stop:
+        in_data = any(scan.start <= cut < scan.stop for scan in about.scans)
+        return "cut in a scan's data" if in_data else "cut between two scans"
+    return "cut in the end marker" if cut < about.end else "cut in a second picture that is declared"
+
+
+def _cut(whole: bytes, cut: int) -> Damaged:
+    return f"cut at {cut}", whole[:cut], TABLE[_row_of_cut(anatomy(whole), whole, cut)], cut
+
+
+def _cuts(whole: bytes, places: Iterable[int]) -> Iterator[Damaged]:
+    return (_cut(whole, cut) for cut in sorted(set(places)) if cut < len(whole))
+
+
+def _in_segment(part: Part) -> tuple[int, ...]:
+    """Return: before the marker, after FF, after the marker, in the length, after it, in the payload, before its end."""
+    return (part.start, part.at, part.at + 1, part.at + 2, part.at + 3, (part.at + 3 + part.stop) // 2, part.stop - 1)
+
+
+def _in_scan(whole: bytes, scan: Part) -> Iterator[int]:
+    length = scan.stop - scan.start
+    yield from (scan.start + length * percent // 100 for percent in (0, 10, 25, 50, 75, 90))
+    yield from (scan.start + 1, scan.stop - 1)
+    # In the middle of, and right after, a stuffed FF and a restart marker.
+    for pair in (b"\xff\x00", b"\xff\xd0", b"\xff\xd3"):
+        found = whole.find(pair, scan.start, scan.stop)
+        if found >= 0:
+            yield from (found, found + 1, found + 2)
+
+
+def _nothing(whole: bytes) -> Iterator[Damaged]:
+    yield "whole", whole, TABLE["none"], None
+
+
+def _cut_in_headers(whole: bytes) -> Iterator[Damaged]:
+    places = [0, 1, 2]
+    for part in anatomy(whole).segments(before_data=True):
+        places += _in_segment(part)
+        if part.is_comment:  # so that the file ends as a whole one does
+            places += [
+                at.end() for at in itertools.islice(re.finditer(EOI, whole[: part.stop]), 3) if at.start() > part.at
+            ]
+    return _cuts(whole, places)
+
+
+def _cut_in_scans(whole: bytes) -> Iterator[Damaged]:
+    return _cuts(whole, (n for scan in anatomy(whole).scans for n in _in_scan(whole, scan)))
+
+
+def _cut_between_scans(whole: bytes) -> Iterator[Damaged]:
+    return _cuts(whole, (n for part in anatomy(whole).segments(before_data=False) for n in _in_segment(part)))
+
+
+def _cut_near_the_end(whole: bytes) -> Iterator[Damaged]:
+    end = anatomy(whole).end
+    return _cuts(whole, range(max(0, end - 64), end))
+
+
+def _cut_second_picture(whole: bytes) -> Iterator[Damaged]:
+    end = anatomy(whole).end
+    return _cuts(whole, (end, end + 1, end + 2, end + 40, (end + len(whole)) // 2, len(whole) - 2, len(whole) - 1))
+
+
+def _trailing(tails: Callable[[bytes], Iterable[bytes]]) -> Callable[[bytes], Iterator[Damaged]]:
+    def damage(whole: bytes) -> Iterator[Damaged]:
+        several = anatomy(whole).end < len(whole)
+        row = f"bytes after {'a second picture that is declared' if several else 'the end'}"
+        for number, tail in enumerate(tails(whole)):
+            yield f"tail {number}: {tail[:6]!r}…", whole + tail, TABLE[row], None
+
+    return damage
+
+
+def _zero_tail(whole: bytes) -> Iterator[Damaged]:
+    about = anatomy(whole)
+    places = {(part.at + 3 + part.stop) // 2 for part in about.segments(before_data=True)}
+    places |= {scan.start + (scan.stop - scan.start) * n // 100 for scan in about.scans for n in (0, 10, 50, 90)}
+    places |= {stop + 1 for stop, _ in about.gaps()} | {about.end - n for n in (1, 2, 3, 4, 8, 16, 40, 66, 200)}
+    for at in sorted(place for place in places if place > 2):
+        blob = whole[:at] + bytes(len(whole) - at)
+        # Zeros of the file itself before the tail look like its begin, those in the tail like the file.
+        same = next((n for n in range(at, len(whole)) if whole[n]), len(whole))
+        rows = {_row_of_cut(about, whole, n) for n in (len(whole[:at].rstrip(b"\0")), at, same)}
+        if len(blob) - at < 16 and not any(scan.start <= at <= scan.stop for scan in about.scans):
+            rows.add("zeros to the end, but few, from inside a segment")
+        admitted = set[str]().union(*(TABLE[row] for row in rows))
+        yield f"zeros from {at}", blob, admitted, at if len(rows) == 1 and same - at < 64 else None
+
+
+def _hole_in_scan(whole: bytes) -> Iterator[Damaged]:
+    about = anatomy(whole)
+    for scan in about.scans:
+        for length, percent in itertools.product((8, 64, 100, 400), (20, 50, 80)):
+            at = scan.start + (scan.stop - scan.start) * percent // 100
+            blob = whole[:at] + bytes(length) + whole[at + length :]
+            if at + length > scan.stop or blob == whole:
+                continue
+            if foreign_markers(blob[scan.start : scan.stop]) != foreign_markers(whole[scan.start : scan.stop]):
+                row = "hole in a scan, restart markers lost"
+            else:
+                row = "hole in a scan, no marker lost"
+            yield f"{length} zeros at {at}", blob, TABLE[row], None
+
+
+def _hole_in_headers(whole: bytes) -> Iterator[Damaged]:
+    for part in anatomy(whole).segments(before_data=True):
+        inside = "hole in APPn or COM" if part.is_comment else "hole in a table's payload"
+        if whole[part.at + 3 :].startswith(b"MPF\0"):
+            inside = "flip in an MPF index"
+        across = "hole over a marker or length"
+        middle = (part.at + 3 + part.stop) // 2
+        for row, at, stop in (
+            (inside, part.at + 3, part.stop),
+            (inside, middle, part.stop),
+            (across, part.start, middle),
+        ):
+            yield f"zeros {at} to {stop}", whole[:at] + bytes(stop - at) + whole[stop:], TABLE[row], None
+
+
+def _flip(whole: bytes, at: int, bit: int, row: str) -> Damaged:
+    blob = bytearray(whole)
+    blob[at] ^= 1 << bit
+    return f"bit {bit} of byte {at}", bytes(blob), TABLE[row], None
+
+
+def _flips_in_headers(whole: bytes) -> Iterator[Damaged]:
+    chance = random.Random(len(whole))
+    yield from (_flip(whole, at, chance.randrange(8), "flip in the start marker") for at in (0, 1))
+    for part in anatomy(whole).segments(before_data=True):
+        payload = "flip in APPn or COM" if part.is_comment else "flip in a table"
+        if whole[part.at + 3 :].startswith(b"MPF\0"):
+            payload = "flip in an MPF index"
+        places = [(part.at - 1, "flip in a marker's FF"), (part.at, "flip in a marker's code")]
+        places += [(chance.randrange(part.at + 3, part.stop), payload) for _ in range(4)]
+        yield from (_flip(whole, at, chance.randrange(8), row) for at, row in places)
+        yield from (_flip_in_length(whole, part, at, chance.randrange(8)) for at in (part.at + 1, part.at + 2))
+
+
+def _flip_in_length(whole: bytes, part: Part, at: int, bit: int) -> Damaged:
+    length = (part.stop - part.at - 1) ^ (1 << (bit + 8 * (part.at + 2 - at)))
+    beyond = part.at + 1 + length
+    # Fill bytes, or values of 255 in a table, then read as the begin of the next marker.
+    marker = length >= 2 and whole[beyond : beyond + 1] == b"\xff"
+    return _flip(whole, at, bit, "flip in a length that then ends before another FF" if marker else "flip in a length")
+
+
+def _flips_between_scans(whole: bytes) -> Iterator[Damaged]:
+    chance = random.Random(len(whole))
+    for part in anatomy(whole).segments(before_data=False):
+        places = (part.at - 1, part.at, part.at + 1, part.at + 2, chance.randrange(part.at + 3, part.stop))
+        yield from (_flip(whole, at, chance.randrange(8), "flip between scans") for at in places)
+
+
+def _flips_in_scans(whole: bytes) -> Iterator[Damaged]:
+    chance = random.Random(len(whole))
+    about = anatomy(whole)
+    for scan in about.scans:
+        places = [chance.randrange(scan.start, scan.stop) for _ in range(24 // len(about.scans) + 2)]
+        # Most flips leave no trace; these do.
+        at = whole.find(b"\xff", scan.start, scan.stop)
+        places += [at, at + 1, at + 1] if at >= 0 else []
+        for at in places:
+            bit = chance.randrange(8)
+            yield _flip(whole, at, bit, _row_of_flip(whole, scan, at, bit))
+
+
+def _row_of_flip(whole: bytes, scan: Part, at: int, bit: int) -> str:
+    data = bytearray(whole[scan.start : scan.stop] + EOI)
+    before = foreign_markers(bytes(data))
+    data[at - scan.start] ^= 1 << bit
+    after = foreign_markers(bytes(data))
+    if before == after:
+        return "flip in a scan, markers as before"
+    new = next((a for a, b in zip(after, before, strict=False) if a != b), b"")
+    return f"flip in a scan{' makes an end marker' if new == EOI[1:] else ', a marker more or less'}"
+
+
+def _flips_in_the_end(whole: bytes) -> Iterator[Damaged]:
+    at = anatomy(whole).end - 2
+    places = itertools.product((at, at + 1), range(8))
+    return (_flip(whole, n, bit, "flip in the end marker") for n, bit in places)
+
+
+def _many_flips(whole: bytes) -> Iterator[Damaged]:
+    for seed in range(8):
+        chance, blob = random.Random(seed), bytearray(whole)
+        for _ in range(4 * (seed + 1)):
+            blob[chance.randrange(2, len(blob))] ^= 1 << chance.randrange(8)
+        yield f"seed {seed}", bytes(blob), TABLE["flips everywhere"], None
+
+
+def _scans_left_out(whole: bytes) -> Iterator[Damaged]:
+    scans = anatomy(whole).scans
+    for first, stop in itertools.combinations(range(1, len(scans) + 1), 2):
+        if stop in (first + 1, len(scans)):
+            kept = whole[: scans[first - 1].stop] + whole[scans[stop - 1].stop :]
+            yield f"scans {first + 1} to {stop} of {len(scans)}", kept, TABLE["scans left out"], None
+
+
+def _huge_frame(whole: bytes) -> Iterator[Damaged]:
+    frame = next(part for part in anatomy(whole).parts if part.marker in (0xC0, 0xC1, 0xC2))
+    blob = whole[: frame.at + 4] + struct.pack(">HH", 65500, 65500) + whole[frame.at + 8 :]
+    for stop in (len(blob), len(blob) - 2, anatomy(whole).scans[0].start + 9):
+        yield f"{stop} bytes of it", blob[:stop], TABLE["a frame of 65,500 × 65,500"], None
+
+
+def _garbage(whole: bytes) -> Iterator[bytes]:
+    return (random.Random(n).randbytes(n) for n in (1, 2, 3, 17, 64, 1000))
+
+
+DAMAGES: dict[str, Callable[[bytes], Iterator[Damaged]]] = {
+    "nothing": _nothing,
+    "cut in the headers": _cut_in_headers,
+    "cut in a scan": _cut_in_scans,
+    "cut between scans": _cut_between_scans,
+    "cut at each of the last 64 bytes": _cut_near_the_end,
+    "cut in the second picture": _cut_second_picture,
+    "trailing zeros": _trailing(lambda _: map(bytes, (1, 2, 63, 64, 512, 4096))),
+    "trailing garbage": _trailing(_garbage),
+    "trailing text": _trailing(lambda _: (b"\n", b"\r\n", b"<!-- cached -->", b"\0\0\0\0end of file\xff")),
+    "trailing markers": _trailing(
+        lambda _: (b"\xff", b"\xff" * 64, b"\xff\xd8", EOI, b"\xff\xda\0\x08\x01\x01\0\0\x3f\0")
+    ),
+    "trailing JPEG": _trailing(lambda whole: (jpeg(2), jpeg(1)[:-2], jpeg(1)[:400], whole, b"\0" + whole)),
+    "zero-filled tail": _zero_tail,
+    "zeroed hole in a scan": _hole_in_scan,
+    "zeroed hole in the headers": _hole_in_headers,
+    "bit flip in the headers": _flips_in_headers,
+    "bit flip in a scan": _flips_in_scans,
+    "bit flip between scans": _flips_between_scans,
+    "bit flip in the end marker": _flips_in_the_end,
+    "bit flips everywhere": _many_flips,
+    "scans left out": _scans_left_out,
+    "a huge frame": _huge_frame,
+}
+
+
+def _other_formats() -> Iterator[tuple[str, str, bytes]]:
+    for format in ("PNG", "WebP", "GIF", "BMP", "TIFF"):
+        blob = save(photograph(1, (40, 30)), format)
+        yield from ((format, f"first {stop} bytes", blob[:stop]) for stop in (len(blob), len(blob) // 2, 64, 16))
+        yield format, "an end marker appended", blob + EOI
+    text = {
+        "HTML": (b"<!DOCTYPE html><html><body>404", b"<html>", b"\n  <HTML lang=en>", b"\xef\xbb\xbf<!doctype html>"),
+        "JSON": (b'{"error": "not found"}', b'[{"a": 1}]', b' \n{"a": [1, 2]}'),
+        "text": (b"Not Found", b"the image is gone\n", "Bild fehlt: Größe\r\n".encode()),
+        "empty": (b"",),
+        "zeros": (b"\0", bytes(2), bytes(4096), bytes(70000)),
+    }
+    yield from ((format, repr(blob[:20]), blob) for format, blobs in text.items() for blob in blobs)
+    yield from (("", f"random {n}", b"\x80" + random.Random(n).randbytes(n)) for n in (1, 2, 3, 50, 3000, 3001, 3002))
+    for lead in (b"\0", b"\n", b"\xff", b"\xd8", b"HTTP/1.1 200 OK\r\n\r\n"):
+        yield "", f"a JPEG after {lead!r}", lead + jpeg(0)
+    yield "", "a JPEG without its first two bytes", jpeg(0)[2:]
+
+
+@functools.cache
+def cases(encoding: str, damage: str) -> tuple[Case, ...]:
+    """Return the cases of an encoding and a damage; none where it has no place for one, a sample of a big file's."""
+    if encoding == NOT_JPEG:
+        admitted = frozenset(TABLE["another format"])
+        found = _other_formats()
+        return tuple(Case(encoding, damage, f"{f} {p}", b, b, admitted, format=f or None) for f, p, b in found)
+    whole = encode(encoding)
+    if (damage == "cut in the second picture") and anatomy(whole).end == len(whole):
+        return ()
+    all_cases = DAMAGES[damage](whole)
+    sample = itertools.islice(all_cases, 0, None, 5 if encoding in BIG else 1)
+    return tuple(Case(encoding, damage, p, b, whole, frozenset(a), cut) for p, b, a, cut in sample)
+
+
+def groups() -> list[tuple[str, str]]:
+    """Return all pairs of encoding and damage that have cases."""
+    pairs = [*itertools.product(ENCODINGS, DAMAGES), (NOT_JPEG, "another format")]
+    return [pair for pair in pairs if cases(*pair)]

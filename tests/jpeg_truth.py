@@ -1,0 +1,153 @@
+"""Where the parts of a whole JPEG are, and how much of one that was cut is really there.
+
+Nothing here uses `storeds`: the parts come from a parser that trusts its file, the share from a comparison of pixels.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import re
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+from PIL import Image
+
+__all__ = ["EOI", "Anatomy", "Part", "anatomy", "decode", "foreign_markers", "same_mcus"]
+
+EOI = b"\xff\xd9"
+_SOS = 0xDA
+_FRAMES = frozenset((0xC0, 0xC1, 0xC2))
+_APPS = frozenset((0xFE, *range(0xE0, 0xF0)))
+_MARKER_IN_SCAN = re.compile(rb"\xff+[^\x00\xd0-\xd7\xff]")
+_ANY_MARKER_IN_SCAN = re.compile(rb"\xff+[^\x00\xff]")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Bytes `start` to `stop`; `at` is the byte after the last FF of a segment's marker, as fill bytes may precede it."""
+
+    kind: Literal["SOI", "segment", "data", "EOI", "more"]
+    start: int
+    at: int
+    stop: int
+    marker: int = 0
+
+    @property
+    def is_comment(self) -> bool:
+        """Whether no decoder needs the payload: APPn and COM."""
+        return self.kind == "segment" and self.marker in _APPS
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """All parts of a whole JPEG and what its frame header says."""
+
+    parts: tuple[Part, ...]
+    size: tuple[int, int]
+    mcu: tuple[int, int]
+    progressive: bool
+    scans: tuple[Part, ...]
+    end: int
+
+    @property
+    def mcus(self) -> tuple[int, int]:
+        """MCUs in a row, and rows of them."""
+        return -(-self.size[0] // self.mcu[0]), -(-self.size[1] // self.mcu[1])
+
+    @property
+    def one_scan(self) -> bool:
+        return not self.progressive and len(self.scans) == 1
+
+    def segments(self, *, before_data: bool) -> list[Part]:
+        """Return the segments before the first scan's data, or those after it."""
+        return [p for p in self.parts if p.kind == "segment" and (p.start < self.scans[0].start) == before_data]
+
+    def gaps(self) -> list[tuple[int, int]]:
+        """Return where one scan's data stops and the next one's starts."""
+        return [(a.stop, b.start) for a, b in pairwise(self.scans)]
+
+
+@functools.cache
+def anatomy(whole: bytes) -> Anatomy:
+    """Take a JPEG apart that is known to be whole."""
+    parts = [Part("SOI", 0, 1, 2)]
+    while parts[-1].kind != "EOI":
+        start = parts[-1].stop
+        at = start
+        while whole[at] == 0xFF:
+            at += 1
+        marker = whole[at]
+        if at == start:
+            raise ValueError(f"no marker at byte {start}")
+        if marker == EOI[1]:
+            parts.append(Part("EOI", start, at, at + 1))
+            continue
+        stop = at + 1 + int.from_bytes(whole[at + 1 : at + 3])
+        parts.append(Part("segment", start, at, stop, marker))
+        if marker == _SOS:
+            found = _MARKER_IN_SCAN.search(whole, stop)
+            assert found is not None
+            parts.append(Part("data", stop, stop, found.start()))
+    end = parts[-1].stop
+    if end < len(whole):
+        parts.append(Part("more", end, end, len(whole)))
+    return _with_frame(whole, tuple(parts), end)
+
+
+def _with_frame(whole: bytes, parts: tuple[Part, ...], end: int) -> Anatomy:
+    frame = next(part for part in parts if part.marker in _FRAMES)
+    height, width, count = (int.from_bytes(whole[frame.at + n : frame.at + m]) for n, m in ((4, 6), (6, 8), (8, 9)))
+    factors = [whole[frame.at + 10 + 3 * number] for number in range(count)]
+    # A single component is coded block by block whatever its sampling factors say.
+    across = max(f >> 4 for f in factors) if count > 1 else 1
+    down = max(f & 15 for f in factors) if count > 1 else 1
+    scans = tuple(part for part in parts if part.kind == "data")
+    return Anatomy(parts, (width, height), (8 * across, 8 * down), frame.marker == 0xC2, scans, end)
+
+
+def foreign_markers(data: bytes) -> list[bytes]:
+    """Return all markers in entropy-coded data, restart markers too: what a flipped bit there may add or take away."""
+    return [match.group()[-1:] for match in _ANY_MARKER_IN_SCAN.finditer(data)]
+
+
+def decode(blob: bytes, mode: str | None = None) -> np.ndarray:
+    """Return the pixels as Pillow decodes them; ``mode="YCbCr"`` spares colour files the way to RGB and its rounding."""
+    with Image.open(io.BytesIO(blob)) as image:
+        if mode:
+            image.draft(mode, image.size)
+        return np.asarray(image)
+
+
+@functools.cache
+def _planes(whole: bytes) -> np.ndarray:
+    return _as_planes(decode(whole, "YCbCr"))
+
+
+def _as_planes(pixels: np.ndarray) -> np.ndarray:
+    return pixels.reshape(*pixels.shape[:2], -1)
+
+
+@functools.cache
+def same_mcus(whole: bytes, cut: int) -> int:
+    """Return how many MCUs, from the first on, decode from the first `cut` bytes as they do from the whole file.
+
+    Too many by one where the bits that a decoder makes up complete an MCU as it was; too few where a chroma plane is
+    enlarged by looking at neighbours, which is why its two outermost pixels within each MCU do not count.
+    """
+    about = anatomy(whole)
+    # A segment that is itself cut would swallow the end marker.
+    cut = max((stop for stop, start in about.gaps() if stop <= cut < start), default=cut)
+    there = _planes(whole)
+    wrong = there != _as_planes(decode(whole[:cut] + EOI, "YCbCr"))
+    if there.shape[2] == 3:
+        for axis, length in enumerate(about.mcu[::-1]):
+            edge = (np.arange(there.shape[axis]) + 2) % length < 4
+            wrong[(edge, slice(None), slice(1, None)) if axis == 0 else (slice(None), edge, slice(1, None))] = False
+    (columns, rows), (width, height) = about.mcus, about.mcu
+    padded = np.zeros((rows * height, columns * width), bool)
+    padded[: wrong.shape[0], : wrong.shape[1]] = wrong.any(axis=2)
+    bad = padded.reshape(rows, height, columns, width).any(axis=(1, 3)).ravel()
+    return int(bad.argmax()) if bad.any() else bad.size
