@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 import storeds
+from _damaged import PICTURES, write
 from photographs import jpeg
 from storeds.cli import app
 
@@ -50,6 +53,8 @@ def test_pack_convert_verify_info(tree: Path, tmp_path: Path) -> None:
         "count": 6,
         "images": 6,
         "findings": [],
+        "notes": [],
+        "kinds": {},
     }
     assert run_json("info", hdf5)["attrs"] == {"classes": ["class0", "class1"]}
 
@@ -65,8 +70,59 @@ def test_verify_exits_with_1_and_says_where(tmp_path: Path) -> None:
     url = f"lmdb://{tmp_path}/a.lmdb"
     with storeds.open_writer(url, {"key": "str", "image": "image"}) as writer:
         writer.append([{"key": "good", "image": jpeg(0)}, {"key": "bad", "image": b"<html>"}])
-    assert "record 1 (bad): image: image does not decode" in run("verify", url, code=1)
+    shown = run("verify", url, code=1)
+    (row,) = (line for line in shown.splitlines() if line.split()[:1] == ["1"])
+    assert row.split()[:3] == ["1", "bad", "image"]
+    assert "image does not decode: it is no JPEG but HTML" in row
     assert [finding["position"] for finding in run_json("verify", url, code=1)["findings"]] == [1]
+
+
+def test_verify_shows_severity_and_counts_and_json_has_everything(tmp_path: Path) -> None:
+    url = f"hdf5://{tmp_path}/a.h5"
+    write(url)
+    shown = run("verify", url, "--workers", 1, code=1)
+    lines = [line.split() for line in shown.splitlines()]
+    assert ["1", "no", "end", "missing_eoi", "100", "%"] in [line[:6] for line in lines]
+    assert ["truncated_scan", "4"] in lines
+    assert ["8", "trailing", "trailing_data", "harmless"] in [line[:4] for line in lines]
+    assert "14 records, 9 images decoded: 11 findings, 1 harmless notes" in shown
+    found = run_json("verify", url, code=1)
+    assert found["kinds"] == dict(Counter(p.told for p in PICTURES.values() if p.told))
+    (note,) = found["notes"]
+    assert note == {
+        "kind": "trailing_data",
+        "message": f"image: 15 bytes follow the picture, which ends at byte {len(jpeg(1))}",
+        "position": 8,
+        "key": "trailing",
+        "image": "image",
+        "recovered": 1.0,
+        "exact": True,
+        "format": None,
+        "severity": "harmless",
+    }
+    coarse = next(finding for finding in found["findings"] if finding["key"] == "coarse")
+    assert not coarse["exact"]
+    assert coarse["severity"] == f"at least {math.floor(1000 * coarse['recovered']) / 10:g} %"
+
+
+def test_trailing_bytes_are_harmless(tmp_path: Path) -> None:
+    url = f"lmdb://{tmp_path}/a.lmdb"
+    with storeds.open_writer(url, {"image": "image"}) as writer:
+        writer.append({"image": jpeg(n % 4) + bytes(8)} for n in range(30))
+    shown = run("verify", url)
+    assert "all is well, 30 harmless notes" in shown
+    assert "and 10 more that are harmless" in shown
+    assert len(run_json("verify", url)["notes"]) == 30
+
+
+def test_deep_follows_the_data_of_pictures_that_seem_whole(tmp_path: Path) -> None:
+    url = f"lmdb://{tmp_path}/a.lmdb"
+    with storeds.open_writer(url, {"image": "image"}) as writer:
+        writer.append([{"image": jpeg(0)[:1200] + jpeg(0)[-2:]}])
+    assert run_json("verify", url)["ok"]
+    (finding,) = run_json("verify", url, "--deep", code=1)["findings"]
+    assert finding["kind"] == "truncated_scan"
+    assert 0.3 < finding["recovered"] < 0.9
 
 
 @pytest.mark.parametrize(

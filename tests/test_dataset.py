@@ -95,7 +95,7 @@ def test_slices_and_sequences_give_a_list_in_one_storage_call(
 ) -> None:
     samples = StoreDataset(url, fields=["index"], reader="array")[index]
     assert ids(samples) == expected
-    assert len(calls) == 1
+    assert len(calls) == bool(expected)
 
 
 @pytest.mark.parametrize("index", [-1, np.int64(-1), torch.tensor(COUNT - 1), np.uint8(COUNT - 1)])

@@ -13,6 +13,7 @@ import lmdb
 import pytest
 
 import storeds
+from _damaged import PICTURES, write
 from photographs import jpeg
 from storeds import errors
 from storeds.ops import Progress
@@ -216,17 +217,33 @@ def test_verify_finds_a_flipped_bit_and_says_where(tree: Path, tmp_path: Path) -
     assert (finding.kind, finding.position, finding.key) == ("record", 0, "apple/10.jpg")
 
 
-def test_verify_finds_images_that_do_not_decode_and_those_that_would_with_repair(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("engine", "workers"), [("lmdb", 0), ("hdf5", 2), ("mongodb", 1), ("memory", None)])
+def test_verify_calls_every_damage_by_name_and_says_how_much_is_there(
+    make_engine_url: MakeUrl, engine: str, workers: int | None
+) -> None:
+    url = make_engine_url(engine)
+    write(url)
+    report = storeds.verify(url, workers=workers)
+    told = {finding.key: finding for finding in (*report.findings, *report.notes)}
+    assert {key: finding.kind for key, finding in told.items()} == {
+        key: picture.told for key, picture in PICTURES.items() if picture.told
+    }
+    assert [finding.key for finding in report.notes] == ["trailing"]
+    for key, finding in told.items():
+        assert finding.key is not None
+        assert (list(PICTURES)[finding.position or 0], finding.image) == (key, "image")
+        expected = PICTURES[finding.key].recovered
+        assert expected in (None, finding.recovered) or finding.kind == "too_large"
+    assert report.images == sum(p.told not in ("image", "too_large", "truncated_header") for p in PICTURES.values())
+    assert {told[key].format for key in ("half a png", "page", "empty")} == {"PNG", "HTML", "empty"}
+    assert "claims 65,500 x 65,500 pixels" in told["huge"].message
+
+
+def test_verify_of_trailing_bytes_alone_is_ok(tmp_path: Path) -> None:
     url = f"lmdb://{tmp_path}/a.lmdb"
-    with storeds.open_writer(url, {"image": "image"}) as writer:
-        writer.append({"image": blob} for blob in (jpeg(0), jpeg(0)[:-2], b"<html>", b""))
+    write(url, {"trailing": PICTURES["trailing"]})
     report = storeds.verify(url)
-    assert [(finding.kind, finding.position) for finding in report.findings] == [
-        ("repairable", 1),
-        ("image", 2),
-        ("image", 3),
-    ]
-    assert report.images == 2
+    assert (report.ok, report.images, report.kinds) == (True, 1, {"trailing_data": 1})
 
 
 def test_verify_compares_columns_with_records(tree: Path, tmp_path: Path) -> None:

@@ -74,11 +74,11 @@ def test_keep_stores_the_bytes_as_they_are(spoilt: Path, tmp_path: Path) -> None
     assert {record["key"]: record["image"] for record in records(url)} == {**GOOD, **BAD}
 
 
-def test_a_jpeg_without_its_end_is_odd_not_bad(tree: Path, tmp_path: Path) -> None:
-    write(tree, {"cat/odd.jpg": jpeg(3)[:-2]})
+def test_a_damaged_jpeg_is_odd_not_bad_and_trailing_bytes_are_neither(tree: Path, tmp_path: Path) -> None:
+    write(tree, {"cat/odd.jpg": jpeg(3)[:-2], "cat/half.jpg": jpeg(2)[:1000], "cat/more.jpg": jpeg(3) + b"\n"})
     seen: list[Progress] = []
     storeds.pack(tree, f"lmdb://{tmp_path}/a.lmdb", progress=seen.append)
-    assert (seen[-1].bad, seen[-1].odd) == (0, 1)
+    assert (seen[-1].bad, seen[-1].odd) == (0, 2)
     assert jpeg(3)[:-2] in [record["image"] for record in records(f"lmdb://{tmp_path}/a.lmdb")]
 
 

@@ -29,6 +29,7 @@ PROMISED = {
     "Backend",
     "Config",
     "Decoder",
+    "EpochSampler",
     "Meta",
     "Reader",
     "Record",
@@ -37,6 +38,7 @@ PROMISED = {
     "Writer",
     "build_dataset",
     "build_loader",
+    "collate",
     "convert",
     "errors",
     "info",
@@ -48,6 +50,7 @@ PROMISED = {
     "register_decoder",
     "register_layout",
     "register_reader",
+    "to_device",
     "verify",
 }
 

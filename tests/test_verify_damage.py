@@ -215,6 +215,15 @@ def test_a_checking_process_that_fails_costs_one_record(
     assert (seen[-1].done, seen[-1].total, seen[-1].bad) == (600, 600, 2)
 
 
+def test_signs_of_life_keep_a_batch_that_takes_long_alive(
+    fail: Fail, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, path, _ = build("lmdb", tmp_path / "store")
+    monkeypatch.setattr(child, "DEADLINE", 2.0)
+    fail("time.sleep(0.5)", list(range(8)))
+    assert storeds.verify(f"lmdb://{path}", workers=1).findings == []
+
+
 def test_verify_gives_up_where_every_record_kills(fail: Fail, numbers: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(children, "_PATIENCE", 3)
     fail("os.abort()", list(range(600)))

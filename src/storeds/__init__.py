@@ -13,15 +13,20 @@ from storeds.protocols import Backend, Decoder, Field, Meta, Reader, Record, Sam
 from storeds.registry import register_backend, register_decoder, register_layout, register_reader
 
 if TYPE_CHECKING:
+    from storeds.batching import collate as collate
     from storeds.config import Config as Config
     from storeds.config import build_dataset as build_dataset
     from storeds.config import build_loader as build_loader
     from storeds.config import load_config as load_config
     from storeds.dataset import StoreDataset as StoreDataset
+    from storeds.loader import to_device as to_device
     from storeds.ops import convert as convert
     from storeds.ops import info as info
     from storeds.ops import pack as pack
+    from storeds.ops import repair as repair
     from storeds.ops import verify as verify
+    from storeds.policy import Skipped as Skipped
+    from storeds.sampling import EpochSampler as EpochSampler
     from storeds.source import Source as Source
     from storeds.stores import open_backend as open_backend
     from storeds.stores import open_writer as open_writer
@@ -30,16 +35,21 @@ __version__ = "0.1.0"
 
 _LAZY = {
     "Config": "storeds.config",
+    "EpochSampler": "storeds.sampling",
+    "Skipped": "storeds.policy",
     "Source": "storeds.source",
     "StoreDataset": "storeds.dataset",
     "build_dataset": "storeds.config",
     "build_loader": "storeds.config",
+    "collate": "storeds.batching",
     "convert": "storeds.ops",
     "info": "storeds.ops",
     "load_config": "storeds.config",
     "open_backend": "storeds.stores",
     "open_writer": "storeds.stores",
     "pack": "storeds.ops",
+    "repair": "storeds.ops",
+    "to_device": "storeds.loader",
     "verify": "storeds.ops",
 }
 
@@ -47,16 +57,19 @@ __all__ = [
     "Backend",
     "Config",
     "Decoder",
+    "EpochSampler",
     "Field",
     "Meta",
     "Reader",
     "Record",
     "SampleContext",
+    "Skipped",
     "Source",
     "StoreDataset",
     "Writer",
     "build_dataset",
     "build_loader",
+    "collate",
     "convert",
     "errors",
     "info",
@@ -68,6 +81,8 @@ __all__ = [
     "register_decoder",
     "register_layout",
     "register_reader",
+    "repair",
+    "to_device",
     "verify",
 ]
 

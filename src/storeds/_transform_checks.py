@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any
@@ -14,6 +15,7 @@ from storeds.errors import ConfigError
 __all__ = [
     "both_edges",
     "check_interpolation",
+    "check_picklable",
     "checked_interval",
     "checked_numbers",
     "checked_size",
@@ -46,6 +48,19 @@ def checked_size(owner: str, size: Any) -> int | tuple[int, int]:
     if not good or len(edges) not in (1, 2):
         raise ConfigError(f"{owner}: size must be a positive int or a pair of them (height, width), not {size!r}")
     return (int(edges[0]), int(edges[1])) if len(edges) == 2 else int(edges[0])
+
+
+def check_picklable(name: str, transform: object) -> None:
+    """Raise ConfigError for a transform that a worker started by spawn or forkserver could not be sent."""
+    parts = getattr(transform, "transforms", None) or [transform]
+    for part in parts:
+        try:
+            pickle.dumps(part)
+        except Exception as error:  # whatever a stranger's __reduce__ raises
+            raise ConfigError(
+                f"{name} {part!r} cannot be sent to a worker process: {error}; define it at the top level of a module (no "
+                "lambda, no class or function inside a function), or use start method fork, or num_workers=0"
+            ) from error
 
 
 def both_edges(size: int | Sequence[int]) -> tuple[int, int]:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from pydantic import Field
 
 from storeds._suggest import suggest
 from storeds.errors import ConfigError
+from storeds.registry import import_object
 from storeds.source import Settings, Source, read_mapping
 
 if TYPE_CHECKING:
-    from torch.utils.data import DataLoader
-
     from storeds.dataset import StoreDataset
+    from storeds.loader import StoreLoader
 
 __all__ = ["Config", "Loader", "build_dataset", "build_loader", "config_schema", "load_config"]
 
@@ -29,9 +29,12 @@ class Loader(Settings):
 
     where_from: ClassVar[str] = "[loader]"
 
-    batch_size: int = Field(32, ge=1, description="Samples a batch.")
+    batch_size: int | None = Field(32, ge=1, description="Samples a batch; null for samples that are not batched.")
     shuffle: bool = Field(False, description="A new order each epoch, the same for the same dataset seed.")
-    drop_last: bool = Field(False, description="Drop the last batch when it is short.")
+    block_size: int | None = Field(None, ge=1, description="Shuffle blocks of so many neighbours, for cold disks.")
+    window: int | None = Field(None, ge=1, description="Blocks whose samples are mixed; 8 by default.")
+    drop_last: bool = Field(False, description="Drop the last batch when it is short, and what not every rank gets.")
+    collate: str = Field("storeds", description="storeds, default, or the dotted path of a function.")
     num_workers: int | None = Field(
         None, ge=0, description="Worker processes; by default the CPUs this process may use."
     )
@@ -42,6 +45,8 @@ class Loader(Settings):
     prefetch_factor: int | None = Field(None, ge=1, description="Batches loaded ahead by each worker.")
     pin_memory: bool | None = Field(None, description="Copy batches to pinned memory; by default with CUDA.")
     timeout: float = Field(0, ge=0, description="Seconds to wait for a batch from a worker; 0 for no limit.")
+    in_order: bool = Field(True, description="Give batches in the sampler's order, whichever is ready first.")
+    worker_init_fn: str | None = Field(None, description="The dotted path of a function called in each worker.")
 
 
 class Config(Settings):
@@ -131,31 +136,66 @@ def build_dataset(config: Config, split: str | None = None) -> StoreDataset:
     return StoreDataset(config.source_for(split))
 
 
-def build_loader(config: Config, split: str | None = None) -> DataLoader[Any]:
-    """Return a `DataLoader` over `build_dataset`; what the config leaves open is picked here and logged.
+def build_loader(config: Config, split: str | None = None) -> StoreLoader:
+    """Return a `DataLoader` over `build_dataset` and an `EpochSampler`; what the config leaves open is picked and logged.
 
-    Workers: as many as the CPUs this process may use. Persistent if there are any. Pinned memory with CUDA. With a
-    dataset seed, shuffling is seeded by it too.
+    Workers: as many as the CPUs this process may use. Persistent if there are any. Pinned memory with CUDA. The order of
+    an epoch is that of the dataset's seed (0 without one), shared between the ranks of torch.distributed.
     """
     import torch
-    from torch.utils.data import DataLoader
+
+    from storeds.loader import StoreLoader
+    from storeds.sampling import EpochSampler
 
     dataset, settings = build_dataset(config, split), config.loader_for(split)
     workers = len(os.sched_getaffinity(0)) if settings.num_workers is None else settings.num_workers
     pin = torch.cuda.is_available() if settings.pin_memory is None else settings.pin_memory
     persistent = workers > 0 if settings.persistent_workers is None else settings.persistent_workers
-    _LOG.info("loader: %d workers, pin_memory=%s, persistent_workers=%s", workers, pin, persistent)
-    generator = None if dataset.seed is None else torch.Generator().manual_seed(dataset.seed)
-    return DataLoader(
+    sampler = EpochSampler(
         dataset,
-        batch_size=settings.batch_size,
         shuffle=settings.shuffle,
+        seed=dataset.seed or 0,
         drop_last=settings.drop_last,
+        block_size=settings.block_size if settings.shuffle else None,
+        window=settings.window if settings.shuffle else None,
+    )
+    _LOG.info(
+        "loader: %d workers, pin_memory=%s, persistent_workers=%s, rank %d of %d",
+        workers,
+        pin,
+        persistent,
+        sampler.rank,
+        sampler.num_replicas,
+    )
+    return StoreLoader(
+        dataset,
+        sampler=sampler,
+        batch_size=settings.batch_size,
+        drop_last=settings.drop_last and settings.batch_size is not None,
+        collate_fn=_function("collate", settings.collate),
         num_workers=workers,
         multiprocessing_context=settings.start_method if workers else None,
         persistent_workers=persistent,
         prefetch_factor=settings.prefetch_factor if workers else None,
         pin_memory=pin,
         timeout=settings.timeout,
-        generator=generator,
+        in_order=settings.in_order,
+        worker_init_fn=_function("worker_init_fn", settings.worker_init_fn),
     )
+
+
+def _function(key: str, path: str | None) -> Callable[..., Any] | None:
+    """Return the function that a config names."""
+    if path is None or (key == "collate" and path == "default"):
+        return None
+    if key == "collate" and path == "storeds":
+        from storeds.batching import collate
+
+        return collate
+    try:
+        found = import_object(path if ":" in path else ":".join(path.rsplit(".", 1)))
+    except (ImportError, ValueError) as error:
+        raise ConfigError(f"[loader]: {key} {path!r} cannot be imported: {error}") from error
+    if not callable(found):
+        raise ConfigError(f"[loader]: {key} {path!r} is no function but a {type(found).__name__}")
+    return cast("Callable[..., Any]", found)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from multiprocessing.context import get_spawning_popen
 from typing import Any, cast
 
 import numpy as np
@@ -14,20 +14,22 @@ import torch
 from torch.utils.data import Dataset
 
 from storeds._columns import read_column
+from storeds._samples import SampleMaker
 from storeds._shared import SharedNumber
 from storeds._suggest import suggest
-from storeds.errors import ConfigError, DecodeError, RecordError, TransformError
-from storeds.protocols import Backend, Reader, Record, SampleContext
+from storeds._tally import Tally
+from storeds._transform_checks import check_picklable
+from storeds.errors import ConfigError
+from storeds.policy import Policy
+from storeds.protocols import Backend, Reader, SampleContext
 from storeds.registry import READERS
+from storeds.report import SampleReport
 from storeds.selection import Selection
 from storeds.source import Source
 from storeds.stores import open_backend
 from storeds.transforms import BoundTransform, build_transform
 
 __all__ = ["StoreDataset"]
-
-_LOG = logging.getLogger("storeds")
-_POLICIES = ("raise",)
 
 
 class StoreDataset(Dataset[Any]):
@@ -59,7 +61,12 @@ class StoreDataset(Dataset[Any]):
     min_recovered : float
         A mended picture of which a smaller share is there, 0 to 1, is a `DecodeError` all the same.
     on_error : str
-        What happens to a sample whose record cannot be read, decoded or transformed: ``"raise"``.
+        What happens to a sample that cannot be read, decoded or transformed. ``"raise"``: its `RecordError`.
+        ``"skip"``: a `Skipped` takes its place, which `storeds.collate` drops; a batch in which all are bad is made of
+        replacements. ``"replace"``: another sample of this dataset does, found in an order that depends on (seed, epoch,
+        index) alone. All are counted: see `report`.
+    max_bad, max_bad_fraction : int, float, optional
+        More bad samples than this in one epoch, or a larger share of those seen, are a `BadSamplesError`.
     where : mapping, optional
         Take only records whose fields have these values: ``{"split": "train"}``; a list means any of it.
     seed : int, optional
@@ -96,6 +103,8 @@ class StoreDataset(Dataset[Any]):
         repair: bool = True,
         min_recovered: float = 0.5,
         on_error: str = "raise",
+        max_bad: int | None = None,
+        max_bad_fraction: float | None = None,
         where: Mapping[str, Any] | None = None,
         seed: int | None = None,
         layout: str | None = None,
@@ -114,6 +123,8 @@ class StoreDataset(Dataset[Any]):
             "repair": repair,
             "min_recovered": min_recovered,
             "on_error": on_error,
+            "max_bad": max_bad,
+            "max_bad_fraction": max_bad_fraction,
             "where": where,
             "seed": seed,
             "layout": layout,
@@ -127,21 +138,18 @@ class StoreDataset(Dataset[Any]):
             self._setup(source, **given)
 
     def _setup(self, source: Any, *, reader: Any, transform: Any, target_transform: Any, **given: Any) -> None:
-        if given["on_error"] not in _POLICIES:
-            raise ConfigError(
-                f"unknown on_error {given['on_error']!r}; {suggest(given['on_error'], _POLICIES, 'policies')}"
-            )
+        self._policy = Policy(given["on_error"], given["max_bad"], given["max_bad_fraction"])
         self.transform, self.target_transform = build_transform(transform), build_transform(target_transform)
-        self.as_dict, self.on_error, self.seed = given["as_dict"], given["on_error"], _check_seed(given["seed"])
+        self.as_dict, self.seed = given["as_dict"], _check_seed(given["seed"])
         self.backend = _open(source, given["layout"], given["options"])
         self._view: Backend = self.backend if given["where"] is None else Selection(self.backend, given["where"])
         image_options = {name: given[name] for name in ("decode", "mode", "repair", "min_recovered")}
         made = _make_reader(reader, given["fields"], image_options, given["reader_options"])
         self.reader: Reader[Any] = made.bind(self._view)
-        self._transforms = self._bind_transforms()
+        self._maker = SampleMaker(self._view, self.reader, self._bind_transforms(), self.as_dict)
         # Shared with workers, so that set_epoch reaches persistent ones (pytorch#97326).
         self._epoch = SharedNumber()
-        self._told = False
+        self._tally = Tally()
 
     def _bind_transforms(self) -> list[tuple[str, BoundTransform]]:
         bound = []
@@ -198,7 +206,7 @@ class StoreDataset(Dataset[Any]):
             return self.__getitems__(range(*index.indices(len(self))))
         if isinstance(index, (list, tuple, range)) or getattr(index, "ndim", None):
             return self.__getitems__(index)
-        return self.__getitems__([index])[0]
+        return self._samples([index], fill=False)[0]
 
     def __getitems__(self, indices: Iterable[Any]) -> list[Any]:
         """Return the samples of `indices`, in their order; negative ones count from the end.
@@ -212,15 +220,12 @@ class StoreDataset(Dataset[Any]):
         UnavailableError
             The engine cannot be reached.
         """
+        return self._samples(indices, fill=True)
+
+    def _samples(self, indices: Iterable[Any], *, fill: bool) -> list[Any]:
         epoch = self.epoch
         contexts = [SampleContext(index, epoch, self.seed) for index in self._resolve(indices)]
-        located = [self.reader.locate(context.index, context) for context in contexts]
-        flat = [position for positions in located for position in positions]
-        records = iter(self._view.get_many(flat, self.reader.stored))
-        return [
-            self._sample([next(records) for _ in positions], positions, context)
-            for positions, context in zip(located, contexts, strict=True)
-        ]
+        return self._policy.samples(self._maker, contexts, self._tally, fill=fill)
 
     def _resolve(self, indices: Iterable[Any]) -> list[int]:
         if getattr(indices, "dtype", None) in (torch.bool, np.dtype(bool)):
@@ -234,44 +239,15 @@ class StoreDataset(Dataset[Any]):
             resolved.append(at + count if at < 0 else at)
         return resolved
 
-    def _sample(self, records: list[Record | RecordError], positions: Sequence[int], context: SampleContext) -> Any:
-        for record in records:
-            if isinstance(record, RecordError):
-                raise record
-        try:
-            sample = self.reader.build(records, context)  # type: ignore[arg-type]  # errors are gone
-        except DecodeError as error:
-            raise self._at(DecodeError, positions, str(error), error.kind) from error.__cause__
-        if context.notes and not self._told:
-            self._told = True
-            _LOG.warning(
-                "%s (further ones are not announced)",
-                self._at(RecordError, positions, "; ".join(note.message for note in context.notes)),
-            )
-        for name, transform in self._transforms:
-            try:
-                sample[name] = transform(sample[name], context)
-            except Exception as error:  # whatever a user's transform raises
-                reason = f"transform {transform!r} failed on {name!r}: {type(error).__name__}: {error}"
-                raise self._at(TransformError, positions, reason) from error
-        return self._shape(sample)
+    def report(self) -> SampleReport:
+        """Return how many samples were asked for, mended and bad so far, here and in the workers started from here."""
+        return SampleReport.of(self.url, self._policy.on_error, self._tally)
 
-    def _shape(self, sample: Any) -> Any:
-        if self.as_dict or not isinstance(sample, dict):
-            return sample
-        return tuple(sample[name] for name in self.reader.fields)
-
-    def _at(
-        self, error: type[RecordError], positions: Sequence[int], reason: str, kind: str | None = None
-    ) -> RecordError:
-        position = positions[0] if positions else -1
-        key = None
-        if positions and "key" in self._view.meta.fields:
-            (record,) = self._view.get_many([position], ("key",))
-            key = None if isinstance(record, RecordError) else str(record["key"])
-        if isinstance(self._view, Selection) and positions:
-            position = int(self._view.positions[position])
-        return error.at(self.url, position, reason, key=key, kind=kind)
+    def __getstate__(self) -> dict[str, Any]:
+        if get_spawning_popen() is not None:  # copies in this process may hold what cannot be pickled
+            for name in ("transform", "target_transform"):
+                check_picklable(name, getattr(self, name))
+        return self.__dict__
 
     def close(self) -> None:
         """Let go of the store; reading raises `ClosedError` from then on."""

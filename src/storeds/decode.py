@@ -62,7 +62,13 @@ def decode_pil(blob: bytes, mode: str, *, orient: bool = False, max_pixels: int 
     DecodeError
         It claims more; nothing was allocated. Pillow raises its own errors for bytes that it cannot decode.
     """
-    with Image.open(io.BytesIO(blob)) as image:
+    try:
+        opened = Image.open(io.BytesIO(blob))
+    except Image.DecompressionBombError as error:
+        refused = DecodeError(f"it claims more pixels than Pillow takes: {error}")
+        refused.kind = "too_large"
+        raise refused from None
+    with opened as image:
         check_pixels(*image.size, max_pixels)
         image.load()
         return _convert(ImageOps.exif_transpose(image) if orient else image, mode)

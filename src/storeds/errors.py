@@ -7,6 +7,7 @@ StoredsError
 ├── StoreExistsError (FileExistsError)     a target, or what an interrupted writer left, is in the way
 ├── FormatError (ValueError)               something is there, but it is not a whole store of that kind
 ├── UnavailableError (ConnectionError)     the engine cannot be reached, or the store was replaced
+├── BadSamplesError (RuntimeError)         more samples were bad than the policy allows, or none was good
 ├── ClosedError (ValueError)               a backend or writer was used after ``close()``
 └── RecordError (ValueError)               one record is bad; the only branch an ``on_error`` policy deals with
     ├── DecodeError                        its bytes do not decode
@@ -18,6 +19,7 @@ from __future__ import annotations
 from typing import Self
 
 __all__ = [
+    "BadSamplesError",
     "ClosedError",
     "ConfigError",
     "DecodeError",
@@ -58,6 +60,10 @@ class FormatError(StoredsError, ValueError):
 
 class UnavailableError(StoredsError, ConnectionError):
     """The engine cannot be reached, or the opened store is no longer there; no policy swallows it."""
+
+
+class BadSamplesError(StoredsError, RuntimeError):
+    """More samples were bad than ``max_bad`` or ``max_bad_fraction`` allow, or no good one was found in their place."""
 
 
 class ClosedError(StoredsError, ValueError):

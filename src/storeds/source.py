@@ -69,8 +69,12 @@ class Source(Settings):
     target_transform: Any = Field(None, description="The same, for the label.")
     as_dict: bool = Field(False, description="Samples as dicts instead of tuples.")
     repair: bool = Field(True, description="Mend a damaged JPEG before it is decoded.")
-    min_recovered: float = Field(0.5, description="A mended picture of which less is there is bad all the same.")
-    on_error: Literal["raise"] = Field("raise", description="What happens to a bad sample.")
+    min_recovered: float = Field(
+        0.5, ge=0, le=1, description="A mended picture of which less is there is bad all the same."
+    )
+    on_error: Literal["raise", "skip", "replace"] = Field("raise", description="What happens to a bad sample.")
+    max_bad: int | None = Field(None, ge=0, description="More bad samples in an epoch stop the run.")
+    max_bad_fraction: float | None = Field(None, ge=0, le=1, description="A larger share of them does.")
     where: dict[str, Any] | None = Field(None, description="Field → the value, or list of values, to select.")
     seed: int | None = Field(None, description="Makes a sample's randomness depend on (seed, epoch, index) alone.")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -95,7 +96,8 @@ class Finding:
         """`recovered` for people: ``62 %``, ``at least 40 %`` or ``unknown``."""
         if self.recovered is None:
             return "unknown"
-        percent = f"{self.recovered:.1%}".replace("%", " %").replace(".0 ", " ")
+        # Rounded down, so that only a whole picture is 100 %.
+        percent = f"{math.floor(1000 * self.recovered) / 10:g} %"
         return percent if self.exact else f"at least {percent}"
 
     def to_json(self) -> dict[str, Any]:

@@ -69,8 +69,8 @@ class Structure:
         After the end marker; after the last whole part; or where the stray thing is.
     in_scan : bool
         Whether the bytes ran out inside the last scan's data.
-    filled : bool
-        Whether zeros that followed the last byte were left out.
+    filled : int
+        How many zeros at the end were left out, as they are no data.
     reason : str
         For ``stray``, what is wrong; for ``cut``, in what.
     """
@@ -85,7 +85,7 @@ class Structure:
     tables: list[tuple[int, int]] = field(default_factory=list)
     interval: int = 0
     multi_picture: bool = False
-    filled: bool = False
+    filled: int = 0
 
     def stray(self, at: int, reason: str) -> Structure:
         """Return this walk, ended at something that cannot stand there."""

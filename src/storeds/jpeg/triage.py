@@ -68,6 +68,10 @@ def _with_end(blob: bytes, found: Structure, *, deep: bool) -> Finding:
     at = found.end - len(EOI)
     if found.frame is None or not found.scans:
         return _finding("truncated_header", found, f"it ends at byte {at} without a picture", offset=at, recovered=0.0)
+    if deep:
+        short = _follow_all(blob, found, at)
+        if short is not None:
+            return short
     share = coverage(found, found.scans)
     if share < 1.0:
         scan = len(found.scans) + 1
@@ -76,7 +80,7 @@ def _with_end(blob: bytes, found: Structure, *, deep: bool) -> Finding:
     lost = _lost_restart(blob, found, at)
     if lost is not None:
         return lost
-    if deep or _is_too_short(found) or _is_early(blob, found):
+    if _is_too_short(found) or _is_early(blob, found):
         short = _follow_all(blob, found, at)
         if short is not None:
             return short
@@ -157,8 +161,7 @@ def _without_end(blob: bytes, found: Structure, effort: Effort) -> Finding:
     if zeros and _is_fill(blob, found, zeros, effort):
         inner = parse(blob[:-zeros])
         if inner.ending == "cut":
-            inner.reason += f", and {zeros:,} zero bytes follow"
-            inner.filled = True
+            inner.filled = zeros
             blob, found = blob[:-zeros], inner
     if found.scans and _is_too_short(found):
         short = _follow_all(blob, found, found.end)
@@ -180,14 +183,14 @@ def _is_fill(blob: bytes, found: Structure, zeros: int, effort: Effort) -> bool:
 
 def _cut(blob: bytes, found: Structure, effort: Effort) -> Finding:
     if found.frame is None or not found.scans:
-        reason = f"it is cut {found.reason}, before any pixel"
+        reason = f"it is cut {found.reason}, before any pixel{_zeros(found)}"
         return _finding("truncated_header", found, reason, offset=found.end, recovered=0.0)
     last = len(found.scans) - 1
     share, before = coverage(found, found.scans), coverage(found, found.scans[:-1])
     if not found.in_scan:
         if share == 1.0:
             return _missing_eoi(found)
-        reason = f"it is cut {found.reason}, after {last + 1} scans, which do not carry every coefficient"
+        reason = f"it is cut {found.reason}, after {last + 1} scans, which do not carry every coefficient{_zeros(found)}"
         return _finding("truncated_scan", found, reason, offset=found.end, scan=last + 2, recovered=share, exact=False)
     if share == 1.0 or last == 0 or found.frame.process in ("baseline", "extended"):
         seen = _units(blob, found, effort)
@@ -200,7 +203,7 @@ def _cut(blob: bytes, found: Structure, effort: Effort) -> Finding:
         seen, recovered, exact = Walk(0, "cut"), before, False
     scan = found.scans[-1]
     whole = last + (seen.ending == "done")
-    reason = f"it is cut {found.reason}, number {last + 1}, which begins at byte {scan.start}"
+    reason = f"it is cut {found.reason}, number {last + 1}, which begins at byte {scan.start}{_zeros(found)}"
     return _finding(
         "truncated_scan",
         found,
@@ -211,6 +214,10 @@ def _cut(blob: bytes, found: Structure, effort: Effort) -> Finding:
         recovered=recovered,
         exact=exact,
     )
+
+
+def _zeros(found: Structure) -> str:
+    return f"; {found.filled:,} zero bytes follow" if found.filled else ""
 
 
 def _units(blob: bytes, found: Structure, effort: Effort) -> Walk:

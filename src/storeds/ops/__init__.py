@@ -1,9 +1,24 @@
-"""What is done to whole stores: pack, convert, verify, info."""
+"""What is done to whole stores: pack, convert, verify, repair, info."""
 
+from storeds.ops.contact_sheet import ContactSheet
 from storeds.ops.convert import convert
 from storeds.ops.info import Info, info
 from storeds.ops.pack import pack
 from storeds.ops.progress import Progress, ProgressHook
+from storeds.ops.repair import RepairReport, repair
 from storeds.ops.verify import Finding, Report, verify
 
-__all__ = ["Finding", "Info", "Progress", "ProgressHook", "Report", "convert", "info", "pack", "verify"]
+__all__ = [
+    "ContactSheet",
+    "Finding",
+    "Info",
+    "Progress",
+    "ProgressHook",
+    "RepairReport",
+    "Report",
+    "convert",
+    "info",
+    "pack",
+    "repair",
+    "verify",
+]

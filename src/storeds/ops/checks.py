@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
 
 from storeds._columns import read_column
-from storeds.decode import decode_pil, decode_reason
 from storeds.errors import RecordError, StoredsError
-from storeds.jpeg import repair
+from storeds.jpeg import Finding as JpegFinding
+from storeds.ops.pictures import Picture, look
 from storeds.protocols import Array, Backend, Record
 from storeds.record import RecordCodec, checksum
 
@@ -24,21 +24,47 @@ class Finding:
     Attributes
     ----------
     kind : str
-        ``record`` (cannot be read, or its checksum differs), ``image`` (does not decode), ``repairable`` (decodes once
-        its end marker is restored), ``column`` (differs from the records), ``crash`` (reading it killed the process
-        that checked, or made it hang) or ``id`` (the content id differs).
+        ``record`` (cannot be read, or its checksum differs), ``column`` (differs from the records), ``crash`` (reading
+        it killed the process that checked, or made it hang), ``id`` (the content id differs); for a picture what
+        `storeds.jpeg.Finding` calls it (``missing_eoi``, ``truncated_scan``, ``truncated_header``, ``corrupt_data``,
+        ``trailing_data``), ``too_large`` (claims more pixels than are ever allocated) or ``image`` (does not decode).
     message : str
         What, in words.
     position : int or None
         Where.
     key : str or None
         The record's own name.
+    image : str or None
+        The field of the picture.
+    recovered : float or None
+        The share of the picture that is there, 0 to 1.
+    exact : bool
+        Whether `recovered` is that share; else it is a lower bound.
+    format : str or None
+        What it is instead of a JPEG: ``PNG``, ``HTML``, ``empty``, ….
     """
 
     kind: str
     message: str
     position: int | None = None
     key: str | None = None
+    image: str | None = None
+    recovered: float | None = None
+    exact: bool = True
+    format: str | None = None
+
+    @property
+    def severity(self) -> str:
+        """How bad it is, for people: ``harmless``, the share that is there (``62 %``, ``at least 40 %``), or nothing."""
+        if self.kind == "trailing_data":
+            return "harmless"
+        if self.recovered is None:
+            return ""
+        return JpegFinding("corrupt_data", "", recovered=self.recovered, exact=self.exact).share
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the finding as JSON."""
+        return {**asdict(self), "severity": self.severity}
 
 
 @dataclass
@@ -49,6 +75,8 @@ class RunResult:
     ----------
     digests : bytes or None
         The checksums of the records, 8 bytes each; None if one of them could not be read.
+    notes : list of Finding
+        What is odd but no damage.
     """
 
     start: int
@@ -57,6 +85,7 @@ class RunResult:
     images: int = 0
     volume: int = 0
     findings: list[Finding] = field(default_factory=list)
+    notes: list[Finding] = field(default_factory=list)
 
 
 class Checker:
@@ -69,14 +98,26 @@ class Checker:
         Columns that are not to be read.
     announce : callable, optional
         Called with the name of each column before it is read.
+    alive : callable, optional
+        Called before each picture is looked at.
+    deep : bool
+        Whether the codes of whole pictures are followed too.
     """
 
     def __init__(
-        self, backend: Backend, *, skip: Collection[str] = (), announce: Callable[[str], object] | None = None
+        self,
+        backend: Backend,
+        *,
+        skip: Collection[str] = (),
+        announce: Callable[[str], object] | None = None,
+        alive: Callable[[], object] | None = None,
+        deep: bool = False,
     ) -> None:
         self.backend = backend
         self.codec = RecordCodec(backend.meta.fields)
         self.images = [name for name, field in backend.meta.fields.items() if field.kind == "image"]
+        self._alive = alive or (lambda: None)
+        self._effort: Literal["exact", "deep"] = "deep" if deep else "exact"
         self.findings: list[Finding] = []
         self.columns = dict(self._read_columns(skip, announce or (lambda name: None)))
 
@@ -113,18 +154,31 @@ class Checker:
         return checksum(self.codec.pack(self.codec.canonical(record)))
 
     def _check_image(self, name: str, blob: bytes, position: int, key: str | None, result: RunResult) -> None:
-        whole = repair(blob)
-        try:
-            decode_pil(whole, "RGB")
-        except Exception as error:  # decoders raise whatever they like on damaged bytes
-            message = f"{name} does not decode: {decode_reason(error)}"
-            result.findings.append(Finding("image", message, position, key))
-            return
-        result.images += 1
-        if whole is not blob:
-            message = f"{name} is a JPEG without an end marker; it decodes with one"
-            result.findings.append(Finding("repairable", message, position, key))
+        self._alive()
+        picture = look(blob, effort=self._effort, decode=True)
+        result.images += picture.problem is None
+        told = _told(name, picture)
+        if told is not None:
+            finding = replace(told, position=position, key=key)
+            (result.notes if finding.kind == "trailing_data" else result.findings).append(finding)
 
 
 def _same(a: Any, b: Any) -> bool:
     return bool(a == b) or (isinstance(b, float) and math.isnan(a) and math.isnan(b))
+
+
+def _told(name: str, picture: Picture) -> Finding | None:
+    """Return what there is to tell about the picture in field `name`."""
+    seen = picture.finding
+    found = Finding(seen.kind, f"{name}: {seen.reason}", None, None, name, seen.recovered, seen.exact, seen.format)
+    if picture.too_large:
+        return replace(found, kind="too_large", message=f"{name}: {picture.problem}", recovered=None)
+    if seen.is_damaged:
+        if picture.problem in (None, seen.reason):
+            return found
+        message = f"{found.message}; what is there does not decode: {picture.problem}"
+        return replace(found, message=message, recovered=0.0, exact=True)
+    if picture.problem is not None:
+        message = f"{name} does not decode: {seen.reason}, {picture.problem}"
+        return replace(found, kind="image", message=message, recovered=0.0, exact=True)
+    return found if seen.kind == "trailing_data" else None

@@ -10,6 +10,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
@@ -22,9 +23,10 @@ from storeds.stores import open_backend
 __all__ = ["DEADLINE", "Child", "Death", "run_child", "share_of", "start_child"]
 
 DEADLINE = 60.0
-"""Seconds that a child may take for a batch of records; ten times that to open the store or to read a column."""
+"""Seconds that a child may say nothing; ten times that to open the store, to read a column, or for one deep check."""
 
 _PR_SET_PDEATHSIG = 1
+_SIGN = 1.0  # seconds between two signs of life
 _FEWEST = 256  # records for which it pays to start another process
 
 
@@ -53,14 +55,15 @@ class Child:
     start: int
     stop: int | None
     step: int
+    deep: bool = False
     at: int | str | None = None
     silent: float = 0.0
 
     @property
     def deadline(self) -> float:
         """How many seconds the process may take for what it is at."""
-        # Some engines count or read all records for what is no batch.
-        return DEADLINE if isinstance(self.at, int) else 10 * DEADLINE
+        # Some engines count or read all records for what is no batch; and a picture of 50 MB takes a deep check a minute.
+        return DEADLINE if isinstance(self.at, int) and not self.deep else 10 * DEADLINE
 
     def receive(self) -> Any:
         """Return the process's next message; `Death` once there are no more, or when it took too long."""
@@ -97,18 +100,20 @@ run_child(job)
 """
 
 
-def start_child(url: str, start: int, stop: int | None, step: int, *, workers: int, skip: list[str]) -> Child:
+def start_child(
+    url: str, start: int, stop: int | None, step: int, *, workers: int, skip: list[str], deep: bool
+) -> Child:
     """Start a process that does the job of these arguments; see `run_child`."""
     receiver, sender = Pipe(duplex=False)
     with sender:
         command = [sys.executable, "-c", _BOOT]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[sender.fileno()])  # noqa: S603  # our own
         job = {"url": url, "start": start, "stop": stop, "step": step, "workers": workers, "skip": skip}
-        job |= {"descriptor": sender.fileno(), "path": sys.path}
+        job |= {"deep": deep, "descriptor": sender.fileno(), "path": sys.path}
         assert process.stdin is not None
         with suppress(BrokenPipeError), process.stdin:  # a child that is gone already is noticed by its silence
             process.stdin.write(json.dumps(job).encode())
-    return Child(process, receiver, start, stop, step)
+    return Child(process, receiver, start, stop, step, deep)
 
 
 def share_of(count: int, workers: int) -> int:
@@ -123,8 +128,8 @@ def run_child(job: dict[str, Any]) -> None:
     ----------
     job : dict
         ``url``; ``start``, ``stop`` and ``step`` of the records, where ``stop`` may be None: then the store's meta is
-        sent first, and the share of one in ``workers`` is checked; ``skip``, columns to leave alone; ``descriptor`` of
-        the pipe to send through.
+        sent first, and the share of one in ``workers`` is checked; ``skip``, columns to leave alone; ``deep`` as
+        for `verify`; ``descriptor`` of the pipe to send through.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -141,8 +146,25 @@ def _check(sender: Connection, job: dict[str, Any]) -> None:
         if stop is None:
             sender.send(backend.meta)
             stop = min(share_of(len(backend), job["workers"]), len(backend))
-        checker = Checker(backend, skip=job["skip"], announce=sender.send)
+        sign = _Sign(sender)
+        checker = Checker(backend, skip=job["skip"], announce=sender.send, alive=sign, deep=job["deep"])
         sender.send(RunResult(start, start, findings=checker.findings))
         for at in range(start, stop, step):
-            sender.send(at)
+            sign.announce(at)
             sender.send(checker.check(at, min(at + step, stop)))
+
+
+class _Sign:
+    """Says which batch is next, and that again while it takes long: a picture may take a second, and a batch has many."""
+
+    def __init__(self, sender: Connection) -> None:
+        self._sender = sender
+        self._at, self._last = 0, 0.0
+
+    def announce(self, at: int) -> None:
+        self._at, self._last = at, time.monotonic()
+        self._sender.send(at)
+
+    def __call__(self) -> None:
+        if time.monotonic() - self._last > _SIGN:
+            self.announce(self._at)

@@ -22,14 +22,15 @@ _HANG = 10
 
 
 class Children:
-    """Child processes that check the store at `url`, at most `workers` at a time; leaving the context ends them.
+    """Child processes that check the store at `url`, `deep` or not, at most `workers` at a time; leaving the context ends them.
 
     The one that opens the store first goes on to check it, alone if there are few records: starting a process takes
     longer than checking some hundreds.
     """
 
-    def __init__(self, url: str, workers: int) -> None:
+    def __init__(self, url: str, workers: int, *, deep: bool = False) -> None:
         self._url = url
+        self._deep = deep
         self._workers = workers
         self._running: list[Child] = []
         self._waiting: deque[tuple[int, int, int]] = deque()
@@ -105,7 +106,8 @@ class Children:
         return [child for child in self._running if child.connection in ready or child.silent > child.deadline]
 
     def _start(self, start: int, stop: int | None, step: int) -> Child:
-        child = start_child(self._url, start, stop, step, workers=self._workers, skip=self._skip)
+        workers, skip, deep = self._workers, self._skip, self._deep
+        child = start_child(self._url, start, stop, step, workers=workers, skip=skip, deep=deep)
         self._running.append(child)
         return child
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from storeds._meta import NATIVE
 from storeds._url import redact
-from storeds.errors import FormatError, RecordError
-from storeds.ops.progress import Progress, ProgressHook
+from storeds.errors import FormatError
+from storeds.ops._batches import read_batches
+from storeds.ops.progress import ProgressHook
 from storeds.ops.resumable import resumable
-from storeds.protocols import Backend, Meta, Record
+from storeds.protocols import Meta
 from storeds.stores import open_backend, open_writer
 
 __all__ = ["convert"]
-
-_BATCH = 64
 
 
 def convert(
@@ -59,7 +56,7 @@ def convert(
             plan={"convert": source.meta.id},
         )
         with resumable(writer):
-            for records, state in _batches(source, writer.count):
+            for records, state in read_batches(source, writer.count):
                 writer.append(records)
                 if progress is not None:
                     progress(state)
@@ -70,15 +67,3 @@ def convert(
                 f"source's {source.meta.id}: the source is damaged; run storeds verify on it"
             )
         return meta
-
-
-def _batches(source: Backend, start: int) -> Iterator[tuple[list[Record], Progress]]:
-    volume = 0
-    for first in range(start, len(source), _BATCH):
-        records: list[Record] = []
-        for record in source.get_many(range(first, min(first + _BATCH, len(source)))):
-            if isinstance(record, RecordError):
-                raise record
-            records.append(record)
-            volume += sum(len(value) for value in record.values() if isinstance(value, bytes))
-        yield records, Progress(first + len(records), len(source), volume)

@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
 from storeds._suggest import suggest
+from storeds._url import redact
 from storeds._writer import COMMIT_EVERY
 from storeds.errors import ConfigError, RecordError
+from storeds.ops.finding_fields import FindingFields
 from storeds.ops.prepare import Prepared, Preparer, prepared_chunks
 from storeds.ops.progress import Progress, ProgressHook
 from storeds.ops.resumable import resumable
@@ -32,6 +34,7 @@ def pack(
     split: Mapping[str, float] | None = None,
     max_side: int | None = None,
     quality: int | None = None,
+    check: bool = False,
     workers: int | None = None,
     overwrite: bool = False,
     resume: bool = False,
@@ -61,6 +64,10 @@ def pack(
         Scale larger images down to this many pixels on their longer side, and encode them anew as JPEG.
     quality : int, optional
         Encode every image anew as JPEG of this quality, 1 to 95 (90 for those that `max_side` scales).
+    check : bool
+        Triage every picture, as it came, and keep in two more fields what was found: ``finding`` (``intact``,
+        ``truncated_scan``, …) and ``recovered`` (the share of the picture that is there), see `storeds.ops.repair`. Bytes
+        stay as they are.
     workers : int, optional
         Processes that read, check and encode; by default one per CPU if images are encoded anew, else none. The
         result does not depend on it.
@@ -92,13 +99,15 @@ def pack(
         raise ConfigError(f"workers must be 0 or more, got {workers}")
     opened = open_source(source, kind=kind, **source_options)
     fields = _fields(opened, shares)
-    plan: JSON = {
-        "source": opened.fingerprint,
-        "options": {"on_bad": on_bad, "split": dict(shares), "max_side": max_side, "quality": quality},
-    }
+    findings = FindingFields(fields, _named(source)) if check else None
+    options: dict[str, JSON] = {"on_bad": on_bad, "split": dict(shares), "max_side": max_side, "quality": quality}
+    if check:
+        options["check"] = True
+    plan: JSON = {"source": opened.fingerprint, "options": options}
     encodes = max_side is not None or quality is not None
     count = workers if workers is not None else (len(os.sched_getaffinity(0)) if encodes else 0)
-    preparer = Preparer(opened, max_side, quality, shares)
+    preparer = Preparer(opened, max_side, quality, shares, findings)
+    fields = findings.fields if findings else fields
     writer = open_writer(url, fields, overwrite=overwrite, resume=resume, commit_every=commit_every, plan=plan)
     with resumable(writer):
         run = _Run(writer, opened, on_bad, progress, on_problem)
@@ -120,6 +129,10 @@ def _check(
     if shares and (any(share < 0 for _, share in shares) or abs(sum(share for _, share in shares) - 1) > 1e-6):
         raise ConfigError(f"the shares of split must be positive and sum to 1, got {dict(shares)}")
     return shares
+
+
+def _named(source: Any) -> str:
+    return redact(os.fspath(source)) if isinstance(source, (str, os.PathLike)) else f"the {type(source).__name__}"
 
 
 def _fields(source: PackSource, shares: tuple[tuple[str, float], ...]) -> dict[str, Field]:

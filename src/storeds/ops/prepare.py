@@ -18,7 +18,9 @@ from PIL import Image, ImageOps
 
 from storeds.decode import decode_reason
 from storeds.errors import StoredsError
-from storeds.jpeg import repair
+from storeds.jpeg import Finding, repair, triage
+from storeds.ops.finding_fields import FindingFields
+from storeds.ops.pictures import look
 from storeds.ops.sources.base import BadItem, PackSource
 from storeds.protocols import Record
 
@@ -42,7 +44,7 @@ class Prepared:
     reason : str or None
         What is wrong with it.
     odd : bool
-        Whether it is a JPEG that lacks its end marker, which readers restore.
+        Whether it has a damaged JPEG, which readers mend or refuse.
     """
 
     record: Record | None
@@ -63,12 +65,15 @@ class Preparer:
         Every image is encoded anew as JPEG of this quality.
     split : tuple of (str, float)
         Names and shares; a record's ``split`` depends on its key alone.
+    findings : FindingFields, optional
+        Fields to fill in with what is found in the pictures, as they came.
     """
 
     source: PackSource
     max_side: int | None = None
     quality: int | None = None
     split: tuple[tuple[str, float], ...] = ()
+    findings: FindingFields | None = None
 
     def prepare(self, index: int) -> Prepared:
         """Return what became of item `index`; raises nothing for a bad one."""
@@ -81,20 +86,30 @@ class Preparer:
         reasons, odd = [], False
         for name, field in self.source.fields.items():
             if field.kind == "image":
-                record[name], reason = self._image(record[name])
-                odd = odd or repair(record[name]) is not record[name]
+                finding = self._check(record, name)
+                record[name], reason = self._image(record[name], finding)
                 if reason is not None:
                     reasons.append(reason)
+                elif finding.is_damaged:
+                    odd = True
         return Prepared(record, "; ".join(reasons) or None, odd)
 
-    def _image(self, blob: bytes) -> tuple[bytes, str | None]:
+    def _check(self, record: Record, image: str) -> Finding:
+        """Return what triage says about field `image` of `record`, whose finding is filled in if that is asked for."""
+        if self.findings is None:
+            return triage(record[image], effort="quick")
+        picture = look(record[image])
+        record.update(self.findings.values(record, image, picture))
+        return picture.finding
+
+    def _image(self, blob: bytes, finding: Finding) -> tuple[bytes, str | None]:
         if not blob:
             return blob, "is empty (0 bytes)"
         try:
             # Pillow reads the header only; the frame is decoded when it has to be encoded anew.
             with Image.open(io.BytesIO(blob)) as image:
                 large = self.max_side is not None and max(image.size) > self.max_side
-                return (self._encode(repair(blob)) if large or self.quality is not None else blob), None
+                return (self._encode(repair(blob, finding)) if large or self.quality is not None else blob), None
         except Exception as error:  # decoders raise whatever they like on damaged bytes
             return (
                 blob,

@@ -22,7 +22,7 @@ class Progress:
     bad : int
         Items with a problem.
     odd : int
-        JPEGs without an end marker.
+        Damaged JPEGs; for `verify`, notes.
     """
 
     done: int

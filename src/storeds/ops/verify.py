@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -37,6 +38,8 @@ class Report:
         Images decoded.
     findings : list of Finding
         By position; what concerns the whole store comes first.
+    notes : list of Finding
+        What is odd but harmless, by position: bytes after the end of a picture.
     """
 
     url: str
@@ -44,24 +47,35 @@ class Report:
     count: int
     images: int = 0
     findings: list[Finding] = field(default_factory=list)
+    notes: list[Finding] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
-        """Whether nothing was found."""
+        """Whether nothing was found; notes do not count."""
         return not self.findings
+
+    @property
+    def kinds(self) -> dict[str, int]:
+        """Kind → how many findings and notes, the most frequent first."""
+        return dict(Counter(finding.kind for finding in (*self.findings, *self.notes)).most_common())
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON."""
-        return {"ok": self.ok, **asdict(self)}
+        findings = [finding.to_json() for finding in self.findings]
+        notes = [finding.to_json() for finding in self.notes]
+        return {"ok": self.ok, **asdict(self), "findings": findings, "notes": notes, "kinds": self.kinds}
 
 
-def verify(url: str, *, workers: int | None = None, progress: ProgressHook | None = None) -> Report:
+def verify(url: str, *, deep: bool = False, workers: int | None = None, progress: ProgressHook | None = None) -> Report:
     """Check every record's checksum, every image, every column and the content id of the store at `url`.
 
     Parameters
     ----------
     url : str
         See `open_backend`.
+    deep : bool
+        Follow the codes of whole JPEGs too: that finds data which end early, or make no sense, before an end marker that is
+        there. It takes some ten times as long.
     workers : int, optional
         Child processes that read and check, one per CPU by default. A damaged store may kill them or make them hang:
         the report says at which record. 0 checks in this process, which then may die itself; so do engines that no other process reaches.
@@ -82,18 +96,18 @@ def verify(url: str, *, workers: int | None = None, progress: ProgressHook | Non
         raise ConfigError(f"workers must be 0 or more, got {workers}")
     count = len(os.sched_getaffinity(0)) if workers is None else workers
     if count and scheme_of(url, writing=False) in _SHARED:
-        with Children(url, count) as children:
+        with Children(url, count, deep=deep) as children:
             meta = children.open()
             if isinstance(meta, Finding):
                 return Report(redact(url), "", 0, findings=[meta])
             return _collect(Report(redact(url), meta.id, meta.count), meta, children.check(), progress)
     with open_backend(url) as backend:
         report = Report(backend.url, backend.meta.id, backend.meta.count)
-        return _collect(report, backend.meta, _check_here(backend), progress)
+        return _collect(report, backend.meta, _check_here(backend, deep), progress)
 
 
-def _check_here(backend: Backend) -> Iterator[RunResult]:
-    checker = Checker(backend)
+def _check_here(backend: Backend, deep: bool) -> Iterator[RunResult]:
+    checker = Checker(backend, deep=deep)
     yield RunResult(0, 0, findings=checker.findings)
     for start in range(0, len(backend), _STEP):
         yield checker.check(start, min(start + _STEP, len(backend)))
@@ -105,11 +119,12 @@ def _collect(report: Report, meta: Meta, runs: Iterator[RunResult], progress: Pr
     for run in runs:
         report.images += run.images
         report.findings += run.findings
+        report.notes += run.notes
         if run.digests is not None:
             digests[run.start] = digests.get(run.start, b"") + run.digests
         done, volume = done + run.stop - run.start, volume + run.volume
         if progress is not None:
-            progress(Progress(done, meta.count, volume, bad=len(report.findings)))
+            progress(Progress(done, meta.count, volume, bad=len(report.findings), odd=len(report.notes)))
     content = ContentHash()
     for start in sorted(digests):
         content.update(digests[start])
@@ -117,5 +132,6 @@ def _collect(report: Report, meta: Meta, runs: Iterator[RunResult], progress: Pr
     if complete and meta.layout == NATIVE and content.finish(meta.fields, meta.attrs) != meta.id:
         message = f"the records are whole, but their content id is not {meta.id}: some were added, removed or moved"
         report.findings.append(Finding("id", message))
-    report.findings.sort(key=lambda finding: -1 if finding.position is None else finding.position)
+    for told in (report.findings, report.notes):
+        told.sort(key=lambda finding: -1 if finding.position is None else finding.position)
     return report

@@ -1,0 +1,192 @@
+"""The order of an epoch as a keyed permutation, computed position by position and never held as a list."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeAlias
+
+import numpy as np
+import xxhash
+
+__all__ = ["MAX_COUNT", "Order", "permute", "round_keys"]
+
+Uints: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint64]]
+
+MAX_COUNT = 2**62
+"""The largest set that is permuted: sums of two positions still fit into 64 bits."""
+
+_ROUNDS = 10
+_CHUNK = 4096
+# A Feistel network with two bits a side prefers some orders (measured), so so few elements are ranked by a hash.
+_RANKED = 64
+_MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+_SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
+
+
+def round_keys(*key: object) -> Uints:
+    """Return the keys of all rounds: a function of the texts of `key`, the same on every machine."""
+    text = "/".join(map(str, key))
+    return np.array([xxhash.xxh3_64_intdigest(f"{text}/{at}".encode()) for at in range(_ROUNDS)], dtype=np.uint64)
+
+
+def permute(values: Uints, count: int, keys: Uints, tweak: Uints | None = None, *, inverse: bool = False) -> Uints:
+    """Map `values`, all in ``[0, count)``, through a bijection of that range.
+
+    Parameters
+    ----------
+    values : uint64 array
+        Any of the range, in any order; each is mapped on its own.
+    count : int
+        At most `MAX_COUNT`.
+    keys : uint64 array
+        From `round_keys`: which bijection.
+    tweak : uint64 array, optional
+        As long as `values`: chooses another bijection for each value.
+    inverse : bool
+        Map back.
+
+    Notes
+    -----
+    A Feistel network over the smallest power of two that holds `count`, its round function the finaliser of splitmix64;
+    what falls outside the range goes round again until it is inside (cycle walking, Black and Rogaway 2002).
+    """
+    if count < 2 or not values.size:
+        return values
+    tweak = np.zeros_like(values) if tweak is None else _mix(tweak)
+    if count <= _RANKED:
+        return _rank(values, count, keys, tweak, inverse)
+    bits = (count - 1).bit_length()
+    out = _feistel(values, bits, keys, tweak, inverse)
+    while (outside := np.flatnonzero(out >= np.uint64(count))).size:
+        out[outside] = _feistel(out[outside], bits, keys, tweak[outside], inverse)
+    return out
+
+
+def _mix(values: Uints) -> Uints:
+    """Return the splitmix64 finaliser of each value."""
+    values = (values ^ (values >> _SHIFTS[0])) * _MIX[0]
+    values = (values ^ (values >> _SHIFTS[1])) * _MIX[1]
+    return values ^ (values >> _SHIFTS[2])
+
+
+def _rank(values: Uints, count: int, keys: Uints, tweak: Uints, inverse: bool) -> Uints:
+    """Map each value to the rank of its hash among those of the whole range; the hash is a bijection, so none tie."""
+    everything = np.arange(count, dtype=np.uint64)
+    hashes = _mix(_mix((everything ^ tweak[:, None]) + keys[0]) + keys[1])
+    rows, at = np.arange(len(values)), values.astype(np.intp)
+    if inverse:
+        ranked: Uints = np.argsort(hashes, axis=1)[rows, at].astype(np.uint64)
+    else:
+        ranked = (hashes < hashes[rows, at][:, None]).sum(axis=1, dtype=np.uint64)
+    return ranked
+
+
+def _feistel(values: Uints, bits: int, keys: Uints, tweak: Uints, inverse: bool) -> Uints:
+    """Return a bijection of ``[0, 2**bits)``; the sides take turns, so they need not be equally wide."""
+    low = np.uint64(bits // 2)
+    low_mask, high_mask = np.uint64(2 ** (bits // 2) - 1), np.uint64(2 ** (bits - bits // 2) - 1)
+    left, right = values >> low, values & low_mask
+    for at in reversed(range(_ROUNDS)) if inverse else range(_ROUNDS):
+        if at % 2:
+            right = right ^ (_mix((left ^ tweak) + keys[at]) & low_mask)
+        else:
+            left = left ^ (_mix((right ^ tweak) + keys[at]) & high_mask)
+    return (left << low) | right
+
+
+@dataclass(frozen=True)
+class Order:
+    """The order of one epoch: position in the epoch → index of a sample, a bijection of ``[0, count)``.
+
+    Parameters
+    ----------
+    count, seed, epoch
+        How many samples, and which of the shuffles.
+    shuffle : bool
+        Without, the order is that of the indices.
+    block_size, window : int, optional
+        Shuffle blocks of so many consecutive indices, and then the samples within every `window` blocks that came to
+        stand in a row.
+    """
+
+    count: int
+    seed: int
+    epoch: int
+    shuffle: bool = True
+    block_size: int | None = None
+    window: int | None = None
+    _keys: Uints = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_keys", round_keys("storeds.order", 1, self.seed, self.epoch))
+
+    def indices(self, positions: Uints) -> Uints:
+        """Return the index at each of `positions`, all of which are in ``[0, count)``."""
+        if not self.shuffle or self.count < 2:
+            return positions
+        if self.block_size is None:
+            return permute(positions, self.count, self._keys)
+        return self._in_blocks.indices(positions)
+
+    def walk(self, first: int, stride: int, steps: int) -> Iterator[int]:
+        """Yield the index at every `stride`-th position, and at positions past the end from the beginning again."""
+        for done in range(0, steps, _CHUNK):
+            step = np.arange(done, min(done + _CHUNK, steps), dtype=np.uint64)
+            positions = (step * np.uint64(stride) + np.uint64(first)) % np.uint64(self.count)
+            yield from self.indices(positions).tolist()
+
+    @cached_property
+    def _in_blocks(self) -> _Blocks:
+        assert self.block_size is not None
+        keys = round_keys("storeds.order.window", 1, self.seed, self.epoch)
+        return _Blocks(self.count, self.block_size, self.window or 1, self._keys, keys)
+
+
+class _Blocks:
+    """Blocks of consecutive indices in a shuffled row of *slots*, and samples shuffled within windows of slots.
+
+    All blocks are `size` long but the last, which is shorter by `missing` and stands at slot `ragged` of the row.
+    """
+
+    def __init__(self, count: int, size: int, window: int, block_keys: Uints, sample_keys: Uints) -> None:
+        size = max(1, min(size, count))
+        self.blocks = -(-count // size)
+        window = max(1, min(window, self.blocks))
+        self.count, self.size, self.window = count, np.uint64(size), np.uint64(window)
+        self.block_keys, self.sample_keys = block_keys, sample_keys
+        self.missing = np.uint64(self.blocks * size - count)
+        last = np.array([self.blocks - 1], dtype=np.uint64)
+        self.ragged = permute(last, self.blocks, block_keys, inverse=True)[0]
+
+    def indices(self, positions: Uints) -> Uints:
+        """Return the index at each position."""
+        window = self._window(positions)
+        first = self._start(window * self.window)
+        lengths = np.minimum(self._start((window + np.uint64(1)) * self.window), np.uint64(self.count)) - first
+        places = positions - first
+        for length in np.unique(lengths):  # all alike, but for the ragged window and the last one
+            same = np.flatnonzero(lengths == length)
+            places[same] = permute(places[same], int(length), self.sample_keys, window[same])
+        return self._at(first + places)
+
+    def _start(self, slots: Uints) -> Uints:
+        """Return how many samples stand before each slot."""
+        behind = slots > self.ragged
+        starts: Uints = slots * self.size - self.missing * behind
+        return starts
+
+    def _slot(self, places: Uints) -> Uints:
+        """Return the slot that each place in the row of all samples falls in."""
+        behind = places >= (self.ragged + np.uint64(1)) * self.size - self.missing
+        slots: Uints = (places + self.missing * behind) // self.size
+        return slots
+
+    def _window(self, positions: Uints) -> Uints:
+        return self._slot(positions) // self.window
+
+    def _at(self, places: Uints) -> Uints:
+        """Return the index at each place of the row of blocks, before samples were shuffled."""
+        slots = self._slot(places)
+        return permute(slots, self.blocks, self.block_keys) * self.size + (places - self._start(slots))

@@ -1,0 +1,97 @@
+"""Makes samples: one storage call for all their records, then for each what the reader and the transforms make of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from storeds.errors import DecodeError, RecordError, TransformError
+from storeds.protocols import Backend, Reader, Record, SampleContext
+from storeds.selection import Selection
+from storeds.transforms import BoundTransform
+
+__all__ = ["SampleMaker"]
+
+
+@dataclass(frozen=True)
+class SampleMaker:
+    """Makes samples of one dataset. Thread-safe; pickles small.
+
+    Parameters
+    ----------
+    view : Backend
+        The store, or what ``where=`` selects of it.
+    reader : Reader
+        Bound to `view`.
+    transforms : sequence of (str, BoundTransform)
+        Element → what is applied to it.
+    as_dict : bool
+        Leave samples as dicts.
+    """
+
+    view: Backend
+    reader: Reader[Any]
+    transforms: Sequence[tuple[str, BoundTransform]]
+    as_dict: bool
+
+    def make(self, contexts: Sequence[SampleContext]) -> Iterator[Any | RecordError]:
+        """Yield for each context its sample, or the error that names its place; all records are read at once.
+
+        Raises
+        ------
+        UnavailableError
+            The engine cannot be reached.
+        """
+        located = [self.reader.locate(context.index, context) for context in contexts]
+        flat = [position for positions in located for position in positions]
+        records = iter(self.view.get_many(flat, self.reader.stored))
+        for positions, context in zip(located, contexts, strict=True):
+            yield self._sample([next(records) for _ in positions], positions, context)
+
+    def _sample(self, records: list[Record | RecordError], positions: Sequence[int], context: SampleContext) -> Any:
+        for record in records:
+            if isinstance(record, RecordError):
+                return record
+        try:
+            sample = self.reader.build(records, context)  # type: ignore[arg-type]  # errors are gone
+        except DecodeError as error:
+            return self.placed(DecodeError, positions, str(error), error.kind, error.__cause__)
+        for name, transform in self.transforms:
+            try:
+                sample[name] = transform(sample[name], context)
+            except Exception as error:  # whatever a user's transform raises
+                reason = f"transform {transform!r} failed on {name!r}: {type(error).__name__}: {error}"
+                return self.placed(TransformError, positions, reason, None, error)
+        if self.as_dict or not isinstance(sample, dict):
+            return sample
+        return tuple(sample[name] for name in self.reader.fields)
+
+    def placed(
+        self,
+        error: type[RecordError],
+        positions: Sequence[int],
+        reason: str,
+        kind: str | None = None,
+        cause: BaseException | None = None,
+    ) -> RecordError:
+        """Return an error of that class that names the place of the first of `positions` in the store."""
+        position = positions[0] if positions else -1
+        if positions and isinstance(self.view, Selection):
+            position = int(self.view.positions[position])
+        made = error.at(self.view.url, position, reason, kind=kind)
+        made.__cause__ = cause
+        return made
+
+    def with_key(self, error: RecordError, context: SampleContext) -> RecordError:
+        """Return `error` with the record's own name, where the store has names; that takes a storage call."""
+        positions = self.reader.locate(context.index, context)
+        if error.key is not None or error.position is None or not positions or "key" not in self.view.meta.fields:
+            return error
+        (record,) = self.view.get_many([positions[0]], ("key",))
+        if isinstance(record, RecordError):
+            return error
+        url = error.url or self.view.url
+        named = type(error).at(url, error.position, error.reason, key=str(record["key"]), kind=error.kind)
+        named.__cause__ = error.__cause__
+        return named

@@ -1,0 +1,142 @@
+"""Makes a batch of samples: drops skipped ones, pads what varies in length, copies each value once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn, TypeAlias
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import get_worker_info
+from torch.utils.data._utils.collate import collate as torch_collate
+from torch.utils.data._utils.collate import default_collate_fn_map
+
+from storeds.errors import BadSamplesError, ConfigError
+from storeds.policy import Skipped
+
+__all__ = ["Padded", "collate"]
+
+_Map: TypeAlias = dict[Any, Callable[..., Any]]
+
+
+class Padded(NamedTuple):
+    """Values of different lengths, as one tensor.
+
+    Attributes
+    ----------
+    values : Tensor
+        Shape (batch, longest, …); zero (False) beyond each one's length.
+    mask : Tensor
+        bool, shape (batch, longest): where a value is.
+    """
+
+    values: torch.Tensor
+    mask: torch.Tensor
+
+
+def collate(batch: Sequence[Any], *, pad: Collection[str | int] = ()) -> Any:
+    """Return the batch of some samples, as `torch.utils.data.default_collate` does, but for two things.
+
+    A `Skipped` in the place of a bad sample is dropped. Arrays and tensors that differ in their first dimension alone
+    are padded with zeros at its end: they become `Padded`; in a dict sample ``{"clip": …}`` the values stay under
+    ``clip``, and the mask comes beside them under ``clip_mask``.
+
+    Parameters
+    ----------
+    batch : sequence
+        Samples: tuples, dicts or single values.
+    pad : collection of str or int
+        Elements that are padded, with a mask, in every batch, even where all lengths happen to be equal; by name in a
+        dict, by place in a tuple. Pass ``functools.partial(storeds.collate, pad=["clip"])`` as ``collate_fn``.
+
+    Returns
+    -------
+    Any
+        Of the structure of a sample. In a worker, tensors lie in shared memory: the values are copied once.
+
+    Raises
+    ------
+    BadSamplesError
+        Every sample was skipped.
+    ConfigError
+        Values cannot be batched; the message says which and what to do.
+    """
+    samples = [sample for sample in batch if not isinstance(sample, Skipped)]
+    if not samples:
+        first = f"; the first: sample {batch[0].index} of {batch[0].url}, {batch[0].reason}" if batch else ""
+        raise BadSamplesError(f"all {len(batch)} samples of a batch were skipped{first}")
+    first = samples[0]
+    if isinstance(first, Mapping):
+        return _collate_dicts(samples, pad)
+    if isinstance(first, tuple):
+        columns = [_collate_values(column, at in pad) for at, column in enumerate(zip(*samples, strict=True))]
+        return type(first)(*columns) if hasattr(first, "_fields") else columns
+    return _collate_values(samples, 0 in pad)
+
+
+def _collate_dicts(samples: Sequence[Mapping[str, Any]], pad: Collection[str | int]) -> dict[str, Any]:
+    batch: dict[str, Any] = {}
+    for name in samples[0]:
+        value = _collate_values([sample[name] for sample in samples], name in pad)
+        if isinstance(value, Padded):
+            batch[name], batch[f"{name}_mask"] = value
+        else:
+            batch[name] = value
+    return batch
+
+
+def _collate_values(values: Sequence[Any], always_pad: bool) -> Any:
+    if always_pad:
+        return _pad([torch.as_tensor(value) for value in values])
+    return torch_collate(values, collate_fn_map=_MAP)
+
+
+def _stack(tensors: Sequence[torch.Tensor], *, collate_fn_map: Any = None) -> Any:
+    shapes = {tensor.shape for tensor in tensors}
+    if len(shapes) == 1:
+        return default_collate_fn_map[torch.Tensor](tensors, collate_fn_map=collate_fn_map)
+    shape = tensors[0].shape
+    # What has one, three or four planes is an image, whose planes are no length.
+    is_image = len(shape) == 3 and all(tensor.ndim == 3 and tensor.shape[0] <= 4 for tensor in tensors)
+    if is_image or len({tensor.shape[1:] for tensor in tensors}) > 1 or not all(tensor.ndim for tensor in tensors):
+        raise ConfigError(
+            f"values of shapes {', '.join(sorted(str(tuple(shape)) for shape in shapes))} make no batch: let a transform "
+            "give them one size (Resize, RandomResizedCrop), or pass a collate_fn of your own"
+        )
+    return _pad(tensors)
+
+
+def _stack_arrays(arrays: Sequence[np.ndarray[Any, Any]], *, collate_fn_map: Any = None) -> Any:
+    if arrays[0].dtype.kind in "SUO":
+        return list(arrays)
+    return _stack([torch.as_tensor(array) for array in arrays], collate_fn_map=collate_fn_map)
+
+
+def _pad(tensors: Sequence[torch.Tensor]) -> Padded:
+    lengths = [len(tensor) for tensor in tensors]
+    size = (len(tensors), max(lengths), *tensors[0].shape[1:])
+    values = tensors[0].new_zeros(size)
+    mask = torch.zeros(size[:2], dtype=torch.bool)
+    if get_worker_info() is not None:  # so that they are written where the main process reads them
+        values.share_memory_()  # type: ignore[no-untyped-call]
+        mask.share_memory_()  # type: ignore[no-untyped-call]
+    for row, (tensor, length) in enumerate(zip(tensors, lengths, strict=True)):
+        values[row, :length] = tensor
+        mask[row, :length] = True
+    return Padded(values, mask)
+
+
+def _refuse_images(images: Sequence[Any], **_: Any) -> NoReturn:
+    raise ConfigError(
+        "Pillow images make no batch: use decode='tensor', or a transform that gives tensors (ToTensor), or a collate_fn of "
+        "your own"
+    )
+
+
+_MAP: _Map = {
+    **default_collate_fn_map,
+    torch.Tensor: _stack,
+    np.ndarray: _stack_arrays,
+    Image.Image: _refuse_images,
+}

@@ -1,0 +1,142 @@
+"""What all commands share: the application, errors as exit codes, progress, output for people and for programs."""
+
+from __future__ import annotations
+
+import functools
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+from rich.text import Text
+
+from storeds._url import redact
+from storeds.errors import ConfigError, MissingDependencyError, StoredsError, UnavailableError
+from storeds.ops.progress import Progress, ProgressHook
+
+__all__ = [
+    "ERR",
+    "OUT",
+    "AsJson",
+    "CommitEvery",
+    "Overwrite",
+    "Resume",
+    "app",
+    "command",
+    "config_app",
+    "main",
+    "print_json",
+    "print_table",
+    "progress",
+]
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="One dataset over HDF5, LMDB and MongoDB.")
+config_app = typer.Typer(no_args_is_help=True, help="About config files.")
+app.add_typer(config_app, name="config")
+
+OUT, ERR = Console(soft_wrap=True), Console(stderr=True, soft_wrap=True)
+_WIDE = 4000  # columns of what is no terminal: there a program reads, and a folded path is none
+F = TypeVar("F", bound=Callable[..., Any])
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace a store that exists, and what an interrupted writer left.")
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from what an interrupted writer left.")]
+CommitEvery = Annotated[int, typer.Option("--commit-every", help="Records per durable batch.")]
+
+
+def main() -> None:
+    """Run the command line."""
+    # As Ctrl-C does, so that a writer keeps what is durable.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    app(prog_name="storeds")
+
+
+def _exit_code(error: StoredsError) -> int:
+    if isinstance(error, (ConfigError, MissingDependencyError)):
+        return 2
+    return 4 if isinstance(error, UnavailableError) else 3
+
+
+def command(function: F) -> F:
+    """Turn our errors into a message and an exit code."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **options: Any) -> None:
+        try:
+            function(*args, **options)
+        except StoredsError as error:
+            if options.get("as_json"):
+                print_json({"error": {"type": type(error).__name__, "message": redact(str(error))}})
+            else:
+                ERR.print(f"[bold red]error:[/] {type(error).__name__}: ", end="")
+                ERR.print(redact(str(error)), markup=False, highlight=False)
+            raise typer.Exit(_exit_code(error)) from None
+        except KeyboardInterrupt:
+            ERR.print("interrupted; what is durable stays, --resume goes on from there")
+            raise typer.Exit(130) from None
+
+    return run  # type: ignore[return-value]  # same signature, by wraps
+
+
+def print_json(value: Any) -> None:
+    """Write `value` to stdout as one line of JSON."""
+    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+
+
+def print_table(columns: Mapping[str, str], rows: Iterator[tuple[str, ...]]) -> None:
+    """Print a table for people.
+
+    Parameters
+    ----------
+    columns : mapping
+        Heading → ``left`` or ``right``.
+    rows : iterator of tuple of str
+        Any text, names of users' files among it.
+    """
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for heading, side in columns.items():
+        table.add_column(heading, justify="right" if side == "right" else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text("".join(c if c.isprintable() else ascii(c)[1:-1] for c in cell)) for cell in row))
+    console = OUT if OUT.is_terminal else Console(width=_WIDE)
+    with console.capture() as captured:
+        console.print(table)
+    # Rich fills lines up with spaces, to the width of the longest cell.
+    sys.stdout.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines() if line.strip())
+
+
+@contextmanager
+def progress(what: str, *, quiet: bool) -> Iterator[ProgressHook | None]:
+    """Show a bar on stderr while the body runs; gives what is to be called with each `Progress`."""
+    if quiet:
+        yield None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Bar(*columns, console=ERR, transient=True) as bar:
+        task = bar.add_task(what, total=None, rate="")
+
+        def show(state: Progress) -> None:
+            seconds = max(bar.tasks[0].elapsed or 0.0, 1e-9)
+            rate = f"{state.done / seconds:,.0f}/s {state.bytes / seconds / 1e6:,.1f} MB/s"
+            rate += f" {state.bad} bad" if state.bad else ""
+            rate += f" {state.odd} odd" if state.odd else ""
+            bar.update(task, completed=state.done, total=state.total, rate=rate)
+
+        yield show

@@ -1,0 +1,91 @@
+"""The commands that show something: info, backends, config schema, demo."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from storeds import __version__, ops, registry
+from storeds.cli._frame import OUT, AsJson, app, command, config_app, print_json
+
+__all__ = ["backends", "demo", "info", "root", "schema"]
+
+
+@app.command()
+@command
+def info(url: Annotated[str, typer.Argument(help="The store.")], as_json: AsJson = False) -> None:
+    """Say what is in a store, without reading blobs."""
+    found = ops.info(url).to_json()
+    if as_json:
+        print_json(found)
+        return
+    table = Table(show_header=False, box=None)
+    fields = found.pop("fields")
+    found["fields"] = ", ".join(f"{row['name']}: {_kind(row)}" for row in fields)
+    found["attrs"] = json.dumps(found.pop("attrs"), ensure_ascii=False)
+    found["handle"] = ", ".join(f"{name}={value}" for name, value in found.pop("handle").items())
+    found["advice"] = "; ".join(found.pop("advice")) or "none: all is well"
+    for name, value in found.items():
+        if value is not None:
+            text = f"{value:,}" if isinstance(value, int) else str(value)
+            table.add_row(name, text if len(text) < 400 else f"{text[:400]} …")
+    OUT.print(table)
+
+
+def _kind(row: dict[str, Any]) -> str:
+    return f"{row['kind']} {row['dtype']} {row['shape']}" if row["kind"] == "array" else str(row["kind"])
+
+
+@app.command()
+@command
+def backends(as_json: AsJson = False) -> None:
+    """List every plug-in: where it comes from, what it needs, whether it loads."""
+    known = (registry.BACKENDS, registry.LAYOUTS, registry.READERS, registry.DECODERS)
+    rows = [{"sort": kind.what, **row} for kind in known for row in kind.describe()]
+    if as_json:
+        print_json({"plugins": rows})
+        return
+    table = Table(*("sort", "name", "origin", "needs", "state"))
+    for row in rows:
+        table.add_row(*row.values())
+    OUT.print(table)
+
+
+@config_app.command("schema")
+@command
+def schema(as_json: AsJson = False) -> None:
+    """Print the JSON Schema of a config."""
+    from storeds.config import config_schema
+
+    sys.stdout.write(json.dumps(config_schema(), indent=None if as_json else 2) + "\n")
+
+
+@app.command()
+@command
+def demo(
+    work: Annotated[
+        Path | None, typer.Option(help="Where stores and images go; a temporary folder by default.")
+    ] = None,
+    mongodb: Annotated[
+        str | None, typer.Option(help="A MongoDB server's URL; by default one is started for the demo.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Pack real images, train from a config, and show the same samples from all three engines."""
+    from storeds.demo import run_demo
+
+    if not run_demo(work, mongodb, as_json=as_json):
+        raise typer.Exit(1)
+
+
+@app.callback(invoke_without_command=True)
+def root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    """One dataset over HDF5, LMDB and MongoDB."""
+    if version:
+        OUT.print(f"storeds {__version__}", highlight=False)
+        raise typer.Exit

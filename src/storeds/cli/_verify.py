@@ -1,0 +1,70 @@
+"""The command verify: what is wrong with a store, as a table, as JSON, as a sheet of pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from storeds import ops
+from storeds.cli._frame import OUT, AsJson, app, command, print_json, print_table, progress
+from storeds.ops.verify import Report
+
+__all__ = ["verify"]
+
+_NOTES = 20  # lines; of trailing bytes there may be as many as records
+
+
+@app.command()
+@command
+def verify(
+    url: Annotated[str, typer.Argument(help="The store.")],
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Follow the codes of whole JPEGs too, at some ten times the cost.")
+    ] = False,
+    contact_sheet: Annotated[
+        Path | None, typer.Option(help="Draw the damaged pictures, as they decode once mended, into this .png file.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes that check; one per CPU by default.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check every record, image and column of a store; exit code 1 if something is wrong."""
+    sheet = None if contact_sheet is None else ops.ContactSheet(contact_sheet)
+    with progress("verify", quiet=as_json) as hook:
+        report = ops.verify(url, deep=deep, workers=workers, progress=hook)
+    drawn = None if sheet is None else sheet.draw(url, report.findings)
+    if as_json:
+        print_json(report.to_json())
+    else:
+        _show(report)
+        if sheet is not None:
+            OUT.print(f"{sheet.path}: {drawn} pictures", markup=False, highlight=False)
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+def _show(report: Report) -> None:
+    if report.kinds:
+        columns = {"record": "right", "key": "left", "finding": "left", "severity": "left", "what": "left"}
+        print_table(columns, _rows(report))
+        hidden = len(report.notes) - _NOTES
+        if hidden > 0:
+            OUT.print(f"… and {hidden:,} more that are harmless; --json lists them", highlight=False)
+        OUT.print()
+        print_table({"finding": "left", "count": "right"}, ((kind, f"{n:,}") for kind, n in report.kinds.items()))
+        OUT.print()
+    verdict = "all is well" if report.ok else f"{len(report.findings)} findings"
+    verdict += f", {len(report.notes)} harmless notes" if report.notes else ""
+    OUT.print(
+        f"{report.url}: {report.count} records, {report.images} images decoded: {verdict}",
+        markup=False,
+        highlight=False,
+    )
+
+
+def _rows(report: Report) -> Iterator[tuple[str, ...]]:
+    for finding in (*report.findings, *report.notes[:_NOTES]):
+        at = "" if finding.position is None else str(finding.position)
+        yield at, finding.key or "", finding.kind, finding.severity, finding.message

@@ -1,0 +1,121 @@
+"""A DataLoader that can be stopped and resumed, and the way of its batches to a device."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from storeds.errors import ConfigError
+from storeds.sampling import EpochSampler
+
+__all__ = ["StoreLoader", "to_device"]
+
+
+class StoreLoader(DataLoader[Any]):
+    """A `torch.utils.data.DataLoader` over an `EpochSampler`, which knows where the training loop is.
+
+    `storeds.build_loader` makes one. Parameters are those of DataLoader.
+    """
+
+    sampler: EpochSampler
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin that epoch with the next iteration: another order, other random transforms."""
+        self.sampler.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the training loop is: batches it got count, those only prefetched do not."""
+        return {**self.sampler.state_dict(), "batch_size": self.batch_size}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there with the next iteration, whatever the number of ranks or workers.
+
+        Raises
+        ------
+        ConfigError
+            The state is of another store, seed, order or batch size; the message says which differs.
+        """
+        state = dict(state)
+        batch_size = state.pop("batch_size", None)
+        if batch_size != self.batch_size:
+            raise ConfigError(
+                f"the state belongs to another loader: batch_size is {batch_size} there and {self.batch_size} here"
+            )
+        self.sampler.load_state_dict(state)
+
+
+class to_device:  # noqa: N801  # used as a function; an object, because loaders have a length
+    """Yield the batches of a loader with their tensors on `device`.
+
+    Parameters
+    ----------
+    loader : iterable
+        Of batches: tensors in any nesting of tuples, lists and mappings. Anything else is passed on as it is.
+    device : str or torch.device
+        On CUDA, each batch is copied from pinned memory on a stream of its own while the one before is used; make the
+        loader with ``pin_memory=True``. On the CPU, batches pass as they are.
+
+    Notes
+    -----
+    Usable as often as the loader, whose ``len`` it has. For one thread.
+    """
+
+    def __init__(self, loader: Any, device: str | torch.device) -> None:
+        self.loader, self.device = loader, torch.device(device)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.device.type == "cuda":
+            return self._ahead()
+        if self.device.type == "cpu":
+            return iter(self.loader)
+        return (_map(batch, lambda tensor: tensor.to(self.device)) for batch in self.loader)
+
+    def _ahead(self) -> Iterator[Any]:
+        """Yield batches, each copied while the one before is used."""
+        side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        waiting: deque[tuple[Any, Any, torch.cuda.Event]] = deque()
+        for batch in self.loader:
+            with torch.cuda.stream(side):
+                copy = _map(batch, self._copy)
+                done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                done.record(side)
+            # The pinned batch is kept until its copy is used: freed earlier, its memory might be written again.
+            waiting.append((copy, batch, done))
+            if len(waiting) > 1:
+                yield self._ready(*waiting.popleft())
+        while waiting:
+            yield self._ready(*waiting.popleft())
+
+    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        source = tensor if tensor.is_pinned() or tensor.device.type != "cpu" else tensor.pin_memory()
+        return source.to(self.device, non_blocking=True)
+
+    def _ready(self, copy: Any, _: Any, done: torch.cuda.Event) -> Any:
+        current = torch.cuda.current_stream(self.device)
+        current.wait_event(done)
+
+        def use(tensor: torch.Tensor) -> torch.Tensor:
+            tensor.record_stream(current)
+            return tensor
+
+        return _map(copy, use)
+
+
+def _map(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return `value` with `function` applied to each tensor in it."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, Mapping):
+        return {name: _map(item, function) for name, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_map(item, function) for item in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(_map(item, function) for item in value)
+    return value

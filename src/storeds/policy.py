@@ -1,0 +1,215 @@
+"""What happens to a bad sample: raised, skipped, or replaced by another; counted and told in any case."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+import numpy as np
+from torch.utils.data._utils.collate import default_collate_fn_map
+
+from storeds._permutation import permute, round_keys
+from storeds._samples import SampleMaker
+from storeds._suggest import suggest
+from storeds._tally import Event, Tally, now
+from storeds.errors import BadSamplesError, ConfigError, RecordError
+from storeds.protocols import SampleContext
+
+__all__ = ["POLICIES", "Policy", "Skipped"]
+
+_LOG = logging.getLogger("storeds")
+
+POLICIES = ("raise", "skip", "replace")
+
+# A store of which so many in a row are bad is not one to train on.
+_ATTEMPTS = 100
+# A fraction of fewer samples than this says little; a store that is bad altogether is stopped early enough.
+_ENOUGH = 10_000
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """Stands where a bad sample would: `storeds.collate` drops it, and anything that takes it for a sample says so.
+
+    Parameters
+    ----------
+    index : int
+        The sample's index.
+    url : str
+        The store, secrets removed.
+    position : int
+        The record's position in the store.
+    fault : str
+        What sort of fault it is, as in ``StoreDataset.report()``.
+    reason : str
+        What is wrong.
+    """
+
+    index: int
+    url: str
+    position: int
+    fault: str
+    reason: str
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise ConfigError(
+            f"sample {self.index} of {self.url} was skipped ({self.reason}), and this collate_fn cannot leave it out: "
+            "pass collate_fn=storeds.collate, or use on_error='replace'"
+        )
+
+    __len__ = __iter__ = __getitem__ = _refuse
+
+
+def _refuse_batch(batch: Sequence[Skipped], **_: Any) -> NoReturn:
+    batch[0]._refuse()
+
+
+# Where the first sample of a batch was skipped, torch's default_collate asks here; else it asks the sentinel's length.
+default_collate_fn_map[Skipped] = _refuse_batch
+
+
+@dataclass(frozen=True)
+class Policy:
+    """One dataset's policy for bad samples.
+
+    Parameters
+    ----------
+    on_error : str
+        ``raise``, ``skip`` or ``replace``.
+    max_bad : int, optional
+        As many bad samples in one epoch are borne, over all workers of this process.
+    max_bad_fraction : float, optional
+        The same, as a share of the samples seen in the epoch, counted as 10,000 (or the length of the dataset) while they
+        are fewer.
+    """
+
+    on_error: str = "raise"
+    max_bad: int | None = None
+    max_bad_fraction: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.on_error not in POLICIES:
+            raise ConfigError(f"unknown on_error {self.on_error!r}; {suggest(self.on_error, POLICIES, 'policies')}")
+        if self.max_bad is not None and (isinstance(self.max_bad, bool) or self.max_bad < 0):
+            raise ConfigError(f"max_bad is a number of samples, 0 or more, got {self.max_bad!r}")
+        fraction = self.max_bad_fraction
+        if fraction is not None and (isinstance(fraction, bool) or not 0.0 <= fraction <= 1.0):
+            raise ConfigError(f"max_bad_fraction is a share from 0 to 1, got {fraction!r}")
+
+    def samples(self, maker: SampleMaker, contexts: Sequence[SampleContext], tally: Tally, *, fill: bool) -> list[Any]:
+        """Return the samples of `contexts`, with what the policy puts in the place of bad ones.
+
+        Parameters
+        ----------
+        fill : bool
+            Whether a batch of which every sample would be skipped is made of replacements.
+
+        Raises
+        ------
+        RecordError
+            With ``raise``, the first bad one.
+        BadSamplesError
+            There are too many, or no good one was found to replace one.
+        """
+        if not contexts:
+            return []
+        tally.saw(len(contexts), contexts[0].epoch)
+        made = []
+        for context, sample in zip(contexts, maker.make(contexts), strict=True):
+            made.append(sample)
+            if isinstance(sample, RecordError) and self.on_error == "raise":
+                self._count(sample, context, tally, maker)
+                raise maker.with_key(sample, replace(context, notes=[])) from sample.__cause__
+            if context.notes:
+                self._count_mended(context, tally, maker)
+        bad = [at for at, sample in enumerate(made) if isinstance(sample, RecordError)]
+        if bad:
+            self._settle(made, bad, contexts, tally, maker, fill)
+        return made
+
+    def _settle(
+        self,
+        made: list[Any],
+        bad: list[int],
+        contexts: Sequence[SampleContext],
+        tally: Tally,
+        maker: SampleMaker,
+        fill: bool,
+    ) -> None:
+        """Put into the places `bad` of `made` what the policy says, and count it."""
+        replacing = self.on_error == "replace" or (fill and len(bad) == len(made))
+        for at in bad:
+            self._count(made[at], contexts[at], tally, maker, "replaced" if replacing else "skipped")
+        self._check(tally, contexts[0].epoch, maker)
+        if replacing:
+            found = self._replacements([contexts[at] for at in bad], maker)
+            for at, sample in zip(bad, found, strict=True):
+                made[at] = sample
+        else:
+            for at in bad:
+                error = made[at]
+                made[at] = Skipped(contexts[at].index, error.url, error.position, error.kind, error.reason)
+
+    def _replacements(self, contexts: Sequence[SampleContext], maker: SampleMaker) -> list[Any]:
+        """Return a good sample for each context: the first that is, in an order keyed with (seed, epoch, index)."""
+        count = len(maker.reader)
+        orders = [_others(context, count) for context in contexts]
+        found: list[Any] = [None] * len(contexts)
+        pending = list(range(len(contexts)))
+        for attempt in range(min(_ATTEMPTS, count - 1)):
+            tried = [replace(contexts[at], index=orders[at][attempt], notes=[]) for at in pending]
+            for at, sample in zip(pending, maker.make(tried), strict=True):
+                found[at] = sample
+            pending = [at for at in pending if isinstance(found[at], RecordError)]
+            if not pending:
+                return found
+        index = contexts[pending[0]].index
+        raise BadSamplesError(
+            f"no good sample was found to stand in for sample {index} of {maker.view.url}: all of "
+            f"{min(_ATTEMPTS, count - 1)} others tried are bad too, the last by: {found[pending[0]]}"
+        )
+
+    def _check(self, tally: Tally, epoch: int, maker: SampleMaker) -> None:
+        """Raise BadSamplesError, which lists the first ones, if there are too many."""
+        if self.max_bad is None and self.max_bad_fraction is None:
+            return
+        seen, bad = tally.limits(epoch)
+        limits: list[tuple[float, str]] = []
+        if self.max_bad is not None:
+            limits.append((self.max_bad, f"max_bad={self.max_bad}"))
+        if self.max_bad_fraction is not None:
+            of = max(seen, min(_ENOUGH, len(maker.reader)))
+            limits.append((self.max_bad_fraction * of, f"max_bad_fraction={self.max_bad_fraction} of {of:,}"))
+        for limit, name in limits:
+            if bad > limit:
+                listed = "\n  ".join(event.text for event in tally.events("first"))
+                raise BadSamplesError(f"{bad} samples were bad, more than {name}; the first are:\n  {listed}")
+
+    def _count(
+        self, error: RecordError, context: SampleContext, tally: Tally, maker: SampleMaker, outcome: str = ""
+    ) -> None:
+        position = -1 if error.position is None else error.position
+        event = Event(now(), context.epoch, context.index, position, error.kind, False, str(error))
+        tally.add(event, outcome)
+        if outcome and tally.tell(event.fault):
+            _LOG.warning("%s: %s (further ones of kind %s are only counted)", outcome, error, event.fault)
+
+    def _count_mended(self, context: SampleContext, tally: Tally, maker: SampleMaker) -> None:
+        positions = maker.reader.locate(context.index, replace(context, notes=[]))
+        for note in context.notes:
+            error = maker.placed(RecordError, positions, note.message, note.kind)
+            position = -1 if error.position is None else error.position
+            tally.add(Event(now(), context.epoch, context.index, position, note.kind, True, str(error)))
+            if tally.tell(note.kind):
+                _LOG.warning("%s (further ones of kind %s are only counted)", error, note.kind)
+
+
+def _others(context: SampleContext, count: int) -> list[int]:
+    """Return the first indices, other than its own, of an order keyed with (seed, epoch, index)."""
+    keys = round_keys("replace", context.seed or 0, context.epoch, context.index)
+    drawn = permute(np.arange(min(_ATTEMPTS + 1, count), dtype=np.uint64), count, keys)
+    others: Iterable[int] = (int(index) for index in drawn if index != context.index)
+    return list(itertools.islice(others, _ATTEMPTS))

@@ -1,0 +1,131 @@
+"""Loaders by config: what they pick, how they resume, and the way of their batches to a device."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch.utils.data import default_collate
+
+import storeds
+from storeds import EpochSampler, build_loader, errors, load_config, to_device
+from storeds.loader import StoreLoader
+
+COUNT = 50
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    url = f"lmdb://{tmp_path}/x.lmdb"
+    with storeds.open_writer(url, {"x": "int"}) as writer:
+        writer.append({"x": number} for number in range(COUNT))
+    return url
+
+
+def loader(url: str, seed: int | None = 5, **settings: Any) -> StoreLoader:
+    dataset = {"url": url, "reader": "array", "seed": seed}
+    settings = {"num_workers": 0, "batch_size": 4, "shuffle": True, **settings}
+    return build_loader(load_config({"dataset": dataset, "loader": settings}))
+
+
+def ids(batches: Iterable[Any]) -> list[int]:
+    return [int(number) for (batch,) in batches for number in batch]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("stop", [0, 1, 5, 12])
+def test_a_run_stopped_in_an_epoch_goes_on_where_the_training_loop_was(url: str, workers: int, stop: int) -> None:
+    whole = ids(loader(url))
+    first = loader(url, num_workers=workers)
+    batches = iter(first)
+    seen = ids(next(batches) for _ in range(stop))
+    state = first.state_dict()
+    del batches
+    assert state["position"] == 4 * stop
+    second = loader(url, num_workers=workers)
+    second.load_state_dict(state)
+    assert seen + ids(second) == whole
+    assert ids(second) == whole  # the next pass is a whole one
+
+
+@pytest.mark.parametrize(
+    ("change", "name"), [({"seed": 6}, "seed"), ({"batch_size": 5}, "batch_size"), ({"shuffle": False}, "shuffle")]
+)
+def test_a_state_of_another_run_is_refused_by_what_differs(url: str, change: dict[str, Any], name: str) -> None:
+    state = loader(url).state_dict()
+    with pytest.raises(errors.ConfigError, match=name):
+        loader(url, **change).load_state_dict(state)
+
+
+def test_a_state_of_another_store_is_refused(url: str, tmp_path: Path) -> None:
+    other = f"lmdb://{tmp_path}/other.lmdb"
+    with storeds.open_writer(other, {"x": "int"}) as writer:
+        writer.append({"x": -number} for number in range(COUNT))
+    with pytest.raises(errors.ConfigError, match="store"):
+        loader(other).load_state_dict(loader(url).state_dict())
+
+
+def test_set_epoch_gives_another_order_of_the_same_samples(url: str) -> None:
+    made = loader(url, num_workers=1, persistent_workers=True)
+    orders = []
+    for epoch in range(3):
+        made.set_epoch(epoch)
+        orders.append(ids(made))
+        assert made.dataset.epoch == epoch  # type: ignore[attr-defined]
+    assert all(sorted(order) == list(range(COUNT)) for order in orders)
+    assert orders[0] != orders[1] != orders[2]
+
+
+def test_what_a_silent_config_gets_is_sane_and_said(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "storeds"):
+        made = build_loader(load_config({"dataset": {"url": url, "reader": "array"}}))
+    assert isinstance(made.sampler, EpochSampler)
+    assert made.num_workers >= 1
+    assert made.pin_memory == torch.cuda.is_available()
+    assert made.collate_fn is storeds.collate
+    assert f"{made.num_workers} workers, pin_memory={made.pin_memory}" in caplog.text
+
+
+def test_a_collate_function_is_named_by_its_path(url: str) -> None:
+    assert loader(url, collate="default").collate_fn is default_collate
+    for path in ("torch.utils.data.default_collate", "torch.utils.data:default_collate"):
+        assert loader(url, collate=path).collate_fn is default_collate
+    for path, reason in (("nowhere.at_all", "No module"), ("torch.no_such", "no_such"), ("torch.pi", "is no function")):
+        with pytest.raises(errors.ConfigError, match=reason):
+            loader(url, collate=path)
+
+
+def test_samples_need_not_be_batched(url: str) -> None:
+    samples = list(loader(url, batch_size=None, shuffle=False, collate="default"))
+    assert [int(sample[0]) for sample in samples] == list(range(COUNT))
+
+
+class Batch(NamedTuple):
+    x: torch.Tensor
+    names: list[str]
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_tensors_in_any_nesting_come_to_the_device(device: str) -> None:
+    batches = [{"a": (torch.ones(2), [torch.zeros(1), "x"]), "b": Batch(torch.ones(3), ["n"])} for _ in range(3)]
+    moved = to_device(batches, device)
+    assert len(moved) == 3
+    for _ in range(2):  # as often as the loader
+        for batch in moved:
+            tensors = [batch["a"][0], batch["a"][1][0], batch["b"].x]
+            assert {tensor.device.type for tensor in tensors} == {device}
+            assert batch["a"][1][1] == "x"
+            assert batch["b"].names == ["n"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_batches_come_to_a_gpu_one_ahead_and_equal() -> None:
+    batches = [(torch.full((1000, 1000), number), number) for number in range(20)]
+    for number, (tensor, same) in enumerate(to_device(batches, "cuda")):
+        assert tensor.is_cuda
+        assert same == number
+        assert (tensor * 1 == number).all()
