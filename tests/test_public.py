@@ -35,6 +35,7 @@ PROMISED = {
     "Record",
     "SampleContext",
     "StoreDataset",
+    "StoreIterable",
     "Writer",
     "build_dataset",
     "build_loader",

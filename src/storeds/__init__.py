@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from storeds.config import build_loader as build_loader
     from storeds.config import load_config as load_config
     from storeds.dataset import StoreDataset as StoreDataset
+    from storeds.iterable import StoreIterable as StoreIterable
     from storeds.loader import to_device as to_device
     from storeds.ops import convert as convert
     from storeds.ops import info as info
@@ -39,6 +40,7 @@ _LAZY = {
     "Skipped": "storeds.policy",
     "Source": "storeds.source",
     "StoreDataset": "storeds.dataset",
+    "StoreIterable": "storeds.iterable",
     "build_dataset": "storeds.config",
     "build_loader": "storeds.config",
     "collate": "storeds.batching",
@@ -66,6 +68,7 @@ __all__ = [
     "Skipped",
     "Source",
     "StoreDataset",
+    "StoreIterable",
     "Writer",
     "build_dataset",
     "build_loader",

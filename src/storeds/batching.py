@@ -25,9 +25,9 @@ class Padded(NamedTuple):
 
     Attributes
     ----------
-    values : Tensor
+    values : torch.Tensor
         Shape (batch, longest, …); zero (False) beyond each one's length.
-    mask : Tensor
+    mask : torch.Tensor
         bool, shape (batch, longest): where a value is.
     """
 
@@ -36,7 +36,7 @@ class Padded(NamedTuple):
 
 
 def collate(batch: Sequence[Any], *, pad: Collection[str | int] = ()) -> Any:
-    """Return the batch of some samples, as `torch.utils.data.default_collate` does, but for two things.
+    """Return the batch of some samples, as PyTorch's ``default_collate`` does, but for two things.
 
     A `Skipped` in the place of a bad sample is dropped. Arrays and tensors that differ in their first dimension alone
     are padded with zeros at its end: they become `Padded`; in a dict sample ``{"clip": …}`` the values stay under

@@ -7,7 +7,7 @@ from typing import Any
 
 from storeds._tally import FAULTS, Event, Tally
 
-__all__ = ["SampleReport"]
+__all__ = ["Event", "SampleReport"]
 
 
 @dataclass(frozen=True)

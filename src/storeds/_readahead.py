@@ -1,0 +1,93 @@
+"""Runs a function over jobs in threads, some ahead of what was asked for, and gives the results in order."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Generic, TypeVar
+
+from storeds.errors import ClosedError
+
+__all__ = ["ReadAhead"]
+
+J = TypeVar("J")
+R = TypeVar("R")
+
+
+class ReadAhead(Generic[J, R]):
+    """An iterator over ``function(job)``, in the order of the jobs.
+
+    Parameters
+    ----------
+    function : callable
+        Called in several threads at once. Must not lead back to this iterator, which could then never be collected.
+    jobs : iterator
+        Taken from in the thread that iterates.
+    ahead : int
+        How many jobs are under way or done beyond the one that is asked for, each in a thread; with 0 there are none.
+
+    Notes
+    -----
+    The threads start with the first result asked for and end with the last, with an error, with `close`, or after the
+    iterator was collected. For one thread of the process that made it.
+    """
+
+    def __init__(self, function: Callable[[J], R], jobs: Iterator[J], ahead: int) -> None:
+        self._function, self._jobs, self._ahead = function, jobs, ahead
+        self._pending: deque[Future[R]] = deque()
+        self._pool: ThreadPoolExecutor | None = None
+        self._pid = os.getpid()
+        self._closed = False
+
+    def __iter__(self) -> Iterator[R]:
+        return self
+
+    def __next__(self) -> R:
+        if self._closed:
+            raise StopIteration
+        try:
+            return self._result()
+        except BaseException:
+            self.close()
+            raise
+
+    def _result(self) -> R:
+        if not self._ahead:
+            return self._function(next(self._jobs))
+        if self._pool is not None and self._pid != os.getpid():  # its threads did not come along
+            raise ClosedError("an iterator is for the process that made it: make another here with iter()")
+        self._submit(self._ahead)
+        if not self._pending:
+            raise StopIteration
+        result = self._pending.popleft().result()
+        self._submit(self._ahead)
+        return result
+
+    def _submit(self, wanted: int) -> None:
+        while len(self._pending) < wanted:
+            try:
+                job = next(self._jobs)
+            except StopIteration:
+                return
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self._ahead, thread_name_prefix="storeds-read-ahead")
+            self._pending.append(self._pool.submit(self._function, job))
+
+    def close(self) -> None:
+        """Give nothing more, and wait for jobs under way."""
+        self._stop(wait=True)
+
+    def _stop(self, *, wait: bool) -> None:
+        self._closed = True
+        self._pending.clear()
+        pool, self._pool = self._pool, None
+        # In a forked child, the pool's lock may be held by a thread that did not come along.
+        if pool is not None and self._pid == os.getpid():
+            pool.shutdown(wait=wait, cancel_futures=True)
+
+    def __del__(self) -> None:
+        # Not waiting: the collector runs anywhere, also where a lock is held that a job under way waits for.
+        if hasattr(self, "_pool"):
+            self._stop(wait=False)

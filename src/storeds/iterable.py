@@ -1,0 +1,287 @@
+"""The iterable-style Dataset: many stores as one stream, interleaved, shuffled, shared out, resumed anywhere."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+from typing import Any, TypeAlias, get_args
+
+import xxhash
+from torch.utils.data import IterableDataset, get_worker_info
+
+from storeds._ranks import integer, ranks
+from storeds._shared import SharedNumber
+from storeds._shares import Remainder, Share, pieces, rank_bounds
+from storeds._stream import Addresses, Place, Samples
+from storeds._suggest import suggest
+from storeds._tally import Tally
+from storeds.dataset import StoreDataset
+from storeds.errors import ConfigError
+from storeds.protocols import Backend
+from storeds.report import SampleReport
+from storeds.selection import Selection
+from storeds.source import Source
+
+__all__ = ["StoreIterable"]
+
+SourceLike: TypeAlias = "str | os.PathLike[str] | Backend | Source | StoreDataset"
+
+_VERSION = 1
+
+
+class StoreIterable(IterableDataset[Any]):
+    """Samples of one or many stores as a stream, for `torch.utils.data.DataLoader` with any number of workers and ranks.
+
+    Parameters
+    ----------
+    sources : str, path, Backend, Source or StoreDataset, or a sequence of these
+        What is streamed; each is opened as a `StoreDataset`, unless it is one.
+    cycle_length : int
+        How many sources are open at once.
+    block_length : int
+        How many consecutive samples of one source come before it is the next one's turn.
+    shuffle_buffer : int
+        Shuffle the stream in a buffer of so many samples, which needs a seed. What the buffer holds is where samples are,
+        not the samples.
+    seed : int, optional
+        Shuffles the sources anew in each epoch, and the stream, if there is a buffer. It is also the seed of the datasets
+        opened here: the first source's has it as it is, each other one's a number made from it, so that samples of the
+        same index in different sources do not share their randomness.
+    remainder : str
+        What happens when the ranks cannot all have the same number of samples. ``"keep"``: some have one more.
+        ``"drop"``: the last ``total % num_replicas`` samples are left out. ``"pad"``: as many come twice as it takes.
+    read_batch : int
+        How many samples are read together, in one storage call for each source among them.
+    read_ahead : int
+        How many read batches are under way, each in a thread, beyond the one in use; 0 reads without threads.
+    num_replicas, rank : int, optional
+        How many processes share an epoch, and which of them this is: torch.distributed's where it is initialised, else 1
+        and 0.
+    **dataset_arguments
+        For each `StoreDataset` opened here: ``transform``, ``decode``, ``where`` and so on. With ``on_error="skip"`` a bad
+        sample is left out of the stream. ``max_bad`` and ``max_bad_fraction`` count over all that are opened here.
+
+    Attributes
+    ----------
+    datasets : tuple of StoreDataset
+        The sources. The stream's samples are theirs: sample i of source k is ``datasets[k][i]``.
+
+    Raises
+    ------
+    ConfigError
+        An argument is malformed, there is no source, or two have samples of different fields.
+    StoreNotFoundError, FormatError, UnavailableError
+        From opening a store. Reading raises `RecordError` and its children, and ends the iterator.
+
+    Notes
+    -----
+    *Shares*: all samples stand in a row, source by source. The row is cut into equal parts for the ranks, in order, and
+    each part likewise for the rank's workers; each worker interleaves what lies in its part, as
+    ``tf.data.Dataset.interleave`` does, and shuffles that. Parts differ by one sample at most. With a seed and more than
+    one part, the row begins at another place in each epoch. A worker without samples yields none.
+
+    *Order*: a function of the stores, the arguments, the epoch, the rank and the worker, and nothing else.
+
+    *State*: `state_dict` counts what was yielded in the process that it is called in. Without workers it is exact with any
+    DataLoader; with workers, use torchdata's ``StatefulDataLoader``, which keeps one for each.
+
+    *Processes and threads*: works in the process that made it and in workers of every start method; no handle is ever
+    shared. An iterator belongs to one thread and owns its reading threads, which end with it. State and epoch follow the
+    iterator that was made last. Up to ``(read_ahead + 1) * read_batch`` samples are in memory.
+    """
+
+    def __init__(
+        self,
+        sources: SourceLike | Iterable[SourceLike],
+        *,
+        cycle_length: int = 4,
+        block_length: int = 1,
+        shuffle_buffer: int = 0,
+        seed: int | None = None,
+        remainder: Remainder = "keep",
+        read_batch: int = 32,
+        read_ahead: int = 2,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        **dataset_arguments: Any,
+    ) -> None:
+        super().__init__()
+        self.cycle_length = integer("cycle_length", cycle_length, 1)
+        self.block_length = integer("block_length", block_length, 1)
+        self.shuffle_buffer = integer("shuffle_buffer", shuffle_buffer, 0)
+        self.seed = None if seed is None else integer("seed", seed)
+        if remainder not in get_args(Remainder):
+            raise ConfigError(f"unknown remainder {remainder!r}; {suggest(remainder, get_args(Remainder), 'values')}")
+        if self.shuffle_buffer > 1 and seed is None:
+            raise ConfigError("shuffle_buffer needs a seed, which all ranks share")
+        self.remainder = remainder
+        self.read_batch, self.read_ahead = integer("read_batch", read_batch, 1), integer("read_ahead", read_ahead, 0)
+        self.num_replicas, self.rank = ranks(num_replicas, rank)
+        # One of each for all datasets opened here: under spawn, each takes a descriptor.
+        self._epoch, self._tally = SharedNumber(), Tally()
+        self.datasets = self._open(_listed(sources), dataset_arguments)
+        self._place = Place(0)
+        self._loaded: Mapping[str, Any] | None = None
+
+    def _open(self, sources: Sequence[SourceLike], arguments: Mapping[str, Any]) -> tuple[StoreDataset, ...]:
+        if not sources:
+            raise ConfigError("a stream needs at least one source, and there are none")
+        if arguments and all(isinstance(source, StoreDataset) for source in sources):
+            raise ConfigError(f"{', '.join(arguments)} belong to the making of datasets, and these are made already")
+        datasets = []
+        for number, source in enumerate(sources):
+            if not isinstance(source, StoreDataset):
+                source = StoreDataset(source, **{**arguments, "seed": _seed_of(self.seed, number)})
+                source._epoch, source._tally = self._epoch, self._tally
+            datasets.append(source)
+            _check_alike(datasets[0], source)
+        return tuple(datasets)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the order and the randomness of samples belong to."""
+        return self._epoch.get()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next iterator, for persistent workers too; what was loaded for another one is dropped."""
+        self._epoch.set(integer("epoch", epoch, 0))
+        for dataset in self.datasets:
+            dataset.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        """Return how many samples this rank has, over all of its workers; skipped ones are among them."""
+        first, last = rank_bounds(sum(map(len, self.datasets)), self._share(), self.remainder)
+        return last - first
+
+    def _share(self) -> Share:
+        worker = get_worker_info()
+        if worker is None:
+            return Share(self.rank, self.num_replicas)
+        return Share(self.rank, self.num_replicas, worker.id, worker.num_workers)
+
+    def __iter__(self) -> Iterator[Any]:
+        place, self._loaded = self._next_place(), None
+        self._place = place
+        walk = self._addresses(place.epoch).walk(place.position)
+        return Samples(self.datasets, walk, place, read_batch=self.read_batch, read_ahead=self.read_ahead)
+
+    def _addresses(self, epoch: int) -> Addresses:
+        share = self._share()
+        own = pieces(list(map(len, self.datasets)), share, self.remainder, self.seed, epoch)
+        key = self.seed, epoch, share.rank, share.worker
+        return Addresses(own, self.cycle_length, self.block_length, self.shuffle_buffer, *key)
+
+    def _next_place(self) -> Place:
+        """Return where the next iterator begins: where the loaded state was, unless the epoch was set to another."""
+        if self._loaded is None or self._loaded["epoch"] != self.epoch:
+            return Place(self.epoch)
+        self._check(self._loaded)  # it may have been loaded in another process than this, which has another share
+        return Place(self.epoch, self._loaded["position"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the iterator made last is, as a small dict that JSON takes."""
+        place = self._place if self._loaded is None else self._next_place()
+        return {"version": _VERSION, **self._agreed(), "epoch": place.epoch, "position": place.position}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next iterator go on from where `state_dict` was taken; those after it begin at the beginning.
+
+        The epoch becomes the state's, unless that was over and a later one has been set.
+
+        Raises
+        ------
+        ConfigError
+            The state is another version's, malformed, or of a stream of other stores, arguments, ranks or workers.
+        """
+        self._check(state)
+        count = len(self._addresses(state["epoch"]))
+        over = integer("position", state["position"], 0, count) == count
+        if not (over and self.epoch > state["epoch"]):
+            self.set_epoch(state["epoch"])
+        self._loaded = dict(state)
+
+    def _agreed(self) -> dict[str, Any]:
+        """Return what two streams must agree on for a position in the one to mean the same in the other."""
+        share = self._share()
+        names = ("cycle_length", "block_length", "shuffle_buffer", "seed", "remainder", "num_replicas", "rank")
+        arguments = {name: getattr(self, name) for name in names}
+        return {"stores": self._fingerprint(), **arguments, "num_workers": share.workers, "worker": share.worker}
+
+    def _fingerprint(self) -> str:
+        """Return a checksum over what the sources hold, wherever they are, and in which order they were given."""
+        contents = [
+            (dataset.backend.meta.id, len(dataset), dataset._view.where if isinstance(dataset._view, Selection) else {})
+            for dataset in self.datasets
+        ]
+        return xxhash.xxh3_128_hexdigest(repr(contents).encode())
+
+    def _check(self, state: Mapping[str, Any]) -> None:
+        if not isinstance(state, Mapping) or state.get("version") != _VERSION:
+            found = state.get("version") if isinstance(state, Mapping) else state
+            raise ConfigError(f"not a stream's state of version {_VERSION}: version is {found!r}")
+        agreed = self._agreed()
+        missing = [name for name in (*agreed, "epoch", "position") if name not in state]
+        if missing:
+            raise ConfigError(f"the stream's state lacks {', '.join(missing)}")
+        differing = [f"{name} was {state[name]!r} and is {own!r}" for name, own in agreed.items() if state[name] != own]
+        if differing:
+            raise ConfigError(f"the state belongs to another stream: {'; '.join(differing)}")
+        integer("epoch", state["epoch"], 0)
+
+    def report(self) -> SampleReport:
+        """Return what was read, mended and bad so far, here and in the workers started from here, over all sources.
+
+        Raises
+        ------
+        ConfigError
+            A source was given as a `StoreDataset`, which counts for itself.
+        """
+        if any(dataset._tally is not self._tally for dataset in self.datasets):
+            raise ConfigError("sources that were given as StoreDatasets count for themselves: ask each for its report")
+        return replace(self.datasets[0].report(), url=self._named())
+
+    def close(self) -> None:
+        """Let go of all stores; reading raises `ClosedError` from then on."""
+        for dataset in self.datasets:
+            dataset.close()
+
+    def _named(self) -> str:
+        others = len(self.datasets) - 1
+        return self.datasets[0].url + (f" and {others} more" if others else "")
+
+    def __repr__(self) -> str:
+        return f"StoreIterable({self._named()!r}, count={sum(map(len, self.datasets))}, rank={self.rank} of {self.num_replicas})"
+
+
+def _listed(sources: SourceLike | Iterable[SourceLike]) -> list[SourceLike]:
+    if isinstance(sources, (str, os.PathLike, Source, StoreDataset, Backend)):
+        return [sources]
+    if isinstance(sources, AbstractSet):
+        raise ConfigError("sources have an order, and a set has none: give a list")
+    if not isinstance(sources, Iterable):
+        raise ConfigError(f"sources are URLs, paths, backends, Sources or StoreDatasets, not {type(sources).__name__}")
+    return list(sources)
+
+
+def _seed_of(seed: int | None, number: int) -> int | None:
+    """Return the seed of a source's samples."""
+    if seed is None or number == 0:
+        return seed
+    return xxhash.xxh3_64_intdigest(f"{seed}/source/{number}".encode()) >> 1  # fits into an int64
+
+
+def _check_alike(first: StoreDataset, other: StoreDataset) -> None:
+    """Raise ConfigError unless the samples of both can stand in one batch."""
+    for what, one, two in zip(("fields", "kinds", "as_dict"), _looks(first), _looks(other), strict=True):
+        if one != two:
+            raise ConfigError(
+                f"the samples of one stream are alike: {what} are {one} in {first.url}, {two} in {other.url}"
+            )
+
+
+def _looks(dataset: StoreDataset) -> tuple[Any, ...]:
+    stored = dataset.backend.meta.fields
+    kinds = [(stored[name].kind, stored[name].dtype) if name in stored else name for name in dataset.reader.fields]
+    return dataset.reader.fields, kinds, dataset.as_dict
