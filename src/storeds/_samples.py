@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from storeds.concatenated import ConcatenatedBackend
 from storeds.errors import DecodeError, RecordError, TransformError
 from storeds.protocols import Backend, Reader, Record, SampleContext
 from storeds.selection import Selection
@@ -79,9 +80,17 @@ class SampleMaker:
         position = positions[0] if positions else -1
         if positions and isinstance(self.view, Selection):
             position = int(self.view.positions[position])
-        made = error.at(self.view.url, position, reason, kind=kind)
+        made = error.at(self.view.url, position, reason + self._member(position), kind=kind)
         made.__cause__ = cause
         return made
+
+    def _member(self, position: int) -> str:
+        """Return where the record lies, in words, where the store is many."""
+        store = self.view.backend if isinstance(self.view, Selection) else self.view
+        if position < 0 or not isinstance(store, ConcatenatedBackend):
+            return ""
+        place = store.place(position)
+        return f" (record {place.position} of {place.url})"
 
     def with_key(self, error: RecordError, context: SampleContext) -> RecordError:
         """Return `error` with the record's own name, where the store has names; that takes a storage call."""

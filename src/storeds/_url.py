@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 from storeds.errors import ConfigError
 
-__all__ = ["file_path", "file_url", "redact", "split_scheme"]
+__all__ = ["file_path", "file_url", "redact", "split_options", "split_scheme"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 # Greedy up to the *last* @: a password that should have been percent-encoded may hold @, / and ? itself. A user's
@@ -36,13 +36,19 @@ def file_path(url: str) -> tuple[str, dict[str, str]]:
 
     ``lmdb://data/x.lmdb`` is relative, ``lmdb:///data/x.lmdb`` absolute, as fsspec reads them. Raises ConfigError.
     """
-    scheme, rest = split_scheme(url)
-    path, _, query = rest.partition("?") if scheme else (rest, "", "")
+    scheme, path, options = split_options(url)
     if not path or "\0" in path:
         raise ConfigError(
             f"{redact(url)!r}: expected a path, as in {scheme or 'lmdb'}://data/train or {scheme or 'lmdb'}:///data/train"
         )
-    return os.path.abspath(os.path.expanduser(path)), _parse_query(query, url)
+    return os.path.abspath(os.path.expanduser(path)), options
+
+
+def split_options(url: str) -> tuple[str | None, str, dict[str, str]]:
+    """Return the scheme, the path as it is written, and the options; a bare path has only the path. Raises ConfigError."""
+    scheme, rest = split_scheme(url)
+    path, _, query = rest.partition("?") if scheme else (rest, "", "")
+    return scheme, path, _parse_query(query, url)
 
 
 def file_url(scheme: str, path: str) -> str:

@@ -74,8 +74,10 @@ class Config(Settings):
         changes = dict(table.dataset)
         if split is not None:
             url = changes.get("url", self.dataset.url)
-            if _PLACEHOLDER in url:
-                changes["url"] = url.replace(_PLACEHOLDER, split)
+            urls = [url] if isinstance(url, str) else url
+            if any(_PLACEHOLDER in each for each in urls):
+                replaced = [each.replace(_PLACEHOLDER, split) for each in urls]
+                changes["url"] = replaced[0] if isinstance(url, str) else replaced
             elif split not in self.splits:
                 changes["where"] = {**(self.dataset.where or {}), "split": split}
         return Source.validated({**dict(self.dataset), **changes})

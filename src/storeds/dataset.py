@@ -37,8 +37,8 @@ class StoreDataset(Dataset[Any]):
 
     Parameters
     ----------
-    source : str, path, Backend or Source
-        What `open_backend` takes, an open backend, or a validated `Source`, whose settings then stand for every
+    source : str, path, sequence of them, Backend or Source
+        What `open_backend` takes (a pattern or a list makes many stores one), an open backend, or a validated `Source`, whose settings then stand for every
         argument that is left at its default here.
     reader : str or Reader
         ``"image"``, ``"array"`` or a registered name.
@@ -91,7 +91,7 @@ class StoreDataset(Dataset[Any]):
 
     def __init__(
         self,
-        source: str | os.PathLike[str] | Backend | Source,
+        source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Backend | Source,
         *,
         reader: str | Reader[Any] = "image",
         fields: Sequence[str] | None = None,
@@ -269,10 +269,12 @@ def _check_seed(seed: Any) -> int | None:
 
 
 def _open(source: Any, layout: str | None, options: Mapping[str, Any] | None) -> Backend:
-    if isinstance(source, (str, os.PathLike)):
+    if isinstance(source, (str, os.PathLike, list, tuple)):
         return open_backend(source, layout=layout, **(options or {}))
     if not isinstance(source, Backend):
-        raise ConfigError(f"source must be a URL, a path, a Backend or a Source, not {type(source).__name__}")
+        raise ConfigError(
+            f"source must be a URL, a path, a list of them, a Backend or a Source, not {type(source).__name__}"
+        )
     if layout is not None or options:
         raise ConfigError("layout and options belong to the opening of a store; this one is open already")
     return source

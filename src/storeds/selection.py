@@ -12,9 +12,10 @@ import numpy as np
 from storeds._columns import read_column
 from storeds._count import Count
 from storeds._index import index_path, load_index, save_index
+from storeds._where import matching_positions
 from storeds.backends.base import check_where
 from storeds.errors import ConfigError, RecordError
-from storeds.protocols import Array, Backend, Meta, Record, SupportsWhere
+from storeds.protocols import Array, Backend, Meta, Record
 
 __all__ = ["Selection"]
 
@@ -56,13 +57,7 @@ class Selection:
         return self._positions
 
     def _select(self) -> Array:
-        if isinstance(self.backend, SupportsWhere):
-            return self.backend.select(self.where)
-        mask = np.ones(len(self.backend), dtype=bool)
-        for name, values in self.where.items():
-            column = read_column(self.backend, name)
-            mask &= np.logical_or.reduce([column == value for value in values], axis=0) if values else False
-        return np.flatnonzero(mask).astype(np.int64)
+        return matching_positions(self.backend, self.where)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_positions": None}

@@ -55,8 +55,10 @@ class Source(Settings):
 
     where_from: ClassVar[str] = "[dataset]"
 
-    url: str = Field(
-        validation_alias=AliasChoices("url", "source"), min_length=1, description="The store's URL or path."
+    url: str | list[str] = Field(
+        validation_alias=AliasChoices("url", "source"),
+        min_length=1,
+        description="The store's URL or path, a pattern of many, or a list of them.",
     )
     layout: str | None = Field(None, description="A foreign layout; the native one by default.")
     options: dict[str, Any] = Field(default_factory=dict, description="Options of the backend.")

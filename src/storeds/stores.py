@@ -1,14 +1,15 @@
-"""Opens stores for reading and writing: from a URL or a path to the backend that serves it."""
+"""Opens stores for reading and writing: from a URL, a path, a pattern or a list of them to the backend that serves it."""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from storeds._files import nearest, sniff
-from storeds._url import redact, split_scheme
+from storeds._globs import Glob, glob_of
+from storeds._url import file_url, redact, split_scheme
 from storeds._writer import COMMIT_EVERY
 from storeds.errors import ConfigError, FormatError, StoreNotFoundError
 from storeds.registry import BACKENDS, LAYOUTS
@@ -28,18 +29,24 @@ _SUFFIXES = {
 }
 
 
-def open_backend(url: str | os.PathLike[str], *, layout: str | None = None, **options: Any) -> Backend:
-    """Open a store for reading.
+def open_backend(
+    url: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], *, layout: str | None = None, **options: Any
+) -> Backend:
+    """Open a store, or several as one, for reading.
 
     Parameters
     ----------
-    url : str or path
+    url : str or path, or a list of them
         ``lmdb://path``, ``hdf5://path``, ``mongodb://host/db/collection``, ``memory://name``, the URL of a registered
         backend, or a bare path, which opens as what the file *is*: its magic bytes first, its suffix second.
+
+        A path may hold ``*``, ``[…]`` and ``**`` for any number of files, taken once, in the order of their paths' bytes;
+        if a file of exactly that name exists, it alone is meant. A list, which may hold patterns too, mixes engines at will.
+        Both give a `storeds.concatenated.ConcatenatedBackend`.
     layout : str, optional
         A registered foreign layout; None and ``"storeds/1"`` stand for the native one.
     **options
-        The backend's own: `LmdbOptions`, `Hdf5Options`, `MongodbBackend`.
+        The backend's own: `LmdbOptions`, `Hdf5Options`, `MongodbBackend`. Every store of a list is given all of them.
 
     Returns
     -------
@@ -51,16 +58,74 @@ def open_backend(url: str | os.PathLike[str], *, layout: str | None = None, **op
     ConfigError
         The URL, the scheme, the layout or an option is unknown or malformed.
     StoreNotFoundError, FormatError, UnavailableError
-        Nothing is there; something else is there; the server cannot be reached.
+        Nothing is there, or matches; something else is there; the server cannot be reached.
     """
+    if isinstance(url, Sequence) and not isinstance(url, (str, bytes)):
+        from storeds.concatenated import ConcatenatedBackend
+
+        return ConcatenatedBackend(_open_listed(url, layout, options))
     url = os.fspath(url)
-    scheme = scheme_of(url, writing=False)
+    pattern = glob_of(url)
+    if pattern is not None:
+        from storeds.concatenated import ConcatenatedBackend
+
+        return ConcatenatedBackend(_open_matching(pattern, layout, options), _pattern_url(pattern))
+    return _open_one(url, scheme_of(url, writing=False), layout, options)
+
+
+def _open_one(url: str, scheme: str, layout: str | None, options: Mapping[str, Any]) -> Backend:
     if layout in (None, "storeds/1", "native"):
         target = BACKENDS.get(scheme)
     else:
         target = LAYOUTS.get(f"{scheme}/{layout}")
     backend: Backend = target(url, **options)
     return backend
+
+
+def _open_listed(
+    urls: Sequence[str | os.PathLike[str]], layout: str | None, options: Mapping[str, Any]
+) -> Iterator[Backend]:
+    for url in urls:
+        if not isinstance(url, (str, os.PathLike)):
+            raise ConfigError(f"a list of stores holds URLs and paths, not {type(url).__name__}")
+        pattern = glob_of(os.fspath(url))
+        if pattern is None:
+            yield open_backend(url, layout=layout, **options)
+        else:
+            yield from _open_matching(pattern, layout, options)
+
+
+def _open_matching(pattern: Glob, layout: str | None, options: Mapping[str, Any]) -> Iterator[Backend]:
+    for name in pattern.options.keys() & options.keys():
+        raise ConfigError(
+            f"{redact(_pattern_url(pattern))}: option {name!r} is given in the URL and as a keyword; give it once"
+        )
+    seen: dict[str, str] = {}
+    for path in pattern.paths():
+        # Opened by its bare path, since in a URL a ? of its name would start the options.
+        scheme = pattern.scheme or _scheme_of_match(path, pattern)
+        backend = _open_one(path, scheme, layout, {**pattern.options, **options})
+        twin = seen.get(backend.meta.build)
+        if twin is not None:
+            backend.close()
+            raise ConfigError(
+                f"{pattern.pattern} matches the same store twice, as {twin} and {backend.url}; remove the link or the copy, or "
+                "list both, if its records are to count twice"
+            )
+        seen[backend.meta.build] = backend.url
+        yield backend
+
+
+def _scheme_of_match(path: str, pattern: Glob) -> str:
+    try:
+        return scheme_of(path, writing=False)
+    except ConfigError:
+        what = "a folder" if os.path.isdir(path) else "no store"
+        raise FormatError(f"{path!r} is {what}, but {pattern.pattern} matches it; narrow the pattern") from None
+
+
+def _pattern_url(pattern: Glob) -> str:
+    return file_url(pattern.scheme, pattern.pattern) if pattern.scheme else pattern.pattern
 
 
 def open_writer(
@@ -101,9 +166,18 @@ def open_writer(
     StoreExistsError
         The target exists, an interrupted writer left something, or another writer is at it.
     ConfigError
-        A field, kind or option is unknown, or the resumed writer had other fields.
+        A field, kind or option is unknown, or the resumed writer had other fields; the URL is a pattern or a list.
     """
+    if isinstance(url, Sequence) and not isinstance(url, (str, bytes)):
+        raise ConfigError(
+            f"a writer writes one store, and this is a list of {len(url)}; write one after the other, then read the list as one"
+        )
     url = os.fspath(url)
+    if glob_of(url) is not None:
+        raise ConfigError(
+            f"{redact(url)!r} is a pattern, and a writer writes one store: name it without * and […]; patterns are for reading "
+            "many stores as one"
+        )
     scheme = scheme_of(url, writing=True)
     opener = getattr(BACKENDS.get(scheme), "open_writer", None)
     if opener is None:
@@ -115,10 +189,13 @@ def open_writer(
 
 
 def scheme_of(url: str, *, writing: bool) -> str:
-    """Return the scheme of a URL, or the one a bare path has by its content or suffix."""
+    """Return the scheme of a URL, or the one a bare path has by its content or suffix, a pattern by its first match."""
     scheme, path = split_scheme(url)
     if scheme is not None:
         return scheme
+    pattern = None if writing else glob_of(path)
+    if pattern is not None:  # what matches may be of several engines, all of which keep files
+        return _scheme_of_match(pattern.paths()[0], pattern)
     by_suffix = _SUFFIXES.get(os.path.splitext(path)[1].lower())
     if not writing:
         found = _by_content(path)

@@ -68,7 +68,7 @@ def info(url: str) -> Info:
         own = backend if isinstance(backend, StoreBackend) else None
         return Info(
             url=backend.url,
-            backend=str(split_scheme(backend.url)[0]),
+            backend=split_scheme(backend.url)[0] or meta.layout,
             layout=meta.layout,
             id=meta.id,
             build=meta.build,

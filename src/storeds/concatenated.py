@@ -1,0 +1,262 @@
+"""Many stores as one backend: one address space over files, collections and engines of any mixture."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import xxhash
+
+from storeds._columns import read_column
+from storeds._count import Count
+from storeds._packed import PackedBackends, Packer
+from storeds._where import matching_positions
+from storeds.backends.base import StoreBackend, check_where
+from storeds.errors import ClosedError, ConfigError, FormatError, RecordError
+from storeds.protocols import JSON, Array, Backend, Field, Meta, Record
+
+__all__ = ["CONCATENATED", "ConcatenatedBackend", "Place"]
+
+CONCATENATED = "concatenated"
+_SHOWN = 2
+# Backends, not handles, of which each engine's pool allows far fewer: a backend that waits for its turn takes some KiB.
+_LIVE = 512
+
+
+class Place(NamedTuple):
+    """Where a record of a concatenation lies: the store, and its position there."""
+
+    url: str
+    position: int
+
+
+class ConcatenatedBackend(StoreBackend):
+    """Reads several stores as if they were one: the records of the first, then those of the second, and so on.
+
+    `open_backend` makes one of a list of URLs, and of a pattern such as ``hdf5://data/*.h5``.
+
+    Parameters
+    ----------
+    members : iterable of Backend
+        In order; drawn one by one. Each is closed once it has told what it holds, and made anew when it is read.
+    url : str, optional
+        What to call the whole; the first members' URLs by default.
+
+    Raises
+    ------
+    ConfigError
+        There are no members; their class names differ; one of them does not pickle.
+    FormatError
+        They do not have the same fields in the same order.
+
+    Notes
+    -----
+    ``meta.id`` is a checksum over the members' ids in order, and ``meta.build`` over their builds. Of their attrs it has
+    those that are equal in all.
+
+    A `RecordError` has this backend's ``url`` and position, which belong together; its message and its ``reason`` name the
+    member and the position there as well.
+
+    The members that a call touches are read one after the other, with one ``get_many`` each.
+    """
+
+    def __init__(self, members: Iterable[Backend], url: str | None = None) -> None:
+        packer, survey = Packer(), _Survey()
+        for member in members:
+            survey.add(member)
+            packer.add(member)
+            member.close()
+        if not survey.counts:
+            raise ConfigError("there is nothing to concatenate: the list of stores is empty")
+        counts = np.array(survey.counts, np.int64)
+        self._setup(url or survey.names(), survey.meta(), packer.finish(), counts)
+
+    def _setup(self, url: str, meta: Meta, packed: PackedBackends, counts: Array) -> None:
+        super().__init__(url, meta)
+        self._packed, self._counts = packed, counts
+        self._ends = np.cumsum(counts)
+        self._starts = self._ends - counts
+        # This cache needs no lock, which a fork could catch in another thread's hands, and refers to no part of `self`,
+        # so that the handles go when `self` does. A backend that falls out of it while it is read is closed afterwards.
+        self._member: Callable[[int], Backend] = functools.lru_cache(_LIVE)(packed.revive)
+        self._closed = False
+
+    def _recipe(self) -> tuple[Any, ...]:
+        return self.url, self.meta, self._packed, self._counts
+
+    @classmethod
+    def _restore(cls, *recipe: Any) -> Self:
+        backend = cls.__new__(cls)
+        backend._setup(*recipe)
+        return backend
+
+    def __repr__(self) -> str:
+        return f"ConcatenatedBackend({self.url!r}, count={self.meta.count}, members={len(self._counts)})"
+
+    def place(self, position: int) -> Place:
+        """Return where the record at `position` lies; no I/O. Raises IndexError."""
+        (at,) = self._check_positions([position]).tolist()
+        number = int(np.searchsorted(self._ends, at, side="right"))
+        return Place(self._member(number).url, at - int(self._starts[number]))
+
+    def select(self, where: Mapping[str, Any], /) -> Array:
+        """Return the int64 positions, ascending, of records whose fields equal (or are in) the given values.
+
+        Each member's engine selects by itself where it can.
+        """
+        checked = check_where(where, self.meta.fields, self.url)
+        found = [matching_positions(member, checked) + start for start, member in self._members()]
+        return np.concatenate(found).astype(np.int64, copy=False)
+
+    def close(self) -> None:
+        # docstring inherited
+        self._closed = True
+        self._member.cache_clear()  # type: ignore[attr-defined]
+
+    def stored_bytes(self) -> int | None:
+        # docstring inherited
+        total = 0
+        for _, member in self._members():
+            size = member.stored_bytes() if isinstance(member, StoreBackend) else None
+            if size is None:
+                return None
+            total += size
+        return total
+
+    def handle_settings(self) -> dict[str, JSON]:
+        # docstring inherited
+        return {"members": len(self._counts)}
+
+    def advice(self) -> list[str]:
+        # docstring inherited
+        told = [member.advice() for _, member in self._members() if isinstance(member, StoreBackend)]
+        return list(dict.fromkeys(text for texts in told for text in texts))
+
+    def leftovers(self) -> str | None:
+        # docstring inherited
+        found = (member.leftovers() for _, member in self._members() if isinstance(member, StoreBackend))
+        return next((left for left in found if left is not None), None)
+
+    def _members(self) -> Iterator[tuple[int, Backend]]:
+        """Yield each member and the position at which it begins."""
+        self._check_open()
+        for number, start in enumerate(self._starts.tolist()):
+            yield start, self._member(number)
+
+    def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
+        self._check_open()
+        asked = np.array(positions, np.int64)
+        numbers = np.searchsorted(self._ends, asked, side="right")  # members without records are passed over
+        inside = (asked - self._starts[numbers]).tolist()
+        cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(positions)]
+        out: list[Record | RecordError] = []
+        for first, last in itertools.pairwise(cuts):
+            member = self._member(int(numbers[first]))
+            out += member.get_many(inside[first:last], fields)
+            for at in range(first, last):
+                error = out[at]
+                if isinstance(error, RecordError):
+                    out[at] = self._rename(error, positions[at], Place(member.url, inside[at]))
+        return out
+
+    def _rename(self, error: RecordError, position: int, place: Place) -> RecordError:
+        reason = f"{error.reason or error} (record {place.position} of {place.url})"
+        renamed = type(error).at(self.url, position, reason, key=error.key, kind=error.kind)
+        renamed.__cause__ = error.__cause__
+        return renamed
+
+    def _column(self, name: str, field: Field) -> Array:
+        column: Array | None = None
+        for start, member in self._members():
+            part = read_column(member, name)
+            if column is None:
+                column = np.empty((self.meta.count, *part.shape[1:]), part.dtype)
+            column[start : start + len(part)] = part
+        assert column is not None
+        return column
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"{self.url} was closed; open it again with open_backend")
+
+
+class _Survey:
+    """Gathers what members say about themselves, and refuses those that do not belong together."""
+
+    def __init__(self) -> None:
+        self.counts: list[int] = []
+        self._urls: list[str] = []
+        self._ids, self._builds = xxhash.xxh3_128(), xxhash.xxh3_128()
+        self._fields: Mapping[str, Field] = {}
+        self._attrs: dict[str, JSON] = {}
+        self._classes: tuple[str, str] | None = None
+
+    def add(self, member: Backend) -> None:
+        meta = member.meta
+        if not self.counts:
+            self._fields, self._attrs = meta.fields, dict(meta.attrs)
+        self._check_fields(member)
+        self._check_classes(member)
+        for name in [name for name in self._attrs if _text(meta.attrs, name) != _text(self._attrs, name)]:
+            del self._attrs[name]
+        self.counts.append(meta.count)
+        if len(self._urls) < _SHOWN:
+            self._urls.append(member.url)
+        self._ids.update(f"{meta.id}\n".encode())
+        self._builds.update(f"{meta.build}\n".encode())
+
+    def names(self) -> str:
+        more = len(self.counts) - len(self._urls)
+        return f"[{', '.join([*self._urls, *([f'{more} more'] if more else [])])}]"
+
+    def meta(self) -> Meta:
+        ids, builds = self._ids.hexdigest(), self._builds.hexdigest()
+        return Meta(ids, builds, Count(sum(self.counts)), CONCATENATED, self._fields, self._attrs)
+
+    def _check_fields(self, member: Backend) -> None:
+        fields = member.meta.fields
+        if list(fields.items()) == list(self._fields.items()):
+            return
+        first = self._urls[0]
+        for name in (*self._fields, *fields):
+            if fields.get(name) != self._fields.get(name):
+                has, had = _described(fields.get(name)), _described(self._fields.get(name))
+                raise FormatError(
+                    f"stores with different fields cannot be read as one: {name!r} is {had} in {first}, and {has} in "
+                    f"{member.url}"
+                )
+        raise FormatError(
+            f"stores with different fields cannot be read as one: the order is {', '.join(self._fields)} in {first}, and "
+            f"{', '.join(fields)} in {member.url}"
+        )
+
+    def _check_classes(self, member: Backend) -> None:
+        classes = _text(member.meta.attrs, "classes")
+        if classes is None:
+            return
+        if self._classes is None:
+            self._classes = classes, member.url
+        elif self._classes[0] != classes:
+            raise ConfigError(
+                f"{self._classes[1]} and {member.url} have different class names, so one label would mean different things: "
+                f"{_short(self._classes[0])} and {_short(classes)}; pack both with the same classes, or open each by itself"
+            )
+
+
+def _text(attrs: Mapping[str, JSON], name: str) -> str | None:
+    # Python holds 1, 1.0 and True to be equal; texts do not.
+    return json.dumps(attrs[name], sort_keys=True) if name in attrs else None
+
+
+def _described(field: Field | None) -> str:
+    if field is None:
+        return "absent"
+    return f"{field.kind} {field.dtype} {list(field.shape or ())}" if field.kind == "array" else field.kind
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 100 else f"{text[:100]}…"
