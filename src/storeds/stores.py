@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from storeds._detect import detect_layout
 from storeds._files import nearest, sniff
 from storeds._globs import Glob, glob_of
 from storeds._url import file_url, redact, split_scheme
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["open_backend", "open_writer", "scheme_of"]
 
+_LMDB_DATA = "data.mdb"
+_NATIVE = ("storeds/1", "native")
 _SUFFIXES = {
     ".lmdb": "lmdb",
     ".mdb": "lmdb",
@@ -44,7 +47,8 @@ def open_backend(
         if a file of exactly that name exists, it alone is meant. A list, which may hold patterns too, mixes engines at will.
         Both give a `storeds.concatenated.ConcatenatedBackend`.
     layout : str, optional
-        A registered foreign layout; None and ``"storeds/1"`` stand for the native one.
+        ``"storeds/1"`` for the native one, or a registered foreign one. By default a native store is opened as such, and
+        another with the one foreign layout that recognises it, which is logged.
     **options
         The backend's own: `LmdbOptions`, `Hdf5Options`, `MongodbBackend`. Every store of a list is given all of them.
 
@@ -56,7 +60,7 @@ def open_backend(
     Raises
     ------
     ConfigError
-        The URL, the scheme, the layout or an option is unknown or malformed.
+        The URL, the scheme, the layout or an option is unknown or malformed; several foreign layouts fit.
     StoreNotFoundError, FormatError, UnavailableError
         Nothing is there, or matches; something else is there; the server cannot be reached.
     """
@@ -74,12 +78,17 @@ def open_backend(
 
 
 def _open_one(url: str, scheme: str, layout: str | None, options: Mapping[str, Any]) -> Backend:
-    if layout in (None, "storeds/1", "native"):
-        target = BACKENDS.get(scheme)
-    else:
-        target = LAYOUTS.get(f"{scheme}/{layout}")
-    backend: Backend = target(url, **options)
-    return backend
+    if layout not in (None, *_NATIVE):
+        return cast("Backend", LAYOUTS.get(f"{scheme}/{layout}")(url, **options))
+    target = BACKENDS.get(scheme)
+    try:
+        return cast("Backend", target(url, **options))
+    except (FormatError, StoreNotFoundError, ConfigError) as error:
+        # An option that the native layout lacks may be a foreign one's.
+        if layout is not None or (isinstance(error, ConfigError) and not options):
+            raise
+        foreign = detect_layout(url, scheme, options, error)
+    return cast("Backend", foreign(url, **options))
 
 
 def _open_listed(
@@ -212,6 +221,8 @@ def scheme_of(url: str, *, writing: bool) -> str:
 def _by_content(path: str) -> str | None:
     path = os.path.abspath(os.path.expanduser(path))
     try:
+        if os.path.isfile(os.path.join(path, _LMDB_DATA)):  # an environment that is a folder
+            return "lmdb"
         if not stat.S_ISREG(os.stat(path).st_mode):
             return None
         found = sniff(path)

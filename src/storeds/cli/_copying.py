@@ -14,10 +14,13 @@ from storeds.cli._frame import (
     OUT,
     AsJson,
     CommitEvery,
+    Layout,
+    Options,
     Overwrite,
     Resume,
     app,
     command,
+    parse_option,
     print_json,
     print_table,
     progress,
@@ -127,11 +130,23 @@ def convert(
     overwrite: Overwrite = False,
     resume: Resume = False,
     commit_every: CommitEvery = 1000,
+    layout: Layout = None,
+    option: Options = None,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a store to another engine; its id stays the same."""
+    """Copy a store, native or foreign, to another engine; a native one's id stays the same."""
+    options = dict(map(parse_option, option or []))
     with progress("convert", quiet=as_json) as hook:
-        meta = ops.convert(source, url, overwrite=overwrite, resume=resume, commit_every=commit_every, progress=hook)
+        meta = ops.convert(
+            source,
+            url,
+            overwrite=overwrite,
+            resume=resume,
+            commit_every=commit_every,
+            layout=layout,
+            options=options,
+            progress=hook,
+        )
     _published(url, meta, as_json=as_json)
 
 

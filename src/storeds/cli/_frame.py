@@ -46,6 +46,10 @@ OUT, ERR = Console(soft_wrap=True), Console(stderr=True, soft_wrap=True)
 _WIDE = 4000  # columns of what is no terminal: there a program reads, and a folded path is none
 F = TypeVar("F", bound=Callable[..., Any])
 
+Layout = Annotated[str | None, typer.Option(help="The foreign layout, where it cannot be told by looking.")]
+Options = Annotated[
+    list[str] | None, typer.Option("--option", help="An option of the store, name=value; the value may be JSON.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace a store that exists, and what an interrupted writer left.")
@@ -140,3 +144,14 @@ def progress(what: str, *, quiet: bool) -> Iterator[ProgressHook | None]:
             bar.update(task, completed=state.done, total=state.total, rate=rate)
 
         yield show
+
+
+def parse_option(text: str) -> tuple[str, Any]:
+    """Return the name and the value of ``name=value``, whose value is text where it is no JSON."""
+    name, sign, value = text.partition("=")
+    if not sign or not name:
+        raise ConfigError(f"an option reads name=value, not {text!r}")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value

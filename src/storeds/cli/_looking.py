@@ -11,16 +11,31 @@ import typer
 from rich.table import Table
 
 from storeds import __version__, ops, registry
-from storeds.cli._frame import OUT, AsJson, app, command, config_app, print_json
+from storeds.cli._frame import (
+    OUT,
+    AsJson,
+    Layout,
+    Options,
+    app,
+    command,
+    config_app,
+    parse_option,
+    print_json,
+)
 
 __all__ = ["backends", "demo", "info", "root", "schema"]
 
 
 @app.command()
 @command
-def info(url: Annotated[str, typer.Argument(help="The store.")], as_json: AsJson = False) -> None:
+def info(
+    url: Annotated[str, typer.Argument(help="The store.")],
+    layout: Layout = None,
+    option: Options = None,
+    as_json: AsJson = False,
+) -> None:
     """Say what is in a store, without reading blobs."""
-    found = ops.info(url).to_json()
+    found = ops.info(url, layout=layout, options=dict(map(parse_option, option or []))).to_json()
     if as_json:
         print_json(found)
         return

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from storeds._meta import NATIVE
 from storeds._url import redact
 from storeds.errors import FormatError
@@ -21,9 +24,11 @@ def convert(
     overwrite: bool = False,
     resume: bool = False,
     commit_every: int = 1000,
+    layout: str | None = None,
+    options: Mapping[str, Any] | None = None,
     progress: ProgressHook | None = None,
 ) -> Meta:
-    """Copy the store at `src_url` to `dst_url`; order, fields, attrs and `Meta.id` stay the same.
+    """Copy the store at `src_url` to `dst_url`; order, fields and attrs stay the same, and a native store's `Meta.id`.
 
     Parameters
     ----------
@@ -31,6 +36,8 @@ def convert(
         See `open_backend` and `open_writer`.
     overwrite, resume, commit_every
         As for `open_writer`.
+    layout, options : str, mapping, optional
+        Of the source, as for `open_backend`: a foreign store is converted as any other.
     progress : callable, optional
         Called with a `Progress` now and then.
 
@@ -46,7 +53,7 @@ def convert(
     FormatError
         The copy's `Meta.id` differs from the source's, so the source is damaged where no checksum of a record shows it.
     """
-    with open_backend(src_url) as source:
+    with open_backend(src_url, layout=layout, **(options or {})) as source:
         writer = open_writer(
             dst_url,
             source.meta.fields,

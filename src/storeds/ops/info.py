@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,8 @@ class Info:
     Attributes
     ----------
     url, backend, layout, id, build : str
+    recognised : str or None
+        For a foreign layout, what it was recognised by.
     count : int
         Records.
     fields : list
@@ -40,6 +43,7 @@ class Info:
     url: str
     backend: str
     layout: str
+    recognised: str | None
     id: str
     build: str
     count: int
@@ -55,21 +59,28 @@ class Info:
         return dict(vars(self))
 
 
-def info(url: str) -> Info:
+def info(url: str, *, layout: str | None = None, options: Mapping[str, Any] | None = None) -> Info:
     """Return what the store at `url` says about itself.
+
+    Parameters
+    ----------
+    url, layout, options
+        As for `open_backend`.
 
     Raises
     ------
     StoreNotFoundError, FormatError, UnavailableError, ConfigError
         From opening it.
     """
-    with open_backend(url) as backend:
+    with open_backend(url, layout=layout, **(options or {})) as backend:
         meta = backend.meta
+        recognise = getattr(type(backend), "recognise", None)
         own = backend if isinstance(backend, StoreBackend) else None
         return Info(
             url=backend.url,
             backend=split_scheme(backend.url)[0] or meta.layout,
             layout=meta.layout,
+            recognised=recognise(url, **(options or {})) if recognise else None,
             id=meta.id,
             build=meta.build,
             count=meta.count,
