@@ -51,6 +51,11 @@ def test_skipped_samples_are_dropped(kept: list[bool]) -> None:
     assert numbers.tolist() == [at for at, keep in enumerate(kept) if keep] == values[:, 0].tolist()
 
 
+def test_a_sample_stacked_of_several_is_dropped_if_one_of_them_is_skipped() -> None:
+    assert collate([((1, 2), (3, 4)), ((5, 6), SKIPPED)]) == [[torch.tensor([1]), torch.tensor([2])], [3, 4]]
+    assert collate([{"a": 1, "b": SKIPPED}, {"a": 2, "b": 3}])["a"].tolist() == [2]
+
+
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=6), st.sampled_from([np.uint8, np.float32, np.int64]))
 def test_what_varies_in_length_is_padded_with_a_mask(lengths: list[int], dtype: Any) -> None:
     clips = [np.arange(1, 2 * length + 1).reshape(length, 2).astype(dtype) for length in lengths]

@@ -38,7 +38,7 @@ class Padded(NamedTuple):
 def collate(batch: Sequence[Any], *, pad: Collection[str | int] = ()) -> Any:
     """Return the batch of some samples, as PyTorch's ``default_collate`` does, but for two things.
 
-    A `Skipped` in the place of a bad sample is dropped. Arrays and tensors that differ in their first dimension alone
+    A `Skipped` in the place of a bad sample, or in one that a StackDataset made, is dropped. Arrays and tensors that differ in their first dimension alone
     are padded with zeros at its end: they become `Padded`; in a dict sample ``{"clip": …}`` the values stay under
     ``clip``, and the mask comes beside them under ``clip_mask``.
 
@@ -62,9 +62,11 @@ def collate(batch: Sequence[Any], *, pad: Collection[str | int] = ()) -> Any:
     ConfigError
         Values cannot be batched; the message says which and what to do.
     """
-    samples = [sample for sample in batch if not isinstance(sample, Skipped)]
+    skips = [_skip_in(sample) for sample in batch]
+    samples = [sample for sample, skip in zip(batch, skips, strict=True) if skip is None]
     if not samples:
-        first = f"; the first: sample {batch[0].index} of {batch[0].url}, {batch[0].reason}" if batch else ""
+        skip = skips[0] if skips else None
+        first = f"; the first: sample {skip.index} of {skip.url}, {skip.reason}" if skip else ""
         raise BadSamplesError(f"all {len(batch)} samples of a batch were skipped{first}")
     first = samples[0]
     if isinstance(first, Mapping):
@@ -73,6 +75,12 @@ def collate(batch: Sequence[Any], *, pad: Collection[str | int] = ()) -> Any:
         columns = [_collate_values(column, at in pad) for at, column in enumerate(zip(*samples, strict=True))]
         return type(first)(*columns) if hasattr(first, "_fields") else columns
     return _collate_values(samples, 0 in pad)
+
+
+def _skip_in(sample: Any) -> Skipped | None:
+    """Return the sentinel that a sample is, or holds: a StackDataset makes one sample of several."""
+    parts = sample.values() if isinstance(sample, Mapping) else sample if type(sample) in (tuple, list) else (sample,)
+    return next((part for part in parts if isinstance(part, Skipped)), None)
 
 
 def _collate_dicts(samples: Sequence[Mapping[str, Any]], pad: Collection[str | int]) -> dict[str, Any]:

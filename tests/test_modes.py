@@ -1,0 +1,190 @@
+"""Every mode of the DataLoader gives what a plain list of the samples would, in one storage call a batch.
+
+The modes are those of the documentation of `torch.utils.data`: how indices are drawn, what is wrapped around the dataset,
+how samples are collated, how workers run. `make test` takes every two values of these, of the numbers of workers, the
+start methods and the engines together at least once; `make test-full` takes every mode with all of the latter.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import random
+import secrets
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader
+from torch.utils.data._utils.pin_memory import pin_memory
+
+import storeds
+from _modes import WRAPPERS, Batch, Case, Counted, all_cases, jitter, mark, pairwise, plain, product_of_modes
+from _stores import START_METHODS, collection, write
+from conftest import with_path
+from photographs import jpeg
+from storeds import StoreDataset
+
+# What PyTorch says of three workers on a machine with two processors.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
+COUNT = 24
+FIELDS = ("image", "label", "index")
+RECORDS: list[dict[str, Any]] = [{"image": jpeg(number, (24, 16)), "label": number * 7 % 13} for number in range(COUNT)]
+
+
+def sample(number: int, decode: str) -> tuple[Any, Any, int]:
+    """Return what a dataset of `FIELDS` is to give, decoded by Pillow."""
+    record = RECORDS[number]
+    with Image.open(io.BytesIO(record["image"])) as image:
+        pixels = image.convert("RGB")
+    if decode == "pil":
+        return pixels, record["label"], number
+    return torch.from_numpy(np.array(pixels).transpose(2, 0, 1).copy()), record["label"], number
+
+
+TRUTH = {decode: [sample(number, decode) for number in range(COUNT)] for decode in ("pil", "tensor")}
+
+
+def selected() -> list[Case]:
+    cases = all_cases()
+    taken = [cases[at] for at in pairwise(cases)]
+    if os.environ.get("STOREDS_TEST_FULL"):
+        taken = list(dict.fromkeys(taken + product_of_modes(cases)))
+    return taken
+
+
+@pytest.fixture(scope="module")
+def stores(mongodb: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Engine → URL of a store that holds `RECORDS`."""
+    name, folder = f"storeds_test_{secrets.token_hex(6)}", tmp_path_factory.mktemp("modes")
+    urls = {engine: f"{engine}://{folder}/store.{engine}" for engine in ("lmdb", "hdf5")}
+    urls |= {"memory": f"memory://{name}", "mongodb": with_path(with_path(mongodb, name), "store")}
+    for url in urls.values():
+        write(url, RECORDS)
+    yield urls
+    with collection(urls["mongodb"]) as found:
+        found.database.client.drop_database(name)
+
+
+@pytest.mark.parametrize("case", selected(), ids=str)
+def test_a_loader_gives_what_a_plain_list_would_in_one_storage_call_a_batch(stores: dict[str, str], case: Case) -> None:
+    backend = Counted(storeds.open_backend(stores[case.engine]))
+    dataset = WRAPPERS[case.wrapper](StoreDataset(backend, fields=FIELDS, decode=case.decode))
+    wrapped = WRAPPERS[case.wrapper](TRUTH[case.decode])
+    truth = [wrapped[index] for index in range(len(wrapped))]
+    assert len(dataset) == len(truth)
+
+    began = torch.zeros(3, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+    loader = DataLoader(dataset, worker_init_fn=partial(mark, began), **case.arguments(len(truth)))
+    for order in case.orders(len(truth)):
+        expected = [plain(case.expected(truth, asked)) for asked in order]
+        found = [plain(batch) for batch in loader]
+        if case.option == "unordered":
+            expected, found = sorted(expected, key=repr), sorted(found, key=repr)
+        assert found == expected
+        assert backend.take_calls() == sorted(size for asked in order for size in case.calls(asked))
+    assert began.tolist() == [1] * case.workers + [0] * (3 - case.workers)
+
+
+def test_the_cases_pair_every_two_values_that_go_together() -> None:
+    cases = all_cases()
+    taken = [cases[at] for at in pairwise(cases)]
+    for one, other in itertools.combinations(range(len(Case._fields)), 2):
+        assert {(case[one], case[other]) for case in taken} == {(case[one], case[other]) for case in cases}
+    assert len(taken) < 100
+
+
+class TestPinning:
+    """Batches are pinned; one of a user's own type pins itself."""
+
+    @pytest.mark.parametrize("workers", [0, 1])
+    def test_a_batch_of_ones_own_type_reaches_its_pin_memory(self, stores: dict[str, str], workers: int) -> None:
+        dataset = StoreDataset(stores["lmdb"], fields=FIELDS, decode="tensor")
+        loader = DataLoader(dataset, 5, collate_fn=Batch, num_workers=workers, pin_memory=True)
+        # What the loader does itself, where there is an accelerator.
+        batches = [pin_memory(batch) for batch in loader]  # type: ignore[no-untyped-call]
+        assert [batch.was_pinned for batch in batches] == [True] * 5
+        assert torch.equal(
+            torch.cat([batch.images for batch in batches]), torch.stack([image for image, *_ in TRUTH["tensor"]])
+        )
+
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch pins no memory without an accelerator")
+    @pytest.mark.parametrize("workers", [0, 1])
+    def test_tensors_are_pinned_and_right(self, stores: dict[str, str], workers: int) -> None:
+        dataset = StoreDataset(stores["lmdb"], fields=FIELDS, decode="tensor")
+        for collate in (None, storeds.collate):
+            loader = DataLoader(dataset, COUNT, collate_fn=collate, num_workers=workers, pin_memory=True)
+            ((images, labels, _),) = loader
+            assert images.is_pinned()
+            assert labels.is_pinned()
+            assert torch.equal(images, torch.stack([image for image, *_ in TRUTH["tensor"]]))
+
+
+AUGMENT = [{"name": "RandomResizedCrop", "size": 8}, "RandomHorizontalFlip", "ToTensor", jitter]
+
+
+def augmented(url: str) -> StoreDataset:
+    return StoreDataset(url, fields=FIELDS, transform=AUGMENT, seed=11)
+
+
+def two_epochs(dataset: StoreDataset, **arguments: Any) -> list[list[Any]]:
+    """Return the samples of two epochs, through one loader, in the order of their indices."""
+    loader = DataLoader(dataset, shuffle=True, collate_fn=plain, **arguments)
+    epochs = []
+    for epoch in (0, 1):
+        dataset.set_epoch(epoch)
+        epochs.append(sorted((each for batch in loader for each in batch), key=lambda each: int(each[2])))
+    return epochs
+
+
+class TestRandomness:
+    """With a seed, a sample is a function of (seed, epoch, index), whoever makes it."""
+
+    # Each number of workers with each start method, and each of both with every engine.
+    PLACES = [
+        *((0, None, engine) for engine in ("lmdb", "hdf5", "mongodb")),
+        *(
+            (workers, method, ("lmdb", "hdf5", "mongodb")[(row + column) % 3])
+            for row, workers in enumerate((1, 2, 4))
+            for column, method in enumerate(START_METHODS)
+        ),
+    ]
+
+    @pytest.mark.parametrize(("workers", "method", "engine"), PLACES)
+    def test_two_augmented_epochs_are_equal_everywhere(
+        self, stores: dict[str, str], workers: int, method: str | None, engine: str
+    ) -> None:
+        expected = two_epochs(augmented(stores["memory"]), batch_size=7)
+        found = two_epochs(
+            augmented(stores[engine]),
+            batch_size=3 + workers,
+            num_workers=workers,
+            multiprocessing_context=method,
+            persistent_workers=workers > 0,
+        )
+        assert found == expected
+        assert [index for _, _, index in expected[0]] == list(range(COUNT))
+        assert not {image for image, *_ in expected[0]} & {image for image, *_ in expected[1]}
+
+    def test_workers_that_start_anew_each_epoch_draw_the_same(self, stores: dict[str, str]) -> None:
+        expected = two_epochs(augmented(stores["memory"]), batch_size=7)
+        found = two_epochs(augmented(stores["hdf5"]), batch_size=4, num_workers=2, multiprocessing_context="fork")
+        assert found == expected
+
+    def test_another_seed_gives_other_samples(self, stores: dict[str, str]) -> None:
+        one, other = (StoreDataset(stores["lmdb"], fields=FIELDS, transform=AUGMENT, seed=seed) for seed in (11, 12))
+        assert not {image for image, *_ in plain(one[:])} & {image for image, *_ in plain(other[:])}
+
+    def test_the_global_generators_of_the_main_process_stay_as_they_were(self, stores: dict[str, str]) -> None:
+        def states() -> tuple[Any, ...]:
+            return torch.get_rng_state().tolist(), repr(np.random.get_state()), random.getstate()
+
+        before = states()
+        two_epochs(augmented(stores["lmdb"]), batch_size=5, generator=torch.Generator())
+        assert states() == before
