@@ -66,7 +66,7 @@ def collate(batch: Sequence[Any], *, pad: Collection[str | int] = ()) -> Any:
     samples = [sample for sample, skip in zip(batch, skips, strict=True) if skip is None]
     if not samples:
         skip = skips[0] if skips else None
-        first = f"; the first: sample {skip.index} of {skip.url}, {skip.reason}" if skip else ""
+        first = f"; the first: sample {skip.index} of {skip.url}, {skip.reason}" if skip is not None else ""
         raise BadSamplesError(f"all {len(batch)} samples of a batch were skipped{first}")
     first = samples[0]
     if isinstance(first, Mapping):
