@@ -30,10 +30,12 @@ lint: $(READY) ## ruff (rules and format) and mypy --strict
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: server ## measure reading, opening and packing; tables here, JSON in build/bench
+bench: server ## measure reading, opening, packing, triage and shuffling; tables here, JSON in build/bench
 	$(BIN)/python -m benchmarks.reading
 	$(BIN)/python -m benchmarks.opening
 	$(BIN)/python -m benchmarks.packing
+	$(BIN)/python -m benchmarks.jpeg
+	$(BIN)/python -m benchmarks.shuffling
 
 docs: server ## build the documentation into build/docs, check its links, and run its examples
 	$(BIN)/python -m sphinx -W --keep-going -n -E -q -d build/doctrees docs build/docs

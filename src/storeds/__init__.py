@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from storeds.config import load_config as load_config
     from storeds.dataset import StoreDataset as StoreDataset
     from storeds.iterable import StoreIterable as StoreIterable
+    from storeds.loader import StoreLoader as StoreLoader
     from storeds.loader import to_device as to_device
     from storeds.ops import convert as convert
     from storeds.ops import info as info
@@ -41,6 +42,7 @@ _LAZY = {
     "Source": "storeds.source",
     "StoreDataset": "storeds.dataset",
     "StoreIterable": "storeds.iterable",
+    "StoreLoader": "storeds.loader",
     "build_dataset": "storeds.config",
     "build_loader": "storeds.config",
     "collate": "storeds.batching",
@@ -69,6 +71,7 @@ __all__ = [
     "Source",
     "StoreDataset",
     "StoreIterable",
+    "StoreLoader",
     "Writer",
     "build_dataset",
     "build_loader",

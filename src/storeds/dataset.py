@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import operator
 import os
@@ -11,7 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 
 from storeds._columns import read_column
 from storeds._samples import SampleMaker
@@ -30,6 +31,8 @@ from storeds.stores import open_backend
 from storeds.transforms import BoundTransform, build_transform
 
 __all__ = ["StoreDataset"]
+
+_frozen_in = 0
 
 
 class StoreDataset(Dataset[Any]):
@@ -223,6 +226,7 @@ class StoreDataset(Dataset[Any]):
         return self._samples(indices, fill=True)
 
     def _samples(self, indices: Iterable[Any], *, fill: bool) -> list[Any]:
+        _freeze_inherited()
         epoch = self.epoch
         contexts = [SampleContext(index, epoch, self.seed) for index in self._resolve(indices)]
         return self._policy.samples(self._maker, contexts, self._tally, fill=fill)
@@ -256,6 +260,15 @@ class StoreDataset(Dataset[Any]):
     def __repr__(self) -> str:
         where = f", where={self._view.where!r}" if isinstance(self._view, Selection) else ""
         return f"StoreDataset({self.url!r}{where}, count={len(self)}, fields={self.reader.fields}, reader={type(self.reader).__name__})"
+
+
+def _freeze_inherited() -> None:
+    """Keep a forked worker's garbage collector from writing to, and so copying, all that it inherited (pytorch#13246)."""
+    global _frozen_in
+    if _frozen_in != os.getpid():
+        _frozen_in = os.getpid()
+        if get_worker_info() is not None:
+            gc.freeze()
 
 
 def _default(name: str) -> Any:

@@ -18,10 +18,27 @@ __all__ = ["StoreLoader", "to_device"]
 class StoreLoader(DataLoader[Any]):
     """A `torch.utils.data.DataLoader` over an `EpochSampler`, which knows where the training loop is.
 
-    `storeds.build_loader` makes one. Parameters are those of DataLoader.
+    `storeds.build_loader` makes one. Parameters are those of DataLoader; `sampler` must be an `EpochSampler`.
+
+    Raises
+    ------
+    ConfigError
+        Another sampler is given, as by a framework that shares out what is shared out already.
     """
 
     sampler: EpochSampler
+
+    def __init__(self, dataset: Any, *, sampler: EpochSampler, **arguments: Any) -> None:
+        if not isinstance(sampler, EpochSampler):
+            raise ConfigError(
+                f"StoreLoader needs an EpochSampler, which shares an epoch out between ranks, and was given {sampler!r}; with "
+                "Lightning pass use_distributed_sampler=False to the Trainer"
+            )
+        super().__init__(dataset, sampler=sampler, **arguments)
+
+    def __iter__(self) -> Any:
+        # Begun at the first batch, because Lightning calls iter() first and set_epoch() then.
+        yield from super().__iter__()
 
     def set_epoch(self, epoch: int) -> None:
         """Begin that epoch with the next iteration: another order, other random transforms."""
@@ -61,11 +78,13 @@ class to_device:  # noqa: N801  # used as a function; an object, because loaders
 
     Notes
     -----
-    Usable as often as the loader, whose ``len`` it has. For one thread.
+    Usable as often as the loader, whose ``len`` it has. For one thread. On CUDA it reads a batch ahead, which the loader
+    counts as consumed: take the state from here.
     """
 
     def __init__(self, loader: Any, device: str | torch.device) -> None:
         self.loader, self.device = loader, torch.device(device)
+        self._states: deque[Any] = deque()
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -77,11 +96,31 @@ class to_device:  # noqa: N801  # used as a function; an object, because loaders
             return iter(self.loader)
         return (_map(batch, lambda tensor: tensor.to(self.device)) for batch in self.loader)
 
+    def state_dict(self) -> Any:
+        """Return the loader's state at the batch that was given out last."""
+        return self._states[0] if self._states else self.loader.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        """Load the loader's state."""
+        self._states.clear()
+        self.loader.load_state_dict(state)
+
+    def _counted(self) -> Iterator[Any]:
+        """Yield the loader's batches, keeping its state at the last two."""
+        self._states.clear()
+        has_state = hasattr(self.loader, "state_dict")
+        for batch in self.loader:
+            if has_state:
+                self._states.append(self.loader.state_dict())
+                if len(self._states) > 2:
+                    self._states.popleft()
+            yield batch
+
     def _ahead(self) -> Iterator[Any]:
         """Yield batches, each copied while the one before is used."""
         side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         waiting: deque[tuple[Any, Any, torch.cuda.Event]] = deque()
-        for batch in self.loader:
+        for batch in self._counted():
             with torch.cuda.stream(side):
                 copy = _map(batch, self._copy)
                 done = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -90,6 +129,7 @@ class to_device:  # noqa: N801  # used as a function; an object, because loaders
             waiting.append((copy, batch, done))
             if len(waiting) > 1:
                 yield self._ready(*waiting.popleft())
+        self._states.clear()  # nothing is ahead any more
         while waiting:
             yield self._ready(*waiting.popleft())
 

@@ -67,6 +67,9 @@ class EpochSampler(Sampler[int]):
     *StatefulDataLoader* saves and loads the iterator, whose state is what had been yielded when a batch was dispatched;
     it needs nothing else. It loads when the loop begins: an epoch that `set_epoch` gave before then prevails.
 
+    *Lightning and Accelerate* share out again what a rank's sampler yields, and samples are lost, unless told not to: by
+    ``Trainer(use_distributed_sampler=False)``, and by not giving the loader to ``Accelerator.prepare``.
+
     *Processes and threads*: for the main process, where DataLoader draws indices; one pass at a time. A pickle or copy
     begins where this sampler's next pass would. Other threads may take the state.
     """

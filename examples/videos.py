@@ -1,0 +1,77 @@
+"""Pack films, then tell from a random clip of eight frames which film it is from.
+
+Run as ``python examples/videos.py FILMS WORK``: FILMS has one folder a class, each with films; stores go to WORK.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import storeds
+
+EPOCHS = 30
+
+
+def config(url: str, sampling: str, clips: int) -> storeds.Config:
+    """Return a config whose samples are `clips` clips of each film, 8 frames at every other frame."""
+    crop = {"name": "RandomResizedCrop", "size": 48, "scale": [0.5, 1.0]}
+    dataset = {
+        "url": url,
+        "reader": "video",
+        "reader_options": {"frames": 8, "stride": 2, "clips": clips, "sampling": sampling},
+        "decode": "tensor",
+        "transform": [crop],
+        "seed": 7,
+    }
+    # Films differ in size, and a batch is one tensor: hence the crop.
+    return storeds.load_config({"dataset": dataset, "loader": {"batch_size": 2, "shuffle": True}})
+
+
+def network(classes: int) -> nn.Module:
+    """Return a small network over (batch, channels, frames, height, width)."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for inputs, outputs in ((3, 8), (8, 16)):
+        layers += [nn.Conv3d(inputs, outputs, 3, stride=(1, 2, 2), padding=1), nn.GroupNorm(2, outputs), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(16, classes))
+
+
+def scores(model: nn.Module, clips: torch.Tensor) -> torch.Tensor:
+    """Return class scores, the mean over the clips of each sample; `clips` is (batch, clips, frames, channels, …)."""
+    flat = clips.flatten(0, 1).transpose(1, 2).float() / 127.5 - 1
+    mean: torch.Tensor = model(flat).unflatten(0, clips.shape[:2]).mean(1)
+    return mean
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("films", type=Path)
+    options.add_argument("work", type=Path)
+    given = options.parse_args()
+    url = f"hdf5://{given.work.absolute()}/films.h5"
+    meta = storeds.pack(given.films, url, fps=15, max_side=96, overwrite=True)
+    loader = storeds.build_loader(config(url, "random", 4))
+    classes = loader.dataset.classes
+    print(f"{meta.count} frames of {len(loader.dataset)} films: {', '.join(classes)}")
+    model = network(len(classes))
+    optimizer = torch.optim.Adam(model.parameters(), 0.02)
+    for epoch in range(EPOCHS):
+        loader.dataset.set_epoch(epoch)  # other clips in each
+        for clips, labels in loader:
+            loss = nn.functional.cross_entropy(scores(model, clips), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    right = 0
+    with torch.no_grad():
+        for clips, labels in storeds.build_loader(config(url, "spaced", 4)):
+            right += int((scores(model, clips).argmax(1) == labels).sum())
+    print(f"the right film for {right} of {len(loader.dataset)}")
+
+
+if __name__ == "__main__":
+    main()

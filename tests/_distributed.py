@@ -1,0 +1,119 @@
+"""One rank of the distributed tests: trains, writes down what it was given, keeps checkpoints, and dies when told to.
+
+A script for torchrun: ``python -m torch.distributed.run … _distributed.py JOBS.json``, where JOBS.json is a list of `Job`s.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed
+import xxhash
+
+import storeds
+
+__all__ = ["Job", "Step", "jobs_to_json", "pairs", "read_log", "read_state"]
+
+Pair = tuple[int, str]
+"""A sample's index, and the hash of its image, augmented as it is."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the ranks do: train with `config` until `epochs` are over, from a checkpoint on if there is one.
+
+    Rank 1 dies at step `dies_at`: before that step is taken by all, or after it kept its checkpoint of it.
+    """
+
+    name: str
+    config: dict[str, Any]
+    epochs: int = 1
+    resume: str | None = None
+    dies_at: int | None = None
+    dies_before_it: bool = True
+
+
+class Step(NamedTuple):
+    """What one rank was given in one step."""
+
+    epoch: int
+    step: int
+    given: list[Pair]
+
+
+def jobs_to_json(jobs: list[Job]) -> str:
+    return json.dumps([asdict(job) for job in jobs])
+
+
+def pairs(batch: list[torch.Tensor]) -> list[Pair]:
+    """Return what identifies each sample of a batch of images, labels and indices."""
+    images, _, indices = batch
+    return [
+        (int(index), xxhash.xxh3_64_hexdigest(image.numpy().tobytes()))
+        for image, index in zip(images, indices, strict=True)
+    ]
+
+
+def read_log(folder: Path, name: str, rank: int) -> list[Step]:
+    lines = (folder / f"{name}-{rank}.log").read_text().splitlines()
+    found = [json.loads(line) for line in lines]
+    return [Step(epoch, step, [(index, digest) for index, digest in given]) for epoch, step, given in found]
+
+
+def read_state(folder: Path, name: str, rank: int) -> dict[str, Any]:
+    state: dict[str, Any] = json.loads((folder / f"{name}-{rank}.state").read_text())
+    return state
+
+
+def run(job: Job, folder: Path) -> None:
+    rank = torch.distributed.get_rank()
+    loader = storeds.build_loader(storeds.load_config(job.config))
+    if job.resume is not None:
+        loader.load_state_dict(json.loads(Path(job.resume).read_text())["loader"])
+    step = 0
+    with (folder / f"{job.name}-{rank}.log").open("w") as log:
+        for epoch in range(loader.sampler.epoch, job.epochs):
+            loader.set_epoch(epoch)
+            for batch in loader:
+                step += 1
+                log.write(json.dumps(Step(epoch, step, pairs(batch))) + "\n")
+                log.flush()
+                dies = rank == 1 and step == job.dies_at
+                if dies and job.dies_before_it:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                take_together(step)
+                keep(folder / f"{job.name}-{rank}.state", {"loader": loader.state_dict(), "step": step})
+                if dies:
+                    os.kill(os.getpid(), signal.SIGKILL)
+    take_together(-1)
+
+
+def take_together(step: int) -> None:
+    """Stand for the optimizer's step: waits for all ranks, and fails unless they take the same one."""
+    total = torch.tensor([float(step)])
+    torch.distributed.all_reduce(total)
+    if total.item() != step * torch.distributed.get_world_size():
+        raise RuntimeError(f"at step {step} here, another rank is elsewhere")
+
+
+def keep(file: Path, state: dict[str, Any]) -> None:
+    """Write a checkpoint, whole or not at all."""
+    fresh = file.with_suffix(".fresh")
+    fresh.write_text(json.dumps(state))
+    fresh.replace(file)
+
+
+if __name__ == "__main__":
+    torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=40))
+    jobs_file = Path(sys.argv[1])
+    for given in json.loads(jobs_file.read_text()):
+        run(Job(**given), jobs_file.parent)
+    torch.distributed.destroy_process_group()

@@ -1,0 +1,73 @@
+"""The examples: each trains in a process of its own and says whether stopping and going on gave the same weights."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+STEPS = 57
+"""An epoch's, of one process."""
+
+
+def run(folder: Path, script: str, *arguments: object, ranks: int = 0) -> str:
+    """Run an example to its end, under torchrun if there are ranks; return what it printed."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks else []
+    command = [sys.executable, *torchrun, str(EXAMPLES / script), str(folder), *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def weights(printed: str) -> list[str]:
+    return re.findall(r"weights ([0-9a-f]{16})", printed)
+
+
+def test_torchdatas_loader_goes_on_where_it_was(tmp_path: Path) -> None:
+    pytest.importorskip("torchdata")
+    pytest.importorskip("sklearn")
+    printed = run(tmp_path, "resume_stateful.py", "--stop", STEPS + 13)
+    assert f"go on after step {STEPS + 13}" in printed
+    whole, resumed = weights(printed)
+    assert whole == resumed
+    assert printed.endswith("the same weights\n")
+
+
+# In the middle of the second epoch, and at the end of the first.
+@pytest.mark.parametrize("stop", [STEPS + 13, STEPS])
+def test_lightning_goes_on_where_it_was(tmp_path: Path, stop: int) -> None:
+    pytest.importorskip("lightning")
+    pytest.importorskip("sklearn")
+    printed = run(tmp_path, "train_lightning.py", "--stop", stop)
+    whole, stopped, resumed = weights(printed)
+    assert stopped != whole == resumed
+    assert re.findall(r"(\d+) steps", printed) == [str(2 * STEPS), str(stop), str(2 * STEPS)]
+    assert printed.endswith("the same weights\n")
+
+
+@pytest.mark.parametrize(("ranks", "steps", "stop"), [(0, STEPS, STEPS), (2, 29, 40)], ids=["one", "two"])
+def test_accelerate_goes_on_where_it_was_in_one_process_or_two(
+    tmp_path: Path, ranks: int, steps: int, stop: int
+) -> None:
+    pytest.importorskip("accelerate")
+    pytest.importorskip("sklearn")
+    printed = run(tmp_path, "train_accelerate.py", "--stop", stop, ranks=ranks)
+    whole, resumed = weights(printed)
+    assert whole == resumed
+    assert re.findall(r"(\d+) steps", printed) == [str(2 * steps), str(2 * steps - stop)]
+    assert "seen without a stop: [1797, 1797]" in printed  # neither dealt out twice nor not at all
+    assert printed.endswith("the same weights\n")
+
+
+@pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_an_example_is_short_and_says_what_it_is(example: Path) -> None:
+    text = example.read_text()
+    assert ast.get_docstring(ast.parse(text))
+    assert len(text.splitlines()) < 90
