@@ -77,11 +77,28 @@ def test_lengths_that_differ_are_padded_unasked_and_in_a_tuple_become_padded() -
 
 
 @pytest.mark.parametrize(
-    "shapes", [[(3, 4, 5), (3, 5, 5)], [(3, 4, 5), (1, 4, 5)], [(2, 3), (2, 4)], [(), (1,)], [(2,), (2, 2)]]
+    "shapes", [[(3, 4, 5), (3, 5, 5)], [(3, 4), (2, 1)], [(2, 3), (2, 4)], [(), (1,)], [(2,), (2, 2)]]
 )
 def test_values_that_differ_otherwise_are_refused_with_their_shapes(shapes: list[tuple[int, ...]]) -> None:
-    with pytest.raises(errors.ConfigError, match=r"make no batch: .*Resize"):
+    with pytest.raises(errors.ConfigError, match=r"make no batch, .*Resize"):
         collate([(torch.zeros(shape),) for shape in shapes])
+
+
+def test_json_whose_keys_or_lengths_differ_stays_a_list() -> None:
+    values = [({"a": 1}, [1, 2]), ({"b": 2}, [3])]
+    assert collate(values) == [[{"a": 1}, {"b": 2}], [[1, 2], [3]]]
+
+
+def test_padding_keeps_the_wider_type() -> None:
+    batch = collate([(torch.tensor([1, 2]),), (torch.tensor([0.5]),)])
+    assert batch[0].values.tolist() == [[1.0, 2.0], [0.5, 0.0]]
+
+
+def test_a_mask_never_replaces_an_element_and_pad_names_what_is_there() -> None:
+    with pytest.raises(errors.ConfigError, match="'x_mask'"):
+        collate([{"x": torch.ones(1), "x_mask": 1}, {"x": torch.ones(2), "x_mask": 2}])
+    with pytest.raises(errors.ConfigError, match="no such element: 'x'"):
+        collate([{"x": torch.ones(1)}], pad=["clip"])
 
 
 def test_pillow_images_are_refused_with_what_to_do() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageFile
 
 from photographs import jpeg, photograph
 from storeds.jpeg import repair, triage
@@ -168,3 +168,30 @@ def test_work_grows_with_the_bytes_and_not_with_what_they_claim() -> None:
         assert finding.recovered is not None
         assert finding.recovered < 0.1
         assert calls < 40 * len(blob)
+
+
+@pytest.mark.parametrize("junk", [b"\x00", b"\x00\x00", b"\xab\xcd", b"\xff\x00"])
+@pytest.mark.parametrize("marker", [b"\xff\xdb", b"\xff\xc0", b"\xff\xc4", b"\xff\xda"])
+def test_bytes_between_segments_are_told_and_no_pixel_is_lost(junk: bytes, marker: bytes) -> None:
+    whole = jpeg(0)
+    at = whole.index(marker)
+    blob = whole[:at] + junk + whole[at:]
+    finding = triage(blob)
+    assert (finding.kind, finding.recovered, finding.offset) == ("corrupt_data", 1.0, at)
+    assert f"bytes {at} to" in finding.reason
+    assert repair(blob) is blob
+    assert (pixels(blob) == pixels(whole)).all()
+
+
+def test_any_buffer_is_taken() -> None:
+    for blob in (memoryview(jpeg(0)[:-2]), bytearray(jpeg(0)[:-2])):
+        assert triage(blob).kind == "missing_eoi"  # type: ignore[arg-type]
+
+
+def test_the_switch_for_truncated_images_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    cut = jpeg(0, (320, 240))[:-200]
+    expected = triage(cut)
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    found = triage(cut, effort="quick")
+    assert (found.kind, found.recovered) == (expected.kind, expected.recovered)
+    assert triage(jpeg(0)[:-2], effort="quick").kind == "missing_eoi"

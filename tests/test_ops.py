@@ -319,3 +319,15 @@ def test_info_of_what_was_never_published_tells_of_the_leftovers(make_engine_url
     storeds.open_writer(url, {"x": "int"}).suspend()
     with pytest.raises(errors.StoreNotFoundError, match="interrupted writer left: go on with resume=True"):
         storeds.info(url)
+
+
+@pytest.mark.parametrize("operation", [storeds.convert, storeds.repair])
+def test_a_copy_never_replaces_what_it_is_made_of(tmp_path: Path, operation: Any) -> None:
+    for name in "ab":
+        with storeds.open_writer(f"lmdb://{tmp_path}/{name}.lmdb", {"image": "image"}) as writer:
+            writer.append([{"image": jpeg(0)}])
+    before = (tmp_path / "a.lmdb").read_bytes()
+    for source in (f"lmdb://{tmp_path}/a.lmdb", f"lmdb://{tmp_path}/[ab].lmdb"):
+        with pytest.raises(errors.ConfigError, match="only read here"):
+            operation(source, f"lmdb://{tmp_path}/a.lmdb", overwrite=True)
+    assert (tmp_path / "a.lmdb").read_bytes() == before

@@ -102,7 +102,7 @@ def test_two_epochs_report_the_truth_under_every_start_method(
         report = dataset.report()
         assert report.seen == 2 * COUNT
         assert report.bad == {fault: 2 * count for fault, count in Counter(BAD.values()).items()}
-        assert report.mended == {"missing_eoi": 2 * len(MENDED)}
+        assert report.mended == {"missing_eoi": sum(found[number] for number in MENDED)}
         outcomes = (2 * len(BAD), 0) if policy == "skip" else (0, 2 * len(BAD))
         assert (report.skipped, report.replaced) == outcomes
         for event in report.first + report.last:
@@ -314,3 +314,18 @@ def test_a_tally_in_a_copy_counts_for_itself(tally: Tally) -> None:
     assert (tally.total("seen"), copy.total("seen")) == (3, 1)
     assert len(pickle.dumps(tally)) < 200
     assert np.asarray(tally.limits(0)).tolist() == [3, 0]
+
+
+def is_gone(image: torch.Tensor) -> torch.Tensor:
+    raise errors.UnavailableError("the feature server is gone")
+
+
+def is_full(image: torch.Tensor) -> torch.Tensor:
+    raise MemoryError
+
+
+@pytest.mark.parametrize(("transform", "error"), [(is_gone, errors.UnavailableError), (is_full, MemoryError)])
+def test_what_no_sample_is_to_blame_for_comes_through_every_policy(store: str, transform: Any, error: Any) -> None:
+    for policy in ("raise", "skip", "replace"):
+        with pytest.raises(error):
+            StoreDataset(store, transform=transform, on_error=policy, **OPTIONS)[0]

@@ -6,8 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from storeds.concatenated import ConcatenatedBackend
-from storeds.errors import DecodeError, RecordError, TransformError
+from storeds.errors import DecodeError, RecordError, StoredsError, TransformError
 from storeds.protocols import Backend, Reader, Record, SampleContext
 from storeds.selection import Selection
 from storeds.transforms import BoundTransform
@@ -61,6 +63,12 @@ class SampleMaker:
         for name, transform in self.transforms:
             try:
                 sample[name] = transform(sample[name], context)
+            except (StoredsError, MemoryError, torch.OutOfMemoryError) as error:
+                if not isinstance(error, RecordError):  # the sample is not to blame
+                    raise
+                return self.placed(
+                    TransformError, positions, f"transform {transform!r} failed on {name!r}: {error}", None, error
+                )
             except Exception as error:  # whatever a user's transform raises
                 reason = f"transform {transform!r} failed on {name!r}: {type(error).__name__}: {error}"
                 return self.placed(TransformError, positions, reason, None, error)

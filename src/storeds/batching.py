@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
@@ -70,8 +71,10 @@ def collate(batch: Sequence[Any], *, pad: Collection[str | int] = ()) -> Any:
         raise BadSamplesError(f"all {len(batch)} samples of a batch were skipped{first}")
     first = samples[0]
     if isinstance(first, Mapping):
+        _check_pad(pad, first)
         return _collate_dicts(samples, pad)
     if isinstance(first, tuple):
+        _check_pad(pad, range(len(first)))
         columns = [_collate_values(column, at in pad) for at, column in enumerate(zip(*samples, strict=True))]
         return type(first)(*columns) if hasattr(first, "_fields") else columns
     return _collate_values(samples, 0 in pad)
@@ -88,10 +91,21 @@ def _collate_dicts(samples: Sequence[Mapping[str, Any]], pad: Collection[str | i
     for name in samples[0]:
         value = _collate_values([sample[name] for sample in samples], name in pad)
         if isinstance(value, Padded):
-            batch[name], batch[f"{name}_mask"] = value
+            mask = f"{name}_mask"
+            if mask in samples[0]:
+                raise ConfigError(
+                    f"the mask of {name!r} would replace the element {mask!r}; leave that out or rename it"
+                )
+            batch[name], batch[mask] = value
         else:
             batch[name] = value
     return batch
+
+
+def _check_pad(pad: Collection[str | int], elements: Collection[str | int]) -> None:
+    for name in pad:
+        if name not in elements:
+            raise ConfigError(f"pad names {name!r}, and samples have no such element: {', '.join(map(repr, elements))}")
 
 
 def _collate_values(values: Sequence[Any], always_pad: bool) -> Any:
@@ -101,17 +115,8 @@ def _collate_values(values: Sequence[Any], always_pad: bool) -> Any:
 
 
 def _stack(tensors: Sequence[torch.Tensor], *, collate_fn_map: Any = None) -> Any:
-    shapes = {tensor.shape for tensor in tensors}
-    if len(shapes) == 1:
+    if len({tensor.shape for tensor in tensors}) == 1:
         return default_collate_fn_map[torch.Tensor](tensors, collate_fn_map=collate_fn_map)
-    shape = tensors[0].shape
-    # What has one, three or four planes is an image, whose planes are no length.
-    is_image = len(shape) == 3 and all(tensor.ndim == 3 and tensor.shape[0] <= 4 for tensor in tensors)
-    if is_image or len({tensor.shape[1:] for tensor in tensors}) > 1 or not all(tensor.ndim for tensor in tensors):
-        raise ConfigError(
-            f"values of shapes {', '.join(sorted(str(tuple(shape)) for shape in shapes))} make no batch: let a transform "
-            "give them one size (Resize, RandomResizedCrop), or pass a collate_fn of your own"
-        )
     return _pad(tensors)
 
 
@@ -121,10 +126,31 @@ def _stack_arrays(arrays: Sequence[np.ndarray[Any, Any]], *, collate_fn_map: Any
     return _stack([torch.as_tensor(array) for array in arrays], collate_fn_map=collate_fn_map)
 
 
+def _stack_dicts(values: Sequence[Mapping[Any, Any]], *, collate_fn_map: Any = None) -> Any:
+    """Return a dict of batches, or a list where keys differ, as they may in JSON."""
+    if any(value.keys() != values[0].keys() for value in values):
+        return list(values)
+    return {key: torch_collate([value[key] for value in values], collate_fn_map=collate_fn_map) for key in values[0]}
+
+
+def _stack_lists(values: Sequence[list[Any]], *, collate_fn_map: Any = None) -> Any:
+    """Return a list of batches, or of the lists themselves where lengths differ, as they may in JSON."""
+    if any(len(value) != len(values[0]) for value in values):
+        return list(values)
+    return [torch_collate(column, collate_fn_map=collate_fn_map) for column in zip(*values, strict=True)]
+
+
 def _pad(tensors: Sequence[torch.Tensor]) -> Padded:
+    if not all(tensor.ndim for tensor in tensors) or len({tensor.shape[1:] for tensor in tensors}) > 1:
+        shapes = ", ".join(sorted({str(tuple(tensor.shape)) for tensor in tensors}))
+        raise ConfigError(
+            f"values of shapes {shapes} make no batch, as more than their lengths differ: let a transform give them one size "
+            "(Resize, RandomResizedCrop), or pass a collate_fn of your own"
+        )
     lengths = [len(tensor) for tensor in tensors]
     size = (len(tensors), max(lengths), *tensors[0].shape[1:])
-    values = tensors[0].new_zeros(size)
+    dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
+    values = torch.zeros(size, dtype=dtype)
     mask = torch.zeros(size[:2], dtype=torch.bool)
     if get_worker_info() is not None:  # so that they are written where the main process reads them
         values.share_memory_()  # type: ignore[no-untyped-call]
@@ -144,6 +170,8 @@ def _refuse_images(images: Sequence[Any], **_: Any) -> NoReturn:
 
 _MAP: _Map = {
     **default_collate_fn_map,
+    dict: _stack_dicts,
+    list: _stack_lists,
     torch.Tensor: _stack,
     np.ndarray: _stack_arrays,
     Image.Image: _refuse_images,

@@ -141,6 +141,10 @@ class ConcatenatedBackend(StoreBackend):
         found = (member.leftovers() for _, member in self._members() if isinstance(member, StoreBackend))
         return next((left for left in found if left is not None), None)
 
+    def members(self) -> Iterator[Backend]:
+        """Yield the stores, in order."""
+        return (member for _, member in self._members())
+
     def _members(self) -> Iterator[tuple[int, Backend]]:
         """Yield each member and the position at which it begins."""
         self._check_open()

@@ -22,6 +22,7 @@ __all__ = ["Config", "Loader", "build_dataset", "build_loader", "config_schema",
 
 _LOG = logging.getLogger("storeds")
 _PLACEHOLDER = "{split}"
+_BATCHING = ("storeds", "default")
 
 
 class Loader(Settings):
@@ -141,7 +142,7 @@ def build_dataset(config: Config, split: str | None = None) -> StoreDataset:
 def build_loader(config: Config, split: str | None = None) -> StoreLoader:
     """Return a `DataLoader` over `build_dataset` and an `EpochSampler`; what the config leaves open is picked and logged.
 
-    Workers: as many as the CPUs this process may use. Persistent if there are any. Pinned memory with CUDA. The order of
+    Workers: as many as the CPUs this process may use, shared with the ranks beside it. Persistent if there are any. Pinned memory with CUDA. The order of
     an epoch is that of the dataset's seed (0 without one), shared between the ranks of torch.distributed.
     """
     import torch
@@ -150,9 +151,9 @@ def build_loader(config: Config, split: str | None = None) -> StoreLoader:
     from storeds.sampling import EpochSampler
 
     dataset, settings = build_dataset(config, split), config.loader_for(split)
-    workers = len(os.sched_getaffinity(0)) if settings.num_workers is None else settings.num_workers
+    workers = _cpus_of_this_rank() if settings.num_workers is None else settings.num_workers
     pin = torch.cuda.is_available() if settings.pin_memory is None else settings.pin_memory
-    persistent = workers > 0 if settings.persistent_workers is None else settings.persistent_workers
+    persistent = workers > 0 and settings.persistent_workers is not False
     sampler = EpochSampler(
         dataset,
         shuffle=settings.shuffle,
@@ -174,26 +175,40 @@ def build_loader(config: Config, split: str | None = None) -> StoreLoader:
         sampler=sampler,
         batch_size=settings.batch_size,
         drop_last=settings.drop_last and settings.batch_size is not None,
-        collate_fn=_function("collate", settings.collate),
+        collate_fn=None
+        if settings.batch_size is None and settings.collate in _BATCHING
+        else _collate(settings.collate),
         num_workers=workers,
         multiprocessing_context=settings.start_method if workers else None,
         persistent_workers=persistent,
         prefetch_factor=settings.prefetch_factor if workers else None,
         pin_memory=pin,
-        timeout=settings.timeout,
+        timeout=settings.timeout if workers else 0,
         in_order=settings.in_order,
         worker_init_fn=_function("worker_init_fn", settings.worker_init_fn),
     )
 
 
-def _function(key: str, path: str | None) -> Callable[..., Any] | None:
-    """Return the function that a config names."""
-    if path is None or (key == "collate" and path == "default"):
+def _cpus_of_this_rank() -> int:
+    """Return how many CPUs this process may use, shared with the other ranks of this machine as torchrun tells."""
+    cpus = len(os.sched_getaffinity(0))
+    return max(cpus // max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1), 1)
+
+
+def _collate(name: str) -> Callable[..., Any] | None:
+    if name == "default":
         return None
-    if key == "collate" and path == "storeds":
+    if name == "storeds":
         from storeds.batching import collate
 
         return collate
+    return _function("collate", name)
+
+
+def _function(key: str, path: str | None) -> Callable[..., Any] | None:
+    """Return the function that a config names."""
+    if path is None:
+        return None
     try:
         found = import_object(path if ":" in path else ":".join(path.rsplit(".", 1)))
     except (ImportError, ValueError) as error:

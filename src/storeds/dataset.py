@@ -135,7 +135,7 @@ class StoreDataset(Dataset[Any]):
             "reader_options": reader_options,
         }
         if isinstance(source, Source):
-            changed = {name: value for name, value in given.items() if value is not _default(name)}
+            changed = {name: value for name, value in given.items() if not _is_default(name, value)}
             self._setup(source.url, **{**source.arguments(), **changed})
         else:
             self._setup(source, **given)
@@ -271,8 +271,9 @@ def _freeze_inherited() -> None:
             gc.freeze()
 
 
-def _default(name: str) -> Any:
-    return inspect.signature(StoreDataset.__init__).parameters[name].default
+def _is_default(name: str, value: Any) -> bool:
+    default = inspect.signature(StoreDataset.__init__).parameters[name].default
+    return value is default or (type(value) in (str, float) and bool(value == default))
 
 
 def _check_seed(seed: Any) -> int | None:

@@ -56,6 +56,10 @@ class StoreLoader(DataLoader[Any]):
         ConfigError
             The state is of another store, seed, order or batch size; the message says which differs.
         """
+        if not isinstance(state, Mapping):
+            raise ConfigError(
+                f"the state of a loader is a mapping, as state_dict() returns it, not {type(state).__name__}"
+            )
         state = dict(state)
         batch_size = state.pop("batch_size", None)
         if batch_size != self.batch_size:

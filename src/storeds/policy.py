@@ -80,7 +80,7 @@ class Policy:
     on_error : str
         ``raise``, ``skip`` or ``replace``.
     max_bad : int, optional
-        As many bad samples in one epoch are borne, over all workers of this process.
+        As many bad samples are borne until the next ``set_epoch``, over all workers of this process.
     max_bad_fraction : float, optional
         The same, as a share of the samples seen in the epoch, counted as 10,000 (or the length of the dataset) while they
         are fewer.
@@ -93,10 +93,12 @@ class Policy:
     def __post_init__(self) -> None:
         if self.on_error not in POLICIES:
             raise ConfigError(f"unknown on_error {self.on_error!r}; {suggest(self.on_error, POLICIES, 'policies')}")
-        if self.max_bad is not None and (isinstance(self.max_bad, bool) or self.max_bad < 0):
+        if self.max_bad is not None and (not isinstance(self.max_bad, int) or self.max_bad is True or self.max_bad < 0):
             raise ConfigError(f"max_bad is a number of samples, 0 or more, got {self.max_bad!r}")
         fraction = self.max_bad_fraction
-        if fraction is not None and (isinstance(fraction, bool) or not 0.0 <= fraction <= 1.0):
+        if fraction is not None and (
+            not isinstance(fraction, (int, float)) or isinstance(fraction, bool) or not 0.0 <= fraction <= 1.0
+        ):
             raise ConfigError(f"max_bad_fraction is a share from 0 to 1, got {fraction!r}")
 
     def samples(self, maker: SampleMaker, contexts: Sequence[SampleContext], tally: Tally, *, fill: bool) -> list[Any]:
@@ -123,7 +125,7 @@ class Policy:
             if isinstance(sample, RecordError) and self.on_error == "raise":
                 self._count(sample, context, tally, maker)
                 raise maker.with_key(sample, replace(context, notes=[])) from sample.__cause__
-            if context.notes:
+            if context.notes and not isinstance(sample, RecordError):
                 self._count_mended(context, tally, maker)
         bad = [at for at, sample in enumerate(made) if isinstance(sample, RecordError)]
         if bad:
@@ -145,7 +147,7 @@ class Policy:
             self._count(made[at], contexts[at], tally, maker, "replaced" if replacing else "skipped")
         self._check(tally, contexts[0].epoch, maker)
         if replacing:
-            found = self._replacements([contexts[at] for at in bad], maker)
+            found = self._replacements([contexts[at] for at in bad], tally, maker)
             for at, sample in zip(bad, found, strict=True):
                 made[at] = sample
         else:
@@ -153,7 +155,7 @@ class Policy:
                 error = made[at]
                 made[at] = Skipped(contexts[at].index, error.url, error.position, error.kind, error.reason)
 
-    def _replacements(self, contexts: Sequence[SampleContext], maker: SampleMaker) -> list[Any]:
+    def _replacements(self, contexts: Sequence[SampleContext], tally: Tally, maker: SampleMaker) -> list[Any]:
         """Return a good sample for each context: the first that is, in an order keyed with (seed, epoch, index)."""
         count = len(maker.reader)
         orders = [_others(context, count) for context in contexts]
@@ -161,16 +163,20 @@ class Policy:
         pending = list(range(len(contexts)))
         for attempt in range(min(_ATTEMPTS, count - 1)):
             tried = [replace(contexts[at], index=orders[at][attempt], notes=[]) for at in pending]
-            for at, sample in zip(pending, maker.make(tried), strict=True):
+            for at, context, sample in zip(pending, tried, maker.make(tried), strict=True):
                 found[at] = sample
+                if context.notes and not isinstance(sample, RecordError):
+                    self._count_mended(context, tally, maker)
             pending = [at for at in pending if isinstance(found[at], RecordError)]
             if not pending:
                 return found
-        index = contexts[pending[0]].index
-        raise BadSamplesError(
-            f"no good sample was found to stand in for sample {index} of {maker.view.url}: all of "
-            f"{min(_ATTEMPTS, count - 1)} others tried are bad too, the last by: {found[pending[0]]}"
+        index, tries = contexts[pending[0]].index, min(_ATTEMPTS, count - 1)
+        why = (
+            f"all of {tries} others tried are bad too, the last by: {found[pending[0]]}"
+            if tries
+            else "it is the only one"
         )
+        raise BadSamplesError(f"no good sample was found to stand in for sample {index} of {maker.view.url}: {why}")
 
     def _check(self, tally: Tally, epoch: int, maker: SampleMaker) -> None:
         """Raise BadSamplesError, which lists the first ones, if there are too many."""

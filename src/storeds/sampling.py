@@ -250,7 +250,8 @@ def _with_epoch(data: Any) -> list[Any]:
     """Return the datasets that take an epoch: this one, or those that a Subset or a ConcatDataset holds."""
     if callable(getattr(data, "set_epoch", None)):
         return [data]
-    inner = [*getattr(data, "datasets", ()), getattr(data, "dataset", None)]
+    several = getattr(data, "datasets", ())
+    inner = [*(several.values() if isinstance(several, Mapping) else several), getattr(data, "dataset", None)]
     return [found for each in inner if each is not None for found in _with_epoch(each)]
 
 

@@ -23,21 +23,23 @@ MAX_PIXELS = 1 << 27
 _NOISE = np.random.default_rng(0).integers(0, 255, 512, np.uint8).tobytes()
 
 
-def estimate(blob: bytes, structure: Structure) -> float:
-    """Return the share of MCUs that are there, 1.0 if nothing depends on what follows the cut.
+def estimate(blob: bytes, structure: Structure) -> float | None:
+    """Return the share of MCUs that are there, 1.0 if nothing depends on what follows the cut; None if it cannot tell.
 
     `blob` is cut inside its last scan, which is the first with some of its coefficients. Of a file with several scans only
-    0.0 or 1.0 can be told. 0.0 where it does not decode at all.
+    0.0 or 1.0 can be told. It cannot tell while `PIL.ImageFile.LOAD_TRUNCATED_IMAGES` is set.
     """
     frame = structure.frame
-    if frame is None or frame.width * frame.height > MAX_PIXELS or ImageFile.LOAD_TRUNCATED_IMAGES:
+    if frame is None or frame.width * frame.height > MAX_PIXELS:
         return 0.0
+    if ImageFile.LOAD_TRUNCATED_IMAGES:
+        return None
     whole = blob[: structure.end].rstrip(b"\xff")  # half a marker, which the noise would complete
     scaled = len(structure.scans) == 1
     try:
         plain, noisy = _pixels(whole + EOI, scaled), _pixels(whole + _NOISE + EOI, scaled)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-        return 0.0
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError, Warning):  # a warning may be an error
+        return None
     differ = (plain != noisy).reshape(*plain.shape[:2], -1)
     if not differ.any():
         return 1.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from storeds.jpeg.finding import Finding
-from storeds.jpeg.structure import EOI
+from storeds.jpeg.structure import EOI, parse
 from storeds.jpeg.triage import triage
 
 __all__ = ["repair"]
@@ -27,7 +27,7 @@ def repair(blob: bytes, finding: Finding | None = None) -> bytes:
         making sense come back as they are: decoders find the next marker, and the pixels after it, by themselves.
     """
     finding = finding or triage(blob)
-    if finding.offset is None or not _has_picture(finding) or blob.startswith(EOI, finding.offset):
+    if finding.offset is None or not _has_picture(finding) or parse(bytes(blob)).ending == "eoi":
         return blob
     if finding.kind == "corrupt_data" and finding.restart_interval:
         return blob

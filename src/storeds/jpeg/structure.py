@@ -71,6 +71,8 @@ class Structure:
         Whether the bytes ran out inside the last scan's data.
     filled : int
         How many zeros at the end were left out, as they are no data.
+    junk : (int, int) or None
+        The first bytes outside a scan that belong to nothing, from and to.
     reason : str
         For ``stray``, what is wrong; for ``cut``, in what.
     """
@@ -86,6 +88,7 @@ class Structure:
     interval: int = 0
     multi_picture: bool = False
     filled: int = 0
+    junk: tuple[int, int] | None = None
 
     def stray(self, at: int, reason: str) -> Structure:
         """Return this walk, ended at something that cannot stand there."""
@@ -105,9 +108,15 @@ def parse(blob: bytes) -> Structure:  # noqa: C901  # runs on every read, so no 
     for _ in range(_MAX_SEGMENTS):
         if at + 2 > size:
             return found.cut(at, "between two segments")
-        if blob[at] != 0xFF:
-            return found.stray(at, f"byte {at} is {blob[at]:02x} where a marker must begin with ff")
         marker = blob[at + 1]
+        if blob[at] != 0xFF or marker == 0:
+            # Decoders look for the next marker, too.
+            match = _MARKER.search(blob, at)
+            if match is None:
+                return found.stray(at, f"byte {at} is {blob[at]:02x} where a marker must begin with ff")
+            found.junk = found.junk or (at, match.start())
+            at = match.start()
+            continue
         if marker == _EOI:
             found.ending, found.end = "eoi", at + 2
             return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 from storeds.jpeg.coverage import coverage, units_of
@@ -44,13 +45,15 @@ def triage(blob: bytes, *, effort: Effort = "exact") -> Finding:
     A pure function that raises on no bytes, in time proportional to their number and, but for ``"quick"``, whatever
     decoders are installed. Thread-safe.
     """
+    blob = bytes(blob)  # of a memoryview or bytearray; bytes themselves are not copied
     if not blob.startswith(SOI):
         name = sniff(blob)
         return Finding("not_jpeg", f"it is no JPEG but {name}", 0, format=name)
     found = parse(blob)
     if found.ending != "eoi":
         return _without_end(blob, found, effort)
-    return _with_end(blob, found, deep=effort == "deep")
+    finding = _with_end(blob, found, deep=effort == "deep")
+    return finding if found.junk is None else _with_junk(finding, found.junk)
 
 
 def _finding(kind: Kind, found: Structure, reason: str, **values: object) -> Finding:
@@ -68,7 +71,7 @@ def _with_end(blob: bytes, found: Structure, *, deep: bool) -> Finding:
     at = found.end - len(EOI)
     if found.frame is None or not found.scans:
         return _finding("truncated_header", found, f"it ends at byte {at} without a picture", offset=at, recovered=0.0)
-    if deep:
+    if deep or found.junk is not None or _is_too_short(found) or _is_early(blob, found):
         short = _follow_all(blob, found, at)
         if short is not None:
             return short
@@ -80,14 +83,18 @@ def _with_end(blob: bytes, found: Structure, *, deep: bool) -> Finding:
     lost = _lost_restart(blob, found, at)
     if lost is not None:
         return lost
-    if _is_too_short(found) or _is_early(blob, found):
-        short = _follow_all(blob, found, at)
-        if short is not None:
-            return short
     if found.end == len(blob) or (found.multi_picture and _next_is_whole(blob, found.end)):
         return Finding("intact", _INTACT, None, found.frame, found.interval, len(found.scans), None, 1.0)
     reason = f"{len(blob) - found.end:,} bytes follow the picture, which ends at byte {found.end}"
     return _finding("trailing_data", found, reason, offset=found.end, recovered=1.0)
+
+
+def _with_junk(finding: Finding, junk: tuple[int, int]) -> Finding:
+    """Return the finding for a file in which bytes outside the scans belong to nothing, whatever else is wrong."""
+    first, last = junk
+    rest = "all scans are whole" if finding.recovered == 1.0 else finding.reason
+    reason = f"bytes {first} to {last} belong to nothing; {rest}"
+    return replace(finding, kind="corrupt_data", reason=reason, offset=first, exact=False)
 
 
 def _lost_restart(blob: bytes, found: Structure, at: int) -> Finding | None:
@@ -190,7 +197,9 @@ def _cut(blob: bytes, found: Structure, effort: Effort) -> Finding:
     if not found.in_scan:
         if share == 1.0:
             return _missing_eoi(found)
-        reason = f"it is cut {found.reason}, after {last + 1} scans, which do not carry every coefficient{_zeros(found)}"
+        reason = (
+            f"it is cut {found.reason}, after {last + 1} scans, which do not carry every coefficient{_zeros(found)}"
+        )
         return _finding("truncated_scan", found, reason, offset=found.end, scan=last + 2, recovered=share, exact=False)
     if share == 1.0 or last == 0 or found.frame.process in ("baseline", "extended"):
         seen = _units(blob, found, effort)
@@ -222,11 +231,12 @@ def _zeros(found: Structure) -> str:
 
 def _units(blob: bytes, found: Structure, effort: Effort) -> Walk:
     """Return how much of the last scan is there."""
-    if effort != "quick":
-        return walk(blob, found, found.scans[-1])
     scan = found.scans[-1]
+    share = estimate(blob, found) if effort == "quick" else None
+    if share is None:
+        return walk(blob, found, scan)
     units = units_of(found, scan)
-    done = round(estimate(blob, found) * units)
+    done = round(share * units)
     if scan.interval:  # each restart marker counts its interval; and where one is missing, decoders heed no ending
         restarts = len(restarts_of(blob, scan))
         done = min(max(done, restarts * scan.interval), (restarts + 1) * scan.interval, units)

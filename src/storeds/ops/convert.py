@@ -9,6 +9,7 @@ from storeds._meta import NATIVE
 from storeds._url import redact
 from storeds.errors import FormatError
 from storeds.ops._batches import read_batches
+from storeds.ops._itself import refuse_itself
 from storeds.ops.progress import ProgressHook
 from storeds.ops.resumable import resumable
 from storeds.protocols import Meta
@@ -48,12 +49,15 @@ def convert(
 
     Raises
     ------
+    ConfigError
+        The target is the source, or one of the stores that it reads as one.
     RecordError
         A record of the source is bad; nothing is published.
     FormatError
         The copy's `Meta.id` differs from the source's, so the source is damaged where no checksum of a record shows it.
     """
     with open_backend(src_url, layout=layout, **(options or {})) as source:
+        refuse_itself(source, dst_url)
         writer = open_writer(
             dst_url,
             source.meta.fields,

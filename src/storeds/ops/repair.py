@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from storeds._url import file_path, redact
+from storeds._url import redact
 from storeds._writer import COMMIT_EVERY
-from storeds.errors import ConfigError, FormatError, StoreNotFoundError
 from storeds.ops._batches import read_batches
+from storeds.ops._itself import refuse_itself
 from storeds.ops.finding_fields import DAMAGES, FindingFields, Tally
 from storeds.ops.pictures import look
 from storeds.ops.progress import ProgressHook
 from storeds.ops.resumable import resumable
-from storeds.protocols import Backend, Record
-from storeds.stores import open_backend, open_writer, scheme_of
+from storeds.protocols import Record
+from storeds.stores import open_backend, open_writer
 
 __all__ = ["RepairReport", "repair"]
 
@@ -105,7 +104,7 @@ def repair(
     Whole pictures keep their bytes, and so do those of which nothing is there. Fields, order and attrs stay the same.
     """
     with open_backend(src_url) as source:
-        _refuse_itself(source, dst_url)
+        refuse_itself(source, dst_url)
         fields = FindingFields(source.meta.fields, source.url)
         writer = open_writer(
             dst_url,
@@ -142,19 +141,3 @@ def _mend(record: Record, fields: FindingFields) -> tuple[int, int]:
         damaged += picture.finding.is_damaged
         lost += not picture.recovered
     return damaged, lost
-
-
-def _refuse_itself(source: Backend, dst_url: str) -> None:
-    files = ("lmdb", "hdf5")
-    try:
-        if scheme_of(source.url, writing=False) in files and scheme_of(dst_url, writing=True) in files:
-            same = os.path.samefile(file_path(source.url)[0], file_path(dst_url)[0])
-        else:
-            with open_backend(dst_url) as target:
-                same = target.meta.build == source.meta.build
-    except (OSError, StoreNotFoundError, FormatError):  # nothing there; or something else, which the writer refuses
-        return
-    if same:
-        raise ConfigError(
-            f"{redact(dst_url)} is {source.url} itself, and a store is never mended in place; name another target"
-        )

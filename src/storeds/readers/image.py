@@ -10,7 +10,7 @@ from typing import Any
 from PIL import ImageMode
 
 from storeds.decode import UNCHANGED, check_pixels, decode_reason
-from storeds.errors import ConfigError, DecodeError
+from storeds.errors import ConfigError, DecodeError, StoredsError
 from storeds.jpeg import Finding, triage
 from storeds.jpeg import repair as repair_jpeg
 from storeds.jpeg.estimate import MAX_PIXELS
@@ -65,7 +65,9 @@ class ImageReader(RecordReader):
                 raise ConfigError(
                     f"mode {self.mode!r} is neither 'unchanged' nor a Pillow mode such as RGB, L or RGBA"
                 ) from None
-        if isinstance(self.min_recovered, bool) or not 0.0 <= self.min_recovered <= 1.0:
+        if not isinstance(self.repair, bool):
+            raise ConfigError(f"repair is True or False, got {self.repair!r}")
+        if not _is_share(self.min_recovered):
             raise ConfigError(f"min_recovered is a share from 0 to 1, got {self.min_recovered!r}")
         if isinstance(self.max_pixels, bool) or not isinstance(self.max_pixels, int) or self.max_pixels < 1:
             raise ConfigError(f"max_pixels is a number of pixels, got {self.max_pixels!r}")
@@ -108,7 +110,7 @@ class ImageReader(RecordReader):
         blob = self._mend(value, finding, context) if finding.is_damaged else value
         try:
             return self._decoder(blob, self.mode)
-        except DecodeError:
+        except (StoredsError, MemoryError):
             raise
         except Exception as error:  # decoders raise whatever they like on damaged bytes
             what = f"{len(value)} bytes beginning {value[:4].hex(' ')}" if value else "it is empty"
@@ -131,6 +133,10 @@ class ImageReader(RecordReader):
             Note(finding.kind, f"a damaged JPEG was mended, of which {finding.share} is there: {finding.reason}")
         )
         return repair_jpeg(blob, finding)
+
+
+def _is_share(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0.0 <= value <= 1.0
 
 
 def _parameters(decoder: Decoder) -> list[str]:
