@@ -1,13 +1,16 @@
 # Each target makes the virtual environment once and uses it from then on; it is made anew when pyproject.toml changes.
 PYTHON ?= python3
 VENV ?= .venv
+TF_VENV ?= .venv-tf
 TORCH ?= torch==2.13.0
+TENSORFLOW ?= tensorflow-cpu==2.21.*
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+TF_READY := $(TF_VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full lint bench docs clean server
+.PHONY: help demo test test-full test-tf lint bench docs clean server
 # A target that fails half-way must not look finished.
 .DELETE_ON_ERROR:
 
@@ -25,6 +28,9 @@ test-full: server ## the same with 1,000 damaged stores of each file format, whi
 	@bash scripts/check_system.sh tools
 	STOREDS_TEST_FULL=1 $(BIN)/python -m pytest --timeout 3600
 
+test-tf: $(TF_READY) ## run the tests of storeds.tf with real TensorFlow, in a virtual environment of its own
+	$(TF_VENV)/bin/python -m pytest tests_tf
+
 lint: $(READY) ## ruff (rules and format) and mypy --strict
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -36,13 +42,15 @@ bench: server ## measure reading, opening, packing, triage and shuffling; tables
 	$(BIN)/python -m benchmarks.packing
 	$(BIN)/python -m benchmarks.jpeg
 	$(BIN)/python -m benchmarks.shuffling
+	$(BIN)/python -m benchmarks.videos
+	$(BIN)/python -m benchmarks.foreign_lmdb
 
 docs: server ## build the documentation into build/docs, check its links, and run its examples
 	$(BIN)/python -m sphinx -W --keep-going -n -E -q -d build/doctrees docs build/docs
 	$(BIN)/python scripts/check_docs.py
 
 clean: ## remove the virtual environment and everything that was built
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-work
+	rm -rf $(VENV) $(TF_VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-work
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # torch first and pinned, so that pip does not look for another one while it resolves the rest.
@@ -51,6 +59,14 @@ $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet '$(TORCH)'
 	$(BIN)/python -m pip install --quiet --editable '.[dev,demo]'
+	@touch $@
+
+# Apart, because TensorFlow holds back h5py and others.
+$(TF_READY): pyproject.toml
+	@bash scripts/check_system.sh python $(PYTHON)
+	$(PYTHON) -m venv $(TF_VENV)
+	$(TF_VENV)/bin/python -m pip install --quiet '$(TORCH)'
+	$(TF_VENV)/bin/python -m pip install --quiet '$(TENSORFLOW)' --editable . 'pytest>=8.3' 'pytest-timeout>=2.3'
 	@touch $@
 
 server: $(READY)

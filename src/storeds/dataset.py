@@ -188,7 +188,9 @@ class StoreDataset(Dataset[Any]):
         """The labels of all samples, read as one column without touching an image."""
         if self.reader.target is None:
             raise AttributeError(f"the samples of {self.url} have no label")
-        targets: list[Any] = read_column(self._view, self.reader.target).tolist()
+        # A sample of several records has one label all the same.
+        column = getattr(self.reader, "column", read_column)
+        targets: list[Any] = column(self._view, self.reader.target).tolist()
         return targets
 
     @property

@@ -161,9 +161,28 @@ for _name, _target, _needs in (
     ("memory", "storeds.backends.memory:MemoryBackend", ""),
 ):
     BACKENDS._known[_name] = _Known(_target, _needs, "built in")
+for _name, _target, _needs in (
+    ("lmdb/caffe", "lmdb_caffe:CaffeLmdb", "lmdb"),
+    ("lmdb/keyed", "lmdb_images:KeyedLmdb", "lmdb"),
+    ("lmdb/ocr", "lmdb_images:OcrLmdb", "lmdb"),
+    ("lmdb/pickled", "lmdb_pickled:PickledLmdb", "lmdb"),
+    ("lmdb/pyarrow", "lmdb_pyarrow:PyarrowLmdb", "lmdb"),
+    ("lmdb/tensorpack", "lmdb_tensorpack:TensorpackLmdb", "lmdb"),
+    ("hdf5/parallel", "hdf5_parallel:ParallelHdf5", "h5py"),
+    ("hdf5/per_sample", "hdf5_per_sample:PerSampleHdf5", "h5py"),
+    ("hdf5/per_video", "hdf5_per_video:PerVideoHdf5", "h5py"),
+    ("mongodb/named", "mongodb_named:NamedLayout", "pymongo"),
+    ("mongodb/query", "mongodb_query:QueryLayout", "pymongo"),
+    ("mongodb/gridfs", "mongodb_gridfs:GridfsLayout", "pymongo"),
+    ("mongodb+srv/named", "mongodb_named:NamedLayout", "pymongo"),
+    ("mongodb+srv/query", "mongodb_query:QueryLayout", "pymongo"),
+    ("mongodb+srv/gridfs", "mongodb_gridfs:GridfsLayout", "pymongo"),
+):
+    LAYOUTS._known[_name] = _Known(f"storeds.layouts.{_target}", _needs, "built in")
 for _name, _target in (
     ("image", "storeds.readers.image:ImageReader"),
     ("array", "storeds.readers.array:ArrayReader"),
+    ("video", "storeds.readers.video:VideoReader"),
 ):
     READERS._known[_name] = _Known(_target, "", "built in")
 for _name in ("bytes", "pil", "tensor"):

@@ -61,7 +61,9 @@ def identity_of(database: Any, name: str) -> Any:
         listed = list(database.list_collections(filter={"name": name}))
     except NotImplementedError:
         return f"name:{name}" if name in database.list_collection_names() else None
-    return listed[0]["info"]["uuid"] if listed else None
+    if not listed:
+        return None
+    return listed[0]["info"].get("uuid", f"name:{name}")  # a view has none
 
 
 class MongodbHandle:

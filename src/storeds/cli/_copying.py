@@ -53,6 +53,10 @@ def pack(
     label_column: Annotated[str | None, typer.Option(help="The manifest's column of labels.")] = None,
     delimiter: Annotated[str | None, typer.Option(help="The CSV's delimiter; found out by default.")] = None,
     encoding: Annotated[str | None, typer.Option(help="The manifest's text encoding; UTF-8 by default.")] = None,
+    fps: Annotated[str | None, typer.Option(help="Frames a second that are taken of films; all by default.")] = None,
+    labels: Annotated[
+        bool | None, typer.Option("--labels/--no-labels", help="Whether sub-folders of videos are classes.")
+    ] = None,
     allow_outside: Annotated[bool, typer.Option("--allow-outside", help="Take paths that leave the root.")] = False,
     overwrite: Overwrite = False,
     resume: Resume = False,
@@ -66,6 +70,8 @@ def pack(
         "label_column": label_column,
         "delimiter": delimiter,
         "encoding": encoding,
+        "fps": fps,
+        "labels": labels,
         "allow_outside": allow_outside or None,
     }
     problems: list[Problem] = []

@@ -9,7 +9,18 @@ from typing import Annotated
 import typer
 
 from storeds import ops
-from storeds.cli._frame import OUT, AsJson, app, command, print_json, print_table, progress
+from storeds.cli._frame import (
+    OUT,
+    AsJson,
+    Layout,
+    Options,
+    app,
+    command,
+    parse_option,
+    print_json,
+    print_table,
+    progress,
+)
 from storeds.ops.verify import Report
 
 __all__ = ["verify"]
@@ -28,12 +39,15 @@ def verify(
         Path | None, typer.Option(help="Draw the damaged pictures, as they decode once mended, into this .png file.")
     ] = None,
     workers: Annotated[int | None, typer.Option(help="Processes that check; one per CPU by default.")] = None,
+    layout: Layout = None,
+    option: Options = None,
     as_json: AsJson = False,
 ) -> None:
     """Check every record, image and column of a store; exit code 1 if something is wrong."""
     sheet = None if contact_sheet is None else ops.ContactSheet(contact_sheet)
     with progress("verify", quiet=as_json) as hook:
-        report = ops.verify(url, deep=deep, workers=workers, progress=hook)
+        options = dict(map(parse_option, option or []))
+        report = ops.verify(url, deep=deep, workers=workers, layout=layout, options=options, progress=hook)
     drawn = None if sheet is None else sheet.draw(url, report.findings)
     if as_json:
         print_json(report.to_json())

@@ -16,6 +16,7 @@ from storeds.ops.progress import Progress, ProgressHook
 from storeds.ops.resumable import resumable
 from storeds.ops.sources import open_source
 from storeds.ops.sources.base import PackSource, Problem
+from storeds.ops.sources.videos import VideoSource
 from storeds.protocols import JSON, Field, Meta, Writer
 from storeds.stores import open_writer
 
@@ -104,6 +105,8 @@ def pack(
     if check:
         options["check"] = True
     plan: JSON = {"source": opened.fingerprint, "options": options}
+    if isinstance(opened, VideoSource):  # it encodes each frame itself, once
+        opened, max_side, quality = opened.encoded(max_side, quality), None, None
     encodes = max_side is not None or quality is not None
     count = workers if workers is not None else (len(os.sched_getaffinity(0)) if encodes else 0)
     preparer = Preparer(opened, max_side, quality, shares, findings)

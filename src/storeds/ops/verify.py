@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -66,7 +66,15 @@ class Report:
         return {"ok": self.ok, **asdict(self), "findings": findings, "notes": notes, "kinds": self.kinds}
 
 
-def verify(url: str, *, deep: bool = False, workers: int | None = None, progress: ProgressHook | None = None) -> Report:
+def verify(
+    url: str,
+    *,
+    deep: bool = False,
+    workers: int | None = None,
+    layout: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    progress: ProgressHook | None = None,
+) -> Report:
     """Check every record's checksum, every image, every column and the content id of the store at `url`.
 
     Parameters
@@ -79,6 +87,8 @@ def verify(url: str, *, deep: bool = False, workers: int | None = None, progress
     workers : int, optional
         Child processes that read and check, one per CPU by default. A damaged store may kill them or make them hang:
         the report says at which record. 0 checks in this process, which then may die itself; so do engines that no other process reaches.
+    layout, options : str, mapping, optional
+        As for `open_backend`; a store that needs them is checked in this process.
     progress : callable, optional
         Called with a `Progress` now and then.
 
@@ -95,13 +105,13 @@ def verify(url: str, *, deep: bool = False, workers: int | None = None, progress
     if workers is not None and workers < 0:
         raise ConfigError(f"workers must be 0 or more, got {workers}")
     count = len(os.sched_getaffinity(0)) if workers is None else workers
-    if count and scheme_of(url, writing=False) in _SHARED:
+    if count and layout is None and not options and scheme_of(url, writing=False) in _SHARED:
         with Children(url, count, deep=deep) as children:
             meta = children.open()
             if isinstance(meta, Finding):
                 return Report(redact(url), "", 0, findings=[meta])
             return _collect(Report(redact(url), meta.id, meta.count), meta, children.check(), progress)
-    with open_backend(url) as backend:
+    with open_backend(url, layout=layout, **(options or {})) as backend:
         report = Report(backend.url, backend.meta.id, backend.meta.count)
         return _collect(report, backend.meta, _check_here(backend, deep), progress)
 

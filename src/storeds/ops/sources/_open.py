@@ -21,6 +21,7 @@ from storeds.ops.sources.manifests import JsonIndexSource, ManifestSource
 from storeds.ops.sources.objects import DatasetSource
 from storeds.ops.sources.stores import StoreSource
 from storeds.ops.sources.tars import TarSource
+from storeds.ops.sources.videos import VIDEO_SUFFIXES, FrameFolderSource, VideoSource, holds_films
 from storeds.protocols import Backend
 
 __all__ = ["KINDS", "open_source"]
@@ -34,6 +35,8 @@ _MAKERS: dict[str, Callable[..., PackSource]] = {
     "tar": TarSource,
     "store": StoreSource,
     "dataset": DatasetSource,
+    "videos": VideoSource,
+    "frames": FrameFolderSource,
 }
 KINDS = tuple(_MAKERS)
 _SUFFIXES = {
@@ -45,6 +48,7 @@ _SUFFIXES = {
     ".tar": "tar",
     ".gz": "tar",
     ".tgz": "tar",
+    **dict.fromkeys(VIDEO_SUFFIXES, "videos"),
 }
 _SAY = f"say which with kind= ({', '.join(KINDS)})"
 
@@ -55,7 +59,7 @@ def open_source(source: Any, *, kind: str | None = None, **options: Any) -> Pack
     Parameters
     ----------
     source : path, URL or object
-        A folder with one sub-folder per class, or with images only; a .csv, .tsv, .jsonl, .ndjson, .json or .tar file; a
+        A folder with one sub-folder per class, or with images only; a folder of films, or a film; a .csv, .tsv, .jsonl, .ndjson, .json or .tar file; a
         glob or range of tar files, or a list of them; the URL or the file of a store, or a `Backend`; a dataset; or a
         `PackSource`, which is returned.
     kind : str, optional
@@ -131,7 +135,7 @@ def _recognise_path(path: str) -> str:
         reason = getattr(error, "strerror", None) or error
         raise StoreNotFoundError(f"{redact(show(path))} cannot be looked at: {reason}") from None
     if stat.S_ISDIR(mode):
-        return _recognise_folder(path, entries)
+        return "videos" if holds_films(path) else _recognise_folder(path, entries)
     if not stat.S_ISREG(mode):
         raise ConfigError(f"{show(path)} is neither a folder nor a regular file")
     if found is None:

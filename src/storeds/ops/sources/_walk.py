@@ -35,12 +35,14 @@ class _Place:
 
 
 class Walk:
-    """Finds the images below folders of one root.
+    """Finds the images, or other files, below folders of one root.
 
     Parameters
     ----------
     root : Root
         Where paths begin, and what they must not leave.
+    suffixes : tuple of str
+        How the names of the files end, in small letters.
 
     Attributes
     ----------
@@ -48,13 +50,13 @@ class Walk:
         What was odd so far.
     """
 
-    def __init__(self, root: Root) -> None:
-        self._root = root
+    def __init__(self, root: Root, suffixes: tuple[str, ...] = IMAGE_SUFFIXES) -> None:
+        self._root, self._suffixes = root, suffixes
         self._seen: Counter[tuple[int, int]] = Counter()
         self.problems: list[Problem] = []
 
     def files(self, top: str) -> Iterator[Found]:
-        """Yield the images below `top`, a folder in the root, or "" for the root: folders by path, then files by name.
+        """Yield the files below `top`, a folder in the root, or "" for the root: folders by path, then files by name.
 
         Both in plain string order, as ``sorted(os.walk(top, followlinks=True))`` gives them.
         """
@@ -118,7 +120,7 @@ class Walk:
         except OSError as error:
             self._tell(path, f"cannot be looked at: {error.strerror}")
             return
-        if not is_folder and not entry.name.lower().endswith(IMAGE_SUFFIXES):
+        if not is_folder and not entry.name.lower().endswith(self._suffixes):
             return
         fault = self._fault(entry)
         if fault:

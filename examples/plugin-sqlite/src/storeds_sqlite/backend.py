@@ -1,0 +1,125 @@
+"""The backend: reads a file with one row a record, which is the packed record with its checksum."""
+
+import json
+import os
+import sqlite3
+import threading
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+from urllib.parse import quote
+
+from storeds._columns import column_from_records
+from storeds._handles import HandlePool
+from storeds._meta import meta_from_text
+from storeds._url import file_path
+from storeds.backends.base import BackendOptions, HandleBackend, parse_options
+from storeds.errors import FormatError, RecordError, StoreNotFoundError
+from storeds.protocols import Array, Field, Meta, Record
+from storeds_sqlite.writer import SqliteWriter
+
+
+class SqliteOptions(BackendOptions):
+    """What may stand behind the ``?`` of a URL, or be given as keywords."""
+
+    table: str | None = None
+
+
+@dataclass(frozen=True)
+class Handle:
+    """An open database, and what the store in it says about itself."""
+
+    db: sqlite3.Connection
+    meta: Meta
+    rowids: Array | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def rows(self, query: str, wanted: list[int]) -> list[Any]:
+        """Return what a query finds; threads take turns."""
+        with self.lock:
+            return self.db.execute(query, [json.dumps(wanted)]).fetchall()
+
+
+@dataclass(frozen=True)
+class SqliteOpener:
+    """How to open a handle: configuration only, so that it pickles."""
+
+    path: str
+    settings: SqliteOptions
+
+    @property
+    def url(self) -> str:
+        """Where the store is."""
+        return f"sqlite://{self.path}" + (f"?table={self.settings.table}" if self.settings.table else "")
+
+    def key(self) -> Hashable:
+        """Return what it is a handle of: backends with equal keys share one."""
+        if not os.path.isfile(self.path):
+            raise StoreNotFoundError(f"no store at {self.url}")
+        status = os.stat(self.path)
+        return type(self), status.st_dev, status.st_ino, self.settings.table
+
+    def options(self) -> Hashable:
+        """Return the settings that sharers of a handle must agree on."""
+        return None
+
+    def open(self) -> Handle:
+        """Open the file, read-only; raises FormatError if it is no store of this kind."""
+        # A published file never changes, so `immutable`: no locks, of which a fork would make a mess.
+        place = f"file:{quote(self.path)}?mode=ro&immutable=1"
+        with damage_told(self.url):
+            db = sqlite3.connect(place, uri=True, check_same_thread=False)
+            try:
+                return self.describe(db)
+            except BaseException:
+                db.close()
+                raise
+
+    def describe(self, db: sqlite3.Connection) -> Handle:
+        """Return the handle of a database that was just opened."""
+        if self.settings.table is not None:
+            raise FormatError(f"{self.url}: a native store has no table to choose")
+        row = db.execute("SELECT text FROM storeds_meta WHERE name = 'meta'").fetchone()
+        return Handle(db, meta_from_text(row[0] if row else "", self.url)[0])
+
+    def close(self, handle: Handle, /) -> None:
+        """Close a handle of this process."""
+        handle.db.close()
+
+    disown = close  # without locks, a forked child may close what its parent opened
+
+
+class SqliteBackend(HandleBackend[Handle, SqliteOpener]):
+    """Reads a store that `SqliteWriter` published."""
+
+    pool: ClassVar[HandlePool[Handle]] = HandlePool(limit=64, quiesce=True)
+    opener, open_writer = SqliteOpener, SqliteWriter
+
+    def __init__(self, url: str, **options: Any) -> None:
+        path, in_url = file_path(url)
+        super().__init__(self.opener(path, parse_options(SqliteOptions, in_url, options, url)))
+
+    def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
+        query = "SELECT position, body FROM records WHERE position IN (SELECT value FROM json_each(?))"
+        with self._lease() as handle, damage_told(self.url):
+            found = dict(handle.rows(query, positions))
+        return [self._record(position, found.get(position)) for position in positions]
+
+    def _record(self, position: int, body: bytes | None) -> Record | RecordError:
+        try:
+            return self._codec.open_sealed(b"" if body is None else body)
+        except ValueError as error:  # a value in its place: one bad record costs the others nothing
+            return self._fault(position, "it is missing" if body is None else error)
+
+    def _column(self, name: str, field: Field) -> Array:
+        return column_from_records(self, name)
+
+
+@contextmanager
+def damage_told(url: str) -> Iterator[None]:
+    """Raise what SQLite says about a damaged or foreign file as storeds says it."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise FormatError(f"{url} is no whole SQLite store: {error}") from error

@@ -1,0 +1,90 @@
+"""The writer: builds a database beside the target, and makes it the target in one step."""
+
+import json
+import os
+import sqlite3
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from storeds._meta import meta_to_text
+from storeds._url import file_path
+from storeds._writer import COMMIT_EVERY, Sealed, StoreWriter
+from storeds.backends.base import BackendOptions, parse_options
+from storeds.errors import ConfigError, StoreExistsError
+from storeds.fields import fields_to_json
+from storeds.protocols import JSON, Meta
+
+# The lock is the connection's until it closes, or its process dies.
+_BEGIN = """PRAGMA locking_mode=EXCLUSIVE; BEGIN EXCLUSIVE;
+CREATE TABLE IF NOT EXISTS records (position INTEGER PRIMARY KEY, body BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS storeds_meta (name TEXT PRIMARY KEY, text TEXT NOT NULL); COMMIT;"""
+
+
+class SqliteWriter(StoreWriter):
+    """Writes ``sqlite://`` stores; `StoreWriter` checks records, packs them and counts."""
+
+    engine_errors = (OSError, sqlite3.Error)
+
+    def __init__(
+        self, url: str, fields: Mapping[str, Any], *, overwrite: bool, resume: bool, plan: JSON = None, **how: Any
+    ) -> None:
+        path, in_url = file_path(url)
+        super().__init__(f"sqlite://{path}", fields, how.pop("commit_every", COMMIT_EVERY))
+        parse_options(BackendOptions, in_url, how, url)
+        self._target, self._overwrite = Path(path), overwrite
+        self._building = self._target.with_name(f".{self._target.name}.partial")
+        if self._target.exists() and not overwrite:
+            raise StoreExistsError(f"{self.url} exists; pass overwrite=True to replace it, or choose another path")
+        self._target.parent.mkdir(parents=True, exist_ok=True)
+        self._db = sqlite3.connect(self._building, timeout=0)
+        try:
+            self._begin(json.dumps([fields_to_json(self.fields), plan]), overwrite, resume)
+        except BaseException:
+            self._db.close()
+            raise
+
+    def _begin(self, plan: str, overwrite: bool, resume: bool) -> None:
+        try:
+            self._db.executescript(_BEGIN)
+        except sqlite3.OperationalError as error:
+            raise StoreExistsError(f"{self.url} cannot be begun, as by a second writer: {error}") from None
+        left = dict(self._db.execute("SELECT name, text FROM storeds_meta").fetchall())
+        if left and not (resume or overwrite):
+            raise StoreExistsError(f"{self.url} was begun; pass resume=True, or overwrite=True to start anew")
+        if left and resume and left["plan"] != plan:
+            raise ConfigError(f"{self.url} cannot be resumed: it was begun with {left['plan']}, now it is {plan}")
+        with self._db:
+            self._db.execute("DELETE FROM records WHERE ?", [not resume])
+            self._db.execute("DELETE FROM storeds_meta WHERE name = 'meta' OR ?", [not resume])
+            self._put("plan", plan)
+        self.note = json.loads(left.get("note", "null")) if resume else None
+        checksums = [row[0] for row in self._db.execute("SELECT substr(body, -8) FROM records ORDER BY position")]
+        self._resume_from(len(checksums), checksums)
+
+    def _put(self, name: str, text: str) -> None:
+        self._db.execute("INSERT OR REPLACE INTO storeds_meta VALUES (?, ?)", [name, text])
+
+    def _commit(self, batch: list[Sealed], first: int) -> None:
+        bodies = (self._codec.seal(each.packed, each.digest) for each in batch)
+        with self._db:
+            self._db.executemany("INSERT INTO records VALUES (?, ?)", enumerate(bodies, first))
+
+    def _save_note(self, note: JSON) -> None:
+        with self._db:
+            self._put("note", json.dumps(note))
+
+    def _publish(self, meta: Meta) -> None:
+        with self._db:
+            self._put("meta", meta_to_text(meta))
+        # Unlike a rename, a link replaces nothing that appeared meanwhile.
+        (os.replace if self._overwrite else os.link)(self._building, self._target)
+        self._discard()
+
+    def _discard(self) -> None:
+        self._building.unlink(missing_ok=True)
+        self._building.with_name(f"{self._building.name}-journal").unlink(missing_ok=True)
+        self._db.close()
+
+    def _suspend(self) -> None:
+        self._db.close()

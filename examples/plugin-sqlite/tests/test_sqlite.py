@@ -1,0 +1,55 @@
+"""The plug-in's whole test: the conformance kit, and a table that another tool wrote."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+import storeds
+from storeds.testing import BackendTests
+
+
+class TestSqlite(BackendTests):
+    """All that `storeds.testing` asks of a backend and its writer."""
+
+    @pytest.fixture
+    def make_url(self, tmp_path: Path) -> Callable[[], str]:
+        """Return a function that names a new, empty target at every call."""
+        return lambda: f"sqlite://{tmp_path}/{uuid4().hex}.db"
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Return a database that no storeds wrote: rows were removed, one has no label."""
+    path = tmp_path / "photos.db"
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE photos (image BLOB, label INTEGER, name TEXT)")
+        rows = [(bytes([n]), n if n != 7 else None, f"photo {n}") for n in range(10)]
+        db.executemany("INSERT INTO photos VALUES (?, ?, ?)", rows)
+        db.execute("DELETE FROM photos WHERE label IN (0, 4)")
+    db.close()
+    return path
+
+
+def test_a_table_is_recognised_and_read(photos: Path) -> None:
+    """Positions are dense whatever the row ids, and a NULL is a bad record, not a bad batch."""
+    for url in (f"sqlite://{photos}", f"sqlite://{photos}?table=photos"):
+        with storeds.open_backend(url) as backend:
+            assert backend.meta.layout == "sqlite/photos"
+            assert len(backend) == 8
+            asked = backend.get_many([7, 0, 5, 0], ["label", "name"])
+        expected = {"label": 1, "name": "photo 1"}
+        assert asked[0] == {"label": 9, "name": "photo 9"}
+        assert asked[1] == asked[3] == expected
+        assert isinstance(asked[2], storeds.errors.RecordError)
+        assert "record 5 of sqlite://" in str(asked[2])
+
+
+def test_an_unknown_table_is_an_error_that_lists_those_there_are(photos: Path) -> None:
+    """So is a native store that is asked for as a table."""
+    with pytest.raises(storeds.errors.ConfigError, match="photos"):
+        storeds.open_backend(f"sqlite://{photos}?table=phtos", layout="table")

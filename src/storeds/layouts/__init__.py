@@ -1,0 +1,1 @@
+"""Foreign layouts: how stores that other tools wrote are read."""

@@ -1,0 +1,194 @@
+"""What the foreign HDF5 layouts do alike: opening, sharing handles, reading records and columns, naming the content."""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import xxhash
+
+from storeds._count import Count
+from storeds._files import check_file
+from storeds._handles import HandlePool
+from storeds._mounts import file_system, file_system_advice
+from storeds._url import file_path, file_url
+from storeds.backends.base import HandleBackend, parse_options
+from storeds.errors import FormatError, RecordError, StoredsError
+from storeds.fields import fields_to_json
+from storeds.layouts._hdf5_files import ForeignOptions, Hdf5Files
+from storeds.layouts._hdf5_values import Values
+from storeds.protocols import JSON, Array, Field, Meta, Record
+from storeds.record import canonical_json
+
+__all__ = ["ForeignHdf5", "ForeignOpener", "Found", "Hdf5Handle"]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a layout found in a store.
+
+    Attributes
+    ----------
+    columns : mapping of str to Values
+        In the order of the fields.
+    count : int
+    attrs : mapping of str to JSON
+    where : JSON
+        The names and shapes of the datasets: a part of the content's id.
+    """
+
+    columns: Mapping[str, Values]
+    count: int
+    attrs: Mapping[str, JSON] = field(default_factory=dict)
+    where: JSON = None
+
+
+@dataclass(frozen=True)
+class Hdf5Handle:
+    """The open files of a store, and the fields found in them."""
+
+    files: Hdf5Files
+    meta: Meta
+    columns: Mapping[str, Values]
+    identity: list[JSON]
+
+
+@dataclass(frozen=True)
+class ForeignOpener:
+    """Opens a foreign store; a layout says how its fields are found."""
+
+    path: str
+    settings: ForeignOptions
+    layout: ClassVar[str]
+
+    @property
+    def url(self) -> str:
+        return file_url("hdf5", self.path)
+
+    @abstractmethod
+    def find(self, files: Hdf5Files) -> Found:
+        """Return what the open store holds."""
+
+    @abstractmethod
+    def recognise(self, files: Hdf5Files) -> str | None:
+        """Return what was seen that speaks for this layout, in a sentence."""
+
+    def key(self) -> Hashable:
+        # One file may be several stores: other columns, or other groups of it.
+        status = check_file(self.path, "hdf5", self.url)
+        return self.layout, status.st_dev, status.st_ino, self.options()
+
+    def options(self) -> Hashable:
+        return tuple(self.settings.model_dump().items())
+
+    def look(self) -> Hdf5Files:
+        """Return the store's files, none of which is open yet."""
+        return Hdf5Files(self.path, self.url, self.settings)
+
+    def open(self) -> Hdf5Handle:
+        files = self.look()
+        try:
+            files.file(self.path)
+            found = self.find(files)
+            return Hdf5Handle(files, self._meta(files, found), found.columns, files.identity())
+        except StoredsError:
+            files.close()
+            raise
+        except Exception as error:  # a damaged file makes libhdf5 raise almost anything
+            files.close()
+            raise FormatError(f"{self.url} is damaged: {type(error).__name__}: {error}; copy it again") from error
+
+    def _meta(self, files: Hdf5Files, found: Found) -> Meta:
+        fields = {name: values.field for name, values in found.columns.items()}
+        identity = files.identity()
+        content: dict[str, JSON] = {
+            "layout": self.layout,
+            "fields": fields_to_json(fields),
+            "attrs": dict(found.attrs),
+            "count": found.count,
+            "where": found.where,
+        }
+        # There are no checksums: a file is told from another by its size and the time it was last written.
+        told: list[JSON] = [list(file[2:]) for file in identity if isinstance(file, list)]
+        id_ = _digest({**content, "files": told})
+        build = _digest({**content, "files": identity})
+        return Meta(id_, build, Count(found.count), self.layout, fields, found.attrs)
+
+    def close(self, handle: Hdf5Handle, /) -> None:
+        handle.files.close()
+
+    def disown(self, handle: Hdf5Handle, /) -> None:
+        # h5py holds libhdf5's lock over a fork, so no read was under way: closing the copy leaves the parent's alone.
+        handle.files.close()
+
+
+class ForeignHdf5(HandleBackend[Hdf5Handle, ForeignOpener]):
+    """Base of the foreign HDF5 layouts: a backend whose opener finds the fields."""
+
+    Options: ClassVar[type[ForeignOptions]] = ForeignOptions
+    Opener: ClassVar[type[ForeignOpener]]
+    pool: ClassVar[HandlePool[Hdf5Handle]] = HandlePool(limit=128, quiesce=True)
+
+    def __init__(self, url: str, **options: Any) -> None:
+        super().__init__(self._make_opener(url, options))
+
+    @classmethod
+    def _make_opener(cls, url: str, options: Mapping[str, Any]) -> ForeignOpener:
+        path, in_url = file_path(url)
+        return cls.Opener(path, parse_options(cls.Options, in_url, options, url))
+
+    @classmethod
+    def recognise(cls, url: str, **options: Any) -> str | None:
+        """Return why the file at `url` looks like this layout, in a sentence, or None."""
+        try:
+            opener = cls._make_opener(url, options)
+            with opener.look() as files:
+                root = files.file(opener.path).attrs
+                return None if "layout" in root and "fields" in root else opener.recognise(files)  # a native store
+        except (StoredsError, OSError, RuntimeError, ValueError, KeyError, TypeError):
+            return None  # not one, or damaged: opening says more
+
+    def _is_stale(self, handle: Hdf5Handle) -> bool:
+        try:
+            now = handle.files.identity()
+        except OSError:
+            return True
+        return any(file not in now for file in handle.identity)
+
+    def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
+        with self._lease() as handle:
+            columns = {name: handle.columns[name].read(positions) for name in fields}
+        out: list[Record | RecordError] = []
+        for at, position in enumerate(positions):
+            record = {name: values[at] for name, values in columns.items()}
+            bad = next(((name, value) for name, value in record.items() if isinstance(value, ValueError)), None)
+            out.append(record if bad is None else self._fault(position, f"field {bad[0]!r}: {bad[1]}", record))
+        return out
+
+    def _column(self, name: str, field: Field) -> Array:
+        with self._lease() as handle:
+            try:
+                return handle.columns[name].column()
+            except ValueError as error:
+                if isinstance(error, StoredsError):
+                    raise
+                raise FormatError(f"{self.url}: column {name!r} cannot be read: {error}") from None
+
+    def stored_bytes(self) -> int:
+        # docstring inherited
+        return os.path.getsize(self._opener.path)
+
+    def handle_settings(self) -> dict[str, JSON]:
+        # docstring inherited
+        return {"file_system": file_system(self._opener.path), **self._opener.settings.model_dump()}
+
+    def advice(self) -> list[str]:
+        # docstring inherited
+        return file_system_advice(self._opener.path)
+
+
+def _digest(content: Mapping[str, JSON]) -> str:
+    return xxhash.xxh3_128_hexdigest(canonical_json(dict(content)).encode())

@@ -1,0 +1,243 @@
+"""Where the frames of each video lie in a foreign HDF5 file, found once for all videos and kept packed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import h5py
+import numpy as np
+
+from storeds.errors import FormatError
+from storeds.fields import fields_from_json, fields_to_json
+from storeds.layouts._hdf5_elements import Elements, attribute_fields, attributes
+from storeds.layouts._hdf5_files import Hdf5Files
+from storeds.layouts._hdf5_names import PackedIndex, field_names, natural_order, split, stem
+from storeds.layouts._hdf5_values import values_of
+from storeds.protocols import JSON, Array, Field
+
+__all__ = ["FRAME", "VIDEO", "VideoPlan", "VideoScan", "are_frames", "frame_source"]
+
+VIDEO, FRAME = "video", "frame"
+_NAMES = ("frames", "frame", "images", "image", "imgs", "img", "video", "videos", "rgb", "jpegs", "jpeg", "jpg", "data")
+_SERIES = re.compile(r"(frame|img|image|f|i|im)?[_-]?\d+(\.\w+)?", re.IGNORECASE)
+_LOOKED_AT = 8
+
+
+@dataclass(frozen=True)
+class VideoPlan:
+    """How the groups of videos are laid out; equal in all of them.
+
+    Attributes
+    ----------
+    numbered : str or None
+        The sub-group that holds a dataset for each frame, ``""`` for the group of the video itself; None where frames
+        are the rows of datasets.
+    columns : mapping of str to str
+        Field → dataset whose rows are frames.
+    fields : mapping of str to Field
+        Of the frames; not of the video.
+    attributes : mapping of str to str
+        Field → attribute of the video's group.
+    """
+
+    numbered: str | None
+    columns: Mapping[str, str]
+    fields: Mapping[str, Field]
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    attribute_kinds: Mapping[str, Field] = field(default_factory=dict)
+
+    def to_json(self) -> JSON:
+        """Return the plan as JSON."""
+        return {
+            "numbered": self.numbered,
+            "columns": dict(self.columns),
+            "fields": fields_to_json(self.fields),
+            "attributes": dict(self.attributes),
+            "attribute_kinds": fields_to_json(self.attribute_kinds) if self.attribute_kinds else [],
+        }
+
+    @classmethod
+    def from_json(cls, told: Any) -> VideoPlan:
+        """Return the plan that `to_json` wrote."""
+        kinds = fields_from_json(told["attribute_kinds"]) if told["attribute_kinds"] else {}
+        fields = fields_from_json(told["fields"])
+        return cls(told["numbered"], told["columns"], fields, told["attributes"], kinds)
+
+
+def frame_source(group: h5py.Group, wanted: str | None) -> tuple[str | None, str] | None:
+    """Return (sub-group of numbered frames, "") or (None, dataset of frames) of a video's group; None if it has neither."""
+    datasets, groups = split(group)
+    if wanted is not None:
+        return (wanted, "") if wanted in groups else (None, wanted) if wanted in datasets else None
+    if datasets and len({stem(name) for name in datasets}) == 1 and all(map(_SERIES.fullmatch, datasets)):
+        return "", ""
+    named = {name.lower(): name for name in (*datasets, *groups)}
+    chosen = next((named[name] for name in _NAMES if name in named), None)
+    if chosen is None and len(datasets) == 1 and not groups:
+        chosen = datasets[0]
+    if chosen is None:
+        return None
+    return (chosen, "") if chosen in groups else (None, chosen)
+
+
+def are_frames(group: h5py.Group, names: Sequence[str]) -> bool:
+    """Whether a group of numbered datasets can only be a video: they are called frames, or it says more of itself."""
+    numbered = all(map(_SERIES.fullmatch, names))
+    return numbered and (bool(attributes(group)) or all(name.lower().startswith("fr") for name in names))
+
+
+class VideoScan:
+    """Looks at every video of a file once.
+
+    Parameters
+    ----------
+    files : Hdf5Files
+    group : str
+        Whose groups are the videos.
+    wanted : str or None
+        The name of the frames in each, if the user said so.
+    skip_empty : bool
+        Whether videos without frames are left out, or an error.
+    """
+
+    def __init__(self, files: Hdf5Files, group: str, wanted: str | None, *, skip_empty: bool) -> None:
+        self._files, self._group, self._wanted, self._skip_empty = files, group.rstrip("/"), wanted, skip_empty
+
+    def scan(self) -> Array:
+        """Return the array of a `PackedIndex`: numbered frames by name, the first frame of each video, and the plan."""
+        videos = natural_order(split(self._files.group(self._group or "/"))[1])
+        plan = self._plan(videos)
+        kept, counts, names, empty = [], [], [], []
+        inner: dict[str, set[tuple[int, ...]]] = {name: set() for name in plan.fields}
+        found: dict[str, list[JSON]] = {name: [] for name in plan.attributes}
+        for video in videos:
+            frames = self._numbered(plan, video) if plan.numbered is not None else []
+            count = len(frames) if plan.numbered is not None else self._rows(plan, video, inner)
+            if not count:
+                empty.append(video)
+                continue
+            kept.append(video)
+            counts.append(count)
+            names += [f"{video}/{plan.numbered}/{name}".replace("//", "/") for name in frames]
+            self._attributes(plan, video, found)
+        if empty and not self._skip_empty:
+            shown = ", ".join(map(repr, empty[:5])) + (" …" if len(empty) > 5 else "")
+            raise FormatError(
+                f"{self._files.url}: {len(empty)} of {len(videos)} videos have no frames: {shown}; empty='skip' leaves them out"
+            )
+        fields = {name: _merged(declared, inner[name]) for name, declared in plan.fields.items()}
+        if plan.numbered is not None:
+            step = max(1, len(names) // _LOOKED_AT)
+            elements = Elements(self._files, [f"{self._group}/{name}" for name in names[::step]])
+            fields = {_called(elements.field): elements.field}
+        whole = VideoPlan(plan.numbered, plan.columns, fields, plan.attributes, plan.attribute_kinds)
+        facts: dict[str, JSON] = {"videos": kept, "plan": whole.to_json(), "attributes": dict(found)}
+        return PackedIndex.make(names, np.cumsum([0, *counts], dtype=np.int64), facts)
+
+    def _path(self, *parts: str) -> str:
+        return "/".join((self._group, *filter(None, parts)))
+
+    def _plan(self, videos: Sequence[str]) -> VideoPlan:
+        """Return how the first video that has frames is laid out."""
+        for video in videos:
+            group = self._files.group(self._path(video))
+            source = frame_source(group, self._wanted)
+            if source is None:
+                continue
+            if source[0] is not None:
+                if split(self._files.group(self._path(video, source[0])))[0]:
+                    return VideoPlan(source[0], {}, {}, *self._attribute_plan(group, [VIDEO, FRAME, "image", "array"]))
+                continue
+            main = values_of(self._files, self._files.dataset(self._path(video, source[1])))
+            if "" not in main or not main[""].count:
+                continue
+            values = {_called(main[""].field): (source[1], main[""])}
+            others = [name for name in split(group)[0] if name != source[1]]
+            for name, field_ in field_names(others, [VIDEO, FRAME, *values]).items():
+                dataset = self._files.dataset(self._path(video, name))
+                if dataset.shape[:1] == (main[""].count,):
+                    values[field_] = name, values_of(self._files, dataset)[""]
+            columns = {field_: name for field_, (name, _) in values.items()}
+            fields = {field_: made.field for field_, (_, made) in values.items()}
+            return VideoPlan(None, columns, fields, *self._attribute_plan(group, [VIDEO, FRAME, *columns]))
+        there = (
+            f"the first holds {', '.join(self._files.group(self._path(videos[0]))) or 'nothing'}"
+            if videos
+            else "it has none"
+        )
+        raise FormatError(
+            f"{self._files.url}: no group of {self._group or '/'} holds frames ({there}); group= names the group that holds "
+            "the videos, frames= the dataset or group of frames in each"
+        )
+
+    def _attribute_plan(self, group: h5py.Group, taken: Sequence[str]) -> tuple[dict[str, str], dict[str, Field]]:
+        found = attributes(group)
+        names = {field_: name for name, field_ in field_names(list(found), taken).items()}
+        kinds = attribute_fields(found)
+        return names, {field_: kinds[name] for field_, name in names.items()}
+
+    def _numbered(self, plan: VideoPlan, video: str) -> list[str]:
+        assert plan.numbered is not None
+        group = self._files.group(self._path(video))
+        if plan.numbered and plan.numbered not in group:
+            return []
+        return natural_order(split(self._files.group(self._path(video, plan.numbered)))[0])
+
+    def _rows(self, plan: VideoPlan, video: str, inner: dict[str, set[tuple[int, ...]]]) -> int:
+        """Return how many frames a video has, and note the shapes of its rows."""
+        group = self._files.group(self._path(video))
+        main = next(iter(plan.columns.values()))
+        if main not in group:
+            return 0
+        count = 0
+        for name, where in plan.columns.items():
+            if where not in group:
+                raise FormatError(f"{self._files.url}: video {video!r} has no {where!r}; it holds {', '.join(group)}")
+            dataset = self._files.dataset(self._path(video, where))
+            length = dataset.shape[0] if dataset.shape else 0
+            if where == main:
+                count = length
+            elif length != count:
+                raise FormatError(
+                    f"{self._files.url}: video {video!r} has {count} rows in {main!r} and {length} in {where!r}, expected equal lengths"
+                )
+            if length:
+                self._check_kind(plan.fields[name], dataset)
+                inner[name].add(tuple(dataset.shape[1:]))
+        return int(count)
+
+    def _check_kind(self, declared: Field, dataset: h5py.Dataset) -> None:
+        got = values_of(self._files, dataset, field=declared)[""].field
+        dims = len(declared.shape or ()), len(got.shape or ())
+        if (got.kind, got.dtype) != (declared.kind, declared.dtype) or dims[0] != dims[1]:
+            raise FormatError(
+                f"{self._files.url}: {dataset.name} holds {got.kind} {got.dtype or ''} {got.shape or ''}, and other videos "
+                f"{declared.kind} {declared.dtype or ''} {declared.shape or ''}"
+            )
+
+    def _attributes(self, plan: VideoPlan, video: str, found: dict[str, list[JSON]]) -> None:
+        if not plan.attributes:
+            return
+        has = attributes(self._files.group(self._path(video)))
+        kinds = attribute_fields(has)
+        for field_, name in plan.attributes.items():
+            if kinds.get(name) != plan.attribute_kinds[field_]:
+                raise FormatError(
+                    f"{self._files.url}: attribute {name!r} of video {video!r} is {has.get(name, 'missing')!r}, expected "
+                    f"{plan.attribute_kinds[field_].kind} as in other videos"
+                )
+            found[field_].append(has[name])
+
+
+def _called(declared: Field) -> str:
+    return declared.kind if declared.kind in ("image", "bytes", "array") else "value"
+
+
+def _merged(declared: Field, shapes: set[tuple[int, ...]]) -> Field:
+    if declared.kind != "array" or len(shapes) < 2:
+        return declared
+    sizes = tuple(axis[0] if len(set(axis)) == 1 else None for axis in zip(*shapes, strict=True))
+    return Field("array", declared.dtype, sizes)

@@ -1,0 +1,193 @@
+"""The bytes of foreign datasets as they are in the file: flat ones by file offset, others through libhdf5, unconverted.
+
+libhdf5 cuts a string at its first NUL when it converts one, and a picture kept as a string holds NULs; read with the
+dataset's own type, nothing is converted.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import h5py
+import numpy as np
+
+from storeds.backends._hdf5_rows import FlatRows, Rows
+from storeds.errors import FormatError
+from storeds.layouts._hdf5_files import Hdf5Files
+
+__all__ = ["ChunkedRows", "TableRows", "bytes_of", "raw_rows", "swaps_nothing", "variable_items"]
+
+_MOST = 32 << 20  # bytes that one read may take beyond a single row
+
+
+class ChunkedRows:
+    """Rows that only libhdf5 can find. What a batch wants of one chunk is read at once: it is decompressed once."""
+
+    checksum = None
+
+    def __init__(self, files: Hdf5Files, dataset: h5py.Dataset, memory: Any, size: int, count: int) -> None:
+        self._files, self._dataset, self._memory = files, dataset, memory
+        self.size, self.count = size, count
+        self._per_chunk = dataset.chunks[0] if dataset.chunks and dataset.shape else 1
+
+    def read(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+        # docstring inherited
+        out: list[bytes] = []
+        for group in self._groups(spans):
+            start, stop = group[0][0], group[-1][1]
+            try:
+                data = self._load(start, stop)
+            except (OSError, RuntimeError, ValueError):  # a damaged chunk: what lies in others is still good
+                out.extend([b""] if len(group) == 1 else [self.read([span])[0] for span in group])
+                continue
+            for first, last in group:
+                out.append(data[(first - start) * self.size : (last - start) * self.size])
+        if self._dataset.is_virtual:
+            self._files.check_sources()
+        return out
+
+    def _groups(self, spans: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+        groups: list[list[tuple[int, int]]] = []
+        for span in spans:
+            last = groups[-1] if groups else None
+            if last is not None and self._joins(last, span):
+                last.append(span)
+            else:
+                groups.append([span])
+        return groups
+
+    def _joins(self, group: list[tuple[int, int]], span: tuple[int, int]) -> bool:
+        same_chunk = (group[-1][1] - 1) // self._per_chunk == span[0] // self._per_chunk
+        return (same_chunk or span[0] == group[-1][1]) and (span[1] - group[0][0]) * self.size <= _MOST
+
+    def _load(self, start: int, stop: int) -> bytes:
+        shape = self._dataset.shape
+        data = np.empty((stop - start) * self.size, "u1")
+        if not data.size:
+            return b""
+        space = self._dataset.id.get_space()
+        if shape:
+            box = (stop - start, *shape[1:])
+            space.select_hyperslab((start, *([0] * (len(shape) - 1))), box)
+            memory = h5py.h5s.create_simple(box)
+        else:
+            memory = space
+        self._dataset.id.read(memory, space, data, mtype=self._memory)
+        return data.tobytes()
+
+
+class TableRows:
+    """One column of a table, as rows of its own."""
+
+    checksum = None
+
+    def __init__(self, table: Rows, offset: int, size: int) -> None:
+        self._table, self._offset, self.size = table, offset, size
+        self.count = table.count
+
+    def read(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+        # docstring inherited
+        whole, begin, end = self._table.size, self._offset, self._offset + self.size
+        return [
+            np.frombuffer(data, "u1").reshape(-1, whole)[:, begin:end].tobytes() if len(data) % whole == 0 else b""
+            for data in self._table.read(spans)
+        ]
+
+
+def raw_rows(files: Hdf5Files, dataset: h5py.Dataset, dtype: np.dtype[Any], *, whole: bool = False) -> Rows:
+    """Return the rows of a dataset of values of fixed size; with `whole`, all of it as a single one."""
+    shape = dataset.shape
+    count, inner = (1, shape) if whole or not shape else (shape[0], shape[1:])
+    size = math.prod(inner) * dtype.itemsize
+    stored = dataset.id.get_type()
+    memory = stored if dtype.kind in "SV" else h5py.h5t.py_create(dtype, logical=True)
+    if stored.get_size() != dtype.itemsize and dtype.kind in "SV":
+        raise FormatError(f"{files.url}: dataset {dataset.name} has the type {dtype}, laid out in an unusual way")
+    if dataset.external:
+        return _external_rows(files, dataset, size, count, flat=stored.equal(memory))
+    offset = None if dataset.is_virtual or dataset.chunks else dataset.id.get_offset()
+    if offset is not None and stored.equal(memory):
+        path = dataset.file.filename
+        return _flat_rows(files, dataset, path, offset, size, count)
+    if whole and shape:
+        return _AsOne(ChunkedRows(files, dataset, memory, size // max(shape[0], 1), shape[0]))
+    return ChunkedRows(files, dataset, memory, size, count)
+
+
+class _AsOne:
+    """All rows of a dataset as a single one."""
+
+    checksum = None
+    count = 1
+
+    def __init__(self, rows: ChunkedRows) -> None:
+        self._rows, self.size = rows, rows.size * rows.count
+
+    def read(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+        # docstring inherited
+        return [self._rows.read([(0, self._rows.count)])[0] for _ in spans]
+
+
+def _flat_rows(files: Hdf5Files, dataset: h5py.Dataset, path: str, offset: int, size: int, count: int) -> FlatRows:
+    descriptor = files.descriptor(path)
+    available = os.fstat(descriptor).st_size
+    if offset + size * count > available:
+        raise FormatError(
+            f"{files.url} is cut short: dataset {dataset.name} ends at byte {offset + size * count} of {path}, which has "
+            f"{available}; copy it again"
+        )
+    return FlatRows(descriptor, offset, size, count, None)
+
+
+def _external_rows(files: Hdf5Files, dataset: h5py.Dataset, size: int, count: int, *, flat: bool) -> FlatRows:
+    name, segments = dataset.name, dataset.external
+    if len(segments) > 1 or not flat:
+        raise FormatError(f"{files.url}: dataset {name} lies in {len(segments)} external files; h5repack gathers them")
+    folder = os.path.dirname(dataset.file.filename)
+    path = files.inside(segments[0][0], folder, f"the external storage of dataset {name}")
+    return _flat_rows(files, dataset, path, segments[0][1], size, count)
+
+
+def _runs_of(positions: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the runs of consecutive numbers in ascending `positions`, as start and stop."""
+    runs: list[tuple[int, int]] = []
+    for at in positions:
+        if runs and runs[-1][1] == at:
+            runs[-1] = runs[-1][0], at + 1
+        else:
+            runs.append((at, at + 1))
+    return runs
+
+
+def bytes_of(value: Any) -> bytes:
+    """Return an item of variable length as the bytes in the file."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogateescape")
+    return value if isinstance(value, bytes) else np.asarray(value).tobytes()
+
+
+@functools.cache
+def swaps_nothing(base: np.dtype[Any]) -> bool:
+    """Whether h5py gives big-endian items of variable length as native ones, with their bytes as in the file (3.16 does)."""
+    with h5py.File("probe", "w", driver="core", backing_store=False) as file:
+        dataset = file.create_dataset("x", (1,), h5py.vlen_dtype(base))
+        dataset[0] = np.ones(1, base)
+        return bool(dataset[0][0] != 1)
+
+
+def variable_items(dataset: Any, positions: Sequence[int]) -> list[Any]:
+    """Return items of variable length: one read for each run of positions, or one for each item where that fails."""
+    out: list[Any] = []
+    for start, stop in _runs_of(positions):
+        try:
+            out.extend(dataset[start:stop])
+        except (OSError, RuntimeError, ValueError) as error:
+            if stop - start > 1:
+                out.extend(item for at in range(start, stop) for item in variable_items(dataset, [at]))
+            else:
+                out.append(ValueError(f"it cannot be read: {error}"))
+    return out

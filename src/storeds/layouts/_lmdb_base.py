@@ -1,0 +1,264 @@
+"""What every foreign LMDB layout does alike: opening, reading records by key, counting, saying whether it fits."""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
+
+import lmdb
+import numpy as np
+import xxhash
+
+from storeds._columns import TEXT, column_from_records
+from storeds._count import Count
+from storeds._handles import HandlePool
+from storeds._index import index_path
+from storeds._mounts import file_system, file_system_advice
+from storeds._url import file_path
+from storeds.backends.base import HandleBackend, parse_options
+from storeds.backends.lmdb import LmdbBackend
+from storeds.errors import ConfigError, FormatError, RecordError, StoredsError, StoreNotFoundError, UnavailableError
+from storeds.fields import fields_to_json
+from storeds.layouts._lmdb_env import EnvironmentOpener, ForeignHandle, ForeignOptions, Look, damage_is_format_error
+from storeds.layouts._lmdb_keys import IndexedKeys, Keys, iterate
+from storeds.protocols import JSON, Array, Field, Meta, Record
+from storeds.record import RecordCodec, canonical_json
+
+__all__ = ["ForeignLmdb", "Survey"]
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a layout finds out about a store when it is opened.
+
+    Attributes
+    ----------
+    keys : Keys
+        The key of each record.
+    fields : mapping of str to Field
+    attrs : mapping of str to JSON
+    how : Any
+        What else the layout needs for reading; small and picklable.
+    """
+
+    keys: Keys
+    fields: Mapping[str, Field]
+    attrs: Mapping[str, JSON] = field(default_factory=dict)
+    how: Any = None
+
+
+class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
+    """Base of the layouts: a subclass says what it sees (`_looks`), what there is (`_survey`), and reads a record.
+
+    Parameters
+    ----------
+    url : str
+        ``lmdb://path`` of an environment: a folder with ``data.mdb``, or one file.
+    **options
+        See the layout's ``Options``.
+
+    Notes
+    -----
+    Nothing may write into the store meanwhile. There are no checksums in it: `Meta.id` is made of the layout, the file's
+    size and modification time, the number of records and the fields.
+    """
+
+    pool: ClassVar[HandlePool[Any]] = LmdbBackend.pool
+    Options: ClassVar[type[ForeignOptions]] = ForeignOptions
+    layout: ClassVar[str]
+    _survey_found: Survey
+
+    def __init__(self, url: str, **options: Any) -> None:
+        super().__init__(self._opener_of(url, options))
+
+    @classmethod
+    def _opener_of(cls, url: str, options: Mapping[str, Any]) -> EnvironmentOpener:
+        path, in_url = file_path(url)
+        return EnvironmentOpener(path, parse_options(cls.Options, in_url, options, url))
+
+    @classmethod
+    def recognise(cls, url: str, **options: Any) -> str | None:
+        """Return what makes the store at `url` look like one of this layout, in one sentence, or None."""
+        try:
+            opener = cls._opener_of(url, options)
+            try:
+                return cls._glance(opener)
+            except ConfigError:  # it may be open already, the other way round
+                other = opener.settings.model_copy(update={"readahead": not opener.settings.readahead})
+                return cls._glance(replace(opener, settings=other))
+        except (StoredsError, lmdb.Error):
+            return None
+
+    @classmethod
+    def _glance(cls, opener: EnvironmentOpener) -> str | None:
+        ticket = cls.pool.ticket(opener, opener)
+        try:
+            with ticket.lease() as handle, cls._look(handle, opener) as look:
+                return cls._looks(look)
+        finally:
+            ticket.close()
+
+    @classmethod
+    @abstractmethod
+    def _looks(cls, look: Look) -> str | None:
+        """Return what was seen, as `recognise` does, after a few gets."""
+
+    @abstractmethod
+    def _survey(self, look: Look) -> Survey:
+        """Find out about a store that is being opened."""
+
+    @abstractmethod
+    def _values(self, look: Look, position: int, fields: tuple[str, ...]) -> dict[str, Any]:
+        """Return at least `fields` of a record; values may lie in the transaction. Raises ValueError, lmdb.Error."""
+
+    def _find_keys(self, look: Look) -> Iterable[bytes]:
+        """Return the keys of all records in order, for a layout with `IndexedKeys`."""
+        return look.walk()
+
+    # Opening.
+
+    def _is_stale(self, handle: ForeignHandle) -> bool:
+        if not isinstance(handle, ForeignHandle):
+            raise FormatError(f"{self._opener.url} is a native store; open it without layout=")
+        return handle.build != handle.build_now()
+
+    def _probe(self, handle: ForeignHandle) -> Meta:
+        with damage_is_format_error(self._opener.url), self._look(handle, self._opener) as look:
+            found = self._survey_found = self._survey(look)
+        return Meta(
+            self._id(handle, found), handle.build, Count(found.keys.count), self.layout, found.fields, found.attrs
+        )
+
+    def _id(self, handle: ForeignHandle, found: Survey) -> str:
+        _, size, modified = handle.build.split("-")
+        facts: list[JSON] = [self.layout, self._opener.settings.database, size, modified, found.keys.count]
+        return xxhash.xxh3_128_hexdigest(canonical_json([*facts, fields_to_json(found.fields)]).encode())
+
+    def _index_keys(self, look: Look, *more: JSON) -> IndexedKeys:
+        path = index_path(
+            "lmdb-keys", self.layout, self._opener.path, look.build, self._opener.settings.database, *more
+        )
+        return IndexedKeys(path, lambda: self._find_keys(look))
+
+    def _check_count(self, look: Look, expected: int, why: str) -> None:
+        """Raise FormatError unless the database has as many entries as it should."""
+        if look.entries != expected and not self._opener.settings.partial:
+            raise FormatError(
+                f"{look.url} is not whole: {why}, so {expected} entries are due, and {look.entries} are there; copy it again, or "
+                "open it with partial=True, which reads what it lists"
+            )
+
+    # Reading.
+
+    @classmethod
+    @contextmanager
+    def _look(cls, handle: ForeignHandle, opener: EnvironmentOpener) -> Iterator[Look]:
+        if not isinstance(handle, ForeignHandle):
+            raise FormatError(f"{opener.url} is a native store; open it without layout=")
+        database = handle.database(opener.settings.database)
+        with handle.env.begin(db=database, buffers=True) as txn:
+            yield Look(txn, database, handle.build, opener)
+
+    @contextmanager
+    def _reading(self) -> Iterator[Look]:
+        try:
+            lease = self._ticket.lease()
+            handle = lease.__enter__()
+        except StoreNotFoundError as error:
+            raise UnavailableError(f"{self.url} was there when it was opened and is gone now: {error}") from error
+        try:
+            if not isinstance(handle, ForeignHandle) or handle.build != self.meta.build:
+                raise UnavailableError(f"{self.url} was replaced or changed while in use; open it again")
+            with self._look(handle, self._opener) as look:
+                self._survey_found.keys.ready(lambda: self._find_keys(look))
+                yield look
+        finally:
+            lease.__exit__(None, None, None)
+
+    def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
+        codec = self._codec if len(fields) == len(self.meta.fields) else _codec_of(self.meta.fields, fields)
+        names = tuple(codec.fields)
+        out: list[Record | RecordError] = []
+        with self._reading() as look:
+            for position in positions:
+                try:
+                    values = self._values(look, position, names)
+                    out.append(codec.revive_stored(codec.canonical({name: values[name] for name in names})))
+                except (ValueError, lmdb.Error) as error:
+                    out.append(self._fault(position, error, {"key": self._shown_key(position)}))
+        return out
+
+    def _shown_key(self, position: int) -> str:
+        return self._survey_found.keys.key(position).decode("utf-8", "backslashreplace")
+
+    def _fetch(self, look: Look, position: int) -> memoryview:
+        """Return the value under a record's key, valid as long as the transaction."""
+        value = look.get(self._survey_found.keys.key(position))
+        if value is None:
+            raise ValueError(f"its key {self._shown_key(position)!r} is missing from the database")
+        return value
+
+    def _column(self, name: str, field: Field) -> Array:
+        return self.keys() if name == self._key_field else column_from_records(self, name)
+
+    def keys(self) -> Array:
+        """Return the key of every record as text."""
+        with self._reading():
+            keys = iterate(self._survey_found.keys)
+            return np.array([self._key_text(key) for key in keys], dtype=TEXT)
+
+    def _key_text(self, key: bytes) -> str:
+        return key.decode("utf-8", "backslashreplace")
+
+    def positions(self, keys: Sequence[str]) -> Array:
+        """Return the positions, int64, of the records with these keys, in the order asked for.
+
+        Raises
+        ------
+        ConfigError
+            There is no such key.
+        """
+        places = dict.fromkeys(keys, -1)
+        with self._reading():
+            for position, key in enumerate(map(self._key_text, iterate(self._survey_found.keys))):
+                if places.get(key) == -1:
+                    places[key] = position
+        for key, position in places.items():
+            if position < 0:
+                raise ConfigError(f"{self.url} has no record with the key {key!r}")
+        return np.array([places[key] for key in keys], np.int64)
+
+    # What an engine says about itself.
+
+    def stored_bytes(self) -> int:
+        # docstring inherited
+        return os.path.getsize(self._opener.data_path)
+
+    def handle_settings(self) -> dict[str, JSON]:
+        # docstring inherited
+        how: dict[str, JSON] = {"readonly": True, "lock": False, "file_system": file_system(self._opener.path)}
+        return {**how, "readahead": self._opener.settings.readahead, "database": self._opener.settings.database}
+
+    def advice(self) -> list[str]:
+        # docstring inherited
+        return file_system_advice(self._opener.path)
+
+    # Pickling.
+
+    def _recipe(self) -> tuple[Any, ...]:
+        return self._opener, self.meta, self._survey_found
+
+    @classmethod
+    def _restore(cls, *recipe: Any) -> Self:
+        opener, meta, survey = recipe
+        backend = super()._restore(opener, meta)
+        backend._survey_found = survey
+        return backend
+
+
+def _codec_of(fields: Mapping[str, Field], wanted: tuple[str, ...]) -> RecordCodec:
+    return RecordCodec({name: fields[name] for name in fields if name in wanted})

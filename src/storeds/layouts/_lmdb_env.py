@@ -1,0 +1,180 @@
+"""Opens LMDB environments that other tools wrote: one handle for every layout, shared with native stores' pool."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import lmdb
+
+from storeds._files import check_file
+from storeds._lmdb_file import check_lmdb_file
+from storeds._url import file_url
+from storeds.backends.lmdb import LmdbOptions
+from storeds.errors import ConfigError, FormatError
+from storeds.protocols import Meta
+
+__all__ = ["EnvironmentOpener", "ForeignHandle", "ForeignOptions", "Look", "damage_is_format_error"]
+
+_MAX_DATABASES = 32
+_DATA = "data.mdb"
+
+
+class ForeignOptions(LmdbOptions):
+    """Options of every foreign LMDB layout.
+
+    Attributes
+    ----------
+    database : str or None
+        The named database inside the environment that holds the records; the main one by default.
+    partial : bool
+        Open a store that holds fewer records, or more, than it says: those that it lists are its records, and one that
+        is missing is a `RecordError`.
+    """
+
+    database: str | None = None
+    partial: bool = False
+
+
+class ForeignHandle:
+    """An open environment, and which state of its file was opened."""
+
+    def __init__(self, env: Any, url: str) -> None:
+        self.env, self.url = env, url
+        self.build = self.build_now()
+        self._databases: dict[str | None, Any] = {}
+        self._lock = threading.Lock()
+
+    def build_now(self) -> str:
+        """Return inode, size and modification time of the file as they are now."""
+        status = os.stat(self.env.path())
+        return f"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}"
+
+    @property
+    def meta(self) -> Meta:
+        """What only a native store has: a backend of ours that is opened beside a foreign one hears so from here."""
+        raise FormatError(f"{self.url} is an LMDB file, but no native store: a foreign layout has it open")
+
+    def database(self, name: str | None) -> Any:
+        """Return the handle of a named database; None stands for the main one. Raises ConfigError."""
+        with self._lock:  # LMDB opens databases in one thread at a time
+            if name not in self._databases:
+                try:
+                    self._databases[name] = self.env.open_db(None if name is None else name.encode(), create=False)
+                except lmdb.NotFoundError:
+                    raise ConfigError(f"{self.url} has no database {name!r}; {self._what_there_is()}") from None
+                except (lmdb.IncompatibleError, lmdb.BadValsizeError) as error:
+                    raise ConfigError(f"{self.url}: {name!r} is no database ({error})") from None
+                except lmdb.DbsFullError:
+                    raise ConfigError(
+                        f"{self.url}: more than {_MAX_DATABASES} of its databases are open; close some backends"
+                    ) from None
+            return self._databases[name]
+
+    def _what_there_is(self) -> str:
+        with self.env.begin() as txn:
+            keys = [bytes(key) for key in itertools.islice(txn.cursor().iternext(values=False), 9)]
+        shown = ", ".join(repr(key.decode("utf-8", "backslashreplace")) for key in keys[:8])
+        return f"its main database holds the keys {shown}{' …' if len(keys) > 8 else ''}" if keys else "it is empty"
+
+
+@dataclass(frozen=True)
+class EnvironmentOpener:
+    """Opens an environment, a folder or one file, read-only and without a lock file."""
+
+    path: str
+    settings: ForeignOptions
+
+    @property
+    def url(self) -> str:
+        return file_url("lmdb", self.path)
+
+    @property
+    def data_path(self) -> str:
+        """The data file; in a folder it is ``data.mdb``."""
+        return os.path.join(self.path, _DATA) if os.path.isdir(self.path) else self.path
+
+    def key(self) -> Hashable:
+        # As for native stores: py-lmdb refuses to open one inode twice in a process, whoever asks.
+        path = self.data_path
+        if path != self.path and not os.path.exists(path):
+            raise FormatError(f"{self.url} is a folder without {_DATA}, so no LMDB environment")
+        status = check_file(path, "lmdb", self.url)
+        return status.st_dev, status.st_ino
+
+    def options(self) -> Hashable:
+        # Of the same form as a native store's, so that an equal choice is no conflict whatever the layout.
+        return tuple(LmdbOptions(readahead=self.settings.readahead).model_dump().items())
+
+    def open(self) -> ForeignHandle:
+        path = self.data_path
+        check_lmdb_file(path, self.url)
+        with damage_is_format_error(self.url):
+            env = lmdb.open(
+                path,
+                subdir=False,
+                readonly=True,
+                lock=False,
+                meminit=False,
+                readahead=self.settings.readahead,
+                max_dbs=_MAX_DATABASES,
+            )
+        return ForeignHandle(env, self.url)
+
+    def close(self, handle: ForeignHandle, /) -> None:
+        handle.env.close()
+
+    def disown(self, handle: ForeignHandle, /) -> None:
+        # Without a lock file nothing is shared with the parent; unclosed, the inode could not be opened again here.
+        handle.env.close()
+
+
+@dataclass(frozen=True)
+class Look:
+    """A transaction on the database that holds the records, for finding out what they are."""
+
+    txn: Any
+    database: Any
+    build: str
+    opener: EnvironmentOpener
+
+    @property
+    def url(self) -> str:
+        """The store, for messages."""
+        return self.opener.url
+
+    @property
+    def entries(self) -> int:
+        """How many keys there are."""
+        return int(self.txn.stat(self.database)["entries"])
+
+    def get(self, key: bytes) -> memoryview | None:
+        """Return a value, valid as long as the transaction, or None."""
+        return self.txn.get(key, db=self.database) if key else None
+
+    def first(self, count: int) -> list[tuple[bytes, memoryview]]:
+        """Return the first few keys and values in the database's own order."""
+        cursor = self.txn.cursor(self.database)
+        return [(bytes(key), value) for key, value in itertools.islice(cursor.iternext(), count)]
+
+    def walk(self) -> Iterator[bytes]:
+        """Yield every key in the database's own order."""
+        return map(bytes, self.txn.cursor(self.database).iternext(values=False))
+
+
+@contextmanager
+def damage_is_format_error(url: str) -> Iterator[None]:
+    """Turn what LMDB says of a damaged file into FormatError."""
+    try:
+        yield
+    except lmdb.Error as error:
+        if "already open" in str(error):
+            raise ConfigError(
+                f"{url} was changed while this process has it open; close every backend of it first"
+            ) from error
+        raise FormatError(f"{url} cannot be read by LMDB: {error}; copy it again") from error

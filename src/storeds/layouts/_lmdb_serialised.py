@@ -1,0 +1,248 @@
+"""What layouts of serialised values share: finding their keys, and making fields of what some records hold."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+from pydantic import field_validator
+
+from storeds._suggest import suggest
+from storeds.errors import ConfigError, FormatError
+from storeds.fields import parse_fields
+from storeds.layouts._lmdb_base import ForeignLmdb, Survey
+from storeds.layouts._lmdb_env import ForeignOptions, Look
+from storeds.layouts._lmdb_fields import Wanted, coerce, kind_of, merge, names_for, parse_wanted
+from storeds.layouts._lmdb_keys import Keys, NumberedKeys
+from storeds.layouts.lmdb_pyarrow import is_pyarrow, why_not_pyarrow
+from storeds.protocols import Field
+
+__all__ = ["KEYS", "LEN", "SerialisedLmdb", "SerialisedOptions"]
+
+KEYS, LEN = b"__keys__", b"__len__"
+_SAMPLES = 32
+_COMMON_WIDTHS = (0, 4, 5, 6, 7, 8, 9, 10, 12)
+_WHOLE = -1
+_How = tuple[str, tuple[Any, ...]]
+
+
+class SerialisedOptions(ForeignOptions):
+    """Options of layouts whose values say nothing about themselves.
+
+    Attributes
+    ----------
+    fields : str, list or mapping
+        Names for the parts of a value, in order: ``"image,label"``, with kinds where the guess is wrong: ``"image,name:str"``.
+        As a mapping, a declaration as for `open_writer`. Of a store of mappings, those of its entries to read.
+    any_shape : bool
+        Declare every dimension of an array as one that may differ from record to record.
+    """
+
+    fields: Any = None
+    any_shape: bool = False
+
+    @field_validator("fields", mode="before")
+    @classmethod
+    def _parse(cls, given: Any) -> Wanted | None:
+        return parse_wanted(given)
+
+
+class SerialisedLmdb(ForeignLmdb):
+    """What both do: keys in ``__keys__`` or counted, and fields by what some records hold."""
+
+    Options: ClassVar[type[ForeignOptions]] = SerialisedOptions
+
+    @abstractmethod
+    def _load(self, value: memoryview, *, views: bool = False) -> Any:
+        """Return what a value holds; raises ValueError."""
+
+    def _survey(self, look: Look) -> Survey:
+        for key in (LEN, KEYS):
+            value = look.get(key)
+            if value is not None and is_pyarrow(value):
+                raise FormatError(f"{look.url}: {why_not_pyarrow(key)}")
+        keys = self._all_keys(look)
+        fields, how = self._derive(look, keys)
+        return Survey(keys, fields, how=how)
+
+    def _all_keys(self, look: Look) -> Keys:
+        said = self._said_count(look)
+        special = (said is not None) + (look.get(KEYS) is not None)
+        keys: Keys
+        if look.get(KEYS) is not None:
+            keys = self._index_keys(look)
+            what = f"{KEYS.decode()} lists {keys.count}"
+            if said not in (None, keys.count) and not self._opener.settings.partial:
+                raise FormatError(
+                    f"{look.url} is not whole: {LEN.decode()} says {said} records and {what}; copy it again, or open it with "
+                    "partial=True, which reads what is listed"
+                )
+        else:
+            count = look.entries - special if said is None else said
+            keys = NumberedKeys(count, width=self._width(look))
+            what = f"it says {count} records" if said is not None else f"its keys are no numbers from 0 to {count - 1}"
+            if said is None and count and look.get(keys.key(count - 1)) is None:
+                keys = self._index_keys(look)
+                what = f"{keys.count} keys are there"
+        self._check_count(look, keys.count + special, what)
+        return keys
+
+    def _said_count(self, look: Look) -> int | None:
+        value = look.get(LEN)
+        if value is None:
+            return None
+        try:
+            said = self._load(value)
+        except ValueError as error:
+            raise FormatError(f"{look.url}: {LEN.decode()} does not read: {error}") from None
+        if not isinstance(said, int) or isinstance(said, bool) or said < 0:
+            raise FormatError(f"{look.url}: {LEN.decode()} is {str(said)[:40]!r}, not a number of records")
+        return said
+
+    def _width(self, look: Look) -> int:
+        """Return how many digits the keys have at least; 0 if they have no leading zeros."""
+        return next((width for width in _COMMON_WIDTHS if look.get(b"%0*d" % (width, 0)) is not None), 0)
+
+    def _find_keys(self, look: Look) -> Iterable[bytes]:
+        value = look.get(KEYS)
+        if value is None:
+            return (key for key in look.walk() if key not in (KEYS, LEN))
+        said = self._said_count(look)
+        numbered = self._as_numbers(value, look.entries - 1 if said is None else said, self._width(look))
+        if numbered is not None:
+            return numbered
+        try:
+            found = self._load(value)
+        except ValueError as error:
+            raise FormatError(f"{look.url}: {KEYS.decode()} does not read: {error}") from None
+        if not isinstance(found, (list, tuple)):
+            raise FormatError(f"{look.url}: {KEYS.decode()} is a {type(found).__name__}, not a list of keys")
+        return self._as_bytes(found, look.url)
+
+    def _as_numbers(self, value: memoryview, count: int, width: int) -> Sequence[bytes] | None:
+        """Return the numbers from 0 as keys if that is what was pickled: comparing is faster than reading."""
+        if bytes(value[:1]) != b"\x80" or not 0 < count < len(value):
+            return None
+        keys = [b"%0*d" % (width, number) for number in range(count)]
+        return keys if pickle.dumps(keys, min(value[1], pickle.HIGHEST_PROTOCOL)) == value else None
+
+    def _as_bytes(self, keys: Sequence[Any], url: str) -> Iterator[bytes]:
+        for position, key in enumerate(keys):
+            if isinstance(key, str):
+                key = key.encode()
+            if not isinstance(key, (bytes, memoryview)):
+                raise FormatError(f"{url}: key {position} of {KEYS.decode()} is no text but a {type(key).__name__}")
+            yield bytes(key)
+
+    # Fields.
+
+    def _derive(self, look: Look, keys: Keys) -> tuple[dict[str, Field], _How]:
+        """Return the fields, the form of a value, and where in it each field lies: an index, an entry, or the whole."""
+        samples = list(self._samples(look, keys))
+        wanted: Wanted | None = self._opener.settings.fields  # type: ignore[attr-defined]  # SerialisedOptions
+        if not samples:
+            return self._without_samples(look, wanted)
+        forms = Counter(_shape_of(value) for value in samples)
+        ((form, count),) = forms.most_common(1)
+        if 2 * count <= len(samples):
+            raise FormatError(f"{look.url}: its records are of several forms: {', '.join(sorted(forms))}")
+        samples = [value for value in samples if _shape_of(value) == form]  # the others are errors in their places
+        parts = _parts(samples[0])
+        if isinstance(samples[0], Mapping):
+            parts = self._entries(look.url, samples[0], wanted)
+        found = [self._field_at(look.url, samples, part, wanted, n) for n, part in enumerate(parts)]
+        names = [_field_name(part) for part in parts] if isinstance(samples[0], Mapping) else names_for(found)
+        if wanted is not None:
+            if len(wanted) != len(parts):
+                raise ConfigError(
+                    f"{look.url}: fields names {len(wanted)} parts, and a record has {len(parts)}: {', '.join(names)}"
+                )
+            names = [name for name, _ in wanted]
+        return parse_fields(dict(zip(names, found, strict=True))), (form, parts)
+
+    def _entries(self, url: str, sample: Mapping[Any, Any], wanted: Wanted | None) -> tuple[Any, ...]:
+        """Return the entries of a mapping that become fields: all, or those that the user names."""
+        entries = {_field_name(entry): entry for entry in sample}
+        if len(entries) < len(sample):
+            raise FormatError(f"{url}: several entries of its mappings have one name in lower case")
+        if wanted is None:
+            return tuple(sample)
+        for name, _ in wanted:
+            if name not in entries:
+                raise ConfigError(f"{url}: its records have no entry {name!r}; {suggest(name, entries, 'entries')}")
+        return tuple(entries[name] for name, _ in wanted)
+
+    def _without_samples(self, look: Look, wanted: Wanted | None) -> tuple[dict[str, Field], _How]:
+        if wanted is None or any(field is None for _, field in wanted):
+            raise FormatError(
+                f"{look.url} holds no record to tell the fields by; say what one would hold, as in fields='image:image,label:int'"
+            )
+        return {name: field for name, field in wanted if field is not None}, ("none", tuple(range(len(wanted))))
+
+    def _samples(self, look: Look, keys: Keys) -> Iterator[Any]:
+        """Yield some records, evenly spread; raises FormatError if not one of them reads."""
+        failed: str | None = None
+        some = False
+        for n in range(min(_SAMPLES, keys.count)):
+            position = n * (keys.count - 1) // max(1, min(_SAMPLES, keys.count) - 1)
+            value = look.get(keys.key(position))
+            try:
+                if value is None:
+                    raise ValueError("it is missing from the database")
+                yield self._load(value, views=True)
+                some = True
+            except ValueError as error:
+                failed = failed or f"record {position}: {error}"
+        if failed and not some:
+            raise FormatError(f"{look.url}: no record reads; {failed}")
+
+    def _field_at(self, url: str, samples: list[Any], part: str | int, wanted: Wanted | None, number: int) -> Field:
+        if wanted is not None and number < len(wanted) and wanted[number][1] is not None:
+            return wanted[number][1]  # type: ignore[return-value]  # checked just above
+        any_shape: bool = self._opener.settings.any_shape  # type: ignore[attr-defined]  # SerialisedOptions
+        try:
+            return merge([kind_of(_part(value, part)) for value in samples], any_shape=any_shape)
+        except ValueError as error:
+            what = "its values" if part == _WHOLE else f"part {part!r} of its values"
+            raise FormatError(f"{url}: {what}: {error}; name a kind with fields=") from None
+
+    def _values(self, look: Look, position: int, fields: tuple[str, ...]) -> dict[str, Any]:
+        value = self._load(self._fetch(look, position), views=True)
+        form, parts = self._survey_found.how
+        if _shape_of(value) != form:
+            raise ValueError(f"its value is {_shape_of(value)}, others' {form}")
+        declared = self._survey_found.fields
+        places = dict(zip(declared, parts, strict=True))
+        return {name: coerce(declared[name], _part(value, places[name])) for name in fields}
+
+
+def _shape_of(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return f"{len(value)} parts"
+    return "a mapping" if isinstance(value, Mapping) else "one value"
+
+
+def _parts(value: Any) -> tuple[str | int, ...]:
+    if isinstance(value, (list, tuple)) and value:
+        return tuple(range(len(value)))
+    return tuple(value) if isinstance(value, Mapping) and value else (_WHOLE,)
+
+
+def _part(value: Any, part: str | int) -> Any:
+    if part == _WHOLE:
+        return value
+    try:
+        return value[part]
+    except (KeyError, IndexError, TypeError):
+        raise ValueError(f"it has no part {part!r}") from None
+
+
+def _field_name(part: Any) -> str:
+    """Return the name of a mapping's entry in the form that fields have."""
+    text = part.decode("utf-8", "replace") if isinstance(part, bytes) else str(part)
+    name = re.sub(r"[^a-z0-9_]", "_", text.lower())
+    return name if name[:1].isalpha() else f"f{name}"

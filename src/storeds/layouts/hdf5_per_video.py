@@ -1,0 +1,189 @@
+"""HDF5 files with one group for each video: its frames as one dataset or as numbered ones, and attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from storeds._columns import SCALARS, column_of
+from storeds.errors import StoredsError, UnavailableError
+from storeds.layouts._hdf5_base import ForeignHdf5, ForeignOpener, Found
+from storeds.layouts._hdf5_elements import Datasets, Elements
+from storeds.layouts._hdf5_files import ForeignOptions, Hdf5Files
+from storeds.layouts._hdf5_frames import FRAME, VIDEO, VideoPlan, VideoScan, frame_source
+from storeds.layouts._hdf5_names import PackedIndex, are_splits, split
+from storeds.layouts._hdf5_values import Values, values_of
+from storeds.protocols import Array, Field
+
+__all__ = ["PerVideoHdf5", "PerVideoOptions"]
+
+
+class PerVideoOptions(ForeignOptions):
+    """Options of layout ``per_video``, besides those that every foreign HDF5 layout has; `group` holds the videos.
+
+    Attributes
+    ----------
+    frames : str, optional
+        What the dataset of frames, or the group of numbered frames, is called in each video's group.
+    empty : str
+        A video without frames is an error (``refuse``), or left out (``skip``).
+    """
+
+    frames: str | None = None
+    empty: Literal["refuse", "skip"] = "refuse"
+
+
+@dataclass(frozen=True)
+class PerVideoOpener(ForeignOpener):
+    """Finds the frames of all videos, once."""
+
+    layout: ClassVar[str] = "per_video"
+    settings: PerVideoOptions
+
+    def find(self, files: Hdf5Files) -> Found:
+        # docstring inherited
+        group, frames, empty = self.settings.group, self.settings.frames, self.settings.empty
+
+        def scan() -> Array:
+            with self.look() as apart:  # what it opens must not tell the store that was scanned from the same one later
+                return VideoScan(apart, group, frames, skip_empty=empty == "skip").scan()
+
+        index = PackedIndex.load([self.layout, group, frames, empty, *files.identity()], scan)
+        plan = VideoPlan.from_json(index.facts["plan"])
+        bounds, prefix = index.numbers, group.rstrip("/")
+        count = int(bounds[-1])
+        names: list[str] = index.facts["videos"]
+        columns: dict[str, Values] = {}
+        if plan.numbered is not None:
+            step = max(1, count // 8)
+            elements = Elements(files, [f"{prefix}/{index.name(at)}" for at in range(0, count, step)])
+            (name,) = plan.fields
+            columns[name] = Datasets(count, lambda at: f"{prefix}/{index.name(at)}", elements)
+        for name, where in plan.columns.items():
+            columns[name] = FrameRows(
+                files, [f"{prefix}/{video}/{where}" for video in names], bounds, plan.fields[name]
+            )
+        columns[VIDEO] = OfVideo(bounds, Field("str"), names)
+        columns[FRAME] = FrameNumbers(bounds)
+        for name, kind in plan.attribute_kinds.items():
+            columns[name] = OfVideo(bounds, kind, index.facts["attributes"][name])
+        return Found(columns, count, {}, [group, bounds.tolist()[:: max(1, len(names) // 64)]])
+
+    def recognise(self, files: Hdf5Files) -> str | None:
+        # docstring inherited
+        group = files.group(self.settings.group)
+        datasets, groups = split(group)
+        alone = len(groups) == 1 and self.settings.frames is None and self.settings.group == "/"
+        if datasets or not groups or alone or are_splits(groups):
+            return None
+        told = {
+            name: frame_source(files.group(f"{self.settings.group}/{name}"), self.settings.frames) for name in groups
+        }
+        found = {name: source for name, source in told.items() if source is not None}
+        if not found:
+            return None
+        name, (numbered, dataset) = next(iter(found.items()))
+        if numbered == "" and len(split(files.group(f"{self.settings.group}/{name}"))[0]) < 2:
+            return None
+        what = f"numbered datasets in {name}/{numbered}" if numbered is not None else f"frames in {name}/{dataset}"
+        if dataset:
+            values = values_of(files, files.dataset(f"{self.settings.group}/{name}/{dataset}"))
+            if "" not in values or not _is_frame(values[""].field):
+                return None
+        return f"{len(found)} of the {len(groups)} groups of {group.name} hold frames, as {what}"
+
+
+class PerVideoHdf5(ForeignHdf5):
+    """Reads each frame of each video as a record: ``image`` or ``array``, ``video``, ``frame``, the video's attributes.
+
+    Parameters
+    ----------
+    url : str
+    **options
+        See `PerVideoOptions`.
+    """
+
+    Options: ClassVar[type[PerVideoOptions]] = PerVideoOptions
+    Opener: ClassVar[type[PerVideoOpener]] = PerVideoOpener
+
+
+def _is_frame(field: Field) -> bool:
+    return field.kind in ("image", "bytes") or (field.kind == "array" and len(field.shape or ()) >= 2)
+
+
+class FrameRows(Values):
+    """Frames that are the rows of one dataset for each video."""
+
+    def __init__(self, files: Hdf5Files, paths: Sequence[str], bounds: Array, field: Field) -> None:
+        self.field, self.count = field, int(bounds[-1])
+        self._files, self._paths, self._bounds = files, paths, bounds
+
+    def read(self, positions: Sequence[int]) -> list[Any]:
+        # docstring inherited
+        asked = np.asarray(positions, np.int64)
+        videos = np.searchsorted(self._bounds, asked, "right") - 1
+        out: list[Any] = []
+        for video in np.unique(videos).tolist():
+            frames = asked[videos == video] - self._bounds[video]
+            out += self._read(self._paths[video], frames.tolist())
+        return out
+
+    def _read(self, path: str, frames: list[int]) -> list[Any]:
+        try:
+            dataset = self._files.dataset(path)
+            return values_of(self._files, dataset, field=self.field)[""].read(frames)
+        except UnavailableError:
+            raise
+        except (StoredsError, OSError, RuntimeError, KeyError, TypeError) as error:
+            reason = str(error).removeprefix(f"{self._files.url}: ")
+            return [ValueError(f"dataset {path} cannot be read: {reason}")] * len(frames)
+
+    def column(self) -> Array:
+        # docstring inherited
+        values = self.read(range(self.count))
+        for value in values:
+            if isinstance(value, ValueError):
+                raise value
+        return column_of(self.field, values)
+
+
+class OfVideo(Values):
+    """What all frames of a video have in common: its name, an attribute."""
+
+    def __init__(self, bounds: Array, field: Field, values: list[Any]) -> None:
+        self.field, self.count = field, int(bounds[-1])
+        self._bounds, self._values = bounds, values
+
+    def read(self, positions: Sequence[int]) -> list[Any]:
+        # docstring inherited
+        videos = np.searchsorted(self._bounds, np.asarray(positions, np.int64), "right") - 1
+        return [self._values[video] for video in videos.tolist()]
+
+    def column(self) -> Array:
+        # docstring inherited
+        try:
+            return np.repeat(column_of(self.field, self._values), np.diff(self._bounds))
+        except OverflowError:
+            raise ValueError("it has integers beyond the int64 range") from None
+
+
+class FrameNumbers(Values):
+    """The number of each frame in its video, from 0."""
+
+    def __init__(self, bounds: Array) -> None:
+        self.field, self.count, self._bounds = Field("int"), int(bounds[-1]), bounds
+
+    def read(self, positions: Sequence[int]) -> list[Any]:
+        # docstring inherited
+        asked = np.asarray(positions, np.int64)
+        numbers: list[int] = (asked - self._bounds[np.searchsorted(self._bounds, asked, "right") - 1]).tolist()
+        return numbers
+
+    def column(self) -> Array:
+        # docstring inherited
+        numbers: Array = np.arange(self.count, dtype=SCALARS["int"])
+        numbers -= np.repeat(self._bounds[:-1], np.diff(self._bounds))
+        return numbers

@@ -1,0 +1,158 @@
+"""Two layouts of encoded images by key: text recognition with its labels, and any key with an image under it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar, Literal
+
+from storeds.errors import FormatError
+from storeds.layouts._lmdb_base import ForeignLmdb, Survey
+from storeds.layouts._lmdb_env import ForeignOptions, Look
+from storeds.layouts._lmdb_fields import is_image
+from storeds.layouts._lmdb_keys import NumberedKeys
+from storeds.protocols import Field
+
+__all__ = ["KeyedLmdb", "KeyedOptions", "OcrLmdb"]
+
+_COUNT = b"num-samples"
+_SPECIAL = (_COUNT, b"__keys__", b"__len__")
+_META_INFO = "meta_info.txt"
+_LINE = re.compile(r"(?P<name>.+?)(?: \(\d+, ?\d+(?:, ?\d+)?\)(?: -?\d+)?)?")
+_GLANCES = 3
+
+
+class OcrLmdb(ForeignLmdb):
+    """Text recognition: ``num-samples``, ``image-000000001`` and ``label-000000001``, counted from 1.
+
+    Its fields are ``image`` and, unless no label is there, ``label`` (str). Other entries, a lexicon for instance, are left alone.
+    """
+
+    layout = "ocr"
+
+    @classmethod
+    def _looks(cls, look: Look) -> str | None:
+        value = look.get(_COUNT)
+        if value is None:
+            return None
+        first = " and image-000000001" if look.get(b"image-%09d" % 1) is not None else ""
+        return f"{_COUNT.decode()} ({bytes(value[:20])!r}){first}"
+
+    def _survey(self, look: Look) -> Survey:
+        value = look.get(_COUNT)
+        if value is None:
+            raise FormatError(f"{look.url} has no entry {_COUNT.decode()!r}, so it is no store of text recognition")
+        if not bytes(value).strip().isdigit() or len(value) > 18:
+            raise FormatError(f"{look.url}: {_COUNT.decode()} is {bytes(value[:40])!r}, not a number of records")
+        count = int(bytes(value))
+        labelled = count == 0 or any(look.get(b"label-%09d" % at) is not None for at in (1, 2, count))
+        due = 1 + count * (1 + labelled)
+        if look.entries < due or look.get(b"image-%09d" % (count + 1)) is not None:
+            self._check_count(look, due, f"{_COUNT.decode()} says {count}")
+        fields = {"image": Field("image")} | ({"label": Field("str")} if labelled else {})
+        return Survey(NumberedKeys(count, start=1, width=9), fields)
+
+    def _values(self, look: Look, position: int, fields: tuple[str, ...]) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for name in fields:
+            key = b"%s-%s" % (name.encode(), self._survey_found.keys.key(position))
+            value = look.get(key)
+            if value is None:
+                raise ValueError(f"its key {key.decode()!r} is missing from the database")
+            values[name] = value if name == "image" else str(value, "utf-8")
+        return values
+
+    def _key_text(self, key: bytes) -> str:
+        return f"image-{key.decode()}"
+
+
+class KeyedOptions(ForeignOptions):
+    """Options of the ``keyed`` layout.
+
+    Attributes
+    ----------
+    keys : str
+        How field ``key`` shows a key: as ``"text"``, or in hexadecimal digits, ``"hex"``, where keys are no text.
+    """
+
+    keys: Literal["text", "hex"] = "text"
+
+
+class KeyedLmdb(ForeignLmdb):
+    """Any key with an encoded image under it, as BasicSR, mmengine and LSUN keep them; fields ``image`` and ``key``.
+
+    Records come in the order of the keys' bytes, or, where BasicSR left a ``meta_info.txt`` beside the data, in the
+    order of its lines, which then say what belongs to the store.
+    """
+
+    layout = "keyed"
+    Options: ClassVar[type[ForeignOptions]] = KeyedOptions
+
+    @classmethod
+    def _looks(cls, look: Look) -> str | None:
+        first = look.first(_GLANCES)
+        if not first or any(look.get(key) is not None for key in _SPECIAL):
+            return None
+        images = sum(is_image(value) for _, value in first)
+        listed = _meta_info(look)
+        if images == 0 or (images < len(first) and listed is None):
+            return None
+        return f"images under keys such as {first[0][0][:40]!r}{f', listed in {_META_INFO}' if listed else ''}"
+
+    def _survey(self, look: Look) -> Survey:
+        listed = _meta_info(look)
+        if listed is None:
+            keys = self._index_keys(look)
+            why = f"its index lists {keys.count} keys"
+        else:
+            status = os.stat(listed)
+            keys = self._index_keys(look, _META_INFO, status.st_size, status.st_mtime_ns)
+            why = f"{_META_INFO} lists {keys.count}"
+        self._check_count(look, keys.count, why)
+        return Survey(keys, {"image": Field("image"), "key": Field("str")})
+
+    def _find_keys(self, look: Look) -> Iterable[bytes]:
+        listed = _meta_info(look)
+        return self._checked(look.walk() if listed is None else _listed_keys(listed, look.url), look.url)
+
+    def _checked(self, keys: Iterable[bytes], url: str) -> Iterator[bytes]:
+        if self._opener.settings.keys == "hex":  # type: ignore[attr-defined]  # KeyedOptions
+            yield from keys
+            return
+        for key in keys:
+            if not key.isascii():
+                try:
+                    key.decode()
+                except UnicodeDecodeError:
+                    raise FormatError(
+                        f"{url}: its key {key[:40].hex()} (in hexadecimal) is no text; keys='hex' shows keys in this way"
+                    ) from None
+            yield key
+
+    def _key_text(self, key: bytes) -> str:
+        as_hex = self._opener.settings.keys == "hex"  # type: ignore[attr-defined]  # KeyedOptions
+        return key.hex() if as_hex else key.decode()
+
+    def _values(self, look: Look, position: int, fields: tuple[str, ...]) -> dict[str, Any]:
+        key = self._key_text(self._survey_found.keys.key(position))
+        return {"key": key, "image": self._fetch(look, position) if "image" in fields else b""}
+
+
+def _meta_info(look: Look) -> str | None:
+    if not os.path.isdir(look.opener.path):
+        return None
+    path = os.path.join(look.opener.path, _META_INFO)
+    return path if os.path.isfile(path) else None
+
+
+def _listed_keys(path: str, url: str) -> Iterator[bytes]:
+    """Yield the keys in lines such as ``0001_s001.png (480,480,3) 1``: the name without its suffix."""
+    try:
+        with open(path, encoding="utf-8") as lines:
+            for line in filter(None, map(str.strip, lines)):
+                match = _LINE.fullmatch(line)
+                name = match["name"] if match else line
+                yield os.path.splitext(name)[0].encode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise FormatError(f"{url}: {_META_INFO} beside it does not read: {error}") from None

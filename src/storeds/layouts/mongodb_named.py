@@ -1,0 +1,193 @@
+"""Documents found by name: a JSON index has the names and the labels, a collection the images."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+import xxhash
+from pydantic import BeforeValidator
+
+from storeds._columns import column_of
+from storeds._suggest import suggest
+from storeds.backends.base import BackendOptions
+from storeds.errors import ConfigError, FormatError
+from storeds.layouts._mongodb_base import MongodbLayout, batches, listed
+from storeds.layouts._mongodb_connection import Connection
+from storeds.layouts._mongodb_labels import (
+    NameIndex,
+    label_column,
+    label_field,
+    label_value,
+    pack_labels,
+    read_name_index,
+)
+from storeds.layouts._mongodb_packed import Packed, pack_ids, pack_items
+from storeds.layouts._mongodb_values import Column, paths_of, pick
+from storeds.protocols import Array, Field, Record
+
+__all__ = ["NamedLayout", "NamedOptions"]
+
+_LOG = logging.getLogger("storeds")
+
+
+def _absolute(path: Any) -> Any:
+    # A worker may have another working folder.
+    return os.path.abspath(os.path.expanduser(path)) if isinstance(path, (str, os.PathLike)) else path
+
+
+class NamedOptions(BackendOptions):
+    """Options of layout ``named``.
+
+    Attributes
+    ----------
+    index : str or path
+        A JSON file of ``{"path_list": [name, …], "label_list": [label, …]}``.
+    name_field, data_field : str
+        Where in a document its name and its image lie; dots lead into documents within.
+    missing : str
+        What happens to names that no document has: ``error``, or ``skip``, which leaves them out.
+    duplicates : str
+        What happens to names that several documents have: ``error``, or ``first``, which takes the one of lowest ``_id``.
+    """
+
+    index: Annotated[str, BeforeValidator(_absolute)]
+    name_field: str = "img_name"
+    data_field: str = "bson_img"
+    missing: Literal["error", "skip"] = "error"
+    duplicates: Literal["error", "first"] = "error"
+
+
+class NamedLayout(MongodbLayout[NamedOptions]):
+    """Reads the documents that a JSON index names, in its order.
+
+    Parameters
+    ----------
+    url : str
+        Of the collection, as for a native store.
+    client_factory : callable, optional
+        As for a native store.
+    **options
+        `NamedOptions`.
+
+    Raises
+    ------
+    ConfigError
+        The index is malformed, or documents have no such fields.
+    FormatError
+        Names are missing, or stand in several documents.
+    StoreNotFoundError, UnavailableError
+        No such collection or index; no server.
+
+    Notes
+    -----
+    Fields: ``key`` (the name), ``image``, ``label``. Names are resolved to ``_id`` at opening, some 100,000 with a query.
+    """
+
+    Options: ClassVar[type[BackendOptions]] = NamedOptions
+    layout = "named"
+
+    @classmethod
+    def _seen(cls, connection: Connection, settings: NamedOptions) -> str | None:
+        first = next(connection.find(connection.location.collection, {}, limit=1), None)
+        if first is None or not isinstance(pick(first, settings.data_field), bytes):
+            return None
+        if not isinstance(pick(first, settings.name_field), str):
+            return None
+        return f"its first document has a name in {settings.name_field!r} and bytes in {settings.data_field!r}, and an index is given"
+
+    def _resolve(self) -> list[Packed]:
+        index = read_name_index(self._settings.index)
+        found = self._look_up(index)
+        absent = [name.decode() for name in dict.fromkeys(index.names) if name not in found]
+        if absent:
+            self._tell_missing(absent, index, len(found))
+        if len(found) + len(absent) < len(index.names):
+            self._tell_repeated(index)
+        kept = [at for at, name in enumerate(index.names) if name in found]
+        names = [index.names[at] for at in kept]
+        labels = [index.labels[at] for at in kept]
+        return [pack_ids(found[name] for name in names), pack_items(names), pack_labels(labels, index.path)]
+
+    def _look_up(self, index: NameIndex) -> dict[bytes, Any]:
+        field, first = self._settings.name_field, self._settings.duplicates == "first"
+        found: dict[bytes, Any] = {}
+        doubled: dict[str, None] = {}
+        for batch in batches(dict.fromkeys(index.names)):
+            query = {field: {"$in": [name.decode() for name in batch]}}
+            for document in self._find(query, [field], ordered=first):
+                name = pick(document, field)
+                if not isinstance(name, str):
+                    continue  # a list of names, one of which was asked for
+                key = name.encode()
+                if found.setdefault(key, document["_id"]) != document["_id"]:
+                    doubled[name] = None
+        if doubled:
+            told = f"{self._location.url}: {len(doubled)} names stand in several documents: {listed(list(doubled))}"
+            if not first:
+                raise FormatError(f"{told}; duplicates='first' takes the document of lowest _id")
+            _LOG.warning("%s; the document of lowest _id is taken", told)
+        return found
+
+    def _tell_missing(self, absent: list[str], index: NameIndex, found: int) -> None:
+        if not found:
+            self._check_field(self._settings.name_field, "name_field")
+        names = found + len(absent)
+        told = f"{self._location.url}: {len(absent)} of the {names} names of {index.path} have no document: {listed(absent)}"
+        if not found:
+            raise FormatError(told)
+        if self._settings.missing == "error":
+            raise FormatError(f"{told}; missing='skip' leaves them out")
+        _LOG.warning("%s; they are left out", told)
+
+    def _tell_repeated(self, index: NameIndex) -> None:
+        seen: set[bytes] = set()
+        again = dict.fromkeys(name.decode() for name in index.names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        _LOG.warning(
+            "%s: %d names stand more than once, and are read as often: %s", index.path, len(again), listed(list(again))
+        )
+
+    def _check_field(self, path: str, option: str) -> None:
+        """Raise ConfigError if not even one document has something at `path`."""
+        if next(self._find({path: {"$exists": True}}, [path], limit=1), None) is None:
+            one = next(self._find({}, None, limit=1), {})
+            there = suggest(path, paths_of(one), "fields of a document there")
+            raise ConfigError(f"{self._location.url}: no document has the field {path!r} ({option}); {there}")
+
+    def _describe(self, lists: Sequence[Packed]) -> tuple[dict[str, Column], dict[str, Field]]:
+        path = self._settings.data_field
+        sample = self._sample(lists[0], [path])
+        if all(pick(document, path) is None for document in sample):
+            self._check_field(path, "data_field")
+        elif not any(isinstance(pick(document, path), bytes) for document in sample):
+            kinds = ", ".join(sorted({type(pick(document, path)).__name__ for document in sample}))
+            raise ConfigError(f"{self._location.url}: field {path!r} (data_field) holds {kinds} instead of bytes")
+        image = Field("image")
+        return {"image": Column(path, image)}, {"key": Field("str"), "image": image, "label": label_field(lists[2])}
+
+    def _build(self, table: Array) -> str:
+        # Whatever can be selected by stands in the index file, so the same content is the same build.
+        hasher = xxhash.xxh3_128(repr(self._identity).encode())
+        hasher.update(table.data)
+        return hasher.hexdigest()
+
+    def _name(self, position: int, document: Mapping[str, Any] | None) -> str:
+        return self._lists[1][position].decode()
+
+    def _values(self, position: int, document: Mapping[str, Any], fields: Sequence[str]) -> Record:
+        record: Record = {}
+        for name in fields:
+            if name == "key":
+                record[name] = self._name(position, document)
+            elif name == "label":
+                record[name] = label_value(self._lists[2], position, self.meta.fields[name])
+            else:
+                record[name] = self._columns[name].value(document)
+        return record
+
+    def _column(self, name: str, field: Field) -> Array:
+        if name == "label":
+            return label_column(self._lists[2], field)
+        return column_of(field, [key.decode() for key in self._lists[1]])

@@ -1,0 +1,249 @@
+"""Reads a video, or clips of it, from the run of records that are its frames."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import numpy as np
+
+from storeds._columns import read_column
+from storeds._suggest import suggest
+from storeds.errors import ConfigError, DecodeError
+from storeds.jpeg.estimate import MAX_PIXELS
+from storeds.protocols import Array, Backend, Decoder, Field, Note, Record, SampleContext
+from storeds.readers._clips import ClipPlan
+from storeds.readers._runs import Runs
+from storeds.readers.base import INDEX, RecordReader
+from storeds.readers.image import ImageReader
+
+__all__ = ["VideoReader"]
+
+_FRAME = "frame"
+
+
+@dataclass(frozen=True)
+class VideoReader(RecordReader):
+    """One run of frame records → ``{"image": clip, "label": …}``; only the records of the frames it takes are read.
+
+    Parameters
+    ----------
+    fields : sequence of str, optional
+        By default the image and, where there is one, the label. Fields of kind image become clips, those in `per_frame`
+        a tensor of one number a frame (or a list); any other is the one of the first frame that is taken.
+    decode, mode, repair, min_recovered, orient, max_pixels
+        For each frame as for an image, see `ImageReader`. Frames that decode to tensors make one tensor, uint8, shape
+        (frames, channels, height, width), or (clips, frames, channels, height, width) for several clips; others a list,
+        or a list of lists.
+    frames : int, optional
+        How many frames a clip has.
+    stride : int
+        Take every so many-th frame.
+    clips : int
+        How many clips of a video make one sample.
+    sampling : str, optional
+        ``"all"``: every frame (each `stride`-th), the default without `frames`. ``"random"``: clips that begin
+        anywhere, the default with `frames`. ``"spaced"``: clips at equal distances, one in the middle. ``"uniform"``:
+        one clip whose frames are spread over the whole video.
+    short : str
+        What a video that has too few frames becomes. ``"repeat"``: its last frame stands for those that are missing
+        (``"uniform"`` repeats frames evenly). ``"pad"``: a shorter clip, which `storeds.collate` pads, with a mask.
+        ``"error"``: a `DecodeError`, which the dataset's policy deals with.
+    per_frame : sequence of str
+        Fields that differ from frame to frame.
+    by : str
+        The field, of kind int or str, that all frames of a video have in common.
+
+    Notes
+    -----
+    Random clips are drawn from the sample's own generator, or from torch's global one where there is no seed.
+    """
+
+    decode: str | Decoder = "tensor"
+    mode: str = "RGB"
+    repair: bool = True
+    min_recovered: float = 0.5
+    orient: bool = False
+    max_pixels: int = MAX_PIXELS
+    frames: int | None = None
+    stride: int = 1
+    clips: int = 1
+    sampling: str | None = None
+    short: str = "repeat"
+    per_frame: Sequence[str] = (_FRAME, "time")
+    by: str = "video"
+    _images: ImageReader = field(init=False, repr=False, compare=False)
+    _plan: ClipPlan = field(init=False, repr=False, compare=False)
+    _runs: Runs | None = field(default=None, repr=False, compare=False)
+    _numbered: bool = field(default=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.per_frame, str):
+            raise ConfigError(f"per_frame is a sequence of names, not the text {self.per_frame!r}")
+        sampling = self.sampling or ("all" if self.frames is None else "random")
+        made = {
+            "per_frame": tuple(self.per_frame),
+            "_plan": ClipPlan(self.frames, self.stride, self.clips, sampling, self.short),
+            "_images": ImageReader(
+                decode=self.decode,
+                mode=self.mode,
+                repair=self.repair,
+                min_recovered=self.min_recovered,
+                orient=self.orient,
+                max_pixels=self.max_pixels,
+            ),
+        }
+        for name, value in made.items():
+            object.__setattr__(self, name, value)
+
+    def _choose(self, fields: dict[str, Field]) -> tuple[str, ...]:
+        if all(declared.kind != "image" for declared in fields.values()):
+            raise ConfigError(f"reader 'video' needs a field of kind image; the store has {', '.join(fields)}")
+        return self._images._choose(fields)
+
+    def _value(self, field: Field, value: Any, context: SampleContext) -> Any:
+        return self._images._value(field, value, context)
+
+    def bind(self, backend: Backend, /) -> Self:
+        # docstring inherited
+        declared = dict(backend.meta.fields)
+        if self.by not in declared:
+            raise ConfigError(
+                f"reader 'video' needs a field that tells the videos apart, and {backend.url} has no {self.by!r}; "
+                f"{suggest(self.by, declared, 'fields')}; name another one with by="
+            )
+        if declared[self.by].kind not in ("int", "str"):
+            raise ConfigError(f"by={self.by!r} is a field of kind {declared[self.by].kind}; expected int or str")
+        numbered = _FRAME in declared and declared[_FRAME].kind == "int"
+        bound = super().bind(backend)
+        runs = Runs(backend, self.by, _FRAME if numbered else None)
+        return replace(bound, _runs=runs, _numbered=numbered)
+
+    @property
+    def stored(self) -> tuple[str, ...]:
+        # Those that a message names a frame by, too.
+        more = (self.by, _FRAME) if self._numbered else (self.by,)
+        return tuple(dict.fromkeys((*super().stored, *more)))
+
+    @property
+    def data(self) -> str | None:
+        # docstring inherited
+        images = [name for name, declared in zip(self.fields, self.kinds, strict=False) if declared.kind == "image"]
+        return images[0] if images else None
+
+    @property
+    def target(self) -> str | None:
+        # docstring inherited
+        named = (INDEX, self.data, "key", self.by, *self.per_frame)
+        others = [name for name in self.fields if name not in named]
+        return others[0] if others else None
+
+    def __len__(self) -> int:
+        return len(self._bound())
+
+    def column(self, view: Backend, name: str, /) -> Array:
+        """Return field `name`, one value a video: its first frame's."""
+        return read_column(view, name)[self._bound().bounds[:-1]]
+
+    def locate(self, index: int, context: SampleContext, /) -> Sequence[int]:
+        # docstring inherited
+        start, count = self._bound().span(index)
+        # Only to draw from it: making a generator takes longer than all the rest.
+        generator = context.generator if self._plan.sampling == "random" else None
+        return [start + at for at in self._plan.choose(count, generator)]
+
+    def build(self, records: Sequence[Record], context: SampleContext, /) -> dict[str, Any]:
+        # docstring inherited
+        if not records:
+            raise DecodeError(f"video {context.index} has no frames")
+        if self._plan.short == "error":
+            self._refuse_short(records[0], context)
+        sample: dict[str, Any] = {}
+        for name, declared in zip(self.fields, self.kinds, strict=True):
+            if name == INDEX:
+                sample[name] = context.index
+            elif declared.kind == "image":
+                sample[name] = self._by_clip(self._clip(name, declared, records, context))
+            elif name in self.per_frame:
+                sample[name] = self._by_clip(_numbers(declared, [record[name] for record in records]))
+            else:
+                sample[name] = records[0][name]
+        return sample
+
+    def _refuse_short(self, record: Record, context: SampleContext) -> None:
+        _, count = self._bound().span(context.index)
+        if count < self._plan.needs:
+            raise DecodeError(
+                f"video {record[self.by]} is short: it has {count} frames, and a clip takes {self._plan.needs}; "
+                "short='repeat' or 'pad' take it"
+            )
+
+    def _bound(self) -> Runs:
+        if self._runs is None:
+            raise ConfigError("this reader is bound to no store; call bind first")
+        return self._runs
+
+    def _clip(self, name: str, declared: Field, records: Sequence[Record], context: SampleContext) -> Any:
+        """Return the decoded frames as one tensor, or as a list; one that comes several times is decoded once."""
+        import torch
+
+        first: dict[int, int] = {}
+        clip: Any = None
+        for at, record in enumerate(records):
+            # Backends give the same bytes for a position that comes twice; to compare them would take as long as to read.
+            same = first.setdefault(id(record[name]), at)
+            if same == at:
+                frame = self._frame(name, declared, record, at, context)
+            else:
+                frame = clip[same].copy() if hasattr(clip[same], "copy") else clip[same]
+            is_tensor = isinstance(frame, torch.Tensor)
+            if clip is None:
+                # Filled in place: a clip need not be in memory twice.
+                clip = frame.new_empty((len(records), *frame.shape)) if is_tensor else [None] * len(records)
+            if is_tensor and (frame.shape, frame.dtype) != (clip.shape[1:], clip.dtype):
+                one, other = (
+                    f"{tuple(shape)} of {kind}"
+                    for shape, kind in ((frame.shape, frame.dtype), (clip.shape[1:], clip.dtype))
+                )
+                raise DecodeError(f"{self._named(record, at)} has the shape {one}, and the first one {other}")
+            clip[at] = frame
+        return clip
+
+    def _frame(self, name: str, declared: Field, record: Record, at: int, context: SampleContext) -> Any:
+        noted = len(context.notes)
+        try:
+            frame = self._value(declared, record[name], context)
+        except DecodeError as error:
+            placed = DecodeError(f"{self._named(record, at)}: {error}")
+            placed.kind = error.kind
+            raise placed from error.__cause__
+        context.notes[noted:] = [
+            Note(note.kind, f"{self._named(record, at)}: {note.message}") for note in context.notes[noted:]
+        ]
+        if isinstance(frame, np.ndarray):
+            import torch
+
+            return torch.from_numpy(frame)
+        return frame
+
+    def _named(self, record: Record, at: int) -> str:
+        frame = f"frame {record[_FRAME]}" if self._numbered else f"frame {at} of those taken"
+        return f"{frame} of video {record[self.by]}"
+
+    def _by_clip(self, values: Any) -> Any:
+        """Return values of all clips, one after the other, with a dimension for the clips if there are several."""
+        if self.clips == 1:
+            return values
+        if isinstance(values, list):
+            size = len(values) // self.clips
+            return [values[at : at + size] for at in range(0, len(values), size)]
+        return values.unflatten(0, (self.clips, -1))
+
+
+def _numbers(declared: Field, values: list[Any]) -> Any:
+    if not (declared.is_scalar or declared.is_fixed):
+        return values
+    import torch
+
+    return torch.from_numpy(np.asarray(values))

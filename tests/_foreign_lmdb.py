@@ -1,0 +1,189 @@
+"""Writes LMDB stores as other people's tools write them, with the package ``lmdb`` alone."""
+
+from __future__ import annotations
+
+import base64
+import io
+import pickle
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import msgspec
+import numpy as np
+from PIL import Image
+
+__all__ = [
+    "ARROW_KEYS",
+    "ARROW_LEN",
+    "basicsr",
+    "caffe",
+    "datum",
+    "encoded",
+    "numpy_to_msgpack",
+    "ocr",
+    "pickled",
+    "put",
+    "pyarrow",
+    "tensorpack",
+]
+
+
+def put(
+    path: Path, entries: Iterable[tuple[bytes, bytes]], *, folder: bool = True, database: bytes | None = None
+) -> Path:
+    """Write keys and values, committing now and then."""
+    env = lmdb.open(str(path), subdir=folder, map_size=1 << 31, max_dbs=4, lock=False)
+    db = env.open_db(database) if database else None
+    walk, left = iter(entries), True
+    while left:
+        with env.begin(write=True, db=db) as txn:
+            left = False
+            for number, (key, value) in enumerate(walk):
+                txn.put(key, value)
+                if number == 9999:
+                    left = True
+                    break
+    env.sync()
+    env.close()
+    return path
+
+
+def encoded(number: int, form: str = "JPEG") -> bytes:
+    """Return a small picture, a different one for each number."""
+    pixels = np.random.default_rng(number).integers(0, 256, (8 + number % 5, 9, 3), np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, form)
+    return out.getvalue()
+
+
+def pickled(
+    path: Path,
+    values: Sequence[Any],
+    *,
+    protocol: int = pickle.DEFAULT_PROTOCOL,
+    said: Any = None,
+    keys: Any = None,
+    **how: Any,
+) -> Path:
+    """Write ``0``, ``1``, … with ``__keys__`` and ``__len__`` as the blogs about ImageNet in LMDB do."""
+    listed = [f"{n}".encode("ascii") for n in range(len(values))]
+
+    def entries() -> Iterator[tuple[bytes, bytes]]:
+        for key, value in zip(listed, values, strict=True):
+            yield key, value if isinstance(value, Raw) else pickle.dumps(value, protocol)
+        yield b"__keys__", pickle.dumps(listed if keys is None else keys, protocol)
+        yield b"__len__", pickle.dumps(len(values) if said is None else said, protocol)
+
+    return put(path, entries(), **how)
+
+
+class Raw(bytes):
+    """A value that is written as it is."""
+
+
+def ocr(
+    path: Path, samples: Sequence[tuple[bytes, str | bytes | None]], *, said: int | None = None, **how: Any
+) -> Path:
+    """Write what deep-text-recognition-benchmark's ``create_lmdb_dataset.py`` writes; a label of None is left out."""
+
+    def entries() -> Iterator[tuple[bytes, bytes]]:
+        for number, (image, label) in enumerate(samples, 1):
+            yield b"image-%09d" % number, image
+            if label is not None:
+                yield b"label-%09d" % number, label.encode() if isinstance(label, str) else label
+        yield b"num-samples", str(len(samples) if said is None else said).encode()
+
+    return put(path, entries(), **how)
+
+
+def basicsr(path: Path, images: Mapping[str, bytes], *, listed: Sequence[str] | None = None) -> Path:
+    """Write BasicSR's folder: keys are names without a suffix, ``meta_info.txt`` lists the names."""
+    put(path, ((name.rpartition(".")[0].encode(), blob) for name, blob in images.items()))
+    lines = [f"{name} (8,9,3) 1\n" for name in (images if listed is None else listed)]
+    (path / "meta_info.txt").write_text("".join(lines))
+    return path
+
+
+def datum(
+    data: bytes = b"",
+    label: int = 0,
+    shape: tuple[int, int, int] = (0, 0, 0),
+    *,
+    encoded: bool = False,
+    floats: Sequence[float] = (),
+    packed: bool = False,
+) -> bytes:
+    """Return a Caffe ``Datum`` as protocol buffers serialise it."""
+    out = b"".join(_varint(tag << 3) + _varint(size) for tag, size in zip((1, 2, 3), shape, strict=True) if size)
+    if data:
+        out += _varint(4 << 3 | 2) + _varint(len(data)) + data
+    out += _varint(5 << 3) + _varint(label & (2**64 - 1))
+    if packed:
+        out += _varint(6 << 3 | 2) + _varint(4 * len(floats)) + struct.pack(f"<{len(floats)}f", *floats)
+    else:
+        out += b"".join(_varint(6 << 3 | 5) + struct.pack("<f", value) for value in floats)
+    return out + (_varint(7 << 3) + b"\1" if encoded else b"")
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes(out + bytes([value]))
+
+
+def caffe(path: Path, messages: Sequence[bytes], **how: Any) -> Path:
+    """Write what Caffe's ``convert_imageset`` writes: ``00000000_name.jpg`` → Datum."""
+    return put(path, ((b"%08d_n%d.jpg" % (n, n), message) for n, message in enumerate(messages)), **how)
+
+
+def tensorpack(path: Path, points: Sequence[Any], dumps: Callable[[Any], bytes], **how: Any) -> Path:
+    """Write what tensorpack's ``LMDBSerializer.save`` writes."""
+    keys = [f"{n:08}".encode("ascii") for n in range(len(points))]
+    values = (point if isinstance(point, Raw) else dumps(point) for point in points)
+    return put(path, [*zip(keys, values, strict=True), (b"__keys__", dumps(keys))], **how)
+
+
+def numpy_to_msgpack(value: Any) -> bytes:
+    """Pack as msgpack does after ``msgpack_numpy.patch()``, with ``use_bin_type=True``."""
+    return msgspec.msgpack.encode(_msgpack_form(value))
+
+
+def _msgpack_form(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_msgpack_form(item) for item in value]
+    if isinstance(value, np.ndarray):
+        shape, data = value.shape, value.tobytes()
+        return {b"nd": True, b"type": value.dtype.str, b"kind": b"", b"shape": shape, b"data": data}
+    if isinstance(value, np.generic):
+        return {b"nd": False, b"type": value.dtype.str, b"data": value.tobytes()}
+    return value
+
+
+def _unpack(text: str) -> bytes:
+    return zlib.decompress(base64.b64decode(text))
+
+
+# What pyarrow 10.0.1 made of 3 and of [b"0", b"1", b"2"].
+ARROW_LEN = _unpack(
+    "eNqFUMENAiEQHO7wJBdieFwMDwvwaazAQmzAxJ8+fFqeD4uxAx2W5YLExE1gdwZ2YAf4jjfjxRwEjfAYsIBjxTCWGESOu9WdtOY7"
+    "e4lWkfVWuY7rxrVTfD5drhCNpJyVkkK5C9V7Zq0u/WOjveVsr/0OS+2HOcifJ+KBrBeUZzAm5dho5P/YmUtzP5gnxR5rndyLGnor"
+    "GnF2amTtxYXkzVE9M5WXtqoL75qz0PgfmnvydKP7K8wf3Fdz1vwHIDcbiA=="
+)
+ARROW_KEYS = _unpack(
+    "eNqFUbsNwjAQPScGQmQhFxFKSUlpEAUlBQUjsAAFUpCQYBSGoGAAhmAEBqGDZ/sSHCuCi873e/fJHVGb3qCjINLOyklRn3qUQQMJ"
+    "CZtgZXglv3CztMmwRiXUCfsS8As8Zbvan84WevHYBkNcZ+39qoBeBvU142aGaAlMFfSaBr22YMP2/rw7kJvX/oWfuqvn3deStkdR"
+    "/wvHFuAr4k+PEV0Y2++BuEYkQ6eB25LmHfqcsiNHuu+7943wtS0pGvPmlatGqXQ1Ns2lctjKXcHe5sY7EsEth4Fe+zOWdV8d3V9H"
+    "uJJlynLSzOfJRPkmqrOK8i31ozm7KI6nf/Dpn/waI4RoYZIoJ2Gcmc2bu/zq+wGdPzh4"
+)
+
+
+def pyarrow(path: Path) -> Path:
+    """Write as xunge/pytorch_lmdb_imagenet does, with what pyarrow.serialize left of three records."""
+    values = [(b"%d" % n, ARROW_LEN) for n in range(3)]
+    return put(path, [*values, (b"__keys__", ARROW_KEYS), (b"__len__", ARROW_LEN)])

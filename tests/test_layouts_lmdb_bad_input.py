@@ -1,0 +1,307 @@
+"""Foreign LMDB stores that are damaged, lie about themselves, or mean harm."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pickle
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from _foreign_lmdb import Raw, basicsr, caffe, datum, encoded, numpy_to_msgpack, ocr, pickled, put, tensorpack
+from storeds._unpickle import PickleError, unpickle
+from storeds.errors import ConfigError, FormatError, RecordError, StoreNotFoundError
+from storeds.layouts._lmdb_base import ForeignLmdb
+from storeds.layouts._lmdb_datum import parse_datum
+from storeds.layouts.lmdb_caffe import CaffeLmdb
+from storeds.layouts.lmdb_images import KeyedLmdb, OcrLmdb
+from storeds.layouts.lmdb_pickled import PickledLmdb
+from storeds.layouts.lmdb_tensorpack import TensorpackLmdb
+
+JPEGS = [encoded(number) for number in range(6)]
+SAMPLES = [(JPEGS[n], n) for n in range(6)]
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOREDS_CACHE", str(tmp_path / "cache"))
+
+
+def faults(backend: ForeignLmdb) -> dict[int, str]:
+    """Return position → what is wrong, and check that the others read."""
+    found = backend.get_many(range(len(backend)))
+    return {n: item.reason for n, item in enumerate(found) if isinstance(item, RecordError)}
+
+
+class Runs:
+    """Pickles as a call."""
+
+    def __init__(self, function: Any, *given: Any) -> None:
+        self.call = function, given
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+HARMFUL = {
+    "posix.system": Runs(os.system, "touch harmed"),
+    "builtins.eval": Runs(eval, "open('harmed', 'w')"),
+    "builtins.getattr": Runs(getattr, "text", "format"),
+    "numpy.fromfile": Runs(np.fromfile, "/etc/passwd"),
+    "subprocess.Popen": Runs(subprocess.Popen, ["touch", "harmed"]),
+    "builtins.bytearray": Runs(bytearray, 1 << 40),
+    "collections.OrderedDict": __import__("collections").OrderedDict(a=1),
+}
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("name", HARMFUL)
+def test_a_pickle_that_calls_is_refused_by_name_before_it_runs(
+    name: str, protocol: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = pickle.dumps((JPEGS[0], HARMFUL[name]), protocol)
+    module, _, short = name.rpartition(".")
+    with pytest.raises(PickleError, match=rf"(numpy.*|{module}|__builtin__|commands)\.{short}|bytearray"):
+        unpickle(data)
+    assert not Path("harmed").exists()
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (pickle.dumps(np.array([None, print])), "objects"),
+        (pickle.dumps(np.zeros(2, "i4,f4")), "dtype"),
+        (pickle.dumps(np.zeros(2, "M8[s]")), "dtype"),
+        (pickle.dumps({1, 2}), "refused"),
+        (pickle.dumps(1j), "complex"),
+        (pickle.dumps(np.ndarray), "class"),
+        (pickle.dumps(np.dtype("i4")), "half-built"),
+        (b"\x80\x04\x8c\x05numpy\x94\x8c\x0fcore.multiarray\x94\x93.", r"numpy\.core\.multiarray"),
+        (b"\x80\x04\x8c\x0dnumpy.testing\x8c\x09_rand\x93.".replace(b"\x09_", b"\x05_"), "refused"),
+        (b"cnumpy\nndarray\n(I1000000000000\ntR.", "thin air"),
+        (b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\ntS'b'\ntR.", "half-built"),
+        (b"\x80\x04\x8c\x08builtins\x8c\x04eval\x93)\x81.", r"builtins\.eval"),
+        (b"\x80\x02cnumpy\ndtype\n)\x81.", r"an object of numpy\.dtype"),
+        (b"(ios\nsystem\n.", "operation 'i'"),
+        (b"\x80\x02\x82\x01.", "operation 0x82"),
+        (b"P0\n.", "operation 'P'"),
+        (b"\x80\x06N.", "newer"),
+        (b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f.", "cut short"),
+        (b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7fN.", None),  # a frame that promises too much costs nothing
+        (b"Nr\xff\xff\xff\x7f.", None),  # nor does a memo of two thousand million places
+        (b"]q\x00h\x00a.", "several places"),
+        (b"(" * 101 + b".", "nests"),
+        (b"N", "cut short"),
+        (b"NN.", "more is there"),
+        (b"N.x", "more is there"),
+        (b"0.", "cut short"),
+        (b"a.", "cut short"),
+        (b"NNa.", "no container"),
+        (b"Nb.", "damaged|refused"),
+        (b"N)R.", "no name"),
+        (b"I" + b"9" * 5000 + b"\n.", "no integer"),
+        (b"c_codecs\nencode\n(S'a'\nS'rot13'\ntR.", "encodes"),
+        (b"cbuiltins\nbytes\n(I1000000000000\ntR.", "argument"),
+    ],
+)
+def test_what_else_a_pickle_may_try(data: bytes, why: str | None) -> None:
+    if why is None:
+        assert unpickle(data) is None
+    else:
+        with pytest.raises(PickleError, match=why):
+            unpickle(data)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_plain_data_read_as_pickle_reads_them(protocol: int) -> None:
+    arrays = [
+        np.arange(6).reshape(2, 3).T,
+        np.zeros((0, 4)),
+        np.array(3.5),
+        np.array(["é", "b"]),
+    ]
+    scalars = [np.float32(2), np.bool_(True), np.int64(-1), None, True, -(2**80), 1.5, "é\n", b"", b"\0\xff" * 3000]
+    for value in [*arrays, *scalars, [1, [2, (3,)]], {"a": {b"b": ()}}, [arrays[0], arrays[0]]]:
+        data = pickle.dumps(value, protocol)
+        assert repr(unpickle(data)) == repr(pickle.loads(data))
+    swapped = np.arange(3, dtype=">i4")
+    assert unpickle(pickle.dumps(swapped, protocol)).tolist() == [0, 1, 2]
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.binary(max_size=60), st.integers(0, 5), st.data())
+def test_no_bytes_make_it_raise_anything_else(junk: bytes, protocol: int, data: st.DataObject) -> None:
+    whole = bytearray(pickle.dumps((JPEGS[0][:9], 5, np.arange(2), {"a": [1.5]}), protocol))
+    whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    for attempt in (junk, bytes(whole)):
+        for read in (unpickle, parse_datum):
+            with contextlib.suppress(ValueError):
+                read(attempt)
+
+
+def test_records_that_do_not_read_are_errors_in_their_places(tmp_path: Path) -> None:
+    values = [
+        SAMPLES[0],
+        Raw(pickle.dumps(SAMPLES[1])[:-9]),
+        (JPEGS[2], Runs(os.system, "x")),
+        SAMPLES[3],
+        (1, 2, 3),
+        (JPEGS[5], "5"),
+    ]
+    with PickledLmdb(f"lmdb://{pickled(tmp_path / 'p', values)}", fields="image:image,label:int") as backend:
+        found = backend.get_many([3, 2, 3, 0])
+        assert [isinstance(item, RecordError) for item in found] == [False, True, False, False]
+        bad = faults(backend)
+    assert sorted(bad) == [1, 2, 4, 5]
+    assert "system" in bad[2]
+    assert "'label'" in bad[5]
+    points = [[1, 2], Raw(b"\xc1"), Raw(b"\xdd\xff\xff\xff\xff"), [3, 4]]
+    with TensorpackLmdb(f"lmdb://{tensorpack(tmp_path / 't', points, numpy_to_msgpack)}") as tensors:
+        assert sorted(faults(tensors)) == [1, 2]
+
+
+def test_a_store_of_objects_names_their_class(tmp_path: Path) -> None:
+    import torch
+
+    path = pickled(tmp_path / "s", [torch.zeros(2), torch.ones(2)])
+    with pytest.raises(FormatError, match=r"record 0.*torch\._utils\._rebuild"):
+        PickledLmdb(f"lmdb://{path}")
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ({"said": 5}, "says 5 records and __keys__ lists 6"),
+        ({"said": 7}, "says 7 records and __keys__ lists 6"),
+        ({"keys": [b"0", b"1", b"2"], "said": 3}, "lists 3, so 5 entries are due, and 8 are there"),
+        ({"keys": [b"%d" % n for n in range(8)], "said": 8}, "lists 8, so 10 entries are due, and 8 are there"),
+        ({"said": "six"}, "'six', not a number"),
+        ({"said": -1}, "not a number"),
+        ({"keys": [b"0", 1]}, "key 1 of __keys__ is no text but a int"),
+        ({"keys": 6}, "a int, not a list"),
+        ({"keys": Runs(os.system, "x")}, r"__keys__ does not read.*system"),
+        ({"said": Runs(os.system, "x")}, r"__len__ does not read.*system"),
+    ],
+)
+def test_counts_and_keys_that_lie(how: dict[str, Any], why: str, tmp_path: Path) -> None:
+    path = pickled(tmp_path / "s", SAMPLES, **how)
+    with pytest.raises(FormatError, match=why):
+        PickledLmdb(f"lmdb://{path}")
+
+
+def test_a_partial_store_opens_when_asked_to(tmp_path: Path) -> None:
+    path = pickled(tmp_path / "p", SAMPLES, keys=[b"%d" % n for n in range(8)], said=9)
+    with PickledLmdb(f"lmdb://{path}?partial=true") as backend:
+        assert len(backend) == 8
+        assert faults(backend) == {n: f"its key '{n}' is missing from the database" for n in (6, 7)}
+
+
+def test_text_recognition_that_lies(tmp_path: Path) -> None:
+    labelled = [(JPEGS[n], f"w{n}") for n in range(4)]
+    for said, why in ((5, "says 5, so 11 entries are due, and 9 are there"), (3, "says 3, so 7 entries")):
+        url = f"lmdb://{ocr(tmp_path / str(said), labelled, said=said)}"
+        with pytest.raises(FormatError, match=why):
+            OcrLmdb(url)
+        with OcrLmdb(url, partial=True) as backend:
+            assert list(faults(backend)) == ([4] if said == 5 else [])
+    odd = ocr(tmp_path / "n", [*labelled, (JPEGS[0], b"\xff")])
+    with OcrLmdb(f"lmdb://{odd}") as backend:
+        assert list(faults(backend)) == [4]
+        assert backend.get_many([4], ["image"]) == [{"image": JPEGS[0]}]
+    with pytest.raises(FormatError, match="not a number"):
+        OcrLmdb(f"lmdb://{put(tmp_path / 'x', [(b'num-samples', b'many')])}")
+    with pytest.raises(FormatError, match="no entry 'num-samples'"):
+        OcrLmdb(f"lmdb://{put(tmp_path / 'y', [(b'a', b'b')])}")
+
+
+def test_keys_that_are_not_text(tmp_path: Path) -> None:
+    path = put(tmp_path / "s", [(n.to_bytes(4, "big") + b"\xff", JPEGS[n]) for n in range(6)])
+    url = f"lmdb://{path}"
+    with pytest.raises(FormatError, match="00000000ff.*keys='hex'"):
+        KeyedLmdb(url)
+    with KeyedLmdb(url, keys="hex") as backend:
+        assert backend.get_many([5]) == [{"image": JPEGS[5], "key": "00000005ff"}]
+        assert backend.keys().tolist()[0] == "00000000ff"
+
+
+def test_a_list_beside_the_data_that_lies(tmp_path: Path) -> None:
+    images = {f"{n}.png": JPEGS[n] for n in range(4)}
+    for listed in (["0.png", "1.png"], [*images, "absent.png"]):
+        path = basicsr(tmp_path / str(len(listed)), images, listed=listed)
+        with pytest.raises(FormatError, match=f"lists {len(listed)}, so {len(listed)} entries are due, and 4"):
+            KeyedLmdb(f"lmdb://{path}")
+        with KeyedLmdb(f"lmdb://{path}", partial=True) as backend:
+            assert list(faults(backend)) == ([4] if len(listed) == 5 else [])
+
+
+def test_a_datum_cut_short_or_unlike_the_others(tmp_path: Path) -> None:
+    whole = datum(bytes(12), 3, (3, 2, 2))
+    bad = [whole[:-3], whole[:9], b"", datum(bytes(11), 3, (3, 2, 2)), datum(JPEGS[0], 1, encoded=True), b"\xff" * 30]
+    messages = [whole, *bad, whole, datum(bytes(12), 3, (3, 4, 1))]
+    with CaffeLmdb(
+        f"lmdb://{caffe(tmp_path / 's', messages[:1] * 16 + messages)}", fields="array,label,key"
+    ) as backend:
+        found = backend.get_many([0])
+        assert isinstance(found[0], dict)
+    with pytest.raises(FormatError, match="differ"):
+        CaffeLmdb(f"lmdb://{caffe(tmp_path / 'd', [whole, bad[-2]])}")
+    messages = [whole] * 8 + [*bad[:4], *bad[5:]]
+    with CaffeLmdb(f"lmdb://{caffe(tmp_path / 'c', messages)}") as backend:
+        reasons = faults(backend)
+    assert sorted(reasons) == [8, 9, 10, 11, 12]
+    assert "cut short" in reasons[8] or "bytes" in reasons[8]
+    assert "(3, 2, 2) and holds 11" in reasons[11]
+
+
+def test_empty_stores(tmp_path: Path) -> None:
+    empty = f"lmdb://{put(tmp_path / 'e', [])}"
+    for cls in (KeyedLmdb, CaffeLmdb):
+        with cls(empty) as backend:
+            assert len(backend) == 0
+            assert backend.get_many([]) == []
+            assert backend.column("key").tolist() == []
+    with OcrLmdb(f"lmdb://{ocr(tmp_path / 'o', [])}") as backend:
+        assert len(backend) == 0
+    url = f"lmdb://{pickled(tmp_path / 'p', [])}"
+    with pytest.raises(FormatError, match="no record to tell the fields by.*fields="):
+        PickledLmdb(url)
+    with PickledLmdb(url, fields="image:image,label:int") as backend:
+        assert backend.column("label").tolist() == []
+
+
+def test_what_is_not_there(tmp_path: Path) -> None:
+    path = put(tmp_path / "s", [(b"a", JPEGS[0])], database=b"train")
+    with pytest.raises(ConfigError, match="no database 'test'.*'train'"):
+        KeyedLmdb(f"lmdb://{path}", database="test")
+    with KeyedLmdb(f"lmdb://{path}?database=train") as backend:
+        assert len(backend) == 1
+    with pytest.raises(StoreNotFoundError):
+        KeyedLmdb(f"lmdb://{tmp_path}/absent")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(FormatError, match=r"without data\.mdb"):
+        KeyedLmdb(f"lmdb://{tmp_path}/folder")
+    with pytest.raises(ConfigError, match="colour"):
+        KeyedLmdb(f"lmdb://{path}", colour=1)
+
+
+def test_a_file_cut_short_is_refused_before_it_is_mapped(tmp_path: Path) -> None:
+    path = put(tmp_path / "s", [(b"%d" % n, JPEGS[0] * 50) for n in range(50)], folder=False)
+    os.truncate(path, path.stat().st_size // 2)
+    assert KeyedLmdb.recognise(f"lmdb://{path}") is None
+    with pytest.raises(FormatError, match="cut short"):
+        KeyedLmdb(f"lmdb://{path}")
+
+
+def test_bytes_in_arrays_own_their_memory() -> None:
+    data = pickle.dumps((b"x" * 9000, 1))
+    view, _ = unpickle(data, views=True)
+    assert isinstance(view, memoryview)
+    assert io.BytesIO(view).read() == b"x" * 9000

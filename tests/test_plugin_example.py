@@ -1,0 +1,125 @@
+"""The plug-in under examples/: installed as a stranger would, it is found, and the conformance kit passes."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PLUGIN = ROOT / "examples" / "plugin-sqlite"
+PAGE = ROOT / "docs" / "extending.md"
+
+
+def run(place: Path, *command: object, folder: Path) -> str:
+    """Run a command that finds the packages at `place`; return what it printed."""
+    environment = {**os.environ, "PYTHONPATH": str(place), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [sys.executable, *map(str, command)], cwd=folder, env=environment, capture_output=True, text=True, timeout=150
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the package and what an installer makes of its pyproject.toml; needs no network."""
+    place = tmp_path_factory.mktemp("site")
+    shutil.copytree(
+        PLUGIN / "src" / "storeds_sqlite", place / "storeds_sqlite", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    project = tomllib.loads((PLUGIN / "pyproject.toml").read_text())["project"]
+    info = place / "storeds_sqlite-1.0.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    lines = []
+    for group, points in project["entry-points"].items():
+        lines += [f"[{group}]", *(f"{name} = {target}" for name, target in points.items())]
+    (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    return place
+
+
+def test_it_passes_the_conformance_kit(installed: Path, tmp_path: Path) -> None:
+    shutil.copy(PLUGIN / "tests" / "test_sqlite.py", tmp_path)
+    # Half of the time would be waiting for a disk: every commit of SQLite's does.
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="storeds-plugin-", dir=memory) as stores:
+        # A folder of its own: neither this repository's settings nor its conftest are a stranger's.
+        kit = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", tmp_path, f"--basetemp={stores}/of-tests"]
+        printed = run(installed, *kit, folder=tmp_path)
+    assert re.search(r"\b1[0-9]{2} passed", printed), printed
+    assert "skipped" not in printed
+
+
+def test_it_is_listed_and_used_by_every_command(installed: Path, tmp_path: Path) -> None:
+    def storeds(*arguments: object) -> dict[str, object]:
+        start = "from storeds.cli import main; main()"
+        found: dict[str, object] = json.loads(run(installed, "-c", start, *arguments, "--json", folder=tmp_path))
+        return found
+
+    plugins = storeds("backends")["plugins"]
+    assert isinstance(plugins, list)
+    own = {(row["sort"], row["name"], row["state"]) for row in plugins if row["origin"] == "storeds-sqlite"}
+    assert own == {("backend", "sqlite", "ok"), ("layout", "sqlite/table", "ok")}
+
+    make = "import sqlite3; db = sqlite3.connect('a.db'); db.execute('CREATE TABLE t (x INTEGER, name TEXT)'); "
+    make += "db.executemany('INSERT INTO t VALUES (?, ?)', [(n, str(n)) for n in range(9)]); db.commit()"
+    run(installed, "-c", make, folder=tmp_path)
+    assert storeds("info", "sqlite://a.db")["layout"] == "sqlite/t"
+    storeds("convert", "sqlite://a.db", "sqlite://b.db")
+    assert storeds("info", "sqlite://b.db")["layout"] == "storeds/1"
+    storeds("convert", "sqlite://b.db", "lmdb://c.lmdb")
+    ids = [storeds("info", url)["id"] for url in ("sqlite://b.db", "lmdb://c.lmdb")]
+    assert ids[0] == ids[1]
+    storeds("verify", "sqlite://b.db")
+
+
+def test_its_own_build_makes_the_same_package(installed: Path, tmp_path: Path) -> None:
+    if importlib.util.find_spec("hatchling") is None:
+        pytest.skip("hatchling, which builds the package, is not installed")
+    source, place = tmp_path / "plugin", tmp_path / "site"
+    shutil.copytree(PLUGIN, source, ignore=shutil.ignore_patterns("__pycache__"))
+    pip = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--no-compile"]
+    run(installed.parent, *pip, "--target", place, source, folder=tmp_path)
+    names = "entry_points.txt"
+    (built,) = place.glob("*.dist-info")
+    (by_hand,) = installed.glob("*.dist-info")
+    assert (built / names).read_text().split() == (by_hand / names).read_text().split()
+    for module in (installed / "storeds_sqlite").iterdir():
+        assert (place / "storeds_sqlite" / module.name).read_bytes() == module.read_bytes()
+
+
+def test_it_has_less_than_200_lines_of_code() -> None:
+    assert sum(map(lines_of_code, (PLUGIN / "src").rglob("*.py"))) < 200
+
+
+def lines_of_code(path: Path) -> int:
+    """Count the lines of a module that are neither blank nor a comment nor of a docstring."""
+    text = path.read_text()
+    spans = (
+        range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    )
+    docstrings = {number for span in spans for number in span}
+    lines = enumerate(map(str.strip, text.splitlines()), 1)
+    return sum(1 for number, line in lines if line and not line.startswith("#") and number not in docstrings)
+
+
+def test_the_page_shows_the_real_text() -> None:
+    blocks = re.findall(r"^```(?:python|toml) notest (\S+)\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    assert len(blocks) >= 6
+    for name, block in blocks:
+        text = (PLUGIN / name).read_text()
+        for part in block.split("...\n"):  # what is left out
+            assert part.strip("\n") in text, f"{name} does not hold:\n{part}"
