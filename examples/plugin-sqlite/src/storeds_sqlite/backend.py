@@ -10,17 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 from urllib.parse import quote
 
-from storeds._columns import column_from_records
-from storeds._handles import HandlePool
-from storeds._meta import meta_from_text
-from storeds._url import file_path
-from storeds.backends.base import BackendOptions, HandleBackend, parse_options
+from storeds import plugins
 from storeds.errors import FormatError, RecordError, StoreNotFoundError
 from storeds.protocols import Array, Field, Meta, Record
 from storeds_sqlite.writer import SqliteWriter
 
 
-class SqliteOptions(BackendOptions):
+class SqliteOptions(plugins.BackendOptions):
     """What may stand behind the ``?`` of a URL, or be given as keywords."""
 
     table: str | None = None
@@ -81,7 +77,7 @@ class SqliteOpener:
         if self.settings.table is not None:
             raise FormatError(f"{self.url}: a native store has no table to choose")
         row = db.execute("SELECT text FROM storeds_meta WHERE name = 'meta'").fetchone()
-        return Handle(db, meta_from_text(row[0] if row else "", self.url)[0])
+        return Handle(db, plugins.meta_from_text(row[0] if row else "", self.url)[0])
 
     def close(self, handle: Handle, /) -> None:
         """Close a handle of this process."""
@@ -90,15 +86,15 @@ class SqliteOpener:
     disown = close  # without locks, a forked child may close what its parent opened
 
 
-class SqliteBackend(HandleBackend[Handle, SqliteOpener]):
+class SqliteBackend(plugins.HandleBackend[Handle, SqliteOpener]):
     """Reads a store that `SqliteWriter` published."""
 
-    pool: ClassVar[HandlePool[Handle]] = HandlePool(limit=64, quiesce=True)
+    pool: ClassVar[plugins.HandlePool[Handle]] = plugins.HandlePool(limit=64, quiesce=True)
     opener, open_writer = SqliteOpener, SqliteWriter
 
     def __init__(self, url: str, **options: Any) -> None:
-        path, in_url = file_path(url)
-        super().__init__(self.opener(path, parse_options(SqliteOptions, in_url, options, url)))
+        path, in_url = plugins.file_path(url)
+        super().__init__(self.opener(path, plugins.parse_options(SqliteOptions, in_url, options, url)))
 
     def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
         query = "SELECT position, body FROM records WHERE position IN (SELECT value FROM json_each(?))"
@@ -113,7 +109,7 @@ class SqliteBackend(HandleBackend[Handle, SqliteOpener]):
             return self._fault(position, "it is missing" if body is None else error)
 
     def _column(self, name: str, field: Field) -> Array:
-        return column_from_records(self, name)
+        return plugins.column_from_records(self, name)
 
 
 @contextmanager

@@ -7,12 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from storeds._meta import meta_to_text
-from storeds._url import file_path
-from storeds._writer import COMMIT_EVERY, Sealed, StoreWriter
-from storeds.backends.base import BackendOptions, parse_options
+from storeds import plugins
 from storeds.errors import ConfigError, StoreExistsError
-from storeds.fields import fields_to_json
 from storeds.protocols import JSON, Meta
 
 # The lock is the connection's until it closes, or its process dies.
@@ -21,17 +17,17 @@ CREATE TABLE IF NOT EXISTS records (position INTEGER PRIMARY KEY, body BLOB NOT 
 CREATE TABLE IF NOT EXISTS storeds_meta (name TEXT PRIMARY KEY, text TEXT NOT NULL); COMMIT;"""
 
 
-class SqliteWriter(StoreWriter):
-    """Writes ``sqlite://`` stores; `StoreWriter` checks records, packs them and counts."""
+class SqliteWriter(plugins.StoreWriter):
+    """Writes ``sqlite://`` stores; `plugins.StoreWriter` checks records, packs them and counts."""
 
     engine_errors = (OSError, sqlite3.Error)
 
     def __init__(
         self, url: str, fields: Mapping[str, Any], *, overwrite: bool, resume: bool, plan: JSON = None, **how: Any
     ) -> None:
-        path, in_url = file_path(url)
-        super().__init__(f"sqlite://{path}", fields, how.pop("commit_every", COMMIT_EVERY))
-        parse_options(BackendOptions, in_url, how, url)
+        path, in_url = plugins.file_path(url)
+        super().__init__(f"sqlite://{path}", fields, how.pop("commit_every", plugins.COMMIT_EVERY))
+        plugins.parse_options(plugins.BackendOptions, in_url, how, url)
         self._target, self._overwrite = Path(path), overwrite
         self._building = self._target.with_name(f".{self._target.name}.partial")
         if self._target.exists() and not overwrite:
@@ -39,7 +35,7 @@ class SqliteWriter(StoreWriter):
         self._target.parent.mkdir(parents=True, exist_ok=True)
         self._db = sqlite3.connect(self._building, timeout=0)
         try:
-            self._begin(json.dumps([fields_to_json(self.fields), plan]), overwrite, resume)
+            self._begin(json.dumps([plugins.fields_to_json(self.fields), plan]), overwrite, resume)
         except BaseException:
             self._db.close()
             raise
@@ -65,7 +61,7 @@ class SqliteWriter(StoreWriter):
     def _put(self, name: str, text: str) -> None:
         self._db.execute("INSERT OR REPLACE INTO storeds_meta VALUES (?, ?)", [name, text])
 
-    def _commit(self, batch: list[Sealed], first: int) -> None:
+    def _commit(self, batch: list[plugins.Sealed], first: int) -> None:
         bodies = (self._codec.seal(each.packed, each.digest) for each in batch)
         with self._db:
             self._db.executemany("INSERT INTO records VALUES (?, ?)", enumerate(bodies, first))
@@ -76,7 +72,7 @@ class SqliteWriter(StoreWriter):
 
     def _publish(self, meta: Meta) -> None:
         with self._db:
-            self._put("meta", meta_to_text(meta))
+            self._put("meta", plugins.meta_to_text(meta))
         # Unlike a rename, a link replaces nothing that appeared meanwhile.
         (os.replace if self._overwrite else os.link)(self._building, self._target)
         self._discard()
