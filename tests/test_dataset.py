@@ -359,7 +359,7 @@ def test_repr_and_length_do_no_io(url: str, tmp_path: Path) -> None:
         ({"transform": ["Resise"]}, "Resize"),
         ({"on_error": "ignore"}, "on_error 'ignore'"),
         ({"seed": "7"}, "seed must be"),
-        ({"layout": "ocr"}, "layout 'lmdb/ocr'"),
+        ({"layout": "orc"}, "layout 'lmdb/orc'.*'lmdb/ocr'"),
         ({"options": {"readahed": True}}, "did you mean 'readahead'"),
         ({"reader_options": {"speed": 1}}, "no option 'speed'"),
         ({"fields": ["index"], "transform": brightest}, "no element"),

@@ -12,6 +12,7 @@ import h5py
 import numpy as np
 import pytest
 
+import storeds
 from _foreign_hdf5 import PARALLEL, PER_SAMPLE, PER_VIDEO, N, blob, pixels
 from storeds.errors import ConfigError, FormatError, RecordError, StoredsError, StoreNotFoundError, UnavailableError
 from storeds.layouts.hdf5_parallel import ParallelHdf5
@@ -317,3 +318,17 @@ def test_a_file_replaced_in_between_is_opened_anew(path: Path) -> None:
     again = PerVideoHdf5(str(path))
     assert again.meta.build != backend.meta.build
     assert isinstance(again.get_many([0])[0], dict)
+
+
+def test_a_group_for_each_sample_is_taken_for_no_video_and_numbered_pictures_for_no_columns(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "groups.h5", "w") as file:
+        for number in range(4):
+            file[f"sample_{number}/image"] = np.full((8, 8, 3), number, np.uint8)
+            file[f"sample_{number}/label"] = number
+    with h5py.File(tmp_path / "pairs.h5", "w") as file:
+        for number in range(4):
+            file[f"image_{number}"] = np.full((8, 8, 3), number, np.uint8)
+            file[f"label_{number}"] = number
+    with pytest.raises(FormatError, match="no native store"):
+        storeds.open_backend(tmp_path / "groups.h5")
+    assert ParallelHdf5.recognise(f"hdf5://{tmp_path}/pairs.h5") is None

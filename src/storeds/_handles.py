@@ -155,6 +155,10 @@ class HandlePool(Generic[H]):
         opener = ticket.opener
         key = opener.key()
         entry = self._entries.get(key)
+        if entry is not None and type(entry.opener) is not type(opener) and entry.leases == 0:
+            # Opened as another layout, which may have been a mistake; who still wants that opens it anew.
+            self._remove(entry)
+            entry = None
         if entry is None:
             self._evict(self._limit - 1)
             entry = self._entries[key] = _Entry(opener, key)

@@ -85,7 +85,7 @@ def _open_one(url: str, scheme: str, layout: str | None, options: Mapping[str, A
         return cast("Backend", target(url, **options))
     except (FormatError, StoreNotFoundError, ConfigError) as error:
         # An option that the native layout lacks may be a foreign one's.
-        if layout is not None or (isinstance(error, ConfigError) and not options):
+        if layout is not None or (isinstance(error, ConfigError) and not options and "?" not in url):
             raise
         foreign = detect_layout(url, scheme, options, error)
     return cast("Backend", foreign(url, **options))

@@ -78,9 +78,15 @@ def frame_source(group: h5py.Group, wanted: str | None) -> tuple[str | None, str
     chosen = next((named[name] for name in _NAMES if name in named), None)
     if chosen is None and len(datasets) == 1 and not groups:
         chosen = datasets[0]
-    if chosen is None:
+    if chosen is None or (chosen in datasets and _is_one_image(group[chosen])):
         return None
     return (chosen, "") if chosen in groups else (None, chosen)
+
+
+def _is_one_image(dataset: h5py.Dataset) -> bool:
+    """Whether the rows of a dataset are no frames but those of one picture, or the bytes of one."""
+    colour = dataset.ndim == 3 and dataset.shape[-1] in (1, 3, 4)
+    return dataset.dtype == "u1" and (colour or dataset.ndim == 1)
 
 
 def are_frames(group: h5py.Group, names: Sequence[str]) -> bool:

@@ -122,7 +122,7 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
     # Opening.
 
     def _is_stale(self, handle: ForeignHandle) -> bool:
-        if not isinstance(handle, ForeignHandle):
+        if not isinstance(handle, ForeignHandle) or handle.is_native():
             raise FormatError(f"{self._opener.url} is a native store; open it without layout=")
         return handle.build != handle.build_now()
 
@@ -188,7 +188,7 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
                 try:
                     values = self._values(look, position, names)
                     out.append(codec.revive_stored(codec.canonical({name: values[name] for name in names})))
-                except (ValueError, lmdb.Error) as error:
+                except (ValueError, RecursionError, lmdb.Error) as error:
                     out.append(self._fault(position, error, {"key": self._shown_key(position)}))
         return out
 

@@ -15,7 +15,7 @@ import lmdb
 from storeds._files import check_file
 from storeds._lmdb_file import check_lmdb_file
 from storeds._url import file_url
-from storeds.backends.lmdb import LmdbOptions
+from storeds.backends.lmdb import COLUMNS, META, RECORDS, LmdbOptions
 from storeds.errors import ConfigError, FormatError
 from storeds.protocols import Meta
 
@@ -41,6 +41,9 @@ class ForeignOptions(LmdbOptions):
     partial: bool = False
 
 
+_NATIVE = {COLUMNS, META, RECORDS}
+
+
 class ForeignHandle:
     """An open environment, and which state of its file was opened."""
 
@@ -59,6 +62,13 @@ class ForeignHandle:
     def meta(self) -> Meta:
         """What only a native store has: a backend of ours that is opened beside a foreign one hears so from here."""
         raise FormatError(f"{self.url} is an LMDB file, but no native store: a foreign layout has it open")
+
+    def is_native(self) -> bool:
+        """Whether these are the databases of a native store and nothing else."""
+        with self.env.begin() as txn:
+            return (
+                set(map(bytes, txn.cursor().iternext(values=False))) == _NATIVE if txn.stat()["entries"] == 3 else False
+            )
 
     def database(self, name: str | None) -> Any:
         """Return the handle of a named database; None stands for the main one. Raises ConfigError."""

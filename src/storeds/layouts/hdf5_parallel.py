@@ -180,6 +180,13 @@ def _common_length(files: Hdf5Files, found: Mapping[str, tuple[str, Values]]) ->
 
 def _are_samples(names: list[str], datasets: list[h5py.Dataset]) -> bool:
     """Whether datasets are numbered pictures, one a sample, rather than numbered columns."""
+    colour = [
+        stem(name)
+        for name, dataset in zip(names, datasets, strict=False)
+        if dataset.ndim != 2 and stem(name) is not None and _is_picture(dataset)
+    ]
+    if len(set(colour)) < len(colour):  # with labels of their own, perhaps
+        return True
     if len({stem(name) for name in names}) != 1 or stem(names[0]) is None:
         return False
     return all(_is_picture(dataset) for dataset in datasets)

@@ -24,7 +24,7 @@ _GLANCES = 3
 
 
 class OcrLmdb(ForeignLmdb):
-    """Text recognition: ``num-samples``, ``image-000000001`` and ``label-000000001``, counted from 1.
+    """Text recognition: ``num-samples``, ``image-000000001`` and ``label-000000001``, counted from 1 or from 0.
 
     Its fields are ``image`` and, unless no label is there, ``label`` (str). Other entries, a lexicon for instance, are left alone.
     """
@@ -46,12 +46,15 @@ class OcrLmdb(ForeignLmdb):
         if not bytes(value).strip().isdigit() or len(value) > 18:
             raise FormatError(f"{look.url}: {_COUNT.decode()} is {bytes(value[:40])!r}, not a number of records")
         count = int(bytes(value))
-        labelled = count == 0 or any(look.get(b"label-%09d" % at) is not None for at in (1, 2, count))
+        # Counted from 1 as a rule; some count from 0, and then have no image of the number `count`.
+        start = 0 if look.get(b"image-%09d" % 0) is not None and look.get(b"image-%09d" % count) is None else 1
+        last = start + count - 1
+        labelled = count == 0 or any(look.get(b"label-%09d" % at) is not None for at in (start, start + 1, last))
         due = 1 + count * (1 + labelled)
-        if look.entries < due or look.get(b"image-%09d" % (count + 1)) is not None:
+        if look.entries < due or look.get(b"image-%09d" % (last + 1)) is not None:
             self._check_count(look, due, f"{_COUNT.decode()} says {count}")
         fields = {"image": Field("image")} | ({"label": Field("str")} if labelled else {})
-        return Survey(NumberedKeys(count, start=1, width=9), fields)
+        return Survey(NumberedKeys(count, start=start, width=9), fields)
 
     def _values(self, look: Look, position: int, fields: tuple[str, ...]) -> dict[str, Any]:
         values: dict[str, Any] = {}

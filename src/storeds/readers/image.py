@@ -21,6 +21,9 @@ from storeds.registry import DECODERS
 __all__ = ["ImageReader"]
 
 
+_LABELS = ("label", "labels", "target", "targets")
+
+
 @dataclass(frozen=True)
 class ImageReader(RecordReader):
     """One record → ``{"image": …, "label": …}``.
@@ -28,7 +31,8 @@ class ImageReader(RecordReader):
     Parameters
     ----------
     fields : sequence of str, optional
-        By default the image and, where there is one, the label.
+        By default the image and, where there is one, the label: the field ``label``, or the one int whose name ends in
+        label, labels, target or targets.
     decode : str or Decoder
         ``"bytes"`` (untouched, not even looked at), ``"pil"``, ``"tensor"`` (uint8, channels x height x width),
         ``"simplejpeg"`` (the same by another decoder) or a registered name.
@@ -90,7 +94,7 @@ class ImageReader(RecordReader):
                 f"reader 'image' needs a field of kind image; the store has {kinds}; reader 'array' takes any"
             )
         image = "image" if "image" in images else images[0]
-        return (image, "label") if "label" in fields else (image,)
+        return (image, *_label_of(fields))
 
     @property
     def data(self) -> str | None:
@@ -133,6 +137,14 @@ class ImageReader(RecordReader):
             Note(finding.kind, f"a damaged JPEG was mended, of which {finding.share} is there: {finding.reason}")
         )
         return repair_jpeg(blob, finding)
+
+
+def _label_of(fields: dict[str, Field]) -> tuple[str, ...]:
+    """Return the label's field: ``label``, or the one whole number that is named as a label is elsewhere."""
+    if "label" in fields:
+        return ("label",)
+    named = [name for name, field in fields.items() if field.kind == "int" and name.endswith(_LABELS)]
+    return tuple(named) if len(named) == 1 else ()
 
 
 def _is_share(value: object) -> bool:
