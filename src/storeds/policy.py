@@ -123,7 +123,7 @@ class Policy:
         for context, sample in zip(contexts, maker.make(contexts), strict=True):
             made.append(sample)
             if isinstance(sample, RecordError) and self.on_error == "raise":
-                self._count(sample, context, tally, maker)
+                self._count(sample, context, tally)
                 raise maker.with_key(sample, replace(context, notes=[])) from sample.__cause__
             if context.notes and not isinstance(sample, RecordError):
                 self._count_mended(context, tally, maker)
@@ -144,7 +144,7 @@ class Policy:
         """Put into the places `bad` of `made` what the policy says, and count it."""
         replacing = self.on_error == "replace" or (fill and len(bad) == len(made))
         for at in bad:
-            self._count(made[at], contexts[at], tally, maker, "replaced" if replacing else "skipped")
+            self._count(made[at], contexts[at], tally, "replaced" if replacing else "skipped")
         self._check(tally, contexts[0].epoch, maker)
         if replacing:
             found = self._replacements([contexts[at] for at in bad], tally, maker)
@@ -194,9 +194,7 @@ class Policy:
                 listed = "\n  ".join(event.text for event in tally.events("first"))
                 raise BadSamplesError(f"{bad} samples were bad, more than {name}; the first are:\n  {listed}")
 
-    def _count(
-        self, error: RecordError, context: SampleContext, tally: Tally, maker: SampleMaker, outcome: str = ""
-    ) -> None:
+    def _count(self, error: RecordError, context: SampleContext, tally: Tally, outcome: str = "") -> None:
         position = -1 if error.position is None else error.position
         event = Event(now(), context.epoch, context.index, position, error.kind, False, str(error))
         tally.add(event, outcome)
