@@ -33,7 +33,7 @@ def detect_layout(url: str, scheme: str, options: Mapping[str, Any], why_not_nat
     seen = list(_seen(url, scheme, options))
     if not seen:
         names = layouts_of(scheme)
-        if not names or isinstance(why_not_native, StoreNotFoundError):
+        if not names or isinstance(why_not_native, (StoreNotFoundError, ConfigError)):
             raise why_not_native
         hint = f"; no foreign layout recognises it either (looked for: {', '.join(names)}; layout= names one)"
         raise type(why_not_native)(f"{why_not_native}{hint}") from why_not_native

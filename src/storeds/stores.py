@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["open_backend", "open_writer", "scheme_of"]
 
 _LMDB_DATA = "data.mdb"
+_FILES = ("lmdb", "hdf5")
 _NATIVE = ("storeds/1", "native")
 _SUFFIXES = {
     ".lmdb": "lmdb",
@@ -85,7 +86,9 @@ def _open_one(url: str, scheme: str, layout: str | None, options: Mapping[str, A
         return cast("Backend", target(url, **options))
     except (FormatError, StoreNotFoundError, ConfigError) as error:
         # An option that the native layout lacks may be a foreign one's.
-        if layout is not None or (isinstance(error, ConfigError) and not options and "?" not in url):
+        if layout is not None or (
+            isinstance(error, ConfigError) and not options and (scheme not in _FILES or "?" not in url)
+        ):
             raise
         foreign = detect_layout(url, scheme, options, error)
     return cast("Backend", foreign(url, **options))
