@@ -9,6 +9,8 @@ import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
+
 from storeds.jpeg.coverage import blocks_of, units_of
 from storeds.jpeg.huffman import LONGEST, Table, tables_of, windows
 from storeds.jpeg.progressive import Band, Walk
@@ -56,9 +58,11 @@ def walk(blob: bytes, structure: Structure, scan: Scan, *, deep: bool = False) -
     return _over_parts(blob, structure, scan, deep, lambda data, _, units: _walk_blocks(data, pairs, units))
 
 
-def restarts_of(blob: bytes, scan: Scan) -> list[bytes]:
+def restarts_of(blob: bytes, scan: Scan) -> bytes:
     """Return the restart markers in the data of `scan`, each as its last byte."""
-    return [marker[-1:] for marker in _RESTART.findall(blob, scan.start, scan.stop)]
+    data = np.frombuffer(blob, np.uint8, scan.stop - scan.start, scan.start)
+    after = data[np.flatnonzero(data[:-1] == 0xFF) + 1]
+    return after[(after >= 0xD0) & (after <= 0xD7)].tobytes()
 
 
 def lost_restart(blob: bytes, structure: Structure, scan: Scan) -> int | None:
@@ -66,7 +70,7 @@ def lost_restart(blob: bytes, structure: Structure, scan: Scan) -> int | None:
     if not scan.interval:
         return None
     due = (units_of(structure, scan) - 1) // scan.interval
-    found = b"".join(restarts_of(blob, scan))
+    found = restarts_of(blob, scan)
     cycle = bytes(range(0xD0, 0xD8)) * (due // 8 + 1)
     if found == cycle[:due]:
         return None
