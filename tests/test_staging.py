@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -100,3 +102,28 @@ def test_overwrite_drops_what_a_killed_writer_left(tmp_path: Path, scheme: str) 
     with storeds.open_backend(url) as backend:
         assert backend.get_many([0]) == [{"y": 0.5}]
     assert os.listdir(tmp_path) == ["store"]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_garbage_collector_may_end_one_writer_while_another_begins(
+    tmp_path: Path, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dropped: list[Any] = [storeds.open_writer(f"{scheme}://{tmp_path}/dropped", FIELDS)]
+    dropped.append(dropped)  # a cycle, which nothing but the collector ends
+    samestat = os.path.samestat
+
+    def collect(*stats: os.stat_result) -> bool:
+        nonlocal dropped
+        dropped = []
+        gc.collect()
+        return samestat(*stats)
+
+    gc.disable()
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(os.path, "samestat", collect)  # called where the list of active writers is locked
+            storeds.open_writer(f"{scheme}://{tmp_path}/next", FIELDS).abort()
+    finally:
+        gc.enable()
+    storeds.open_writer(f"{scheme}://{tmp_path}/dropped", FIELDS, resume=True).abort()
+    assert os.listdir(tmp_path) == []

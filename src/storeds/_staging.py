@@ -17,7 +17,16 @@ from storeds.errors import ConfigError, FormatError, StoredsError, StoreExistsEr
 __all__ = ["Staging", "replace_text", "sync_path"]
 
 _ACTIVE: set[str] = set()  # POSIX locks do not keep two writers of one process apart
-_ACTIVE_LOCK = threading.Lock()
+# Reentrant: the garbage collector may end a dropped writer in the middle of another's critical section.
+_ACTIVE_LOCK = threading.RLock()
+
+
+def _renew_lock() -> None:
+    global _ACTIVE_LOCK
+    _ACTIVE_LOCK = threading.RLock()  # a thread that did not come along may have held the old one
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def sync_path(path: str | Path) -> None:
