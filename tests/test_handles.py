@@ -367,6 +367,37 @@ def test_garbage_collected_inside_the_critical_section(engine: Engine, moment: s
     assert all(handle.closed == 1 for handle in engine.handles)
 
 
+@pytest.mark.parametrize("moment", ["on_open", "on_close"])
+def test_a_handle_with_a_claim_on_another_pool_is_collected_inside_that_pools_critical_section(
+    engine: Engine, moment: str
+) -> None:
+    """As a collection's handle has a claim on the process's MongoDB client."""
+    clients: HandlePool[Handle] = HandlePool(limit=4, quiesce=False)
+    collections: HandlePool[Handle] = HandlePool(limit=4, quiesce=False)
+    client = Owner(clients, Opener(engine, "client"))
+
+    def use() -> None:
+        with client.ticket.lease():
+            pass
+
+    use()
+    gc.disable()
+    try:
+        _drop_in_a_cycle(collections, Opener(Engine(on_close=client.ticket.close), "collection"))
+        setattr(engine, moment, gc.collect)
+        other = Owner(clients, Opener(engine, "other"))
+
+        def open_and_close_another() -> None:
+            with other.ticket.lease():
+                pass
+            other.ticket.close()
+
+        in_threads(open_and_close_another)
+    finally:
+        gc.enable()
+    assert engine.live == []
+
+
 def test_owners_dropped_by_one_thread_while_others_open(pool: HandlePool[Handle], engine: Engine) -> None:
     start = threading.Barrier(3)
 

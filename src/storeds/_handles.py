@@ -112,7 +112,6 @@ class HandlePool(Generic[H]):
         self._limit = limit
         self._entries: OrderedDict[Hashable, _Entry[H]] = OrderedDict()
         self._start()
-        # Garbage collection may run a finalizer inside our own critical section, so finalizers only leave a note.
         self._dropped: deque[Ticket[H]] = deque()
         os.register_at_fork(after_in_child=self._reset_in_child)
         if quiesce:
@@ -120,7 +119,10 @@ class HandlePool(Generic[H]):
         atexit.register(self.close_all)
 
     def _start(self) -> None:
-        self._lock = threading.Lock()
+        # Garbage collection may run finalizers inside our own critical section, also ones that close another pool's
+        # handle, which may have a claim on one of ours. The lock lets their thread in; `_inside` has them leave a note.
+        self._lock = threading.RLock()
+        self._inside = False
         self._pid = os.getpid()
         self._leases = 0
         self._forking = False
@@ -135,9 +137,9 @@ class HandlePool(Generic[H]):
     def acquire(self, ticket: Ticket[H]) -> tuple[_Entry[H], H]:
         if self._pid != os.getpid():  # forked by C code that runs no hooks
             self._reset_in_child()
-        with self._lock:
+        with self._exclusive():
             while self._forking:
-                self._changed.wait()
+                self._wait()
             self._sweep()
             if ticket.closed:
                 raise ClosedError(f"{ticket.opener.url} was closed; open it again with open_backend")
@@ -173,7 +175,7 @@ class HandlePool(Generic[H]):
         return entry
 
     def release(self, entry: _Entry[H]) -> None:
-        with self._lock:
+        with self._exclusive():
             entry.leases -= 1
             self._leases -= 1
             if self._forking and self._leases <= 0:
@@ -186,11 +188,13 @@ class HandlePool(Generic[H]):
 
     def forget(self, ticket: Ticket[H]) -> None:
         with self._lock:
-            self._forget(ticket)
-            self._sweep()
+            self._dropped.append(ticket)
+            if not self._inside:
+                with self._exclusive():
+                    self._sweep()
 
     def retire(self, ticket: Ticket[H]) -> None:
-        with self._lock:
+        with self._exclusive():
             entry = ticket.entry
             if entry is not None and self._entries.get(entry.key) is entry:
                 del self._entries[entry.key]
@@ -198,7 +202,7 @@ class HandlePool(Generic[H]):
 
     def close_all(self) -> None:
         """Close every handle that is not being read; claims stay valid and reopen on their next use."""
-        with self._lock:
+        with self._exclusive():
             self._sweep()
             for entry in [entry for entry in self._entries.values() if entry.leases == 0]:
                 self._remove(entry)
@@ -206,7 +210,20 @@ class HandlePool(Generic[H]):
     def __len__(self) -> int:
         return len(self._entries)
 
-    # The methods below run with the lock held.
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        with self._lock:
+            self._inside = True
+            try:
+                yield
+            finally:
+                self._inside = False
+
+    # The methods below run inside of it.
+
+    def _wait(self) -> None:
+        self._changed.wait()
+        self._inside = True  # others were inside meanwhile
 
     def _evict(self, keep: int) -> None:
         idle = [entry for entry in self._entries.values() if entry.leases == 0]
@@ -238,7 +255,9 @@ class HandlePool(Generic[H]):
         self._dropped.append(ticket)
         if self._lock.acquire(blocking=False):
             try:
-                self._sweep()
+                if not self._inside:
+                    with self._exclusive():
+                        self._sweep()
             finally:
                 self._lock.release()
 
@@ -246,12 +265,13 @@ class HandlePool(Generic[H]):
         # py-lmdb's close waits for operations under way; in the child, those of threads that did not come along
         # never end. New leases wait meanwhile, so a thread must not ask for one while it has one.
         self._lock.acquire()
+        self._inside = True
         while self._leases > 0:
             self._forking = True
-            self._changed.wait()
+            self._wait()
 
     def _unlock_after_fork(self) -> None:
-        self._forking = False
+        self._forking = self._inside = False
         self._changed.notify_all()
         self._lock.release()
 
