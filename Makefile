@@ -10,12 +10,12 @@ READY := $(VENV)/.ready
 TF_READY := $(TF_VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full test-tf lint bench docs clean server
+.PHONY: help demo test test-full test-tf compose-test lint bench docs clean server
 # A target that fails half-way must not look finished.
 .DELETE_ON_ERROR:
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: server ## pack real JPEGs, train a small network, and show the same samples out of LMDB, HDF5 and MongoDB
 	$(BIN)/storeds demo
@@ -30,6 +30,9 @@ test-full: server ## the same with 1,000 damaged stores of each file format, whi
 
 test-tf: $(TF_READY) ## run the tests of storeds.tf with real TensorFlow, in a virtual environment of its own
 	$(TF_VENV)/bin/python -m pytest tests_tf
+
+compose-test: ## run tests/integration and a training in Docker, against a replica set with users; see docs/compose.md
+	@bash docker/compose_test.sh
 
 lint: $(READY) ## ruff (rules and format) and mypy --strict
 	$(BIN)/ruff check .

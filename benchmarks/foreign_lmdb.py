@@ -6,6 +6,7 @@ starts: `open_backend`, and the last record read. The first opening finds the ke
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -23,7 +24,7 @@ from benchmarks._common import Result, Spread, parser, report
 
 JPEG = b"\xff\xd8\xff\xe0" + bytes(12)
 FIRST_SECONDS, LATER_SECONDS, PRIVATE_MIB, PICKLED_BYTES = 5.0, 0.2, 20.0, 2048
-READS = 20_000
+READS, BATCH = 25_600, 256
 
 
 def keyed(path: Path, count: int) -> None:
@@ -48,11 +49,23 @@ def _put(path: Path, entries: Any) -> None:
     env.close()
 
 
-def private_mib() -> float:
-    """Return the memory that belongs to this process alone; pages of mapped files are the page cache's."""
-    rollup = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    (size,) = (line.split()[1] for line in rollup if line.startswith("Anonymous:"))
-    return int(size) / 1024
+def private_mib(store: str) -> dict[str, float]:
+    """Return the memory that belongs to this process alone (USS), in three parts.
+
+    ``anonymous`` is the heap. ``store`` and ``other`` are pages of mapped files, the store's and others', that no other
+    process has mapped at the moment: they are page cache, which the kernel takes back when it likes, and workers that read the
+    same pages share them.
+    """
+    sizes = {"anonymous": 0, "store": 0, "other": 0}
+    part = "other"
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, *values = line.split()
+        if not name.endswith(":"):  # the head of a mapping: addresses, rights, offset, device, inode, path
+            path = " ".join(values[4:])
+            part = "store" if path.startswith(store) else "other" if path.startswith("/") else "anonymous"
+        elif name in ("Private_Clean:", "Private_Dirty:"):
+            sizes["anonymous" if name == "Private_Dirty:" else part] += int(values[0])
+    return {name: size / 1024 for name, size in sizes.items()}
 
 
 def time_opening(url: str, layout: str) -> None:
@@ -61,7 +74,7 @@ def time_opening(url: str, layout: str) -> None:
 
     scheme_of(url, writing=False)
     import storeds.layouts.lmdb_images
-    import storeds.layouts.lmdb_pickled  # noqa: F401
+    import storeds.layouts.lmdb_pickled  # noqa: F401  # so that no import is timed
 
     start = time.perf_counter()
     with open_backend(url, layout=layout) as backend:
@@ -70,16 +83,44 @@ def time_opening(url: str, layout: str) -> None:
     print(json.dumps({"seconds": time.perf_counter() - start}))
 
 
-def measure_worker(pickled_at: str) -> None:
-    """Print, as JSON, by how much reading at random makes this process's private memory grow."""
+def measure_worker(pickled_at: str, store: str, seed: int) -> None:
+    """Read at random; then, at every line of input, print as JSON by how much this process's private memory has grown."""
     import numpy as np
 
     backend = pickle.loads(Path(pickled_at).read_bytes())
-    asked = np.random.default_rng(0).integers(0, len(backend), (READS // 100, 100))
-    before = private_mib()
+    asked = np.random.default_rng(seed).integers(0, len(backend), (READS // BATCH, BATCH))
+    before = private_mib(store)
+    start = time.perf_counter()
     for batch in asked:
         backend.get_many(batch)
-    print(json.dumps({"mib": private_mib() - before}))
+    seconds = (time.perf_counter() - start) / len(asked)
+    print("read", flush=True)
+    for _ in sys.stdin:
+        grown = {name: size - before[name] for name, size in private_mib(store).items()}
+        print(json.dumps({**grown, "seconds": seconds}), flush=True)
+
+
+def run_workers(count: int, state: Path, store: Path) -> list[dict[str, float]]:
+    """Return what `count` workers tell, each asked after all have read and while all are there."""
+    command = [sys.executable, "-m", "benchmarks.foreign_lmdb", "--worker", str(state), "--store", str(store), "--seed"]
+    with contextlib.ExitStack() as running:
+        workers = [
+            running.enter_context(
+                subprocess.Popen([*command, str(seed)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            )
+            for seed in range(count)
+        ]
+        for worker in workers:
+            _ask(worker, "")
+        return [json.loads(_ask(worker, "now\n")) for worker in workers]
+
+
+def _ask(worker: subprocess.Popen[str], line: str) -> str:
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    worker.stdin.write(line)
+    worker.stdin.flush()
+    return worker.stdout.readline()
 
 
 def in_fresh_process(*arguments: str) -> dict[str, float]:
@@ -108,15 +149,27 @@ def measure(layout: str, count: int, rounds: int, work: Path) -> Iterator[Result
         state.write_bytes(pickle.dumps(backend))
     size = state.stat().st_size
     yield Result(f"{layout}: pickled backend", "bytes", Spread.of([size]), f"< {PICKLED_BYTES}", size < PICKLED_BYTES)
-    grown = Spread.of([in_fresh_process("--worker", str(state))["mib"] for _ in range(rounds)])
-    yield Result(
-        f"{layout}: private memory of a worker grows by",
-        "MiB",
-        grown,
-        f"< {PRIVATE_MIB}",
-        grown.median < PRIVATE_MIB,
-        f"after {READS:,} random reads; index and store are mapped, so all workers share their pages",
-    )
+    yield from measure_memory(layout, rounds, state, path)
+
+
+def measure_memory(layout: str, rounds: int, state: Path, store: Path) -> Iterator[Result]:
+    """Measure workers: two at once, and one that reads the store alone."""
+    parts = ("anonymous", "store", "other")
+    pairs = [max(sum(run[part] for part in parts) for run in run_workers(2, state, store)) for _ in range(rounds)]
+    alone = [run for _ in range(rounds) for run in run_workers(1, state, store)]
+    ours = [run["anonymous"] + run["other"] for run in alone]
+    for what, found, detail in (
+        ("each of two workers", pairs, f"USS, all of it, after {READS:,} random reads of each"),
+        ("a worker alone, the store's pages apart,", ours, f"USS after {READS:,} random reads"),
+    ):
+        grown = Spread.of(found)
+        name = f"{layout}: private memory of {what} grows by"
+        yield Result(name, "MiB", grown, f"< {PRIVATE_MIB}", grown.median < PRIVATE_MIB, detail)
+    mapped = Spread.of([run["store"] for run in alone])
+    detail = "page cache that LMDB maps; private while one process alone reads the store"
+    yield Result(f"{layout}: the store's pages in a worker alone", "MiB", mapped, "none", True, detail)
+    batch = Spread.of([run["seconds"] * 1000 for run in alone])
+    yield Result(f"{layout}: random batch of {BATCH}", "ms", batch, "none", True, "16 bytes a record, nothing decoded")
 
 
 def main() -> int:
@@ -125,13 +178,17 @@ def main() -> int:
     options.add_argument("--layouts", nargs="+", choices=("keyed", "pickled"), default=["keyed", "pickled"])
     options.add_argument("--layout", help="for --time")
     options.add_argument("--time", metavar="URL", help="time one opening in this process and print it as JSON")
-    options.add_argument("--worker", metavar="FILE", help="unpickle a backend, read, and print the memory as JSON")
+    options.add_argument(
+        "--worker", metavar="FILE", help="unpickle a backend, read, and print the memory as JSON at every line of input"
+    )
+    options.add_argument("--store", metavar="PATH", help="for --worker: whose pages to count apart")
+    options.add_argument("--seed", type=int, default=0, help="for --worker: which records")
     given = options.parse_args()
     if given.time:
         time_opening(given.time, given.layout)
         return 0
     if given.worker:
-        measure_worker(given.worker)
+        measure_worker(given.worker, given.store, given.seed)
         return 0
     with tempfile.TemporaryDirectory(dir=given.work, prefix="storeds-bench-") as folder:
         results = [

@@ -5,28 +5,51 @@ Nothing here uses `storeds`. Each writer returns the records that must be read f
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
+import pytest
 
-from photographs import jpeg, photograph
+from _foreign_hdf5_groups import LENGTHS, ORDER, PER_SAMPLE, PER_VIDEO, N, Truth, blob, pixels, video_arrays
 
-__all__ = ["PARALLEL", "PER_SAMPLE", "PER_VIDEO", "Truth", "pcam", "pytables"]
+__all__ = [
+    "LENGTHS",
+    "ORDER",
+    "PARALLEL",
+    "PER_SAMPLE",
+    "PER_VIDEO",
+    "STORES",
+    "N",
+    "Store",
+    "Truth",
+    "blob",
+    "pcam",
+    "pixels",
+    "pytables",
+]
 
-Truth = list[dict[str, Any]]
-N = 12
 
+@dataclass(frozen=True)
+class Store:
+    """A way to lay out a store: the layout that reads it, who writes it at a path, and what must be said to read it."""
 
-def pixels(count: int = N, size: tuple[int, int] = (24, 16)) -> np.ndarray[Any, Any]:
-    return np.stack([np.asarray(photograph(at, size)) for at in range(count)])
+    layout: str
+    write: Callable[[Path], Truth]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    pattern: str = "{}.h5"
 
+    def url(self, path: Path) -> str:
+        """Return what to open where `write` was given `path`."""
+        return self.pattern.format(str(path).removesuffix(".h5"))
 
-def blob(at: int) -> bytes:
-    return jpeg(at, (32 + at, 24))
+    @property
+    def read_as(self) -> str:
+        """What the layout of the opened store is called."""
+        return self.layout if self.pattern == "{}.h5" else "concatenated"
 
 
 def _columns(path: Path, **how: Any) -> Truth:
@@ -105,25 +128,83 @@ def string_jpeg_chunked(path: Path) -> Truth:
     return [{"image": blob(at), "label": at} for at in range(N)]
 
 
+def virtual(path: Path) -> Truth:
+    """A virtual dataset over two files of the folder, labels through a link into one of them."""
+    data = pixels()
+    layout = h5py.VirtualLayout(data.shape, "u1")
+    for part in range(2):
+        other = path.with_name(f"{path.stem}_part{part}.hdf")
+        with h5py.File(other, "w") as file:
+            file["data"], file["labels"] = data[part::2], np.arange(N)
+        layout[part::2] = h5py.VirtualSource(other.name, "data", data[part::2].shape)
+    with h5py.File(path, "w") as file:
+        file.create_virtual_dataset("data", layout)
+        file["label"] = h5py.ExternalLink(other.name, "/labels")
+    return [{"data": data[at], "label": at} for at in range(N)]
+
+
+def matlab(path: Path) -> Truth:
+    """As MATLAB 7.3 writes: a block of text before the file, axes in reverse, vectors as matrices, cells by reference."""
+    data, label = np.ascontiguousarray(pixels().transpose(0, 3, 1, 2)), np.arange(N) % 3
+    with h5py.File(path, "w", userblock_size=512) as file:
+        file.create_dataset("X", data=data, chunks=(5, 3, 16, 24), compression="gzip")
+        file["column"] = label.astype("f8").reshape(1, N)
+        file.create_dataset("packed", data=label.astype("u1").reshape(1, N), chunks=(1, 5), compression="gzip")
+        file["row"] = label.astype(">i4").reshape(N, 1)
+        file["scale"], file["title"] = np.ones((1, 1)), np.frombuffer(b"a title", "u1").astype("u2").reshape(7, 1)
+        file["#refs#/a"] = np.zeros((3, 3))
+        for name, kind in (
+            ("X", "uint8"),
+            ("packed", "uint8"),
+            ("row", "int32"),
+            ("scale", "double"),
+            ("title", "char"),
+        ):
+            file[name].attrs["MATLAB_class"] = np.bytes_(kind)
+        file["column"].attrs["MATLAB_class"] = np.bytes_("double")
+    path.write_bytes(b"MATLAB 7.3 MAT-file".ljust(512) + path.read_bytes()[512:])
+    return [
+        {"x": data[at], "column": float(label[at]), "packed": int(label[at]), "row": int(label[at])} for at in range(N)
+    ]
+
+
+def many_files(path: Path) -> Truth:
+    """Columns in several files, read as one by a pattern."""
+    data = pixels()
+    for part, rows in enumerate((range(5), range(5, 6), range(6, N))):
+        with h5py.File(f"{str(path).removesuffix('.h5')}_{part}.h5", "w") as file:
+            file["data"], file["label"] = data[list(rows)], np.array(rows, ">i8")
+    return [{"data": data[at], "label": at} for at in range(N)]
+
+
 PARALLEL: dict[str, Callable[[Path], Truth]] = {
     write.__name__: write
-    for write in (contiguous, chunked, lzf, vlen_jpeg, opaque_jpeg, string_jpeg, string_jpeg_chunked)
+    for write in (
+        contiguous,
+        chunked,
+        lzf,
+        vlen_jpeg,
+        opaque_jpeg,
+        string_jpeg,
+        string_jpeg_chunked,
+        virtual,
+        matlab,
+    )
 }
 
 
-def pcam(folder: Path) -> Truth:
-    """PatchCamelyon: images in one file, labels of shape (N, 1, 1, 1) in another."""
+def pcam(path: Path) -> Truth:
+    """PatchCamelyon: images in one file, labels of shape (N, 1, 1, 1) in another of the folder, ``split_train_y.h5``."""
     data, label = pixels(), (np.arange(N) % 2).astype("u1")
-    with h5py.File(folder / "split_train_x.h5", "w") as file:
+    with h5py.File(path, "w") as file:
         file.create_dataset("x", data=data, chunks=(4, 16, 24, 3), compression="gzip")
-    with h5py.File(folder / "split_train_y.h5", "w") as file:
+    with h5py.File(path.with_name("split_train_y.h5"), "w") as file:
         file["y"] = label.reshape(N, 1, 1, 1)
     return [{"image": data[at], "label": int(label[at])} for at in range(N)]
 
 
 def pytables(path: Path) -> Truth:
-    tables: Any = importlib.import_module("tables")
-
+    tables: Any = pytest.importorskip("tables")
     data = pixels()
     with tables.open_file(str(path), "w") as file:
         file.create_carray("/", "c_array", obj=data, filters=tables.Filters(complevel=5, complib="zlib"))
@@ -153,88 +234,12 @@ def pytables(path: Path) -> Truth:
     ]
 
 
-def numbered_arrays(path: Path) -> Truth:
-    """`/img_0` … `/img_11`, of different sizes, each with an attribute."""
-    with h5py.File(path, "w") as file:
-        for at in range(N):
-            dataset = file.create_dataset(
-                f"img_{at}", data=pixels(1, (8 + at, 9))[0], compression="gzip" if at % 2 else None
-            )
-            dataset.attrs["label"], dataset.attrs["place"] = at % 3, f"p{at}"
-    return [
-        {"array": pixels(1, (8 + at, 9))[0], "key": f"img_{at}", "label": at % 3, "place": f"p{at}"} for at in range(N)
-    ]
-
-
-def opaque_samples(path: Path) -> Truth:
-    with h5py.File(path, "w") as file:
-        for at in range(N):
-            file[f"{at:04}"] = np.void(blob(at))
-    return [{"image": blob(at), "key": f"{at:04}"} for at in range(N)]
-
-
-def class_groups(path: Path) -> Truth:
-    """A group for each class, JPEGs as bytes in it."""
-    truth = []
-    with h5py.File(path, "w") as file:
-        for label, name in enumerate(("Ant", "bee")):
-            for at in range(5 + label):
-                file[f"{name}/n0144_{at}.JPEG"] = np.frombuffer(blob(at + label), "u1")
-                truth.append({"image": blob(at + label), "label": label, "key": f"{name}/n0144_{at}.JPEG"})
-    return truth
-
-
-PER_SAMPLE: dict[str, Callable[[Path], Truth]] = {
-    write.__name__: write for write in (numbered_arrays, opaque_samples, class_groups)
-}
-
-LENGTHS = {"walk_2": 3, "walk_10": 5, "run": 1, "jump": 4}
-ORDER = ("jump", "run", "walk_2", "walk_10")  # as people count
-
-
-def _videos(image: str, value: Callable[[int], Any], extra: Callable[[str, int], dict[str, Any]]) -> Truth:
-    return [
-        {image: value(number + frame), "video": name, "frame": frame, **extra(name, frame)}
-        for number, name in enumerate(ORDER)
-        for frame in range(LENGTHS[name])
-    ]
-
-
-def video_jpegs(path: Path) -> Truth:
-    """A dataset of JPEGs for each video, times beside it, label and rate as attributes."""
-    with h5py.File(path, "w") as file:
-        for number, name in enumerate(ORDER):
-            count = LENGTHS[name]
-            frames = file.create_dataset(f"{name}/frames", (count,), h5py.vlen_dtype("u1"))
-            for frame in range(count):
-                frames[frame] = np.frombuffer(blob(number + frame), "u1")
-            file[f"{name}/time"] = np.arange(count) / 25
-            file[name].attrs["label"], file[name].attrs["fps"] = number, 25.0
-    return _videos("image", blob, lambda name, frame: {"time": frame / 25, "label": ORDER.index(name), "fps": 25.0})
-
-
-def video_arrays(path: Path) -> Truth:
-    """An array (T, H, W, C) for each video."""
-    every = pixels(10)
-    with h5py.File(path, "w") as file:
-        for number, name in enumerate(ORDER):
-            file.create_dataset(
-                f"videos/{name}/rgb", data=every[number : number + LENGTHS[name]], chunks=(1, 16, 24, 3)
-            )
-            file[f"videos/{name}"].attrs["caption"] = name.upper()
-    return _videos("array", lambda at: every[at], lambda name, frame: {"caption": name.upper()})
-
-
-def video_numbered(path: Path) -> Truth:
-    """A dataset for each frame, `0` … `11`, in each video's group."""
-    with h5py.File(path, "w") as file:
-        for number, name in enumerate(ORDER):
-            for frame in range(LENGTHS[name]):
-                file[f"{name}/{frame + 8}"] = np.frombuffer(blob(number + frame), "u1")
-            file[name].attrs["label"] = number
-    return _videos("image", blob, lambda name, frame: {"label": ORDER.index(name)})
-
-
-PER_VIDEO: dict[str, Callable[[Path], Truth]] = {
-    write.__name__: write for write in (video_jpegs, video_arrays, video_numbered)
+STORES: dict[str, Store] = {
+    **{name: Store("parallel", write) for name, write in PARALLEL.items()},
+    "pytables": Store("parallel", pytables),
+    "pcam": Store("parallel", pcam, {"columns": {"image": "x", "label": "split_train_y.h5::y"}}),
+    "many_files": Store("parallel", many_files, pattern="{}_*.h5"),
+    **{name: Store("per_sample", write) for name, write in PER_SAMPLE.items()},
+    **{name: Store("per_video", write) for name, write in PER_VIDEO.items()},
+    "video_arrays_of_a_group": Store("per_video", video_arrays, {"group": "videos"}),
 }

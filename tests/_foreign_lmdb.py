@@ -67,10 +67,11 @@ def pickled(
     protocol: int = pickle.DEFAULT_PROTOCOL,
     said: Any = None,
     keys: Any = None,
+    names: Sequence[bytes] | None = None,
     **how: Any,
 ) -> Path:
-    """Write ``0``, ``1``, … with ``__keys__`` and ``__len__`` as the blogs about ImageNet in LMDB do."""
-    listed = [f"{n}".encode("ascii") for n in range(len(values))]
+    """Write ``0``, ``1``, …, or `names`, with ``__keys__`` and ``__len__`` as the blogs about ImageNet in LMDB do."""
+    listed = names or [f"{n}".encode("ascii") for n in range(len(values))]
 
     def entries() -> Iterator[tuple[bytes, bytes]]:
         for key, value in zip(listed, values, strict=True):
@@ -86,16 +87,27 @@ class Raw(bytes):
 
 
 def ocr(
-    path: Path, samples: Sequence[tuple[bytes, str | bytes | None]], *, said: int | None = None, **how: Any
+    path: Path,
+    samples: Sequence[tuple[bytes, str | bytes | None]],
+    *,
+    said: int | None = None,
+    start: int = 1,
+    form: str = "09",
+    counted: bool = True,
+    **how: Any,
 ) -> Path:
-    """Write what deep-text-recognition-benchmark's ``create_lmdb_dataset.py`` writes; a label of None is left out."""
+    """Write what deep-text-recognition-benchmark's ``create_lmdb_dataset.py`` writes; a label of None is left out.
+
+    Not `counted`, it is what that tool leaves when it is interrupted.
+    """
 
     def entries() -> Iterator[tuple[bytes, bytes]]:
-        for number, (image, label) in enumerate(samples, 1):
-            yield b"image-%09d" % number, image
+        for number, (image, label) in enumerate(samples, start):
+            yield f"image-{number:{form}}".encode(), image
             if label is not None:
-                yield b"label-%09d" % number, label.encode() if isinstance(label, str) else label
-        yield b"num-samples", str(len(samples) if said is None else said).encode()
+                yield f"label-{number:{form}}".encode(), label.encode() if isinstance(label, str) else label
+        if counted:
+            yield b"num-samples", str(len(samples) if said is None else said).encode()
 
     return put(path, entries(), **how)
 

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 import storeds
 from _damaged import PICTURES, write
+from _foreign_lmdb import put
 from photographs import jpeg
 from storeds.cli import app
 
@@ -75,6 +77,17 @@ def test_verify_exits_with_1_and_says_where(tmp_path: Path) -> None:
     assert row.split()[:3] == ["1", "bad", "image"]
     assert "image does not decode: it is no JPEG but HTML" in row
     assert [finding["position"] for finding in run_json("verify", url, code=1)["findings"]] == [1]
+
+
+def test_verify_draws_a_store_that_needs_options(tmp_path: Path) -> None:
+    foreign, sheet = f"lmdb://{tmp_path}/foreign", tmp_path / "sheet.png"
+    entries = [(b"a", jpeg(0)), (b"b", jpeg(1)[:-500])]
+    put(tmp_path / "foreign", entries, database=b"pictures")
+    how = ["--layout", "keyed", "--option", "database=pictures"]
+    shown = run("verify", foreign, *how, "--contact-sheet", sheet, code=1)
+    assert f"{sheet}: 1 pictures" in shown
+    with Image.open(sheet) as image:
+        assert image.format == "PNG"
 
 
 def test_verify_shows_severity_and_counts_and_json_has_everything(tmp_path: Path) -> None:

@@ -106,6 +106,29 @@ def test_a_seeded_shuffle_is_the_same_in_every_run(config_file: Path) -> None:
     assert orders[0] == orders[1]
 
 
+def test_pad_names_what_is_padded_in_every_batch(config_file: Path) -> None:
+    config = load_config(config_file)
+    made = {**config.model_dump(), "loader": {"batch_size": 2, "pad": [0], "num_workers": 1}}
+    images, labels, _ = next(iter(build_loader(load_config(made))))
+    assert images.values.shape == (2, 1, 8, 8)
+    assert images.mask.all()
+    assert labels.shape == (2,)
+
+
+@pytest.mark.parametrize(
+    ("loader", "told"),
+    [
+        ({"collate": "default"}, "collate = 'default'"),
+        ({"collate": "storeds.collate"}, "collate = 'storeds.collate'"),
+        ({"batch_size": None}, "batch_size = null"),
+    ],
+)
+def test_pad_without_our_batches_is_refused(url: str, loader: dict[str, Any], told: str) -> None:
+    config = load_config({"dataset": {"url": url}, "loader": {**loader, "pad": ["image"]}})
+    with pytest.raises(errors.ConfigError, match=f"pad is for batches that storeds.collate makes, .* {told}"):
+        build_loader(config)
+
+
 def test_what_the_config_leaves_open_is_picked_and_said(config_file: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "storeds"):
         loader = build_loader(load_config({"dataset": {"url": f"{config_file.parent}/all.lmdb"}}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -182,12 +183,21 @@ def test_where_works_where_no_cache_can_be_written(url: str, monkeypatch: pytest
         ({"image": b""}, "kind image"),
         ({"label": "1"}, "'label' is int, so it never equals '1'"),
         ({"label": True}, "never equals True"),
+        ({"split": 10**5000}, "'split' is str, so it never equals <int>"),
         ({}, "selects nothing"),
     ],
 )
 def test_a_where_that_cannot_match_is_refused(url: str, where: dict[str, Any], message: str) -> None:
     with pytest.raises(errors.ConfigError, match=message):
         StoreDataset(url, where=where)
+
+
+@pytest.mark.parametrize("number", [2**63, -(10**400), 10**5000], ids=["64 bits", "10**400", "10**5000"])
+def test_what_no_store_holds_equals_no_record(url: str, number: int) -> None:
+    assert len(StoreDataset(url, where={"label": number})) == 0
+    assert len(StoreDataset(url, where={"split": "\ud800"})) == 0
+    among = StoreDataset(url, fields=["index"], where={"label": [number, 1], "split": ["\udfff", "val"]})
+    assert len(among) == len(StoreDataset(url, fields=["index"], where={"label": 1, "split": "val"})) > 0
 
 
 def test_a_selection_of_nothing_is_an_empty_dataset(url: str) -> None:
@@ -392,3 +402,12 @@ def test_a_pickled_copy_gives_the_same_samples(url: str, make: Callable[[str], S
 
 def test_the_photograph_is_real() -> None:
     assert np.asarray(photograph(0)).max() > 100
+
+
+@pytest.mark.parametrize("limit", [math.inf, -math.inf])
+def test_where_takes_infinities(tmp_path: Path, limit: float) -> None:
+    url = f"lmdb://{tmp_path}/store"
+    with storeds.open_writer(url, {"image": "bytes", "score": "float"}) as writer:
+        writer.append([{"image": b"", "score": score} for score in (0.0, math.inf, -math.inf, math.nan)])
+    dataset = StoreDataset(url, reader="array", fields=["score"], where={"score": limit})
+    assert [float(score) for (score,) in dataset[:]] == [limit]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import struct
 import tracemalloc
+import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
+import storeds
 from photographs import jpeg, photograph
 from storeds.decode import decode_pil, decode_tensor
 from storeds.errors import DecodeError
@@ -139,3 +142,18 @@ def test_a_small_file_that_claims_an_enormous_frame_is_cut() -> None:
     assert finding.kind == "truncated_scan"
     assert finding.recovered is not None
     assert finding.recovered < 0.01
+
+
+def test_a_warning_that_is_made_an_error_says_how_to_exempt_it(tmp_path: Path) -> None:
+    exif = b"Exif\x00\x00II*\x00\x08\x00\x00\x00" + struct.pack("<HHHII", 1, 0x0112, 3, 9000, 5000)
+    blob = jpeg(0, exif=exif)
+    url = f"memory://{tmp_path.name}"
+    with storeds.open_writer(url, {"image": "image"}) as writer:
+        writer.append([{"image": blob}])
+    dataset = storeds.StoreDataset(url, decode="tensor", reader_options={"orient": True})
+    with pytest.raises(DecodeError, match=r"UserWarning: .*filterwarnings\('default', module='PIL'\) exempts"):
+        dataset[0]
+    with warnings.catch_warnings(record=True) as told:
+        warnings.filterwarnings("default", module="PIL")
+        assert (dataset[0][0] == decode_tensor(jpeg(0), "RGB")).all()
+    assert "Skipping tag 274" in str(told[0].message)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import h5py
 import pytest
 
 import storeds
+from _foreign_lmdb import encoded, put
 from storeds import errors, registry
 from storeds.backends.memory import MemoryBackend
 
@@ -43,7 +46,8 @@ class Fails(Looks):
 
 
 @pytest.fixture(autouse=True)
-def layouts(monkeypatch: pytest.MonkeyPatch) -> None:
+def layouts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("STOREDS_CACHE", str(tmp_path / "cache"))
     known = {name: entry for name, entry in registry.LAYOUTS._known.items() if not name.startswith("hdf5/")}
     monkeypatch.setattr(registry.LAYOUTS, "_known", known)
     for name, layout in (("red", LooksRed), ("blue", LooksBlue), ("fails", Fails)):
@@ -81,6 +85,12 @@ def test_none_that_fits_is_the_native_error_and_what_was_looked_for(tmp_path: Pa
         storeds.open_backend(foreign(tmp_path / "green.h5"))
 
 
+def test_what_a_layout_says_against_a_store_is_told_once(tmp_path: Path) -> None:
+    storeds.register_layout("hdf5", "fails_too", Fails)
+    with pytest.raises(errors.FormatError, match="; fails, fails_too: not one of mine$"):
+        storeds.open_backend(foreign(tmp_path / "green.h5"))
+
+
 def test_an_option_that_the_native_layout_lacks_may_be_the_foreign_ones(tmp_path: Path) -> None:
     backend: Any = storeds.open_backend(foreign(tmp_path / "red.h5"), colour="dark")
     assert backend.given == {"colour": "dark"}
@@ -99,3 +109,62 @@ def test_asking_for_the_native_layout_looks_for_no_other(tmp_path: Path) -> None
     with pytest.raises(errors.FormatError) as raised:
         storeds.open_backend(foreign(tmp_path / "red.h5"), layout="storeds/1")
     assert "looked for" not in str(raised.value)
+
+
+def keyed(path: Path, **how: Any) -> str:
+    return f"lmdb://{put(path, [(b'a', encoded(1)), (b'b', encoded(2))], **how)}"
+
+
+def test_an_option_that_no_layout_has_is_told_with_the_nearest_that_one_has(tmp_path: Path) -> None:
+    url = keyed(tmp_path / "s", database=b"train")
+    for given, options in ((url, {"databse": "train"}), (f"{url}?databse=train", {})):
+        with pytest.raises(errors.ConfigError, match=r"unknown option 'databse'; did you mean 'database'\?.*any_shape"):
+            storeds.open_backend(given, **options)
+    assert len(storeds.open_backend(f"{url}?database=train")) == 2
+
+
+def test_an_option_of_another_layout_is_told_beside_the_layout_that_fits(tmp_path: Path) -> None:
+    url = keyed(tmp_path / "s")
+    why = (
+        "option 'fields' is one of caffe, pickled, tensorpack, not of native stores; no foreign layout recognises it .*"
+        "keyed: it fits .images under keys.*., but has no option 'fields'; the options are database, keys, partial"
+    )
+    for given, options in ((url, {"fields": "picture"}), (f"{url}?fields=picture", {})):
+        with pytest.raises(errors.ConfigError, match=why):
+            storeds.open_backend(given, **options)
+    assert storeds.open_backend(f"{url}?partial=true").meta.layout == "keyed"
+
+
+def test_a_wrong_value_of_a_foreign_option_is_told_by_the_layouts_that_have_it(tmp_path: Path) -> None:
+    with pytest.raises(errors.ConfigError, match="option 'partial' is one of caffe, .*partial: .*boolean"):
+        storeds.open_backend(keyed(tmp_path / "s"), partial="perhaps")
+
+
+def test_an_environment_of_named_databases_says_which_there_are(tmp_path: Path) -> None:
+    url = keyed(tmp_path / "s", database=b"val")
+    keyed(tmp_path / "s", database=b"train")
+    for options in ({}, {"partial": True}, {"layout": "keyed"}):
+        with pytest.raises(errors.StoredsError, match="named databases: 'train', 'val'; say with database= which"):
+            storeds.open_backend(url, **options)
+    with pytest.raises(errors.ConfigError, match="no database 'test'; its main database holds the keys 'train', 'val'"):
+        storeds.open_backend(url, database="test")
+    assert len(storeds.open_backend(url, database="val")) == 2
+
+
+def test_a_count_that_would_run_a_command_is_told(tmp_path: Path) -> None:
+    entries = [(b"0", pickle.dumps(1)), (b"__len__", pickle.dumps(RunsACommand()))]
+    with pytest.raises(errors.FormatError, match=r"pickled: .*__len__ does not read as a pickle: refused: .*\.system"):
+        storeds.open_backend(f"lmdb://{put(tmp_path / 's', entries)}")
+
+
+class RunsACommand:
+    def __reduce__(self) -> Any:
+        return os.system, ("touch harmed",)
+
+
+def test_a_native_store_says_so_when_a_foreign_option_is_given(tmp_path: Path) -> None:
+    url = f"lmdb://{tmp_path}/n.lmdb"
+    with storeds.open_writer(url, {"x": "int"}) as writer:
+        writer.append([{"x": 1}])
+    with pytest.raises(errors.ConfigError, match="option 'database' is one of .*, not of native stores"):
+        storeds.open_backend(url, database="train")

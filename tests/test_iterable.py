@@ -701,6 +701,23 @@ class TestBadSamples:
         assert found.state_dict()["position"] == 4
         wait_for_no_threads()
 
+    def test_an_error_is_counted_once_and_its_batch_read_once(
+        self, photos: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        found = StoreIterable(photos, read_batch=10, read_ahead=0)
+        calls = []
+        get_many = MemoryBackend.get_many
+
+        def counted(self: Any, positions: Sequence[int], /, fields: Sequence[str] | None = None) -> Any:
+            calls.append(len(positions))
+            return get_many(self, positions, fields)
+
+        monkeypatch.setattr(MemoryBackend, "get_many", counted)
+        with pytest.raises(errors.DecodeError):
+            list(found)
+        assert (found.report().seen, found.report().bad) == (10, {"not_jpeg": 1})
+        assert calls == [10]
+
     @pytest.mark.parametrize("read_batch", [1, 2, 32])
     def test_skipped_samples_are_left_out(self, photos: str, read_batch: int) -> None:
         found = StoreIterable(photos, on_error="skip", read_batch=read_batch)

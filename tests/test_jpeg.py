@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageFile
 
 from photographs import jpeg, photograph
-from storeds.jpeg import repair, triage
+from storeds.jpeg import repair, structure, triage
 
 ENCODINGS: dict[str, dict[str, object]] = {
     "baseline": {},
@@ -186,6 +188,32 @@ def test_bytes_between_segments_are_told_and_no_pixel_is_lost(junk: bytes, marke
 def test_any_buffer_is_taken() -> None:
     for blob in (memoryview(jpeg(0)[:-2]), bytearray(jpeg(0)[:-2])):
         assert triage(blob).kind == "missing_eoi"  # type: ignore[arg-type]
+
+
+@given(
+    st.lists(st.sampled_from([b"\xff", b"\x00", b"\xd0", b"\xd7", b"\xd9", b"\xcf", b"a"])).map(b"".join),
+    st.integers(1, 9),
+)
+def test_the_data_of_a_scan_end_at_the_first_marker_that_is_no_restart(data: bytes, chunk: int) -> None:
+    end = re.search(rb"\xff[^\x00\xd0-\xd7\xff]", data)
+    stop = end.start() if end else len(data)
+    with mock.patch.object(structure, "_CHUNK", chunk):
+        assert structure._end_of_data(b"before" + data, 6, 1) == (
+            6 + stop,
+            b"".join(re.findall(rb"\xff([\xd0-\xd7])", data[:stop])),
+        )
+
+
+@pytest.mark.parametrize("encoding", ["baseline", "4:4:4", "optimised", "restart markers"])
+def test_the_quick_look_finds_the_mcu_of_the_cut_or_one_of_the_next_two(encoding: str) -> None:
+    whole = jpeg(0, (160, 120), **ENCODINGS[encoding])
+    units = 300 if encoding == "4:4:4" else 80
+    for cut in range(whole.index(b"\xff\xda") + 14, len(whole) - 2, 37):
+        exact, quick = triage(whole[:cut]), triage(whole[:cut], effort="quick")
+        assert exact.exact
+        assert exact.recovered is not None
+        assert quick.recovered is not None
+        assert round(units * (quick.recovered - exact.recovered)) in (0, 1, 2)
 
 
 def test_the_switch_for_truncated_images_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

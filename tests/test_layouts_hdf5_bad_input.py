@@ -14,7 +14,7 @@ import pytest
 
 import storeds
 from _foreign_hdf5 import PARALLEL, PER_SAMPLE, PER_VIDEO, N, blob, pixels
-from storeds.errors import ConfigError, FormatError, RecordError, StoredsError, StoreNotFoundError, UnavailableError
+from storeds.errors import ConfigError, FormatError, RecordError, StoredsError, StoreNotFoundError
 from storeds.layouts.hdf5_parallel import ParallelHdf5
 from storeds.layouts.hdf5_per_sample import PerSampleHdf5
 from storeds.layouts.hdf5_per_video import PerVideoHdf5
@@ -55,7 +55,10 @@ def test_columns_of_different_lengths(path: Path) -> None:
     for options in ({}, {"columns": {"x": "data", "y": "label"}}):
         with pytest.raises(FormatError, match="/?data has 5 rows and /?label has 4.*columns="):
             ParallelHdf5(url, **options)
-    assert "different lengths" in (ParallelHdf5.recognise(url) or "")
+        with pytest.raises(FormatError, match="/?data has 5 rows and /?label has 4.*columns="):
+            ParallelHdf5.recognise(url, **options)
+    with pytest.raises(FormatError, match="/data has 5 rows and /label has 4"):
+        storeds.open_backend(url)
 
 
 def test_names_that_do_not_exist_and_names_that_do(path: Path) -> None:
@@ -69,6 +72,8 @@ def test_names_that_do_not_exist_and_names_that_do(path: Path) -> None:
     url = write(path, make)
     with pytest.raises(ConfigError, match="columns.'x'.*no 'imags'; did you mean 'images'.*images, labels"):
         ParallelHdf5(url, group="train", columns={"x": "imags"})
+    with pytest.raises(StoredsError, match="columns.'x'.*no 'imags'; did you mean 'images'"):
+        storeds.open_backend(url, group="train", columns={"x": "imags"})
     with pytest.raises(ConfigError, match="'train', a group.*images, labels"):
         ParallelHdf5(url, columns={"x": "train"})
     with pytest.raises(FormatError, match="no 'tain'; did you mean 'train'"):
@@ -110,6 +115,18 @@ def test_a_type_that_no_field_holds(path: Path) -> None:
     assert len(ParallelHdf5(url, columns={"x": "good"})) == 3
 
 
+def test_a_type_that_numpy_lacks(path: Path) -> None:
+    def make(file: h5py.File) -> None:
+        h5py.h5d.create(file.id, b"time", h5py.h5t.UNIX_D32LE, h5py.h5s.create_simple((3,)))
+        file["good"] = np.arange(3)
+
+    url = write(path, make)
+    for read in (ParallelHdf5, ParallelHdf5.recognise, storeds.open_backend):
+        with pytest.raises(FormatError, match="/time is of a type that NumPy lacks: .*; columns= names"):
+            read(url)
+    assert len(ParallelHdf5(url, columns={"x": "good"})) == 3
+
+
 def test_images_kept_as_text_are_lost_and_said_to_be(path: Path) -> None:
     def make(file: h5py.File) -> None:
         strings = file.create_dataset("image", (3,), h5py.string_dtype())
@@ -142,6 +159,8 @@ def test_a_video_without_frames(path: Path, sort: str) -> None:
         assert backend.column("frame").tolist() == [0, 1, 0]
     with pytest.raises(FormatError, match=r"frames= .* in each"):
         PerVideoHdf5(url, frames="fames")
+    with pytest.raises(ConfigError, match="frames='fames' names nothing.*; 'a' holds frames"):
+        PerVideoHdf5.recognise(url, frames="fames")
 
 
 def test_videos_that_differ(path: Path) -> None:
@@ -209,98 +228,6 @@ def test_a_damaged_chunk_costs_its_own_records_only(path: Path) -> None:
             backend.column("data")
 
 
-def outside(path: Path) -> Path:
-    """Write a file beside the store's folder, and return its path."""
-    other = path.parent.parent / "other.h5"
-    with h5py.File(other, "w") as file:
-        file["x"] = np.arange(6)
-    (path.parent.parent / "raw.bin").write_bytes(np.arange(6).tobytes())
-    return other
-
-
-def elsewhere(file: h5py.File, sort: str, other: str) -> None:
-    file["y"] = np.arange(6)
-    if sort == "link":
-        file["x"] = h5py.ExternalLink(other, "/x")
-    elif sort == "soft link to a link":
-        file["there"] = h5py.ExternalLink(other, "/")
-        file["columns/x"] = h5py.SoftLink("/there/x")
-    elif sort == "external storage":
-        file.create_dataset("x", (6,), "i8", external=[(other.replace("other.h5", "raw.bin"), 0, 48)])
-    else:
-        layout = h5py.VirtualLayout((6,), "i8")
-        layout[:] = h5py.VirtualSource(other, "x", (6,))
-        file.create_virtual_dataset("x", layout)
-
-
-@pytest.mark.parametrize("sort", ["link", "soft link to a link", "external storage", "virtual dataset"])
-@pytest.mark.parametrize("name", ["absolute", "../other.h5"])
-def test_what_leaves_the_folder_is_refused_unless_asked_for(path: Path, sort: str, name: str) -> None:
-    other = outside(path)
-    url = write(path, lambda file: elsewhere(file, sort, str(other) if name == "absolute" else name))
-    options = {"columns": {"x": "columns/x" if sort.startswith("soft") else "x"}}
-    with pytest.raises(StoredsError, match=r"outside of the store's folder; allow_outside=True"):
-        ParallelHdf5(url, **options)
-    assert ParallelHdf5.recognise(url, **options) is None
-    with ParallelHdf5(url, allow_outside=True, **options) as backend:
-        assert backend.get_many([4, 1]) == [{"x": 4}, {"x": 1}]
-        assert backend.column("x").tolist() == list(range(6))
-
-
-def test_columns_in_files_outside_are_refused_unless_asked_for(path: Path) -> None:
-    outside(path)
-    url = write(path, lambda file: file.create_dataset("y", data=range(6)))
-    for name in ("../other.h5::x", f"{path.parent.parent}/other.h5::x"):
-        with pytest.raises(ConfigError, match="outside of the store's folder"):
-            ParallelHdf5(url, columns={"x": name, "y": "y"})
-        assert len(ParallelHdf5(url, columns={"x": name, "y": "y"}, allow_outside=True)) == 6
-
-
-@pytest.mark.parametrize("sort", ["link", "external storage", "virtual dataset"])
-def test_what_stays_in_the_folder_is_read_and_what_is_missing_is_named(path: Path, sort: str) -> None:
-    other = outside(path)
-    inside = path.parent / "other.h5"
-    os.rename(other, inside)
-    os.rename(path.parent.parent / "raw.bin", path.parent / "raw.bin")
-    url = write(path, lambda file: elsewhere(file, sort, "other.h5"))
-    with ParallelHdf5(url) as backend:
-        assert backend.get_many([5, 0], ["x"]) == [{"x": 5}, {"x": 0}]
-    gone = path.parent / ("raw.bin" if sort == "external storage" else "other.h5")
-    gone.unlink()
-    for options in ({}, {"allow_outside": True}):
-        with pytest.raises(FormatError, match=f"{gone}, which is missing"):
-            ParallelHdf5(url, **options)
-
-
-def test_a_source_that_vanishes_later_is_no_zeros(path: Path) -> None:
-    os.rename(outside(path), path.parent / "other.h5")
-    url = write(path, lambda file: elsewhere(file, "virtual dataset", "other.h5"))
-    with ParallelHdf5(url, columns={"x": "x"}) as backend:
-        assert backend.get_many([3]) == [{"x": 3}]
-        (path.parent / "other.h5").unlink()
-        with pytest.raises(UnavailableError, match="a source of a virtual dataset"):
-            backend.get_many([3])
-
-
-def test_a_virtual_dataset_with_holes(path: Path) -> None:
-    def make(file: h5py.File) -> None:
-        file["a"] = np.arange(3)
-        layout = h5py.VirtualLayout((6,), "i8")
-        layout[:3] = h5py.VirtualSource(file["a"])
-        file.create_virtual_dataset("x", layout)
-
-    with pytest.raises(FormatError, match="sources for only 3 of its 6"):
-        ParallelHdf5(write(path, make), columns={"x": "x"})
-
-
-def test_links_in_a_circle(path: Path) -> None:
-    def make(file: h5py.File) -> None:
-        file["x"], file["y"] = h5py.SoftLink("/y"), h5py.SoftLink("/x")
-
-    with pytest.raises(StoredsError, match="leads through more than"):
-        ParallelHdf5(write(path, make), columns={"x": "x"})
-
-
 def test_integers_beyond_the_range_are_bad_records(path: Path) -> None:
     backend = ParallelHdf5(write(path, lambda file: file.create_dataset("x", data=np.array([1, 2**64 - 1], "u8"))))
     assert "beyond the int64 range" in fault(backend, 1)
@@ -329,6 +256,83 @@ def test_a_group_for_each_sample_is_taken_for_no_video_and_numbered_pictures_for
         for number in range(4):
             file[f"image_{number}"] = np.full((8, 8, 3), number, np.uint8)
             file[f"label_{number}"] = number
-    with pytest.raises(FormatError, match="no native store"):
-        storeds.open_backend(tmp_path / "groups.h5")
-    assert ParallelHdf5.recognise(f"hdf5://{tmp_path}/pairs.h5") is None
+    for name in ("groups", "pairs"):
+        url = f"hdf5://{tmp_path}/{name}.h5"
+        assert (ParallelHdf5.recognise(url), PerVideoHdf5.recognise(url)) == (None, None)
+        with storeds.open_backend(url) as backend:
+            assert backend.meta.layout == "per_sample"
+            assert backend.get_many([3, 1], ["label"]) == [{"label": 3}, {"label": 1}]
+
+
+def test_a_sample_that_lacks_a_dataset(path: Path) -> None:
+    def groups(file: h5py.File) -> None:
+        for at in range(9):
+            file[f"s_{at}/image"] = np.full((8, 8, 3), at, np.uint8)
+            if at not in (0, 4):
+                file[f"s_{at}/label"] = at
+            if at == 5:
+                file[f"s_{at}/note"] = "what most do not have is no field"
+
+    backend = PerSampleHdf5(write(path, groups))
+    assert list(backend.meta.fields) == ["image", "label", "key"]
+    assert "/s_4 has no 'label'; the names there are image" in fault(backend, 4)
+    assert [isinstance(row, RecordError) for row in backend.get_many(range(9))] == [at in (0, 4) for at in range(9)]
+
+
+def test_a_damaged_sample_costs_its_own_record_only(path: Path) -> None:
+    def make(file: h5py.File) -> None:
+        for at in range(9):
+            group = file.create_group(f"s_{at}")
+            group.create_dataset("image", data=np.frombuffer(blob(at), "u1"), compression="gzip", fletcher32=True)
+            group["label"] = at
+
+    url = write(path, make)
+    with h5py.File(url) as file:
+        chunk = file["s_4/image"].id.get_chunk_info(0)
+    data = bytearray(path.read_bytes())
+    data[chunk.byte_offset + 50] ^= 0xFF
+    path.write_bytes(data)
+    backend = PerSampleHdf5(url)
+    assert backend.meta.fields["image"].kind == "image"
+    assert [isinstance(row, RecordError) for row in backend.get_many(range(9))] == [at == 4 for at in range(9)]
+    assert backend.column("label").tolist() == list(range(9))
+
+
+@pytest.mark.parametrize("missing", ["label_4", "labels/4"])
+def test_a_field_that_lacks_a_sample(path: Path, missing: str) -> None:
+    def make(file: h5py.File) -> None:
+        images, labels = ("image_", "label_") if missing == "label_4" else ("images/", "labels/")
+        for at in range(9):
+            file[f"{images}{at}"] = np.full((8, 8, 3), at, np.uint8)
+            if at != 4:
+                file[f"{labels}{at}"] = at
+
+    url = write(path, make)
+    for read in (PerSampleHdf5, PerSampleHdf5.recognise, storeds.open_backend):
+        with pytest.raises(
+            FormatError, match=f"9 samples, and 1 of them no .*: the first is {missing}, which is missing"
+        ):
+            read(url)
+
+
+def test_a_label_of_another_kind_is_a_bad_record(path: Path) -> None:
+    def make(file: h5py.File) -> None:
+        for at in range(40):
+            file[f"s_{at}/image"], file[f"s_{at}/label"] = pixels(1)[0], at if at != 12 else 1.5
+            file[f"s_{at}"].attrs["place"] = at if at != 14 else "?"
+
+    backend = PerSampleHdf5(write(path, make))
+    assert "/s_12/label is float64 (), not what others are" in fault(backend, 12)
+    assert "attribute 'place' of /s_14 is '?', not int as in others" in fault(backend, 14)
+    with pytest.raises(FormatError, match="column 'label'"):
+        backend.column("label")
+
+
+def test_groups_that_are_neither_samples_nor_classes(path: Path) -> None:
+    def make(file: h5py.File) -> None:
+        file["a/x"], file["a/deeper/y"], file["b/z"] = np.zeros(3), np.zeros(3), np.zeros(3)
+
+    url = write(path, make)
+    assert [cls.recognise(url) for cls in (ParallelHdf5, PerSampleHdf5, PerVideoHdf5)] == [None] * 3
+    with pytest.raises(FormatError, match=r"groups of / \(a, b\) are neither samples, .* group= names"):
+        PerSampleHdf5(url)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,30 +12,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 import storeds
-from _foreign_lmdb import (
-    basicsr,
-    caffe,
-    datum,
-    encoded,
-    numpy_to_msgpack,
-    ocr,
-    pickled,
-    put,
-    pyarrow,
-    tensorpack,
-)
+from _foreign_lmdb import pickled, put, pyarrow
+from _foreign_lmdb_cases import CASES, COUNT, JPEGS, NAMED, NUMBERS, Case
 from storeds import StoreDataset
-from storeds.errors import ConfigError, FormatError, UnavailableError
+from storeds.errors import ConfigError, FormatError, StoreNotFoundError, UnavailableError
 from storeds.layouts._lmdb_base import ForeignLmdb
 from storeds.layouts.lmdb_caffe import CaffeLmdb
 from storeds.layouts.lmdb_images import KeyedLmdb, OcrLmdb
 from storeds.layouts.lmdb_pickled import PickledLmdb
 from storeds.layouts.lmdb_pyarrow import PyarrowLmdb
 from storeds.layouts.lmdb_tensorpack import TensorpackLmdb
-from storeds.protocols import Field
+from storeds.protocols import Field, SupportsKeys
 from storeds.registry import LAYOUTS
 from storeds.testing._processes import PickleTests, ProcessTests
 from storeds.testing._reads import ReadTests
@@ -47,124 +38,11 @@ for _name, _class in LAYOUT_CLASSES.items():
     if f"lmdb/{_name}" not in LAYOUTS.names():
         storeds.register_layout("lmdb", _name, _class)
 
-COUNT = 24
-NUMBERS = range(COUNT)
-
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("STOREDS_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
-
-
-def picture(number: int) -> np.ndarray[Any, Any]:
-    return np.random.default_rng(number).integers(0, 256, (3, 4, 5), np.uint8)
-
-
-def vary(number: int) -> np.ndarray[Any, Any]:
-    return np.full((2, 1 + number % 3), number, ">f4")
-
-
-@dataclass(frozen=True)
-class Case:
-    """A way to write a store, the layout that reads it, and what its records then are."""
-
-    layout: str
-    write: Callable[[Path], Path]
-    record: Callable[[int], dict[str, Any]]
-    options: dict[str, Any] | None = None
-
-
-JPEGS = [encoded(number) for number in NUMBERS]
-PNGS = [encoded(number, "PNG") for number in NUMBERS]
-NAMED = sorted((f"lsun/{n * 37 % 101:03}/é{n}.jpg", JPEGS[n]) for n in NUMBERS)
-
-CASES = {
-    "tuples": Case(
-        "pickled",
-        lambda path: pickled(path, [(JPEGS[n], n * 7 % 13) for n in NUMBERS]),
-        lambda n: {"image": JPEGS[n], "label": n * 7 % 13},
-    ),
-    "old-pickles-in-one-file": Case(
-        "pickled",
-        lambda path: pickled(path, [(JPEGS[n], float(n), f"é{n}") for n in NUMBERS], protocol=2, folder=False),
-        lambda n: {"image": JPEGS[n], "score": float(n), "text": f"é{n}"},
-        {"fields": "image,score,text"},
-    ),
-    "bare-arrays": Case(
-        "pickled", lambda path: pickled(path, [picture(n) for n in NUMBERS]), lambda n: {"array": picture(n)}
-    ),
-    "tuples-of-arrays": Case(
-        "pickled",
-        lambda path: pickled(path, [(vary(n), np.arange(4) * n, picture(n).T) for n in NUMBERS]),
-        lambda n: {"low": vary(n).astype("<f4"), "mid": np.arange(4) * n, "ref": np.ascontiguousarray(picture(n).T)},
-        {"fields": ["low", "mid", "ref"]},
-    ),
-    "mappings-in-a-named-database": Case(
-        "pickled",
-        lambda path: pickled(path, [{"Image": JPEGS[n], "Boxes": [[n, 1.5]]} for n in NUMBERS], database=b"train"),
-        lambda n: {"image": JPEGS[n], "boxes": [[n, 1.5]]},
-        {"database": "train"},
-    ),
-    "pickles-alone": Case(
-        "pickled",
-        lambda path: put(path, [(b"%06d" % n, pickle.dumps([n, bool(n % 2)])) for n in NUMBERS]),
-        lambda n: {"label": n, "flag": bool(n % 2)},
-    ),
-    "ocr": Case(
-        "ocr",
-        lambda path: ocr(path, [(PNGS[n], f"wörd {n}") for n in NUMBERS]),
-        lambda n: {"image": PNGS[n], "label": f"wörd {n}"},
-    ),
-    "ocr-without-labels": Case(
-        "ocr", lambda path: ocr(path, [(PNGS[n], None) for n in NUMBERS]), lambda n: {"image": PNGS[n]}
-    ),
-    "keyed": Case(
-        "keyed",
-        lambda path: put(path, [(key.encode(), blob) for key, blob in NAMED[::-1]], folder=False),
-        lambda n: {"image": NAMED[n][1], "key": NAMED[n][0]},
-    ),
-    "basicsr": Case(
-        "keyed",
-        lambda path: basicsr(
-            path, {f"{(n * 7) % COUNT:04}_s n.png": PNGS[n] for n in range(1, COUNT)} | {"x.png": PNGS[0]}
-        ),
-        lambda n: (
-            {"image": PNGS[n + 1], "key": f"{((n + 1) * 7) % COUNT:04}_s n"}
-            if n < COUNT - 1
-            else {"image": PNGS[0], "key": "x"}
-        ),
-    ),
-    "datum-encoded": Case(
-        "caffe",
-        lambda path: caffe(path, [datum(JPEGS[n], n - 3, encoded=True) for n in NUMBERS]),
-        lambda n: {"image": JPEGS[n], "label": n - 3, "key": f"{n:08}_n{n}.jpg"},
-    ),
-    "datum-raw": Case(
-        "caffe",
-        lambda path: caffe(path, [datum(picture(n).tobytes(), n, (3, 4, 5)) for n in NUMBERS]),
-        lambda n: {"pixels": picture(n), "class_id": n, "name": f"{n:08}_n{n}.jpg"},
-        {"fields": "pixels,class_id,name"},
-    ),
-    "datum-floats": Case(
-        "caffe",
-        lambda path: caffe(
-            path, [datum(label=n, shape=(1, 1, n % 2 + 1), floats=[0.5] * (n % 2 + 1), packed=n > 9) for n in NUMBERS]
-        ),
-        lambda n: {"array": np.full((1, 1, n % 2 + 1), 0.5, "f4"), "label": n, "key": f"{n:08}_n{n}.jpg"},
-    ),
-    "tensorpack-pickle": Case(
-        "tensorpack",
-        # As its ILSVRC12 files: the encoded bytes lie in an array.
-        lambda path: tensorpack(path, [[np.frombuffer(JPEGS[n], np.uint8), n] for n in NUMBERS], pickle.dumps),
-        lambda n: {"image": JPEGS[n], "label": n},
-    ),
-    "tensorpack-msgpack": Case(
-        "tensorpack",
-        lambda path: tensorpack(path, [[picture(n), np.int64(n)] for n in NUMBERS], numpy_to_msgpack, folder=False),
-        lambda n: {"array": picture(n), "label": n},
-    ),
-}
 
 
 @pytest.fixture(params=CASES, name="case")
@@ -178,10 +56,6 @@ def opened(case: Case, path: Path) -> ForeignLmdb:
 
 def digest(sample: Any) -> str:
     return hashlib.sha256(pickle.dumps(fingerprint([sample]))).hexdigest()
-
-
-def same(sample: Any) -> Any:
-    return sample  # module-level, so that spawned workers can import it
 
 
 def test_every_record_in_two_orders_and_with_duplicates(case: Case, tmp_path: Path) -> None:
@@ -208,14 +82,60 @@ def test_columns_and_pickles(case: Case, tmp_path: Path) -> None:
             assert digest(twin.get_many([3])[0]) == digest(case.record(3))
 
 
+@dataclass
+class Digests(Dataset[tuple[str, int, str]]):
+    """Every record of every case, read out of its store as a batch asks for them."""
+
+    stores: dict[str, ForeignLmdb]
+
+    def __len__(self) -> int:
+        return len(self.stores) * COUNT
+
+    def __getitems__(self, asked: list[int]) -> list[tuple[str, int, str]]:
+        names = list(self.stores)
+        out = []
+        for at in asked:
+            name, position = names[at // COUNT], at % COUNT
+            out.append((name, position, digest(self.stores[name].get_many([position])[0])))
+        return out
+
+    def __getitem__(self, at: int) -> tuple[str, int, str]:
+        return self.__getitems__([at])[0]
+
+
+def unchanged(batch: Any) -> Any:
+    return batch  # module-level, so that spawned workers can import it
+
+
+@pytest.fixture(scope="module")
+def read_by_workers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """Return what two spawned workers read of each case, in order of position; starting them takes the most time."""
+    folder = tmp_path_factory.mktemp("workers")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STOREDS_CACHE", str(folder / "cache"))
+        stores = {name: opened(case, folder / str(number)) for number, (name, case) in enumerate(CASES.items())}
+        loader: DataLoader[Any] = DataLoader(
+            Digests(stores), batch_size=5, num_workers=2, multiprocessing_context="spawn", collate_fn=unchanged
+        )
+        found = {(name, position): told for batch in loader for name, position, told in batch}
+        for backend in stores.values():
+            backend.close()
+    return {name: [found[name, n] for n in NUMBERS] for name in CASES}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_spawned_workers(name: str, read_by_workers: dict[str, list[str]]) -> None:
+    assert read_by_workers[name] == [digest(CASES[name].record(n)) for n in NUMBERS]
+
+
 @pytest.mark.parametrize("name", ["tuples", "keyed", "datum-raw", "tensorpack-msgpack"])
-def test_two_spawned_workers(name: str, tmp_path: Path) -> None:
+def test_a_dataset_over_two_spawned_workers(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     backend = opened(case, tmp_path / "s")
     dataset = StoreDataset(backend, reader="array", fields=list(backend.meta.fields), as_dict=True)
     dataset[0]
     loader: DataLoader[Any] = DataLoader(
-        dataset, batch_size=5, num_workers=2, multiprocessing_context="spawn", collate_fn=same
+        dataset, batch_size=5, num_workers=2, multiprocessing_context="spawn", collate_fn=unchanged
     )
     records = [{k: np.asarray(v) for k, v in sample.items()} for batch in loader for sample in batch]
     expected = [{k: np.asarray(v) for k, v in case.record(n).items()} for n in NUMBERS]
@@ -225,18 +145,19 @@ def test_two_spawned_workers(name: str, tmp_path: Path) -> None:
 
 def test_convert_and_verify(case: Case, tmp_path: Path) -> None:
     url = f"lmdb://{case.write(tmp_path / 's')}"
-    engine = "hdf5" if case.layout in ("ocr", "caffe") else "lmdb"
-    target = f"{engine}://{tmp_path}/native.{engine}"
-    storeds.convert(url, target, layout=case.layout, options=case.options)
-    assert storeds.verify(target, workers=0).findings == []
-    with storeds.open_backend(target) as backend:
-        assert [digest(record) for record in backend.get_many(NUMBERS)] == [digest(case.record(n)) for n in NUMBERS]
+    truth = [digest(case.record(n)) for n in NUMBERS]
+    for engine in ("lmdb", "hdf5"):
+        target = f"{engine}://{tmp_path}/native.{engine}"
+        storeds.convert(url, target, layout=case.layout, options=case.options)
+        assert storeds.verify(target, workers=0).findings == []
+        with storeds.open_backend(target) as backend:
+            assert [digest(record) for record in backend.get_many(NUMBERS)] == truth
 
 
 def test_exactly_its_own_layout_recognises_a_store(case: Case, tmp_path: Path) -> None:
     url = f"lmdb://{case.write(tmp_path / 's')}"
-    database = {"database": "train"} if case.options and "database" in case.options else {}
-    seen = {name: why for name, cls in LAYOUT_CLASSES.items() if (why := cls.recognise(url, **database))}
+    general = {name: value for name, value in (case.options or {}).items() if name in ("database", "partial")}
+    seen = {name: why for name, cls in LAYOUT_CLASSES.items() if (why := cls.recognise(url, **general))}
     assert list(seen) == [case.layout]
     assert all(isinstance(why, str) and why for why in seen.values())
     with storeds.open_backend(url, **(case.options or {})) as backend:
@@ -264,10 +185,19 @@ def test_native_stores_and_other_things_are_not_recognised(tmp_path: Path) -> No
     (tmp_path / "text").write_text("no store")
     put(tmp_path / "empty", [])
     put(tmp_path / "other", [(b"a", b"text"), (b"\xff\0", b"\0" * 9)])
-    for name in ("n.lmdb", "text", "empty", "other", "absent", "."):
-        for cls in LAYOUT_CLASSES.values():
+    wrong = {
+        "text": (FormatError, "no lmdb store"),
+        ".": (FormatError, r"data\.mdb"),
+        "absent": (StoreNotFoundError, "no store at"),
+    }
+    for cls in LAYOUT_CLASSES.values():
+        for name in ("n.lmdb", "empty", "other"):
             assert cls.recognise(f"lmdb://{tmp_path}/{name}") is None
-            assert cls.recognise(f"lmdb://{tmp_path}/{name}", no_such=1) is None
+        for name, (kind, why) in wrong.items():
+            with pytest.raises(kind, match=why):
+                cls.recognise(f"lmdb://{tmp_path}/{name}")
+        with pytest.raises(ConfigError, match="no_such"):
+            cls.recognise(f"lmdb://{tmp_path}/empty", no_such=1)
     with storeds.open_backend(f"lmdb://{tmp_path}/n.lmdb") as native:
         native.get_many([0])
         assert KeyedLmdb.recognise(native.url) is None
@@ -369,3 +299,45 @@ def test_entries_of_mappings_may_be_chosen(tmp_path: Path) -> None:
         assert backend.get_many([2]) == [{"class_id": 2.0, "image": JPEGS[2]}]
     with pytest.raises(ConfigError, match="no entry 'imgae'.*'image'"):
         PickledLmdb(f"lmdb://{path}", fields="imgae")
+
+
+@pytest.mark.parametrize("name", ["tuples", "tensorpack-pickle", "ocr", "keyed", "datum-raw"])
+def test_records_are_found_by_their_keys(name: str, tmp_path: Path) -> None:
+    with opened(CASES[name], tmp_path / "s") as backend:
+        finder: SupportsKeys = backend  # as the type checker sees it
+        assert isinstance(backend, SupportsKeys)
+        keys = finder.keys().tolist()
+        assert len(set(keys)) == COUNT
+        assert finder.positions([keys[3], keys[0], keys[3]]).tolist() == [3, 0, 3]
+        assert finder.positions([]).tolist() == []
+
+
+def test_native_stores_have_no_keys_of_their_own(tmp_path: Path) -> None:
+    with storeds.open_writer(f"lmdb://{tmp_path}/n.lmdb", {"x": "int"}) as writer:
+        writer.append([{"x": 1}])
+    with storeds.open_backend(f"lmdb://{tmp_path}/n.lmdb") as native:
+        assert not isinstance(native, SupportsKeys)
+
+
+def test_a_million_keys_are_no_memory_of_who_reads_them(tmp_path: Path, cache: Path) -> None:
+    entries = ((b"%07d.jpg" % n, JPEGS[0][:64]) for n in range(100_000))
+    url = f"lmdb://{put(tmp_path / 's', entries)}"
+    with KeyedLmdb(url) as backend:
+        (index,) = cache.iterdir()
+        assert index.stat().st_size > 1_800_000
+        asked = np.random.default_rng(0).integers(0, 100_000, 3000).tolist()
+        expected = [f"{n:07}.jpg" for n in asked]
+        assert [record["key"] for record in backend.get_many(asked, ["key"]) if isinstance(record, dict)] == expected
+        assert str(index) not in Path("/proc/self/maps").read_text()
+        open_files = {os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()}
+        assert str(index) not in open_files
+        assert len(pickle.dumps(backend)) < 2048
+
+
+def test_without_a_folder_to_write_to_keys_are_kept_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("STOREDS_CACHE", str(tmp_path / "file" / "cache"))
+    with opened(CASES["keyed"], tmp_path / "s") as backend:
+        truth = [digest(CASES["keyed"].record(n)) for n in NUMBERS]
+        for each in (backend, pickle.loads(pickle.dumps(backend))):
+            assert [digest(record) for record in each.get_many(NUMBERS)] == truth

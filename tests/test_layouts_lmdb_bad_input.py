@@ -15,8 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import storeds
 from _foreign_lmdb import Raw, basicsr, caffe, datum, encoded, numpy_to_msgpack, ocr, pickled, put, tensorpack
 from storeds._unpickle import PickleError, unpickle
+from storeds._unpickle_numpy import PickledDtype, _from_buffer
 from storeds.errors import ConfigError, FormatError, RecordError, StoreNotFoundError
 from storeds.layouts._lmdb_base import ForeignLmdb
 from storeds.layouts._lmdb_datum import parse_datum
@@ -110,6 +112,13 @@ def test_a_pickle_that_calls_is_refused_by_name_before_it_runs(
         (b"I" + b"9" * 5000 + b"\n.", "no integer"),
         (b"c_codecs\nencode\n(S'a'\nS'rot13'\ntR.", "encodes"),
         (b"cbuiltins\nbytes\n(I1000000000000\ntR.", "argument"),
+        (b"cbuiltins\nbytearray\n(I1000000000000\ntR.", "bytearray with what is neither"),
+        (b"cbuiltins\nbytearray\n(I01\ntR.", "bytearray with what is neither"),
+        (b"cbuiltins\nbytearray\n(Va\nVutf-16\ntR.", "bytearray with what is neither"),
+        (b"cbuiltins\nbytearray\n(]tR.", "bytearray with what is neither"),
+        (b"cbuiltins\nbytearray\n(Va\nVlatin-1\nVstrict\ntR.", "bytearray with what is neither"),
+        (b"cbuiltins\nbytearray\n.", "class"),
+        (b"cbuiltins\nbytearray\n)\x81.", r"an object of builtins\.bytearray"),
     ],
 )
 def test_what_else_a_pickle_may_try(data: bytes, why: str | None) -> None:
@@ -145,6 +154,78 @@ def test_no_bytes_make_it_raise_anything_else(junk: bytes, protocol: int, data: 
         for read in (unpickle, parse_datum):
             with contextlib.suppress(ValueError):
                 read(attempt)
+
+
+NESTED = {
+    "lists": lambda depth: b"]" * depth + b"a" * (depth - 1),
+    "lists with marks": lambda depth: b"](" * (depth - 1) + b"]" + b"e" * (depth - 1),
+    "dicts": lambda depth: b"}N" * (depth - 1) + b"}" + b"s" * (depth - 1),
+    "tuples of one": lambda depth: b"N" + b"\x85" * depth,
+    "tuples of two": lambda depth: b"N" * (depth + 1) + b"\x86" * depth,
+    "tuples with marks": lambda depth: b"(" * depth + b"t" * depth,
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_what_nests_too_deep_is_refused(name: str) -> None:
+    unpickle(NESTED[name](100) + b".")
+    for depth in (101, 1000, 100_000):
+        with pytest.raises(PickleError, match="nests deeper than 100 levels"):
+            unpickle(NESTED[name](depth) + b".")
+
+
+@pytest.mark.parametrize("form", [b"}%sNs.", b"}(%sNu.", b"(%sNd."])
+def test_a_key_that_nests_too_deep_is_refused_before_its_hash_overflows_the_stack(form: bytes) -> None:
+    with pytest.raises(PickleError, match="nests deeper than 100 levels"):
+        unpickle(form % (b"N" + b"\x85" * 1_000_000))
+
+
+def test_what_nests_less_deep_reads() -> None:
+    value: Any = 1
+    for _ in range(33):
+        value = [(value,), {"a": value}, 2]
+        value = [value[:1], value[2]]
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        assert unpickle(pickle.dumps(value, protocol)) == value
+    wide = [[n] for n in range(5000)]
+    assert unpickle(pickle.dumps(wide)) == wide
+    keys = {(1, (2,)): "a", (3,): "b"}
+    assert unpickle(pickle.dumps(keys)) == keys
+
+
+@pytest.mark.parametrize("axes", [(0, 1), (0, 1, 1), (0, 1, 3), (0, 1, -1), [0, 1, 2], (0, 1, 2.0), "012"])
+def test_axes_that_are_no_permutation(axes: Any) -> None:
+    array = np.arange(24, dtype="u1").reshape(2, 3, 4)
+    with pytest.raises(PickleError, match="axes"):
+        _from_buffer(array.tobytes(), PickledDtype("u1"), array.shape, "K", axes)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("views", [False, True])
+def test_bytearrays_and_strided_arrays_of_every_protocol(protocol: int, views: bool) -> None:
+    for content in (b"", b"a\xff\0", bytes(range(256)) * 40):
+        assert bytes(unpickle(pickle.dumps(bytearray(content), protocol), views=views)) == content
+    array = np.arange(2 * 30 * 40, dtype=">f4").reshape(2, 30, 40)
+    for strided in (array.transpose(1, 2, 0), array.T, array[::-1, :, ::2], array.transpose(2, 0, 1)):
+        found = unpickle(pickle.dumps(strided, protocol), views=views)
+        assert found.shape == strided.shape
+        assert (found == strided).all()
+
+
+@pytest.mark.parametrize("depth", [150, 100_000])
+def test_msgpack_that_nests_too_deep_is_an_error_in_its_place(depth: int, tmp_path: Path) -> None:
+    deep = [Raw(start * depth + b"\xc0") for start in (b"\x91", b"\x81\xa1a")]
+    points = [[1, [[2]]], *deep, [3, [[4]]]]
+    with TensorpackLmdb(f"lmdb://{tensorpack(tmp_path / 't', points, numpy_to_msgpack)}") as tensors:
+        bad = faults(tensors)
+    assert sorted(bad) == [1, 2]
+    assert all(why == "refused: its msgpack nests deeper than 100 levels" for why in bad.values())
+
+
+def test_a_pickle_that_nests_too_deep_is_an_error_in_its_place(tmp_path: Path) -> None:
+    values = [(1, [[2]]), Raw(b"\x80\x02" + b"]" * 9000 + b"a" * 8999 + b"."), (3, [[4]])]
+    with PickledLmdb(f"lmdb://{pickled(tmp_path / 'p', values)}") as backend:
+        assert faults(backend) == {1: "refused: it nests deeper than 100 levels"}
 
 
 def test_records_that_do_not_read_are_errors_in_their_places(tmp_path: Path) -> None:
@@ -187,6 +268,13 @@ def test_a_store_of_objects_names_their_class(tmp_path: Path) -> None:
         ({"said": -1}, "not a number"),
         ({"keys": [b"0", 1]}, "key 1 of __keys__ is no text but a int"),
         ({"keys": 6}, "a int, not a list"),
+        ({"keys": [0, 1, 2, True]}, "key 0 of __keys__ is no text but a int"),
+        ({"keys": [0, -1]}, "key 0 of __keys__ is no text but a int"),
+        ({"keys": [2**80]}, "key 0 of __keys__ is no text but a int"),
+        ({"keys": np.array(6)}, "a ndarray, not a list"),
+        ({"keys": np.zeros((2, 3), int)}, "a ndarray, not a list"),
+        ({"keys": np.arange(6.0)}, "key 0 of __keys__ is no text but a float"),
+        ({"keys": np.arange(5)}, "says 6 records and __keys__ lists 5"),
         ({"keys": Runs(os.system, "x")}, r"__keys__ does not read.*system"),
         ({"said": Runs(os.system, "x")}, r"__len__ does not read.*system"),
     ],
@@ -222,6 +310,57 @@ def test_text_recognition_that_lies(tmp_path: Path) -> None:
         OcrLmdb(f"lmdb://{put(tmp_path / 'y', [(b'a', b'b')])}")
 
 
+def test_text_recognition_that_was_interrupted(tmp_path: Path) -> None:
+    """The count is written last: without it, half a store must not pass for a whole one, nor for one of images alone."""
+    samples = [(JPEGS[n % 6], f"w{n}") for n in range(50)]
+    for form in ("09", ""):
+        url = f"lmdb://{ocr(tmp_path / f's{form}', samples, counted=False, form=form)}"
+        assert KeyedLmdb.recognise(url) is None
+        with pytest.raises(
+            FormatError, match=r"no entry 'num-samples', .*not be whole; .*partial=True.* the 50 records"
+        ):
+            storeds.open_backend(url)
+        with storeds.open_backend(url, partial=True) as backend:
+            assert backend.meta.layout == "ocr"
+            assert len(backend) == 50
+    holes = put(
+        tmp_path / "h",
+        [
+            (b"image-000000002", JPEGS[0]),
+            (b"label-000000002", b"a"),
+            (b"image-000000003", JPEGS[1]),
+            (b"lexicon", b"x"),
+        ],
+    )
+    with OcrLmdb(f"lmdb://{holes}", partial=True) as backend:
+        missing = "its key '{}' is missing from the database".format
+        assert faults(backend) == {0: missing("image-000000001"), 2: missing("label-000000003")}
+
+
+def test_images_that_are_numbered_and_have_no_labels_are_images(tmp_path: Path) -> None:
+    path = put(tmp_path / "s", [(b"image-%09d" % n, JPEGS[n]) for n in range(6)])
+    with storeds.open_backend(f"lmdb://{path}") as backend:
+        assert backend.meta.layout == "keyed"
+        assert len(backend) == 6
+
+
+def test_images_and_something_else_are_not_taken_for_images_alone(tmp_path: Path) -> None:
+    images = [(b"%04d" % n, JPEGS[n]) for n in range(6)]
+    url = f"lmdb://{put(tmp_path / 's', [*images, *((b'text-%04d' % n, b'words') for n in range(6))])}"
+    with pytest.raises(FormatError, match="looked for: caffe, keyed, ocr"):
+        storeds.open_backend(url)
+
+
+def test_a_count_without_keys_that_lies(tmp_path: Path) -> None:
+    numbers = [(b"%d" % n, pickle.dumps(SAMPLES[n])) for n in range(6)]
+    names = [(b"n%d" % n, pickle.dumps(SAMPLES[n])) for n in range(6)]
+    for number, entries in enumerate((numbers, names)):
+        for said in (5, 7):
+            path = put(tmp_path / f"{number}{said}", [*entries, (b"__len__", pickle.dumps(said))])
+            with pytest.raises(FormatError, match=f"__len__ says {said} records, so {said + 1} entries are due, and 7"):
+                PickledLmdb(f"lmdb://{path}")
+
+
 def test_keys_that_are_not_text(tmp_path: Path) -> None:
     path = put(tmp_path / "s", [(n.to_bytes(4, "big") + b"\xff", JPEGS[n]) for n in range(6)])
     url = f"lmdb://{path}"
@@ -230,6 +369,15 @@ def test_keys_that_are_not_text(tmp_path: Path) -> None:
     with KeyedLmdb(url, keys="hex") as backend:
         assert backend.get_many([5]) == [{"image": JPEGS[5], "key": "00000005ff"}]
         assert backend.keys().tolist()[0] == "00000000ff"
+
+
+def test_keys_of_datum_messages_that_are_not_text(tmp_path: Path) -> None:
+    message = datum(bytes(12), 3, (3, 2, 2))
+    path = put(tmp_path / "s", [(b"a", message), (b"\xff\xfe", message)])
+    with CaffeLmdb(f"lmdb://{path}") as backend:
+        assert list(faults(backend)) == [1]
+        assert isinstance(backend.get_many([1])[0], RecordError)
+        assert backend.keys().tolist() == ["a", "\\xff\\xfe"]
 
 
 def test_a_list_beside_the_data_that_lies(tmp_path: Path) -> None:
@@ -295,9 +443,9 @@ def test_what_is_not_there(tmp_path: Path) -> None:
 def test_a_file_cut_short_is_refused_before_it_is_mapped(tmp_path: Path) -> None:
     path = put(tmp_path / "s", [(b"%d" % n, JPEGS[0] * 50) for n in range(50)], folder=False)
     os.truncate(path, path.stat().st_size // 2)
-    assert KeyedLmdb.recognise(f"lmdb://{path}") is None
-    with pytest.raises(FormatError, match="cut short"):
-        KeyedLmdb(f"lmdb://{path}")
+    for look in (KeyedLmdb, KeyedLmdb.recognise):
+        with pytest.raises(FormatError, match="cut short"):
+            look(f"lmdb://{path}")
 
 
 def test_bytes_in_arrays_own_their_memory() -> None:

@@ -121,6 +121,12 @@ def test_raise_counts_the_sample_and_names_its_place(store: str) -> None:
     assert (report.seen, report.bad, report.skipped) == (4, {"truncated_header": 1}, 0)
 
 
+def test_an_error_has_the_key_of_the_record_it_is_about(store: str) -> None:
+    with pytest.raises(errors.DecodeError, match=r"record 13 \(key 'k13'\)") as caught:
+        StoreDataset(store, where={"key": ["k3", "k13"]}, **OPTIONS)[1]
+    assert (caught.value.position, caught.value.key) == (13, "k13")
+
+
 def test_a_skipped_sample_is_a_sentinel_that_says_why(store: str) -> None:
     skipped = StoreDataset(store, on_error="skip", **OPTIONS)[13]
     assert isinstance(skipped, Skipped)
@@ -151,8 +157,17 @@ def test_default_collate_refuses_a_skipped_sample_and_says_what_to_do(
 
 def test_a_batch_of_which_a_concatenation_skips_all_is_an_error(store: str) -> None:
     dataset: Any = ConcatDataset([StoreDataset(store, on_error="skip", **OPTIONS)])  # which asks for one at a time
-    with pytest.raises(errors.BadSamplesError, match="all 2 samples of a batch were skipped; the first: sample 3"):
+    skipped = "all 2 samples of a batch were skipped; the first: sample 3"
+    with pytest.raises(
+        errors.BadSamplesError, match=rf"{skipped} .*StoreDataset\(\[url, …\]\), or use on_error='replace'"
+    ):
         next(iter(DataLoader(Subset(dataset, [3, 13]), batch_size=2, collate_fn=storeds.collate)))
+
+
+def test_stores_opened_as_one_fill_such_a_batch(store: str) -> None:
+    dataset: Any = StoreDataset([store, store], on_error="skip", **OPTIONS)
+    batch = next(iter(DataLoader(Subset(dataset, [3, 73]), batch_size=2, collate_fn=storeds.collate)))
+    assert len(batch[0]) == 2
 
 
 def test_a_replacement_depends_on_seed_epoch_and_index_alone(store: str) -> None:

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 import storeds
 from _damaged import PICTURES, write
+from _foreign_lmdb import put
 from photographs import jpeg
 from storeds import StoreDataset, errors
 from storeds.cli import app
@@ -98,6 +99,20 @@ def test_a_mended_picture_has_the_pixels_that_were_there(source: str, tmp_path: 
 def mended(folder: Path, key: str) -> bytes:
     image: bytes = records(f"hdf5://{folder}/copy.h5")[key]["image"]
     return image
+
+
+@pytest.mark.parametrize("where", ["in the URL", "as options"])
+def test_a_foreign_store_is_repaired_into_a_native_one(tmp_path: Path, where: str) -> None:
+    names = ["no end", "png", "whole"]
+    put(tmp_path / "foreign", ((name.encode(), PICTURES[name].blob) for name in names), database=b"pictures")
+    foreign, target = f"lmdb://{tmp_path}/foreign", f"hdf5://{tmp_path}/mended.h5"
+    url, told = (f"{foreign}?database=pictures", []) if where == "in the URL" else (foreign, ["database=pictures"])
+    named = [part for option in told for part in ("--layout", "keyed", "--option", option)]
+    report = json.loads(run("repair", url, target, *named, "--json"))
+    assert (report["count"], report["repaired"]) == (3, 1)
+    found = records(target)
+    assert {key: record["finding"] for key, record in found.items()} == {name: PICTURES[name].finding for name in names}
+    assert found["no end"]["image"] == jpeg(1)
 
 
 @pytest.mark.parametrize("engine", ["lmdb", "hdf5"])

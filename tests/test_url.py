@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import storeds
 from storeds._url import file_path, file_url, redact, split_scheme
 from storeds.backends._mongodb_client import ClientOpener, Location, parse_location
-from storeds.backends.mongodb import MongodbOpener
+from storeds.backends._mongodb_handle import MongodbOpener
 from storeds.errors import ConfigError, StoredsError
 
 PRINTABLE = "".join(sorted(set(string.printable) - set(string.whitespace)))

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch.utils.data import DataLoader
 
+import storeds
 from photographs import jpeg
 from storeds import SampleContext, StoreDataset, collate, errors, open_backend, open_writer, pack
 from storeds.backends.hdf5 import Hdf5Backend
@@ -134,6 +135,21 @@ def test_pillow_images_come_as_a_list(url: str) -> None:
     assert len({id(image) for image in images}) == 3  # what changes one of them changes no other
     clips, _ = videos(url, decode="pil", frames=3, clips=2)[0]
     assert [len(clip) for clip in clips] == [3, 3]
+
+
+def test_frames_are_tensors_unless_something_else_is_asked_for(url: str) -> None:
+    described = {"url": url, "reader": "video", "reader_options": {"frames": 3}}
+    for dataset in (
+        StoreDataset(url, reader="video", reader_options={"frames": 3}),
+        storeds.build_dataset(storeds.load_config({"dataset": described})),
+    ):
+        assert dataset[0][0].shape == (3, 3, 12, 16)
+    for dataset in (
+        StoreDataset(url, reader="video", decode="pil", reader_options={"frames": 3}),
+        storeds.build_dataset(storeds.load_config({"dataset": {**described, "decode": "pil"}})),
+        StoreDataset(storeds.Source.parse({**described, "decode": "bytes"}), decode="pil"),
+    ):
+        assert [type(frame) for frame in dataset[0][0]] == [Image.Image] * 3
 
 
 def test_the_transform_gets_the_clip(url: str) -> None:
@@ -259,6 +275,51 @@ def test_a_frame_that_does_not_decode_is_named_and_the_policy_takes_the_sample(t
     assert len(videos(url, stride=3)[2][0]) == 3  # frames 0, 3, 6: what is not taken does no harm
 
 
+@pytest.mark.parametrize(
+    ("lost", "stand_ins"), [((4,), {4: 3}), ((0,), {0: 1}), ((0, 1, 3, 8), {0: 2, 1: 2, 3: 2, 8: 7})]
+)
+def test_a_neighbour_stands_in_for_a_frame_that_does_not_decode_and_the_sample_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, lost: tuple[int, ...], stand_ins: dict[int, int]
+) -> None:
+    content = records()
+    for number in lost:
+        content[5 + 1 + number]["image"] = b"no image"
+    url = store(tmp_path / "bad.h5", content)
+    for decode in ("tensor", "pil"):
+        dataset = videos(url, decode=decode, bad_frames="repeat", fields=["image", "frame", "decoded"])
+        clip, numbers, decoded = dataset[2]
+        assert numbers.tolist() == list(range(9))
+        assert decoded.tolist() == [number not in lost for number in range(9)]
+        for at in range(9):
+            image = torch.from_numpy(np.array(clip[at])).permute(2, 0, 1) if decode == "pil" else clip[at]
+            assert image.equal(pixels(2, stand_ins.get(at, at)))
+        assert dataset.report().mended == {"not_jpeg": len(lost)}
+        assert dataset.report().bad == {}
+    assert f"frame {lost[0]} of video 2: the image cannot be decoded" in caplog.text
+    assert "another frame stands in its place" in caplog.text
+
+
+def test_stand_ins_come_from_the_same_clip_where_it_has_one(tmp_path: Path) -> None:
+    content = records((6,))
+    for number in (2, 3):
+        content[number]["image"] = b""
+    url = store(tmp_path / "bad.h5", content)
+    how = {"frames": 2, "clips": 3, "stride": 1, "sampling": "spaced", "bad_frames": "repeat"}
+    clips, numbers, decoded = videos(url, fields=["image", "frame", "decoded"], **how)[0]
+    assert numbers.tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert decoded.tolist() == [[True, True], [False, False], [True, True]]
+    assert clips[1].equal(torch.stack([pixels(0, 0)] * 2))  # it has none, so the first of all
+
+
+def test_a_video_of_which_no_frame_decodes_is_bad_all_the_same(tmp_path: Path) -> None:
+    content = records()
+    content[5]["image"] = b"no image"
+    dataset = videos(store(tmp_path / "bad.h5", content), bad_frames="repeat", on_error="skip")
+    assert len(collate(dataset[:])[1]) == 3
+    assert dataset.report().bad == {"not_jpeg": 1}
+    assert dataset.report().mended == {}
+
+
 def test_a_damaged_frame_is_mended_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     content = records()
     content[2]["image"] = jpeg(2, (64, 48))[:-400]
@@ -270,6 +331,16 @@ def test_a_damaged_frame_is_mended_and_told(tmp_path: Path, caplog: pytest.LogCa
     assert "frame 2 of video 0: a damaged JPEG was mended" in caplog.text
     with pytest.raises(errors.DecodeError, match="frame 2 of video 0: the image is damaged, and repair is off"):
         videos(url, repair=False)[0]
+
+
+def test_a_mended_frame_is_told_with_the_place_of_the_clip_that_was_drawn(tmp_path: Path) -> None:
+    content = records((200,))
+    for record in content:
+        record["image"] = frame(0, 0)[:-2]
+    dataset = videos(store(tmp_path / "cut.h5", content), frames=1, fields=["image", "frame"])
+    for _ in range(5):
+        _, (number,) = dataset[0]
+        assert dataset.report().last[-1].position == number
 
 
 def test_frames_of_different_sizes_make_no_clip(tmp_path: Path) -> None:
@@ -307,6 +378,7 @@ def test_a_store_of_no_videos_has_no_samples(tmp_path: Path) -> None:
         ({"frames": 2, "clips": 1.5}, "clips is a number"),
         ({"frames": 2, "sampling": "randm"}, "'random'"),
         ({"frames": 2, "short": "loop"}, "unknown short"),
+        ({"bad_frames": "skip"}, "unknown bad_frames"),
         ({"frames": 2, "sampling": "all"}, "takes every frame"),
         ({"sampling": "uniform"}, "needs frames"),
         ({"clips": 2}, "one clip"),

@@ -1,10 +1,11 @@
-"""Resizes, crops and flips an image, be it Pillow's or a tensor: the arithmetic beneath `storeds.transforms`.
+"""Resizes, crops and flips an image, be it Pillow's or a tensor: the arithmetic and the draws beneath `storeds.transforms`.
 
 Nothing here changes its argument. Where there is nothing to do, the argument itself comes back.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -18,6 +19,7 @@ __all__ = [
     "INTERPOLATIONS",
     "center_crop",
     "crop",
+    "draw_window",
     "flip",
     "normalize",
     "resize",
@@ -136,6 +138,28 @@ def center_crop(image: ImageT, size: tuple[int, int], who: str) -> ImageT:
 
 def _middle(length: int, wanted: int) -> int:
     return round((length - wanted) / 2) if wanted <= length else -((wanted - length) // 2)
+
+
+def draw_window(
+    height: int, width: int, scale: Sequence[float], ratio: Sequence[float], generator: torch.Generator | None
+) -> tuple[int, int, int, int]:
+    """Draw (top, left, height, width) of a window in an image, within bounds of its area and of its width / height."""
+    # In float32 and in this order, as torchvision draws: the same seed gives the same windows.
+    low, high = torch.log(torch.tensor(ratio, dtype=torch.float32)).tolist()
+    for _ in range(10):
+        area = height * width * torch.empty(1).uniform_(scale[0], scale[1], generator=generator).item()
+        aspect = torch.empty(1).uniform_(low, high, generator=generator).exp_().item()
+        cut_width, cut_height = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < cut_width <= width and 0 < cut_height <= height:
+            top = int(torch.randint(0, height - cut_height + 1, (1,), generator=generator).item())
+            left = int(torch.randint(0, width - cut_width + 1, (1,), generator=generator).item())
+            return top, left, cut_height, cut_width
+    cut_width, cut_height = width, height
+    if width / height < ratio[0]:
+        cut_height = max(1, round(width / ratio[0]))
+    elif width / height > ratio[1]:
+        cut_width = max(1, round(height * ratio[1]))
+    return (height - cut_height) // 2, (width - cut_width) // 2, cut_height, cut_width
 
 
 def flip(image: ImageT) -> ImageT:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ from storeds.protocols import JSON, Array
 from storeds.record import canonical_json
 
 __all__ = ["cache_folder", "index_path", "load_index", "save_index"]
+
+_KEPT = 30 * 86_400  # seconds since it was last opened
 
 
 def cache_folder() -> Path:
@@ -34,11 +37,16 @@ def load_index(path: Path) -> Array | None:
         positions = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError):
         return None
+    with contextlib.suppress(OSError):
+        os.utime(path)
     return positions if positions.dtype == np.int64 and positions.ndim == 1 else None
 
 
 def save_index(path: Path, positions: Array) -> Array:
-    """Write `positions` to `path` in one step and return them mapped; where nothing can be written, as they are."""
+    """Write `positions` to `path` in one step and return them mapped; where nothing can be written, as they are.
+
+    Files of the folder that nobody has opened for 30 days are removed: stores change, and their lists with them.
+    """
     with contextlib.suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor, fresh = tempfile.mkstemp(dir=path.parent, suffix=".fresh")
@@ -49,7 +57,17 @@ def save_index(path: Path, positions: Array) -> Array:
         except BaseException:
             os.unlink(fresh)
             raise
+        _remove_unused(path.parent)
         mapped = load_index(path)
         if mapped is not None:
             return mapped
     return positions
+
+
+def _remove_unused(folder: Path) -> None:
+    oldest = time.time() - _KEPT
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):  # another process removes it too
+                if entry.name.endswith((".npy", ".fresh")) and entry.stat().st_mtime < oldest:
+                    os.unlink(entry.path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,7 +14,17 @@ from storeds.protocols import Backend, Reader, Record, SampleContext
 from storeds.selection import Selection
 from storeds.transforms import BoundTransform
 
-__all__ = ["SampleMaker"]
+__all__ = ["Made", "SampleMaker"]
+
+
+class Made(NamedTuple):
+    """A sample, or the error that names its place, and the positions of the records that it was made of.
+
+    A reader is asked for the positions once: one that draws them from a global generator would draw others.
+    """
+
+    sample: Any | RecordError
+    positions: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -38,8 +48,8 @@ class SampleMaker:
     transforms: Sequence[tuple[str, BoundTransform]]
     as_dict: bool
 
-    def make(self, contexts: Sequence[SampleContext]) -> Iterator[Any | RecordError]:
-        """Yield for each context its sample, or the error that names its place; all records are read at once.
+    def make(self, contexts: Sequence[SampleContext]) -> Iterator[Made]:
+        """Yield what is made for each context; all records are read at once.
 
         Raises
         ------
@@ -50,7 +60,7 @@ class SampleMaker:
         flat = [position for positions in located for position in positions]
         records = iter(self.view.get_many(flat, self.reader.stored))
         for positions, context in zip(located, contexts, strict=True):
-            yield self._sample([next(records) for _ in positions], positions, context)
+            yield Made(self._sample([next(records) for _ in positions], positions, context), positions)
 
     def _sample(self, records: list[Record | RecordError], positions: Sequence[int], context: SampleContext) -> Any:
         for record in records:
@@ -85,12 +95,13 @@ class SampleMaker:
         cause: BaseException | None = None,
     ) -> RecordError:
         """Return an error of that class that names the place of the first of `positions` in the store."""
-        position = positions[0] if positions else -1
-        if positions and isinstance(self.view, Selection):
-            position = int(self.view.positions[position])
+        position = self._in_store(positions[0]) if positions else -1
         made = error.at(self.view.url, position, reason + self._member(position), kind=kind)
         made.__cause__ = cause
         return made
+
+    def _in_store(self, position: int) -> int:
+        return int(self.view.positions[position]) if isinstance(self.view, Selection) else position
 
     def _member(self, position: int) -> str:
         """Return where the record lies, in words, where the store is many."""
@@ -100,15 +111,20 @@ class SampleMaker:
         place = store.place(position)
         return f" (record {place.position} of {place.url})"
 
-    def with_key(self, error: RecordError, context: SampleContext) -> RecordError:
-        """Return `error` with the record's own name, where the store has names; that takes a storage call."""
-        positions = self.reader.locate(context.index, context)
-        if error.key is not None or error.position is None or not positions or "key" not in self.view.meta.fields:
+    def with_key(self, error: RecordError, positions: Sequence[int]) -> RecordError:
+        """Return `error`, about one of `positions`, with that record's own name, where the store has names.
+
+        That takes a storage call.
+        """
+        if error.key is not None or "key" not in self.view.meta.fields:
             return error
-        (record,) = self.view.get_many([positions[0]], ("key",))
+        at = next((position for position in positions if self._in_store(position) == error.position), None)
+        if at is None:
+            return error
+        (record,) = self.view.get_many([at], ("key",))
         if isinstance(record, RecordError):
             return error
         url = error.url or self.view.url
-        named = type(error).at(url, error.position, error.reason, key=str(record["key"]), kind=error.kind)
+        named = type(error).at(url, self._in_store(at), error.reason, key=str(record["key"]), kind=error.kind)
         named.__cause__ = error.__cause__
         return named

@@ -14,7 +14,6 @@ from storeds._readahead import ReadAhead
 from storeds._shares import Piece
 from storeds._shuffle_buffer import ShuffleBuffer
 from storeds.dataset import StoreDataset
-from storeds.errors import RecordError
 from storeds.policy import Skipped
 
 __all__ = ["Addresses", "Place", "Samples"]
@@ -134,21 +133,9 @@ def _read(datasets: Sequence[StoreDataset], addresses: Sequence[Address]) -> lis
 
 
 def _read_source(dataset: StoreDataset, indices: list[int]) -> list[Any]:
+    """Return the samples of one source; from the first that cannot be had on, the error in the place of each."""
     try:
-        # Unfilled: what stands in for a batch of bad samples would be in the stream twice.
-        return dataset._samples(indices, fill=False)
-    except RecordError as error:
-        return _read_until_bad(dataset, indices, error)
+        samples, bad = dataset._until_bad(indices)
     except Exception as error:  # raised where it is its turn, in the thread that iterates
         return [_Failure(error)] * len(indices)
-
-
-def _read_until_bad(dataset: StoreDataset, indices: list[int], error: RecordError) -> list[Any]:
-    """Return the samples before the first bad one, read singly, and the error in the places of all others."""
-    samples: list[Any] = []
-    for index in indices[:-1]:
-        try:
-            samples += dataset._samples([index], fill=False)
-        except RecordError:
-            break
-    return samples + [_Failure(error)] * (len(indices) - len(samples))
+    return samples if bad is None else samples + [_Failure(bad)] * (len(indices) - len(samples))

@@ -171,12 +171,12 @@ def _looks(dataset: StoreDataset) -> Iterator[list[Any]]:
     contexts = [SampleContext(index, dataset.epoch, dataset.seed) for index in places]
     bad: RecordError | None = None
     none = True
-    for sample in dataset._maker.make(contexts):
-        if isinstance(sample, RecordError):
-            bad = bad or sample
+    for made in dataset._maker.make(contexts):
+        if isinstance(made.sample, RecordError):
+            bad = bad or made.sample
         else:
             none = False
-            yield values_of(sample, dataset.reader.fields)
+            yield values_of(made.sample, dataset.reader.fields)
     if none:
         why = f"those looked at are bad: {bad}" if bad else "there are none"
         raise ConfigError(f"{dataset.url}: the type of its samples cannot be told: {why}") from bad

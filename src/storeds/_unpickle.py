@@ -1,7 +1,7 @@
 """Reads pickles of plain data and NumPy arrays, and runs nothing that they name.
 
 The standard machine imports what a pickle names and calls it, and allocates what a pickle claims. This one knows plain data
-by itself and seven names, each by its exact module and name, for which it builds the value with code of its own; at
+by itself and eight names, each by its exact module and name, for which it builds the value with code of its own; at
 the first other name it stops. No object of a pickle's choosing is ever made, so nothing is there to be walked around.
 """
 
@@ -13,12 +13,12 @@ import struct
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from storeds._unpickle_depth import MAX_DEPTH, check_depth
 from storeds._unpickle_numpy import CALLS, KNOWN, Name, PendingArray, PickledDtype, PickleError
 
-__all__ = ["PickleError", "unpickle"]
+__all__ = ["MAX_DEPTH", "PickleError", "unpickle"]
 
 VIEW_FROM = 4096
-_MAX_DEPTH = 100
 _HALF_BUILT = (Name, PendingArray, PickledDtype)
 _INTEGER = re.compile(rb"-?[0-9]{1,4000}L?")
 _DOUBLE = struct.Struct(">d")
@@ -46,7 +46,7 @@ def unpickle(data: bytes | memoryview, *, views: bool = False) -> Any:
         raise
     except (IndexError, KeyError, struct.error):
         raise PickleError("the pickle is damaged or cut short") from None
-    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise PickleError(f"the pickle is damaged: {error}") from None
 
 
@@ -58,6 +58,7 @@ class _Machine:
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
+        self.made = 0
 
     def run(self) -> Any:
         data, table = self.data, self.TABLE
@@ -75,6 +76,8 @@ class _Machine:
         value = self.stack[0]
         if isinstance(value, _HALF_BUILT):
             raise PickleError("refused: the pickle is of a class or of a half-built object")
+        if self.made > MAX_DEPTH:
+            check_depth(value)
         return value
 
     # Reading what follows an operation.
@@ -113,13 +116,17 @@ class _Machine:
         return items
 
     def mark(self) -> None:
-        if len(self.marks) >= _MAX_DEPTH:
-            raise PickleError(f"refused: it nests deeper than {_MAX_DEPTH} levels")
+        if len(self.marks) >= MAX_DEPTH:
+            raise PickleError(f"refused: it nests deeper than {MAX_DEPTH} levels")
         self.marks.append(len(self.stack))
 
     def protocol(self) -> None:
         if self.number(1) > 5:
             raise PickleError("refused: its pickle protocol is newer than 5")
+
+    def push_container(self, value: Any) -> None:
+        self.made += 1
+        self.stack.append(value)
 
     def append(self) -> None:
         item = self.stack.pop()
@@ -131,7 +138,7 @@ class _Machine:
 
     def set_item(self) -> None:
         value, key = self.stack.pop(), self.stack.pop()
-        self.top(dict)[key] = value
+        self.top(dict).update(_pairs([key, value]))
 
     def set_items(self) -> None:
         items = self.pop_mark()
@@ -148,7 +155,7 @@ class _Machine:
             raise PickleError("the pickle is damaged: its stack is empty")
         items = tuple(self.stack[len(self.stack) - count :])
         del self.stack[len(self.stack) - count :]
-        self.stack.append(items)
+        self.push_container(items)
 
     def put(self, number: int) -> None:
         self.memo[number] = self.stack[-1]
@@ -206,6 +213,9 @@ class _Machine:
 
 
 def _pairs(items: list[Any]) -> dict[Any, Any]:
+    for key in items[::2]:
+        if isinstance(key, tuple):
+            check_depth(key)  # its hash takes C's stack at every level, which ends without an exception
     return dict(zip(items[::2], items[1::2], strict=True))
 
 
@@ -250,17 +260,17 @@ _Machine.TABLE = {
     ord("X"): lambda m: m.text(m.number(4)),
     0x8C: lambda m: m.text(m.number(1)),
     0x8D: lambda m: m.text(m.number(8)),
-    ord("]"): _push(lambda m: []),
-    ord("l"): _push(lambda m: m.pop_mark()),
+    ord("]"): lambda m: m.push_container([]),
+    ord("l"): lambda m: m.push_container(m.pop_mark()),
     ord("a"): _Machine.append,
     ord("e"): _Machine.appends,
-    ord(")"): _push(lambda m: ()),
-    ord("t"): _push(lambda m: tuple(m.pop_mark())),
+    ord(")"): lambda m: m.push_container(()),
+    ord("t"): lambda m: m.push_container(tuple(m.pop_mark())),
     0x85: lambda m: m.tuple_of(1),
     0x86: lambda m: m.tuple_of(2),
     0x87: lambda m: m.tuple_of(3),
-    ord("}"): _push(lambda m: {}),
-    ord("d"): _push(lambda m: _pairs(m.pop_mark())),
+    ord("}"): lambda m: m.push_container({}),
+    ord("d"): lambda m: m.push_container(_pairs(m.pop_mark())),
     ord("s"): _Machine.set_item,
     ord("u"): _Machine.set_items,
     ord("p"): lambda m: m.put(int(m.line())),

@@ -16,6 +16,7 @@ __all__ = ["CALLS", "KNOWN", "Name", "PendingArray", "PickleError", "PickledDtyp
 
 _DTYPE = re.compile(r"[<>|=]?([biufcSU][0-9]{1,9}|[?bBhHiIlLqQefdFD])")
 _MAX_ITEM = 1 << 30
+_LATIN_1 = ("latin1", b"latin1", "latin-1", b"latin-1")
 
 
 class PickleError(ValueError):
@@ -117,13 +118,21 @@ def _scalar(dtype: Any, data: Any) -> Any:
 
 
 def _from_buffer(data: Any, dtype: Any, shape: Any, order: Any, axes: Any = None) -> Array:
-    if axes is not None:
-        raise PickleError("refused: an array with permuted axes")
-    return _array(data, dtype, shape, _text(order))
+    if _text(order) != "K":
+        return _array(data, dtype, shape, _text(order))
+    # Neither of C's order nor of Fortran's: the array as it lay in memory, and the order of its axes.
+    array = _array(data, dtype, shape, "C")
+    if axes is None:
+        return array
+    if type(axes) is not tuple or not all(type(axis) is int for axis in axes):
+        raise PickleError("the pickle is damaged: an array with permuted axes that are no numbers")
+    if sorted(axes) != list(range(array.ndim)):
+        raise PickleError(f"the pickle is damaged: an array of {array.ndim} dimensions with the axes {str(axes)[:40]}")
+    return array.transpose(axes)
 
 
 def _encode(text: Any, encoding: Any) -> bytes:
-    if not isinstance(text, str) or encoding not in ("latin1", b"latin1"):
+    if not isinstance(text, str) or encoding not in _LATIN_1:
         raise PickleError("refused: the pickle encodes text, and not as latin1, which is how bytes are written")
     return text.encode("latin-1")
 
@@ -132,6 +141,18 @@ def _no_bytes(*given: Any) -> bytes:
     if given:
         raise PickleError("refused: the pickle calls bytes with an argument")
     return b""
+
+
+def _bytearray(*given: Any) -> bytes | memoryview:
+    # As bytes: nobody is to change it here. With a number it would be a way to ask for any amount of memory.
+    if not given:
+        return b""
+    data, *encoding = given
+    if not encoding and isinstance(data, (bytes, memoryview)):
+        return data
+    if len(encoding) == 1 and isinstance(data, str) and encoding[0] in _LATIN_1:
+        return data.encode("latin-1")
+    raise PickleError("refused: the pickle calls bytearray with what is neither bytes nor text in latin-1")
 
 
 def _never(*given: Any) -> Any:
@@ -160,6 +181,8 @@ _RULES: tuple[tuple[tuple[tuple[str, str], ...], Name, Callable[..., Any]], ...]
     ((("_codecs", "encode"),), Name("_codecs.encode"), _encode),
     # Empty bytes before protocol 3.
     ((("__builtin__", "bytes"), ("builtins", "bytes")), Name("builtins.bytes"), _no_bytes),
+    # Before protocol 5.
+    ((("__builtin__", "bytearray"), ("builtins", "bytearray")), Name("builtins.bytearray"), _bytearray),
 )
 KNOWN = {pair: name for pairs, name, _ in _RULES for pair in pairs}
 CALLS = {name: call for _, name, call in _RULES}

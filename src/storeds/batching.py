@@ -39,9 +39,9 @@ class Padded(NamedTuple):
 def collate(batch: Sequence[Any], *, pad: Collection[str | int] = ()) -> Any:
     """Return the batch of some samples, as PyTorch's ``default_collate`` does, but for two things.
 
-    A `Skipped` in the place of a bad sample, or in one that a StackDataset made, is dropped. Arrays and tensors that differ in their first dimension alone
-    are padded with zeros at its end: they become `Padded`; in a dict sample ``{"clip": …}`` the values stay under
-    ``clip``, and the mask comes beside them under ``clip_mask``.
+    A `Skipped` in the place of a bad sample, or in one that a StackDataset made, is dropped. Arrays and tensors that
+    differ in their first dimension alone are padded with zeros at its end: they become `Padded`; in a dict sample
+    ``{"clip": …}`` the values stay under ``clip``, and the mask comes beside them under ``clip_mask``.
 
     Parameters
     ----------
@@ -49,7 +49,8 @@ def collate(batch: Sequence[Any], *, pad: Collection[str | int] = ()) -> Any:
         Samples: tuples, dicts or single values.
     pad : collection of str or int
         Elements that are padded, with a mask, in every batch, even where all lengths happen to be equal; by name in a
-        dict, by place in a tuple. Pass ``functools.partial(storeds.collate, pad=["clip"])`` as ``collate_fn``.
+        dict, by place in a tuple. Pass ``functools.partial(storeds.collate, pad=["clip"])`` as ``collate_fn``, or write
+        ``pad`` into the ``[loader]`` table of a config.
 
     Returns
     -------
@@ -68,7 +69,11 @@ def collate(batch: Sequence[Any], *, pad: Collection[str | int] = ()) -> Any:
     if not samples:
         skip = skips[0] if skips else None
         first = f"; the first: sample {skip.index} of {skip.url}, {skip.reason}" if skip is not None else ""
-        raise BadSamplesError(f"all {len(batch)} samples of a batch were skipped{first}")
+        raise BadSamplesError(
+            f"all {len(batch)} samples of a batch were skipped{first}. A StoreDataset puts others in their place where it is "
+            "asked for the batch as a whole; ConcatDataset and the like ask for one sample at a time: open the stores as one "
+            "dataset, StoreDataset([url, …]), or use on_error='replace'"
+        )
     first = samples[0]
     if isinstance(first, Mapping):
         _check_pad(pad, first)
@@ -153,8 +158,8 @@ def _pad(tensors: Sequence[torch.Tensor]) -> Padded:
     values = torch.zeros(size, dtype=dtype)
     mask = torch.zeros(size[:2], dtype=torch.bool)
     if get_worker_info() is not None:  # so that they are written where the main process reads them
-        values.share_memory_()  # type: ignore[no-untyped-call]
-        mask.share_memory_()  # type: ignore[no-untyped-call]
+        values.share_memory_()  # type: ignore[no-untyped-call]  # torch leaves it without types
+        mask.share_memory_()  # type: ignore[no-untyped-call]  # the same
     for row, (tensor, length) in enumerate(zip(tensors, lengths, strict=True)):
         values[row, :length] = tensor
         mask[row, :length] = True

@@ -115,7 +115,7 @@ class ConcatenatedBackend(StoreBackend):
     def close(self) -> None:
         # docstring inherited
         self._closed = True
-        self._member.cache_clear()  # type: ignore[attr-defined]
+        self._member.cache_clear()  # type: ignore[attr-defined]  # it is a cache, which its type hides
 
     def stored_bytes(self) -> int | None:
         # docstring inherited

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -22,7 +23,6 @@ __all__ = ["Config", "Loader", "build_dataset", "build_loader", "config_schema",
 
 _LOG = logging.getLogger("storeds")
 _PLACEHOLDER = "{split}"
-_BATCHING = ("storeds", "default")
 
 
 class Loader(Settings):
@@ -36,6 +36,10 @@ class Loader(Settings):
     window: int | None = Field(None, ge=1, description="Blocks whose samples are mixed; 8 by default.")
     drop_last: bool = Field(False, description="Drop the last batch when it is short, and what not every rank gets.")
     collate: str = Field("storeds", description="storeds, default, or the dotted path of a function.")
+    pad: list[str | int] = Field(
+        default_factory=list,
+        description="Elements that storeds.collate pads in every batch: names, or places in a tuple.",
+    )
     num_workers: int | None = Field(
         None, ge=0, description="Worker processes; by default the CPUs this process may use."
     )
@@ -175,9 +179,7 @@ def build_loader(config: Config, split: str | None = None) -> StoreLoader:
         sampler=sampler,
         batch_size=settings.batch_size,
         drop_last=settings.drop_last and settings.batch_size is not None,
-        collate_fn=None
-        if settings.batch_size is None and settings.collate in _BATCHING
-        else _collate(settings.collate),
+        collate_fn=_collate(settings),
         num_workers=workers,
         multiprocessing_context=settings.start_method if workers else None,
         persistent_workers=persistent,
@@ -195,14 +197,18 @@ def _cpus_of_this_rank() -> int:
     return max(cpus // max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1), 1)
 
 
-def _collate(name: str) -> Callable[..., Any] | None:
-    if name == "default":
+def _collate(settings: Loader) -> Callable[..., Any] | None:
+    batched = settings.batch_size is not None
+    if settings.pad and not (batched and settings.collate == "storeds"):
+        told = f"collate = {settings.collate!r}" if batched else "batch_size = null"
+        raise ConfigError(f"[loader]: pad is for batches that storeds.collate makes, and the config says {told}")
+    if settings.collate == "default" or (settings.collate == "storeds" and not batched):
         return None
-    if name == "storeds":
+    if settings.collate == "storeds":
         from storeds.batching import collate
 
-        return collate
-    return _function("collate", name)
+        return functools.partial(collate, pad=tuple(settings.pad)) if settings.pad else collate
+    return _function("collate", settings.collate)
 
 
 def _function(key: str, path: str | None) -> Callable[..., Any] | None:

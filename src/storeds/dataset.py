@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
-import gc
-import inspect
 import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing.context import get_spawning_popen
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset
 
 from storeds._columns import read_column
+from storeds._dataset_parts import changed_arguments, check_seed, make_reader, open_source
 from storeds._samples import SampleMaker
 from storeds._shared import SharedNumber
-from storeds._suggest import suggest
 from storeds._tally import Tally
 from storeds._transform_checks import check_picklable
-from storeds.errors import ConfigError
+from storeds._workers import freeze_inherited
+from storeds.errors import ConfigError, RecordError
 from storeds.policy import Policy
 from storeds.protocols import Backend, Reader, SampleContext
-from storeds.registry import READERS
 from storeds.report import SampleReport
 from storeds.selection import Selection
 from storeds.source import Source
-from storeds.stores import open_backend
 from storeds.transforms import BoundTransform, build_transform
 
 __all__ = ["StoreDataset"]
-
-_frozen_in = 0
 
 
 class StoreDataset(Dataset[Any]):
@@ -41,15 +36,16 @@ class StoreDataset(Dataset[Any]):
     Parameters
     ----------
     source : str, path, sequence of them, Backend or Source
-        What `open_backend` takes (a pattern or a list makes many stores one), an open backend, or a validated `Source`, whose settings then stand for every
-        argument that is left at its default here.
+        What `open_backend` takes (a pattern or a list makes many stores one), an open backend, or a validated `Source`,
+        whose settings then stand for every argument that is left at its default here.
     reader : str or Reader
-        ``"image"``, ``"array"`` or a registered name.
+        ``"image"``, ``"array"``, ``"video"`` or a registered name.
     fields : sequence of str, optional
         The sample's elements, in order; ``"index"`` may be among them. The reader's choice by default: image and,
         where there is one, label.
-    decode : str or Decoder
-        ``"pil"``, ``"tensor"`` (uint8, channels × height × width), ``"bytes"`` (untouched) or a registered name.
+    decode : str or Decoder, optional
+        ``"pil"``, ``"tensor"`` (uint8, channels × height × width), ``"bytes"`` (untouched) or a registered name. The
+        reader's choice by default: ``"pil"`` for images, ``"tensor"`` for videos.
     mode : str
         The Pillow mode that images are converted to; ``"unchanged"`` leaves them as their files have them.
     transform, target_transform : callable or config, optional
@@ -98,7 +94,7 @@ class StoreDataset(Dataset[Any]):
         *,
         reader: str | Reader[Any] = "image",
         fields: Sequence[str] | None = None,
-        decode: Any = "pil",
+        decode: Any = None,
         mode: str = "RGB",
         transform: Any = None,
         target_transform: Any = None,
@@ -135,19 +131,20 @@ class StoreDataset(Dataset[Any]):
             "reader_options": reader_options,
         }
         if isinstance(source, Source):
-            changed = {name: value for name, value in given.items() if not _is_default(name, value)}
-            self._setup(source.url, **{**source.arguments(), **changed})
+            self._setup(source.url, **{**source.arguments(), **changed_arguments(StoreDataset, given)})
         else:
             self._setup(source, **given)
 
     def _setup(self, source: Any, *, reader: Any, transform: Any, target_transform: Any, **given: Any) -> None:
         self._policy = Policy(given["on_error"], given["max_bad"], given["max_bad_fraction"])
         self.transform, self.target_transform = build_transform(transform), build_transform(target_transform)
-        self.as_dict, self.seed = given["as_dict"], _check_seed(given["seed"])
-        self.backend = _open(source, given["layout"], given["options"])
+        self.as_dict, self.seed = given["as_dict"], check_seed(given["seed"])
+        self.backend = open_source(source, given["layout"], given["options"])
         self._view: Backend = self.backend if given["where"] is None else Selection(self.backend, given["where"])
-        image_options = {name: given[name] for name in ("decode", "mode", "repair", "min_recovered")}
-        made = _make_reader(reader, given["fields"], image_options, given["reader_options"])
+        image_options = {name: given[name] for name in ("mode", "repair", "min_recovered")}
+        if given["decode"] is not None:
+            image_options["decode"] = given["decode"]
+        made = make_reader(reader, given["fields"], image_options, given["reader_options"])
         self.reader: Reader[Any] = made.bind(self._view)
         self._maker = SampleMaker(self._view, self.reader, self._bind_transforms(), self.as_dict)
         # Shared with workers, so that set_epoch reaches persistent ones (pytorch#97326).
@@ -211,7 +208,7 @@ class StoreDataset(Dataset[Any]):
             return self.__getitems__(range(*index.indices(len(self))))
         if isinstance(index, (list, tuple, range)) or getattr(index, "ndim", None):
             return self.__getitems__(index)
-        return self._samples([index], fill=False)[0]
+        return self._policy.samples(self._maker, self._contexts([index]), self._tally, fill=False)[0]
 
     def __getitems__(self, indices: Iterable[Any]) -> list[Any]:
         """Return the samples of `indices`, in their order; negative ones count from the end.
@@ -225,13 +222,17 @@ class StoreDataset(Dataset[Any]):
         UnavailableError
             The engine cannot be reached.
         """
-        return self._samples(indices, fill=True)
+        return self._policy.samples(self._maker, self._contexts(indices), self._tally, fill=True)
 
-    def _samples(self, indices: Iterable[Any], *, fill: bool) -> list[Any]:
-        _freeze_inherited()
+    def _until_bad(self, indices: Iterable[Any]) -> tuple[list[Any], RecordError | None]:
+        """Return what a stream gives for `indices`, and the error that ends it, if one does."""
+        # Unfilled: what stands in for a batch of bad samples would be in the stream twice.
+        return self._policy.until_bad(self._maker, self._contexts(indices), self._tally, fill=False)
+
+    def _contexts(self, indices: Iterable[Any]) -> list[SampleContext]:
+        freeze_inherited()
         epoch = self.epoch
-        contexts = [SampleContext(index, epoch, self.seed) for index in self._resolve(indices)]
-        return self._policy.samples(self._maker, contexts, self._tally, fill=fill)
+        return [SampleContext(index, epoch, self.seed) for index in self._resolve(indices)]
 
     def _resolve(self, indices: Iterable[Any]) -> list[int]:
         if getattr(indices, "dtype", None) in (torch.bool, np.dtype(bool)):
@@ -261,59 +262,5 @@ class StoreDataset(Dataset[Any]):
 
     def __repr__(self) -> str:
         where = f", where={self._view.where!r}" if isinstance(self._view, Selection) else ""
-        return f"StoreDataset({self.url!r}{where}, count={len(self)}, fields={self.reader.fields}, reader={type(self.reader).__name__})"
-
-
-def _freeze_inherited() -> None:
-    """Keep a forked worker's garbage collector from writing to, and so copying, all that it inherited (pytorch#13246)."""
-    global _frozen_in
-    if _frozen_in != os.getpid():
-        _frozen_in = os.getpid()
-        if get_worker_info() is not None:
-            gc.freeze()
-
-
-def _is_default(name: str, value: Any) -> bool:
-    default = inspect.signature(StoreDataset.__init__).parameters[name].default
-    return value is default or (type(value) in (str, float) and bool(value == default))
-
-
-def _check_seed(seed: Any) -> int | None:
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-        raise ConfigError(f"seed must be an int or None, got {seed!r}")
-    return seed
-
-
-def _open(source: Any, layout: str | None, options: Mapping[str, Any] | None) -> Backend:
-    if isinstance(source, (str, os.PathLike, list, tuple)):
-        return open_backend(source, layout=layout, **(options or {}))
-    if not isinstance(source, Backend):
-        raise ConfigError(
-            f"source must be a URL, a path, a list of them, a Backend or a Source, not {type(source).__name__}"
-        )
-    if layout is not None or options:
-        raise ConfigError("layout and options belong to the opening of a store; this one is open already")
-    return source
-
-
-def _make_reader(
-    reader: Any,
-    fields: Sequence[str] | None,
-    image_options: Mapping[str, Any],
-    reader_options: Mapping[str, Any] | None,
-) -> Reader[Any]:
-    """Return the reader for a name, a class or an instance; only an image reader takes decode, mode, repair, …."""
-    own = dict(reader_options or {})
-    if not isinstance(reader, (str, type)):
-        if fields is not None or own:
-            raise ConfigError("fields and reader_options belong to the making of a reader; this one is made already")
-        return cast("Reader[Any]", reader)
-    target = READERS.get(reader) if isinstance(reader, str) else reader
-    accepted = inspect.signature(target).parameters
-    for name in own:
-        if name not in accepted:
-            raise ConfigError(f"reader {reader!r} has no option {name!r}; {suggest(name, accepted, 'options')}")
-    if isinstance(fields, str):
-        raise ConfigError(f"fields is a sequence of names, not the text {fields!r}")
-    named = {name: value for name, value in image_options.items() if name in accepted}
-    return cast("Reader[Any]", target(fields=tuple(fields or ()), **{**named, **own}))
+        reader = f"fields={self.reader.fields}, reader={type(self.reader).__name__}"
+        return f"StoreDataset({self.url!r}{where}, count={len(self)}, {reader})"

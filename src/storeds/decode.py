@@ -25,7 +25,14 @@ _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
 
 def decode_reason(error: Exception) -> str:
     """Return why a decoder failed, the same text for the same bytes: Pillow shows a memory address."""
-    return f"{type(error).__name__}: {_ADDRESS.sub('', str(error))}"
+    reason = f"{type(error).__name__}: {_ADDRESS.sub('', str(error))}"
+    if isinstance(error, Warning):
+        # Not ignored here: filters belong to the whole process, and changing them for a moment is not thread-safe.
+        reason += (
+            "; only a warning, which this process makes an error of: warnings.filterwarnings('default', module='PIL') "
+            "exempts Pillow's"
+        )
+    return reason
 
 
 def check_pixels(width: int, height: int, limit: int) -> None:

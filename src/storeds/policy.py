@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import numpy as np
 from torch.utils.data._utils.collate import default_collate_fn_map
 
+from storeds._checks import check_share
 from storeds._permutation import permute, round_keys
 from storeds._samples import SampleMaker
 from storeds._suggest import suggest
@@ -95,11 +96,8 @@ class Policy:
             raise ConfigError(f"unknown on_error {self.on_error!r}; {suggest(self.on_error, POLICIES, 'policies')}")
         if self.max_bad is not None and (not isinstance(self.max_bad, int) or self.max_bad is True or self.max_bad < 0):
             raise ConfigError(f"max_bad is a number of samples, 0 or more, got {self.max_bad!r}")
-        fraction = self.max_bad_fraction
-        if fraction is not None and (
-            not isinstance(fraction, (int, float)) or isinstance(fraction, bool) or not 0.0 <= fraction <= 1.0
-        ):
-            raise ConfigError(f"max_bad_fraction is a share from 0 to 1, got {fraction!r}")
+        if self.max_bad_fraction is not None:
+            check_share("max_bad_fraction", self.max_bad_fraction)
 
     def samples(self, maker: SampleMaker, contexts: Sequence[SampleContext], tally: Tally, *, fill: bool) -> list[Any]:
         """Return the samples of `contexts`, with what the policy puts in the place of bad ones.
@@ -116,21 +114,30 @@ class Policy:
         BadSamplesError
             There are too many, or no good one was found to replace one.
         """
+        made, error = self.until_bad(maker, contexts, tally, fill=fill)
+        if error is not None:
+            raise error from error.__cause__
+        return made
+
+    def until_bad(
+        self, maker: SampleMaker, contexts: Sequence[SampleContext], tally: Tally, *, fill: bool
+    ) -> tuple[list[Any], RecordError | None]:
+        """Return what `samples` does; or with ``raise``, the samples before the first bad one, and its error."""
         if not contexts:
-            return []
+            return [], None
         tally.saw(len(contexts), contexts[0].epoch)
-        made = []
-        for context, sample in zip(contexts, maker.make(contexts), strict=True):
-            made.append(sample)
+        made: list[Any] = []
+        for context, (sample, positions) in zip(contexts, maker.make(contexts), strict=True):
             if isinstance(sample, RecordError) and self.on_error == "raise":
                 self._count(sample, context, tally)
-                raise maker.with_key(sample, replace(context, notes=[])) from sample.__cause__
-            if context.notes and not isinstance(sample, RecordError):
-                self._count_mended(context, tally, maker)
+                return made, maker.with_key(sample, positions)
+            made.append(sample)
+            if not isinstance(sample, RecordError):
+                self._count_mended(context, positions, tally, maker)
         bad = [at for at, sample in enumerate(made) if isinstance(sample, RecordError)]
         if bad:
             self._settle(made, bad, contexts, tally, maker, fill)
-        return made
+        return made, None
 
     def _settle(
         self,
@@ -163,10 +170,10 @@ class Policy:
         pending = list(range(len(contexts)))
         for attempt in range(min(_ATTEMPTS, count - 1)):
             tried = [replace(contexts[at], index=orders[at][attempt], notes=[]) for at in pending]
-            for at, context, sample in zip(pending, tried, maker.make(tried), strict=True):
+            for at, context, (sample, positions) in zip(pending, tried, maker.make(tried), strict=True):
                 found[at] = sample
-                if context.notes and not isinstance(sample, RecordError):
-                    self._count_mended(context, tally, maker)
+                if not isinstance(sample, RecordError):
+                    self._count_mended(context, positions, tally, maker)
             pending = [at for at in pending if isinstance(found[at], RecordError)]
             if not pending:
                 return found
@@ -201,8 +208,7 @@ class Policy:
         if outcome and tally.tell(event.fault):
             _LOG.warning("%s: %s (further ones of kind %s are only counted)", outcome, error, event.fault)
 
-    def _count_mended(self, context: SampleContext, tally: Tally, maker: SampleMaker) -> None:
-        positions = maker.reader.locate(context.index, replace(context, notes=[]))
+    def _count_mended(self, context: SampleContext, positions: Sequence[int], tally: Tally, maker: SampleMaker) -> None:
         for note in context.notes:
             error = maker.placed(RecordError, positions, note.message, note.kind)
             position = -1 if error.position is None else error.position

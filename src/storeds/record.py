@@ -1,4 +1,4 @@
-"""What a record may hold, and its one canonical encoding: validation, msgpack, checksum, content id.
+"""The one canonical encoding of a record: msgpack, checksum, content id.
 
 The checksum of a record is the xxh3-64 of the msgpack map of its fields in declared order; as every engine
 uses it, a record copied between engines keeps it. `docs/format.md` specifies the encoding.
@@ -7,8 +7,6 @@ uses it, a record copied between engines keeps it. `docs/format.md` specifies th
 from __future__ import annotations
 
 import json
-import math
-import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,51 +14,16 @@ import msgspec
 import numpy as np
 import xxhash
 
+from storeds._canonical import canonical_json, canonical_value, preview
 from storeds.fields import fields_to_json
 from storeds.protocols import JSON, Array, Field, Record
 
 __all__ = ["CHECKSUM", "ContentHash", "RecordCodec", "canonical_json", "checksum"]
 
 CHECKSUM = "_xxh3"
-_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
-_MAX_DEPTH = 100  # so that JSON which one process wrote never exhausts the stack of another
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
-
-
-def canonical_json(value: JSON) -> str:
-    """Return the one text that stands for `value`: sorted keys, no spaces, no NaN. Raises ValueError."""
-    _check_json(value, 0)
-    return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-
-
-def _check_json(value: object, depth: int) -> None:
-    # json.dumps would turn tuples into lists and other keys into strings without a word.
-    if depth > _MAX_DEPTH:
-        raise ValueError(f"JSON nested deeper than {_MAX_DEPTH} levels")
-    if isinstance(value, dict):
-        for key, item in value.items():
-            if not isinstance(key, str):
-                raise ValueError(f"JSON keys are str, not {type(key).__name__} ({key!r})")
-            _check_text(key)
-            _check_json(item, depth + 1)
-    elif isinstance(value, list):
-        for item in value:
-            _check_json(item, depth + 1)
-    elif isinstance(value, str):
-        _check_text(value)
-    elif isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"JSON has no {value!r}")
-    elif value is not None and not isinstance(value, (int, float)):
-        raise ValueError(f"JSON holds dict, list, str, int, float, bool and None, not {type(value).__name__}")
-
-
-def _check_text(value: str) -> None:
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"text with a lone surrogate at character {error.start} has no UTF-8 form") from None
 
 
 def checksum(packed: bytes) -> bytes:
@@ -119,9 +82,9 @@ class RecordCodec:
 
     def _canonical_value(self, name: str, field: Field, value: Any) -> Any:
         try:
-            return _CANONICAL[field.kind](field, value)
+            return canonical_value(field, value)
         except (ValueError, TypeError, OverflowError) as error:
-            raise ValueError(f"field {name!r} ({field.kind}) refuses {_preview(value)}: {error}") from None
+            raise ValueError(f"field {name!r} ({field.kind}) refuses {preview(value)}: {error}") from None
 
     def pack(self, stored: Record) -> bytes:
         """Return the msgpack map of a stored record."""
@@ -214,27 +177,6 @@ def _mismatch(missing: list[str], extra: list[str], declared: list[str]) -> str:
     return f"{' and '.join(parts)}; every record has exactly the fields {', '.join(declared)}"
 
 
-def _preview(value: object) -> str:
-    if isinstance(value, np.ndarray):
-        text = f"array of {value.dtype} {value.shape}"
-    elif isinstance(value, (str, bytes, bytearray)):
-        text = repr(value[:61])
-    else:
-        text = _short_repr(value)
-    return f"{text[:60]}{'…' if len(text) > 60 else ''} ({type(value).__name__})"
-
-
-def _short_repr(value: object) -> str:
-    try:
-        return _REPR.repr(value)
-    except Exception:  # an integer of 5000 digits, or a stranger's __repr__
-        return f"<{type(value).__name__}>"
-
-
-_REPR = reprlib.Repr()
-_REPR.maxlevel, _REPR.maxother, _REPR.maxlong, _REPR.maxstring = 4, 70, 70, 70
-
-
 def _revive_array(field: Field, packed: Any) -> Array:
     try:
         dtype, shape, data = packed
@@ -250,75 +192,3 @@ def _revive_json(text: str) -> Any:
         return json.loads(text)
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"its JSON does not parse: {error}") from None
-
-
-def _canonical_bytes(field: Field, value: Any) -> bytes:
-    if type(value) is bytes:
-        return value
-    if isinstance(value, (bytes, bytearray, memoryview)):  # np.bytes_ and bson.Binary are bytes that msgpack refuses
-        return bytes(memoryview(value))
-    raise TypeError("expected bytes")
-
-
-def _canonical_str(field: Field, value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError("expected str")
-    _check_text(value)
-    return str.__str__(value)  # its characters: the __str__ of an enumeration gives the member's name
-
-
-def _canonical_int(field: Field, value: Any) -> int:
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
-        raise TypeError("expected int")
-    number = int(value)
-    if not _INT64_MIN <= number <= _INT64_MAX:
-        raise ValueError("outside the int64 range")
-    return number
-
-
-def _canonical_float(field: Field, value: Any) -> float:
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (float, int, np.floating, np.integer)):
-        raise TypeError("expected float")
-    number = float(value)
-    if isinstance(value, (int, np.integer)) and int(number) != int(value):
-        raise ValueError("a binary64 cannot hold this integer exactly")
-    if isinstance(value, np.longdouble) and not np.isnan(value) and np.longdouble(number) != value:
-        raise ValueError("a binary64 cannot hold this number exactly")
-    return number
-
-
-def _canonical_bool(field: Field, value: Any) -> bool:
-    if not isinstance(value, (bool, np.bool_)):
-        raise TypeError("expected bool")
-    return bool(value)
-
-
-def _canonical_array(field: Field, value: Any) -> Array:
-    if not isinstance(value, np.ndarray):
-        raise TypeError(f"expected a NumPy array of {np.dtype(field.dtype)}")
-    if isinstance(value, np.ma.MaskedArray):
-        raise TypeError("an array cannot keep its mask")
-    dtype, shape = np.dtype(field.dtype), field.shape or ()
-    if value.dtype.newbyteorder("<") != dtype:
-        raise TypeError(f"expected dtype {dtype}")
-    fits = len(shape) == value.ndim and all(want in (None, got) for want, got in zip(shape, value.shape, strict=True))
-    if not fits:
-        raise ValueError(f"expected shape {shape}")
-    # A copy, because the caller may reuse its buffer before the batch is written.
-    return np.array(value, dtype=dtype, order="C")
-
-
-def _canonical_json(field: Field, value: Any) -> str:
-    return canonical_json(value)
-
-
-_CANONICAL = {
-    "image": _canonical_bytes,
-    "bytes": _canonical_bytes,
-    "str": _canonical_str,
-    "int": _canonical_int,
-    "float": _canonical_float,
-    "bool": _canonical_bool,
-    "array": _canonical_array,
-    "json": _canonical_json,
-}

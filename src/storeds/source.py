@@ -62,10 +62,13 @@ class Source(Settings):
     )
     layout: str | None = Field(None, description="A foreign layout; the native one by default.")
     options: dict[str, Any] = Field(default_factory=dict, description="Options of the backend.")
-    reader: str = Field("image", description="image, array, or a registered reader.")
+    reader: str = Field("image", description="image, array, video, or a registered reader.")
     reader_options: dict[str, Any] = Field(default_factory=dict, description="Further arguments of the reader.")
     fields: tuple[str, ...] | None = Field(None, description="The sample's elements, in order.")
-    decode: str = Field("pil", description="pil, tensor, bytes, or a registered decoder.")
+    decode: str | None = Field(
+        None,
+        description="pil, tensor, bytes, or a registered decoder; pil for images and tensor for videos by default.",
+    )
     mode: str = Field("RGB", description="The Pillow mode of images, or unchanged.")
     transform: Any = Field(None, description="A list of transforms: names, or tables with name and arguments.")
     target_transform: Any = Field(None, description="The same, for the label.")

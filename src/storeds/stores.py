@@ -148,6 +148,7 @@ def open_writer(
     resume: bool = False,
     commit_every: int = COMMIT_EVERY,
     plan: JSON = None,
+    index: Sequence[str] = (),
     **options: Any,
 ) -> Writer:
     """Open a store for writing; it appears under `url` when the writer publishes, whole and in one step.
@@ -167,6 +168,9 @@ def open_writer(
         Records per durable batch.
     plan : JSON, optional
         What is being written, beyond its fields: a writer that resumes must bring an equal one.
+    index : sequence of str
+        Fields that the server indexes, each by itself, so that ``where=`` and other people's queries by them are fast.
+        For MongoDB alone.
 
     Returns
     -------
@@ -196,6 +200,12 @@ def open_writer(
         raise ConfigError(f"{redact(url)}: backend {scheme!r} can only read")
     if plan is not None:
         options["plan"] = plan
+    if index:
+        if scheme in _FILES:
+            raise ConfigError(
+                f"{redact(url)}: index= is for MongoDB; a file has no indexes, and where= reads its columns"
+            )
+        options["index"] = index
     writer: Writer = opener(url, fields, overwrite=overwrite, resume=resume, commit_every=commit_every, **options)
     return writer
 

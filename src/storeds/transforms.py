@@ -10,14 +10,24 @@ the image it is given, unless told to (``Normalize(inplace=True)``); one with no
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from storeds._imaging import ImageT, center_crop, crop, flip, normalize, resize, shorter_edge, size_of, to_tensor
+from storeds._imaging import (
+    ImageT,
+    center_crop,
+    crop,
+    draw_window,
+    flip,
+    normalize,
+    resize,
+    shorter_edge,
+    size_of,
+    to_tensor,
+)
 from storeds._transform_call import BoundTransform, Compose, apply_transform
 from storeds._transform_checks import (
     both_edges,
@@ -185,22 +195,7 @@ class RandomResizedCrop:
 
     def window(self, height: int, width: int, generator: torch.Generator | None = None) -> tuple[int, int, int, int]:
         """Draw (top, left, height, width) of the window in an image of `height` × `width` pixels."""
-        # In float32 and in this order, as torchvision draws: the same seed gives the same windows.
-        low, high = torch.log(torch.tensor(self.ratio, dtype=torch.float32)).tolist()
-        for _ in range(10):
-            area = height * width * torch.empty(1).uniform_(self.scale[0], self.scale[1], generator=generator).item()
-            ratio = torch.empty(1).uniform_(low, high, generator=generator).exp_().item()
-            cut_width, cut_height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-            if 0 < cut_width <= width and 0 < cut_height <= height:
-                top = int(torch.randint(0, height - cut_height + 1, (1,), generator=generator).item())
-                left = int(torch.randint(0, width - cut_width + 1, (1,), generator=generator).item())
-                return top, left, cut_height, cut_width
-        cut_width, cut_height = width, height
-        if width / height < self.ratio[0]:
-            cut_height = max(1, round(width / self.ratio[0]))
-        elif width / height > self.ratio[1]:
-            cut_width = max(1, round(height * self.ratio[1]))
-        return (height - cut_height) // 2, (width - cut_width) // 2, cut_height, cut_width
+        return draw_window(height, width, self.scale, self.ratio, generator)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,23 +17,35 @@ from storeds._handles import HandlePool
 from storeds._url import redact, split_scheme
 from storeds.errors import ConfigError, StoredsError, UnavailableError
 
-__all__ = ["CLIENTS", "ClientFactory", "ClientOpener", "Location", "parse_location", "pymongo_errors"]
+__all__ = ["CLIENTS", "ClientFactory", "ClientOpener", "Location", "knows_server", "parse_location", "pymongo_errors"]
 
 ClientFactory = Callable[[str], Any]
 
 # Small on purpose: workers × ranks clients come together at the server. A user's URI overrides each.
-_DEFAULTS = {"maxPoolSize": 2, "serverSelectionTimeoutMS": 10_000, "appName": "storeds"}
+SELECTION = 10.0  # seconds
+DEADLINE = 30.0  # seconds; more than an election takes
+_DEFAULTS = {"maxPoolSize": 2, "serverSelectionTimeoutMS": int(SELECTION * 1000), "appName": "storeds"}
 _REFUSED = {13: "not authorised", 18: "authentication failed", 8000: "authentication failed"}
 
 
 @dataclass(frozen=True)
 class Location:
-    """Where a collection is: PyMongo's part of the URL, and ours."""
+    """Where a collection is: PyMongo's part of the URL, and ours.
+
+    Attributes
+    ----------
+    deadline : float or None
+        Seconds that one operation, its repetitions included, may take: the URL's ``timeoutMS``. None for no limit.
+    selection : float
+        Seconds that a server is looked for at a time: the URL's ``serverSelectionTimeoutMS``.
+    """
 
     uri: str = field(repr=False)
     database: str
     collection: str
     url: str
+    deadline: float | None = DEADLINE
+    selection: float = SELECTION
 
 
 def parse_location(url: str) -> Location:
@@ -57,23 +69,25 @@ def parse_location(url: str) -> Location:
     if collection.startswith("system.") or re.search(r"[$\0]|^\.|\.$|\.\.", collection):
         raise ConfigError(f"{shown}: {collection!r} cannot be the name of a collection")
     uri = f"{scheme}://{userinfo}{at}{hosts}/{path[0]}{'?' + query if query else ''}"
-    _check_uri(uri, query, shown)
-    return Location(uri, database, collection, shown)
+    options = _check_uri(uri, query, shown)
+    deadline, selection = options.get("timeoutMS", DEADLINE), options.get("serverSelectionTimeoutMS", SELECTION)
+    return Location(uri, database, collection, shown, deadline or None, selection)
 
 
-def _check_uri(uri: str, query: str, shown: str) -> None:
+def _check_uri(uri: str, query: str, shown: str) -> Mapping[str, Any]:
     names = [part.partition("=")[0].lower() for part in query.split("&")]
     for name in set(names) - {"readpreferencetags"}:  # which is meant to be repeated
         if names.count(name) > 1:
             raise ConfigError(f"{shown}: option {name!r} is given twice")
     try:
         # PyMongo only warns of an unknown option or a bad value; a typing error must not pass unseen.
-        uri_parser.split_options(query, validate=True, warn=False) if query else None
+        options = uri_parser.split_options(query, validate=True, warn=False) if query else {}
         # An SRV URI is resolved when it connects: here its user and database are checked, without any option.
         plain = uri if uri.startswith("mongodb://") else f"mongodb://{uri.partition('://')[2].partition('?')[0]}"
         uri_parser.parse_uri(plain, validate=True, warn=False)
     except (PyMongoError, ValueError, TypeError, OSError) as error:  # OSError: a certificate's file
         raise ConfigError(f"{shown}: {_scrub(str(error), uri)}") from None
+    return options
 
 
 def _scrub(text: str, uri: str) -> str:
@@ -134,6 +148,13 @@ class ClientOpener:
     def disown(self, handle: Any, /) -> None:
         # Closing would talk to the server over the parent's connections; dropping it would warn that it is unclosed.
         _INHERITED.append(handle)
+
+
+def knows_server(client: Any) -> bool:
+    """Whether the client has found a server that it may read from, so that an operation goes out at once."""
+    if not isinstance(client, pymongo.MongoClient):  # a factory's, such as mongomock's
+        return True
+    return client.topology_description.has_readable_server(client.read_preference)
 
 
 _INHERITED: list[Any] = []

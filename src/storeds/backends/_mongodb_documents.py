@@ -14,9 +14,18 @@ from storeds._writer import Sealed
 from storeds.protocols import Field, Record
 from storeds.record import CHECKSUM
 
-__all__ = ["DOCUMENT_BYTES", "LargeValue", "from_document", "large_value_files", "references", "to_document"]
+__all__ = [
+    "DOCUMENT_BYTES",
+    "GUESSED_BYTES",
+    "LargeValue",
+    "from_document",
+    "large_value_files",
+    "references",
+    "to_document",
+]
 
 DOCUMENT_BYTES = 15 << 20  # below MongoDB's 16 MiB, with room for names
+GUESSED_BYTES = 64 << 10  # of a document whose size nobody knows
 CHUNK_BYTES = 255 * 1024  # GridFS's default
 _REFERENCE = "_gridfs"
 

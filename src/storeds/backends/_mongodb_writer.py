@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import pymongo
 from pymongo.errors import OperationFailure
@@ -13,26 +14,55 @@ from pymongo.write_concern import WriteConcern
 
 from storeds._handles import Ticket
 from storeds._meta import meta_to_row, new_build
+from storeds._suggest import suggest
 from storeds._writer import COMMIT_EVERY, Sealed, StoreWriter
-from storeds.backends._mongodb_client import CLIENTS, ClientFactory, ClientOpener, parse_location, pymongo_errors
-from storeds.backends._mongodb_documents import large_value_files, to_document
+from storeds.backends._mongodb_arrival import arrived_digests, check_arrived, insert_missing
+from storeds.backends._mongodb_client import (
+    CLIENTS,
+    ClientFactory,
+    ClientOpener,
+    knows_server,
+    parse_location,
+    pymongo_errors,
+)
+from storeds.backends._mongodb_documents import (
+    DOCUMENT_BYTES,
+    GUESSED_BYTES,
+    LargeValue,
+    large_value_files,
+    to_document,
+)
+from storeds.backends._mongodb_names import identity_of, meta_collection, partial_collection, values_collection
+from storeds.backends._mongodb_retry import retried
 from storeds.backends.base import BackendOptions, parse_options
-from storeds.backends.mongodb import identity_of, meta_collection, partial_collection, values_collection
 from storeds.errors import ConfigError, FormatError, StoredsError, StoreExistsError
 from storeds.fields import fields_to_json
 from storeds.protocols import JSON, Meta
-from storeds.record import CHECKSUM, canonical_json
+from storeds.record import canonical_json
 
 __all__ = ["MongodbWriter"]
 
 _DURABLE = WriteConcern(w="majority", j=True)
+
+T = TypeVar("T")
 
 
 class MongodbWriter(StoreWriter):
     """The `Writer` of ``mongodb://``; see `storeds.open_writer`.
 
     The collection ``<collection>.partial`` holds what is being written; its entry in ``<collection>.meta`` is keyed
-    by the collection's UUID, which the rename carries along.
+    by the collection's UUID, which the rename carries along. Every write is acknowledged by the majority, from its
+    journal, and each step may be repeated: a primary that dies or steps down is waited for, until ``timeoutMS`` have
+    passed. Nothing is published before every record's checksum was found to have arrived.
+
+    Parameters
+    ----------
+    url, fields, overwrite, resume, commit_every, plan
+        As for `storeds.open_writer`.
+    index : sequence of str, optional
+        Fields to index, each by itself, for those who query them.
+    client_factory : callable, optional
+        As for the backend.
     """
 
     def __init__(
@@ -44,6 +74,7 @@ class MongodbWriter(StoreWriter):
         resume: bool = False,
         commit_every: int = COMMIT_EVERY,
         plan: JSON = None,
+        index: Sequence[str] = (),
         client_factory: ClientFactory | None = None,
         **options: Any,
     ) -> None:
@@ -53,6 +84,8 @@ class MongodbWriter(StoreWriter):
         self._name = self._location.collection
         self._partial = partial_collection(self._name)
         self._overwrite = overwrite
+        self._sent = self._sent_bytes = 0
+        self._index = _check_index(index, self.fields, self.url)
         self._plan = canonical_json({"fields": fields_to_json(self.fields), "plan": plan})
         opener = ClientOpener(self._location.uri, self.url, client_factory)
         self._ticket: Ticket[Any] = CLIENTS.ticket(self, opener)
@@ -67,6 +100,19 @@ class MongodbWriter(StoreWriter):
     def _database(self) -> Iterator[Any]:
         with self._ticket.lease() as client, pymongo_errors(self._location):
             yield _durable(client[self._location.database])
+
+    def _retried(self, operation: Callable[[Any], T]) -> T:
+        """Return what `operation` returns, given the database; it is repeated while the server may come back."""
+
+        def attempt() -> T:
+            with self._database() as database:
+                return operation(database)
+
+        return retried(self._location, attempt, self._knows_server)
+
+    def _knows_server(self) -> bool:
+        with self._ticket.lease() as client:
+            return knows_server(client)
 
     def _begin(self, database: Any, *, overwrite: bool, resume: bool) -> None:
         if identity_of(database, self._name) is not None and not overwrite:
@@ -85,16 +131,18 @@ class MongodbWriter(StoreWriter):
             self._take_over(database, found)
         else:
             self._start(database)
+        for name in self._index:  # before the records: to index many at once may take longer than a deadline
+            database[self._partial].create_index(name)
 
     def _start(self, database: Any) -> None:
         database[self._partial].drop()
         database.create_collection(self._partial)
         self._identity, self._values = identity_of(database, self._partial), new_build()
         entry = {"_id": self._identity, "plan": self._plan, "values": self._values}
-        database[meta_collection(self._name)].replace_one({"_id": self._identity}, entry, upsert=True)
+        self._metas(database).replace_one({"_id": self._identity}, entry, upsert=True)
 
     def _entry(self, database: Any, identity: Any) -> dict[str, Any]:
-        return database[meta_collection(self._name)].find_one({"_id": identity}) or {}
+        return self._metas(database).find_one({"_id": identity}) or {}
 
     def _take_over(self, database: Any, identity: Any) -> None:
         entry = self._entry(database, identity)
@@ -109,20 +157,23 @@ class MongodbWriter(StoreWriter):
             )
         self._identity, self._values = identity, entry["values"]
         self.note = json.loads(entry.get("note", "null"))
-        digests = [bytes(row[CHECKSUM]) for row in database[self._partial].find({}, {CHECKSUM: True}).sort("_id", 1)]
+        digests = list(arrived_digests(database[self._partial]))
+        # What is after a gap came without its neighbours: a batch is inserted in any order.
+        database[self._partial].delete_many({"_id": {"$gte": len(digests)}})
         self._resume_from(len(digests), digests)
 
     def _commit(self, batch: list[Sealed], first: int) -> None:
         made = [to_document(at, sealed, self.fields, self._values) for at, sealed in enumerate(batch, first)]
-        with self._database() as database:
-            for _, large in made:
-                for value in large:
-                    self._put_large(database, *large_value_files(value, self._values))
-            # In order, so that what a killed writer leaves is a prefix.
-            database[self._partial].insert_many([document for document, _ in made], ordered=True)
+        for value in (value for _, large in made for value in large):
+            self._retried(partial(self._put_large, value=value))
+        documents = [document for document, _ in made]
+        self._retried(lambda database: insert_missing(database[self._partial], documents))
+        self._sent += len(batch)
+        self._sent_bytes += sum(min(len(sealed.packed), DOCUMENT_BYTES) for sealed in batch)
 
-    def _put_large(self, database: Any, file: dict[str, Any], chunks: list[dict[str, Any]]) -> None:
+    def _put_large(self, database: Any, value: LargeValue) -> None:
         bucket = values_collection(self._name)
+        file, chunks = large_value_files(value, self._values)
         database[f"{bucket}.chunks"].create_index(
             [("files_id", pymongo.ASCENDING), ("n", pymongo.ASCENDING)], unique=True
         )
@@ -131,35 +182,37 @@ class MongodbWriter(StoreWriter):
         database[f"{bucket}.files"].replace_one({"_id": file["_id"]}, file, upsert=True)
 
     def _save_note(self, note: JSON) -> None:
-        with self._database() as database:
-            metas = database[meta_collection(self._name)]
-            metas.update_one({"_id": self._identity}, {"$set": {"note": canonical_json(note)}})
+        change = {"$set": {"note": canonical_json(note)}}
+        self._retried(lambda database: self._metas(database).update_one({"_id": self._identity}, change))
+
+    def _metas(self, database: Any) -> Any:
+        return database[meta_collection(self._name)]
 
     def _publish(self, meta: Meta) -> None:
-        with self._database() as database:
-            self._check_complete(database, meta)
-            metas = database[meta_collection(self._name)]
-            row = {**meta_to_row(meta), "values": self._values}
-            # Beside the plan, without which a writer could not be resumed if the rename failed.
-            metas.update_one({"_id": self._identity}, {"$set": row}, upsert=True)
-            self._rename(database)
-            published = identity_of(database, self._name)
-            metas.replace_one({"_id": published}, {"_id": published, **row}, upsert=True)
-            self._remove_stale(database, published)
+        self._retried(self._check_own)
+        check_arrived(lambda read: self._retried(lambda database: read(database[self._partial])), meta, self.url)
+        row = {**meta_to_row(meta), "values": self._values, "document_bytes": self._document_bytes()}
+        # Beside the plan, without which a writer could not be resumed if the rename failed.
+        self._retried(
+            lambda database: self._metas(database).update_one({"_id": self._identity}, {"$set": row}, upsert=True)
+        )
+        self._retried(self._rename)
+        self._retried(lambda database: self._clean_up(database, row))
         self._ticket.close()
 
-    def _check_complete(self, database: Any, meta: Meta) -> None:
+    def _check_own(self, database: Any) -> None:
         if identity_of(database, self._partial) != self._identity:
             raise StoredsError(
                 f"{self.url}: another writer replaced {self._partial!r} while this one was writing; nothing was published"
             )
-        arrived = database[self._partial].count_documents({})
-        if arrived != meta.count:
-            raise StoredsError(
-                f"{self.url}: {meta.count} records were sent and {arrived} arrived; nothing was published"
-            )
+
+    def _document_bytes(self) -> int:
+        """Return what a document takes, on average over those sent from here; readers cut batches by it."""
+        return -(-self._sent_bytes // self._sent) if self._sent else GUESSED_BYTES
 
     def _rename(self, database: Any) -> None:
+        if identity_of(database, self._name) == self._identity:
+            return  # an earlier attempt, whose answer was lost, did it
         try:
             database[self._partial].rename(self._name, dropTarget=self._overwrite)
         except OperationFailure:
@@ -167,8 +220,13 @@ class MongodbWriter(StoreWriter):
                 raise
             raise StoreExistsError(f"{self.url} appeared while it was being written; nothing was replaced") from None
 
+    def _clean_up(self, database: Any, row: Mapping[str, Any]) -> None:
+        published = identity_of(database, self._name)
+        self._metas(database).replace_one({"_id": published}, {"_id": published, **row}, upsert=True)
+        self._remove_stale(database, published)
+
     def _remove_stale(self, database: Any, published: Any) -> None:
-        database[meta_collection(self._name)].delete_many({"_id": {"$ne": published}})
+        self._metas(database).delete_many({"_id": {"$ne": published}})
         files = database[f"{values_collection(self._name)}.files"]
         stale = [row["_id"] for row in files.find({"metadata.build": {"$ne": self._values}}, {"_id": True})]
         if stale:
@@ -177,15 +235,17 @@ class MongodbWriter(StoreWriter):
 
     def _discard(self) -> None:
         try:
-            with self._database() as database:
-                database[self._partial].drop()
-                published = identity_of(database, self._name)
-                metas = database[meta_collection(self._name)]
-                metas.delete_many({"_id": {"$ne": published}})
-                self._values = (metas.find_one({"_id": published}) or {}).get("values", "")
-                self._remove_stale(database, published)
+            self._remove_all()
         finally:
             self._ticket.close()
+
+    def _remove_all(self) -> None:
+        with self._database() as database:
+            database[self._partial].drop()
+            published = identity_of(database, self._name)
+            self._metas(database).delete_many({"_id": {"$ne": published}})
+            self._values = (self._metas(database).find_one({"_id": published}) or {}).get("values", "")
+            self._remove_stale(database, published)
 
     def _suspend(self) -> None:
         self._ticket.close()
@@ -196,3 +256,15 @@ def _durable(database: Any) -> Any:
         return database.with_options(write_concern=_DURABLE)
     except NotImplementedError:  # mongomock, which loses nothing either
         return database
+
+
+def _check_index(index: Sequence[str], fields: Mapping[str, Any], url: str) -> tuple[str, ...]:
+    names = (index,) if isinstance(index, str) else tuple(index)
+    for name in names:
+        if name not in fields:
+            raise ConfigError(f"{url}: index: there is no field {name!r}; {suggest(name, fields, 'fields')}")
+        if fields[name].is_blob:
+            raise ConfigError(
+                f"{url}: index: field {name!r} is of kind {fields[name].kind}, which nobody looks up by value"
+            )
+    return names

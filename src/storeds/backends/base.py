@@ -9,13 +9,14 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from storeds._canonical import canonical_value, preview
 from storeds._handles import HandlePool, Opener, Ticket
 from storeds._suggest import suggest
 from storeds._url import redact
@@ -219,6 +220,10 @@ class HandleBackend(StoreBackend, Generic[H, Open]):
         """Return the meta of a store that is being opened; the place for checks that a worker need not repeat."""
         return handle.meta
 
+    def _build_of(self, handle: H) -> str:
+        """Return the build of the store that a handle leads to."""
+        return handle.meta.build
+
     def _recipe(self) -> tuple[Any, ...]:
         return self._opener, self.meta
 
@@ -233,20 +238,18 @@ class HandleBackend(StoreBackend, Generic[H, Open]):
 
     @contextmanager
     def _lease(self) -> Iterator[H]:
-        try:
-            lease = self._ticket.lease()
-            handle = lease.__enter__()
-        except StoreNotFoundError as error:
-            raise UnavailableError(f"{self.url} was there when it was opened and is gone now: {error}") from error
-        try:
-            if handle.meta.build != self.meta.build:
+        with ExitStack() as stack:
+            try:
+                handle = stack.enter_context(self._ticket.lease())
+                build = self._build_of(handle)
+            except StoreNotFoundError as error:
+                raise UnavailableError(f"{self.url} was there when it was opened and is gone now: {error}") from error
+            if build != self.meta.build:
                 raise UnavailableError(
-                    f"{self.url} was replaced while in use (build {self.meta.build} was opened, "
-                    f"build {handle.meta.build} is there now); open it again"
+                    f"{self.url} was replaced while in use or changed (build {self.meta.build} was opened, "
+                    f"build {build} is there now); open it again"
                 )
             yield handle
-        finally:
-            lease.__exit__(None, None, None)
 
     def close(self) -> None:
         # docstring inherited
@@ -263,7 +266,8 @@ _WHERE_TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float
 def check_where(where: Mapping[str, Any], fields: Mapping[str, Field], url: str) -> dict[str, list[Any]]:
     """Return field → accepted values; raises ConfigError for what cannot be compared.
 
-    A value stands for equality, a list for membership.
+    A value stands for equality, a list for membership. What equals nothing is left out: NaN, and values that no store
+    holds, such as 10**400 and text with a lone surrogate, which engines would refuse, each in its own words.
     """
     checked: dict[str, list[Any]] = {}
     for name, wanted in where.items():
@@ -277,6 +281,14 @@ def check_where(where: Mapping[str, Any], fields: Mapping[str, Field], url: str)
         values = list(wanted) if isinstance(wanted, (list, tuple, set, frozenset)) else [wanted]
         for value in values:
             if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-                raise ConfigError(f"where: field {name!r} is {fields[name].kind}, so it never equals {value!r}")
-        checked[name] = values
+                raise ConfigError(f"where: field {name!r} is {fields[name].kind}, so it never equals {preview(value)}")
+        checked[name] = [value for value in values if _equals_something(fields[name], value)]
     return checked
+
+
+def _equals_something(field: Field, value: Any) -> bool:
+    try:
+        stored = canonical_value(field, value)
+    except (ValueError, OverflowError):
+        return False
+    return bool(stored == value)

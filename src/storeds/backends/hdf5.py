@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -14,13 +14,14 @@ import xxhash
 from pydantic import Field as Option
 
 from storeds._columns import SCALARS, text_column
-from storeds._files import check_file, staging_folder
+from storeds._files import staging_folder
 from storeds._handles import HandlePool
 from storeds._meta import meta_from_row
 from storeds._mounts import file_system, file_system_advice
-from storeds._url import file_path, file_url
+from storeds._url import file_path
 from storeds.backends._hdf5_file import check_hdf5_file
 from storeds.backends._hdf5_rows import LibraryRows, Rows, open_rows
+from storeds.backends._openers import FileOpener
 from storeds.backends.base import BackendOptions, HandleBackend, parse_options
 from storeds.errors import FormatError, RecordError, StoredsError
 from storeds.protocols import JSON, Array, Field, Meta, Record
@@ -71,23 +72,10 @@ class Hdf5Handle:
     checksums: Rows
 
 
-@dataclass(frozen=True)
-class Hdf5Opener:
+class Hdf5Opener(FileOpener[Hdf5Options]):
     """Opens one file for reading."""
 
-    path: str
-    settings: Hdf5Options
-
-    @property
-    def url(self) -> str:
-        return file_url("hdf5", self.path)
-
-    def key(self) -> Hashable:
-        status = check_file(self.path, "hdf5", self.url)
-        return status.st_dev, status.st_ino
-
-    def options(self) -> Hashable:
-        return tuple(self.settings.model_dump().items())
+    engine = "hdf5"
 
     def open(self) -> Hdf5Handle:
         descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)

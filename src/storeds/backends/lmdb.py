@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -13,12 +13,13 @@ import numpy as np
 import xxhash
 
 from storeds._columns import SCALARS, column_from_records, text_column
-from storeds._files import check_file, staging_folder
+from storeds._files import staging_folder
 from storeds._handles import HandlePool
 from storeds._lmdb_file import check_lmdb_file
 from storeds._meta import meta_from_text
 from storeds._mounts import file_system, file_system_advice
-from storeds._url import file_path, file_url
+from storeds._url import file_path
+from storeds.backends._openers import FileOpener
 from storeds.backends.base import BackendOptions, HandleBackend, parse_options
 from storeds.errors import FormatError, RecordError
 from storeds.protocols import JSON, Array, Field, Meta, Record
@@ -26,7 +27,16 @@ from storeds.protocols import JSON, Array, Field, Meta, Record
 if TYPE_CHECKING:
     from storeds.protocols import Writer
 
-__all__ = ["COLUMNS", "META", "RECORDS", "LmdbBackend", "LmdbOptions", "position_key", "text_offsets_key"]
+__all__ = [
+    "COLUMNS",
+    "META",
+    "RECORDS",
+    "LmdbBackend",
+    "LmdbOptions",
+    "open_environment",
+    "position_key",
+    "text_offsets_key",
+]
 
 RECORDS, COLUMNS, META = b"records", b"columns", b"meta"
 
@@ -54,6 +64,19 @@ def text_offsets_key(name: str) -> bytes:
     return f"{name}.offsets".encode()
 
 
+def open_environment(path: str, settings: LmdbOptions, *, databases: int) -> Any:
+    """Open a file that nobody writes to: read-only, and without a lock file."""
+    return lmdb.open(
+        path,
+        subdir=False,
+        readonly=True,
+        lock=False,
+        meminit=False,
+        readahead=settings.readahead,
+        max_dbs=databases,
+    )
+
+
 @dataclass(frozen=True)
 class LmdbHandle:
     """An open environment, its databases, and what the store says about itself."""
@@ -65,37 +88,15 @@ class LmdbHandle:
     column_checksums: Mapping[str, str]
 
 
-@dataclass(frozen=True)
-class LmdbOpener:
+class LmdbOpener(FileOpener[LmdbOptions]):
     """Opens one file read-only and without a lock file."""
 
-    path: str
-    settings: LmdbOptions
-
-    @property
-    def url(self) -> str:
-        return file_url("lmdb", self.path)
-
-    def key(self) -> Hashable:
-        # py-lmdb refuses to open one inode twice in a process, whatever the path.
-        status = check_file(self.path, "lmdb", self.url)
-        return status.st_dev, status.st_ino
-
-    def options(self) -> Hashable:
-        return tuple(self.settings.model_dump().items())
+    engine = "lmdb"
 
     def open(self) -> LmdbHandle:
         check_lmdb_file(self.path, self.url)
         with _damage_is_format_error(self.url):
-            env = lmdb.open(
-                self.path,
-                subdir=False,
-                readonly=True,
-                lock=False,
-                meminit=False,
-                readahead=self.settings.readahead,
-                max_dbs=3,
-            )
+            env = open_environment(self.path, self.settings, databases=3)
         try:
             with _damage_is_format_error(self.url):
                 return self._read_meta(env)

@@ -2,191 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
-from pymongo.errors import OperationFailure
 
 from storeds._columns import column_of
-from storeds._handles import HandlePool, Ticket
-from storeds._meta import meta_from_row
-from storeds.backends._mongodb_client import (
-    CLIENTS,
-    ClientFactory,
-    ClientOpener,
-    Location,
-    parse_location,
-    pymongo_errors,
-)
-from storeds.backends._mongodb_documents import from_document, references
+from storeds._handles import HandlePool
+from storeds.backends._mongodb_arrival import count_documents
+from storeds.backends._mongodb_client import ClientFactory, parse_location
+from storeds.backends._mongodb_documents import from_document
+from storeds.backends._mongodb_handle import MongodbHandle, MongodbOpener
+from storeds.backends._mongodb_names import identity_of, partial_collection, values_collection
+from storeds.backends._mongodb_retry import retried
 from storeds.backends.base import BackendOptions, HandleBackend, check_where, parse_options
-from storeds.errors import FormatError, RecordError, StoreNotFoundError, UnavailableError
+from storeds.errors import FormatError, RecordError
 from storeds.protocols import JSON, Array, Field, Meta, Record
 from storeds.record import CHECKSUM, checksum
 
 if TYPE_CHECKING:
     from storeds.protocols import Writer
 
-__all__ = ["MongodbBackend", "identity_of", "meta_collection", "partial_collection", "values_collection"]
+__all__ = ["MongodbBackend"]
 
-_BATCH_SIZE = 100_000  # the server ends its first reply at 16 MiB anyway
-_OTHER_UUID = 361  # CollectionUUIDMismatch
-_NO_UUID = (40415, 323)  # an unknown field, before MongoDB 6.0; refused by a strict Stable API
+T = TypeVar("T")
 
-
-def meta_collection(name: str) -> str:
-    """Return the collection that holds the meta of collection `name`."""
-    return f"{name}.meta"
-
-
-def values_collection(name: str) -> str:
-    """Return the GridFS bucket that holds the large values of collection `name`."""
-    return f"{name}.values"
-
-
-def partial_collection(name: str) -> str:
-    """Return the collection in which a writer builds collection `name`."""
-    return f"{name}.partial"
-
-
-def identity_of(database: Any, name: str) -> Any:
-    """Return what tells this collection from a later one of the same name, or None when it does not exist.
-
-    That is its UUID, which a rename carries along. A server without UUIDs (mongomock) gives its name instead.
-    """
-    try:
-        listed = list(database.list_collections(filter={"name": name}))
-    except NotImplementedError:
-        return f"name:{name}" if name in database.list_collection_names() else None
-    if not listed:
-        return None
-    return listed[0]["info"].get("uuid", f"name:{name}")  # a view has none
-
-
-class MongodbHandle:
-    """A claim on the process's client for a URI, and what the collection says about itself."""
-
-    def __init__(self, opener: MongodbOpener) -> None:
-        self.location = opener.location
-        self.checks_uuid = (
-            opener.factory is None
-        )  # a factory may make a client that knows no commands, as mongomock does
-        self.ticket: Ticket[Any] = CLIENTS.ticket(
-            self, ClientOpener(opener.location.uri, opener.location.url, opener.factory)
-        )
-        try:
-            with self.database() as database:
-                self.identity, self.meta = self._find_meta(database)
-        except BaseException:
-            self.ticket.close()
-            raise
-
-    @contextmanager
-    def database(self) -> Iterator[Any]:
-        """Lease the client and give its database; PyMongo's exceptions leave as ours."""
-        with self.ticket.lease() as client, pymongo_errors(self.location):
-            yield client[self.location.database]
-
-    def find(self, query: Mapping[str, Any], fields: Iterable[str] | None) -> tuple[dict[int, Any], dict[str, bytes]]:
-        """Return position → document and the large values they refer to; all fields where `fields` is None.
-
-        Raises UnavailableError if the collection is another than the one that was opened. The server itself makes
-        sure, in the same round trip: a find may name the UUID that it expects (MongoDB 6.0 and later).
-        """
-        name = self.location.collection
-        command = {"find": name, "filter": query, "batchSize": _BATCH_SIZE}
-        if fields is not None:
-            command["projection"] = dict.fromkeys(("_id", *fields), True)
-        with self.database() as database:
-            found = self._find_guarded(database, command) if self.checks_uuid else None
-            if found is None:
-                self.checks_uuid = False
-                found = list(database[name].find(query, command.get("projection")))
-                if not self.is_current(database):
-                    raise self._replaced()
-            documents = {row["_id"]: row for row in found}
-            return documents, _read_large(database, name, references(found))
-
-    def _find_guarded(self, database: Any, command: Mapping[str, Any]) -> list[Any] | None:
-        """Return what is found, or None if the server cannot compare UUIDs."""
-        guarded = {**command, "collectionUUID": self.identity}
-        try:
-            return list(database.cursor_command(guarded, read_preference=database.read_preference))
-        except OperationFailure as error:
-            if error.code == _OTHER_UUID:
-                raise self._replaced() from error
-            if error.code in _NO_UUID:
-                return None
-            raise
-
-    def _replaced(self) -> UnavailableError:
-        return UnavailableError(f"{self.location.url} was replaced or dropped while in use; open it again")
-
-    def is_current(self, database: Any) -> bool:
-        """Whether the collection is still the one that was opened."""
-        name = self.location.collection
-        row = database[meta_collection(name)].find_one({"_id": self.identity}) or {}
-        # The build is for a server without UUIDs.
-        return identity_of(database, name) == self.identity and row.get("build") == self.meta.build
-
-    def _find_meta(self, database: Any) -> tuple[Any, Meta]:
-        name, url = self.location.collection, self.location.url
-        identity = identity_of(database, name)
-        if identity is None:
-            left = identity_of(database, partial_collection(name)) is not None
-            begun = (
-                f"; {partial_collection(name)!r} is what an interrupted writer left: go on with resume=True (--resume)"
-            )
-            raise StoreNotFoundError(f"no store at {url}: {_existing(database)}{begun if left else ''}")
-        row = database[meta_collection(name)].find_one({"_id": identity})
-        if row is None or "layout" not in row:
-            raise FormatError(
-                f"{url} is a collection, but no native store: {meta_collection(name)} has no entry for it; "
-                "native stores are written by storeds.open_writer, `storeds pack` or `storeds convert`"
-            )
-        return identity, meta_from_row(row, url)
-
-
-def _existing(database: Any) -> str:
-    names = sorted(
-        name for name in database.list_collection_names() if not name.endswith((".meta", ".chunks", ".files"))
-    )
-    shown = ", ".join(names[:8]) + (" …" if len(names) > 8 else "")
-    return (
-        f"database {database.name!r} has the collections {shown}"
-        if names
-        else f"database {database.name!r} has no collections"
-    )
-
-
-@dataclass(frozen=True)
-class MongodbOpener:
-    """Finds one collection's meta through the process's client for its URI."""
-
-    location: Location
-    factory: ClientFactory | None = None
-
-    @property
-    def url(self) -> str:
-        return self.location.url
-
-    def key(self) -> Hashable:
-        return self.location.uri, self.location.collection, self.factory
-
-    def options(self) -> Hashable:
-        return None
-
-    def open(self) -> MongodbHandle:
-        return MongodbHandle(self)
-
-    def close(self, handle: MongodbHandle, /) -> None:
-        handle.ticket.close()
-
-    def disown(self, handle: MongodbHandle, /) -> None:
-        pass  # the client itself is disowned by its own pool
+_REPLY_BYTES = 16 << 20  # what a server puts into one reply
+_SMALL = 256  # bytes of a document without blobs, about
 
 
 class MongodbBackend(HandleBackend[MongodbHandle, MongodbOpener]):
@@ -209,7 +51,9 @@ class MongodbBackend(HandleBackend[MongodbHandle, MongodbOpener]):
     Notes
     -----
     One client a process and URI, made with ``connect=False`` and a pool of two, whatever the number of backends.
-    A batch is one ``$in`` query by ``_id``, which also tells whether the collection was replaced meanwhile.
+    A batch is one ``$in`` query by ``_id``, which also tells whether the collection was replaced meanwhile; a batch of
+    more than 16 MiB is several. A query that a failover, a frozen node or a cut network ends is repeated until
+    ``timeoutMS`` (30 s unless given) have passed, then it is an UnavailableError.
     """
 
     Options: ClassVar[type[BackendOptions]] = BackendOptions
@@ -226,10 +70,7 @@ class MongodbBackend(HandleBackend[MongodbHandle, MongodbOpener]):
     def _probe(self, handle: MongodbHandle) -> Meta:
         meta, url = handle.meta, handle.location.url
         with handle.database() as database:
-            collection = database[handle.location.collection]
-            count = collection.estimated_document_count()
-            if count != meta.count:
-                count = collection.count_documents({})  # the estimate may be off after a crash
+            count = count_documents(database[handle.location.collection], meta.count)
         if count != meta.count:
             raise FormatError(f"{url}: {count} documents are there, its meta says {meta.count}; write the store again")
         return meta
@@ -251,9 +92,14 @@ class MongodbBackend(HandleBackend[MongodbHandle, MongodbOpener]):
     def handle_settings(self) -> dict[str, JSON]:
         # docstring inherited
         with self._lease() as handle, handle.ticket.lease() as client:
-            options = client.options
+            options, nodes = client.options, len(client.nodes)
+            pool = options.pool_options.max_pool_size
             return {
-                "max_pool_size": options.pool_options.max_pool_size,
+                "max_pool_size": pool,
+                "nodes": nodes,
+                # PyMongo watches each node over one connection and measures its round trip over another.
+                "connections_per_process": pool + 2 * nodes,
+                "deadline_s": self._opener.location.deadline,
                 "server_selection_timeout_s": options.server_selection_timeout,
                 "read_preference": options.read_preference.name,
                 "checks_uuid": handle.checks_uuid,
@@ -274,12 +120,40 @@ class MongodbBackend(HandleBackend[MongodbHandle, MongodbOpener]):
             partial = partial_collection(handle.location.collection)
             return f"collection {partial}" if identity_of(database, partial) is not None else None
 
+    def _retried(self, operation: Callable[[MongodbHandle], T]) -> T:
+        """Return what `operation` returns; it is repeated, with a new lease, while the server may come back."""
+
+        def attempt() -> T:
+            with self._lease() as handle:
+                return operation(handle)
+
+        return retried(self._opener.location, attempt, self._knows_server)
+
+    def _knows_server(self) -> bool:
+        with self._ticket.lease() as handle:
+            return handle.knows_server()
+
     def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
         whole = self._codec.needs_whole(fields)
         wanted = self.meta.fields if whole else {name: self.meta.fields[name] for name in fields}
-        with self._lease() as handle:
-            documents, large = handle.find({"_id": {"$in": positions}}, None if whole else fields)
+        records: list[Record | RecordError] = []
+        for part in self._parts(positions, blobs=any(field.is_blob for field in wanted.values())):
+            records += self._read_part(part, wanted, whole)
+        return records
+
+    def _read_part(
+        self, positions: Sequence[int], wanted: Mapping[str, Field], whole: bool
+    ) -> list[Record | RecordError]:
+        query = {"_id": {"$in": positions}}
+        documents, large = self._retried(lambda handle: handle.find(query, None if whole else wanted))
         return [self._record(position, documents.get(position), wanted, large, whole) for position in positions]
+
+    def _parts(self, positions: Sequence[int], *, blobs: bool) -> Iterator[Sequence[int]]:
+        """Cut a batch into queries of which each is answered at once, and so has the whole deadline."""
+        size = self._retried(lambda handle: handle.document_bytes) if blobs else _SMALL
+        step = max(1, _REPLY_BYTES // max(1, size))
+        for start in range(0, len(positions), step):
+            yield positions[start : start + step]
 
     def _record(
         self, position: int, document: Any, wanted: Mapping[str, Field], large: Mapping[str, bytes], whole: bool
@@ -296,8 +170,8 @@ class MongodbBackend(HandleBackend[MongodbHandle, MongodbOpener]):
 
     def _column(self, name: str, field: Field) -> Array:
         # Pages keep every query short, so that no cursor lives on between them.
-        step = 256 if field.is_blob else 50_000
         values: list[Any] = []
+        step = max(1, _REPLY_BYTES // (_SMALL + _array_bytes(field)))
         for start in range(0, self.meta.count, step):
             for record in self._page(name, field, start, min(start + step, self.meta.count)):
                 if isinstance(record, RecordError):
@@ -306,25 +180,19 @@ class MongodbBackend(HandleBackend[MongodbHandle, MongodbOpener]):
         return column_of(field, values)
 
     def _page(self, name: str, field: Field, start: int, stop: int) -> list[Record | RecordError]:
-        with self._lease() as handle:
-            found, large = handle.find({"_id": {"$gte": start, "$lt": stop}}, (name,))
+        query = {"_id": {"$gte": start, "$lt": stop}}
+        found, large = self._retried(lambda handle: handle.find(query, (name,)))
         return [self._record(at, found.get(at), {name: field}, large, whole=False) for at in range(start, stop)]
 
     def select(self, where: Mapping[str, Any], /) -> Array:
         # docstring inherited
         accepted = check_where(where, self.meta.fields, self.url)
         query = {name: {"$in": values} for name, values in accepted.items()}
-        with self._lease() as handle:
-            found, _ = handle.find(query, ())
+        found, _ = self._retried(lambda handle: handle.find(query, ()))
         return np.array(sorted(found), np.int64)
 
 
-def _read_large(database: Any, name: str, ids: list[str]) -> dict[str, bytes]:
-    """Return GridFS id → bytes, all files in one query."""
-    if not ids:
-        return {}
-    parts: dict[str, list[bytes]] = {}
-    chunks = database[f"{values_collection(name)}.chunks"]
-    for chunk in chunks.find({"files_id": {"$in": ids}}).sort([("files_id", 1), ("n", 1)]):
-        parts.setdefault(chunk["files_id"], []).append(chunk["data"])
-    return {id: b"".join(data) for id, data in parts.items()}
+def _array_bytes(field: Field) -> int:
+    return (
+        int(np.prod([size or 0 for size in field.shape or ()])) * np.dtype(field.dtype).itemsize if field.is_blob else 0
+    )

@@ -14,6 +14,7 @@ from storeds.cli._frame import (
     OUT,
     AsJson,
     CommitEvery,
+    Index,
     Layout,
     Options,
     Overwrite,
@@ -61,6 +62,7 @@ def pack(
     overwrite: Overwrite = False,
     resume: Resume = False,
     commit_every: CommitEvery = 1000,
+    index: Index = None,
     as_json: AsJson = False,
 ) -> None:
     """Pack images, or another store, into a store."""
@@ -89,6 +91,7 @@ def pack(
             overwrite=overwrite,
             resume=resume,
             commit_every=commit_every,
+            index=index or (),
             progress=hook,
             on_problem=problems.append,
             **{name: value for name, value in options.items() if value is not None},
@@ -136,6 +139,7 @@ def convert(
     overwrite: Overwrite = False,
     resume: Resume = False,
     commit_every: CommitEvery = 1000,
+    index: Index = None,
     layout: Layout = None,
     option: Options = None,
     as_json: AsJson = False,
@@ -149,6 +153,7 @@ def convert(
             overwrite=overwrite,
             resume=resume,
             commit_every=commit_every,
+            index=index or (),
             layout=layout,
             options=options,
             progress=hook,
@@ -164,11 +169,23 @@ def repair(
     overwrite: Overwrite = False,
     resume: Resume = False,
     commit_every: CommitEvery = 1000,
+    layout: Layout = None,
+    option: Options = None,
     as_json: AsJson = False,
 ) -> None:
     """Copy a store with every damaged JPEG mended; exit code 1 if some are beyond repair."""
+    options = dict(map(parse_option, option or []))
     with progress("repair", quiet=as_json) as hook:
-        report = ops.repair(source, url, overwrite=overwrite, resume=resume, commit_every=commit_every, progress=hook)
+        report = ops.repair(
+            source,
+            url,
+            overwrite=overwrite,
+            resume=resume,
+            commit_every=commit_every,
+            layout=layout,
+            options=options,
+            progress=hook,
+        )
     if as_json:
         print_json(report.to_json())
     else:

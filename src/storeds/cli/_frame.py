@@ -27,6 +27,7 @@ __all__ = [
     "OUT",
     "AsJson",
     "CommitEvery",
+    "Index",
     "Overwrite",
     "Resume",
     "app",
@@ -56,6 +57,7 @@ Overwrite = Annotated[
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from what an interrupted writer left.")]
 CommitEvery = Annotated[int, typer.Option("--commit-every", help="Records per durable batch.")]
+Index = Annotated[list[str] | None, typer.Option("--index", help="A field that MongoDB indexes; may be repeated.")]
 
 
 def main() -> None:

@@ -45,10 +45,10 @@ def verify(
 ) -> None:
     """Check every record, image and column of a store; exit code 1 if something is wrong."""
     sheet = None if contact_sheet is None else ops.ContactSheet(contact_sheet)
+    options = dict(map(parse_option, option or []))
     with progress("verify", quiet=as_json) as hook:
-        options = dict(map(parse_option, option or []))
         report = ops.verify(url, deep=deep, workers=workers, layout=layout, options=options, progress=hook)
-    drawn = None if sheet is None else sheet.draw(url, report.findings)
+    drawn = None if sheet is None else sheet.draw(url, report.findings, layout=layout, options=options)
     if as_json:
         print_json(report.to_json())
     else:

@@ -9,15 +9,13 @@ import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
 
-import numpy as np
-
 from storeds.jpeg.coverage import blocks_of, units_of
 from storeds.jpeg.huffman import LONGEST, Table, tables_of, windows
 from storeds.jpeg.progressive import Band, Walk
 from storeds.jpeg.structure import Scan, Structure
 from storeds.protocols import Array
 
-__all__ = ["Walk", "lost_restart", "restarts_of", "walk"]
+__all__ = ["Walk", "lost_restart", "walk"]
 
 _RESTART = re.compile(rb"\xff+[\xd0-\xd7]")
 _STUFFED = re.compile(rb"\xff+\x00")
@@ -58,19 +56,12 @@ def walk(blob: bytes, structure: Structure, scan: Scan, *, deep: bool = False) -
     return _over_parts(blob, structure, scan, deep, lambda data, _, units: _walk_blocks(data, pairs, units))
 
 
-def restarts_of(blob: bytes, scan: Scan) -> bytes:
-    """Return the restart markers in the data of `scan`, each as its last byte."""
-    data = np.frombuffer(blob, np.uint8, scan.stop - scan.start, scan.start)
-    after = data[np.flatnonzero(data[:-1] == 0xFF) + 1]
-    return after[(after >= 0xD0) & (after <= 0xD7)].tobytes()
-
-
-def lost_restart(blob: bytes, structure: Structure, scan: Scan) -> int | None:
+def lost_restart(structure: Structure, scan: Scan) -> int | None:
     """Return which restart marker of a whole scan, counted from 0, is not the one that is due; None if all are."""
     if not scan.interval:
         return None
     due = (units_of(structure, scan) - 1) // scan.interval
-    found = restarts_of(blob, scan)
+    found = scan.restarts
     cycle = bytes(range(0xD0, 0xD8)) * (due // 8 + 1)
     if found == cycle[:due]:
         return None

@@ -1,7 +1,7 @@
 """Estimates where the picture of a cut JPEG ends, in about the time of one decode, by decoding it with two endings.
 
-After the plain ending everything is grey, after noise it is not; up to the cut both agree. On 2,000 damaged files the place
-was exact in 93 % and within one MCU in all.
+After the plain ending everything is grey, after noise it is not; up to the cut both agree. What is found is the MCU in which
+the data end or, about as often, the next one, which the noise completed in the same way; seldom the one after that.
 """
 
 from __future__ import annotations

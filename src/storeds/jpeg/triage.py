@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Literal
 
 from storeds.jpeg.coverage import coverage, units_of
-from storeds.jpeg.entropy import Walk, lost_restart, restarts_of, walk
+from storeds.jpeg.entropy import Walk, lost_restart, walk
 from storeds.jpeg.estimate import estimate
 from storeds.jpeg.finding import Finding, Kind
 from storeds.jpeg.sniff import sniff
@@ -31,8 +31,9 @@ def triage(blob: bytes, *, effort: Effort = "exact") -> Finding:
         Any bytes.
     effort : str
         For a picture whose end is missing, ``"exact"`` follows its Huffman codes, some ten times the time of a decode;
-        ``"quick"`` decodes it twice at an eighth of its size, which may be wrong by one MCU, and cannot tell a picture that
-        lacks its last bytes from one that lacks its end marker. ``"deep"`` follows the codes of every picture: that finds
+        ``"quick"`` decodes it twice at an eighth of its size, which about half the time counts the MCU that was cut as one
+        that is there (and seldom the next one too), so that it cannot tell a picture that lacks its last bytes from one that
+        lacks its end marker. ``"deep"`` follows the codes of every picture: that finds
         data which end before their end marker, or make no sense.
 
     Returns
@@ -80,7 +81,7 @@ def _with_end(blob: bytes, found: Structure, *, deep: bool) -> Finding:
         scan = len(found.scans) + 1
         reason = f"it ends at byte {at} after {len(found.scans)} scans, which do not carry every coefficient"
         return _finding("truncated_scan", found, reason, offset=at, scan=scan, recovered=share, exact=False)
-    lost = _lost_restart(blob, found, at)
+    lost = _lost_restart(found, at)
     if lost is not None:
         return lost
     if found.end == len(blob) or (found.multi_picture and _next_is_whole(blob, found.end)):
@@ -97,10 +98,10 @@ def _with_junk(finding: Finding, junk: tuple[int, int]) -> Finding:
     return replace(finding, kind="corrupt_data", reason=reason, offset=first, exact=False)
 
 
-def _lost_restart(blob: bytes, found: Structure, at: int) -> Finding | None:
+def _lost_restart(found: Structure, at: int) -> Finding | None:
     """Return the finding for the first scan whose restart markers are not those that are due."""
     for number, scan in enumerate(found.scans):
-        part = lost_restart(blob, found, scan)
+        part = lost_restart(found, scan)
         if part is not None:
             share, _ = _with_part(
                 found, number, coverage(found, found.scans[:number]), Walk(part * scan.interval, "bad")
@@ -238,7 +239,7 @@ def _units(blob: bytes, found: Structure, effort: Effort) -> Walk:
     units = units_of(found, scan)
     done = round(share * units)
     if scan.interval:  # each restart marker counts its interval; and where one is missing, decoders heed no ending
-        restarts = len(restarts_of(blob, scan))
+        restarts = len(scan.restarts)
         done = min(max(done, restarts * scan.interval), (restarts + 1) * scan.interval, units)
     return Walk(done, "done" if done == units else "cut")
 

@@ -99,7 +99,7 @@ class ForeignOpener:
             raise
         except Exception as error:  # a damaged file makes libhdf5 raise almost anything
             files.close()
-            raise FormatError(f"{self.url} is damaged: {type(error).__name__}: {error}; copy it again") from error
+            raise _damaged(self.url, error) from error
 
     def _meta(self, files: Hdf5Files, found: Found) -> Meta:
         fields = {name: values.field for name, values in found.columns.items()}
@@ -142,14 +142,24 @@ class ForeignHdf5(HandleBackend[Hdf5Handle, ForeignOpener]):
 
     @classmethod
     def recognise(cls, url: str, **options: Any) -> str | None:
-        """Return why the file at `url` looks like this layout, in a sentence, or None."""
-        try:
-            opener = cls._make_opener(url, options)
-            with opener.look() as files:
-                root = files.file(opener.path).attrs
-                return None if "layout" in root and "fields" in root else opener.recognise(files)  # a native store
-        except (StoredsError, OSError, RuntimeError, ValueError, KeyError, TypeError):
-            return None  # not one, or damaged: opening says more
+        """Return why the file at `url` looks like this layout, in a sentence, or None if it does not.
+
+        Raises
+        ------
+        ConfigError, FormatError
+            It looks like this layout, or an option asks for it, but it cannot be read so.
+        """
+        path, in_url = file_path(url)
+        if not cls.Options.model_fields.keys() >= {*in_url, *options} or not _may_be_foreign(path):
+            return None  # options that are another layout's ask for that one
+        opener = cls._make_opener(url, options)
+        with opener.look() as files:
+            try:
+                return opener.recognise(files)
+            except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
+                if isinstance(error, StoredsError):
+                    raise
+                raise _damaged(opener.url, error) from error
 
     def _is_stale(self, handle: Hdf5Handle) -> bool:
         try:
@@ -192,3 +202,17 @@ class ForeignHdf5(HandleBackend[Hdf5Handle, ForeignOpener]):
 
 def _digest(content: Mapping[str, JSON]) -> str:
     return xxhash.xxh3_128_hexdigest(canonical_json(dict(content)).encode())
+
+
+def _damaged(url: str, error: Exception) -> FormatError:
+    return FormatError(f"{url} is damaged: {type(error).__name__}: {error}; copy it again")
+
+
+def _may_be_foreign(path: str) -> bool:
+    """Whether HDF5 opens the file and it is no native store; what is wrong with it else, opening it as one says."""
+    with Hdf5Files(path, file_url("hdf5", path), ForeignOptions()) as files:
+        try:
+            root = files.file(path).attrs
+            return not ("layout" in root and "fields" in root)
+        except (StoredsError, OSError, RuntimeError, ValueError, KeyError, TypeError):
+            return False

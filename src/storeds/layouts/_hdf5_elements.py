@@ -2,20 +2,96 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import h5py
 import numpy as np
 
-from storeds._columns import column_of
 from storeds.errors import FormatError, StoredsError, UnavailableError
 from storeds.layouts._hdf5_files import Hdf5Files
+from storeds.layouts._hdf5_names import split
 from storeds.layouts._hdf5_raw import raw_rows
-from storeds.layouts._hdf5_values import Values, is_encoded, kind_of, to_value, unsupported
-from storeds.protocols import JSON, Array, Field
+from storeds.layouts._hdf5_values import SCALAR_KINDS, Values, is_encoded, kind_of, to_value, unsupported
+from storeds.protocols import JSON, Field, Kind
 
-__all__ = ["Attributes", "Datasets", "Elements", "attribute_fields", "attributes"]
+__all__ = [
+    "Attributes",
+    "Datasets",
+    "Elements",
+    "attribute_fields",
+    "attributes",
+    "element_bytes",
+    "element_field",
+    "single_values",
+    "sort_of",
+]
+
+# What PyTables, MATLAB, netCDF and the HDF5 image and dimension-scale conventions write on their own account.
+_LIBRARIES = {"CLASS", "VERSION", "TITLE", "FLAVOR", "EXTDIM", "PSEUDOATOM", "NAME", "H5PATH", "INTERLACE_MODE"}
+_LIBRARY_PREFIXES = ("IMAGE_", "MATLAB_", "PYTABLES_", "_Netcdf4", "_NC")
+
+
+def element_field(files: Hdf5Files, samples: Sequence[str]) -> Field:
+    """Return the field whose values the datasets of one series are, told by some of them.
+
+    Raises
+    ------
+    FormatError
+        More than a few are of different kinds, or all are of a kind that no field holds.
+    """
+    datasets = _alike(files, [files.dataset(name) for name in samples])
+    first = datasets[0]
+    if not _is_numeric(first):
+        if not (_is_text(first) or _is_bytes(first)):
+            raise unsupported(files, first)
+        return Field(kind_of(_readable(files, datasets), _is_text(first)))
+    return Field("image") if _are_encoded(files, datasets) else _numeric_element(datasets)
+
+
+def _alike(files: Hdf5Files, datasets: Sequence[h5py.Dataset]) -> list[h5py.Dataset]:
+    """Return the datasets without the odd ones, which are bad samples; raises FormatError where those are more than a few."""
+    sorts = [sort_of(dataset) for dataset in datasets]
+    (most, count), *_ = Counter(sorts).most_common(1)
+    if 8 * count < 7 * len(sorts):
+        first, other = (
+            datasets[at] for at in (sorts.index(most), next(at for at, sort in enumerate(sorts) if sort != most))
+        )
+        raise FormatError(
+            f"{files.url}: {first.name} and {other.name} are no samples of the same kind: {first.dtype} with "
+            f"{first.ndim} dimensions, {other.dtype} with {other.ndim}; group= names the group that holds samples"
+        )
+    return [dataset for dataset, sort in zip(datasets, sorts, strict=True) if sort == most]
+
+
+def _are_encoded(files: Hdf5Files, datasets: Sequence[h5py.Dataset]) -> bool:
+    first = datasets[0]
+    if first.dtype.itemsize != 1 or first.dtype.kind not in "iu" or first.ndim != 1:
+        return False
+    read = _readable(files, datasets)
+    return 2 * sum(map(is_encoded, read)) > len(read)  # most of them, because a store may have a damaged one
+
+
+def _readable(files: Hdf5Files, datasets: Sequence[h5py.Dataset]) -> list[bytes]:
+    out = []
+    for dataset in datasets:
+        try:
+            out.append(element_bytes(files, dataset))
+        except StoredsError:
+            raise
+        except (OSError, RuntimeError, ValueError):
+            continue  # a damaged one spoils its own record, not the store
+    return out
+
+
+def _numeric_element(datasets: Sequence[h5py.Dataset]) -> Field:
+    dtype, ndim = datasets[0].dtype, datasets[0].ndim
+    # One number is a number whatever its dimensions, as in rows: MATLAB knows no other.
+    if dtype.kind in SCALAR_KINDS and all(dataset.size == 1 for dataset in datasets):
+        return Field(SCALAR_KINDS[dtype.kind])
+    # Which sizes all have in common is known only when all were looked at, and nobody waits for that.
+    return Field("array", dtype.newbyteorder("<").str, (None,) * ndim)
 
 
 class Elements:
@@ -24,38 +100,12 @@ class Elements:
     Parameters
     ----------
     files : Hdf5Files
-    samples : sequence of str
-        Datasets by which the field is told.
+    field : Field
+        As `element_field` told it.
     """
 
-    def __init__(self, files: Hdf5Files, samples: Sequence[str]) -> None:
-        self._files = files
-        self.field = self._field([files.dataset(name) for name in samples])
-
-    def _field(self, samples: Sequence[h5py.Dataset]) -> Field:
-        files, first = self._files, samples[0]
-        for dataset in samples:
-            if _sort(dataset) != _sort(first):
-                raise FormatError(
-                    f"{files.url}: {first.name} and {dataset.name} are no samples of the same kind: {first.dtype} with "
-                    f"{first.ndim} dimensions, {dataset.dtype} with {dataset.ndim}; group= names the group that holds samples"
-                )
-        if _is_text(first):
-            return Field(kind_of([_bytes(files, dataset) for dataset in samples], True))
-        if not _is_numeric(first):
-            if _is_bytes(first):
-                return Field(kind_of([_bytes(files, dataset) for dataset in samples], False))
-            raise unsupported(files, first)
-        if first.dtype.itemsize == 1 and first.dtype.kind in "iu" and first.ndim == 1:
-            encoded = [is_encoded(_bytes(files, dataset)) for dataset in samples]
-            if 2 * sum(encoded) > len(encoded):
-                return Field("image")
-        if not first.shape:
-            kinds = {"b": "bool", "i": "int", "u": "int", "f": "float"}
-            if first.dtype.kind in kinds:
-                return Field(kinds[first.dtype.kind])  # type: ignore[arg-type]  # a kind
-        # Which sizes all have in common is known only when all were looked at, and nobody waits for that.
-        return Field("array", first.dtype.newbyteorder("<").str, (None,) * first.ndim)
+    def __init__(self, files: Hdf5Files, field: Field) -> None:
+        self._files, self.field = files, field
 
     def read(self, name: str) -> Any:
         """Return the value of dataset `name`; a ValueError if there is none."""
@@ -64,7 +114,7 @@ class Elements:
             if not self._fits(dataset):
                 return ValueError(f"dataset {name} is {dataset.dtype} {dataset.shape}, not what others are")
             text = _is_text(dataset)
-            return to_value(self.field, _bytes(self._files, dataset), dataset.dtype, dataset.shape, text=text)
+            return to_value(self.field, element_bytes(self._files, dataset), dataset.dtype, dataset.shape, text=text)
         except UnavailableError:
             raise
         except StoredsError as error:
@@ -78,13 +128,16 @@ class Elements:
             same = _is_numeric(dataset) and dataset.dtype.newbyteorder("<").str == field.dtype
             return same and dataset.ndim == len(field.shape or ())
         if field.is_scalar:
-            return _is_numeric(dataset) and not dataset.shape
+            return _is_numeric(dataset) and dataset.size == 1 and SCALAR_KINDS.get(dataset.dtype.kind) == field.kind
         one_byte = _is_numeric(dataset) and dataset.dtype.itemsize == 1 and dataset.ndim == 1
         return one_byte or _is_bytes(dataset) or _is_text(dataset)
 
 
-def _sort(dataset: h5py.Dataset) -> tuple[str, int]:
+def sort_of(dataset: h5py.Dataset) -> tuple[str, int]:
+    """Return what two datasets must have in common to be values of one field."""
     dtype = dataset.dtype
+    if not dataset.shape and dtype.kind in SCALAR_KINDS:
+        return SCALAR_KINDS[dtype.kind], 0
     if _is_numeric(dataset):
         return dtype.newbyteorder("<").str, dataset.ndim
     return dtype.kind, dataset.ndim  # how long an opaque value or a string is may differ
@@ -105,7 +158,8 @@ def _is_bytes(dataset: h5py.Dataset) -> bool:
     return dataset.size == 1 and (opaque or (base is not None and np.dtype(base).itemsize == 1))
 
 
-def _bytes(files: Hdf5Files, dataset: h5py.Dataset) -> bytes:
+def element_bytes(files: Hdf5Files, dataset: h5py.Dataset) -> bytes:
+    """Return the bytes of a dataset that is one value; raises ValueError where they are damaged."""
     dtype = dataset.dtype
     if dtype.hasobject:
         value = dataset[()]
@@ -120,9 +174,11 @@ def _bytes(files: Hdf5Files, dataset: h5py.Dataset) -> bytes:
 
 
 def attributes(owner: h5py.Group | h5py.Dataset) -> dict[str, JSON]:
-    """Return the attributes that are one number or one text each."""
+    """Return the attributes that are one number or one text each, but for what libraries note for themselves."""
     out: dict[str, JSON] = {}
     for name in owner.attrs:
+        if name in _LIBRARIES or name.startswith(_LIBRARY_PREFIXES):
+            continue
         try:
             value = owner.attrs[name]
         except (OSError, TypeError, RuntimeError):  # of a type that NumPy lacks
@@ -137,9 +193,23 @@ def attributes(owner: h5py.Group | h5py.Dataset) -> dict[str, JSON]:
     return out
 
 
-def attribute_fields(found: dict[str, JSON]) -> dict[str, Field]:
+def single_values(files: Hdf5Files, group: str) -> dict[str, JSON]:
+    """Return the datasets of a group that are one number or one text each."""
+    out: dict[str, JSON] = {}
+    for name in split(files.group(group))[0]:
+        path = f"{group}/{name}"
+        dataset = files.dataset(path)
+        if dataset.shape or not (dataset.dtype.kind in SCALAR_KINDS or _is_text(dataset)):
+            continue
+        value = Elements(files, element_field(files, [path])).read(path)
+        if isinstance(value, (bool, int, float, str)):
+            out[name] = value
+    return out
+
+
+def attribute_fields(found: Mapping[str, JSON]) -> dict[str, Field]:
     """Return the fields that attributes make."""
-    kinds: dict[type, Any] = {bool: "bool", int: "int", float: "float", str: "str"}
+    kinds: dict[type, Kind] = {bool: "bool", int: "int", float: "float", str: "str"}
     return {name: Field(kinds[type(value)]) for name, value in found.items()}
 
 
@@ -154,13 +224,9 @@ class Datasets(Values):
         # docstring inherited
         return [self._elements.read(self._path(at)) for at in positions]
 
-    def column(self) -> Array:
-        # docstring inherited
-        return column_of(self.field, _good(self.read(range(self.count))))
-
 
 class Attributes(Values):
-    """An attribute of each sample's dataset."""
+    """An attribute of each sample's dataset or group."""
 
     def __init__(self, files: Hdf5Files, count: int, path: Callable[[int], str], name: str, field: Field) -> None:
         self.field, self.count = field, count
@@ -172,25 +238,12 @@ class Attributes(Values):
 
     def _read(self, path: str) -> Any:
         try:
-            found = attributes(self._files.dataset(path))
+            found = attributes(self._files.find(path)[0])
         except (FormatError, OSError, RuntimeError, KeyError) as error:
-            return ValueError(f"dataset {path} cannot be read: {error}")
+            return ValueError(f"{path} cannot be read: {error}")
         if self._name not in found:
-            return ValueError(f"dataset {path} has no attribute {self._name!r}; it has {', '.join(found) or 'none'}")
+            return ValueError(f"{path} has no attribute {self._name!r}; it has {', '.join(found) or 'none'}")
         value = found[self._name]
         if attribute_fields({"": value})[""] != self.field:
-            return ValueError(
-                f"attribute {self._name!r} of dataset {path} is {value!r}, not {self.field.kind} as in others"
-            )
+            return ValueError(f"attribute {self._name!r} of {path} is {value!r}, not {self.field.kind} as in others")
         return value
-
-    def column(self) -> Array:
-        # docstring inherited
-        return column_of(self.field, _good(self.read(range(self.count))))
-
-
-def _good(values: list[Any]) -> list[Any]:
-    for value in values:
-        if isinstance(value, ValueError):
-            raise value
-    return values

@@ -193,9 +193,20 @@ class Hdf5Files:
                     f"{self.url}: dataset {found.name} is compressed with {missing[0]}, which this HDF5 lacks; "
                     "`pip install hdf5plugin` and `import hdf5plugin` first, or convert it with h5repack"
                 )
+            self._check_type(found)
+            for name, _, _ in found.external or ():
+                self.inside(name, os.path.dirname(found.file.filename), f"the external storage of dataset {found.name}")
             if found.is_virtual:
                 self._check_virtual(found, hops)
         return found
+
+    def _check_type(self, dataset: h5py.Dataset) -> None:
+        try:
+            dataset.dtype  # noqa: B018  # asking for it is what raises
+        except TypeError as error:
+            raise FormatError(
+                f"{self.url}: dataset {dataset.name} is of a type that NumPy lacks: {error}; columns= names the datasets to read"
+            ) from None
 
     def _check_virtual(self, dataset: h5py.Dataset, hops: int) -> None:
         name, path = dataset.name, dataset.file.filename

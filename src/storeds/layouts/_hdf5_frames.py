@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,18 +11,17 @@ import numpy as np
 
 from storeds.errors import FormatError
 from storeds.fields import fields_from_json, fields_to_json
-from storeds.layouts._hdf5_elements import Elements, attribute_fields, attributes
+from storeds.layouts._hdf5_elements import attribute_fields, attributes, element_field, single_values
+from storeds.layouts._hdf5_evidence import FRAME_NAMES, is_one_image, is_series
 from storeds.layouts._hdf5_files import Hdf5Files
-from storeds.layouts._hdf5_names import PackedIndex, field_names, natural_order, split, stem
+from storeds.layouts._hdf5_names import PackedIndex, field_names, natural_order, split
+from storeds.layouts._hdf5_series import spread
 from storeds.layouts._hdf5_values import values_of
 from storeds.protocols import JSON, Array, Field
 
-__all__ = ["FRAME", "VIDEO", "VideoPlan", "VideoScan", "are_frames", "frame_source"]
+__all__ = ["FRAME", "VIDEO", "VideoPlan", "VideoScan", "frame_source", "holds_frames", "video_sources"]
 
 VIDEO, FRAME = "video", "frame"
-_NAMES = ("frames", "frame", "images", "image", "imgs", "img", "video", "videos", "rgb", "jpegs", "jpeg", "jpg", "data")
-_SERIES = re.compile(r"(frame|img|image|f|i|im)?[_-]?\d+(\.\w+)?", re.IGNORECASE)
-_LOOKED_AT = 8
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class VideoPlan:
     fields : mapping of str to Field
         Of the frames; not of the video.
     attributes : mapping of str to str
-        Field → attribute of the video's group.
+        Field → attribute of the video's group, or dataset of one value in it.
     """
 
     numbered: str | None
@@ -72,27 +70,32 @@ def frame_source(group: h5py.Group, wanted: str | None) -> tuple[str | None, str
     datasets, groups = split(group)
     if wanted is not None:
         return (wanted, "") if wanted in groups else (None, wanted) if wanted in datasets else None
-    if datasets and len({stem(name) for name in datasets}) == 1 and all(map(_SERIES.fullmatch, datasets)):
+    if is_series(datasets):
         return "", ""
     named = {name.lower(): name for name in (*datasets, *groups)}
-    chosen = next((named[name] for name in _NAMES if name in named), None)
+    chosen = next((named[name] for name in FRAME_NAMES if name in named), None)
     if chosen is None and len(datasets) == 1 and not groups:
         chosen = datasets[0]
-    if chosen is None or (chosen in datasets and _is_one_image(group[chosen])):
+    if chosen is None or (chosen in datasets and is_one_image(group[chosen])):
         return None
     return (chosen, "") if chosen in groups else (None, chosen)
 
 
-def _is_one_image(dataset: h5py.Dataset) -> bool:
-    """Whether the rows of a dataset are no frames but those of one picture, or the bytes of one."""
-    colour = dataset.ndim == 3 and dataset.shape[-1] in (1, 3, 4)
-    return dataset.dtype == "u1" and (colour or dataset.ndim == 1)
+def video_sources(
+    files: Hdf5Files, group: str, groups: Sequence[str], wanted: str | None = None
+) -> dict[str, tuple[str | None, str]]:
+    """Return where frames are, for some of the groups; nothing where none has any, or each only one: those are samples."""
+    told = {name: frame_source(files.group(f"{group}/{name}"), wanted) for name in spread(natural_order(groups))}
+    found = {name: source for name, source in told.items() if source is not None}
+    single = (
+        source[0] is None and files.dataset(f"{group}/{name}/{source[1]}").size == 1 for name, source in found.items()
+    )
+    return {} if wanted is None and all(single) else found
 
 
-def are_frames(group: h5py.Group, names: Sequence[str]) -> bool:
-    """Whether a group of numbered datasets can only be a video: they are called frames, or it says more of itself."""
-    numbered = all(map(_SERIES.fullmatch, names))
-    return numbered and (bool(attributes(group)) or all(name.lower().startswith("fr") for name in names))
+def holds_frames(files: Hdf5Files, group: str, groups: Sequence[str]) -> bool:
+    """Whether the groups are videos that say where their frames are, rather than hold numbered datasets."""
+    return any(source != ("", "") for source in video_sources(files, group, groups).values())
 
 
 class VideoScan:
@@ -136,11 +139,15 @@ class VideoScan:
             )
         fields = {name: _merged(declared, inner[name]) for name, declared in plan.fields.items()}
         if plan.numbered is not None:
-            step = max(1, len(names) // _LOOKED_AT)
-            elements = Elements(self._files, [f"{self._group}/{name}" for name in names[::step]])
-            fields = {_called(elements.field): elements.field}
+            field_ = element_field(self._files, [f"{self._group}/{name}" for name in spread(names)])
+            fields = {_called(field_): field_}
         whole = VideoPlan(plan.numbered, plan.columns, fields, plan.attributes, plan.attribute_kinds)
-        facts: dict[str, JSON] = {"videos": kept, "plan": whole.to_json(), "attributes": dict(found)}
+        facts: dict[str, JSON] = {
+            "group": self._group,
+            "videos": kept,
+            "plan": whole.to_json(),
+            "attributes": dict(found),
+        }
         return PackedIndex.make(names, np.cumsum([0, *counts], dtype=np.int64), facts)
 
     def _path(self, *parts: str) -> str:
@@ -155,7 +162,8 @@ class VideoScan:
                 continue
             if source[0] is not None:
                 if split(self._files.group(self._path(video, source[0])))[0]:
-                    return VideoPlan(source[0], {}, {}, *self._attribute_plan(group, [VIDEO, FRAME, "image", "array"]))
+                    taken = [VIDEO, FRAME, "image", "array"]
+                    return VideoPlan(source[0], {}, {}, *self._attribute_plan(video, source[0], taken))
                 continue
             main = values_of(self._files, self._files.dataset(self._path(video, source[1])))
             if "" not in main or not main[""].count:
@@ -168,7 +176,7 @@ class VideoScan:
                     values[field_] = name, values_of(self._files, dataset)[""]
             columns = {field_: name for field_, (name, _) in values.items()}
             fields = {field_: made.field for field_, (_, made) in values.items()}
-            return VideoPlan(None, columns, fields, *self._attribute_plan(group, [VIDEO, FRAME, *columns]))
+            return VideoPlan(None, columns, fields, *self._attribute_plan(video, None, [VIDEO, FRAME, *columns]))
         there = (
             f"the first holds {', '.join(self._files.group(self._path(videos[0]))) or 'nothing'}"
             if videos
@@ -179,11 +187,19 @@ class VideoScan:
             "the videos, frames= the dataset or group of frames in each"
         )
 
-    def _attribute_plan(self, group: h5py.Group, taken: Sequence[str]) -> tuple[dict[str, str], dict[str, Field]]:
-        found = attributes(group)
+    def _attribute_plan(
+        self, video: str, numbered: str | None, taken: Sequence[str]
+    ) -> tuple[dict[str, str], dict[str, Field]]:
+        found = self._said(video, numbered)
         names = {field_: name for name, field_ in field_names(list(found), taken).items()}
         kinds = attribute_fields(found)
         return names, {field_: kinds[name] for field_, name in names.items()}
+
+    def _said(self, video: str, numbered: str | None) -> dict[str, JSON]:
+        """Return what is said of a video: its group's attributes, and datasets of one number or text beside the frames."""
+        path = self._path(video)
+        found = attributes(self._files.group(path))
+        return found if numbered == "" else {**single_values(self._files, path), **found}
 
     def _numbered(self, plan: VideoPlan, video: str) -> list[str]:
         assert plan.numbered is not None
@@ -227,12 +243,12 @@ class VideoScan:
     def _attributes(self, plan: VideoPlan, video: str, found: dict[str, list[JSON]]) -> None:
         if not plan.attributes:
             return
-        has = attributes(self._files.group(self._path(video)))
+        has = self._said(video, plan.numbered)
         kinds = attribute_fields(has)
         for field_, name in plan.attributes.items():
             if kinds.get(name) != plan.attribute_kinds[field_]:
                 raise FormatError(
-                    f"{self._files.url}: attribute {name!r} of video {video!r} is {has.get(name, 'missing')!r}, expected "
+                    f"{self._files.url}: {name!r} of video {video!r} is {has.get(name, 'missing')!r}, expected "
                     f"{plan.attribute_kinds[field_].kind} as in other videos"
                 )
             found[field_].append(has[name])

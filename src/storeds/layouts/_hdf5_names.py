@@ -111,7 +111,7 @@ def split(group: h5py.Group) -> tuple[list[str], list[str]]:
     links: list[bytes] = []
 
     def note(name: bytes, info: Any) -> None:
-        if not name.startswith(b"_i_"):  # an index that PyTables keeps beside a table
+        if not name.startswith((b"_i_", b"#")):  # PyTables' index of a table, and what MATLAB's cells refer to
             (hard if info.type == h5py.h5l.TYPE_HARD else links).append(name)
 
     group.id.links.iterate(note, info=True)

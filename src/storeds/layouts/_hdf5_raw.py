@@ -29,10 +29,12 @@ class ChunkedRows:
 
     checksum = None
 
-    def __init__(self, files: Hdf5Files, dataset: h5py.Dataset, memory: Any, size: int, count: int) -> None:
-        self._files, self._dataset, self._memory = files, dataset, memory
+    def __init__(
+        self, files: Hdf5Files, dataset: h5py.Dataset, memory: Any, size: int, count: int, axis: int = 0
+    ) -> None:
+        self._files, self._dataset, self._memory, self._axis = files, dataset, memory, axis
         self.size, self.count = size, count
-        self._per_chunk = dataset.chunks[0] if dataset.chunks and dataset.shape else 1
+        self._per_chunk = dataset.chunks[axis] if dataset.chunks and dataset.shape else 1
 
     def read(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
         # docstring inherited
@@ -71,8 +73,9 @@ class ChunkedRows:
             return b""
         space = self._dataset.id.get_space()
         if shape:
-            box = (stop - start, *shape[1:])
-            space.select_hyperslab((start, *([0] * (len(shape) - 1))), box)
+            before, after = shape[: self._axis], shape[self._axis + 1 :]
+            box = (*before, stop - start, *after)
+            space.select_hyperslab((*(0 for _ in before), start, *(0 for _ in after)), box)
             memory = h5py.h5s.create_simple(box)
         else:
             memory = space
@@ -98,9 +101,14 @@ class TableRows:
         ]
 
 
-def raw_rows(files: Hdf5Files, dataset: h5py.Dataset, dtype: np.dtype[Any], *, whole: bool = False) -> Rows:
-    """Return the rows of a dataset of values of fixed size; with `whole`, all of it as a single one."""
-    shape = dataset.shape
+def raw_rows(
+    files: Hdf5Files, dataset: h5py.Dataset, dtype: np.dtype[Any], *, whole: bool = False, axis: int = 0
+) -> Rows:
+    """Return the rows of a dataset of values of fixed size; with `whole`, all of it as a single one.
+
+    They are counted along `axis`; the axes before it have one place each.
+    """
+    shape = dataset.shape[axis:]
     count, inner = (1, shape) if whole or not shape else (shape[0], shape[1:])
     size = math.prod(inner) * dtype.itemsize
     stored = dataset.id.get_type()
@@ -115,7 +123,7 @@ def raw_rows(files: Hdf5Files, dataset: h5py.Dataset, dtype: np.dtype[Any], *, w
         return _flat_rows(files, dataset, path, offset, size, count)
     if whole and shape:
         return _AsOne(ChunkedRows(files, dataset, memory, size // max(shape[0], 1), shape[0]))
-    return ChunkedRows(files, dataset, memory, size, count)
+    return ChunkedRows(files, dataset, memory, size, count, axis)
 
 
 class _AsOne:

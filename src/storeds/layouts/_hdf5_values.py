@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import h5py
@@ -15,10 +15,25 @@ from storeds.backends._hdf5_rows import Rows
 from storeds.errors import FormatError
 from storeds.jpeg.sniff import sniff
 from storeds.layouts._hdf5_files import Hdf5Files
+from storeds.layouts._hdf5_matlab import is_matlab_column
 from storeds.layouts._hdf5_raw import TableRows, bytes_of, raw_rows, swaps_nothing, variable_items
-from storeds.protocols import Array, Field
+from storeds.protocols import Array, Field, Kind
 
-__all__ = ["Blobs", "Fixed", "Values", "is_encoded", "kind_of", "numeric_field", "to_value", "unsupported", "values_of"]
+__all__ = [
+    "SCALAR_KINDS",
+    "Blobs",
+    "Fixed",
+    "Values",
+    "is_encoded",
+    "kind_of",
+    "numeric_field",
+    "to_value",
+    "unsupported",
+    "values_of",
+]
+
+SCALAR_KINDS: Mapping[str, Kind] = {"b": "bool", "i": "int", "u": "int", "f": "float"}
+"""The field of single numbers, by the kind of their dtype."""
 
 _PICTURES = {"PNG", "GIF", "TIFF", "JPEG 2000", "JPEG XL", "WebP", "AVIF", "HEIC", "HEIF"}
 _CUT = ValueError("its bytes are cut short or damaged")
@@ -35,9 +50,13 @@ class Values(ABC):
     def read(self, positions: Sequence[int]) -> list[Any]:
         """Return the values at ascending `positions`; a ValueError stands in the place of one that is bad."""
 
-    @abstractmethod
     def column(self) -> Array:
         """Return all values as one array; raises ValueError for a bad one."""
+        values = self.read(range(self.count))
+        for value in values:
+            if isinstance(value, ValueError):
+                raise value
+        return column_of(self.field, values)
 
 
 class Fixed(Values):
@@ -87,14 +106,6 @@ class Blobs(Values):
         # docstring inherited
         return [to_value(self.field, data, text=self.is_text) for data in self._load(positions)]
 
-    def column(self) -> Array:
-        # docstring inherited
-        values = self.read(range(self.count))
-        for value in values:
-            if isinstance(value, ValueError):
-                raise value
-        return column_of(self.field, values)
-
 
 class FixedBlobs(Blobs):
     """Opaque values and strings that all take the same number of bytes."""
@@ -141,10 +152,6 @@ class VariableArrays(Values):
             for value in variable_items(self._dataset, positions)
         ]
 
-    def column(self) -> Array:
-        # docstring inherited
-        raise AssertionError("a field of variable shape has no column")
-
 
 def values_of(
     files: Hdf5Files, dataset: h5py.Dataset, member: str = "", field: Field | None = None
@@ -153,7 +160,7 @@ def values_of(
 
     Where `field` says already what bytes are, none are read to tell.
     """
-    dtype = _dtype(files, dataset)
+    dtype = dataset.dtype
     if not dataset.shape:
         raise FormatError(f"{files.url}: dataset {dataset.name} is a single value, not one for each record")
     if dtype.names is None:
@@ -172,6 +179,8 @@ def values_of(
 
 
 def _plain_values(files: Hdf5Files, dataset: h5py.Dataset, dtype: np.dtype[Any], field: Field | None) -> Values:
+    if is_matlab_column(dataset) and _is_numeric(dtype):
+        return Fixed(raw_rows(files, dataset, dtype, axis=1), dtype, ())
     inner = tuple(dataset.shape[1:])
     flat = math.prod(inner) == 1
     string = h5py.check_string_dtype(dtype)
@@ -208,23 +217,14 @@ def unsupported(files: Hdf5Files, dataset: h5py.Dataset, what: str = "") -> Form
     )
 
 
-def _dtype(files: Hdf5Files, dataset: h5py.Dataset) -> np.dtype[Any]:
-    try:
-        dtype: np.dtype[Any] = dataset.dtype
-    except TypeError as error:
-        raise FormatError(f"{files.url}: dataset {dataset.name} is of a type that NumPy lacks: {error}") from None
-    return dtype
-
-
 def _is_numeric(dtype: np.dtype[Any]) -> bool:
     return dtype.kind in "biufc" and dtype.itemsize <= 16 and dtype.char not in "gG"
 
 
 def numeric_field(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Field:
     """Return the field for rows of a numeric dataset: a number where there is one in each, whatever its dimensions."""
-    kinds = {"b": "bool", "i": "int", "u": "int", "f": "float"}
-    if math.prod(shape) == 1 and dtype.kind in kinds:
-        return Field(kinds[dtype.kind])  # type: ignore[arg-type]  # a kind
+    if math.prod(shape) == 1 and dtype.kind in SCALAR_KINDS:
+        return Field(SCALAR_KINDS[dtype.kind])
     return Field("array", dtype.newbyteorder("<").str, shape)
 
 
@@ -271,7 +271,7 @@ def is_encoded(data: bytes) -> bool:
     return data[:2] == b"\xff\xd8" or sniff(data) in _PICTURES
 
 
-def kind_of(samples: Sequence[bytes], text: bool) -> Any:
+def kind_of(samples: Sequence[bytes], text: bool) -> Kind:
     """Return ``image``, ``str`` or ``bytes``: what most of the samples are."""
     told = [data for data in samples if data]
     # Most of them, because a store may have a damaged one.

@@ -6,7 +6,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 import lmdb
@@ -21,7 +21,7 @@ from storeds._mounts import file_system, file_system_advice
 from storeds._url import file_path
 from storeds.backends.base import HandleBackend, parse_options
 from storeds.backends.lmdb import LmdbBackend
-from storeds.errors import ConfigError, FormatError, RecordError, StoredsError, StoreNotFoundError, UnavailableError
+from storeds.errors import ConfigError, FormatError, RecordError
 from storeds.fields import fields_to_json
 from storeds.layouts._lmdb_env import EnvironmentOpener, ForeignHandle, ForeignOptions, Look, damage_is_format_error
 from storeds.layouts._lmdb_keys import IndexedKeys, Keys, iterate
@@ -82,22 +82,32 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
 
     @classmethod
     def recognise(cls, url: str, **options: Any) -> str | None:
-        """Return what makes the store at `url` look like one of this layout, in one sentence, or None."""
+        """Return what makes the store at `url` look like one of this layout, in one sentence, or None.
+
+        Raises
+        ------
+        StoredsError
+            It cannot be opened with this layout and these options; the message says why.
+        """
+        opener = cls._opener_of(url, options)
         try:
-            opener = cls._opener_of(url, options)
+            return cls._glance(opener)
+        except ConfigError as error:  # it may be open already, the other way round
+            other = opener.settings.model_copy(update={"readahead": not opener.settings.readahead})
             try:
-                return cls._glance(opener)
-            except ConfigError:  # it may be open already, the other way round
-                other = opener.settings.model_copy(update={"readahead": not opener.settings.readahead})
-                return cls._glance(replace(opener, settings=other))
-        except (StoredsError, lmdb.Error):
-            return None
+                return cls._glance(EnvironmentOpener(opener.path, other))
+            except ConfigError:
+                raise error from None
 
     @classmethod
     def _glance(cls, opener: EnvironmentOpener) -> str | None:
         ticket = cls.pool.ticket(opener, opener)
         try:
-            with ticket.lease() as handle, cls._look(handle, opener) as look:
+            with (
+                damage_is_format_error(opener.url),
+                ticket.lease() as handle,
+                cls._look(handle, opener, check=True) as look,
+            ):
                 return cls._looks(look)
         finally:
             ticket.close()
@@ -112,8 +122,8 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
         """Find out about a store that is being opened."""
 
     @abstractmethod
-    def _values(self, look: Look, position: int, fields: tuple[str, ...]) -> dict[str, Any]:
-        """Return at least `fields` of a record; values may lie in the transaction. Raises ValueError, lmdb.Error."""
+    def _values(self, look: Look, key: bytes, fields: tuple[str, ...]) -> dict[str, Any]:
+        """Return at least `fields` of the record under `key`; values may lie in the transaction. Raises ValueError, lmdb.Error."""
 
     def _find_keys(self, look: Look) -> Iterable[bytes]:
         """Return the keys of all records in order, for a layout with `IndexedKeys`."""
@@ -127,7 +137,7 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
         return handle.build != handle.build_now()
 
     def _probe(self, handle: ForeignHandle) -> Meta:
-        with damage_is_format_error(self._opener.url), self._look(handle, self._opener) as look:
+        with damage_is_format_error(self._opener.url), self._look(handle, self._opener, check=True) as look:
             found = self._survey_found = self._survey(look)
         return Meta(
             self._id(handle, found), handle.build, Count(found.keys.count), self.layout, found.fields, found.attrs
@@ -144,6 +154,12 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
         )
         return IndexedKeys(path, lambda: self._find_keys(look))
 
+    def _spread_keys(self, look: Look, keys: Keys, at_most: int) -> Iterator[tuple[int, bytes]]:
+        """Return some positions, spread evenly, and their keys."""
+        shown = min(at_most, keys.count)
+        positions = [n * (keys.count - 1) // max(1, shown - 1) for n in range(shown)]
+        return zip(positions, keys.many(positions, lambda: self._find_keys(look)), strict=True)
+
     def _check_count(self, look: Look, expected: int, why: str) -> None:
         """Raise FormatError unless the database has as many entries as it should."""
         if look.entries != expected and not self._opener.settings.partial:
@@ -156,50 +172,42 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
 
     @classmethod
     @contextmanager
-    def _look(cls, handle: ForeignHandle, opener: EnvironmentOpener) -> Iterator[Look]:
+    def _look(cls, handle: ForeignHandle, opener: EnvironmentOpener, *, check: bool = False) -> Iterator[Look]:
         if not isinstance(handle, ForeignHandle):
             raise FormatError(f"{opener.url} is a native store; open it without layout=")
+        if check and opener.settings.database is None:
+            handle.check_main_database()
         database = handle.database(opener.settings.database)
         with handle.env.begin(db=database, buffers=True) as txn:
             yield Look(txn, database, handle.build, opener)
 
+    def _build_of(self, handle: ForeignHandle) -> str:
+        return handle.build if isinstance(handle, ForeignHandle) else handle.meta.build
+
     @contextmanager
     def _reading(self) -> Iterator[Look]:
-        try:
-            lease = self._ticket.lease()
-            handle = lease.__enter__()
-        except StoreNotFoundError as error:
-            raise UnavailableError(f"{self.url} was there when it was opened and is gone now: {error}") from error
-        try:
-            if not isinstance(handle, ForeignHandle) or handle.build != self.meta.build:
-                raise UnavailableError(f"{self.url} was replaced or changed while in use; open it again")
-            with self._look(handle, self._opener) as look:
-                self._survey_found.keys.ready(lambda: self._find_keys(look))
-                yield look
-        finally:
-            lease.__exit__(None, None, None)
+        with self._lease() as handle, self._look(handle, self._opener) as look:
+            yield look
 
     def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
         codec = self._codec if len(fields) == len(self.meta.fields) else _codec_of(self.meta.fields, fields)
         names = tuple(codec.fields)
         out: list[Record | RecordError] = []
         with self._reading() as look:
-            for position in positions:
+            keys = self._survey_found.keys.many(positions, lambda: self._find_keys(look))
+            for position, key in zip(positions, keys, strict=True):
                 try:
-                    values = self._values(look, position, names)
+                    values = self._values(look, key, names)
                     out.append(codec.revive_stored(codec.canonical({name: values[name] for name in names})))
-                except (ValueError, RecursionError, lmdb.Error) as error:
-                    out.append(self._fault(position, error, {"key": self._shown_key(position)}))
+                except (ValueError, lmdb.Error) as error:
+                    out.append(self._fault(position, error, {"key": _shown(key)}))
         return out
 
-    def _shown_key(self, position: int) -> str:
-        return self._survey_found.keys.key(position).decode("utf-8", "backslashreplace")
-
-    def _fetch(self, look: Look, position: int) -> memoryview:
+    def _fetch(self, look: Look, key: bytes) -> memoryview:
         """Return the value under a record's key, valid as long as the transaction."""
-        value = look.get(self._survey_found.keys.key(position))
+        value = look.get(key)
         if value is None:
-            raise ValueError(f"its key {self._shown_key(position)!r} is missing from the database")
+            raise ValueError(f"its key {_shown(key)!r} is missing from the database")
         return value
 
     def _column(self, name: str, field: Field) -> Array:
@@ -207,14 +215,16 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
 
     def keys(self) -> Array:
         """Return the key of every record as text."""
-        with self._reading():
-            keys = iterate(self._survey_found.keys)
-            return np.array([self._key_text(key) for key in keys], dtype=TEXT)
+        with self._reading() as look:
+            return np.array(list(self._key_texts(look)), dtype=TEXT)
+
+    def _key_texts(self, look: Look) -> Iterator[str]:
+        return map(self._key_text, iterate(self._survey_found.keys, lambda: self._find_keys(look)))
 
     def _key_text(self, key: bytes) -> str:
-        return key.decode("utf-8", "backslashreplace")
+        return _shown(key)
 
-    def positions(self, keys: Sequence[str]) -> Array:
+    def positions(self, keys: Sequence[str], /) -> Array:
         """Return the positions, int64, of the records with these keys, in the order asked for.
 
         Raises
@@ -223,8 +233,8 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
             There is no such key.
         """
         places = dict.fromkeys(keys, -1)
-        with self._reading():
-            for position, key in enumerate(map(self._key_text, iterate(self._survey_found.keys))):
+        with self._reading() as look:
+            for position, key in enumerate(self._key_texts(look)):
                 if places.get(key) == -1:
                     places[key] = position
         for key, position in places.items():
@@ -262,3 +272,7 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
 
 def _codec_of(fields: Mapping[str, Field], wanted: tuple[str, ...]) -> RecordCodec:
     return RecordCodec({name: fields[name] for name in fields if name in wanted})
+
+
+def _shown(key: bytes) -> str:
+    return key.decode("utf-8", "backslashreplace")

@@ -5,17 +5,16 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import lmdb
 
-from storeds._files import check_file
 from storeds._lmdb_file import check_lmdb_file
-from storeds._url import file_url
-from storeds.backends.lmdb import COLUMNS, META, RECORDS, LmdbOptions
+from storeds.backends._openers import FileOpener
+from storeds.backends.lmdb import COLUMNS, META, RECORDS, LmdbOptions, open_environment
 from storeds.errors import ConfigError, FormatError
 from storeds.protocols import Meta
 
@@ -23,6 +22,7 @@ __all__ = ["EnvironmentOpener", "ForeignHandle", "ForeignOptions", "Look", "dama
 
 _MAX_DATABASES = 32
 _DATA = "data.mdb"
+_SHOWN = 8
 
 
 class ForeignOptions(LmdbOptions):
@@ -86,23 +86,42 @@ class ForeignHandle:
                     ) from None
             return self._databases[name]
 
+    def check_main_database(self) -> None:
+        """Raise ConfigError if the main database holds nothing but named ones, which are then where the records are."""
+        with self.env.begin() as txn:
+            names = _first_keys(txn)
+        if names and set(names) != _NATIVE and all(map(self._is_database, names[:_SHOWN])):
+            raise ConfigError(
+                f"{self.url} holds no records but named databases: {_listed(names)}; say with database= which one to read"
+            )
+
+    def _is_database(self, name: bytes) -> bool:
+        try:
+            self.database(name.decode())
+        except (ConfigError, UnicodeDecodeError):
+            return False
+        return True
+
     def _what_there_is(self) -> str:
         with self.env.begin() as txn:
-            keys = [bytes(key) for key in itertools.islice(txn.cursor().iternext(values=False), 9)]
-        shown = ", ".join(repr(key.decode("utf-8", "backslashreplace")) for key in keys[:8])
-        return f"its main database holds the keys {shown}{' …' if len(keys) > 8 else ''}" if keys else "it is empty"
+            keys = _first_keys(txn)
+        return f"its main database holds the keys {_listed(keys)}" if keys else "it is empty"
 
 
-@dataclass(frozen=True)
-class EnvironmentOpener:
+def _first_keys(txn: Any) -> list[bytes]:
+    """Return as many keys as a message shows, and one more."""
+    return [bytes(key) for key in itertools.islice(txn.cursor().iternext(values=False), _SHOWN + 1)]
+
+
+def _listed(keys: Sequence[bytes]) -> str:
+    shown = ", ".join(repr(key.decode("utf-8", "backslashreplace")) for key in keys[:_SHOWN])
+    return f"{shown} …" if len(keys) > _SHOWN else shown
+
+
+class EnvironmentOpener(FileOpener[ForeignOptions]):
     """Opens an environment, a folder or one file, read-only and without a lock file."""
 
-    path: str
-    settings: ForeignOptions
-
-    @property
-    def url(self) -> str:
-        return file_url("lmdb", self.path)
+    engine = "lmdb"
 
     @property
     def data_path(self) -> str:
@@ -110,12 +129,10 @@ class EnvironmentOpener:
         return os.path.join(self.path, _DATA) if os.path.isdir(self.path) else self.path
 
     def key(self) -> Hashable:
-        # As for native stores: py-lmdb refuses to open one inode twice in a process, whoever asks.
         path = self.data_path
         if path != self.path and not os.path.exists(path):
             raise FormatError(f"{self.url} is a folder without {_DATA}, so no LMDB environment")
-        status = check_file(path, "lmdb", self.url)
-        return status.st_dev, status.st_ino
+        return super().key()
 
     def options(self) -> Hashable:
         # Of the same form as a native store's, so that an equal choice is no conflict whatever the layout.
@@ -125,16 +142,7 @@ class EnvironmentOpener:
         path = self.data_path
         check_lmdb_file(path, self.url)
         with damage_is_format_error(self.url):
-            env = lmdb.open(
-                path,
-                subdir=False,
-                readonly=True,
-                lock=False,
-                meminit=False,
-                readahead=self.settings.readahead,
-                max_dbs=_MAX_DATABASES,
-            )
-        return ForeignHandle(env, self.url)
+            return ForeignHandle(open_environment(path, self.settings, databases=_MAX_DATABASES), self.url)
 
     def close(self, handle: ForeignHandle, /) -> None:
         handle.env.close()
@@ -171,6 +179,11 @@ class Look:
         """Return the first few keys and values in the database's own order."""
         cursor = self.txn.cursor(self.database)
         return [(bytes(key), value) for key, value in itertools.islice(cursor.iternext(), count)]
+
+    def last(self) -> list[tuple[bytes, memoryview]]:
+        """Return the last key and value in the database's own order; nothing from an empty one."""
+        cursor = self.txn.cursor(self.database)
+        return [(bytes(key), value) for key, value in itertools.islice(cursor.iterprev(), 1)]
 
     def walk(self) -> Iterator[bytes]:
         """Yield every key in the database's own order."""

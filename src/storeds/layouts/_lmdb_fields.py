@@ -11,7 +11,7 @@ import numpy as np
 from storeds.errors import ConfigError
 from storeds.fields import parse_fields
 from storeds.jpeg.sniff import sniff
-from storeds.protocols import KINDS, Array, Field
+from storeds.protocols import KINDS, Array, Field, Kind
 
 __all__ = ["Wanted", "coerce", "is_image", "kind_of", "merge", "names_for", "parse_wanted"]
 
@@ -21,6 +21,13 @@ Wanted = tuple[tuple[str, Field | None], ...]
 _PICTURES = {"PNG", "GIF", "TIFF", "JPEG 2000", "JPEG XL", "WebP", "AVIF", "HEIC", "HEIF", "QOI"}
 _NAMES = {"image": "image", "int": "label", "str": "text", "array": "array", "float": "value", "bool": "flag"}
 _ARRAY_KINDS = "biufc"
+_SCALARS: tuple[tuple[Kind, type], ...] = (
+    ("bool", bool),
+    ("int", int),
+    ("float", float),
+    ("str", str),
+    ("bytes", bytes),
+)
 
 
 def is_image(blob: bytes | memoryview) -> bool:
@@ -41,9 +48,9 @@ def kind_of(value: Any) -> Field:
         value = value.item()
     if isinstance(value, (list, tuple, dict)) or value is None:
         return Field("json")
-    for kind, types in (("bool", bool), ("int", int), ("float", float), ("str", str), ("bytes", bytes)):
+    for kind, types in _SCALARS:
         if isinstance(value, types):
-            return Field(kind)  # type: ignore[arg-type]  # one of the kinds
+            return Field(kind)
     raise ValueError(f"a {type(value).__name__} is no kind of field")
 
 

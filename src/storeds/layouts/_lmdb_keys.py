@@ -1,9 +1,11 @@
-"""The keys of a foreign store's records by position: counted out where they are numbers, else packed and memory-mapped."""
+"""The keys of a foreign store's records by position: counted out where they are numbers, else packed in an index file."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,14 +14,21 @@ import numpy as np
 
 from storeds._count import Count
 from storeds._index import load_index, save_index
+from storeds.errors import UnavailableError
 from storeds.protocols import Array
 
-__all__ = ["IndexedKeys", "Keys", "NumberedKeys", "iterate", "pack_keys"]
+__all__ = ["IndexedKeys", "Keys", "NumberedKeys", "in_order_of_numbers", "iterate", "pack_keys"]
 
 _CHUNK = 1 << 16
+_ITERATED = 1 << 12
 _VERSION = 1
 _HEAD = 3  # version, count, bytes of all keys; then where each begins, and the bytes
 _NUMBERED = -1  # instead of the bytes: the keys are the numbers from the next value on, as wide as the one after it
+_WORD = 8
+_NEAR = 256  # keys so close to one another are read together
+
+_Read = Callable[[int, int], bytes]
+"""Returns so many bytes of the index from a place on."""
 
 
 class Keys(Protocol):
@@ -28,11 +37,9 @@ class Keys(Protocol):
     @property
     def count(self) -> int: ...
 
-    def ready(self, find: Callable[[], Iterable[bytes]]) -> None:
-        """Load what `key` needs; `find` gives all keys anew where nothing was kept."""
+    def many(self, positions: Sequence[int], find: Callable[[], Iterable[bytes]]) -> list[bytes]:
+        """Return the keys at `positions`, which ascend; `find` gives all keys anew where nothing was kept."""
         ...
-
-    def key(self, position: int) -> bytes: ...
 
 
 @dataclass(frozen=True)
@@ -43,13 +50,48 @@ class NumberedKeys:
     start: int = 0
     width: int = 0
 
-    def ready(self, find: Callable[[], Iterable[bytes]]) -> None:
+    def many(self, positions: Sequence[int], find: Callable[[], Iterable[bytes]] | None = None) -> list[bytes]:
         # docstring inherited
-        return
+        return [self.key(position) for position in positions]
 
     def key(self, position: int) -> bytes:
-        # docstring inherited
         return b"%0*d" % (self.width, self.start + position)
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """What is known of an index: how many keys it holds and where they lie."""
+
+    count: int
+    size: int
+    """Bytes of all keys."""
+    numbers: NumberedKeys | None
+    begin: int
+    """Where in the file the index begins."""
+    file_size: int
+    kept: memoryview | None
+    """All of it, where nothing can be written."""
+
+    @classmethod
+    def of(cls, index: Array) -> _Packed:
+        """Describe an index, mapped or in memory."""
+        count, size = Count(index[1]), int(index[2])
+        numbers = NumberedKeys(count, int(index[3]), int(index[4])) if size == _NUMBERED else None
+        if isinstance(index, np.memmap):
+            return cls(count, size, numbers, index.offset, index.offset + index.nbytes, None)
+        return cls(count, size, numbers, 0, index.nbytes, index.view(np.uint8).data)
+
+    def read_keys(self, positions: Sequence[int], read: _Read) -> list[bytes]:
+        """Return the keys at positions that lie near to one another."""
+        first, last = positions[0], positions[-1]
+        starts = memoryview(read(self.begin + _WORD * (_HEAD + first), _WORD * (last - first + 2))).cast("q")
+        low, high = starts[0], starts[-1]
+        if not 0 <= low <= high <= self.size:
+            raise UnavailableError("the index of keys is damaged; empty the cache folder and open the store again")
+        keys = read(self.begin + _WORD * (_HEAD + self.count + 1) + low, high - low)
+        if first == last:
+            return [keys]
+        return [keys[starts[at - first] - low : starts[at - first + 1] - low] for at in positions]
 
 
 class IndexedKeys:
@@ -61,37 +103,79 @@ class IndexedKeys:
         The index file; its name says which state of which store it belongs to.
     find : callable
         Gives the keys in order of position where the file is not there yet.
+
+    Notes
+    -----
+    Each batch opens the file, reads what it needs, and closes it. Were it mapped, all of it would soon count as memory of
+    every worker that reads at random; kept open, each of thousands of stores would hold a descriptor.
     """
 
     count: int
 
     def __init__(self, path: Path, find: Callable[[], Iterable[bytes]]) -> None:
         self._path = path
-        self._index: Array | None = None
-        self.ready(find)
+        self._packed: _Packed | None = self._load(find)
+        self.count = self._packed.count
 
-    def ready(self, find: Callable[[], Iterable[bytes]]) -> None:
+    def _load(self, find: Callable[[], Iterable[bytes]]) -> _Packed:
+        found = load_index(self._path)
+        return _Packed.of(save_index(self._path, pack_keys(find())) if found is None or not _is_whole(found) else found)
+
+    def many(self, positions: Sequence[int], find: Callable[[], Iterable[bytes]]) -> list[bytes]:
         # docstring inherited
-        if self._index is None:
-            found = load_index(self._path)
-            self._keep(save_index(self._path, pack_keys(find())) if found is None or not _is_whole(found) else found)
+        packed = self._packed
+        if packed is None:  # it was unpickled just now
+            packed = self._packed = self._load(find)
+        if packed.numbers is not None:
+            return packed.numbers.many(positions)
+        with self._reading(packed, find) as (packed, read):
+            return [key for run in _runs(positions) for key in packed.read_keys(run, read)]
 
-    def _keep(self, index: Array) -> None:
-        count, size = Count(index[1]), int(index[2])
-        self.count = count
-        self._numbers = NumberedKeys(count, int(index[3]), int(index[4])) if size == _NUMBERED else None
-        self._starts = index[_HEAD : _HEAD + count + 1]
-        self._bytes = index[_HEAD + count + 1 :].view(np.uint8).data
-        self._index = index
+    @contextmanager
+    def _reading(self, packed: _Packed, find: Callable[[], Iterable[bytes]]) -> Iterator[tuple[_Packed, _Read]]:
+        descriptor = self._descriptor(packed)
+        if descriptor is None and packed.kept is None:  # somebody has cleaned up
+            packed = self._packed = self._load(find)
+            descriptor = self._descriptor(packed)
+        if descriptor is None:
+            yield packed, _reader_of(packed, self._path)
+            return
+        try:
+            yield packed, lambda at, size: os.pread(descriptor, size, at)
+        finally:
+            os.close(descriptor)
 
-    def key(self, position: int) -> bytes:
-        # docstring inherited
-        if self._numbers is not None:
-            return self._numbers.key(position)
-        return bytes(self._bytes[self._starts[position] : self._starts[position + 1]])
+    def _descriptor(self, packed: _Packed) -> int | None:
+        """Open the file; None if it is not there, or not whole."""
+        if packed.kept is not None:
+            return None
+        try:
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        if os.fstat(descriptor).st_size == packed.file_size:
+            return descriptor
+        os.close(descriptor)
+        return None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_path": self._path, "_index": None, "count": self.count}
+        return {"_path": self._path, "_packed": None, "count": self.count}
+
+
+def _reader_of(packed: _Packed, path: Path) -> _Read:
+    kept = packed.kept
+    if kept is None:
+        raise UnavailableError(f"the index {path} vanishes while it is used; set STOREDS_CACHE to a folder that stays")
+    return lambda at, size: bytes(kept[at : at + size])
+
+
+def _runs(positions: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Cut ascending positions where the next key lies too far away to be read along."""
+    start = 0
+    for at in range(1, len(positions) + 1):
+        if at == len(positions) or positions[at] - positions[at - 1] > _NEAR:
+            yield positions[start:at]
+            start = at
 
 
 def pack_keys(keys: Iterable[bytes]) -> Array:
@@ -140,6 +224,17 @@ def _is_whole(index: Array) -> bool:
     return count >= 0 and len(index) == _HEAD + count + 1 + (size + 7) // 8 and int(index[_HEAD + count]) == size
 
 
-def iterate(keys: Keys) -> Iterator[bytes]:
+def iterate(keys: Keys, find: Callable[[], Iterable[bytes]]) -> Iterator[bytes]:
     """Yield all keys by position."""
-    return map(keys.key, range(keys.count))
+    for start in range(0, keys.count, _ITERATED):
+        yield from keys.many(range(start, min(start + _ITERATED, keys.count)), find)
+
+
+def in_order_of_numbers(walk: Callable[[], Iterable[bytes]]) -> Iterator[bytes]:
+    """Yield keys by their numbers if every one is a decimal number, else as they come; `walk` gives them, twice."""
+    if not all(key.isdigit() and len(key) < 19 for key in walk()):
+        yield from walk()
+        return
+    found = np.fromiter(((int(key), len(key)) for key in walk()), np.dtype((np.int64, 2)))
+    for number, width in found[np.lexsort((found[:, 1], found[:, 0]))].tolist():
+        yield b"%0*d" % (width, number)

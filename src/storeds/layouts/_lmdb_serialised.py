@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 from pydantic import field_validator
 
 from storeds._suggest import suggest
@@ -17,7 +18,7 @@ from storeds.fields import parse_fields
 from storeds.layouts._lmdb_base import ForeignLmdb, Survey
 from storeds.layouts._lmdb_env import ForeignOptions, Look
 from storeds.layouts._lmdb_fields import Wanted, coerce, kind_of, merge, names_for, parse_wanted
-from storeds.layouts._lmdb_keys import Keys, NumberedKeys
+from storeds.layouts._lmdb_keys import Keys, NumberedKeys, in_order_of_numbers
 from storeds.layouts.lmdb_pyarrow import is_pyarrow, why_not_pyarrow
 from storeds.protocols import Field
 
@@ -56,6 +57,12 @@ class SerialisedLmdb(ForeignLmdb):
 
     Options: ClassVar[type[ForeignOptions]] = SerialisedOptions
 
+    @property
+    def _settings(self) -> SerialisedOptions:
+        settings = self._opener.settings
+        assert isinstance(settings, SerialisedOptions)
+        return settings
+
     @abstractmethod
     def _load(self, value: memoryview, *, views: bool = False) -> Any:
         """Return what a value holds; raises ValueError."""
@@ -76,19 +83,17 @@ class SerialisedLmdb(ForeignLmdb):
         if look.get(KEYS) is not None:
             keys = self._index_keys(look)
             what = f"{KEYS.decode()} lists {keys.count}"
-            if said not in (None, keys.count) and not self._opener.settings.partial:
+            if said not in (None, keys.count) and not self._settings.partial:
                 raise FormatError(
                     f"{look.url} is not whole: {LEN.decode()} says {said} records and {what}; copy it again, or open it with "
                     "partial=True, which reads what is listed"
                 )
+        elif said is not None and look.get(b"%0*d" % (self._width(look), 0)) is not None:
+            keys, what = NumberedKeys(said, width=self._width(look)), f"{LEN.decode()} says {said} records"
         else:
-            count = look.entries - special if said is None else said
-            keys = NumberedKeys(count, width=self._width(look))
-            what = f"it says {count} records" if said is not None else f"its keys are no numbers from 0 to {count - 1}"
-            if said is None and count and look.get(keys.key(count - 1)) is None:
-                keys = self._index_keys(look)
-                what = f"{keys.count} keys are there"
-        self._check_count(look, keys.count + special, what)
+            keys = self._index_keys(look)
+            what = f"{keys.count} keys are there" if said is None else f"{LEN.decode()} says {said} records"
+        self._check_count(look, (keys.count if said is None else said) + special, what)
         return keys
 
     def _said_count(self, look: Look) -> int | None:
@@ -103,14 +108,14 @@ class SerialisedLmdb(ForeignLmdb):
             raise FormatError(f"{look.url}: {LEN.decode()} is {str(said)[:40]!r}, not a number of records")
         return said
 
-    def _width(self, look: Look) -> int:
-        """Return how many digits the keys have at least; 0 if they have no leading zeros."""
-        return next((width for width in _COMMON_WIDTHS if look.get(b"%0*d" % (width, 0)) is not None), 0)
+    def _width(self, look: Look, number: int = 0) -> int:
+        """Return how many digits the keys have at least, by the key of `number`; 0 if they have no leading zeros."""
+        return next((width for width in _COMMON_WIDTHS if look.get(b"%0*d" % (width, number)) is not None), 0)
 
     def _find_keys(self, look: Look) -> Iterable[bytes]:
         value = look.get(KEYS)
         if value is None:
-            return (key for key in look.walk() if key not in (KEYS, LEN))
+            return in_order_of_numbers(lambda: (key for key in look.walk() if key not in (KEYS, LEN)))
         said = self._said_count(look)
         numbered = self._as_numbers(value, look.entries - 1 if said is None else said, self._width(look))
         if numbered is not None:
@@ -119,9 +124,11 @@ class SerialisedLmdb(ForeignLmdb):
             found = self._load(value)
         except ValueError as error:
             raise FormatError(f"{look.url}: {KEYS.decode()} does not read: {error}") from None
+        if isinstance(found, np.ndarray) and found.ndim == 1:
+            found = found.tolist()
         if not isinstance(found, (list, tuple)):
             raise FormatError(f"{look.url}: {KEYS.decode()} is a {type(found).__name__}, not a list of keys")
-        return self._as_bytes(found, look.url)
+        return self._as_bytes(found, look)
 
     def _as_numbers(self, value: memoryview, count: int, width: int) -> Sequence[bytes] | None:
         """Return the numbers from 0 as keys if that is what was pickled: comparing is faster than reading."""
@@ -130,12 +137,18 @@ class SerialisedLmdb(ForeignLmdb):
         keys = [b"%0*d" % (width, number) for number in range(count)]
         return keys if pickle.dumps(keys, min(value[1], pickle.HIGHEST_PROTOCOL)) == value else None
 
-    def _as_bytes(self, keys: Sequence[Any], url: str) -> Iterator[bytes]:
+    def _as_bytes(self, keys: Sequence[Any], look: Look) -> Iterator[bytes]:
+        if keys and all(type(key) is int and 0 <= key < 2**63 for key in keys):  # the numbers instead of their digits
+            width = self._width(look, keys[0])
+            yield from (b"%0*d" % (width, key) for key in keys)
+            return
         for position, key in enumerate(keys):
             if isinstance(key, str):
                 key = key.encode()
             if not isinstance(key, (bytes, memoryview)):
-                raise FormatError(f"{url}: key {position} of {KEYS.decode()} is no text but a {type(key).__name__}")
+                raise FormatError(
+                    f"{look.url}: key {position} of {KEYS.decode()} is no text but a {type(key).__name__}"
+                )
             yield bytes(key)
 
     # Fields.
@@ -143,7 +156,7 @@ class SerialisedLmdb(ForeignLmdb):
     def _derive(self, look: Look, keys: Keys) -> tuple[dict[str, Field], _How]:
         """Return the fields, the form of a value, and where in it each field lies: an index, an entry, or the whole."""
         samples = list(self._samples(look, keys))
-        wanted: Wanted | None = self._opener.settings.fields  # type: ignore[attr-defined]  # SerialisedOptions
+        wanted: Wanted | None = self._settings.fields
         if not samples:
             return self._without_samples(look, wanted)
         forms = Counter(_shape_of(value) for value in samples)
@@ -187,9 +200,8 @@ class SerialisedLmdb(ForeignLmdb):
         """Yield some records, evenly spread; raises FormatError if not one of them reads."""
         failed: str | None = None
         some = False
-        for n in range(min(_SAMPLES, keys.count)):
-            position = n * (keys.count - 1) // max(1, min(_SAMPLES, keys.count) - 1)
-            value = look.get(keys.key(position))
+        for position, key in self._spread_keys(look, keys, _SAMPLES):
+            value = look.get(key)
             try:
                 if value is None:
                     raise ValueError("it is missing from the database")
@@ -201,17 +213,17 @@ class SerialisedLmdb(ForeignLmdb):
             raise FormatError(f"{look.url}: no record reads; {failed}")
 
     def _field_at(self, url: str, samples: list[Any], part: str | int, wanted: Wanted | None, number: int) -> Field:
-        if wanted is not None and number < len(wanted) and wanted[number][1] is not None:
-            return wanted[number][1]  # type: ignore[return-value]  # checked just above
-        any_shape: bool = self._opener.settings.any_shape  # type: ignore[attr-defined]  # SerialisedOptions
+        declared = wanted[number][1] if wanted is not None and number < len(wanted) else None
+        if declared is not None:
+            return declared
         try:
-            return merge([kind_of(_part(value, part)) for value in samples], any_shape=any_shape)
+            return merge([kind_of(_part(value, part)) for value in samples], any_shape=self._settings.any_shape)
         except ValueError as error:
             what = "its values" if part == _WHOLE else f"part {part!r} of its values"
             raise FormatError(f"{url}: {what}: {error}; name a kind with fields=") from None
 
-    def _values(self, look: Look, position: int, fields: tuple[str, ...]) -> dict[str, Any]:
-        value = self._load(self._fetch(look, position), views=True)
+    def _values(self, look: Look, key: bytes, fields: tuple[str, ...]) -> dict[str, Any]:
+        value = self._load(self._fetch(look, key), views=True)
         form, parts = self._survey_found.how
         if _shape_of(value) != form:
             raise ValueError(f"its value is {_shape_of(value)}, others' {form}")

@@ -15,6 +15,7 @@ from storeds._columns import column_of
 from storeds._count import Count
 from storeds._index import index_path, load_index, save_index
 from storeds.backends._mongodb_client import ClientFactory, Location, parse_location
+from storeds.backends._mongodb_retry import retried
 from storeds.backends.base import BackendOptions, StoreBackend, parse_options
 from storeds.errors import ClosedError, RecordError, UnavailableError
 from storeds.fields import fields_to_json
@@ -170,7 +171,7 @@ class MongodbLayout(StoreBackend, Generic[Opts]):
     def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
         ids = self._lists[0]
         keys = [ids[position] for position in positions]
-        documents = self._fetch(keys, ids.kind, fields)
+        documents = retried(self._location, lambda: self._fetch(keys, ids.kind, fields), self._connection.knows_server)
         return [
             self._record(position, documents.get(key), fields) for position, key in zip(positions, keys, strict=True)
         ]

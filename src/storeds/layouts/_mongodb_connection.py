@@ -10,7 +10,14 @@ from pymongo.errors import OperationFailure
 
 from storeds._handles import Ticket
 from storeds._suggest import suggest
-from storeds.backends._mongodb_client import CLIENTS, ClientFactory, ClientOpener, Location, pymongo_errors
+from storeds.backends._mongodb_client import (
+    CLIENTS,
+    ClientFactory,
+    ClientOpener,
+    Location,
+    knows_server,
+    pymongo_errors,
+)
 from storeds.errors import ConfigError, StoreNotFoundError, UnavailableError
 
 __all__ = ["Connection"]
@@ -34,6 +41,11 @@ class Connection:
     def closed(self) -> bool:
         """Whether it was closed for good."""
         return self._ticket.closed
+
+    def knows_server(self) -> bool:
+        """Whether the client has found a server to read from."""
+        with self._ticket.lease() as client:
+            return knows_server(client)
 
     def let_go(self) -> None:
         """Hold no client until the next operation."""
@@ -132,6 +144,8 @@ class Connection:
                 command.update(sort={"_id": 1}, allowDiskUse=True)
             if identity is not None:
                 command["collectionUUID"] = identity
+            if database.read_concern.level is not None:  # which PyMongo adds to its own commands alone
+                command["readConcern"] = database.read_concern.document
             try:
                 return database.cursor_command(command, read_preference=database.read_preference)
             except OperationFailure as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,9 +14,11 @@ from storeds._suggest import suggest
 from storeds.errors import ConfigError, FormatError
 from storeds.fields import parse_fields
 from storeds.layouts._hdf5_base import ForeignHdf5, ForeignOpener, Found
+from storeds.layouts._hdf5_evidence import are_numbered_samples, is_picture
 from storeds.layouts._hdf5_files import ForeignOptions, Hdf5Files, NoSuchNameError
-from storeds.layouts._hdf5_names import are_splits, field_names, split, stem
-from storeds.layouts._hdf5_values import Values, is_encoded, values_of
+from storeds.layouts._hdf5_matlab import is_single, row_count
+from storeds.layouts._hdf5_names import are_splits, field_names, split
+from storeds.layouts._hdf5_values import Values, values_of
 from storeds.protocols import JSON
 
 __all__ = ["ParallelHdf5", "ParallelOptions"]
@@ -107,13 +109,15 @@ class ParallelOpener(ForeignOpener):
             )
         if not names or len(names) > _MOST:
             return None
-        datasets = [files.dataset(f"{group}/{name}") for name in names]
-        columns = [dataset for dataset in datasets if dataset.shape and dataset.name.rpartition("/")[2] not in _CLASSES]
-        if not columns or _are_samples(names, columns):
+        datasets = {name: files.dataset(f"{group}/{name}") for name in names if name.lower() not in _CLASSES}
+        if are_numbered_samples(list(datasets), datasets):
             return None
+        columns = [dataset for dataset in datasets.values() if not is_single(dataset)]
+        if not columns or any(dataset.ndim == 1 and is_picture(dataset) for dataset in columns):
+            return None  # the bytes of an image file are no column
+        _check_lengths(files, [(row_count(dataset), dataset.name) for dataset in columns])
         told = ", ".join(f"{dataset.name} {dataset.shape}" for dataset in columns[:4])
-        alike = len({dataset.shape[0] for dataset in columns}) == 1
-        return f"its datasets are columns{'' if alike else ', though of different lengths'}: {told}"
+        return f"its datasets are columns: {told}"
 
 
 class ParallelHdf5(ForeignHdf5):
@@ -152,7 +156,7 @@ def _default_columns(
     many: dict[str, tuple[str, Values]] = {}
     for name in names:
         dataset = files.dataset(f"{group}/{name}")
-        if not dataset.shape:
+        if is_single(dataset):
             continue
         found = values_of(files, dataset)
         if name.lower() in _CLASSES and "" in found and found[""].field.kind == "str":
@@ -168,6 +172,10 @@ def _common_length(files: Hdf5Files, found: Mapping[str, tuple[str, Values]]) ->
     lengths = [(values.count, where) for where, values in found.values()]
     if not lengths:
         raise FormatError(f"{files.url}: its datasets are single values, not one for each record")
+    return _check_lengths(files, lengths)
+
+
+def _check_lengths(files: Hdf5Files, lengths: Sequence[tuple[int, str]]) -> int:
     first, where = lengths[0]
     for count, other in lengths:
         if count != first:
@@ -176,24 +184,3 @@ def _common_length(files: Hdf5Files, found: Mapping[str, tuple[str, Values]]) ->
                 "columns= names those that belong together"
             )
     return first
-
-
-def _are_samples(names: list[str], datasets: list[h5py.Dataset]) -> bool:
-    """Whether datasets are numbered pictures, one a sample, rather than numbered columns."""
-    colour = [
-        stem(name)
-        for name, dataset in zip(names, datasets, strict=False)
-        if dataset.ndim != 2 and stem(name) is not None and _is_picture(dataset)
-    ]
-    if len(set(colour)) < len(colour):  # with labels of their own, perhaps
-        return True
-    if len({stem(name) for name in names}) != 1 or stem(names[0]) is None:
-        return False
-    return all(_is_picture(dataset) for dataset in datasets)
-
-
-def _is_picture(dataset: h5py.Dataset) -> bool:
-    shape, dtype = dataset.shape, dataset.dtype
-    if dtype == "u1" and len(shape) == 1:
-        return is_encoded(dataset[:32].tobytes())
-    return dtype == "u1" and ((len(shape) == 3 and shape[2] in (1, 3, 4)) or len(shape) == 2)

@@ -1,27 +1,30 @@
-"""HDF5 files with one dataset for each sample: all in one group, or in one group for each class."""
+"""HDF5 files with one dataset for each sample, or one for each sample and field: in one group, or in one for each class."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
-from storeds._columns import column_of
 from storeds.errors import FormatError
 from storeds.layouts._hdf5_base import ForeignHdf5, ForeignOpener, Found
-from storeds.layouts._hdf5_elements import Attributes, Datasets, Elements, attribute_fields, attributes
+from storeds.layouts._hdf5_elements import Attributes, Datasets, Elements, element_field
+from storeds.layouts._hdf5_evidence import are_encoded_images, frames_or_samples, is_sample
 from storeds.layouts._hdf5_files import ForeignOptions, Hdf5Files
-from storeds.layouts._hdf5_frames import are_frames
-from storeds.layouts._hdf5_names import PackedIndex, are_splits, field_names, natural_order, split, stem
+from storeds.layouts._hdf5_frames import holds_frames
+from storeds.layouts._hdf5_names import PackedIndex, are_splits, split, stem
+from storeds.layouts._hdf5_samples import KEY, SamplePlan, SampleScan, path_of
+from storeds.layouts._hdf5_series import Arrangement, arrange, enter, spread
 from storeds.layouts._hdf5_values import Values
 from storeds.protocols import Array, Field
 
 __all__ = ["PerSampleHdf5", "PerSampleOptions"]
 
-_LOOKED_AT = 16
 _FEW = 64  # datasets; fewer without numbers in their names are rather columns
+_INDEX = 2  # version of the kept index
 
 
 class PerSampleOptions(ForeignOptions):
@@ -37,90 +40,97 @@ class PerSampleOpener(ForeignOpener):
 
     def find(self, files: Hdf5Files) -> Found:
         # docstring inherited
-        key = [self.layout, self.settings.group, *files.identity()]
-        index = PackedIndex.load(key, self._index)
-        classes: list[str] | None = index.facts["classes"]
-        paths = Paths(self.settings.group, index)
+        index = PackedIndex.load([self.layout, _INDEX, self.settings.group, *files.identity()], self._index)
         if not index.count:
             raise FormatError(f"{files.url}: {self.settings.group} holds no dataset, so no sample")
-        looked_at = sorted({round(at * (index.count - 1) / (_LOOKED_AT - 1)) for at in range(_LOOKED_AT)})
-        elements = Elements(files, [paths(at) for at in looked_at])
-        name = elements.field.kind if elements.field.kind in ("image", "bytes", "array") else "value"
-        columns: dict[str, Values] = {name: Datasets(index.count, paths, elements)}
-        if classes is not None:
-            columns["label"] = Labels(index.numbers)
-        columns["key"] = Keys(index)
-        found = attributes(files.dataset(paths(0)))
-        fields = attribute_fields(found)
-        for attribute, field in field_names(list(found), columns).items():
-            columns[field] = Attributes(files, index.count, paths, attribute, fields[attribute])
+        plan = SamplePlan.from_json(index.facts)
+
+        def paths(part: tuple[str, str], number: int) -> str:
+            return path_of(plan.group, part, index.name(number), plan.classes is not None)
+
+        columns: dict[str, Values] = {
+            name: Datasets(index.count, functools.partial(paths, part), Elements(files, plan.fields[name]))
+            for name, part in plan.parts.items()
+        }
+        if plan.classes is not None:
+            # Where a dataset is the label, the classes say something else.
+            own_label = plan.label != "label"
+            columns[plan.label] = ClassNames(index.numbers, plan.classes) if own_label else Labels(index.numbers)
+        columns[KEY] = Keys(index)
+        for name, (part, attribute) in plan.attributes.items():
+            where = functools.partial(paths, part)
+            columns[name] = Attributes(files, index.count, where, attribute, plan.attribute_kinds[name])
+        named = plan.classes is not None and plan.label == "label"
         return Found(
-            columns, index.count, {"classes": list(classes)} if classes is not None else {}, self.settings.group
+            columns, index.count, {"classes": list(plan.classes or [])} if named else {}, [plan.group, list(plan.parts)]
         )
 
     def _index(self) -> Array:
         with self.look() as files:  # what it opens must not tell the store that was scanned from the same one later
-            return self._scan(files)
-
-    def _scan(self, files: Hdf5Files) -> Array:
-        group = files.group(self.settings.group)
-        names, groups = split(group)
-        if names and groups:
-            raise FormatError(
-                f"{files.url}: {group.name} holds datasets and groups ({names[0]!r}, {groups[0]!r}); group= names the one that "
-                "holds samples"
-            )
-        if not groups:
-            return PackedIndex.make(natural_order(names), np.empty(0, np.int64), {"classes": None})
-        classes = sorted(groups, key=str.encode)
-        keys: list[str] = []
-        labels: list[int] = []
-        for label, name in enumerate(classes):
-            members, nested = split(files.group(f"{group.name}/{name}"))
-            if nested:
-                raise FormatError(
-                    f"{files.url}: {group.name.rstrip('/')}/{name} holds groups, expected one dataset a sample"
-                )
-            keys += [f"{name}/{member}" for member in natural_order(members)]
-            labels += [label] * len(members)
-        return PackedIndex.make(keys, np.array(labels, np.int64), {"classes": list(classes)})
+            return SampleScan(files, self.settings.group).scan()
 
     def recognise(self, files: Hdf5Files) -> str | None:
         # docstring inherited
-        group = files.group(self.settings.group)
-        names, groups = split(group)
+        group = enter(files, self.settings.group)
+        names, groups = split(files.group(group))
         if bool(names) == bool(groups) or (groups and are_splits(groups)):
             return None
-        if names:
-            if not self._are_samples(files, names):
-                return None
-            return f"{group.name} holds {len(names)} datasets of one kind, {names[0]!r} to {names[-1]!r}: one a sample"
-        counts = {}
-        for name in groups:
-            inner = files.group(f"{group.name}/{name}")
-            members, nested = split(inner)
-            if (
-                nested
-                or not members
-                or are_frames(inner, members)
-                or not self._are_samples(files, [f"{name}/{member}" for member in members])
-            ):
-                return None
-            counts[name] = len(members)
-        told = ", ".join(f"{name} ({count})" for name, count in list(counts.items())[:4])
-        return f"each group of {group.name} holds datasets of one kind, as a class does its samples: {told}"
+        if groups and holds_frames(files, group, groups):
+            return None
+        found = arrange(files, group)
+        if found is None or not self._are_samples(files, found, groups):
+            return None
+        return _told(found)
 
-    def _are_samples(self, files: Hdf5Files, names: Sequence[str]) -> bool:
-        one_series = len({stem(name) for name in names}) == 1 and stem(names[0].rpartition("/")[2]) is not None
-        if not one_series and len(names) < _FEW:
+    def _are_samples(self, files: Hdf5Files, found: Arrangement, groups: Sequence[str]) -> bool:
+        sort, group = found.series.sort, found.group
+        if sort == "fields":
+            return True
+        if found.classes is not None and _are_called_frames(found):
             return False
-        step = max(1, len(names) // _LOOKED_AT)
-        Elements(files, [f"{self.settings.group}/{name}" for name in names[::step]])  # raises unless of one kind
+        inner = [group] if found.classes is None else [f"{group}/{name}" for name in found.classes]
+        if sort == "groups":
+            names = list(found.series.parts)
+            return is_sample(files, path_of(group, ("", ""), found.series.keys[0], False), names)
+        if sort == "datasets" and found.classes is not None and frames_or_samples(files, group, groups) == "frames":
+            return False
+        return all(_are_alike(files, path, split(files.group(path))[0], sort) for path in inner)
+
+
+def _are_alike(files: Hdf5Files, group: str, names: Sequence[str], sort: str) -> bool:
+    """Whether the datasets of a group may be samples by their names; raises FormatError where they are of different kinds."""
+    if sort == "numbered":
         return True
+    paths = [f"{group}/{name}" for name in spread(names)]
+    one_series = len({stem(name) for name in names}) == 1 and stem(names[0]) is not None
+    if not one_series and len(names) < _FEW:
+        return are_encoded_images(files, [files.dataset(path) for path in paths])
+    element_field(files, paths)
+    return True
+
+
+def _are_called_frames(found: Arrangement) -> bool:
+    """Whether what is in the groups is called frames, so that the groups are no classes but videos, of a sort nobody reads."""
+    names = (*found.series.parts, found.series.keys[0].rpartition("/")[2])
+    return found.series.sort != "datasets" and any(name.lower().startswith("frame") for name in names)
+
+
+def _told(found: Arrangement) -> str:
+    series, group = found.series, found.group
+    what = {
+        "datasets": "datasets of one kind",
+        "numbered": f"numbered datasets of {len(series.parts)} fields ({', '.join(series.parts)})",
+        "groups": f"groups that hold the same datasets ({', '.join(series.parts)})",
+        "fields": f"groups of datasets for {len(series.parts)} fields ({', '.join(series.parts)})",
+    }[series.sort]
+    count = f"{len(series.keys)} samples, {series.keys[0]!r} to {series.keys[-1]!r}"
+    if found.classes is None:
+        return f"{group} holds {what}: one a sample; {count}"
+    return f"each of {len(found.classes)} groups of {group} holds {what}, as a class does its samples: {count}"
 
 
 class PerSampleHdf5(ForeignHdf5):
-    """Reads each dataset as a record: ``image``, ``bytes`` or ``array``, its name as ``key``, its class as ``label``.
+    """Reads each dataset, or the datasets of each sample, as a record, with its name as ``key`` and its class as ``label``.
 
     Parameters
     ----------
@@ -131,16 +141,6 @@ class PerSampleHdf5(ForeignHdf5):
 
     Options: ClassVar[type[PerSampleOptions]] = PerSampleOptions
     Opener: ClassVar[type[PerSampleOpener]] = PerSampleOpener
-
-
-class Paths:
-    """The names of the samples' datasets in the file."""
-
-    def __init__(self, group: str, index: PackedIndex) -> None:
-        self._prefix, self._index = group.rstrip("/"), index
-
-    def __call__(self, number: int) -> str:
-        return f"{self._prefix}/{self._index.name(number)}"
 
 
 class Labels(Values):
@@ -158,8 +158,19 @@ class Labels(Values):
         return np.array(self._numbers)
 
 
+class ClassNames(Values):
+    """The name of each sample's class."""
+
+    def __init__(self, numbers: Array, names: Sequence[str]) -> None:
+        self.field, self.count, self._numbers, self._names = Field("str"), len(numbers), numbers, names
+
+    def read(self, positions: Sequence[int]) -> list[Any]:
+        # docstring inherited
+        return [self._names[int(self._numbers[at])] for at in positions]
+
+
 class Keys(Values):
-    """The name of each sample's dataset."""
+    """The name of each sample."""
 
     def __init__(self, index: PackedIndex) -> None:
         self.field, self.count, self._index = Field("str"), index.count, index
@@ -167,7 +178,3 @@ class Keys(Values):
     def read(self, positions: Sequence[int]) -> list[Any]:
         # docstring inherited
         return [self._index.name(at) for at in positions]
-
-    def column(self) -> Array:
-        # docstring inherited
-        return column_of(self.field, self.read(range(self.count)))

@@ -9,16 +9,20 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from storeds._columns import SCALARS, column_of
-from storeds.errors import StoredsError, UnavailableError
+from storeds.errors import ConfigError, StoredsError, UnavailableError
 from storeds.layouts._hdf5_base import ForeignHdf5, ForeignOpener, Found
 from storeds.layouts._hdf5_elements import Datasets, Elements
+from storeds.layouts._hdf5_evidence import frames_or_samples
 from storeds.layouts._hdf5_files import ForeignOptions, Hdf5Files
-from storeds.layouts._hdf5_frames import FRAME, VIDEO, VideoPlan, VideoScan, frame_source
+from storeds.layouts._hdf5_frames import FRAME, VIDEO, VideoPlan, VideoScan, frame_source, video_sources
 from storeds.layouts._hdf5_names import PackedIndex, are_splits, split
+from storeds.layouts._hdf5_series import LOOKED_AT, series_of
 from storeds.layouts._hdf5_values import Values, values_of
 from storeds.protocols import Array, Field
 
 __all__ = ["PerVideoHdf5", "PerVideoOptions"]
+
+_INDEX = 2  # version of the kept index
 
 
 class PerVideoOptions(ForeignOptions):
@@ -49,19 +53,17 @@ class PerVideoOpener(ForeignOpener):
 
         def scan() -> Array:
             with self.look() as apart:  # what it opens must not tell the store that was scanned from the same one later
-                return VideoScan(apart, group, frames, skip_empty=empty == "skip").scan()
+                return VideoScan(apart, _enter(apart, group, frames), frames, skip_empty=empty == "skip").scan()
 
-        index = PackedIndex.load([self.layout, group, frames, empty, *files.identity()], scan)
+        index = PackedIndex.load([self.layout, _INDEX, group, frames, empty, *files.identity()], scan)
         plan = VideoPlan.from_json(index.facts["plan"])
-        bounds, prefix = index.numbers, group.rstrip("/")
+        bounds, prefix = index.numbers, index.facts["group"]
         count = int(bounds[-1])
         names: list[str] = index.facts["videos"]
         columns: dict[str, Values] = {}
         if plan.numbered is not None:
-            step = max(1, count // 8)
-            elements = Elements(files, [f"{prefix}/{index.name(at)}" for at in range(0, count, step)])
-            (name,) = plan.fields
-            columns[name] = Datasets(count, lambda at: f"{prefix}/{index.name(at)}", elements)
+            ((name, kind),) = plan.fields.items()
+            columns[name] = Datasets(count, lambda at: f"{prefix}/{index.name(at)}", Elements(files, kind))
         for name, where in plan.columns.items():
             columns[name] = FrameRows(
                 files, [f"{prefix}/{video}/{where}" for video in names], bounds, plan.fields[name]
@@ -74,26 +76,53 @@ class PerVideoOpener(ForeignOpener):
 
     def recognise(self, files: Hdf5Files) -> str | None:
         # docstring inherited
-        group = files.group(self.settings.group)
-        datasets, groups = split(group)
-        alone = len(groups) == 1 and self.settings.frames is None and self.settings.group == "/"
+        wanted = self.settings.frames
+        group = _enter(files, self.settings.group, wanted)
+        datasets, groups = split(files.group(group))
+        alone = len(groups) == 1 and wanted is None and self.settings.group == "/"
         if datasets or not groups or alone or are_splits(groups):
             return None
-        told = {
-            name: frame_source(files.group(f"{self.settings.group}/{name}"), self.settings.frames) for name in groups
-        }
-        found = {name: source for name, source in told.items() if source is not None}
+        found = video_sources(files, group, groups, wanted)
         if not found:
-            return None
+            if wanted is None:
+                return None
+            raise ConfigError(
+                f"{files.url}: frames={wanted!r} names nothing in the groups of {group}; {groups[0]!r} holds "
+                f"{', '.join(files.group(f'{group}/{groups[0]}')) or 'nothing'}"
+            )
         name, (numbered, dataset) = next(iter(found.items()))
-        if numbered == "" and len(split(files.group(f"{self.settings.group}/{name}"))[0]) < 2:
+        if not (
+            _are_numbered(files, group, groups, name)
+            if numbered == ""
+            else _are_frames(files, f"{group}/{name}", dataset)
+        ):
             return None
         what = f"numbered datasets in {name}/{numbered}" if numbered is not None else f"frames in {name}/{dataset}"
-        if dataset:
-            values = values_of(files, files.dataset(f"{self.settings.group}/{name}/{dataset}"))
-            if "" not in values or not _is_frame(values[""].field):
-                return None
-        return f"{len(found)} of the {len(groups)} groups of {group.name} hold frames, as {what}"
+        told = f"{len(found)} of {min(len(groups), LOOKED_AT)} groups looked at"
+        return f"{told}, of {len(groups)} in {group}, hold frames, as {what}"
+
+
+def _enter(files: Hdf5Files, group: str, frames: str | None) -> str:
+    """Return the group of the videos: `group`, or the one that it holds alone, unless that one is a video."""
+    names, groups = split(files.group(group))
+    if names or len(groups) != 1:
+        return group
+    inner = f"{group.rstrip('/')}/{groups[0]}"
+    return group if frame_source(files.group(inner), frames) is not None else _enter(files, inner, frames)
+
+
+def _are_numbered(files: Hdf5Files, group: str, groups: Sequence[str], video: str) -> bool:
+    """Whether groups of numbered datasets may be videos, rather than the classes or the fields of samples."""
+    series = series_of(files, group)
+    members = split(files.group(f"{group}/{video}"))[0]
+    return series is None and len(members) > 1 and frames_or_samples(files, group, groups) != "samples"
+
+
+def _are_frames(files: Hdf5Files, video: str, name: str) -> bool:
+    if not name:
+        return True
+    values = values_of(files, files.dataset(f"{video}/{name}"))
+    return "" in values and _is_frame(values[""].field)
 
 
 class PerVideoHdf5(ForeignHdf5):
@@ -140,14 +169,6 @@ class FrameRows(Values):
         except (StoredsError, OSError, RuntimeError, KeyError, TypeError) as error:
             reason = str(error).removeprefix(f"{self._files.url}: ")
             return [ValueError(f"dataset {path} cannot be read: {reason}")] * len(frames)
-
-    def column(self) -> Array:
-        # docstring inherited
-        values = self.read(range(self.count))
-        for value in values:
-            if isinstance(value, ValueError):
-                raise value
-        return column_of(self.field, values)
 
 
 class OfVideo(Values):

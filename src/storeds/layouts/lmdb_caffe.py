@@ -60,6 +60,12 @@ class CaffeLmdb(ForeignLmdb):
     layout = "caffe"
     Options: ClassVar[type[ForeignOptions]] = CaffeOptions
 
+    @property
+    def _settings(self) -> CaffeOptions:
+        settings = self._opener.settings
+        assert isinstance(settings, CaffeOptions)
+        return settings
+
     @classmethod
     def _looks(cls, look: Look) -> str | None:
         first = look.first(2)
@@ -79,7 +85,7 @@ class CaffeLmdb(ForeignLmdb):
         keys = self._index_keys(look)
         self._check_count(look, keys.count, f"its index lists {keys.count} keys")
         field = self._data_field(look, keys)
-        given = self._opener.settings.fields  # type: ignore[attr-defined]  # CaffeOptions
+        given = self._settings.fields
         names = given or (field.kind, "label", "key")
         if len(names) != _PARTS:
             raise ConfigError(f"{look.url}: fields names {len(names)} of {_PARTS} parts: {field.kind}, label, key")
@@ -90,28 +96,26 @@ class CaffeLmdb(ForeignLmdb):
 
     def _data_field(self, look: Look, keys: Keys) -> Field:
         found, failed = [], ""
-        for n in range(min(_SAMPLES, keys.count)):
-            position = n * (keys.count - 1) // max(1, min(_SAMPLES, keys.count) - 1)
+        for position, key in self._spread_keys(look, keys, _SAMPLES):
             try:
-                found.append(_field_of(parse_datum(look.get(keys.key(position)) or memoryview(b""))))
+                found.append(_field_of(parse_datum(look.get(key) or memoryview(b""))))
             except ValueError as error:
                 failed = failed or f"record {position}: {error}"
         if failed and not found:
             raise FormatError(f"{look.url}: no record is a Datum message; {failed}")
         if not found:
             return Field("image")
-        any_shape: bool = self._opener.settings.any_shape  # type: ignore[attr-defined]  # CaffeOptions
         try:
-            return merge(found, any_shape=any_shape)
+            return merge(found, any_shape=self._settings.any_shape)
         except ValueError as error:
             raise FormatError(f"{look.url}: its messages differ: {error}") from None
 
-    def _values(self, look: Look, position: int, fields: tuple[str, ...]) -> dict[str, Any]:
+    def _values(self, look: Look, key: bytes, fields: tuple[str, ...]) -> dict[str, Any]:
         names: _Names = self._survey_found.how
-        values: dict[str, Any] = {names.key: self._survey_found.keys.key(position).decode()}
+        values: dict[str, Any] = {names.key: key.decode()}
         if fields == (names.key,):
             return values
-        datum = parse_datum(self._fetch(look, position))
+        datum = parse_datum(self._fetch(look, key))
         values[names.label] = datum.label
         if names.data in fields:
             values[names.data] = _value_of(datum, self._survey_found.fields[names.data])

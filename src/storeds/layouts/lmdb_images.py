@@ -16,7 +16,8 @@ from storeds.protocols import Field
 
 __all__ = ["KeyedLmdb", "KeyedOptions", "OcrLmdb"]
 
-_COUNT = b"num-samples"
+_COUNT, _IMAGE = b"num-samples", b"image-"
+_NUMBERED_IMAGE = re.compile(rb"image-[0-9]{1,18}")
 _SPECIAL = (_COUNT, b"__keys__", b"__len__")
 _META_INFO = "meta_info.txt"
 _LINE = re.compile(r"(?P<name>.+?)(?: \(\d+, ?\d+(?:, ?\d+)?\)(?: -?\d+)?)?")
@@ -35,14 +36,15 @@ class OcrLmdb(ForeignLmdb):
     def _looks(cls, look: Look) -> str | None:
         value = look.get(_COUNT)
         if value is None:
-            return None
+            numbers = _first_number(look)
+            return None if numbers is None else f"image-{numbers} and label-{numbers}, but no {_COUNT.decode()}"
         first = " and image-000000001" if look.get(b"image-%09d" % 1) is not None else ""
         return f"{_COUNT.decode()} ({bytes(value[:20])!r}){first}"
 
     def _survey(self, look: Look) -> Survey:
         value = look.get(_COUNT)
         if value is None:
-            raise FormatError(f"{look.url} has no entry {_COUNT.decode()!r}, so it is no store of text recognition")
+            return self._survey_uncounted(look)
         if not bytes(value).strip().isdigit() or len(value) > 18:
             raise FormatError(f"{look.url}: {_COUNT.decode()} is {bytes(value[:40])!r}, not a number of records")
         count = int(bytes(value))
@@ -53,21 +55,45 @@ class OcrLmdb(ForeignLmdb):
         due = 1 + count * (1 + labelled)
         if look.entries < due or look.get(b"image-%09d" % (last + 1)) is not None:
             self._check_count(look, due, f"{_COUNT.decode()} says {count}")
-        fields = {"image": Field("image")} | ({"label": Field("str")} if labelled else {})
-        return Survey(NumberedKeys(count, start=start, width=9), fields)
+        return self._survey_of(NumberedKeys(count, start=start, width=9), labelled=labelled)
 
-    def _values(self, look: Look, position: int, fields: tuple[str, ...]) -> dict[str, Any]:
+    def _survey_uncounted(self, look: Look) -> Survey:
+        """Find out about a store without a count, which tools write last: it may be half of one."""
+        first = _first_number(look)
+        if first is None:
+            raise FormatError(f"{look.url} has no entry {_COUNT.decode()!r}, so it is no store of text recognition")
+        width = len(first) if first.startswith("0") and len(first) > 1 else 0
+        start = min(int(first), 1)
+        last = max(int(key[len(_IMAGE) :]) for key in look.walk() if _NUMBERED_IMAGE.fullmatch(key))
+        count = last - start + 1
+        if not self._opener.settings.partial:
+            raise FormatError(
+                f"{look.url} has image-{first} and label-{first}, as stores of text recognition have, and no entry {_COUNT.decode()!r}, "
+                f"which is written last: it may not be whole; write it anew, put {_COUNT.decode()!r} in, or open it with "
+                f"partial=True, which reads the {count} records up to the last image, {_IMAGE.decode()}{last:0{width}}"
+            )
+        return self._survey_of(NumberedKeys(count, start=start, width=width), labelled=True)
+
+    def _survey_of(self, keys: NumberedKeys, *, labelled: bool) -> Survey:
+        return Survey(keys, {"image": Field("image")} | ({"label": Field("str")} if labelled else {}))
+
+    def _values(self, look: Look, key: bytes, fields: tuple[str, ...]) -> dict[str, Any]:
         values: dict[str, Any] = {}
         for name in fields:
-            key = b"%s-%s" % (name.encode(), self._survey_found.keys.key(position))
-            value = look.get(key)
-            if value is None:
-                raise ValueError(f"its key {key.decode()!r} is missing from the database")
+            value = self._fetch(look, b"%s-%s" % (name.encode(), key))
             values[name] = value if name == "image" else str(value, "utf-8")
         return values
 
     def _key_text(self, key: bytes) -> str:
         return f"image-{key.decode()}"
+
+
+def _first_number(look: Look) -> str | None:
+    """Return the digits of the first key if that is of an image, and a label of the same number is there."""
+    for key, _ in look.first(1):
+        if _NUMBERED_IMAGE.fullmatch(key) and look.get(b"label-" + key[len(_IMAGE) :]) is not None:
+            return key[len(_IMAGE) :].decode()
+    return None
 
 
 class KeyedOptions(ForeignOptions):
@@ -95,8 +121,9 @@ class KeyedLmdb(ForeignLmdb):
     @classmethod
     def _looks(cls, look: Look) -> str | None:
         first = look.first(_GLANCES)
-        if not first or any(look.get(key) is not None for key in _SPECIAL):
+        if not first or any(look.get(key) is not None for key in _SPECIAL) or _first_number(look) is not None:
             return None
+        first += look.last()  # what is no image may have keys that come later
         images = sum(is_image(value) for _, value in first)
         listed = _meta_info(look)
         if images == 0 or (images < len(first) and listed is None):
@@ -120,7 +147,7 @@ class KeyedLmdb(ForeignLmdb):
         return self._checked(look.walk() if listed is None else _listed_keys(listed, look.url), look.url)
 
     def _checked(self, keys: Iterable[bytes], url: str) -> Iterator[bytes]:
-        if self._opener.settings.keys == "hex":  # type: ignore[attr-defined]  # KeyedOptions
+        if self._as_hex:
             yield from keys
             return
         for key in keys:
@@ -134,12 +161,16 @@ class KeyedLmdb(ForeignLmdb):
             yield key
 
     def _key_text(self, key: bytes) -> str:
-        as_hex = self._opener.settings.keys == "hex"  # type: ignore[attr-defined]  # KeyedOptions
-        return key.hex() if as_hex else key.decode()
+        return key.hex() if self._as_hex else key.decode()
 
-    def _values(self, look: Look, position: int, fields: tuple[str, ...]) -> dict[str, Any]:
-        key = self._key_text(self._survey_found.keys.key(position))
-        return {"key": key, "image": self._fetch(look, position) if "image" in fields else b""}
+    @property
+    def _as_hex(self) -> bool:
+        settings = self._opener.settings
+        assert isinstance(settings, KeyedOptions)
+        return settings.keys == "hex"
+
+    def _values(self, look: Look, key: bytes, fields: tuple[str, ...]) -> dict[str, Any]:
+        return {"key": self._key_text(key), "image": self._fetch(look, key) if "image" in fields else b""}
 
 
 def _meta_info(look: Look) -> str | None:

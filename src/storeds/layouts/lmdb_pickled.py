@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from storeds._unpickle import PickleError, unpickle
+from storeds.errors import FormatError
 from storeds.layouts._lmdb_env import Look
 from storeds.layouts._lmdb_serialised import KEYS, LEN, SerialisedLmdb
 
@@ -12,7 +13,7 @@ __all__ = ["PickledLmdb"]
 
 
 class PickledLmdb(SerialisedLmdb):
-    """Pickled values under ``0``, ``1``, …, with pickled ``__len__`` and ``__keys__`` (or one of them, or neither).
+    """Pickled values under ``0``, ``1``, …, or other keys, with pickled ``__len__`` and ``__keys__``, one of them, or neither.
 
     A value is a tuple or list, a mapping with text keys, or a bare array or bytes; its parts become fields.
     """
@@ -26,26 +27,28 @@ class PickledLmdb(SerialisedLmdb):
     def _looks(cls, look: Look) -> str | None:
         value = look.get(LEN)
         if value is None:
-            return _plain_pickles(look)
+            return _plain_pickles(look) if look.get(KEYS) is None else None
         try:
             said = unpickle(value)
-        except PickleError:
-            return None
+        except PickleError as error:
+            raise FormatError(f"{look.url}: {LEN.decode()} does not read as a pickle: {error}") from None
         listed = " and __keys__" if look.get(KEYS) is not None else ""
         return f"a pickled __len__ ({said}){listed}" if isinstance(said, int) else None
 
 
 def _plain_pickles(look: Look) -> str | None:
-    """Say so if the database holds pickles under numbers, and neither ``__keys__`` nor ``__len__``."""
-    if look.get(KEYS) is not None:
+    """Say so if the database holds pickles, and neither ``__keys__`` nor ``__len__``."""
+    shown = [*look.first(3), *look.last()]
+    if not shown or not all(_begins_as_pickle(value) for _, value in shown):
         return None
-    first = look.first(3)
+    key, value = shown[0]
+    where = "numbers" if all(key.isdigit() for key, _ in shown) else f"keys such as {key[:40]!r}"
     try:
-        if not first or not all(key.isdigit() for key, _ in first):
-            return None
-        if not all(len(value) > 1 and value[0] == 0x80 and value[1] <= 5 for _, value in first):
-            return None
-        unpickle(first[0][1], views=True)
+        unpickle(value, views=True)
     except PickleError as error:
-        return f"pickles under numbers (but {error})" if "refused" in str(error) else None
-    return "pickles under numbers"
+        return f"pickles under {where} (but {error})" if "refused" in str(error) else None
+    return f"pickles under {where}"
+
+
+def _begins_as_pickle(value: memoryview) -> bool:
+    return len(value) > 1 and value[0] == 0x80 and value[1] <= 5

@@ -46,7 +46,7 @@ class PyarrowLmdb(ForeignLmdb):
             raise FormatError(f"{look.url} was not written by pyarrow.serialize: neither __len__ nor __keys__ is of it")
         raise FormatError(f"{look.url}: {why_not_pyarrow(key)}")
 
-    def _values(self, look: Look, position: int, fields: tuple[str, ...]) -> NoReturn:
+    def _values(self, look: Look, key: bytes, fields: tuple[str, ...]) -> NoReturn:
         raise AssertionError("such a store never opens")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from storeds._unpickle import PickleError, unpickle
+from storeds._unpickle import MAX_DEPTH, PickleError, unpickle
 from storeds.layouts._lmdb_env import Look
 from storeds.layouts._lmdb_serialised import KEYS, LEN, SerialisedLmdb
 from storeds.layouts.lmdb_pyarrow import is_pyarrow
@@ -55,20 +55,28 @@ def _from_pickle(value: memoryview, views: bool) -> Any:
 
 def _from_msgpack(value: memoryview, views: bool) -> Any:
     try:
-        return _revive(_decode(value))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return _revive(_decode(value), MAX_DEPTH)
+    except RecursionError:  # of the parser, which has no bound of its own
+        raise _too_deep() from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"its msgpack is damaged: {error}") from None
 
 
-def _revive(value: Any) -> Any:
-    """Return what msgpack-numpy packed: it writes an array as a mapping with the key ``nd``."""
-    if isinstance(value, list):
-        return [_revive(item) for item in value]
-    if not isinstance(value, dict):
+def _too_deep() -> ValueError:
+    return ValueError(f"refused: its msgpack nests deeper than {MAX_DEPTH} levels")
+
+
+def _revive(value: Any, depth: int) -> Any:
+    """Return what msgpack-numpy packed, `depth` levels at most: it writes an array as a mapping with the key ``nd``."""
+    if not isinstance(value, (list, dict)):
         return value
+    if not depth:
+        raise _too_deep()
+    if isinstance(value, list):
+        return [_revive(item, depth - 1) for item in value]
     entries = {key.decode("latin-1") if isinstance(key, bytes) else key: item for key, item in value.items()}
     if not {"nd", "type", "data"} <= entries.keys():
-        return {key: _revive(item) for key, item in value.items()}
+        return {key: _revive(item, depth - 1) for key, item in value.items()}
     return _array(entries)
 
 

@@ -6,9 +6,10 @@ import functools
 import io
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont, features
 
@@ -51,8 +52,22 @@ class ContactSheet:
             raise ConfigError(f"the contact sheet {path} is a folder; name a file")
         self._write(b"", publish=False)
 
-    def draw(self, url: str, findings: Sequence[Finding]) -> int:
+    def draw(
+        self,
+        url: str,
+        findings: Sequence[Finding],
+        *,
+        layout: str | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> int:
         """Write the sheet for what was found in the pictures of the store at `url`; return how many are on it.
+
+        Parameters
+        ----------
+        url, findings
+            What was checked, and the report's findings.
+        layout, options
+            As they were given to `verify`.
 
         Raises
         ------
@@ -68,7 +83,7 @@ class ContactSheet:
         pen = ImageDraw.Draw(sheet)
         shown = f"{len(chosen)} of {len(told)}" if len(told) > len(chosen) else f"{len(chosen)}"
         _text(pen, (_GAP, _GAP // 2), f"{shown} damaged pictures", _BLACK)
-        for number, (finding, picture) in enumerate(_pictures(url, chosen)):
+        for number, (finding, picture) in enumerate(_pictures(url, chosen, layout, options or {})):
             left, top = _GAP + number % columns * across, _LINE + _GAP + number // columns * down
             _tile(sheet, pen, left, top, finding, picture)
         buffer = io.BytesIO()
@@ -91,11 +106,13 @@ class ContactSheet:
                 aside.unlink(missing_ok=True)
 
 
-def _pictures(url: str, findings: Sequence[Finding]) -> Iterator[tuple[Finding, Image.Image | None]]:
+def _pictures(
+    url: str, findings: Sequence[Finding], layout: str | None, options: Mapping[str, Any]
+) -> Iterator[tuple[Finding, Image.Image | None]]:
     """Yield each finding with its picture, no larger than a tile; None where nothing decodes."""
     if not findings:  # then the store may be one that cannot even be opened
         return
-    with open_backend(url) as backend:
+    with open_backend(url, layout=layout, **options) as backend:
         for finding in findings:
             yield finding, _thumbnail(backend, finding)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from storeds._meta import NATIVE
@@ -25,6 +25,7 @@ def convert(
     overwrite: bool = False,
     resume: bool = False,
     commit_every: int = 1000,
+    index: Sequence[str] = (),
     layout: str | None = None,
     options: Mapping[str, Any] | None = None,
     progress: ProgressHook | None = None,
@@ -35,7 +36,7 @@ def convert(
     ----------
     src_url, dst_url : str
         See `open_backend` and `open_writer`.
-    overwrite, resume, commit_every
+    overwrite, resume, commit_every, index
         As for `open_writer`.
     layout, options : str, mapping, optional
         Of the source, as for `open_backend`: a foreign store is converted as any other.
@@ -65,6 +66,7 @@ def convert(
             resume=resume,
             commit_every=commit_every,
             plan={"convert": source.meta.id},
+            index=index,
         )
         with resumable(writer):
             for records, state in read_batches(source, writer.count):

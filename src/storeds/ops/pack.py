@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from storeds._suggest import suggest
@@ -40,6 +40,7 @@ def pack(
     overwrite: bool = False,
     resume: bool = False,
     commit_every: int = COMMIT_EVERY,
+    index: Sequence[str] = (),
     progress: ProgressHook | None = None,
     on_problem: Callable[[Problem], None] | None = None,
     **source_options: Any,
@@ -72,7 +73,7 @@ def pack(
     workers : int, optional
         Processes that read, check and encode; by default one per CPU if images are encoded anew, else none. The
         result does not depend on it.
-    overwrite, resume, commit_every
+    overwrite, resume, commit_every, index
         As for `open_writer`; a resumed pack needs the same source and options.
     progress : callable, optional
         Called with a `Progress` after each chunk.
@@ -111,7 +112,9 @@ def pack(
     count = workers if workers is not None else (len(os.sched_getaffinity(0)) if encodes else 0)
     preparer = Preparer(opened, max_side, quality, shares, findings)
     fields = findings.fields if findings else fields
-    writer = open_writer(url, fields, overwrite=overwrite, resume=resume, commit_every=commit_every, plan=plan)
+    writer = open_writer(
+        url, fields, overwrite=overwrite, resume=resume, commit_every=commit_every, plan=plan, index=index
+    )
     with resumable(writer):
         run = _Run(writer, opened, on_bad, progress, on_problem)
         run.feed(preparer, count, commit_every)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -69,6 +70,8 @@ def repair(
     overwrite: bool = False,
     resume: bool = False,
     commit_every: int = COMMIT_EVERY,
+    layout: str | None = None,
+    options: Mapping[str, Any] | None = None,
     progress: ProgressHook | None = None,
 ) -> RepairReport:
     """Copy the store at `src_url` to `dst_url` with every damaged JPEG mended; the source is only read.
@@ -79,6 +82,8 @@ def repair(
         See `open_backend` and `open_writer`; the engines may differ.
     overwrite, resume, commit_every
         As for `open_writer`.
+    layout, options : str, mapping, optional
+        Of the source, as for `open_backend`: a foreign store is repaired into a native one.
     progress : callable, optional
         Called with a `Progress` now and then.
 
@@ -103,7 +108,7 @@ def repair(
 
     Whole pictures keep their bytes, and so do those of which nothing is there. Fields, order and attrs stay the same.
     """
-    with open_backend(src_url) as source:
+    with open_backend(src_url, layout=layout, **(options or {})) as source:
         refuse_itself(source, dst_url)
         fields = FindingFields(source.meta.fields, source.url)
         writer = open_writer(

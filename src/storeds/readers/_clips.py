@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -11,8 +12,9 @@ from storeds.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ClipPlan", "Sampling", "Short"]
+__all__ = ["BadFrames", "ClipPlan", "Sampling", "Short", "stand_ins"]
 
+BadFrames = Literal["error", "repeat"]
 Sampling = Literal["all", "uniform", "random", "spaced"]
 Short = Literal["repeat", "pad", "error"]
 
@@ -26,13 +28,15 @@ class ClipPlan:
     clips: int = 1
     sampling: str = "all"
     short: str = "repeat"
+    bad_frames: str = "error"
 
     def __post_init__(self) -> None:
         for name in ("stride", "clips") if self.frames is None else ("frames", "stride", "clips"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name} is a number, 1 or more, got {value!r}")
-        for name, known in (("sampling", get_args(Sampling)), ("short", get_args(Short))):
+        for name, choice in (("sampling", Sampling), ("short", Short), ("bad_frames", BadFrames)):
+            known = get_args(choice)
             if getattr(self, name) not in known:
                 raise ConfigError(
                     f"unknown {name} {getattr(self, name)!r}; {suggest(getattr(self, name), known, name)}"
@@ -88,3 +92,21 @@ class ClipPlan:
         # Drawn even where there is one place only, so that what is drawn after it does not depend on the length.
         drawn: Any = torch.randint(places, (self.clips,), generator=generator)
         return [int(start) for start in drawn]
+
+
+def stand_ins(good: Sequence[bool], size: int) -> dict[int, int]:
+    """Return, for each place that has no frame of its own, the place whose frame it gets.
+
+    That is the one before it in its clip, which has `size` places; else the first that is there in its clip, or at all.
+    """
+    found: dict[int, int] = {}
+    anywhere = good.index(True)
+    for start in range(0, len(good), size):
+        clip = range(start, start + size)
+        last = next((at for at in clip if good[at]), anywhere)
+        for at in clip:
+            if good[at]:
+                last = at
+            else:
+                found[at] = last
+    return found

@@ -37,7 +37,7 @@ class Runs:
     def __init__(self, view: Backend, by: str, frame: str | None) -> None:
         self._view, self._by, self._frame = view, by, frame
         where = getattr(view, "where", None)  # of a selection, whose url and build are its store's
-        self._index = index_path(view.url, view.meta.build, where, "runs", by, frame)
+        self._index = index_path(view.url, view.meta.build, repr(where), "runs", by, frame)
         self._bounds: Array | None = None
         self._count = Count(len(self.bounds) - 1)
 

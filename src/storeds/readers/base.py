@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from storeds._count import Count
 from storeds._suggest import suggest
@@ -27,6 +27,9 @@ class RecordReader(ABC):
         The sample's elements, in order: fields of the store, and ``"index"`` for the sample's own index.
     """
 
+    # Elements that the reader makes; a field of the store that is called so cannot be read.
+    makes: ClassVar[tuple[str, ...]] = (INDEX,)
+
     fields: tuple[str, ...] = ()
     count: int = 0
     kinds: tuple[Field, ...] = ()
@@ -42,7 +45,7 @@ class RecordReader(ABC):
     @property
     def stored(self) -> tuple[str, ...]:
         # docstring inherited
-        return tuple(name for name in self.fields if name != INDEX)
+        return tuple(name for name in self.fields if name not in self.makes)
 
     @property
     def data(self) -> str | None:
@@ -60,8 +63,9 @@ class RecordReader(ABC):
         declared = dict(backend.meta.fields)
         fields = tuple(self.fields) or self._choose(declared)
         for name in fields:
-            if name != INDEX and name not in declared:
-                raise ConfigError(f"{backend.url} has no field {name!r}; {suggest(name, [*declared, INDEX], 'fields')}")
+            if name not in self.makes and name not in declared:
+                known = [*declared, *self.makes]
+                raise ConfigError(f"{backend.url} has no field {name!r}; {suggest(name, known, 'fields')}")
         if len(set(fields)) != len(fields):
             raise ConfigError(f"fields {fields} name an element twice")
         kinds = tuple(declared.get(name, Field("int")) for name in fields)

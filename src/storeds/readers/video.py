@@ -4,36 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from storeds._columns import read_column
 from storeds._suggest import suggest
 from storeds.errors import ConfigError, DecodeError
-from storeds.jpeg.estimate import MAX_PIXELS
 from storeds.protocols import Array, Backend, Decoder, Field, Note, Record, SampleContext
-from storeds.readers._clips import ClipPlan
+from storeds.readers._clips import ClipPlan, stand_ins
+from storeds.readers._pictures import PictureReader
 from storeds.readers._runs import Runs
-from storeds.readers.base import INDEX, RecordReader
-from storeds.readers.image import ImageReader
+from storeds.readers.base import INDEX
 
 __all__ = ["VideoReader"]
 
-_FRAME = "frame"
+_FRAME, _DECODED = "frame", "decoded"
+_IMAGE = Field("image")
 
 
 @dataclass(frozen=True)
-class VideoReader(RecordReader):
+class VideoReader(PictureReader):
     """One run of frame records → ``{"image": clip, "label": …}``; only the records of the frames it takes are read.
 
     Parameters
     ----------
     fields : sequence of str, optional
         By default the image and, where there is one, the label. Fields of kind image become clips, those in `per_frame`
-        a tensor of one number a frame (or a list); any other is the one of the first frame that is taken.
+        a tensor of one number a frame (or a list); any other is the one of the first frame that is taken. ``"decoded"``
+        is a tensor that says of each frame whether its own pictures are there, see `bad_frames`.
     decode, mode, repair, min_recovered, orient, max_pixels
-        For each frame as for an image, see `ImageReader`. Frames that decode to tensors make one tensor, uint8, shape
+        For each frame as for an image, see `storeds.readers.image.ImageReader`. Frames that decode to tensors make one tensor, uint8, shape
         (frames, channels, height, width), or (clips, frames, channels, height, width) for several clips; others a list,
         or a list of lists.
     frames : int, optional
@@ -50,6 +51,11 @@ class VideoReader(RecordReader):
         What a video that has too few frames becomes. ``"repeat"``: its last frame stands for those that are missing
         (``"uniform"`` repeats frames evenly). ``"pad"``: a shorter clip, which `storeds.collate` pads, with a mask.
         ``"error"``: a `DecodeError`, which the dataset's policy deals with.
+    bad_frames : str
+        What becomes of a frame that cannot be decoded. ``"error"``: its video is a `DecodeError`, which the dataset's
+        policy deals with. ``"repeat"``: the frame before it stands in its place (or the one after it, where it is the
+        first), the report counts it as mended, and ``"decoded"`` is False there; a video of which no frame decodes is a
+        `DecodeError` all the same.
     per_frame : sequence of str
         Fields that differ from frame to frame.
     by : str
@@ -60,12 +66,9 @@ class VideoReader(RecordReader):
     Random clips are drawn from the sample's own generator, or from torch's global one where there is no seed.
     """
 
+    makes: ClassVar[tuple[str, ...]] = (INDEX, _DECODED)
+
     decode: str | Decoder = "tensor"
-    mode: str = "RGB"
-    repair: bool = True
-    min_recovered: float = 0.5
-    orient: bool = False
-    max_pixels: int = MAX_PIXELS
     frames: int | None = None
     stride: int = 1
     clips: int = 1
@@ -73,37 +76,19 @@ class VideoReader(RecordReader):
     short: str = "repeat"
     per_frame: Sequence[str] = (_FRAME, "time")
     by: str = "video"
-    _images: ImageReader = field(init=False, repr=False, compare=False)
+    bad_frames: str = "error"
     _plan: ClipPlan = field(init=False, repr=False, compare=False)
     _runs: Runs | None = field(default=None, repr=False, compare=False)
     _numbered: bool = field(default=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if isinstance(self.per_frame, str):
             raise ConfigError(f"per_frame is a sequence of names, not the text {self.per_frame!r}")
         sampling = self.sampling or ("all" if self.frames is None else "random")
-        made = {
-            "per_frame": tuple(self.per_frame),
-            "_plan": ClipPlan(self.frames, self.stride, self.clips, sampling, self.short),
-            "_images": ImageReader(
-                decode=self.decode,
-                mode=self.mode,
-                repair=self.repair,
-                min_recovered=self.min_recovered,
-                orient=self.orient,
-                max_pixels=self.max_pixels,
-            ),
-        }
-        for name, value in made.items():
-            object.__setattr__(self, name, value)
-
-    def _choose(self, fields: dict[str, Field]) -> tuple[str, ...]:
-        if all(declared.kind != "image" for declared in fields.values()):
-            raise ConfigError(f"reader 'video' needs a field of kind image; the store has {', '.join(fields)}")
-        return self._images._choose(fields)
-
-    def _value(self, field: Field, value: Any, context: SampleContext) -> Any:
-        return self._images._value(field, value, context)
+        plan = ClipPlan(self.frames, self.stride, self.clips, sampling, self.short, self.bad_frames)
+        object.__setattr__(self, "per_frame", tuple(self.per_frame))
+        object.__setattr__(self, "_plan", plan)
 
     def bind(self, backend: Backend, /) -> Self:
         # docstring inherited
@@ -127,15 +112,9 @@ class VideoReader(RecordReader):
         return tuple(dict.fromkeys((*super().stored, *more)))
 
     @property
-    def data(self) -> str | None:
-        # docstring inherited
-        images = [name for name, declared in zip(self.fields, self.kinds, strict=False) if declared.kind == "image"]
-        return images[0] if images else None
-
-    @property
     def target(self) -> str | None:
         # docstring inherited
-        named = (INDEX, self.data, "key", self.by, *self.per_frame)
+        named = (*self.makes, self.data, "key", self.by, *self.per_frame)
         others = [name for name in self.fields if name not in named]
         return others[0] if others else None
 
@@ -159,12 +138,16 @@ class VideoReader(RecordReader):
             raise DecodeError(f"video {context.index} has no frames")
         if self._plan.short == "error":
             self._refuse_short(records[0], context)
+        pictures = [name for name, declared in zip(self.fields, self.kinds, strict=True) if declared.kind == "image"]
+        bad: set[int] = set()
+        clips = {name: self._clip(name, records, bad, context) for name in pictures}
+        made = {INDEX: context.index, _DECODED: self._by_clip(_flags(len(records), bad))}
         sample: dict[str, Any] = {}
         for name, declared in zip(self.fields, self.kinds, strict=True):
-            if name == INDEX:
-                sample[name] = context.index
-            elif declared.kind == "image":
-                sample[name] = self._by_clip(self._clip(name, declared, records, context))
+            if name in made:
+                sample[name] = made[name]
+            elif name in clips:
+                sample[name] = self._by_clip(clips[name])
             elif name in self.per_frame:
                 sample[name] = self._by_clip(_numbers(declared, [record[name] for record in records]))
             else:
@@ -184,36 +167,59 @@ class VideoReader(RecordReader):
             raise ConfigError("this reader is bound to no store; call bind first")
         return self._runs
 
-    def _clip(self, name: str, declared: Field, records: Sequence[Record], context: SampleContext) -> Any:
-        """Return the decoded frames as one tensor, or as a list; one that comes several times is decoded once."""
-        import torch
-
+    def _clip(self, name: str, records: Sequence[Record], bad: set[int], context: SampleContext) -> Any:
+        """Return the decoded frames as one tensor, or as a list; add to `bad` which of them are others' stand-ins."""
         first: dict[int, int] = {}
         clip: Any = None
+        good: list[bool] = []
+        lost: DecodeError | None = None
         for at, record in enumerate(records):
             # Backends give the same bytes for a position that comes twice; to compare them would take as long as to read.
             same = first.setdefault(id(record[name]), at)
-            if same == at:
-                frame = self._frame(name, declared, record, at, context)
-            else:
-                frame = clip[same].copy() if hasattr(clip[same], "copy") else clip[same]
-            is_tensor = isinstance(frame, torch.Tensor)
-            if clip is None:
-                # Filled in place: a clip need not be in memory twice.
-                clip = frame.new_empty((len(records), *frame.shape)) if is_tensor else [None] * len(records)
-            if is_tensor and (frame.shape, frame.dtype) != (clip.shape[1:], clip.dtype):
-                one, other = (
-                    f"{tuple(shape)} of {kind}"
-                    for shape, kind in ((frame.shape, frame.dtype), (clip.shape[1:], clip.dtype))
-                )
-                raise DecodeError(f"{self._named(record, at)} has the shape {one}, and the first one {other}")
-            clip[at] = frame
+            if same != at:
+                good.append(good[same])
+                if good[same]:
+                    clip[at] = _copy(clip[same])
+                continue
+            try:
+                frame = self._frame(name, record, at, context)
+            except DecodeError as error:
+                if self.bad_frames == "error":
+                    raise
+                lost = lost or error
+                context.notes.append(Note(error.kind, f"{error}; another frame stands in its place"))
+                good.append(False)
+                continue
+            clip = self._put(frame, clip, at, records)
+            good.append(True)
+        if lost is not None and not any(good):
+            raise lost
+        for at, other in stand_ins(good, len(records) // self.clips).items():
+            clip[at] = _copy(clip[other])
+            bad.add(at)
         return clip
 
-    def _frame(self, name: str, declared: Field, record: Record, at: int, context: SampleContext) -> Any:
+    def _put(self, frame: Any, clip: Any, at: int, records: Sequence[Record]) -> Any:
+        """Put a frame into its place in the clip, which the first one makes."""
+        import torch
+
+        is_tensor = isinstance(frame, torch.Tensor)
+        if clip is None:
+            # Filled in place: a clip need not be in memory twice.
+            clip = frame.new_empty((len(records), *frame.shape)) if is_tensor else [None] * len(records)
+        if is_tensor and (frame.shape, frame.dtype) != (clip.shape[1:], clip.dtype):
+            one, other = (
+                f"{tuple(shape)} of {kind}"
+                for shape, kind in ((frame.shape, frame.dtype), (clip.shape[1:], clip.dtype))
+            )
+            raise DecodeError(f"{self._named(records[at], at)} has the shape {one}, and the first one {other}")
+        clip[at] = frame
+        return clip
+
+    def _frame(self, name: str, record: Record, at: int, context: SampleContext) -> Any:
         noted = len(context.notes)
         try:
-            frame = self._value(declared, record[name], context)
+            frame = self._value(_IMAGE, record[name], context)
         except DecodeError as error:
             placed = DecodeError(f"{self._named(record, at)}: {error}")
             placed.kind = error.kind
@@ -247,3 +253,14 @@ def _numbers(declared: Field, values: list[Any]) -> Any:
     import torch
 
     return torch.from_numpy(np.asarray(values))
+
+
+def _flags(count: int, bad: set[int]) -> Any:
+    import torch
+
+    return torch.tensor([at not in bad for at in range(count)])
+
+
+def _copy(frame: Any) -> Any:
+    """Return a frame that shares nothing; a tensor's is copied when it is put into a clip."""
+    return frame.copy() if hasattr(frame, "copy") else frame

@@ -1,0 +1,26 @@
+# storeds, its integration tests, and what they and a short training on the CPU need; docker-compose.yml runs it.
+ARG PYTHON_IMAGE=python:3.12-slim
+FROM ${PYTHON_IMAGE}
+
+ARG TORCH=torch==2.13.0
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PYTHONUNBUFFERED=1
+RUN useradd --create-home --home-dir /storeds storeds
+WORKDIR /storeds
+
+# What changes least comes first. An image that brings its own wheels is not sent to another index for torch.
+RUN if [ -n "${PIP_FIND_LINKS:-}" ]; then pip install "$TORCH"; else pip install --index-url "$TORCH_INDEX" "$TORCH"; fi
+# Of the extra `dev`, only these.
+ARG TEST_PACKAGES="hypothesis pytest pytest-timeout scikit-image scikit-learn"
+COPY pyproject.toml docker/requirements.py ./
+RUN python requirements.py $TEST_PACKAGES >/tmp/requirements.txt && pip install -r /tmp/requirements.txt
+
+COPY README.md LICENSE ./
+COPY src src
+COPY examples examples
+RUN pip install --no-deps --no-build-isolation .
+COPY tests tests
+COPY docker docker
+
+USER storeds

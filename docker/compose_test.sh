@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Brings up docker-compose.yml, lets its service `tests` run, removes containers, networks and volumes, and exits as the
+# tests did. Passwords are made for this run, and never shown.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+if docker compose version >/dev/null 2>&1; then
+    compose=(docker compose)
+elif command -v docker-compose >/dev/null; then
+    compose=(docker-compose)
+else
+    echo "compose-test needs 'docker compose' or 'docker-compose' (1.29 or newer); install Docker with Compose" >&2
+    exit 1
+fi
+if ! docker info >/dev/null 2>&1; then
+    echo "compose-test needs a Docker engine, and 'docker info' reaches none; start it, or set DOCKER_HOST" >&2
+    exit 1
+fi
+
+export STOREDS_ADMIN_PASSWORD STOREDS_WRITER_PASSWORD STOREDS_READER_PASSWORD
+for name in STOREDS_{ADMIN,WRITER,READER}_PASSWORD; do
+    printf -v "$name" %s "$(head -c 16 /dev/urandom | od -An -tx1 | tr -d ' \n')"
+done
+
+# A project of its own, so that it leaves alone what a plain `up` in this folder has brought up.
+compose+=(--project-name "storeds-compose-test-$$")
+clean_up() {
+    "${compose[@]}" down --volumes --remove-orphans >/dev/null 2>&1 || echo "compose-test could not clean up" >&2
+}
+trap clean_up EXIT
+
+start=$SECONDS
+status=0
+"${compose[@]}" up --build --abort-on-container-exit --exit-code-from tests || status=$?
+if ((status)); then
+    # Of a server that ended before it was healthy, `up` shows nothing.
+    "${compose[@]}" logs --no-color --tail=20 mongo1 mongo2 mongo3 init
+fi
+echo "== compose-test: exit code $status after $((SECONDS - start)) s"
+exit "$status"

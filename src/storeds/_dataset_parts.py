@@ -1,0 +1,70 @@
+"""Makes the parts of a `StoreDataset` from its arguments, and refuses arguments that do not belong together."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+from storeds._suggest import suggest
+from storeds.errors import ConfigError
+from storeds.protocols import Backend, Reader
+from storeds.registry import READERS
+from storeds.stores import open_backend
+
+__all__ = ["changed_arguments", "check_seed", "make_reader", "open_source"]
+
+
+def changed_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of the `given` arguments of `function` that differ from its defaults."""
+    parameters = inspect.signature(function).parameters
+    return {name: value for name, value in given.items() if not _is_same(value, parameters[name].default)}
+
+
+def _is_same(value: Any, default: Any) -> bool:
+    # Whatever else is given is not compared: an array has no single truth.
+    return value is default or (type(value) in (str, float) and bool(value == default))
+
+
+def check_seed(seed: Any) -> int | None:
+    """Return the seed; raises ConfigError for what is neither an int nor None."""
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+        raise ConfigError(f"seed must be an int or None, got {seed!r}")
+    return seed
+
+
+def open_source(source: Any, layout: str | None, options: Mapping[str, Any] | None) -> Backend:
+    """Return the backend that `source` names, or is."""
+    if isinstance(source, (str, os.PathLike, list, tuple)):
+        return open_backend(source, layout=layout, **(options or {}))
+    if not isinstance(source, Backend):
+        raise ConfigError(
+            f"source must be a URL, a path, a list of them, a Backend or a Source, not {type(source).__name__}"
+        )
+    if layout is not None or options:
+        raise ConfigError("layout and options belong to the opening of a store; this one is open already")
+    return source
+
+
+def make_reader(
+    reader: Any,
+    fields: Sequence[str] | None,
+    image_options: Mapping[str, Any],
+    reader_options: Mapping[str, Any] | None,
+) -> Reader[Any]:
+    """Return the reader for a name, a class or an instance; only an image reader takes decode, mode, repair, …."""
+    own = dict(reader_options or {})
+    if not isinstance(reader, (str, type)):
+        if fields is not None or own:
+            raise ConfigError("fields and reader_options belong to the making of a reader; this one is made already")
+        return cast("Reader[Any]", reader)
+    target = READERS.get(reader) if isinstance(reader, str) else reader
+    accepted = inspect.signature(target).parameters
+    for name in own:
+        if name not in accepted:
+            raise ConfigError(f"reader {reader!r} has no option {name!r}; {suggest(name, accepted, 'options')}")
+    if isinstance(fields, str):
+        raise ConfigError(f"fields is a sequence of names, not the text {fields!r}")
+    named = {name: value for name, value in image_options.items() if name in accepted}
+    return cast("Reader[Any]", target(fields=tuple(fields or ()), **{**named, **own}))

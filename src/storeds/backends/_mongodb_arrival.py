@@ -1,0 +1,73 @@
+"""Makes sure that what a writer sends to MongoDB arrives, once, whatever happens to the primary meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from pymongo.errors import BulkWriteError, OperationFailure
+
+from storeds.errors import StoredsError
+from storeds.protocols import Meta
+from storeds.record import CHECKSUM, ContentHash
+
+__all__ = ["arrived_digests", "check_arrived", "count_documents", "insert_missing"]
+
+_DUPLICATE = 11000
+_PAGE = 50_000
+
+
+def insert_missing(collection: Any, documents: Sequence[Mapping[str, Any]]) -> None:
+    """Insert `documents`, of which earlier attempts may have inserted some; raises PyMongo's OperationFailure."""
+    try:
+        collection.insert_many(documents, ordered=False)
+    except BulkWriteError as error:
+        failures = [one for one in error.details["writeErrors"] if one.get("code") != _DUPLICATE]
+        failures += error.details["writeConcernErrors"]
+        if failures:
+            raise OperationFailure(str(failures[0].get("errmsg")), failures[0].get("code"), failures[0]) from None
+
+
+def arrived_digests(collection: Any) -> Iterator[bytes]:
+    """Yield the checksums of records 0, 1, …, up to the first that is not there."""
+    for position, row in enumerate(collection.find({}, {CHECKSUM: True}).sort("_id", 1)):
+        if row["_id"] != position:
+            return
+        yield bytes(row[CHECKSUM])
+
+
+def count_documents(collection: Any, expected: int) -> int:
+    """Return how many documents there are; at once where the server's own estimate is what was expected."""
+    if collection.estimated_document_count() == expected:
+        return expected
+    return int(collection.count_documents({}))  # the estimate may be off after a crash
+
+
+def check_arrived(read: Callable[[Callable[[Any], Any]], Any], meta: Meta, url: str) -> None:
+    """Raise StoredsError unless exactly the records of `meta` have arrived.
+
+    Parameters
+    ----------
+    read : callable
+        Gives the collection to a function and returns what that returns, repeating it as need be.
+    """
+    arrived = read(lambda collection: count_documents(collection, meta.count))
+    if arrived != meta.count:
+        raise StoredsError(f"{url}: {meta.count} records were sent and {arrived} arrived; nothing was published")
+    content = ContentHash()
+    for start in range(0, meta.count, _PAGE):
+        stop = min(start + _PAGE, meta.count)
+        digests = read(partial(_page, start=start, stop=stop))
+        if len(digests) != stop - start:
+            raise StoredsError(
+                f"{url}: of records {start} to {stop - 1}, {len(digests)} arrived; nothing was published"
+            )
+        content.update(b"".join(digests))
+    if content.finish(meta.fields, meta.attrs) != meta.id:
+        raise StoredsError(f"{url}: the checksums that arrived are not those that were sent; nothing was published")
+
+
+def _page(collection: Any, start: int, stop: int) -> list[bytes]:
+    query = {"_id": {"$gte": start, "$lt": stop}}
+    return [bytes(row[CHECKSUM]) for row in collection.find(query, {CHECKSUM: True}).sort("_id", 1)]

@@ -1,0 +1,203 @@
+"""One collection as its reader sees it: which it is, what its meta says, and queries that reach no other."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from pymongo.errors import OperationFailure
+
+from storeds._handles import Ticket
+from storeds._meta import meta_from_row
+from storeds.backends._mongodb_client import (
+    CLIENTS,
+    ClientFactory,
+    ClientOpener,
+    Location,
+    knows_server,
+    pymongo_errors,
+)
+from storeds.backends._mongodb_documents import GUESSED_BYTES, references
+from storeds.backends._mongodb_names import identity_of, meta_collection, partial_collection, values_collection
+from storeds.errors import FormatError, StoreNotFoundError, UnavailableError
+from storeds.protocols import Meta
+
+__all__ = ["MongodbHandle", "MongodbOpener"]
+
+_BATCH_SIZE = 100_000  # the server ends its first reply at 16 MiB anyway
+_OTHER_UUID = 361  # CollectionUUIDMismatch
+_NO_UUID = (40415, 323)  # an unknown field, before MongoDB 6.0; refused by a strict Stable API
+
+
+@dataclass(frozen=True)
+class _Facts:
+    identity: Any
+    meta: Meta
+    document_bytes: int
+
+
+class MongodbHandle:
+    """A claim on the process's client for a URI, and what the collection says about itself. Thread-safe.
+
+    The server is asked when that is first needed, and not while the pool of handles is locked.
+    """
+
+    def __init__(self, opener: MongodbOpener) -> None:
+        self.location = opener.location
+        # A factory may make a client that knows no commands, as mongomock does.
+        self.checks_uuid = opener.factory is None
+        self.ticket: Ticket[Any] = CLIENTS.ticket(
+            self, ClientOpener(opener.location.uri, opener.location.url, opener.factory)
+        )
+        self._found: _Facts | None = None
+        self._finding = threading.Lock()
+
+    @property
+    def meta(self) -> Meta:
+        """What the collection said when it was first asked."""
+        return self._facts.meta
+
+    @property
+    def identity(self) -> Any:
+        """Which collection it is; see `identity_of`."""
+        return self._facts.identity
+
+    @property
+    def document_bytes(self) -> int:
+        """What a document takes, on average."""
+        return self._facts.document_bytes
+
+    @property
+    def _facts(self) -> _Facts:
+        with self._finding:
+            if self._found is None:
+                self._found = self._find_facts()
+            return self._found
+
+    def knows_server(self) -> bool:
+        """Whether the client has found a server to read from."""
+        with self.ticket.lease() as client:
+            return knows_server(client)
+
+    @contextmanager
+    def database(self) -> Iterator[Any]:
+        """Lease the client and give its database; PyMongo's exceptions leave as ours."""
+        with self.ticket.lease() as client, pymongo_errors(self.location):
+            yield client[self.location.database]
+
+    def find(self, query: Mapping[str, Any], fields: Iterable[str] | None) -> tuple[dict[int, Any], dict[str, bytes]]:
+        """Return position → document and the large values they refer to; all fields where `fields` is None.
+
+        Raises UnavailableError if the collection is another than the one that was opened. The server itself makes
+        sure, in the same round trip: a find may name the UUID that it expects (MongoDB 6.0 and later).
+        """
+        name = self.location.collection
+        command = {"find": name, "filter": query, "batchSize": _BATCH_SIZE}
+        if fields is not None:
+            command["projection"] = dict.fromkeys(("_id", *fields), True)
+        with self.database() as database:
+            found = self._find_guarded(database, command) if self.checks_uuid else None
+            if found is None:
+                self.checks_uuid = False
+                found = list(database[name].find(query, command.get("projection")))
+                if not self.is_current(database):
+                    raise self._replaced()
+            documents = {row["_id"]: row for row in found}
+            return documents, _read_large(database, name, references(found))
+
+    def _find_guarded(self, database: Any, command: Mapping[str, Any]) -> list[Any] | None:
+        """Return what is found, or None if the server cannot compare UUIDs."""
+        guarded = {**command, "collectionUUID": self.identity}
+        if database.read_concern.level is not None:  # which PyMongo adds to its own commands alone
+            guarded["readConcern"] = database.read_concern.document
+        try:
+            return list(database.cursor_command(guarded, read_preference=database.read_preference))
+        except OperationFailure as error:
+            if error.code == _OTHER_UUID:
+                raise self._replaced() from error
+            if error.code in _NO_UUID:
+                return None
+            raise
+
+    def _replaced(self) -> UnavailableError:
+        return UnavailableError(f"{self.location.url} was replaced or dropped while in use; open it again")
+
+    def is_current(self, database: Any) -> bool:
+        """Whether the collection is still the one that was opened."""
+        name = self.location.collection
+        row = database[meta_collection(name)].find_one({"_id": self.identity}) or {}
+        # The build is for a server without UUIDs.
+        return identity_of(database, name) == self.identity and row.get("build") == self.meta.build
+
+    def _find_facts(self) -> _Facts:
+        name, url = self.location.collection, self.location.url
+        with self.database() as database:
+            identity = identity_of(database, name)
+            if identity is None:
+                raise StoreNotFoundError(f"no store at {url}: {_existing(database)}{_begun(database, name)}")
+            row = database[meta_collection(name)].find_one({"_id": identity})
+        if row is None or "layout" not in row:
+            raise FormatError(
+                f"{url} is a collection, but no native store: {meta_collection(name)} has no entry for it; "
+                "native stores are written by storeds.open_writer, `storeds pack` or `storeds convert`"
+            )
+        return _Facts(identity, meta_from_row(row, url), int(row.get("document_bytes", GUESSED_BYTES)))
+
+
+def _begun(database: Any, name: str) -> str:
+    if identity_of(database, partial_collection(name)) is None:
+        return ""
+    return f"; {partial_collection(name)!r} is what an interrupted writer left: go on with resume=True (--resume)"
+
+
+def _existing(database: Any) -> str:
+    names = sorted(
+        name for name in database.list_collection_names() if not name.endswith((".meta", ".chunks", ".files"))
+    )
+    shown = ", ".join(names[:8]) + (" …" if len(names) > 8 else "")
+    return (
+        f"database {database.name!r} has the collections {shown}"
+        if names
+        else f"database {database.name!r} has no collections"
+    )
+
+
+def _read_large(database: Any, name: str, ids: list[str]) -> dict[str, bytes]:
+    """Return GridFS id → bytes, all files in one query."""
+    if not ids:
+        return {}
+    parts: dict[str, list[bytes]] = {}
+    chunks = database[f"{values_collection(name)}.chunks"]
+    for chunk in chunks.find({"files_id": {"$in": ids}}).sort([("files_id", 1), ("n", 1)]):
+        parts.setdefault(chunk["files_id"], []).append(chunk["data"])
+    return {id: b"".join(data) for id, data in parts.items()}
+
+
+@dataclass(frozen=True)
+class MongodbOpener:
+    """Makes the handle of one collection, through the process's client for its URI."""
+
+    location: Location
+    factory: ClientFactory | None = None
+
+    @property
+    def url(self) -> str:
+        return self.location.url
+
+    def key(self) -> Hashable:
+        return self.location.uri, self.location.collection, self.factory
+
+    def options(self) -> Hashable:
+        return None
+
+    def open(self) -> MongodbHandle:
+        return MongodbHandle(self)
+
+    def close(self, handle: MongodbHandle, /) -> None:
+        handle.ticket.close()
+
+    def disown(self, handle: MongodbHandle, /) -> None:
+        pass  # the client itself is disowned by its own pool

@@ -1,0 +1,189 @@
+"""How the samples of a group lie in a foreign HDF5 file: a dataset each, or one for each sample and field."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+import numpy as np
+
+from storeds.errors import FormatError
+from storeds.layouts._hdf5_elements import sort_of
+from storeds.layouts._hdf5_files import Hdf5Files
+from storeds.layouts._hdf5_names import natural_order, split, stem
+from storeds.protocols import Array
+
+__all__ = ["LOOKED_AT", "Arrangement", "Part", "Series", "arrange", "enter", "numbered_parts", "series_of", "spread"]
+
+Part = tuple[str, str]
+"""What stands before and after a sample's key in the name of its dataset."""
+
+_MOST = 64  # fields; more than that are samples
+LOOKED_AT = 16
+_NUMBERED = re.compile(r"(\D*)(\d(?:.*\d)?)(\D*)")
+_FIELDS = re.compile(
+    r"(image|img|picture|label|target|mask|annotation|caption|bbox|box|depth|key)(s|es)?", re.IGNORECASE
+)
+T = TypeVar("T")
+
+
+def spread(items: Sequence[T], most: int = LOOKED_AT) -> list[T]:
+    """Return at most so many of `items`, evenly spread, with the first and the last."""
+    last = len(items) - 1
+    return [items[at] for at in sorted({round(step * last / (most - 1)) for step in range(most)})] if items else []
+
+
+@dataclass(frozen=True)
+class Series:
+    """The samples of one group.
+
+    Attributes
+    ----------
+    sort : str
+        ``datasets``: one a sample. ``numbered``: ``image_0``, ``label_0``, ``image_1`` …. ``groups``: one a sample, with a
+        dataset for each field. ``fields``: one group a field, with a dataset for each sample.
+    keys : sequence of str
+        The samples' names, in order.
+    parts : mapping of str to Part
+        The file's name of a field, ``""`` where it has none, and where the field's datasets are.
+    """
+
+    sort: Literal["datasets", "numbered", "groups", "fields"]
+    keys: Sequence[str]
+    parts: Mapping[str, Part]
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """The samples of a store: of one group, or of one group for each class."""
+
+    group: str
+    series: Series
+    labels: Array
+    classes: Sequence[str] | None = None
+
+
+def enter(files: Hdf5Files, group: str) -> str:
+    """Return `group`, or where it holds nothing but another group, that one."""
+    names, groups = split(files.group(group))
+    return group if names or len(groups) != 1 else enter(files, f"{group.rstrip('/')}/{groups[0]}")
+
+
+def arrange(files: Hdf5Files, group: str) -> Arrangement | None:
+    """Return how samples lie below `group`, or None if none do; raises FormatError where some lack a field's dataset."""
+    group = enter(files, group)
+    series = series_of(files, group)
+    if series is not None:
+        return Arrangement(group, series, np.empty(0, np.int64))
+    names, groups = split(files.group(group))
+    if names or not groups:
+        return None
+    classes = sorted(groups, key=str.encode)
+    keys: list[str] = []
+    labels: list[int] = []
+    first: Series | None = None
+    for label, name in enumerate(classes):
+        path = f"{group.rstrip('/')}/{name}"
+        inner = series_of(files, path)
+        if inner is None:
+            if any(split(files.group(path))):
+                return None
+            continue  # a class without samples is a class
+        first = first or inner
+        if inner.parts != first.parts:
+            return None
+        keys += [f"{name}/{key}" for key in inner.keys]
+        labels += [label] * len(inner.keys)
+    if first is None:
+        return None
+    return Arrangement(group, Series(first.sort, keys, first.parts), np.array(labels, np.int64), classes)
+
+
+def series_of(files: Hdf5Files, group: str) -> Series | None:
+    """Return how the samples of one group lie, or None if it holds none, or is made of classes."""
+    names, groups = split(files.group(group))
+    if names and groups:
+        return None
+    if names:
+        return _numbered(files, group, names) or Series("datasets", natural_order(names), {"": ("", "")})
+    return _by_field(files, group, groups) or _by_group(files, group, groups)
+
+
+def numbered_parts(names: Sequence[str]) -> dict[Part, list[str]] | None:
+    """Return where a field's datasets are → the samples' numbers, if names are of several numbered fields alike."""
+    parts: dict[Part, list[str]] = {}
+    for name in names:
+        match = _NUMBERED.fullmatch(name)
+        if match is None:
+            return None
+        parts.setdefault((match[1], match[3]), []).append(match[2])
+        if len(parts) > _MOST:
+            return None
+    return parts if len(parts) > 1 and _overlap(list(parts.values())) else None
+
+
+def _overlap(names: Sequence[Sequence[str]]) -> bool:
+    """Whether these are the names of the same samples, more than one, though some may lack in some."""
+    whole = set().union(*names)
+    return len(whole) > 1 and all(2 * len(part) > len(whole) for part in names)
+
+
+def _numbered(files: Hdf5Files, group: str, names: Sequence[str]) -> Series | None:
+    parts = numbered_parts(names)
+    if parts is None:
+        return None
+    _check_complete(files, group, parts)
+    called = {f"{before}{after}".strip("_-./ "): (before, after) for before, after in parts}
+    return Series("numbered", natural_order(next(iter(parts.values()))), called) if len(called) == len(parts) else None
+
+
+def _by_field(files: Hdf5Files, group: str, groups: Sequence[str]) -> Series | None:
+    """Return the samples where groups are called as fields are, or hold datasets of different kinds under the same names."""
+    if not 1 < len(groups) <= _MOST:
+        return None
+    parts: dict[Part, list[str]] = {}
+    for name in groups:
+        names, nested = split(files.group(f"{group}/{name}"))
+        parts[f"{name}/", ""] = names
+        if nested or not names or not _overlap(list(parts.values())):
+            return None
+    sorts = [
+        {sort_of(files.dataset(f"{group}/{before}{name}")) for name in spread(names)}
+        for (before, _), names in parts.items()
+    ]
+    called_so = all(map(_FIELDS.fullmatch, groups))
+    if not called_so and (any(len(found) != 1 for found in sorts) or len(set().union(*sorts)) == 1):
+        return None
+    _check_complete(files, group, parts)
+    keys = natural_order(next(iter(parts.values())))
+    return Series("fields", keys, {before.rstrip("/"): (before, after) for before, after in parts})
+
+
+def _by_group(files: Hdf5Files, group: str, groups: Sequence[str]) -> Series | None:
+    """Return the samples where most groups hold datasets of the same names, which are no series themselves."""
+    groups = natural_order(groups)
+    members = [split(files.group(f"{group}/{name}")) for name in spread(groups)]
+    if not members or any(nested or not names for names, nested in members):
+        return None
+    if any(numbered_parts(names) or {stem(name) for name in names} == {stem(names[0]) or ""} for names, _ in members):
+        return None
+    seen = Counter(name for names, _ in members for name in names)
+    fields = [name for name, count in seen.items() if 2 * count > len(members)]
+    if not 0 < len(fields) <= _MOST:
+        return None
+    return Series("groups", groups, {name: ("", f"/{name}") for name in fields})
+
+
+def _check_complete(files: Hdf5Files, group: str, parts: Mapping[Part, Sequence[str]]) -> None:
+    """Raise FormatError unless each sample has a dataset for each field."""
+    whole = set().union(*parts.values())
+    for (before, after), names in parts.items():
+        missing = natural_order(whole.difference(names))
+        if missing:
+            raise FormatError(
+                f"{files.url}: {group} has {len(whole)} samples, and {len(missing)} of them no {before}…{after}: the first is "
+                f"{before}{missing[0]}{after}, which is missing; add what is missing, or take out what the others have of it"
+            )

@@ -1,0 +1,181 @@
+"""Which layout a foreign HDF5 file is found to have, by what it holds; where it may have two, both are named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+import storeds
+from _foreign_hdf5 import blob
+from storeds import open_backend
+from storeds.errors import ConfigError
+from storeds.layouts.hdf5_parallel import ParallelHdf5
+from storeds.layouts.hdf5_per_sample import PerSampleHdf5
+from storeds.layouts.hdf5_per_video import PerVideoHdf5
+
+CLASSES = {"parallel": ParallelHdf5, "per_sample": PerSampleHdf5, "per_video": PerVideoHdf5}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOREDS_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+def fits(path: Path, **options: Any) -> list[str]:
+    return [name for name, cls in CLASSES.items() if cls.recognise(str(path), **options)]
+
+
+def test_what_fits_two_layouts_is_told_of_both(tmp_path: Path) -> None:
+    path = tmp_path / "series.h5"
+    with h5py.File(path, "w") as file:
+        for at in range(3):
+            file[f"series_{at}"] = np.arange(7.0) + at
+    assert "columns" in (ParallelHdf5.recognise(str(path)) or "")
+    assert "one a sample" in (PerSampleHdf5.recognise(str(path)) or "")
+    with pytest.raises(ConfigError, match="'parallel': .*'per_sample': "):
+        open_backend(path)
+    assert (len(ParallelHdf5(str(path))), len(PerSampleHdf5(str(path)))) == (7, 3)
+
+
+def test_digit_named_pictures_of_one_size_may_be_frames_as_well_as_samples(tmp_path: Path) -> None:
+    path = tmp_path / "digits.h5"
+    with h5py.File(path, "w") as file:
+        for name in ("cat", "dog"):
+            for at in range(4):
+                file[f"{name}/{at}"] = np.full((8, 8, 3), at, np.uint8)
+    with pytest.raises(ConfigError, match="'per_sample': .*'per_video': "):
+        open_backend(path)
+    assert PerSampleHdf5(str(path)).column("label").tolist() == [0] * 4 + [1] * 4
+    assert PerVideoHdf5(str(path)).column("frame").tolist() == [0, 1, 2, 3] * 2
+
+
+FRAMES, SAMPLES = "per_video", "per_sample"
+
+
+@pytest.mark.parametrize(
+    ("layout", "sort", "groups", "names", "sizes"),
+    [
+        (FRAMES, "called frames", ("cat", "dog"), ("frame_0", "frame_1", "frame_2"), (8, 9, 9)),
+        (FRAMES, "in groups called clips", ("clip_0", "clip_1"), ("0", "1", "2"), (8, 8, 8)),
+        (FRAMES, "in groups with attributes", ("cat", "dog"), ("0", "1", "2"), (8, 8, 8)),
+        (SAMPLES, "in groups called classes", ("class_0", "class_1"), ("0", "1", "2"), (8, 8, 8)),
+        (SAMPLES, "of different sizes", ("cat", "dog"), ("0", "1", "2"), (8, 9, 8)),
+        (SAMPLES, "not counted in equal steps", ("cat", "dog"), ("3", "4", "17"), (8, 8, 8)),
+        (SAMPLES, "called by more than numbers", ("cat", "dog"), ("n7_0", "n7_1", "n7_2"), (8, 8, 8)),
+    ],
+)
+def test_what_tells_frames_from_samples(
+    tmp_path: Path, layout: str, sort: str, groups: tuple[str, ...], names: tuple[str, ...], sizes: tuple[int, ...]
+) -> None:
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        for group in groups:
+            for name, size in zip(names, sizes, strict=True):
+                file[f"{group}/{name}"] = np.zeros((size, 8, 3), np.uint8)
+            if sort.endswith("attributes"):
+                file[group].attrs["label"] = 1
+    assert fits(path) == [layout]
+
+
+def numbered(file: h5py.File, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    for at in range(3):
+        for name, shape in shapes.items():
+            file[f"{name}_{at}"] = np.zeros(shape)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "expected"),
+    [
+        ({"wave": (70,), "label": ()}, ["per_sample"]),  # a column has more than one value
+        ({"x": (70, 3), "y": (50, 3)}, ["per_sample"]),  # and columns have equal lengths
+        ({"x": (70, 3), "y": (70,)}, ["parallel", "per_sample"]),
+    ],
+)
+def test_what_tells_numbered_samples_from_numbered_columns(
+    tmp_path: Path, shapes: dict[str, tuple[int, ...]], expected: list[str]
+) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        numbered(file, shapes)
+    assert fits(tmp_path / "a.h5") == expected
+
+
+def test_groups_that_are_stores_of_their_own_are_no_samples(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for subject in range(3):
+            file[f"subject_{subject}/x"], file[f"subject_{subject}/y"] = np.zeros((9, 4)), np.zeros(9)
+    assert fits(tmp_path / "a.h5") == []
+    assert fits(tmp_path / "a.h5", group="subject_1") == ["parallel"]
+
+
+PICTURE = np.frombuffer(blob(1), "u1")
+ONE = np.array([PICTURE], object)
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ({"image": np.zeros((3, 8, 8), "f4"), "label": 1}, ["per_sample"]),  # called an image, whatever its axes
+        ({"data": np.zeros((8, 8, 3), "f4"), "label": 1}, ["per_sample"]),  # in colour
+        ({"image": ONE, "label": 1}, ["per_sample"]),  # one in each group: no video
+        ({"wave": np.zeros(70), "text": "a word"}, ["per_sample"]),
+        ({"tom {}.jpg": PICTURE, "rex {}.jpg": PICTURE}, ["per_sample"]),  # classes of pictures, though not numbered
+        ({"left.jpg": PICTURE, "right.jpg": PICTURE}, ["per_sample"]),  # each called the same: samples of two
+        ({"frames": np.zeros((5, 8, 8, 3), "u1"), "label": 1}, ["per_video"]),
+        ({"frame_0/image": PICTURE, "frame_1/image": PICTURE}, []),  # videos of a sort that no layout reads
+        ({"v/frames": np.zeros((5, 8, 8, 3), "u1"), "w/frames": np.zeros((4, 8, 8, 3), "u1")}, []),
+    ],
+)
+def test_what_the_groups_of_a_file_are(tmp_path: Path, names: dict[str, Any], expected: list[str]) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for group in ("a", "b", "c"):
+            for template, value in names.items():
+                name = template.format(group)
+                if value is ONE:
+                    file.create_dataset(f"{group}/{name}", (1,), h5py.vlen_dtype("u1"))[0] = PICTURE
+                else:
+                    file[f"{group}/{name}"] = value
+    assert fits(tmp_path / "a.h5") == expected
+
+
+def test_the_bytes_of_one_picture_are_no_column(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["image"], file["label"] = PICTURE, 1
+    assert fits(tmp_path / "a.h5") == []
+
+
+def test_datasets_of_one_value_beside_the_frames_are_of_the_video(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for number in range(2):
+            file[f"v{number}/frames"] = np.zeros((2 + number, 8, 8, 3), "u1")
+            file[f"v{number}/label"], file[f"v{number}/caption"] = number, f"№ {number}"
+    with open_backend(tmp_path / "a.h5") as backend:
+        assert isinstance(backend, PerVideoHdf5)
+        assert backend.column("label").tolist() == [0, 0, 1, 1, 1]
+        assert list(backend.column("caption")) == ["№ 0"] * 2 + ["№ 1"] * 3
+
+
+def test_what_libraries_note_of_themselves_is_no_field(tmp_path: Path) -> None:
+    tables: Any = pytest.importorskip("tables")
+    with tables.open_file(str(tmp_path / "a.h5"), "w") as file:
+        for name in ("cat", "dog"):
+            for at in range(3):
+                file.create_array(f"/{name}", f"n{at}", np.zeros((4, 4 + at)), createparents=True)
+    with open_backend(tmp_path / "a.h5") as backend:
+        assert (backend.meta.layout, list(backend.meta.fields)) == ("per_sample", ["array", "label", "key"])
+
+
+def test_a_native_store_is_none_of_these(tmp_path: Path) -> None:
+    url = f"hdf5://{tmp_path}/native.h5"
+    with storeds.open_writer(url, {"x": "int"}) as writer:
+        writer.append([{"x": 1}])
+    (tmp_path / "no.h5").write_bytes(b"neither")
+    for cls in CLASSES.values():
+        assert cls.recognise(url) is None
+        assert cls.recognise(str(tmp_path / "no.h5")) is None
+        assert cls.recognise(str(tmp_path / "absent.h5")) is None
+        assert cls.recognise(url, columns=3, nothing="x") is None
