@@ -13,11 +13,20 @@ import pymongo
 from pymongo import uri_parser
 from pymongo.errors import ConfigurationError, OperationFailure, PyMongoError
 
-from storeds._handles import HandlePool
+from storeds._handles import HandlePool, Ticket
 from storeds._url import redact, split_scheme
 from storeds.errors import ConfigError, StoredsError, UnavailableError
 
-__all__ = ["CLIENTS", "ClientFactory", "ClientOpener", "Location", "knows_server", "parse_location", "pymongo_errors"]
+__all__ = [
+    "CLIENTS",
+    "ClientFactory",
+    "ClientOpener",
+    "Location",
+    "knows_server",
+    "leased_database",
+    "parse_location",
+    "pymongo_errors",
+]
 
 ClientFactory = Callable[[str], Any]
 
@@ -25,7 +34,8 @@ ClientFactory = Callable[[str], Any]
 SELECTION = 10.0  # seconds
 DEADLINE = 30.0  # seconds; more than an election takes
 _DEFAULTS = {"maxPoolSize": 2, "serverSelectionTimeoutMS": int(SELECTION * 1000), "appName": "storeds"}
-_REFUSED = {13: "not authorised", 18: "authentication failed", 8000: "authentication failed"}
+_UNAUTHENTICATED = "authentication failed"
+_REFUSED = {13: "not authorised", 18: _UNAUTHENTICATED, 8000: _UNAUTHENTICATED}
 
 
 @dataclass(frozen=True)
@@ -117,8 +127,22 @@ def pymongo_errors(location: Location) -> Iterator[None]:
         code = error.code if isinstance(error, OperationFailure) else None
         what = _REFUSED.get(code or 0, "MongoDB refused" if code else "MongoDB cannot be reached")
         # The text of a server selection error goes on with a dump of the whole topology.
-        reason = _scrub(str(error).partition(", Timeout:")[0].partition(", full error:")[0], location.uri)
+        reason = str(error).partition(", Timeout:")[0].partition(", full error:")[0]
+        reason = _scrub(re.sub(r"(to execute command) \{ (\w+):.*", r"\1 \2", reason, flags=re.DOTALL), location.uri)
         raise UnavailableError(f"{location.url}: {what}: {reason}") from error
+
+
+@contextmanager
+def leased_database(ticket: Ticket[Any], location: Location) -> Iterator[Any]:
+    """Lease the client of `ticket` and give the location's database; PyMongo's exceptions leave as ours."""
+    with ticket.lease() as client, pymongo_errors(location):
+        try:
+            yield client[location.database]
+        except OperationFailure as error:
+            if _REFUSED.get(error.code or 0) == _UNAUTHENTICATED:
+                # To PyMongo the server is now unknown, so the next use of this client would be told of a timeout.
+                ticket.retire()
+            raise
 
 
 @dataclass(frozen=True)

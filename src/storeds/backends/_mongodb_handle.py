@@ -18,7 +18,7 @@ from storeds.backends._mongodb_client import (
     ClientOpener,
     Location,
     knows_server,
-    pymongo_errors,
+    leased_database,
 )
 from storeds.backends._mongodb_documents import GUESSED_BYTES, references
 from storeds.backends._mongodb_names import identity_of, meta_collection, partial_collection, values_collection
@@ -85,8 +85,8 @@ class MongodbHandle:
     @contextmanager
     def database(self) -> Iterator[Any]:
         """Lease the client and give its database; PyMongo's exceptions leave as ours."""
-        with self.ticket.lease() as client, pymongo_errors(self.location):
-            yield client[self.location.database]
+        with leased_database(self.ticket, self.location) as database:
+            yield database
 
     def find(self, query: Mapping[str, Any], fields: Iterable[str] | None) -> tuple[dict[int, Any], dict[str, bytes]]:
         """Return position → document and the large values they refer to; all fields where `fields` is None.

@@ -22,8 +22,8 @@ from storeds.backends._mongodb_client import (
     ClientFactory,
     ClientOpener,
     knows_server,
+    leased_database,
     parse_location,
-    pymongo_errors,
 )
 from storeds.backends._mongodb_documents import (
     DOCUMENT_BYTES,
@@ -98,8 +98,8 @@ class MongodbWriter(StoreWriter):
 
     @contextmanager
     def _database(self) -> Iterator[Any]:
-        with self._ticket.lease() as client, pymongo_errors(self._location):
-            yield _durable(client[self._location.database])
+        with leased_database(self._ticket, self._location) as database:
+            yield _durable(database)
 
     def _retried(self, operation: Callable[[Any], T]) -> T:
         """Return what `operation` returns, given the database; it is repeated while the server may come back."""

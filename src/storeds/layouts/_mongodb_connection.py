@@ -16,7 +16,7 @@ from storeds.backends._mongodb_client import (
     ClientOpener,
     Location,
     knows_server,
-    pymongo_errors,
+    leased_database,
 )
 from storeds.errors import ConfigError, StoreNotFoundError, UnavailableError
 
@@ -58,8 +58,8 @@ class Connection:
     @contextmanager
     def database(self) -> Iterator[Any]:
         """Lease the client and give its database; PyMongo's exceptions leave as ours."""
-        with self._ticket.lease() as client, pymongo_errors(self.location):
-            yield client[self.location.database]
+        with leased_database(self._ticket, self.location) as database:
+            yield database
 
     def names(self) -> list[str]:
         """Return the names of the database's collections, in order."""

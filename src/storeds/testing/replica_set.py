@@ -1,0 +1,221 @@
+"""Runs a private replica set of MongoDB on this machine, whose nodes can be killed, frozen and restarted."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pymongo
+from pymongo.errors import PyMongoError
+
+from storeds.errors import UnavailableError
+from storeds.testing._mongod_certificates import Certificates, make_certificates
+from storeds.testing._mongod_member import Member
+
+__all__ = ["Certificates", "Member", "ReplicaSet", "make_certificates", "run_replica_set"]
+
+_NAME = "storeds"
+# A test's failover is over in about two seconds, not in a production server's twelve.
+_SETTINGS = {"electionTimeoutMillis": 1000, "heartbeatIntervalMillis": 500, "heartbeatTimeoutSecs": 1}
+_ARGUMENTS = ("--replSet", _NAME, "--oplogSize", "64", "--setParameter", "diagnosticDataCollectionEnabled=false")
+_ROLES = {"root": "root", "writer": "readWrite", "reader": "read"}
+_QUICK_MS = 1000  # for a question that a node answers at once, or not at all
+
+
+class ReplicaSet:
+    """A running replica set.
+
+    Attributes
+    ----------
+    members : tuple of Member
+        Its nodes.
+    database : str
+        What the users ``writer`` and ``reader`` have a right to.
+    certificates : Certificates or None
+        What it uses for TLS.
+    """
+
+    def __init__(self, members: Sequence[Member], database: str, auth: bool, certificates: Certificates | None) -> None:
+        self.members = tuple(members)
+        self.database = database
+        self.certificates = certificates
+        # Characters that a URL must escape: who shows a password shows one of its two forms.
+        self._passwords = {user: f"{secrets.token_hex(8)}/@:%" for user in _ROLES} if auth else {}
+
+    def password(self, user: str) -> str:
+        """Return the password of ``root``, ``writer`` or ``reader``, as it was before it was encoded for a URL."""
+        return self._passwords[user]
+
+    def uri(self, user: str = "root") -> str:
+        """Return the URI for ``root``, ``writer`` or ``reader``, without a database."""
+        hosts = ",".join(f"127.0.0.1:{member.port}" for member in self.members)
+        return self._uri(hosts, user, {"replicaSet": _NAME})
+
+    def member_uri(self, member: Member, user: str = "root") -> str:
+        """Return the URI of one node alone, for what only that node knows."""
+        return self._uri(f"127.0.0.1:{member.port}", user, {"directConnection": "true"})
+
+    def primary(self) -> Member | None:
+        """Return the node that says it is the primary, or None."""
+        states = {member: self._hello(member) for member in self.members}
+        claiming = [member for member, state in states.items() if state.get("isWritablePrimary")]
+        # A node that was cut off may claim it for a moment longer than it is.
+        return max(claiming, key=lambda member: states[member]["electionId"], default=None)
+
+    def wait_for_primary(self, seconds: float = 30) -> Member:
+        """Return the primary as soon as there is one; raises UnavailableError after so many seconds."""
+        found: Member = _wait(self.primary, seconds, "no primary was elected")
+        return found
+
+    def wait_until_whole(self, seconds: float = 30) -> None:
+        """Wait until one node is the primary and every other one a secondary."""
+
+        def is_whole() -> bool:
+            states = [self._hello(member) for member in self.members]
+            primaries = sum(bool(state.get("isWritablePrimary")) for state in states)
+            return primaries == 1 and sum(bool(state.get("secondary")) for state in states) == len(states) - 1
+
+        _wait(is_whole, seconds, "not every node is back")
+
+    def heal(self, seconds: float = 30) -> None:
+        """Thaw and restart what was frozen or killed, and wait until all is as at the start."""
+        for member in self.members:
+            if member.is_running:
+                member.thaw()
+            else:
+                member.restart()
+        self.wait_until_whole(seconds)
+
+    def step_down(self) -> None:
+        """Make the primary step down for three seconds; another node is elected meanwhile."""
+        member = self.wait_for_primary()
+        client: pymongo.MongoClient[Any] = pymongo.MongoClient(self.member_uri(member))
+        with client:
+            client.admin.command({"replSetStepDown": 3, "secondaryCatchUpPeriodSecs": 2})
+
+    def _uri(self, hosts: str, user: str, options: dict[str, str]) -> str:
+        given = dict(options)
+        login = ""
+        if self._passwords:
+            login = f"{user}:{quote(self._passwords[user], safe='')}@"
+            given["authSource"] = "admin"
+        if self.certificates is not None:
+            given |= {"tls": "true", "tlsCAFile": quote(str(self.certificates.authority), safe="/")}
+        return f"mongodb://{login}{hosts}/?{'&'.join(f'{name}={value}' for name, value in given.items())}"
+
+    def _direct(self, member: Member, timeout_ms: int | None = None) -> pymongo.MongoClient[Any]:
+        """Return a client of one node that does not log in."""
+        authority = None if self.certificates is None else str(self.certificates.authority)
+        return pymongo.MongoClient(
+            f"mongodb://127.0.0.1:{member.port}",
+            directConnection=True,
+            tls=authority is not None,
+            tlsCAFile=authority,
+            timeoutMS=timeout_ms,
+        )
+
+    def _hello(self, member: Member) -> dict[str, Any]:
+        if member.is_frozen or not member.is_running:
+            return {}
+        try:
+            with self._direct(member, _QUICK_MS) as client:
+                return dict(client.admin.command("hello"))
+        except PyMongoError:
+            return {}
+
+    def _initiate(self, deadline: float) -> None:
+        hosts = [{"_id": n, "host": f"127.0.0.1:{member.port}"} for n, member in enumerate(self.members)]
+        with self._direct(self.members[0]) as client:
+            client.admin.command("replSetInitiate", {"_id": _NAME, "members": hosts, "settings": _SETTINGS})
+        primary = self.wait_for_primary(deadline)
+        if self._passwords:
+            self._create_users(primary)
+        self.wait_until_whole(deadline)
+
+    def _create_users(self, primary: Member) -> None:
+        # The server lets a client on its own machine make the first user, who makes the others.
+        with self._direct(primary) as client:
+            client.admin.command("createUser", "root", pwd=self._passwords["root"], roles=["root"])
+        owner: pymongo.MongoClient[Any] = pymongo.MongoClient(self.uri())
+        with owner:
+            for user in ("writer", "reader"):
+                roles = [{"role": _ROLES[user], "db": self.database}]
+                owner.admin.command("createUser", user, pwd=self._passwords[user], roles=roles)
+
+
+@contextmanager
+def run_replica_set(
+    folder: str | os.PathLike[str],
+    members: int = 3,
+    *,
+    auth: bool = False,
+    tls: bool = False,
+    database: str = "storeds",
+    deadline: float = 60,
+) -> Iterator[ReplicaSet]:
+    """Run a replica set on free ports of the loopback interface and kill it afterwards.
+
+    Parameters
+    ----------
+    folder : path
+        For its data, its logs and its keys; made if need be, and new for each set.
+    members : int
+        How many nodes; one is enough for a server with users and TLS.
+    auth : bool
+        Whether to demand a password (SCRAM): ``root`` may all, ``writer`` may write `database`, ``reader`` may read it.
+    tls : bool
+        Whether to talk TLS alone, with certificates made for this set by the openssl command.
+    database : str
+        What ``writer`` and ``reader`` have a right to.
+    deadline : float
+        Seconds until a node must answer, and until a primary must be elected.
+
+    Yields
+    ------
+    ReplicaSet
+        With its primary elected and every other node a secondary.
+
+    Raises
+    ------
+    MissingDependencyError
+        No mongod was found, or no openssl for TLS; the message says what to install.
+    UnavailableError
+        A node ended or the set did not come up in time.
+
+    Notes
+    -----
+    Start it, and restart its nodes, from a thread that lives as long as they are needed (the main thread): the kernel
+    kills them when that thread dies, however it dies, frozen ones too.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    certificates = make_certificates(folder / "certificates") if tls else None
+    arguments = [*_ARGUMENTS, *(certificates.server_arguments() if certificates else ())]
+    if auth:
+        key = folder / "key"
+        key.touch(mode=0o600)
+        key.write_text(secrets.token_hex(64))
+        arguments += ["--keyFile", str(key)]
+    with ExitStack() as stack:
+        running = []
+        for number in range(members):
+            running.append(Member(folder / str(number), arguments, deadline))
+            stack.callback(running[-1].kill)
+        found = ReplicaSet(running, database, auth, certificates)
+        found._initiate(deadline)
+        yield found
+
+
+def _wait(probe: Callable[[], Any], seconds: float, otherwise: str) -> Any:
+    end = time.monotonic() + seconds
+    while not (found := probe()):
+        if time.monotonic() > end:
+            raise UnavailableError(f"{otherwise} within {seconds} s")
+        time.sleep(0.05)
+    return found

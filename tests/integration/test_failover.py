@@ -1,0 +1,183 @@
+"""Nodes that are killed, frozen, full or voted out: the epoch or the writer ends as if nothing had been, or in time."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import storeds
+from integration._epochs import Rows, run_epoch
+from integration._places import Place
+from integration._refusals import SLACK
+from photographs import jpeg
+from storeds import errors
+from storeds._url import redact
+from storeds.ops import Progress
+from storeds.testing.mongod import find_mongod
+from storeds.testing.replica_set import Member, ReplicaSet, run_replica_set
+
+ROWS = Rows(2000, 1024)
+MID_EPOCH, LATER = 20, 80  # of 100 batches
+FROZEN = 10.0  # seconds
+
+
+@pytest.fixture
+def filled(harmed_set: ReplicaSet, set_place: Place) -> Place:
+    """The replica set, whole, with a store of `ROWS`."""
+    ROWS.write(set_place.url())
+    return set_place
+
+
+def test_a_killed_primary_in_mid_epoch(harmed_set: ReplicaSet, filled: Place) -> None:
+    killed: list[Member] = []
+
+    def kill() -> None:
+        killed.append(harmed_set.wait_for_primary())
+        killed[0].kill()
+
+    assert run_epoch(filled.url(user="reader", timeoutMS=20_000), {MID_EPOCH: kill}) == ROWS.digest
+    assert harmed_set.wait_for_primary() is not killed[0]
+
+
+def test_a_primary_frozen_in_mid_epoch_and_thawed_later(harmed_set: ReplicaSet, filled: Place) -> None:
+    primary = harmed_set.wait_for_primary()
+    thawing = threading.Timer(FROZEN, primary.thaw)
+
+    def freeze() -> None:
+        primary.freeze()
+        thawing.start()
+
+    # The last batches are read when a node is back that for a moment still thinks it is the primary.
+    events = {MID_EPOCH: freeze, LATER: thawing.join}
+    assert run_epoch(filled.url(user="reader", timeoutMS=30_000), events) == ROWS.digest
+
+
+def test_too_few_nodes_are_one_error_within_the_deadline(harmed_set: ReplicaSet, filled: Place) -> None:
+    url, deadline = filled.url(user="reader", timeoutMS=3000), 3.0
+    ends: list[float] = []
+
+    def kill_two() -> None:
+        primary = harmed_set.wait_for_primary()
+        secondary = next(member for member in harmed_set.members if member is not primary)
+        for member in (secondary, primary):
+            member.kill()
+        ends.append(time.monotonic() + deadline)
+
+    with pytest.raises(errors.UnavailableError) as raised:
+        run_epoch(url, {MID_EPOCH: kill_two})
+    assert time.monotonic() < ends[0] + SLACK
+    message = str(raised.value)
+    assert redact(url) in message
+    assert "timeoutMS=3000" in message
+    assert "attempts within" in message
+    password = harmed_set.password("reader")
+    assert password not in "".join(traceback.format_exception(raised.value))
+
+
+def test_a_primary_that_steps_down_while_packing(harmed_set: ReplicaSet, set_place: Place, tmp_path: Path) -> None:
+    for number in range(60):
+        file = tmp_path / "tree" / f"class{number % 3}" / f"{number:03d}.jpg"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(jpeg(number % 12) + bytes([number]))
+    deposed: list[Member] = []
+
+    def step_down(progress: Progress) -> None:
+        if not deposed:
+            deposed.append(harmed_set.wait_for_primary())
+            harmed_set.step_down()
+
+    local = storeds.pack(tmp_path / "tree", f"lmdb://{tmp_path}/local.lmdb")
+    packed = storeds.pack(tmp_path / "tree", set_place.url(), commit_every=5, progress=step_down)
+    assert deposed
+    assert packed.id == local.id
+    assert storeds.verify(set_place.url(user="reader")).ok
+
+
+WRITER = """
+import sys
+import storeds
+from integration._epochs import Rows
+url, rows = sys.argv[1], Rows(2000, 1024)
+writer = storeds.open_writer(url, {"image": "image", "label": "int"}, commit_every=100)
+writer.append(rows[number] for number in range(700))
+print("written", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_killed_writer_is_resumed_on_another_primary(
+    harmed_set: ReplicaSet, set_place: Place, tmp_path: Path
+) -> None:
+    tests = str(Path(__file__).parents[1])
+    command = [sys.executable, "-c", WRITER, set_place.url()]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={"PYTHONPATH": tests}
+    ) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "written\n"
+        writer.kill()
+    harmed_set.wait_for_primary().kill()
+    with pytest.raises(errors.StoreNotFoundError, match="interrupted writer"):
+        storeds.open_backend(set_place.url(user="reader"))
+    with storeds.open_writer(
+        set_place.url(), {"image": "image", "label": "int"}, resume=True, commit_every=100
+    ) as resumed:
+        assert resumed.count == 700
+        resumed.append(ROWS[number] for number in range(700, ROWS.count))
+    local = f"lmdb://{tmp_path}/local.lmdb"
+    ROWS.write(local)
+    assert storeds.info(set_place.url(user="reader")).id == storeds.info(local).id
+
+
+FULL_DISK = """#!/bin/sh
+# The first node's data lie on a small disk of its own, which is gone when the node is.
+case "$*" in
+    */0/db*) exec unshare --mount sh -c 'mount -t tmpfs -o size=400m storeds "$0" && exec "$@"' {folder}/0/db {mongod} "$@" ;;
+    *) exec {mongod} "$@" ;;
+esac
+"""
+
+
+@pytest.fixture
+def small_disk(own_servers: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ReplicaSet]:
+    """A replica set whose first node, its primary, has a disk of 400 MB."""
+    may = subprocess.run(["unshare", "--mount", "mount", "-t", "tmpfs", "storeds", tmp_path], check=False)
+    if may.returncode:
+        pytest.skip("a small disk is a tmpfs, and this user may not mount one")
+    script = tmp_path / "mongod"
+    script.write_text(FULL_DISK.format(folder=tmp_path / "set", mongod=find_mongod()))
+    script.chmod(0o755)
+    monkeypatch.setenv("STOREDS_MONGOD", str(script))
+    with run_replica_set(tmp_path / "set", auth=True) as found:
+        yield found
+
+
+def fill_disk(member: Member) -> None:
+    # Only the node's own mounts have it.
+    folder = Path(f"/proc/{member.pid}/root{member.folder}/db")
+    with open(folder / "filler", "wb", buffering=0) as filler:
+        filler.write(bytes(shutil.disk_usage(folder).free))
+    assert shutil.disk_usage(folder).free < 1 << 20
+
+
+def test_a_primary_whose_disk_is_full(small_disk: ReplicaSet) -> None:
+    place = Place.at(small_disk.uri("writer"), small_disk.uri("reader"))
+    ROWS.write(place.url())
+    primary, more = small_disk.wait_for_primary(), place.url("more", timeoutMS=20_000)
+    assert primary is small_disk.members[0]
+
+    def fill_and_write() -> None:
+        fill_disk(primary)
+        with pytest.raises(errors.UnavailableError, match="No space left on device") as raised:
+            ROWS.write(more)
+        assert redact(more) in str(raised.value)
+
+    assert run_epoch(place.url(user="reader", timeoutMS=20_000), {MID_EPOCH: fill_and_write}) == ROWS.digest
