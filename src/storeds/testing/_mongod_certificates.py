@@ -43,9 +43,9 @@ class Certificates:
 
     Attributes
     ----------
-    authority : Path
+    authority : pathlib.Path
         The certificate of the authority, which a client is told to trust.
-    server : Path
+    server : pathlib.Path
         The server's certificate and its private key, for 127.0.0.1 and localhost.
     """
 
@@ -65,7 +65,7 @@ def make_certificates(folder: Path) -> Certificates:
 
     Parameters
     ----------
-    folder : Path
+    folder : pathlib.Path
         For the files; made if need be.
 
     Returns

@@ -23,7 +23,7 @@ class Member:
     ----------
     port : int
         Its port on 127.0.0.1, the same after a restart.
-    folder : Path
+    folder : pathlib.Path
         Where its data and its log are.
     is_frozen : bool
         Whether it was frozen, and not thawed or killed since.

@@ -37,7 +37,7 @@ class ReplicaSet:
         Its nodes.
     database : str
         What the users ``writer`` and ``reader`` have a right to.
-    certificates : Certificates or None
+    certificates : storeds.testing.replica_set.Certificates or None
         What it uses for TLS.
     """
 
