@@ -294,6 +294,29 @@ class TestOrder:
         assert sorted(as_list(list(stream(sources)))) == EVERY
         assert as_list(list(stream(iter(urls[:1])))) == [(0, at) for at in range(7)]
 
+    @pytest.mark.parametrize("arguments", [{}, {"layout": "storeds/1", "options": {"readahead": True}}])
+    def test_a_pattern_is_as_many_sources_as_files(self, tmp_path: Path, arguments: dict[str, Any]) -> None:
+        files = [f"lmdb://{tmp_path}/{number}.lmdb" for number in range(3)]
+        for number, url in enumerate(files):
+            with storeds.open_writer(url, {"source": "int"}) as writer:
+                writer.append({"source": number} for _ in range(number + 1))
+        order: dict[str, Any] = {"cycle_length": 2, "seed": 1, "shuffle_buffer": 2, **arguments}
+        listed = stream([files[2], *files[:2]], **order)
+        for pattern in (f"lmdb://{tmp_path}/*.lmdb", Path(f"{tmp_path}/*.lmdb")):
+            found = stream([files[2], f"lmdb://{tmp_path}/[01].lmdb"], **order)
+            assert [dataset.url for dataset in found.datasets] == [dataset.url for dataset in listed.datasets]
+            assert list(found) == list(listed)
+            assert as_list(list(stream(pattern, **arguments))) == plain((1, 2, 3), Share())
+        with pytest.raises(errors.StoreNotFoundError, match="no file matches"):
+            stream(f"lmdb://{tmp_path}/*.h5")
+
+    def test_a_pattern_among_other_sources_is_pickled_and_shared_out(self, urls: list[str], tmp_path: Path) -> None:
+        storeds.convert(urls[1], f"hdf5://{tmp_path}/a.h5")
+        storeds.convert(urls[3], f"hdf5://{tmp_path}/b.h5")
+        found = stream([urls[0], f"hdf5://{tmp_path}/*.h5"])
+        expected = [(0, at) for at in range(7)] + [(1, at) for at in range(3)] + [(3, at) for at in range(11)]
+        assert sorted(sum(load(found, 2, "spawn"), [])) == expected
+
     def test_shuffling_depends_on_seed_and_epoch_alone(self, urls: list[str]) -> None:
         found = stream(urls, seed=3, shuffle_buffer=8)
         orders = []
@@ -514,6 +537,17 @@ class TestThreads:
             with pytest.raises(errors.ClosedError, match="process that made it"):
                 next(samples)
         wait_for_no_threads()
+
+    def test_threads_that_a_forked_child_started_end_with_the_iterator_there(
+        self, urls: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with monkeypatch.context() as parent:
+            parent.setattr("storeds._readahead.os.getpid", lambda: -1)
+            samples = iter(stream(urls, read_batch=1))
+        next(samples)
+        assert reading_threads()
+        samples.close()  # type: ignore[attr-defined]
+        assert reading_threads() == []
 
     def test_workers_with_threads_exit(self, urls: list[str]) -> None:
         loader = load(stream(urls, read_batch=1, read_ahead=4), 2, "fork", batch=1)
@@ -745,6 +779,13 @@ class TestBadSamples:
         with pytest.raises(errors.BadSamplesError, match="max_bad=5"):
             list(StoreIterable([photos, photos], on_error="skip", max_bad=5))
 
+    def test_a_share_of_bad_ones_is_of_all_sources(self, photos: str) -> None:
+        # Of ten, four bad ones are too many; of twenty, six are not.
+        share: dict[str, Any] = {"max_bad_fraction": 0.3, "read_batch": 4}
+        assert len(list(StoreIterable([photos, photos], on_error="skip", **share))) == 14
+        with pytest.raises(errors.BadSamplesError, match="max_bad_fraction=0.2 of 20"):
+            list(StoreIterable([photos, photos], on_error="skip", max_bad_fraction=0.2, read_batch=4))
+
     def test_an_error_of_the_engine_is_raised(self, photos: str, monkeypatch: pytest.MonkeyPatch) -> None:
         def fail(*_: Any) -> Any:
             raise errors.UnavailableError("gone")
@@ -788,11 +829,25 @@ class TestBadInput:
 
     @pytest.mark.parametrize(
         ("sources", "named"),
-        [([], "at least one source"), ({"a", "b"}, "a set has none"), (3, "not int"), ([3], "not int")],
+        [
+            ([], "at least one source"),
+            ({"a", "b"}, "a set has none"),
+            ({"url": "a"}, "a mapping is no source: give Source.parse"),
+            (3, "not int"),
+            ([3], "not int"),
+        ],
     )
     def test_sources(self, sources: Any, named: str) -> None:
         with pytest.raises(errors.ConfigError, match=named):
             stream(sources)
+
+    def test_an_epoch_that_no_worker_could_be_told(self, urls: list[str]) -> None:
+        found = stream(urls)
+        for epoch in (-1, 2**63, 1.5):
+            with pytest.raises(errors.ConfigError, match="epoch must be"):
+                found.set_epoch(epoch)  # type: ignore[arg-type]
+        found.set_epoch(2**63 - 1)
+        assert len(list(found)) == TOTAL
 
     def test_a_source_that_is_no_store(self, urls: list[str], tmp_path: Path) -> None:
         with pytest.raises(errors.StoreNotFoundError, match="missing"):

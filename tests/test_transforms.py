@@ -40,6 +40,8 @@ from storeds.transforms import (
     ToTensor,
     apply_transform,
     build_transform,
+    in_order,
+    takes_strided,
 )
 
 edges = st.integers(1, 64)
@@ -829,3 +831,39 @@ def test_a_bound_transform_shows_what_it_binds() -> None:
         == "Compose([Resize(size=(3, 4), interpolation='bilinear'), ToTensor()])"
     )
     assert set(_transform_call.__all__) == {"BoundTransform", "Compose", "apply_transform"}
+
+
+# --- Pixels whose channels lie last in memory ---
+
+
+@settings(deadline=None)
+@given(edges, edges, edges, st.integers(0, 9))
+def test_the_same_comes_out_however_the_pixels_lie_in_memory(height: int, width: int, size: int, seed: int) -> None:
+    strided = torch.from_numpy(pixels(height, width, seed=seed)).permute(2, 0, 1)
+    steps: list[Any] = [RandomResizedCrop(size), RandomHorizontalFlip(), Resize(size), CenterCrop(size), ToTensor()]
+    for steps_so_far in (steps[:1], steps[1:2], steps[2:3], steps[3:4], steps):
+        transform = Compose(steps_so_far)
+        found = in_order(transform(strided, generator(seed)))
+        assert found.is_contiguous()
+        assert same(found, transform(strided.contiguous(), generator(seed)))
+    assert takes_strided(Compose(steps))
+    assert not takes_strided(Compose([*steps, lambda image: image]))
+    assert not takes_strided(None)
+
+
+IMAGES = [
+    pil(5, 4),
+    pixels(5, 4),
+    chw(pixels(5, 4)),
+    torch.rand(3, 5, 4),
+    pil(5, 4).convert("F"),
+    pixels(5, 4, 1).astype(np.float32),
+]
+
+
+@pytest.mark.parametrize("image", IMAGES, ids=lambda image: f"{type(image).__name__}-{getattr(image, 'dtype', '')}")
+def test_scaling_and_normalising_at_once_gives_the_same_and_spares_the_image(image: Any) -> None:
+    scale, normalize = ToTensor(), Normalize([0.4], [0.3])
+    before = array(image)
+    assert torch.equal(Compose([scale, normalize])(image), normalize(scale(image)))
+    assert np.array_equal(array(image), before)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import itertools
+import subprocess
 import sys
 import threading
 from collections.abc import Iterable
@@ -19,6 +20,7 @@ from PIL import Image
 
 import storeds
 from storeds import StoreDataset, StoreIterable
+from storeds._interleave import Interleave
 from storeds.errors import ConfigError, MissingDependencyError
 from storeds.record import canonical_json
 from storeds.sampling import EpochSampler
@@ -230,6 +232,121 @@ def test_files_are_interleaved_as_by_a_stream(shards: Path, as_pattern: bool) ->
         assert samples(made) == [digest(sample) for sample in stream]
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_the_order_is_that_of_tensorflows_own_interleave(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    lengths = draw.integers(0, 9, draw.integers(1, 8)).tolist()
+    cycle_length, block_length = int(draw.integers(1, 10)), int(draw.integers(1, 6))
+    starts = list(itertools.accumulate(lengths, initial=0))
+    files = tf.data.Dataset.from_tensor_slices((np.array(starts[:-1]), np.array(starts[1:])))
+    theirs = files.interleave(tf.data.Dataset.range, cycle_length=cycle_length, block_length=block_length)
+    ours = Interleave(lengths, cycle_length, block_length)
+    found = [starts[file] + offset for file, offset in map(ours.locate, range(len(ours)))]
+    assert found == [int(value) for value in theirs]
+
+
+@pytest.fixture(scope="module")
+def films(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Return URLs of three files with four clips of 1 to 6 frames each."""
+    folder = tmp_path_factory.mktemp("films")
+    urls = [f"hdf5://{folder}/{number}.h5" for number in range(3)]
+    for number, url in enumerate(urls):
+        with storeds.open_writer(url, {"image": "image", "video": "int", "frame": "int", "label": "int"}) as writer:
+            for clip in range(4):
+                frames = range(1 + (2 * clip + number) % 6)
+                writer.append(
+                    {"image": jpeg(50 * number + 7 * clip + at, (8, 6)), "video": clip, "frame": at, "label": number}
+                    for at in frames
+                )
+    return urls
+
+
+@pytest.mark.parametrize("batch_size", [None, 5])
+def test_clips_of_many_files_are_interleaved_and_ragged_and_each_file_is_opened_once(
+    films: list[str], batch_size: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from storeds.backends.hdf5 import Hdf5Opener
+
+    order: dict[str, Any] = {"cycle_length": 2, "block_length": 2, "shuffle_buffer": 6, "seed": 3}
+    opened, original = [], Hdf5Opener.open
+
+    def counted(self: Any) -> Any:
+        opened.append(self.url)
+        return original(self)
+
+    made = to_tf_dataset(films, reader="video", batch_size=batch_size, ragged=True, **order)
+    monkeypatch.setattr(Hdf5Opener, "open", counted)
+    got = []
+    for clips, labels in made:
+        if batch_size is None:
+            got.append(digest([clips.numpy(), int(labels)]))
+        else:
+            got += [digest([clips[at].to_tensor().numpy(), int(label)]) for at, label in enumerate(labels)]
+    assert all(opened.count(url) <= 1 for url in films)
+    stream = StoreIterable(films, reader="video", decode="tensor", **order)
+    assert got == [digest([clip.numpy().transpose(0, 2, 3, 1), label]) for clip, label in stream]
+    assert len(set(got)) == 12
+
+
+def test_stores_whose_arrays_differ_in_shape_are_one_dataset(tmp_path: Path) -> None:
+    urls = [f"lmdb://{tmp_path}/{number}.lmdb" for number in range(3)]
+    for url, length in zip(urls, (0, 2, 3), strict=True):
+        with storeds.open_writer(url, {"x": {"kind": "array", "dtype": "float32", "shape": [length]}}) as writer:
+            writer.append({"x": np.full(length, at, "f4")} for at in range(length))
+    made = to_tf_dataset(urls, reader="array", cycle_length=2)
+    assert made.element_spec == (tf.TensorSpec((None,), tf.float32),)
+    assert [value.tolist() for (value,) in made.as_numpy_iterator()] == [
+        [0, 0],
+        [0, 0, 0],
+        [1, 1],
+        [1, 1, 1],
+        [2, 2, 2],
+    ]
+    # The first has no sample to look at, so the others tell.
+    made = to_tf_dataset(urls, reader="array", cycle_length=2, transform=lambda value: value.sum())
+    assert made.element_spec == (tf.TensorSpec((), tf.float32),)
+    assert [float(value) for (value,) in made] == [0, 0, 2, 3, 6]
+
+
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_arrays_without_values(tmp_path: Path, batch_size: int | None) -> None:
+    # TensorFlow's unbatch() ends the process on rows of no values.
+    url = f"lmdb://{tmp_path}/a.lmdb"
+    fields = {name: {"kind": "array", "dtype": "int16", "shape": [size]} for name, size in (("a", 0), ("b", None))}
+    with storeds.open_writer(url, fields) as writer:
+        writer.append({"a": np.zeros(0, "i2"), "b": np.zeros(0, "i2")} for _ in range(4))
+    made = to_tf_dataset(url, reader="array", batch_size=batch_size)
+    shape, count = ((0,), 4) if batch_size is None else ((2, 0), 2)
+    assert [[value.shape for value in sample] for sample in made.as_numpy_iterator()] == [[shape, shape]] * count
+
+
+def test_the_first_pass_is_of_the_epoch_that_the_source_is_in(shards: Path) -> None:
+    stream = StoreIterable(f"hdf5://{shards}/*.h5", seed=5, shuffle_buffer=9)
+    stream.set_epoch(4)
+    assert samples(to_tf_dataset(stream)) == [digest(sample) for sample in stream]
+    dataset = StoreDataset(f"hdf5://{shards}/*.h5", seed=5, transform=[{"name": "RandomResizedCrop", "size": 8}])
+    dataset.set_epoch(3)
+    assert samples(to_tf_dataset(dataset)) == truth(dataset, range(COUNT))
+    assert samples(to_tf_dataset(dataset, epoch=2)) != truth(dataset, range(COUNT))
+
+
+def test_a_stream_in_the_middle_of_an_epoch_is_refused(shards: Path) -> None:
+    stream = StoreIterable(f"hdf5://{shards}/*.h5")
+    stream.load_state_dict({**stream.state_dict(), "position": 3})
+    with pytest.raises(ConfigError, match=r"state was loaded.*skip\(n\)"):
+        to_tf_dataset(stream)
+
+
+def test_what_tensorflow_has_no_type_for_is_told_of_its_element(urls: dict[str, str]) -> None:
+    for wrong, told in (
+        ({"a": 1}, "element 'label' is dict"),
+        (torch.zeros(2, dtype=torch.bfloat16), "element 'label' is torch.bfloat16"),
+        ([[1], [1, 2]], r"element 'label' is a list of values of shapes \(1,\), \(2,\)"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            to_tf_dataset(urls["lmdb"], reader="array", fields=["label"], transform=lambda _, wrong=wrong: wrong)
+
+
 def test_a_stream_may_be_given_and_a_pattern_is_one_dataset_without_a_cycle(shards: Path, urls: dict[str, str]) -> None:
     stream = StoreIterable([f"hdf5://{shards}/{n}.h5" for n in range(3)], num_replicas=2, rank=1)
     made = to_tf_dataset(stream, batch_size=1, read_ahead=0)
@@ -344,6 +461,12 @@ def test_empty_stores_and_wrong_arguments(tmp_path: Path, urls: dict[str, str]) 
         (urls["lmdb"], {"ragged": ["imgae"]}, "'imgae'.*'image'"),
         (urls["lmdb"], {"shapes": {"imgae": (1,)}}, "'imgae'.*'image'"),
         (dataset, {"decode": "bytes"}, "made already"),
+        (urls["lmdb"], {"ragged": "wave"}, r"a list of elements, such as \['image'\]"),
+        (urls["lmdb"], {"shapes": {"image": 224}}, r"that of 'image' is a tuple"),
+        (urls["lmdb"], {"shapes": {"image": (224, "a", 3)}}, "a length of 'image' must be an int"),
+        (urls["lmdb"], {"shapes": {"image": (-1, None, 3)}}, "a length of 'image' must be at least 0"),
+        (urls["lmdb"], {"shapes": [("image", (8,))]}, "shapes is a mapping"),
+        (urls["lmdb"], {"drop_remainder": True}, "pass batch_size"),
         (urls["lmdb"], {"on_error": "skip", "batch_size": 2, "drop_remainder": True}, "use 'replace'"),
         (stream, {"seed": 1}, "when it is made"),
         (stream, {"block_length": 2}, "when it is made"),
@@ -378,3 +501,10 @@ def test_many_orders_of_small_blocks(urls: dict[str, str]) -> None:
         how: dict[str, Any] = {"read_batch": read_batch, "read_ahead": read_ahead}
         made = to_tf_dataset(urls["memory"], reader="array", fields=["label", "wave"], **how)
         assert samples(made) == expected
+
+
+def test_the_example_of_videos_reads_them_with_tensorflow(tmp_path: Path) -> None:
+    program = Path(__file__).parents[1] / "examples" / "seeds" / "hdf5_videos.py"
+    done = subprocess.run([sys.executable, str(program)], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "60 videos in 12 batches of TensorFlow's" in done.stdout

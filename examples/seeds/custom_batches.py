@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import ConcatDataset, DataLoader, Subset, get_worker_info
+from torch.utils.data import ChainDataset, ConcatDataset, DataLoader, Subset, get_worker_info
 
 import storeds
 
@@ -71,6 +71,11 @@ def main(folder: str) -> None:
 
     both = ConcatDataset([noisy(), noisy()])
     assert len(both) == 2 * COUNT and int(both[COUNT + 3][1]) == 3
+
+    # Streams are chained in a row; each worker has its part of both.
+    streams = [storeds.StoreIterable(url, reader="array", fields=["y"]) for _ in range(2)]
+    chained = DataLoader(ChainDataset(streams), batch_size=4, num_workers=2)
+    assert sorted(y for (batch,) in chained for y in batch.tolist()) == sorted(2 * list(range(COUNT)))
     print("the same batches with 0, 1 and 2 workers")
 
 

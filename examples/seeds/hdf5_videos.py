@@ -1,7 +1,11 @@
-"""HDF5 files of many videos as JPEG frames, one group a video, read interleaved with each file opened once."""
+"""HDF5 files of many videos as JPEG frames, one group a video, read interleaved with each file opened once.
+
+With TensorFlow, `pip install 'storeds[tf]'`, it also reads them as a `tf.data.Dataset`.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import tempfile
 
@@ -57,6 +61,28 @@ def main(folder: str) -> None:
     assert sorted(lengths) == sorted(FILES * [3 + video % 7 for video in range(VIDEOS)])
     assert sorted(labels) == sorted(VIDEOS * list(range(FILES)))
     print(f"{len(lengths)} videos of {FILES} files")
+
+    images = f"{folder}/images.h5"
+    with h5py.File(images, "w") as file:
+        file["train_img"] = np.arange(8 * 27 * 61 * 3, dtype=np.uint8).reshape(8, 27, 61, 3)
+    (image,) = storeds.StoreDataset(images, reader="array")[3]
+    assert image.shape == (27, 61, 3)
+    if importlib.util.find_spec("tensorflow") is not None:
+        read_with_tensorflow(paths, images, sorted(lengths))
+
+
+def read_with_tensorflow(paths: list[str], images: str, lengths: list[int]) -> None:
+    """Read batches of whole videos, and single images of one size, whose shape is known beforehand."""
+    from storeds.tf import to_tf_dataset
+
+    order = {"cycle_length": 3, "block_length": 2, "shuffle_buffer": 16, "seed": 0}
+    videos = to_tf_dataset(paths, reader="video", batch_size=5, ragged=True, **order)
+    for _ in range(2):  # each pass is another epoch
+        assert sorted(int(length) for clips, _ in videos for length in clips.row_lengths()) == lengths
+    singles = to_tf_dataset(images, reader="array")
+    assert singles.element_spec[0].shape == (27, 61, 3)
+    assert [image.numpy()[0, 0, 0] for (image,) in singles][1] == 27 * 61 * 3 % 256
+    print(f"{len(lengths)} videos in {len(videos)} batches of TensorFlow's")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import json
 import pickle
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import lmdb
 import numpy as np
@@ -31,12 +32,12 @@ def jpeg(number: int) -> bytes:
     return file.getvalue()
 
 
-def write_lmdb(path: str) -> None:
-    """Write as the blog does: a pickled tuple under each number, pickled ``__keys__`` and ``__len__``."""
+def write_lmdb(path: str, samples: list[Any]) -> None:
+    """Write as the blog does: a pickled sample under each number, pickled ``__keys__`` and ``__len__``."""
     with lmdb.open(path, subdir=False, map_size=1 << 28) as env:
         transaction = env.begin(write=True)
-        for number in range(COUNT):
-            transaction.put(str(number).encode("ascii"), pickle.dumps((jpeg(number), number % 3)))
+        for number, sample in enumerate(samples):
+            transaction.put(str(number).encode("ascii"), pickle.dumps(sample))
             if number % 50 == 0:  # a batch is durable every 50 samples
                 transaction.commit()
                 transaction = env.begin(write=True)
@@ -48,7 +49,7 @@ def write_lmdb(path: str) -> None:
 
 def read_lmdb(folder: str) -> None:
     path = f"{folder}/train.lmdb"
-    write_lmdb(path)
+    write_lmdb(path, [(jpeg(number), number % 3) for number in range(COUNT)])
     dataset = storeds.StoreDataset(path, decode="tensor")  # the layout is recognised; no pickle can run code
     images = [image for batch, _ in DataLoader(dataset, batch_size=16, num_workers=2) for image in batch]
     assert len(images) == COUNT and dataset.targets == [n % 3 for n in range(COUNT)]
@@ -56,6 +57,12 @@ def read_lmdb(folder: str) -> None:
     storeds.convert(path, f"lmdb://{folder}/native.lmdb", commit_every=50)
     assert storeds.verify(f"lmdb://{folder}/native.lmdb").ok
     print(storeds.info(path).recognised)
+
+    # Pictures that were decoded before they were pickled are arrays.
+    write_lmdb(f"{folder}/arrays.lmdb", [np.full((3, 6, 8), number, "float32") for number in range(COUNT)])
+    arrays = storeds.StoreDataset(f"{folder}/arrays.lmdb", reader="array")
+    (batch,) = next(iter(DataLoader(arrays, batch_size=16)))
+    assert batch.shape == (16, 3, 6, 8) and batch[5].unique().tolist() == [5]
 
 
 def read_mongodb(uri: str, folder: str) -> None:

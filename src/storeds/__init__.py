@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from storeds.source import Source as Source
     from storeds.stores import open_backend as open_backend
     from storeds.stores import open_writer as open_writer
+    from storeds.threads import ThreadLoader as ThreadLoader
 
 __version__ = "0.1.0"
 
@@ -43,6 +44,7 @@ _LAZY = {
     "StoreDataset": "storeds.dataset",
     "StoreIterable": "storeds.iterable",
     "StoreLoader": "storeds.loader",
+    "ThreadLoader": "storeds.threads",
     "build_dataset": "storeds.config",
     "build_loader": "storeds.config",
     "collate": "storeds.batching",
@@ -72,6 +74,7 @@ __all__ = [
     "StoreDataset",
     "StoreIterable",
     "StoreLoader",
+    "ThreadLoader",
     "Writer",
     "build_dataset",
     "build_loader",

@@ -5,15 +5,18 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from storeds._suggest import suggest
 from storeds.errors import ConfigError
-from storeds.protocols import Backend, Reader
+from storeds.protocols import Backend, Reader, Transform
+from storeds.readers.image import ImageReader
 from storeds.registry import READERS
 from storeds.stores import open_backend
+from storeds.transforms import takes_strided
 
-__all__ = ["changed_arguments", "check_seed", "make_reader", "open_source"]
+__all__ = ["changed_arguments", "check_seed", "make_reader", "open_source", "spare_a_copy"]
 
 
 def changed_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,3 +71,11 @@ def make_reader(
         raise ConfigError(f"fields is a sequence of names, not the text {fields!r}")
     named = {name: value for name, value in image_options.items() if name in accepted}
     return cast("Reader[Any]", target(fields=tuple(fields or ()), **{**named, **own}))
+
+
+def spare_a_copy(reader: Reader[Any], transform: Transform | None) -> Reader[Any]:
+    """Return a bound reader that leaves pixels where the decoder put them, if nobody sees them but such a transform."""
+    if not isinstance(reader, ImageReader) or reader.strided or not takes_strided(transform):
+        return reader
+    others = [name for name, field in zip(reader.fields, reader.kinds, strict=True) if field.kind == "image"][1:]
+    return reader if others else replace(reader, strided=True)

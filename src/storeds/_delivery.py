@@ -11,7 +11,14 @@ from typing import Any
 
 import torch.utils.data.dataloader
 
-__all__ = ["Pass"]
+__all__ = ["Draws", "Pass"]
+
+
+class Draws:
+    """Base of what draws for a loader of ours, as DataLoader's own iterators do: in ``_next_index``, with their counters."""
+
+    _num_yielded: int
+    _send_idx: int
 
 
 class Pass:
@@ -103,13 +110,13 @@ class _Delivery:
 
 def _find_delivery() -> _Delivery | None:
     """Return the delivery of the DataLoader that draws, found on the stack; None without one, or of unknown make."""
-    kind = getattr(torch.utils.data.dataloader, "_BaseDataLoaderIter", ())
+    kinds = (Draws, getattr(torch.utils.data.dataloader, "_BaseDataLoaderIter", Draws))
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         # Only this method draws: a sampler that a dataset reads inside a worker-less loader is none of that loader's.
         if frame.f_code.co_name == "_next_index":
             loader = frame.f_locals.get("self")
-            fields = getattr(loader, "__dict__", {}) if isinstance(loader, kind) else {}
+            fields = getattr(loader, "__dict__", {}) if isinstance(loader, kinds) else {}
             known = "_num_yielded" in fields and ("_send_idx" in fields or not fields.get("_num_workers"))
             return _Delivery(loader, fields) if known else None
         frame = frame.f_back

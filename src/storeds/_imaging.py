@@ -5,6 +5,7 @@ Nothing here changes its argument. Where there is nothing to do, the argument it
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import TypeVar
@@ -19,6 +20,7 @@ __all__ = [
     "INTERPOLATIONS",
     "center_crop",
     "crop",
+    "crop_and_resize",
     "draw_window",
     "flip",
     "normalize",
@@ -129,6 +131,16 @@ def crop(image: ImageT, top: int, left: int, height: int, width: int, who: str) 
     return out
 
 
+def crop_and_resize(
+    image: ImageT, window: tuple[int, int, int, int], size: tuple[int, int], interpolation: str, who: str
+) -> ImageT:
+    """Resize a window (top, left, height, width) that lies inside the image; the result owns its memory."""
+    top, left, height, width = window
+    if isinstance(image, torch.Tensor) and (height, width) != size:
+        return resize(image[..., top : top + height, left : left + width], size, interpolation, who)
+    return resize(crop(image, *window, who), size, interpolation, who)
+
+
 def center_crop(image: ImageT, size: tuple[int, int], who: str) -> ImageT:
     """Cut out the (height, width) pixels in the middle, rounded as in torchvision."""
     height, width = size
@@ -178,11 +190,16 @@ def normalize(image: object, mean: Sequence[float], std: Sequence[float], who: s
     channels = max(len(mean), len(std))
     if channels not in (1, image.shape[-3]):
         raise ValueError(f"{who} has numbers for {channels} channels, and the image has {image.shape[-3]}")
-    means, stds = (torch.tensor(each, dtype=image.dtype, device=image.device)[:, None, None] for each in (mean, std))
+    means, stds = (_by_channel(tuple(each), image.dtype, image.device) for each in (mean, std))
     if not stds.all():
         raise ValueError(f"{who}: a deviation of {min(std)} is zero in {image.dtype}")
     target = image if inplace else image.clone()
     return target.sub_(means).div_(stds)
+
+
+@functools.lru_cache(maxsize=64)
+def _by_channel(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=dtype, device=device)[:, None, None]
 
 
 def to_tensor(image: object, who: str) -> torch.Tensor:
@@ -202,7 +219,7 @@ def to_tensor(image: object, who: str) -> torch.Tensor:
 
 def _scaled(image: torch.Tensor) -> torch.Tensor:
     if image.dtype == torch.uint8:
-        return image.contiguous().to(torch.float32).div_(255)
+        return image.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
     return image.contiguous()
 
 

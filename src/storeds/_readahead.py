@@ -26,7 +26,11 @@ class ReadAhead(Generic[J, R]):
     jobs : iterator
         Taken from in the thread that iterates.
     ahead : int
-        How many jobs are under way or done beyond the one that is asked for, each in a thread; with 0 there are none.
+        How many jobs are under way or done beyond the one that is asked for; with 0 there are no threads.
+    threads : int, optional
+        How many threads share them; one each by default.
+    begin : callable, optional
+        What each thread does first.
 
     Notes
     -----
@@ -34,8 +38,17 @@ class ReadAhead(Generic[J, R]):
     iterator was collected. For one thread of the process that made it.
     """
 
-    def __init__(self, function: Callable[[J], R], jobs: Iterator[J], ahead: int) -> None:
+    def __init__(
+        self,
+        function: Callable[[J], R],
+        jobs: Iterator[J],
+        ahead: int,
+        *,
+        threads: int | None = None,
+        begin: Callable[[], None] | None = None,
+    ) -> None:
         self._function, self._jobs, self._ahead = function, jobs, ahead
+        self._threads, self._begin = threads or ahead, begin
         self._pending: deque[Future[R]] = deque()
         self._pool: ThreadPoolExecutor | None = None
         self._pid = os.getpid()
@@ -72,7 +85,8 @@ class ReadAhead(Generic[J, R]):
             except StopIteration:
                 return
             if self._pool is None:
-                self._pool = ThreadPoolExecutor(self._ahead, thread_name_prefix="storeds-read-ahead")
+                self._pid = os.getpid()
+                self._pool = ThreadPoolExecutor(self._threads, "storeds-read-ahead", self._begin)
             self._pending.append(self._pool.submit(self._function, job))
 
     def close(self) -> None:

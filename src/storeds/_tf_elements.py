@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
-import torch
-from PIL import Image
 
+from storeds._ranks import integer
 from storeds._suggest import suggest
+from storeds._tf_values import TEXT, to_array, values_of
 from storeds.dataset import StoreDataset
 from storeds.errors import ConfigError, RecordError
 from storeds.protocols import Array, Field, SampleContext
 from storeds.readers.array import ArrayReader
 from storeds.readers.base import INDEX
 from storeds.readers.image import ImageReader
-from storeds.record import canonical_json
 
-__all__ = ["Element", "Parts", "elements_of", "values_of"]
+__all__ = ["Element", "Parts", "elements_of"]
 
 Shape: TypeAlias = tuple[int | None, ...]
 Parts: TypeAlias = tuple[Array, ...]
 
 _LOOKS = 4
 _SCALARS: dict[str, Any] = {"int": "<i8", "float": "<f8", "bool": "?", "str": "O", "bytes": "O", "json": "O"}
-_TEXT = np.dtype(object)  # what NumPy holds strings of bytes in on their way to tf.string
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ class Element:
 
     def array(self, value: Any) -> Array:
         """Return a value as an array of this element's type and shape; raises ConfigError for one of another."""
-        found = _to_array(value, is_image=self.is_image, is_json=self.is_json)
+        found = to_array(value, self.name, is_image=self.is_image, is_json=self.is_json)
         if found.dtype != self.dtype:
             raise ConfigError(f"element {self.name!r} is of dtype {found.dtype}, where others are of {self.dtype}")
         fits = [want in (None, got) for want, got in zip(self.shape, found.shape, strict=False)]
@@ -98,7 +96,7 @@ class Element:
 
     def transport(self, tf: Any, size: int | None) -> tuple[Any, ...]:
         """Return the specs of what `lay_out` gives of blocks of `size` samples, or of any number."""
-        dtype = tf.string if self.dtype == _TEXT else tf.as_dtype(self.dtype)
+        dtype = tf.string if self.dtype == TEXT else tf.as_dtype(self.dtype)
         if self.way == "dense":
             return (tf.TensorSpec((size, *self.shape), dtype),)
         if self.way == "packed":
@@ -123,32 +121,83 @@ class Element:
 
 
 def elements_of(
-    dataset: StoreDataset, shapes: Mapping[str, Sequence[int | None]], ragged: bool | Collection[str], *, batched: bool
+    datasets: Sequence[StoreDataset],
+    shapes: Mapping[str, Sequence[int | None]],
+    ragged: bool | Collection[str],
+    *,
+    batched: bool,
 ) -> list[Element]:
-    """Return the elements of a dataset's samples, from its fields or, where those do not tell, from a few samples.
+    """Return the elements of the samples of datasets that are alike: from their fields or, where those do not tell, from a few samples.
 
     Raises
     ------
     ConfigError
-        `shapes` or `ragged` names no element; there is no sample to look at; those looked at differ in type.
+        `shapes` or `ragged` is malformed or names no element; there is no sample to look at; those looked at differ in type.
     """
-    names = dataset.reader.fields
-    for argument, given in (("shapes", shapes), ("ragged", () if isinstance(ragged, bool) else ragged)):
-        for name in given:
-            if name not in names:
-                raise ConfigError(f"{argument}: there is no element {name!r}; {suggest(name, names, 'elements')}")
-    declared = {name: _declared(dataset, name) for name in names}
-    looks = [] if all(declared.values()) else list(_looks(dataset))
+    names = datasets[0].reader.fields
+    stated = _stated(shapes, names)
+    if isinstance(ragged, str) or not isinstance(ragged, (bool, Collection)):
+        raise ConfigError(f"ragged is True, False or a list of elements, such as [{names[0]!r}], not {ragged!r}")
+    _check_names("ragged", () if isinstance(ragged, bool) else ragged, names)
+    declared = {name: _declared_by_all(datasets, name) for name in names}
+    looks = [] if all(declared.values()) else _looks(datasets)
     elements = []
     for at, name in enumerate(names):
-        element = declared[name] or _looked_at(dataset, name, [look[at] for look in looks])
-        if name in shapes:
-            element = replace(element, shape=tuple(shapes[name]))
-        if None in element.shape:
-            wanted = ragged if isinstance(ragged, bool) else name in ragged
-            element = replace(element, way="packed" if not batched else "ragged" if wanted else "dense")
-        elements.append(element)
+        element = declared[name] or _looked_at(datasets, name, [look[at] for look in looks])
+        if name in stated:
+            element = replace(element, shape=stated[name])
+        wanted = ragged if isinstance(ragged, bool) else name in ragged
+        elements.append(replace(element, way=_way(element.shape, wanted, batched=batched)))
     return elements
+
+
+def _stated(shapes: Mapping[str, Any], names: Sequence[str]) -> dict[str, Shape]:
+    """Return the argument `shapes` as it should be; raises ConfigError."""
+    if not isinstance(shapes, Mapping):
+        raise ConfigError(
+            f"shapes is a mapping of elements to shapes, such as {{{names[0]!r}: (None,)}}, not {shapes!r}"
+        )
+    _check_names("shapes", shapes, names)
+    stated: dict[str, Shape] = {}
+    for name, shape in shapes.items():
+        if isinstance(shape, str) or not isinstance(shape, Iterable):
+            raise ConfigError(f"shapes: that of {name!r} is a tuple of lengths, such as (None, 3), not {shape!r}")
+        what = f"shapes: a length of {name!r}"
+        stated[name] = tuple(None if length is None else integer(what, length, 0) for length in shape)
+    return stated
+
+
+def _check_names(argument: str, given: Iterable[str], names: Sequence[str]) -> None:
+    for name in given:
+        if name not in names:
+            raise ConfigError(f"{argument}: there is no element {name!r}; {suggest(str(name), names, 'elements')}")
+
+
+def _way(shape: Shape, ragged: bool, *, batched: bool) -> str:
+    """Return how values of a shape cross over."""
+    if batched:
+        return "ragged" if ragged and None in shape else "dense"
+    # What has no values is packed too: TensorFlow's `unbatch` ends the process by a segmentation fault on rows of it.
+    return "packed" if None in shape or 0 in shape else "dense"
+
+
+def _declared_by_all(datasets: Sequence[StoreDataset], name: str) -> Element | None:
+    """Return an element as all of the stores have it, or None for one that something is made of."""
+    found = [_declared(dataset, name) for dataset in datasets]
+    shapes = {each.shape: dataset.url for each, dataset in zip(found, datasets, strict=True) if each is not None}
+    if found[0] is None or None in found:
+        return None
+    return replace(found[0], shape=_common(name, shapes))
+
+
+def _common(name: str, shapes: Mapping[Shape, str]) -> Shape:
+    """Return the shape that fits all of some; they are the keys, and the values where they were found."""
+    ranks = {len(shape): f"{shape} in {where}" for shape, where in shapes.items()}
+    if len(ranks) > 1:
+        raise ConfigError(
+            f"element {name!r} differs in its number of dimensions: {', '.join(ranks.values())}; a transform can unify it"
+        )
+    return tuple(sizes.pop() if len(sizes) == 1 else None for sizes in map(set, zip(*shapes, strict=True)))
 
 
 def _declared(dataset: StoreDataset, name: str) -> Element | None:
@@ -158,79 +207,49 @@ def _declared(dataset: StoreDataset, name: str) -> Element | None:
         return None
     field = Field("int") if name == INDEX else dataset.backend.meta.fields[name]
     if field.kind == "image" and isinstance(reader, ImageReader):
-        return Element(name, _TEXT, ()) if reader.decode == "bytes" else None
+        return Element(name, TEXT, ()) if reader.decode == "bytes" else None
     if field.kind == "array":
         return Element(name, np.dtype(field.dtype), tuple(field.shape or ()))
     return Element(name, np.dtype(_SCALARS.get(field.kind, "O")), (), is_json=field.kind == "json")
 
 
-def _looks(dataset: StoreDataset) -> Iterator[list[Any]]:
-    """Yield the values of a few good samples from all over the dataset; nobody counts them."""
-    count = len(dataset)
-    places = sorted({at * max(count - 1, 0) // (_LOOKS - 1) for at in range(_LOOKS)}) if count else []
-    contexts = [SampleContext(index, dataset.epoch, dataset.seed) for index in places]
+def _looks(datasets: Sequence[StoreDataset]) -> list[list[Any]]:
+    """Return the values of a few good samples from all over some of the datasets; nobody counts them."""
+    full = [dataset for dataset in datasets if len(dataset)]
+    if not full:
+        raise ConfigError(f"{datasets[0].url}: the type of its samples cannot be told: there are none")
+    each = _LOOKS if len(full) == 1 else _LOOKS // 2  # a sample may be a long clip
+    looks: list[list[Any]] = []
     bad: RecordError | None = None
-    none = True
-    for made in dataset._maker.make(contexts):
-        if isinstance(made.sample, RecordError):
-            bad = bad or made.sample
-        else:
-            none = False
-            yield values_of(made.sample, dataset.reader.fields)
-    if none:
-        why = f"those looked at are bad: {bad}" if bad else "there are none"
-        raise ConfigError(f"{dataset.url}: the type of its samples cannot be told: {why}") from bad
+    for dataset in (full[number] for number in _spread(len(full), _LOOKS)):
+        contexts = [SampleContext(index, dataset.epoch, dataset.seed) for index in _spread(len(dataset), each)]
+        for made in dataset._maker.make(contexts):
+            if isinstance(made.sample, RecordError):
+                bad = bad or made.sample
+            else:
+                looks.append(values_of(made.sample, dataset.reader.fields))
+    if not looks:
+        raise ConfigError(
+            f"{full[0].url}: the type of its samples cannot be told: those looked at are bad: {bad}"
+        ) from bad
+    return looks
 
 
-def values_of(sample: Any, names: Sequence[str]) -> list[Any]:
-    """Return the values of a sample, element by element."""
-    if isinstance(sample, Mapping):
-        return [sample[name] for name in names]
-    if isinstance(sample, tuple) and len(sample) == len(names):
-        return list(sample)
-    raise ConfigError(f"the reader makes {type(sample).__name__}, and not a value for each of {', '.join(names)}")
+def _spread(count: int, wanted: int) -> list[int]:
+    """Return a few of so many places, from the first to the last."""
+    return sorted({at * (count - 1) // (wanted - 1) for at in range(wanted)})
 
 
-def _looked_at(dataset: StoreDataset, name: str, values: Sequence[Any]) -> Element:
-    field = dataset.backend.meta.fields.get(name)
+def _looked_at(datasets: Sequence[StoreDataset], name: str, values: Sequence[Any]) -> Element:
+    url, field = datasets[0].url, datasets[0].backend.meta.fields.get(name)
+    transformed = any(name == each for dataset in datasets for each, _ in dataset._maker.transforms)
     is_image = field is not None and field.kind == "image"
-    is_json = isinstance(values[0], (dict, list)) and field is not None and field.kind == "json"
-    arrays = [_to_array(value, is_image=is_image, is_json=is_json) for value in values]
+    is_json = field is not None and field.kind == "json" and (not transformed or isinstance(values[0], (dict, list)))
+    arrays = [to_array(value, name, is_image=is_image, is_json=is_json) for value in values]
     types = sorted({f"{array.dtype} of {array.ndim} dimensions" for array in arrays})
     if len(types) > 1:
-        raise ConfigError(
-            f"{dataset.url}: element {name!r} is {' here and '.join(types)} there; a transform can unify them"
-        )
-    shape: Shape = tuple(
-        sizes.pop() if len(sizes) == 1 else None for sizes in map(set, zip(*(a.shape for a in arrays), strict=True))
-    )
-    if is_image and len(shape) >= 3 and name not in [each for each, _ in dataset._maker.transforms]:
+        raise ConfigError(f"{url}: element {name!r} is {' here and '.join(types)} there; a transform can unify them")
+    shape = _common(name, {array.shape: url for array in arrays})
+    if is_image and len(shape) >= 3 and not transformed:
         shape = (*shape[:-3], None, None, shape[-1])  # nothing gives all images of a store one size
     return Element(name, arrays[0].dtype, shape, is_image, is_json)
-
-
-def _to_array(value: Any, *, is_image: bool, is_json: bool) -> Array:
-    if is_json:
-        return _text(canonical_json(value).encode())
-    if isinstance(value, torch.Tensor):
-        array: Array = value.detach().cpu().numpy()
-        return np.moveaxis(array, -3, -1) if is_image and array.ndim >= 3 else array
-    if isinstance(value, Image.Image):
-        array = np.asarray(value)
-        return array[..., None] if array.ndim == 2 else array
-    if isinstance(value, (list, tuple)) and value:
-        return np.stack([_to_array(each, is_image=is_image, is_json=False) for each in value])
-    if isinstance(value, (bytes, str)):
-        return _text(value if isinstance(value, bytes) else value.encode())
-    if isinstance(value, int) and not isinstance(value, bool):
-        return np.asarray(value, np.int64)  # an int beyond it would become an object or a uint64
-    array = np.asarray(value)
-    if array.dtype.kind not in "?biufc":
-        raise ConfigError(f"TensorFlow has no type for {array.dtype} ({type(value).__name__})")
-    return array
-
-
-def _text(value: bytes) -> Array:
-    array = np.empty((), object)
-    array[()] = value
-    return array

@@ -7,7 +7,7 @@ import inspect
 import os
 import random
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -50,6 +50,8 @@ class BoundTransform:
     ----------
     transform : callable
         Takes one value. As picklable as this is.
+    finish : callable, optional
+        What is done to its result.
 
     Notes
     -----
@@ -59,6 +61,7 @@ class BoundTransform:
     """
 
     transform: Transform
+    finish: Callable[[Any], Any] | None = None
     _how: _How = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -66,7 +69,8 @@ class BoundTransform:
 
     def __call__(self, value: Any, context: SampleContext) -> Any:
         """Return the transformed value; what the transform raises is not caught."""
-        return self.draw(value, context.generator)
+        made = self.draw(value, context.generator)
+        return made if self.finish is None else self.finish(made)
 
     def draw(self, value: Any, generator: torch.Generator | None) -> Any:
         """Return the transformed value, with randomness from `generator` or, for None, the global generators."""
@@ -110,7 +114,9 @@ class Compose:
             if not callable(transform):
                 raise ConfigError(f"Compose: transforms[{index}] is not callable: it is {transform!r}")
         set_frozen(
-            self, transforms=tuple(self.transforms), _bound=tuple(BoundTransform(each) for each in self.transforms)
+            self,
+            transforms=tuple(self.transforms),
+            _bound=tuple(BoundTransform(each) for each in _merged(self.transforms)),
         )
 
     def __call__(self, value: Any, generator: torch.Generator | None = None) -> Any:
@@ -121,6 +127,19 @@ class Compose:
 
     def __repr__(self) -> str:
         return f"Compose([{', '.join(map(repr, self.transforms))}])"
+
+
+def _merged(transforms: Sequence[Transform]) -> list[Transform]:
+    """Return the transforms to call: one that knows how to be done together with its follower replaces both."""
+    merged: list[Transform] = []
+    for transform in transforms:
+        together = getattr(merged[-1], "followed_by", None) if merged else None
+        both = together(transform) if together is not None else None
+        if both is None:
+            merged.append(transform)
+        else:
+            merged[-1] = both
+    return merged
 
 
 def apply_transform(transform: Transform | None, value: Any, context: SampleContext) -> Any:

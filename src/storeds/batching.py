@@ -13,6 +13,7 @@ from torch.utils.data import get_worker_info
 from torch.utils.data._utils.collate import collate as torch_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
+from storeds._reused import reused_memory
 from storeds.errors import BadSamplesError, ConfigError
 from storeds.policy import Skipped
 
@@ -121,6 +122,9 @@ def _collate_values(values: Sequence[Any], always_pad: bool) -> Any:
 
 def _stack(tensors: Sequence[torch.Tensor], *, collate_fn_map: Any = None) -> Any:
     if len({tensor.shape for tensor in tensors}) == 1:
+        memory = reused_memory()
+        if memory is not None and len({tensor.dtype for tensor in tensors}) == 1 and tensors[0].device.type == "cpu":
+            return torch.stack(list(tensors), out=memory.empty((len(tensors), *tensors[0].shape), tensors[0].dtype))
         return default_collate_fn_map[torch.Tensor](tensors, collate_fn_map=collate_fn_map)
     return _pad(tensors)
 

@@ -41,9 +41,11 @@ class Loader(Settings):
         description="Elements that storeds.collate pads in every batch: names, or places in a tuple.",
     )
     num_workers: int | None = Field(
-        None, ge=0, description="Worker processes; by default the CPUs this process may use."
+        None, ge=0, description="Workers; by default as many as the CPUs this process may use."
     )
-    start_method: Literal["fork", "spawn", "forkserver"] | None = Field(None, description="How workers start.")
+    start_method: Literal["fork", "spawn", "forkserver", "thread"] | None = Field(
+        None, description="How workers start; thread makes them threads of this process."
+    )
     persistent_workers: bool | None = Field(
         None, description="Keep workers between epochs; by default if there are any."
     )
@@ -151,13 +153,11 @@ def build_loader(config: Config, split: str | None = None) -> StoreLoader:
     """
     import torch
 
-    from storeds.loader import StoreLoader
     from storeds.sampling import EpochSampler
 
     dataset, settings = build_dataset(config, split), config.loader_for(split)
     workers = _cpus_of_this_rank() if settings.num_workers is None else settings.num_workers
     pin = torch.cuda.is_available() if settings.pin_memory is None else settings.pin_memory
-    persistent = workers > 0 and settings.persistent_workers is not False
     sampler = EpochSampler(
         dataset,
         shuffle=settings.shuffle,
@@ -166,29 +166,41 @@ def build_loader(config: Config, split: str | None = None) -> StoreLoader:
         block_size=settings.block_size if settings.shuffle else None,
         window=settings.window if settings.shuffle else None,
     )
-    _LOG.info(
-        "loader: %d workers, pin_memory=%s, persistent_workers=%s, rank %d of %d",
-        workers,
-        pin,
-        persistent,
-        sampler.rank,
-        sampler.num_replicas,
-    )
+    _LOG.info("loader: %d workers, pin_memory=%s, rank %d of %d", workers, pin, sampler.rank, sampler.num_replicas)
+    arguments = {
+        "sampler": sampler,
+        "batch_size": settings.batch_size,
+        "drop_last": settings.drop_last and settings.batch_size is not None,
+        "collate_fn": _collate(settings),
+        "pin_memory": pin,
+    }
+    make = _threaded if settings.start_method == "thread" else _with_processes
+    return make(settings, dataset, workers, arguments)
+
+
+def _with_processes(settings: Loader, dataset: StoreDataset, workers: int, arguments: dict[str, Any]) -> StoreLoader:
+    from storeds.loader import StoreLoader
+
     return StoreLoader(
         dataset,
-        sampler=sampler,
-        batch_size=settings.batch_size,
-        drop_last=settings.drop_last and settings.batch_size is not None,
-        collate_fn=_collate(settings),
+        **arguments,
         num_workers=workers,
         multiprocessing_context=settings.start_method if workers else None,
-        persistent_workers=persistent,
+        persistent_workers=workers > 0 and settings.persistent_workers is not False,
         prefetch_factor=settings.prefetch_factor if workers else None,
-        pin_memory=pin,
         timeout=settings.timeout if workers else 0,
         in_order=settings.in_order,
         worker_init_fn=_function("worker_init_fn", settings.worker_init_fn),
     )
+
+
+def _threaded(settings: Loader, dataset: StoreDataset, workers: int, arguments: dict[str, Any]) -> StoreLoader:
+    from storeds.threads import ThreadLoader
+
+    given = {"timeout": settings.timeout, "worker_init_fn": settings.worker_init_fn, "in_order": not settings.in_order}
+    for name in (name for name, value in given.items() if value):
+        raise ConfigError(f"[loader]: {name} is for processes, and start_method is 'thread'; leave one of them out")
+    return ThreadLoader(dataset, **arguments, num_workers=workers, prefetch_factor=settings.prefetch_factor or 2)
 
 
 def _cpus_of_this_rank() -> int:

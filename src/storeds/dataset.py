@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import Dataset
 
 from storeds._columns import read_column
-from storeds._dataset_parts import changed_arguments, check_seed, make_reader, open_source
+from storeds._dataset_parts import changed_arguments, check_seed, make_reader, open_source, spare_a_copy
 from storeds._samples import SampleMaker
 from storeds._shared import SharedNumber
 from storeds._tally import Tally
@@ -25,7 +25,7 @@ from storeds.protocols import Backend, Reader, SampleContext
 from storeds.report import SampleReport
 from storeds.selection import Selection
 from storeds.source import Source
-from storeds.transforms import BoundTransform, build_transform
+from storeds.transforms import BoundTransform, build_transform, in_order
 
 __all__ = ["StoreDataset"]
 
@@ -145,7 +145,9 @@ class StoreDataset(Dataset[Any]):
         if given["decode"] is not None:
             image_options["decode"] = given["decode"]
         made = make_reader(reader, given["fields"], image_options, given["reader_options"])
-        self.reader: Reader[Any] = made.bind(self._view)
+        bound = made.bind(self._view)
+        self.reader: Reader[Any] = spare_a_copy(bound, self.transform)
+        self._finish = None if self.reader is bound else in_order
         self._maker = SampleMaker(self._view, self.reader, self._bind_transforms(), self.as_dict)
         # Shared with workers, so that set_epoch reaches persistent ones (pytorch#97326).
         self._epoch = SharedNumber()
@@ -159,7 +161,7 @@ class StoreDataset(Dataset[Any]):
                     f"the samples of {self!r} have no element that this transform applies to: {function!r}"
                 )
             if function is not None and name is not None:
-                bound.append((name, BoundTransform(function)))
+                bound.append((name, BoundTransform(function, self._finish if function is self.transform else None)))
         return bound
 
     @property

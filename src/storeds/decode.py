@@ -12,10 +12,25 @@ from PIL import Image, ImageOps
 from storeds.errors import DecodeError
 from storeds.jpeg.estimate import MAX_PIXELS
 
+try:
+    from storeds._simplejpeg import jpeg_pixels
+except ImportError:  # the extra "fast" is not installed
+    jpeg_pixels = None  # type: ignore[assignment]  # as if it were a function that is not there
+
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["UNCHANGED", "check_pixels", "decode_bytes", "decode_pil", "decode_reason", "decode_tensor", "to_tensor"]
+    from storeds.protocols import Array
+
+__all__ = [
+    "UNCHANGED",
+    "check_pixels",
+    "decode_bytes",
+    "decode_pil",
+    "decode_reason",
+    "decode_tensor",
+    "to_tensor",
+]
 
 UNCHANGED = "unchanged"
 
@@ -91,16 +106,26 @@ def _convert(image: Image.Image, mode: str) -> Image.Image:
     return image.convert(mode)
 
 
-def decode_tensor(blob: bytes, mode: str, *, orient: bool = False, max_pixels: int = MAX_PIXELS) -> torch.Tensor:
+def decode_tensor(
+    blob: bytes, mode: str, *, orient: bool = False, max_pixels: int = MAX_PIXELS, strided: bool = False
+) -> torch.Tensor:
     """Return the pixels of `decode_pil` as a tensor, shape (channels, height, width), owning its memory.
 
     uint8, or for images of another depth that `mode` leaves so (``"unchanged"``, ``"I"``, ``"F"``) uint16, int32 or
-    float32.
+    float32. Where simplejpeg is installed (extra ``fast``) it decodes what it decodes to the same pixels: whole JPEGs.
+
+    Parameters
+    ----------
+    strided : bool
+        Leave the pixels in memory as the decoder does, channels last, instead of copying them into order.
     """
-    return to_tensor(np.array(decode_pil(blob, mode, orient=orient, max_pixels=max_pixels)))
+    pixels = None if orient or jpeg_pixels is None else jpeg_pixels(blob, mode, max_pixels)
+    if pixels is None:
+        pixels = np.array(decode_pil(blob, mode, orient=orient, max_pixels=max_pixels))
+    return to_tensor(pixels, strided)
 
 
-def to_tensor(pixels: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> torch.Tensor:
+def to_tensor(pixels: Array, strided: bool) -> torch.Tensor:
     """Return pixels, shape (height, width) or (height, width, channels), as a tensor with the channels first."""
     import torch
 
@@ -108,4 +133,5 @@ def to_tensor(pixels: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> torch.
         pixels = pixels.astype(pixels.dtype.newbyteorder("="))
     if pixels.ndim == 2:
         return torch.from_numpy(pixels[None])
-    return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
+    tensor = torch.from_numpy(pixels).permute(2, 0, 1)
+    return tensor if strided else tensor.contiguous()

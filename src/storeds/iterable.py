@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import replace
-from typing import Any, TypeAlias, get_args
+from typing import Any, get_args
 
 import xxhash
 from torch.utils.data import IterableDataset, get_worker_info
@@ -15,20 +13,18 @@ from storeds._ranks import integer, ranks
 from storeds._shared import SharedNumber
 from storeds._shares import Remainder, Share, pieces, rank_bounds
 from storeds._stream import Addresses, Place, Samples
+from storeds._stream_sources import SourceLike, check_alike, listed, seed_of, single
 from storeds._suggest import suggest
 from storeds._tally import Tally
 from storeds.dataset import StoreDataset
 from storeds.errors import ConfigError
-from storeds.protocols import Backend
 from storeds.report import SampleReport
 from storeds.selection import Selection
-from storeds.source import Source
 
 __all__ = ["StoreIterable"]
 
-SourceLike: TypeAlias = "str | os.PathLike[str] | Backend | Source | StoreDataset"
-
 _VERSION = 1
+_MOST = 2**63 - 1
 
 
 class StoreIterable(IterableDataset[Any]):
@@ -37,7 +33,8 @@ class StoreIterable(IterableDataset[Any]):
     Parameters
     ----------
     sources : str, path, Backend, Source or StoreDataset, or a sequence of these
-        What is streamed; each is opened as a `StoreDataset`, unless it is one.
+        What is streamed; each is opened as a `StoreDataset`, unless it is one. A pattern such as ``hdf5://data/*.h5`` is as
+        many sources as files match; a `Source` is one.
     cycle_length : int
         How many sources are open at once.
     block_length : int
@@ -121,7 +118,7 @@ class StoreIterable(IterableDataset[Any]):
         self.num_replicas, self.rank = ranks(num_replicas, rank)
         # One of each for all datasets opened here: under spawn, each takes a descriptor.
         self._epoch, self._tally = SharedNumber(), Tally()
-        self.datasets = self._open(_listed(sources), dataset_arguments)
+        self.datasets = self._open(listed(sources), dataset_arguments)
         self._place = Place(0)
         self._loaded: Mapping[str, Any] | None = None
 
@@ -131,12 +128,15 @@ class StoreIterable(IterableDataset[Any]):
         if arguments and all(isinstance(source, StoreDataset) for source in sources):
             raise ConfigError(f"{', '.join(arguments)} belong to the making of datasets, and these are made already")
         datasets = []
-        for number, source in enumerate(sources):
+        for number, (source, own) in enumerate(single(sources, arguments)):
             if not isinstance(source, StoreDataset):
-                source = StoreDataset(source, **{**arguments, "seed": _seed_of(self.seed, number)})
+                source = StoreDataset(source, **{**own, "seed": seed_of(self.seed, number)})
                 source._epoch, source._tally = self._epoch, self._tally
             datasets.append(source)
-            _check_alike(datasets[0], source)
+            check_alike(datasets[0], source)
+        opened = [dataset for dataset in datasets if dataset._tally is self._tally]
+        for dataset in opened:
+            dataset._policy = replace(dataset._policy, of=sum(map(len, opened)))
         return tuple(datasets)
 
     @property
@@ -146,7 +146,7 @@ class StoreIterable(IterableDataset[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iterator, for persistent workers too; what was loaded for another one is dropped."""
-        self._epoch.set(integer("epoch", epoch, 0))
+        self._epoch.set(integer("epoch", epoch, 0, _MOST))
         for dataset in self.datasets:
             dataset.set_epoch(epoch)
 
@@ -228,7 +228,7 @@ class StoreIterable(IterableDataset[Any]):
         differing = [f"{name} was {state[name]!r} and is {own!r}" for name, own in agreed.items() if state[name] != own]
         if differing:
             raise ConfigError(f"the state belongs to another stream: {'; '.join(differing)}")
-        integer("epoch", state["epoch"], 0)
+        integer("epoch", state["epoch"], 0, _MOST)
 
     def report(self) -> SampleReport:
         """Return what was read, mended and bad so far, here and in the workers started from here, over all sources.
@@ -253,35 +253,3 @@ class StoreIterable(IterableDataset[Any]):
 
     def __repr__(self) -> str:
         return f"StoreIterable({self._named()!r}, count={sum(map(len, self.datasets))}, rank={self.rank} of {self.num_replicas})"
-
-
-def _listed(sources: SourceLike | Iterable[SourceLike]) -> list[SourceLike]:
-    if isinstance(sources, (str, os.PathLike, Source, StoreDataset, Backend)):
-        return [sources]
-    if isinstance(sources, AbstractSet):
-        raise ConfigError("sources have an order, and a set has none: give a list")
-    if not isinstance(sources, Iterable):
-        raise ConfigError(f"sources are URLs, paths, backends, Sources or StoreDatasets, not {type(sources).__name__}")
-    return list(sources)
-
-
-def _seed_of(seed: int | None, number: int) -> int | None:
-    """Return the seed of a source's samples."""
-    if seed is None or number == 0:
-        return seed
-    return xxhash.xxh3_64_intdigest(f"{seed}/source/{number}".encode()) >> 1  # fits into an int64
-
-
-def _check_alike(first: StoreDataset, other: StoreDataset) -> None:
-    """Raise ConfigError unless the samples of both can stand in one batch."""
-    for what, one, two in zip(("fields", "kinds", "as_dict"), _looks(first), _looks(other), strict=True):
-        if one != two:
-            raise ConfigError(
-                f"the samples of one stream are alike: {what} are {one} in {first.url}, {two} in {other.url}"
-            )
-
-
-def _looks(dataset: StoreDataset) -> tuple[Any, ...]:
-    stored = dataset.backend.meta.fields
-    kinds = [(stored[name].kind, stored[name].dtype) if name in stored else name for name in dataset.reader.fields]
-    return dataset.reader.fields, kinds, dataset.as_dict

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from storeds.errors import ConfigError
 from storeds.sampling import EpochSampler
 
-__all__ = ["StoreLoader", "to_device"]
+__all__ = ["StoreLoader", "map_tensors", "to_device"]
 
 
 class StoreLoader(DataLoader[Any]):
@@ -98,7 +98,7 @@ class to_device:  # noqa: N801  # used as a function; an object, because loaders
             return self._ahead()
         if self.device.type == "cpu":
             return iter(self.loader)
-        return (_map(batch, lambda tensor: tensor.to(self.device)) for batch in self.loader)
+        return (map_tensors(batch, lambda tensor: tensor.to(self.device)) for batch in self.loader)
 
     def state_dict(self) -> Any:
         """Return the loader's state at the batch that was given out last."""
@@ -126,7 +126,7 @@ class to_device:  # noqa: N801  # used as a function; an object, because loaders
         waiting: deque[tuple[Any, Any, torch.cuda.Event]] = deque()
         for batch in self._counted():
             with torch.cuda.stream(side):
-                copy = _map(batch, self._copy)
+                copy = map_tensors(batch, self._copy)
                 done = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 done.record(side)
             # The pinned batch is kept until its copy is used: freed earlier, its memory might be written again.
@@ -149,17 +149,17 @@ class to_device:  # noqa: N801  # used as a function; an object, because loaders
             tensor.record_stream(current)
             return tensor
 
-        return _map(copy, use)
+        return map_tensors(copy, use)
 
 
-def _map(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Return `value` with `function` applied to each tensor in it."""
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, Mapping):
-        return {name: _map(item, function) for name, item in value.items()}
+        return {name: map_tensors(item, function) for name, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_map(item, function) for item in value))
+        return type(value)(*(map_tensors(item, function) for item in value))
     if isinstance(value, (list, tuple)):
-        return type(value)(_map(item, function) for item in value)
+        return type(value)(map_tensors(item, function) for item in value)
     return value

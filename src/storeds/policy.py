@@ -85,11 +85,14 @@ class Policy:
     max_bad_fraction : float, optional
         The same, as a share of the samples seen in the epoch, counted as 10,000 (or the length of the dataset) while they
         are fewer.
+    of : int, optional
+        How many samples those who share the counters have, where that is not the length of the dataset.
     """
 
     on_error: str = "raise"
     max_bad: int | None = None
     max_bad_fraction: float | None = None
+    of: int | None = None
 
     def __post_init__(self) -> None:
         if self.on_error not in POLICIES:
@@ -194,7 +197,7 @@ class Policy:
         if self.max_bad is not None:
             limits.append((self.max_bad, f"max_bad={self.max_bad}"))
         if self.max_bad_fraction is not None:
-            of = max(seen, min(_ENOUGH, len(maker.reader)))
+            of = max(seen, min(_ENOUGH, len(maker.reader) if self.of is None else self.of))
             limits.append((self.max_bad_fraction * of, f"max_bad_fraction={self.max_bad_fraction} of {of:,}"))
         for limit, name in limits:
             if bad > limit:

@@ -187,9 +187,10 @@ for _name, _target in (
     READERS._known[_name] = _Known(_target, "", "built in")
 for _name in ("bytes", "pil", "tensor"):
     DECODERS._known[_name] = _Known(f"storeds.decode:decode_{_name}", "", "built in")
-DECODERS._known["simplejpeg"] = _Known(
-    "storeds._simplejpeg:decode_simplejpeg", "simplejpeg (pip install 'storeds[fast]')", "built in"
-)
+for _name in ("simplejpeg", "fast"):
+    DECODERS._known[_name] = _Known(
+        f"storeds._decode_fast:decode_{_name}", "simplejpeg (pip install 'storeds[fast]')", "built in"
+    )
 
 
 def register_backend(scheme: str, target: Any, *, needs: str = "", clobber: bool = False) -> None:

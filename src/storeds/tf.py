@@ -9,25 +9,22 @@ from __future__ import annotations
 
 import copy
 import itertools
-import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from storeds._globs import glob_of
 from storeds._permutation import Order
 from storeds._ranks import integer
 from storeds._readahead import ReadAhead
 from storeds._shared import SharedNumber
 from storeds._stream import Address, _Failure, _read
-from storeds._tf_elements import Element, Parts, elements_of, values_of
-from storeds.concatenated import ConcatenatedBackend
+from storeds._tf_elements import Element, Parts, elements_of
+from storeds._tf_values import values_of
 from storeds.dataset import StoreDataset
 from storeds.errors import ConfigError, MissingDependencyError
 from storeds.iterable import StoreIterable
 from storeds.policy import Skipped
-from storeds.stores import open_backend
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -44,7 +41,7 @@ def to_tf_dataset(
     shapes: Mapping[str, Sequence[int | None]] | None = None,
     shuffle: bool = False,
     seed: int | None = None,
-    epoch: int = 0,
+    epoch: int | None = None,
     cycle_length: int | None = None,
     block_length: int = 1,
     shuffle_buffer: int = 0,
@@ -72,8 +69,8 @@ def to_tf_dataset(
         A new order each epoch, that of `EpochSampler`: a function of (count, seed, epoch). Takes no memory. Needs a seed.
     seed : int, optional
         Of the order, and of the samples' randomness, for which a given `StoreDataset` has its own.
-    epoch : int
-        Of the first pass; each further one that is begun is of the next epoch.
+    epoch : int, optional
+        Of the first pass, by default that which `source` is in, or 0; each further pass that is begun is of the next epoch.
     cycle_length, block_length, shuffle_buffer : int
         With a `cycle_length`, the stores of a list or a pattern are interleaved, and shuffled in a buffer, as by
         `StoreIterable`, which also says what `seed` then does.
@@ -115,13 +112,16 @@ def to_tf_dataset(
     plan = _plan(source, shuffle, seed, order, dataset_arguments)
     size = integer("read_batch", read_batch, 1) if batch_size is None else integer("batch_size", batch_size, 1)
     skips = any(dataset._policy.on_error == "skip" for dataset in plan.datasets)
-    drop = drop_remainder and batch_size is not None
+    drop = bool(drop_remainder)
+    if drop and batch_size is None:
+        raise ConfigError("drop_remainder leaves out a last batch, and there are none: pass batch_size")
     if drop and skips:
         raise ConfigError(
             "drop_remainder makes all batches alike, and on_error='skip' leaves samples out: use 'replace'"
         )
-    elements = elements_of(plan.datasets[0], shapes or {}, ragged, batched=batch_size is not None)
-    passes, ahead = itertools.count(integer("epoch", epoch, 0)), integer("read_ahead", read_ahead, 0)
+    elements = elements_of(plan.datasets, {} if shapes is None else shapes, ragged, batched=batch_size is not None)
+    passes = itertools.count(plan.epoch if epoch is None else integer("epoch", epoch, 0))
+    ahead = integer("read_ahead", read_ahead, 0)
 
     def begin() -> Iterator[Any]:
         return plan.blocks(next(passes), elements, size, ahead, batched=batch_size is not None, drop=drop)
@@ -163,6 +163,8 @@ class _Plan:
     datasets: tuple[StoreDataset, ...]
     addresses: Callable[[int], Iterator[Address]]
     count: int
+    epoch: int
+    """The one that the source is in."""
 
     def blocks(
         self, epoch: int, elements: Sequence[Element], size: int, ahead: int, *, batched: bool, drop: bool
@@ -190,7 +192,7 @@ def _plan(source: Any, shuffle: bool, seed: int | None, order: Mapping[str, Any]
         if shuffle:
             raise ConfigError("shuffle orders one dataset; a stream is shuffled by its seed and shuffle_buffer")
         stream = _stream(source, seed, order, arguments)
-        return _Plan(stream.datasets, lambda epoch: stream._addresses(epoch).walk(), len(stream))
+        return _Plan(stream.datasets, lambda epoch: stream._addresses(epoch).walk(), len(stream), stream.epoch)
     if order["shuffle_buffer"] or order["block_length"] != 1:
         raise ConfigError(
             "block_length and shuffle_buffer belong to interleaving: pass cycle_length; or use shuffle=True"
@@ -206,31 +208,20 @@ def _plan(source: Any, shuffle: bool, seed: int | None, order: Mapping[str, Any]
     def walk(epoch: int) -> Iterator[Address]:
         return ((0, index) for index in Order(count, seed or 0, epoch, shuffle).walk(0, 1, count))
 
-    return _Plan((source,), walk, count)
+    return _Plan((source,), walk, count, source.epoch)
 
 
 def _stream(source: Any, seed: int | None, order: Mapping[str, Any], arguments: dict[str, Any]) -> StoreIterable:
     if not isinstance(source, StoreIterable):
-        layout, options = arguments.pop("layout", None), arguments.pop("options", None) or {}
-        listed = source if isinstance(source, (list, tuple)) else [source]
-        return StoreIterable(
-            [s for each in listed for s in _opened(each, layout, options)], seed=seed, **order, **arguments
-        )
+        return StoreIterable(source, seed=seed, **order, **arguments)
     if arguments or seed is not None or order != {"cycle_length": None, "block_length": 1, "shuffle_buffer": 0}:
         raise ConfigError("the order, the seed and the datasets of a StoreIterable are given when it is made")
+    if source._loaded is not None:
+        raise ConfigError(
+            "a state was loaded into this stream, and a tf.data.Dataset begins at the beginning of an epoch: give a stream "
+            "without one, epoch=, and skip(n) what was done"
+        )
     return source
-
-
-def _opened(source: Any, layout: str | None, options: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the stores that a URL or a pattern stands for, and anything else as it is."""
-    if not isinstance(source, (str, os.PathLike)):
-        yield source
-        return
-    backend = open_backend(source, layout=layout, **options)
-    if glob_of(os.fspath(source)) is not None and isinstance(backend, ConcatenatedBackend):
-        yield from (member for _, member in backend._members())
-    else:
-        yield backend
 
 
 def _at_epoch(dataset: StoreDataset, epoch: int) -> StoreDataset:

@@ -19,7 +19,7 @@ import torch
 from storeds._imaging import (
     ImageT,
     center_crop,
-    crop,
+    crop_and_resize,
     draw_window,
     flip,
     normalize,
@@ -53,6 +53,8 @@ __all__ = [
     "ToTensor",
     "apply_transform",
     "build_transform",
+    "in_order",
+    "takes_strided",
 ]
 
 
@@ -190,8 +192,7 @@ class RandomResizedCrop:
     def __call__(self, image: ImageT, generator: torch.Generator | None = None) -> ImageT:
         """Return an image of exactly `size`; raises TypeError or ValueError for what is no image."""
         window = self.window(*size_of(image, "RandomResizedCrop"), generator)
-        cut = crop(image, *window, "RandomResizedCrop")
-        return resize(cut, both_edges(self.size), self.interpolation, "RandomResizedCrop")
+        return crop_and_resize(image, window, both_edges(self.size), self.interpolation, "RandomResizedCrop")
 
     def window(self, height: int, width: int, generator: torch.Generator | None = None) -> tuple[int, int, int, int]:
         """Draw (top, left, height, width) of the window in an image of `height` × `width` pixels."""
@@ -249,6 +250,10 @@ class ToTensor:
         """
         return to_tensor(image, "ToTensor")
 
+    def followed_by(self, other: object) -> Transform | None:
+        """Return what does this and `other` at once, to the same values, or None."""
+        return _ToNormalized(other) if isinstance(other, Normalize) else None
+
 
 @dataclass(frozen=True)
 class Normalize:
@@ -290,6 +295,31 @@ class Normalize:
             It is no floating tensor, has another number of channels, or a deviation is zero in its dtype.
         """
         return normalize(image, self.mean, self.std, "Normalize", inplace=self.inplace)
+
+
+@dataclass(frozen=True)
+class _ToNormalized:
+    """`ToTensor` and `Normalize`, in the memory of the former's result."""
+
+    normalize: Normalize
+
+    def __call__(self, image: Any) -> torch.Tensor:
+        tensor = to_tensor(image, "ToTensor")
+        own = tensor is not image and not (isinstance(image, torch.Tensor) and image.is_floating_point())
+        inplace = self.normalize.inplace or own
+        return normalize(tensor, self.normalize.mean, self.normalize.std, "Normalize", inplace=inplace)
+
+
+def takes_strided(transform: Transform | None) -> bool:
+    """Whether a transform makes the same of a tensor whose channels lie last in memory, at no greater cost."""
+    if isinstance(transform, Compose):
+        return bool(transform.transforms) and all(map(takes_strided, transform.transforms))
+    return isinstance(transform, (CenterCrop, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize, ToTensor))
+
+
+def in_order(image: Any) -> Any:
+    """Return a tensor whose channels come first in memory too; anything else as it is."""
+    return image.contiguous() if isinstance(image, torch.Tensor) else image
 
 
 _BUILT_IN: dict[str, type] = {

@@ -17,28 +17,28 @@ from storeds.testing.mongod import find_mongod, run_mongod
 from storeds.testing.replica_set import ReplicaSet, run_replica_set
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def own_servers() -> None:
     """Skip a test that needs servers of its own where it was given another and cannot start any."""
     if GIVEN and find_mongod() is None:
         pytest.skip("no mongod is installed here, and STOREDS_TEST_MONGODB_URI names a server that is not ours to harm")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def standalone(own_servers: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """URI of one server without users."""
     with run_mongod(tmp_path_factory.mktemp("standalone")) as uri:
         yield uri
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def replica_set(own_servers: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplicaSet]:
     """Three nodes with users; who harms one asks for `harmed_set`."""
     with run_replica_set(tmp_path_factory.mktemp("replica_set"), auth=True) as found:
         yield found
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def secure(own_servers: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplicaSet]:
     """One node with TLS and users."""
     with run_replica_set(tmp_path_factory.mktemp("secure"), 1, auth=True, tls=True) as found:

@@ -53,3 +53,39 @@ def test_an_unknown_table_is_an_error_that_lists_those_there_are(photos: Path) -
     """So is a native store that is asked for as a table."""
     with pytest.raises(storeds.errors.ConfigError, match="photos"):
         storeds.open_backend(f"sqlite://{photos}?table=phtos", layout="table")
+
+
+def test_a_text_that_is_not_utf8_is_one_bad_record(photos: Path) -> None:
+    """The others of its batch are read."""
+    with sqlite3.connect(photos) as db:
+        db.execute("UPDATE photos SET name = CAST(x'ff41' AS TEXT) WHERE label = 2")
+    db.close()
+    with storeds.open_backend(f"sqlite://{photos}") as backend:
+        good, bad = backend.get_many([0, 1], ["name"])
+    assert good == {"name": "photo 1"}
+    assert isinstance(bad, storeds.errors.RecordError)
+    assert "'name' is not UTF-8" in str(bad)
+
+
+def test_a_table_that_is_changed_while_it_is_open_is_not_read_on(photos: Path) -> None:
+    """Positions could mean other rows; opening it again finds what is there now."""
+    with storeds.open_backend(f"sqlite://{photos}") as backend:
+        assert backend.get_many([0], ["label"]) == [{"label": 1}]
+        with sqlite3.connect(photos) as db:
+            db.execute("DELETE FROM photos WHERE label = 1")
+        db.close()
+        with pytest.raises(storeds.errors.UnavailableError, match="open it again"):
+            backend.get_many([0], ["label"])
+        with storeds.open_backend(f"sqlite://{photos}") as again:
+            assert again.get_many([0], ["label"]) == [{"label": 2}]
+
+
+def test_tables_of_sqlite_itself_are_not_asked_about(tmp_path: Path) -> None:
+    """AUTOINCREMENT makes one."""
+    path = tmp_path / "numbered.db"
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE photos (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT)")
+        db.execute("INSERT INTO photos (name) VALUES ('one')")
+    db.close()
+    with storeds.open_backend(f"sqlite://{path}") as backend:
+        assert backend.get_many([0]) == [{"id": 1, "name": "one"}]

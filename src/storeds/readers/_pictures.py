@@ -34,6 +34,7 @@ class PictureReader(RecordReader):
     min_recovered: float = 0.5
     orient: bool = False
     max_pixels: int = MAX_PIXELS
+    strided: bool = False
     _decoder: Decoder = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -60,7 +61,7 @@ class PictureReader(RecordReader):
         accepted = _parameters(decoder)
         if self.orient and "orient" not in accepted and self.decode != "bytes":
             raise ConfigError(f"decoder {self.decode!r} takes no orient; pil, tensor and simplejpeg do")
-        options = {"orient": self.orient, "max_pixels": self.max_pixels}
+        options = {"orient": self.orient, "max_pixels": self.max_pixels, "strided": self.strided}
         options = {name: value for name, value in options.items() if name in accepted}
         return functools.partial(decoder, **options) if options else decoder
 

@@ -31,4 +31,7 @@ class ImageReader(PictureReader):
         Whether images are turned as their EXIF orientation says.
     max_pixels : int
         An image that claims more pixels is an error, before anything is allocated for it.
+    strided : bool
+        Leave a tensor's pixels in memory as the decoder does, channels last, which saves a copy. Shape and values are the
+        same. A dataset whose transforms are storeds' own does so by itself, and gives them in order again behind them.
     """

@@ -54,7 +54,8 @@ class SqliteOpener:
         if not os.path.isfile(self.path):
             raise StoreNotFoundError(f"no store at {self.url}")
         status = os.stat(self.path)
-        return type(self), status.st_dev, status.st_ino, self.settings.table
+        # A table that another tool changed in place is another one: SQLite does not look for changes in what is immutable.
+        return type(self), status.st_dev, status.st_ino, status.st_mtime_ns, self.settings.table
 
     def options(self) -> Hashable:
         """Return the settings that sharers of a handle must agree on."""

@@ -2,6 +2,7 @@
 
 import os
 import sqlite3
+from functools import partial
 
 import numpy as np
 
@@ -20,7 +21,8 @@ class TableOpener(SqliteOpener):
         """Return a handle with the row of each position: 8 bytes a record."""
         if os.path.exists(f"{self.path}-wal"):
             raise FormatError(f"{self.url} is being written: there is a write-ahead log beside it")
-        names = [name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
+        tables = db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")
+        names = [name for (name,) in tables if not name.startswith("sqlite_")]  # those are SQLite's own
         table = self.settings.table or (names[0] if len(names) == 1 else None)
         if table not in names:
             raise ConfigError(f"{self.url}: choose one of its tables with ?table=…: {', '.join(names) or 'none'}")
@@ -30,7 +32,9 @@ class TableOpener(SqliteOpener):
                 raise FormatError(f"{self.url}: column {name!r} is of type {kind!r}, not one of {', '.join(_KINDS)}")
         fields = {name: Field(_KINDS[kind.upper()]) for name, kind in columns}
         rowids = np.fromiter((row[0] for row in db.execute(f'SELECT rowid FROM "{table}" ORDER BY rowid')), np.int64)
-        build = f"{os.stat(self.path).st_mtime_ns}-{len(rowids)}"
+        # What is no UTF-8 is told of its record, and not of all that are read with it.
+        db.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
+        build = str(os.stat(self.path).st_mtime_ns)
         return Handle(db, Meta(build, build, len(rowids), f"sqlite/{table}", fields), rowids)
 
 
@@ -44,6 +48,9 @@ class TableBackend(SqliteBackend):
         """Return why the store at `url` looks like this layout, or None."""
         with cls(url, **options) as found:
             return f"a SQLite database with a table of {', '.join(found.meta.fields)}"
+
+    def _build_of(self, handle: Handle) -> str:
+        return str(os.stat(self._opener.path).st_mtime_ns)  # at every read: the file may change in place
 
     def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
         columns, table = ", ".join(f'"{name}"' for name in fields), self.meta.layout.partition("/")[2]
@@ -59,4 +66,6 @@ class TableBackend(SqliteBackend):
         for name, value in record.items():
             if type(value) is not _TYPES[self.meta.fields[name].kind]:
                 return self._fault(position, f"field {name!r} is {type(value).__name__}")
+            if isinstance(value, str) and value.encode(errors="replace").decode() != value:
+                return self._fault(position, f"field {name!r} is not UTF-8")
         return record

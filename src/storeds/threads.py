@@ -1,0 +1,159 @@
+"""A loader whose workers are threads of this process: nothing is copied between processes, nothing is started anew."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from storeds._delivery import Draws
+from storeds._readahead import ReadAhead
+from storeds._reused import Reused, reusing
+from storeds.batching import collate
+from storeds.errors import ConfigError
+from storeds.loader import StoreLoader, map_tensors
+from storeds.sampling import EpochSampler
+
+__all__ = ["ThreadLoader"]
+
+
+class ThreadLoader(StoreLoader):
+    """A `StoreLoader` that makes batches in threads instead of processes.
+
+    Reading, decoding, resizing and scaling run outside Python's lock, so threads keep all CPUs busy, and a batch is used
+    where it was made. Samples, order, policies, state and `set_epoch` are those of a loader with processes. Worth it where
+    transforms are storeds' own, or others that spend their time outside Python; ones written in Python take turns.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        Map-style and thread-safe, as a `StoreDataset` is.
+    sampler : EpochSampler, optional
+        By default one over all of `dataset`, with `shuffle` and `seed`.
+    shuffle : bool
+        Without a `sampler`: a new order each epoch.
+    seed : int
+        Without a `sampler`: of the order.
+    num_workers : int
+        Threads; 0 makes each batch when it is asked for.
+    prefetch_factor : int
+        Batches that each thread is ahead.
+    **arguments
+        `batch_size`, `drop_last`, `collate_fn`, `pin_memory` and `pin_memory_device`, as for
+        `torch.utils.data.DataLoader`; by default batches are made by `storeds.collate`.
+
+    Raises
+    ------
+    ConfigError
+        An argument is for processes alone, or contradicts another.
+
+    Notes
+    -----
+    *Memory*: the tensors of a batch that `storeds.collate` makes lie in memory which is used again once nobody holds a
+    tensor of that batch, or a view of one: an allocation of that size costs as much as filling it.
+
+    *Threads and processes*: iterate in one thread, in the process that made the loader. Each thread of the pool computes
+    alone: torch's own threads would only stand in each other's way. A break ends the threads after the batches that they
+    are at.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        sampler: EpochSampler | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
+        num_workers: int = 0,
+        prefetch_factor: int = 2,
+        **arguments: Any,
+    ) -> None:
+        for name in ("multiprocessing_context", "persistent_workers", "worker_init_fn", "timeout", "batch_sampler"):
+            if arguments.get(name):
+                raise ConfigError(f"ThreadLoader takes no {name}: its workers are threads; leave it out")
+        if sampler is not None and shuffle:
+            raise ConfigError("ThreadLoader: shuffle belongs to the sampler that it makes itself; give one of the two")
+        if isinstance(prefetch_factor, bool) or not isinstance(prefetch_factor, int) or prefetch_factor < 1:
+            raise ConfigError(
+                f"ThreadLoader: prefetch_factor is a number of batches, 1 or more, got {prefetch_factor!r}"
+            )
+        if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0:
+            raise ConfigError(f"ThreadLoader: num_workers is a number of threads, 0 or more, got {num_workers!r}")
+        arguments.setdefault("collate_fn", collate if arguments.get("batch_size", 1) is not None else None)
+        made = EpochSampler(dataset, shuffle=shuffle, seed=seed) if sampler is None else sampler
+        super().__init__(dataset, sampler=made, num_workers=0, **arguments)
+        self.num_threads, self.threads_ahead = num_workers, prefetch_factor
+        self._reused = Reused(num_workers * (prefetch_factor + 1) + 2)
+
+    def __iter__(self) -> Any:
+        # A generator, so that an epoch begins at its first batch, as that of a StoreLoader does.
+        batches = _Batches(self)
+        try:
+            yield from batches
+        finally:
+            batches.close()
+
+    def _make(self, indices: Any) -> Any:
+        """Return the batch of `indices`: what a worker process does."""
+        if self.batch_size is None:
+            return self._pinned(self._finished(self.dataset[indices]))
+        many = getattr(self.dataset, "__getitems__", None)
+        samples = many(indices) if many is not None else [self.dataset[index] for index in indices]
+        with reusing(self._reused):
+            return self._pinned(self._finished(samples))
+
+    def _finished(self, samples: Any) -> Any:
+        return samples if self.collate_fn is None else self.collate_fn(samples)
+
+    def _pinned(self, batch: Any) -> Any:
+        pins = self.pin_memory and torch.cuda.is_available()
+        return map_tensors(batch, torch.Tensor.pin_memory) if pins else batch
+
+
+class _Batches(Draws):
+    """One pass: draws the indices of a batch when a thread is to begin it, and counts what the loop was given."""
+
+    def __init__(self, loader: ThreadLoader) -> None:
+        self._num_yielded = self._send_idx = 0
+        self._num_workers = loader.num_threads
+        self._sampler_iter: Iterator[Any] = iter(loader.batch_sampler or loader.sampler)
+        ahead = loader.num_threads * loader.threads_ahead
+        self._results: ReadAhead[Any, Any] = ReadAhead(
+            loader._make,
+            self._draw(),
+            ahead,
+            threads=loader.num_threads,
+            begin=partial(_compute_alone, torch.get_num_threads()),
+        )
+
+    def _draw(self) -> Iterator[Any]:
+        with contextlib.suppress(StopIteration):
+            while True:
+                yield self._next_index()
+
+    def _next_index(self) -> Any:
+        drawn = next(self._sampler_iter)
+        self._send_idx += 1
+        return drawn
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._results:
+            self._num_yielded += 1
+            yield batch
+
+    def close(self) -> None:
+        self._results.close()
+
+
+def _compute_alone(elsewhere: int) -> None:
+    """Have the present thread compute by itself, and threads that begin later with as many as before."""
+    torch.get_num_threads()  # torch looks up how many there are once in each thread, which must not come later
+    torch.set_num_threads(1)
+    # What one thread sets is its own and that of later ones, so another, which ends at once, has the last word.
+    last = threading.Thread(target=torch.set_num_threads, args=(elsewhere,))
+    last.start()
+    last.join()

@@ -1,0 +1,213 @@
+"""Batches made by threads: the same as by processes, never written to while somebody holds them, nothing left behind."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import storeds
+from photographs import jpeg
+from storeds import StoreDataset, ThreadLoader, build_loader, errors, load_config
+from storeds._reused import Reused
+
+COUNT = 40
+TRANSFORM = [
+    {"name": "RandomResizedCrop", "size": 32},
+    {"name": "RandomHorizontalFlip"},
+    {"name": "ToTensor"},
+    {"name": "Normalize", "mean": [0.5], "std": [0.2]},
+]
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Photographs, of which every eighth is cut in its header and every fifth in its scan."""
+    url = f"lmdb://{tmp_path_factory.mktemp('threads')}/x.lmdb"
+    with storeds.open_writer(url, {"image": "image", "label": "int"}) as writer:
+        for number in range(COUNT):
+            blob = jpeg(number % 4, (90 + number, 64))
+            cut = 100 if number % 8 == 3 else len(blob) * 9 // 10 if number % 5 == 0 else len(blob)
+            writer.append([{"image": blob[:cut], "label": number}])
+    return url
+
+
+def loader(url: str, start_method: str, workers: int = 2, **settings: Any) -> storeds.StoreLoader:
+    dataset = {"url": url, "decode": "tensor", "transform": TRANSFORM, "seed": 3, "on_error": "skip"}
+    settings = {"batch_size": 6, "shuffle": True, "num_workers": workers, **settings}
+    return build_loader(load_config({"dataset": dataset, "loader": {**settings, "start_method": start_method}}))
+
+
+def numbers(url: str, **arguments: Any) -> ThreadLoader:
+    dataset = StoreDataset(url, reader="array", fields=["label"])
+    return ThreadLoader(dataset, **{"batch_size": 6, "num_workers": 2, **arguments})
+
+
+def threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate() if thread.name.startswith("storeds")}
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_batches_reports_and_positions_are_those_of_processes(url: str, workers: int) -> None:
+    ours, theirs = loader(url, "thread", workers), loader(url, "fork")
+    assert isinstance(ours, ThreadLoader)
+    for epoch in range(2):
+        ours.set_epoch(epoch)
+        theirs.set_epoch(epoch)
+        for mine, other in zip(ours, theirs, strict=True):
+            assert all(torch.equal(one, two) for one, two in zip(mine, other, strict=True))
+            assert ours.state_dict() == theirs.state_dict()
+    assert ours.dataset.report().bad == theirs.dataset.report().bad  # type: ignore[attr-defined]
+    assert len(ours) == len(theirs) == -(-COUNT // 6)
+
+
+@pytest.mark.parametrize("stop", [0, 1, 4])
+def test_a_run_goes_on_where_the_loop_was_and_not_where_the_threads_were(url: str, stop: int) -> None:
+    whole = [batch[1].tolist() for batch in loader(url, "thread")]
+    first = loader(url, "thread")
+    batches = iter(first)
+    seen = [next(batches)[1].tolist() for _ in range(stop)]
+    state = first.state_dict()
+    batches.close()
+    second = loader(url, "thread", workers=1)
+    second.load_state_dict(state)
+    assert seen + [batch[1].tolist() for batch in second] == whole
+
+
+def test_threads_end_with_the_epoch_with_a_break_and_with_an_error(url: str) -> None:
+    before = threads()
+    assert sum(len(labels) for (labels,) in numbers(url)) == COUNT
+    assert threads() == before
+    for _ in numbers(url):
+        assert threads() > before
+        break
+    gc.collect()
+    assert threads() == before
+
+    def refuse(samples: list[Any]) -> Any:
+        raise ZeroDivisionError("in a thread")
+
+    with pytest.raises(ZeroDivisionError, match="in a thread"):
+        list(numbers(url, collate_fn=refuse))
+    assert threads() == before
+
+
+def test_an_error_comes_in_its_place(url: str) -> None:
+    def refuse_the_third(samples: list[Any]) -> list[Any]:
+        if samples[0][0] == 12:
+            raise ZeroDivisionError
+        return samples
+
+    batches = iter(numbers(url, collate_fn=refuse_the_third))
+    assert [next(batches)[0][0] for _ in range(2)] == [0, 6]
+    with pytest.raises(ZeroDivisionError):
+        next(batches)
+
+
+def test_each_thread_computes_alone_and_others_as_before(url: str) -> None:
+    inside: set[int] = set()
+
+    def note(samples: list[Any]) -> list[Any]:
+        inside.add(torch.get_num_threads())
+        return samples
+
+    before = torch.get_num_threads()
+    assert len(list(numbers(url, collate_fn=note))) == 7
+    assert inside == {1}
+    outside: list[int] = []
+    later = threading.Thread(target=lambda: outside.append(torch.get_num_threads()))
+    later.start()
+    later.join()
+    assert (torch.get_num_threads(), outside) == (before, [before])
+
+
+def test_samples_that_are_not_batched_come_one_by_one(url: str) -> None:
+    assert [label for (label,) in numbers(url, batch_size=None)] == list(range(COUNT))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"persistent_workers": True}, "persistent_workers"),
+        ({"multiprocessing_context": "fork"}, "multiprocessing_context"),
+        ({"num_workers": -1}, "0 or more"),
+        ({"prefetch_factor": 0}, "1 or more"),
+        ({"shuffle": True, "sampler": storeds.EpochSampler(COUNT)}, "one of the two"),
+    ],
+)
+def test_what_is_for_processes_alone_is_refused(url: str, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(errors.ConfigError, match=message):
+        numbers(url, **arguments)
+
+
+@pytest.mark.parametrize("key", [{"timeout": 3.0}, {"worker_init_fn": "os.getpid"}, {"in_order": False}])
+def test_a_config_that_mixes_them_is_refused(url: str, key: dict[str, Any]) -> None:
+    with pytest.raises(errors.ConfigError, match=f"{next(iter(key))} is for processes"):
+        loader(url, "thread", **key)
+
+
+# --- Memory that is used again ---
+
+BIG = (1 << 18,)
+
+
+def address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def test_memory_is_given_again_once_nobody_holds_it() -> None:
+    memory = Reused(2)
+    first = memory.empty(BIG, torch.float32)
+    place = address(first)
+    del first
+    assert address(memory.empty(BIG, torch.float32)) == place
+    assert address(memory.empty(BIG, torch.int32)) == place
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        lambda t: t,
+        lambda t: t[5:6],
+        lambda t: t.view(2, -1).T,
+        lambda t: t.numpy(),
+        lambda t: t.detach(),
+        lambda t: [t],
+    ],
+    ids=["itself", "slice", "view", "numpy", "detached", "list"],
+)
+def test_memory_is_kept_for_whoever_holds_any_part_of_it(held: Any) -> None:
+    memory = Reused(4)
+    tensor = memory.empty(BIG, torch.float32).fill_(7)
+    place, kept = address(tensor), held(tensor)
+    del tensor
+    others = [memory.empty(BIG, torch.float32).fill_(1) for _ in range(6)]
+    assert place not in map(address, others)
+    assert len({address(other) for other in others}) == 6
+    assert (torch.as_tensor(kept[0] if isinstance(kept, list) else kept) == 7).all()
+
+
+def test_no_more_is_kept_than_agreed() -> None:
+    memory = Reused(2)
+    held = [memory.empty(BIG, torch.uint8) for _ in range(2)] + [
+        memory.empty((1 << 20,), torch.uint8) for _ in range(5)
+    ]
+    assert len(memory._arrays) == 2
+    del held
+    assert len(pickle.loads(pickle.dumps(memory))._arrays) == 0
+
+
+def test_batches_that_are_kept_stay_as_they_were(url: str, tmp_path: Path) -> None:
+    big = f"lmdb://{tmp_path}/big.lmdb"
+    with storeds.open_writer(big, {"x": {"kind": "array", "dtype": "float32", "shape": [1 << 17]}}) as writer:
+        writer.append({"x": torch.full((1 << 17,), float(number)).numpy()} for number in range(24))
+    made = ThreadLoader(StoreDataset(big, reader="array"), batch_size=4, num_workers=3)
+    kept = [batch[0] for batch in made]
+    list(made)
+    assert [batch[:, 0].tolist() for batch in kept] == [[4.0 * n + k for k in range(4)] for n in range(6)]
+    assert all((batch == batch[:, :1]).all() for batch in kept)
