@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 TF_VENV ?= .venv-tf
+PEERS_VENV ?= .venv-peers
 TORCH ?= torch==2.13.0
 TENSORFLOW ?= tensorflow-cpu==2.21.*
 
@@ -10,7 +11,7 @@ READY := $(VENV)/.ready
 TF_READY := $(TF_VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full test-tf compose-test lint bench docs clean server
+.PHONY: help demo test test-full test-tf compose-test lint bench bench-peers docs clean server
 # A target that fails half-way must not look finished.
 .DELETE_ON_ERROR:
 
@@ -47,13 +48,17 @@ bench: server ## measure reading, opening, packing, triage and shuffling; tables
 	$(BIN)/python -m benchmarks.shuffling
 	$(BIN)/python -m benchmarks.videos
 	$(BIN)/python -m benchmarks.foreign_lmdb
+	$(MAKE) bench-peers
+
+bench-peers: server ## storeds beside its peers on the same photographs; benchmarks/README.md says how to install them
+	COLUMNS=150 $(BIN)/python -m benchmarks.peers --python $(firstword $(wildcard $(PEERS_VENV)/bin/python) $(BIN)/python)
 
 docs: server ## build the documentation into build/docs, check its links, and run its examples
 	$(BIN)/python -m sphinx -W --keep-going -n -E -q -d build/doctrees docs build/docs
 	$(BIN)/python scripts/check_docs.py
 
 clean: ## remove the virtual environment and everything that was built
-	rm -rf $(VENV) $(TF_VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-work
+	rm -rf $(VENV) $(TF_VENV) $(PEERS_VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-work
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # torch first and pinned, so that pip does not look for another one while it resolves the rest.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import pickle
 import threading
@@ -211,3 +212,51 @@ def test_batches_that_are_kept_stay_as_they_were(url: str, tmp_path: Path) -> No
     list(made)
     assert [batch[:, 0].tolist() for batch in kept] == [[4.0 * n + k for k in range(4)] for n in range(6)]
     assert all((batch == batch[:, :1]).all() for batch in kept)
+
+
+# --- Scaling that waits for the batch ---
+
+
+class Doubled(torch.utils.data.Dataset[Any]):
+    """A dataset of somebody's own, which looks at the samples."""
+
+    def __init__(self, inner: StoreDataset) -> None:
+        self.inner = inner
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, index: int) -> Any:
+        image, label = self.inner[index]
+        return 2 * image, label
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", [storeds.StoreLoader, ThreadLoader])
+@pytest.mark.parametrize("wrap", [lambda ds: ds, lambda ds: torch.utils.data.Subset(ds, range(4)), Doubled])
+@pytest.mark.parametrize("pad", [(), (0,)])
+def test_images_are_scaled_as_samples_are_whoever_makes_the_batch(
+    tmp_path: Path, workers: int, kind: Any, wrap: Any, pad: tuple[int, ...]
+) -> None:
+    whole = f"lmdb://{tmp_path}/whole.lmdb"
+    with storeds.open_writer(whole, {"image": "image", "label": "int"}) as writer:
+        writer.append({"image": jpeg(number, (64, 48)), "label": number} for number in range(4))
+    dataset = wrap(StoreDataset(whole, decode="tensor", transform=TRANSFORM, seed=1))
+    expected = torch.stack([image for image, _ in (dataset[at] for at in range(4))])
+    collate = functools.partial(storeds.collate, pad=pad) if pad else storeds.collate
+    sampler = storeds.EpochSampler(dataset, shuffle=False)
+    made = kind(dataset, sampler=sampler, batch_size=4, num_workers=workers, collate_fn=collate)
+    ((images, labels),) = list(made)
+    assert torch.equal(images.values if pad else images, expected)
+    assert labels.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("kind", [storeds.StoreLoader, ThreadLoader])
+def test_a_collate_of_ones_own_is_given_floats(url: str, kind: Any) -> None:
+    dataset = StoreDataset(url, decode="tensor", transform=TRANSFORM, on_error="replace", seed=1)
+    loader = kind(dataset, sampler=storeds.EpochSampler(dataset), batch_size=4, num_workers=2, collate_fn=kinds)
+    assert {each for batch in loader for each in batch} == {"Tensor torch.float32"}
+
+
+def kinds(samples: list[Any]) -> list[str]:
+    return [f"{type(image).__name__} {image.dtype}" for image, _ in samples]

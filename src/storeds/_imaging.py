@@ -19,6 +19,7 @@ from storeds.protocols import Array
 __all__ = [
     "INTERPOLATIONS",
     "center_crop",
+    "check_normalize",
     "crop",
     "crop_and_resize",
     "draw_window",
@@ -186,15 +187,24 @@ def normalize(image: object, mean: Sequence[float], std: Sequence[float], who: s
     if not isinstance(image, torch.Tensor) or not image.is_floating_point():
         kind = image.dtype if isinstance(image, torch.Tensor) else type(image).__qualname__
         raise TypeError(f"{who} takes a floating tensor, not {kind}; put ToTensor before it")
+    means, stds = check_normalize(image, mean, std, who)
+    target = image if inplace else image.clone()
+    return target.sub_(means).div_(stds)
+
+
+def check_normalize(
+    image: torch.Tensor, mean: Sequence[float], std: Sequence[float], who: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return means and deviations that fit the image, or what it becomes as float32; raises ValueError."""
     size_of(image, who)
     channels = max(len(mean), len(std))
     if channels not in (1, image.shape[-3]):
         raise ValueError(f"{who} has numbers for {channels} channels, and the image has {image.shape[-3]}")
-    means, stds = (_by_channel(tuple(each), image.dtype, image.device) for each in (mean, std))
+    dtype = image.dtype if image.is_floating_point() else torch.float32
+    means, stds = (_by_channel(tuple(each), dtype, image.device) for each in (mean, std))
     if not stds.all():
-        raise ValueError(f"{who}: a deviation of {min(std)} is zero in {image.dtype}")
-    target = image if inplace else image.clone()
-    return target.sub_(means).div_(stds)
+        raise ValueError(f"{who}: a deviation of {min(std)} is zero in {dtype}")
+    return means, stds
 
 
 @functools.lru_cache(maxsize=64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
@@ -13,11 +14,12 @@ from torch.utils.data import get_worker_info
 from torch.utils.data._utils.collate import collate as torch_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
+from storeds._deferred import Unscaled
 from storeds._reused import reused_memory
 from storeds.errors import BadSamplesError, ConfigError
 from storeds.policy import Skipped
 
-__all__ = ["Padded", "collate"]
+__all__ = ["Padded", "collate", "makes_batches"]
 
 _Map: TypeAlias = dict[Any, Callable[..., Any]]
 
@@ -86,6 +88,11 @@ def collate(batch: Sequence[Any], *, pad: Collection[str | int] = ()) -> Any:
     return _collate_values(samples, 0 in pad)
 
 
+def makes_batches(collate_fn: Any) -> bool:
+    """Whether a loader's ``collate_fn`` is `collate`, with or without `pad`."""
+    return (collate_fn.func if isinstance(collate_fn, functools.partial) else collate_fn) is collate
+
+
 def _skip_in(sample: Any) -> Skipped | None:
     """Return the sentinel that a sample is, or holds: a StackDataset makes one sample of several."""
     parts = sample.values() if isinstance(sample, Mapping) else sample if type(sample) in (tuple, list) else (sample,)
@@ -116,6 +123,7 @@ def _check_pad(pad: Collection[str | int], elements: Collection[str | int]) -> N
 
 def _collate_values(values: Sequence[Any], always_pad: bool) -> Any:
     if always_pad:
+        values = [value.scaled() if isinstance(value, Unscaled) else value for value in values]
         return _pad([torch.as_tensor(value) for value in values])
     return torch_collate(values, collate_fn_map=_MAP)
 
@@ -127,6 +135,28 @@ def _stack(tensors: Sequence[torch.Tensor], *, collate_fn_map: Any = None) -> An
             return torch.stack(list(tensors), out=memory.empty((len(tensors), *tensors[0].shape), tensors[0].dtype))
         return default_collate_fn_map[torch.Tensor](tensors, collate_fn_map=collate_fn_map)
     return _pad(tensors)
+
+
+def _scale(images: Sequence[Unscaled], *, collate_fn_map: Any = None) -> Any:
+    """Return float images in one piece of memory, where processes share it if this is a worker."""
+    shapes = {image.image.shape for image in images}
+    if len(shapes) > 1:
+        return _stack([image.scaled() for image in images], collate_fn_map=collate_fn_map)
+    batch = _fresh((len(images), *shapes.pop()))
+    for image, out in zip(images, batch, strict=True):
+        image.scale_into(image.image, out)
+    return batch
+
+
+def _fresh(size: tuple[int, ...]) -> torch.Tensor:
+    """Return a float32 tensor to be filled, where the main process sees it if this is a worker."""
+    memory = reused_memory()
+    if memory is not None:
+        return memory.empty(size, torch.float32)
+    if get_worker_info() is None:
+        return torch.empty(size)
+    storage = torch.UntypedStorage._new_shared(math.prod(size) * 4)  # type: ignore[no-untyped-call]  # as torch's own collate
+    return torch.empty(0).set_(storage, 0, size, torch.empty(size, device="meta").stride())
 
 
 def _stack_arrays(arrays: Sequence[np.ndarray[Any, Any]], *, collate_fn_map: Any = None) -> Any:
@@ -182,6 +212,7 @@ _MAP: _Map = {
     dict: _stack_dicts,
     list: _stack_lists,
     torch.Tensor: _stack,
+    Unscaled: _scale,
     np.ndarray: _stack_arrays,
     Image.Image: _refuse_images,
 }

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
+from storeds._deferred import defer_in_this_process
+from storeds.batching import makes_batches
+from storeds.dataset import StoreDataset
 from storeds.errors import ConfigError
 from storeds.sampling import EpochSampler
 
@@ -34,6 +38,8 @@ class StoreLoader(DataLoader[Any]):
                 f"StoreLoader needs an EpochSampler, which shares an epoch out between ranks, and was given {sampler!r}; with "
                 "Lightning pass use_distributed_sampler=False to the Trainer"
             )
+        if arguments.get("num_workers") and defers(dataset, arguments.get("collate_fn")):
+            arguments["worker_init_fn"] = _Begin(arguments.get("worker_init_fn"))
         super().__init__(dataset, sampler=sampler, **arguments)
 
     def __iter__(self) -> Any:
@@ -67,6 +73,25 @@ class StoreLoader(DataLoader[Any]):
                 f"the state belongs to another loader: batch_size is {batch_size} there and {self.batch_size} here"
             )
         self.sampler.load_state_dict(state)
+
+
+def defers(dataset: Any, collate_fn: Any) -> bool:
+    """Whether nobody but `storeds.collate` sees the samples that `dataset` makes, so that it may finish them."""
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return type(dataset) is StoreDataset and makes_batches(collate_fn)
+
+
+@dataclass(frozen=True)
+class _Begin:
+    """What a worker does first: whatever its samples become is made in the batch."""
+
+    own: Callable[[int], None] | None
+
+    def __call__(self, worker: int) -> None:
+        defer_in_this_process()
+        if self.own is not None:
+            self.own(worker)
 
 
 class to_device:  # noqa: N801  # used as a function; an object, because loaders have a length

@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 
+from storeds._deferred import deferring
 from storeds._delivery import Draws
 from storeds._readahead import ReadAhead
 from storeds._reused import Reused, reusing
 from storeds.batching import collate
 from storeds.errors import ConfigError
-from storeds.loader import StoreLoader, map_tensors
+from storeds.loader import StoreLoader, defers, map_tensors
 from storeds.sampling import EpochSampler
 
 __all__ = ["ThreadLoader"]
@@ -87,6 +88,7 @@ class ThreadLoader(StoreLoader):
         made = EpochSampler(dataset, shuffle=shuffle, seed=seed) if sampler is None else sampler
         super().__init__(dataset, sampler=made, num_workers=0, **arguments)
         self.num_threads, self.threads_ahead = num_workers, prefetch_factor
+        self._defers = defers(dataset, self.collate_fn)
         self._reused = Reused(num_workers * (prefetch_factor + 1) + 2)
 
     def __iter__(self) -> Any:
@@ -102,7 +104,8 @@ class ThreadLoader(StoreLoader):
         if self.batch_size is None:
             return self._pinned(self._finished(self.dataset[indices]))
         many = getattr(self.dataset, "__getitems__", None)
-        samples = many(indices) if many is not None else [self.dataset[index] for index in indices]
+        with deferring() if self._defers else contextlib.nullcontext():
+            samples = many(indices) if many is not None else [self.dataset[index] for index in indices]
         with reusing(self._reused):
             return self._pinned(self._finished(samples))
 

@@ -16,9 +16,11 @@ from typing import Any
 
 import torch
 
+from storeds._deferred import Unscaled, is_deferring
 from storeds._imaging import (
     ImageT,
     center_crop,
+    check_normalize,
     crop_and_resize,
     draw_window,
     flip,
@@ -303,11 +305,18 @@ class _ToNormalized:
 
     normalize: Normalize
 
-    def __call__(self, image: Any) -> torch.Tensor:
+    def __call__(self, image: Any) -> Any:
+        if is_deferring() and isinstance(image, torch.Tensor) and image.dtype == torch.uint8 and image.ndim == 3:
+            check_normalize(image, self.normalize.mean, self.normalize.std, "Normalize")
+            return Unscaled(image, self.scale_into)
         tensor = to_tensor(image, "ToTensor")
         own = tensor is not image and not (isinstance(image, torch.Tensor) and image.is_floating_point())
         inplace = self.normalize.inplace or own
         return normalize(tensor, self.normalize.mean, self.normalize.std, "Normalize", inplace=inplace)
+
+    def scale_into(self, image: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        out.copy_(image).div_(255)
+        return normalize(out, self.normalize.mean, self.normalize.std, "Normalize", inplace=True)
 
 
 def takes_strided(transform: Transform | None) -> bool:

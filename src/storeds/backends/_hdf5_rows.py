@@ -6,16 +6,19 @@ that h5repack rewrote, say) still read right, only slower.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import h5py
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from storeds.errors import FormatError
+from storeds.protocols import Array
 
-__all__ = ["COLUMN_CHECKSUM", "FlatRows", "LibraryRows", "Rows", "open_rows"]
+__all__ = ["COLUMN_CHECKSUM", "FlatRows", "LibraryRows", "Rows", "gather", "open_rows"]
 
 COLUMN_CHECKSUM = "xxh3"  # attribute of datasets that are columns: xxh3-64 of all their bytes, 16 hexadecimal digits
 _GAP = 4096  # reading a page for nothing is cheaper than another call
@@ -61,6 +64,24 @@ class FlatRows:
                 out.extend(data[(start - first) * size : (stop - first) * size] for start, stop in group)
         return out
 
+    def gather(self, first: Array, wide: int) -> tuple[Array, Array]:
+        """Return what the function `gather` does."""
+        starts, length = first * self.size, wide * self.size
+        out, whole = np.zeros((len(first), length), np.uint8), np.ones(len(first), bool)
+        # As `_groups` does: what lies near is read at once, up to so many bytes.
+        apart = (np.diff(starts) > _GAP + length) | (np.diff((starts - starts[0]) // _GROUP) > 0)
+        bounds = [0, *(np.flatnonzero(apart) + 1).tolist(), len(first)]
+        for low, high in itertools.pairwise(bounds):
+            begin, places = int(starts[low]), starts[low:high] - starts[low]
+            needed = int(places[-1]) + length
+            data = _pread(self._descriptor, needed, self._offset + begin)
+            if len(data) < needed:
+                whole[low:high] = places + length <= len(data)
+                data = data.ljust(needed, b"\0")
+            out[low:high] = sliding_window_view(np.frombuffer(data, np.uint8), length)[places]
+        out[~whole] = 0
+        return out, whole
+
 
 class LibraryRows:
     """Rows that only libhdf5 can find: chunked, compressed or otherwise filtered."""
@@ -80,6 +101,22 @@ class LibraryRows:
             except OSError:  # a damaged chunk: what lies in others is still good
                 out.extend(b"" if len(group) == 1 else self.read([span])[0] for span in group)
         return out
+
+
+def gather(rows: Rows, first: Array, wide: int = 1) -> tuple[Array, Array]:
+    """Return `wide` rows from each of the rows `first` on, which ascend, and which of them could be read whole.
+
+    Returns
+    -------
+    Array, Array
+        Shape (n, wide * size), uint8, zero where it could not be read; shape (n,), bool.
+    """
+    if isinstance(rows, FlatRows) and 0 < rows.size <= _GAP and len(first):
+        return rows.gather(first, wide)
+    found, length = rows.read([(at, at + wide) for at in first.tolist()]), wide * rows.size
+    whole = np.array([len(data) == length for data in found], bool)
+    data = b"".join(data if good else bytes(length) for data, good in zip(found, whole.tolist(), strict=True))
+    return np.frombuffer(data, np.uint8).reshape(len(found), length), whole
 
 
 def _pread(descriptor: int, size: int, offset: int) -> bytes:

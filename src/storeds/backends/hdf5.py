@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -19,8 +18,9 @@ from storeds._handles import HandlePool
 from storeds._meta import meta_from_row
 from storeds._mounts import file_system, file_system_advice
 from storeds._url import file_path
+from storeds.backends._hdf5_columns import Column, read_values
 from storeds.backends._hdf5_file import check_hdf5_file
-from storeds.backends._hdf5_rows import LibraryRows, Rows, open_rows
+from storeds.backends._hdf5_rows import LibraryRows, Rows, gather, open_rows
 from storeds.backends._openers import FileOpener
 from storeds.backends.base import BackendOptions, HandleBackend, parse_options
 from storeds.errors import FormatError, RecordError, StoredsError
@@ -49,16 +49,6 @@ class Hdf5Options(BackendOptions):
 
     locking: Literal["auto", "true", "false", "best-effort"] = "auto"
     cache_bytes: int = Option(default=1 << 20, ge=0)
-
-
-@dataclass(frozen=True)
-class Column:
-    """Where the values of one field lie: rows of fixed size, or ``rows`` of bytes cut by ``offsets``."""
-
-    field: Field
-    rows: Rows
-    offsets: Rows | None = None
-    shapes: Rows | None = None
 
 
 @dataclass(frozen=True)
@@ -206,18 +196,19 @@ class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
     def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
         whole = self._codec.needs_whole(fields)
         names = tuple(self.meta.fields) if whole else fields
+        wanted = np.array(positions, np.int64)
         with self._lease() as handle:
-            columns = [_read_values(handle.columns[name], positions) for name in names]
-            digests = handle.checksums.read([(at, at + 1) for at in positions]) if whole else []
+            columns = [read_values(handle.columns[name], wanted) for name in names]
+            digests = gather(handle.checksums, wanted)[0].tobytes() if whole else b""
         out: list[Record | RecordError] = []
         rows = zip(*columns, strict=True) if columns else ((),) * len(positions)
         for at, (position, row) in enumerate(zip(positions, rows, strict=True)):
             record = dict(zip(names, row, strict=True))
             try:
-                for value in record.values():
+                for value in row:
                     if isinstance(value, ValueError):
                         raise ValueError(str(value))
-                if whole and checksum(self._codec.pack(record)) != digests[at]:
+                if whole and checksum(self._codec.pack(record)) != digests[at * _DIGEST : (at + 1) * _DIGEST]:
                     raise ValueError("its checksum does not match its bytes")
                 out.append(self._codec.revive_stored(record))
             except ValueError as error:
@@ -248,59 +239,6 @@ class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
         if rows.checksum not in (None, xxhash.xxh3_64_hexdigest(data)):
             raise FormatError(f"{self.url}: column {name!r} does not match its checksum; copy it again")
         return data
-
-
-def _read_values(column: Column, positions: Sequence[int]) -> list[Any]:
-    """Return stored values; a ValueError stands in the place of one that cannot be read."""
-    field = column.field
-    if column.offsets is None:
-        return _fixed(column.rows.read([(at, at + 1) for at in positions]), column.rows.size, field)
-    spans = _spans(column.offsets.read([(at, at + 2) for at in positions]), column.rows.count)
-    # Offsets of a damaged store need not ascend; reads must.
-    order = sorted((span, at) for at, span in enumerate(spans) if span is not None)
-    values: list[Any] = [_CUT] * len(positions)
-    for (span, at), data in zip(order, column.rows.read([span for span, _ in order]), strict=True):
-        if len(data) == span[1] - span[0]:
-            values[at] = data
-    if field.kind in ("image", "bytes"):
-        return values
-    shapes = column.shapes.read([(at, at + 1) for at in positions]) if column.shapes else [b""] * len(values)
-    return [_variable(value, field, shape) for value, shape in zip(values, shapes, strict=True)]
-
-
-def _spans(pairs: Sequence[bytes], count: int) -> list[tuple[int, int] | None]:
-    """Return start and stop of each value; None for a pair that is cut short or leads outside ``[0, count]``."""
-    spans: list[tuple[int, int] | None] = []
-    for pair in pairs:
-        start, stop = _PAIR.unpack(pair) if len(pair) == _PAIR.size else (0, -1)
-        spans.append((start, stop) if 0 <= start <= stop <= count else None)
-    return spans
-
-
-_PAIR = struct.Struct("<qq")
-_SCALAR = {"int": struct.Struct("<q"), "float": struct.Struct("<d"), "bool": struct.Struct("<?")}
-_CUT = ValueError("its bytes are cut short, or its offsets are damaged")
-
-
-def _fixed(raw: Sequence[bytes], size: int, field: Field) -> list[Any]:
-    if field.is_scalar:
-        unpack = _SCALAR[field.kind].unpack
-        return [unpack(data)[0] if len(data) == size else _CUT for data in raw]
-    shape = [size or 0 for size in field.shape or ()]
-    return [np.frombuffer(data, field.dtype).reshape(shape).copy() if len(data) == size else _CUT for data in raw]
-
-
-def _variable(value: Any, field: Field, shape: bytes) -> Any:
-    try:
-        if isinstance(value, ValueError):
-            return value
-        if field.kind in ("str", "json"):
-            return value.decode()
-        if field.kind == "array":
-            return np.frombuffer(value, field.dtype).reshape(np.frombuffer(shape, _OFFSET).tolist()).copy()
-    except ValueError as error:
-        return ValueError(f"its bytes are no {field.kind}: {error}")
-    return value
 
 
 _NOT_OURS = "native stores are written by storeds.open_writer, `storeds pack` or `storeds convert`"

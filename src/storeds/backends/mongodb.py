@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -14,6 +15,7 @@ from storeds.backends._mongodb_client import ClientFactory, parse_location
 from storeds.backends._mongodb_documents import from_document
 from storeds.backends._mongodb_handle import MongodbHandle, MongodbOpener
 from storeds.backends._mongodb_names import identity_of, partial_collection, values_collection
+from storeds.backends._mongodb_pairs import in_pairs
 from storeds.backends._mongodb_retry import retried
 from storeds.backends.base import BackendOptions, HandleBackend, check_where, parse_options
 from storeds.errors import FormatError, RecordError
@@ -28,6 +30,7 @@ __all__ = ["MongodbBackend"]
 T = TypeVar("T")
 
 _REPLY_BYTES = 16 << 20  # what a server puts into one reply
+_WORTH_TWO = 512 << 10
 _SMALL = 256  # bytes of a document without blobs, about
 
 
@@ -136,10 +139,8 @@ class MongodbBackend(HandleBackend[MongodbHandle, MongodbOpener]):
     def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
         whole = self._codec.needs_whole(fields)
         wanted = self.meta.fields if whole else {name: self.meta.fields[name] for name in fields}
-        records: list[Record | RecordError] = []
-        for part in self._parts(positions, blobs=any(field.is_blob for field in wanted.values())):
-            records += self._read_part(part, wanted, whole)
-        return records
+        parts = self._parts(positions, blobs=any(field.is_blob for field in wanted.values()))
+        return list(itertools.chain.from_iterable(in_pairs(lambda part: self._read_part(part, wanted, whole), parts)))
 
     def _read_part(
         self, positions: Sequence[int], wanted: Mapping[str, Field], whole: bool
@@ -149,9 +150,14 @@ class MongodbBackend(HandleBackend[MongodbHandle, MongodbOpener]):
         return [self._record(position, documents.get(position), wanted, large, whole) for position in positions]
 
     def _parts(self, positions: Sequence[int], *, blobs: bool) -> Iterator[Sequence[int]]:
-        """Cut a batch into queries of which each is answered at once, and so has the whole deadline."""
+        """Cut a batch into queries of which each is answered at once, and so has the whole deadline.
+
+        One that is not small is cut in two, which are asked for together.
+        """
         size = self._retried(lambda handle: handle.document_bytes) if blobs else _SMALL
         step = max(1, _REPLY_BYTES // max(1, size))
+        if size * len(positions) > _WORTH_TWO:
+            step = min(step, -(-len(positions) // 2))
         for start in range(0, len(positions), step):
             yield positions[start : start + step]
 

@@ -1,0 +1,106 @@
+"""Who takes part, and which rates are held against which: to add an entrant or a ratio is to add a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+ENGINES = ("lmdb", "hdf5", "mongodb")
+
+
+@dataclass(frozen=True, eq=False)  # a key, though it holds mappings
+class Entrant:
+    """One way of delivering the photos.
+
+    Attributes
+    ----------
+    name : str
+        As tables show it.
+    module : str
+        Of this package; a `benchmarks.peers._job.Peer`.
+    tags : set of str
+        What ratios select by. ``peer`` marks another library. Of storeds' ways, ``exact`` gives the pixels that Pillow
+        gives, ``shortcuts`` may differ from them, ``stock`` uses torch's DataLoader and ``own`` ours.
+    output : str
+        ``float32`` and ``uint8`` batches of 224 × 224, or ``decoded`` photos.
+    options : mapping
+        For the module.
+    """
+
+    name: str
+    module: str
+    tags: frozenset[str]
+    output: str = "float32"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """The fastest entrant that has all of the tags `over`, by the fastest with those of `under`."""
+
+    name: str
+    over: frozenset[str]
+    under: frozenset[str]
+    target: float | None = 1.0
+
+
+def tags(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
+def store(engine: str, loader: str, decode: str, output: str = "float32") -> Entrant:
+    """Return storeds over one engine, with a loader of `benchmarks.peers.stores` and a decoder of storeds."""
+    kind = "stock" if loader == "DataLoader" else "own"
+    pixels = "shortcuts" if decode == "fast" else "exact"
+    name = f"storeds {engine}, {loader}, {pixels}" + (", uint8" if output == "uint8" else "")
+    options = {"engine": engine, "loader": loader, "dataset": {"decode": decode}, "output": output}
+    return Entrant(name, "stores", tags(f"storeds {engine} {kind} {loader} {pixels} {output}"), output, options)
+
+
+ENTRANTS = (
+    Entrant("files + torchvision", "files", tags("peer files")),
+    *(
+        Entrant(
+            f"{engine} as in articles", "blogs", tags(f"peer articles articles-{engine}"), options={"engine": engine}
+        )
+        for engine in ENGINES
+    ),
+    Entrant("WebDataset", "webdataset_tar", tags("peer formats webdataset")),
+    Entrant("LitData", "litdata_chunks", tags("peer formats litdata")),
+    Entrant("Streaming (MDS)", "streaming_mds", tags("peer formats streaming")),
+    Entrant("HF datasets", "hf_datasets", tags("peer formats hf")),
+    Entrant("FFCV", "ffcv_beton", tags("peer ffcv")),
+    *(store(engine, loader, "tensor") for loader in ("DataLoader", "ThreadLoader") for engine in ENGINES),
+    store("lmdb", "StoreLoader", "tensor"),
+    store("lmdb", "DataLoader", "fast"),
+    store("lmdb", "ThreadLoader", "fast"),
+    store("lmdb", "DataLoader", "tensor", "uint8"),
+    store("lmdb", "ThreadLoader", "tensor", "uint8"),
+    store("lmdb", "ThreadLoader", "fast", "uint8"),
+    Entrant("simplejpeg alone, 1 thread", "simplejpeg_alone", tags("decoding one"), "decoded", {"threads": 1}),
+    Entrant("simplejpeg alone, 2 threads", "simplejpeg_alone", tags("decoding two"), "decoded", {"threads": 2}),
+)
+
+_EXACT, _SHORTCUTS = tags("storeds float32 exact"), tags("storeds float32 shortcuts")
+
+RATIOS = (
+    Ratio("best way, exact pixels ÷ FFCV", _EXACT, tags("ffcv")),
+    Ratio("best way, shortcuts on ÷ FFCV", _SHORTCUTS, tags("ffcv")),
+    Ratio("stock DataLoader, exact pixels ÷ FFCV", _EXACT | {"stock"}, tags("ffcv")),
+    Ratio("stock DataLoader, shortcuts on ÷ FFCV", _SHORTCUTS | {"stock"}, tags("ffcv")),
+    Ratio(
+        "stock DataLoader, exact pixels ÷ best of WebDataset, LitData, Streaming, HF",
+        _EXACT | {"stock"},
+        tags("formats"),
+    ),
+    *(
+        Ratio(
+            f"uint8 batches, {name} ÷ simplejpeg alone, exact, as many threads",
+            tags(f"storeds uint8 {pixels}"),
+            tags("decoding two"),
+            None,
+        )
+        for name, pixels in (("exact pixels", "exact"), ("shortcuts on", "shortcuts"))
+    ),
+)

@@ -1,0 +1,66 @@
+"""What the process of an entrant is told, and what its module has to offer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+SIZE = 224
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+Epoch = Callable[[], Iterable[tuple[Any, Any]]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """Which photos, where to write, and how to deliver them.
+
+    Attributes
+    ----------
+    photos : Path
+        The ImageFolder that `benchmarks.photos` made.
+    work : Path
+        The folder for the entrant's own format.
+    quality : int
+        Of the JPEGs, for formats that encode anew.
+    batch, workers : int
+        Photos a batch; worker processes, or threads where a library has those.
+    decoder : str
+        ``"documented"``, or ``"simplejpeg"`` for every peer whose decoder can be chosen.
+    mongodb : str or None
+        URL of a server.
+    options : mapping
+        The entrant's own.
+    """
+
+    photos: Path
+    work: Path
+    quality: int
+    batch: int
+    workers: int
+    decoder: str
+    mongodb: str | None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Peer(Protocol):
+    """A module of this package that delivers the photos in its library's way.
+
+    Attributes
+    ----------
+    PACKAGES : tuple of str
+        The distributions whose versions count.
+    SETTINGS : str
+        How the library was used, in a few words.
+    """
+
+    PACKAGES: tuple[str, ...]
+    SETTINGS: str
+
+    def prepare(self, job: Job) -> None:
+        """Write the photos, with their numbers, in the library's own format; nothing to do where that was done."""
+
+    def epochs(self, job: Job) -> Epoch:
+        """Return a function that begins an epoch: shuffled batches of (images, numbers), each photo once."""

@@ -1,0 +1,40 @@
+"""Asks for two parts of a batch at once: while one is decoded, the server sends the other."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from typing import TypeVar
+
+__all__ = ["in_pairs"]
+
+P = TypeVar("P")
+R = TypeVar("R")
+
+_THREADS = 4  # for several readers in one process; each has one part here and one in its own thread
+
+
+def in_pairs(function: Callable[[P], R], parts: Iterable[P]) -> Iterator[R]:
+    """Yield ``function(part)`` of each part in order, two at a time; nothing is under way when it raises."""
+    remaining = iter(parts)
+    while pair := list(islice(remaining, 2)):
+        if len(pair) == 1:
+            yield function(pair[0])
+            return
+        second = _threads(os.getpid()).submit(function, pair[1])
+        try:
+            first = function(pair[0])
+        except BaseException:
+            second.exception()  # waits
+            raise
+        yield first
+        yield second.result()
+
+
+@functools.lru_cache(maxsize=1)
+def _threads(process: int) -> ThreadPoolExecutor:
+    # Of each process its own: threads do not come along in a fork.
+    return ThreadPoolExecutor(_THREADS, "storeds-mongodb")
