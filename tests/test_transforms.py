@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from storeds import _transform_call
+from storeds._transform_fused import in_order
 from storeds.errors import ConfigError, MissingDependencyError
 from storeds.protocols import Array, SampleContext
 from storeds.transforms import (
@@ -40,7 +41,6 @@ from storeds.transforms import (
     ToTensor,
     apply_transform,
     build_transform,
-    in_order,
     takes_strided,
 )
 

@@ -18,6 +18,7 @@ from storeds._samples import SampleMaker
 from storeds._shared import SharedNumber
 from storeds._tally import Tally
 from storeds._transform_checks import check_picklable
+from storeds._transform_fused import in_order
 from storeds._workers import freeze_inherited
 from storeds.errors import ConfigError, RecordError
 from storeds.policy import Policy
@@ -25,7 +26,7 @@ from storeds.protocols import Backend, Reader, SampleContext
 from storeds.report import SampleReport
 from storeds.selection import Selection
 from storeds.source import Source
-from storeds.transforms import BoundTransform, build_transform, in_order
+from storeds.transforms import BoundTransform, build_transform
 
 __all__ = ["StoreDataset"]
 

@@ -16,11 +16,9 @@ from typing import Any
 
 import torch
 
-from storeds._deferred import Unscaled, is_deferring
 from storeds._imaging import (
     ImageT,
     center_crop,
-    check_normalize,
     crop_and_resize,
     draw_window,
     flip,
@@ -41,6 +39,7 @@ from storeds._transform_checks import (
     set_frozen,
 )
 from storeds._transform_config import build
+from storeds._transform_fused import ToNormalized
 from storeds.errors import ConfigError
 from storeds.protocols import Transform
 
@@ -55,7 +54,6 @@ __all__ = [
     "ToTensor",
     "apply_transform",
     "build_transform",
-    "in_order",
     "takes_strided",
 ]
 
@@ -254,7 +252,7 @@ class ToTensor:
 
     def followed_by(self, other: object) -> Transform | None:
         """Return what does this and `other` at once, to the same values, or None."""
-        return _ToNormalized(other) if isinstance(other, Normalize) else None
+        return ToNormalized(other.mean, other.std, other.inplace) if isinstance(other, Normalize) else None
 
 
 @dataclass(frozen=True)
@@ -299,36 +297,11 @@ class Normalize:
         return normalize(image, self.mean, self.std, "Normalize", inplace=self.inplace)
 
 
-@dataclass(frozen=True)
-class _ToNormalized:
-    """`ToTensor` and `Normalize`, in the memory of the former's result."""
-
-    normalize: Normalize
-
-    def __call__(self, image: Any) -> Any:
-        if is_deferring() and isinstance(image, torch.Tensor) and image.dtype == torch.uint8 and image.ndim == 3:
-            check_normalize(image, self.normalize.mean, self.normalize.std, "Normalize")
-            return Unscaled(image, self.scale_into)
-        tensor = to_tensor(image, "ToTensor")
-        own = tensor is not image and not (isinstance(image, torch.Tensor) and image.is_floating_point())
-        inplace = self.normalize.inplace or own
-        return normalize(tensor, self.normalize.mean, self.normalize.std, "Normalize", inplace=inplace)
-
-    def scale_into(self, image: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        out.copy_(image).div_(255)
-        return normalize(out, self.normalize.mean, self.normalize.std, "Normalize", inplace=True)
-
-
 def takes_strided(transform: Transform | None) -> bool:
     """Whether a transform makes the same of a tensor whose channels lie last in memory, at no greater cost."""
     if isinstance(transform, Compose):
         return bool(transform.transforms) and all(map(takes_strided, transform.transforms))
     return isinstance(transform, (CenterCrop, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize, ToTensor))
-
-
-def in_order(image: Any) -> Any:
-    """Return a tensor whose channels come first in memory too; anything else as it is."""
-    return image.contiguous() if isinstance(image, torch.Tensor) else image
 
 
 _BUILT_IN: dict[str, type] = {

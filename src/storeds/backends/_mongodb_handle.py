@@ -21,15 +21,12 @@ from storeds.backends._mongodb_client import (
     leased_database,
 )
 from storeds.backends._mongodb_documents import GUESSED_BYTES, references
+from storeds.backends._mongodb_find import guarded_find, is_other_collection
 from storeds.backends._mongodb_names import identity_of, meta_collection, partial_collection, values_collection
 from storeds.errors import FormatError, StoreNotFoundError, UnavailableError
 from storeds.protocols import Meta
 
 __all__ = ["MongodbHandle", "MongodbOpener"]
-
-_BATCH_SIZE = 100_000  # the server ends its first reply at 16 MiB anyway
-_OTHER_UUID = 361  # CollectionUUIDMismatch
-_NO_UUID = (40415, 323)  # an unknown field, before MongoDB 6.0; refused by a strict Stable API
 
 
 @dataclass(frozen=True)
@@ -95,7 +92,7 @@ class MongodbHandle:
         sure, in the same round trip: a find may name the UUID that it expects (MongoDB 6.0 and later).
         """
         name = self.location.collection
-        command = {"find": name, "filter": query, "batchSize": _BATCH_SIZE}
+        command: dict[str, Any] = {"find": name, "filter": query}
         if fields is not None:
             command["projection"] = dict.fromkeys(("_id", *fields), True)
         with self.database() as database:
@@ -110,16 +107,12 @@ class MongodbHandle:
 
     def _find_guarded(self, database: Any, command: Mapping[str, Any]) -> list[Any] | None:
         """Return what is found, or None if the server cannot compare UUIDs."""
-        guarded = {**command, "collectionUUID": self.identity}
-        if database.read_concern.level is not None:  # which PyMongo adds to its own commands alone
-            guarded["readConcern"] = database.read_concern.document
         try:
-            return list(database.cursor_command(guarded, read_preference=database.read_preference))
+            cursor = guarded_find(database, command, self.identity)
+            return None if cursor is None else list(cursor)
         except OperationFailure as error:
-            if error.code == _OTHER_UUID:
+            if is_other_collection(error):
                 raise self._replaced() from error
-            if error.code in _NO_UUID:
-                return None
             raise
 
     def _replaced(self) -> UnavailableError:

@@ -18,13 +18,11 @@ from storeds.backends._mongodb_client import (
     knows_server,
     leased_database,
 )
+from storeds.backends._mongodb_find import guarded_find, is_other_collection
 from storeds.errors import ConfigError, StoreNotFoundError, UnavailableError
 
 __all__ = ["Connection"]
 
-_BATCH_SIZE = 100_000  # the server ends a reply at 16 MiB anyway
-_OTHER_UUID = 361  # CollectionUUIDMismatch
-_NO_UUID = (40415, 323)  # an unknown field, before MongoDB 6.0; refused by a strict Stable API
 _BAD_QUERY = (2, 9, 14, 51091)  # BadValue, FailedToParse, TypeMismatch, a regular expression that does not compile
 
 
@@ -117,7 +115,7 @@ class Connection:
                 with closing(self._cursor(database, name, query, projection, identity, ordered, limit)) as cursor:
                     yield from cursor
             except OperationFailure as error:
-                if error.code == _OTHER_UUID:
+                if is_other_collection(error):
                     raise self._replaced(name) from error
                 if error.code in _BAD_QUERY:
                     raise ConfigError(f"{self.location.url}: MongoDB does not understand the query: {error}") from None
@@ -136,22 +134,16 @@ class Connection:
         limit: int,
     ) -> Any:
         if self._guards:
-            command: dict[str, Any] = {"find": name, "filter": query, "batchSize": _BATCH_SIZE, "limit": limit}
+            command: dict[str, Any] = {"find": name, "filter": query, "limit": limit}
             if projection is not None:
                 command["projection"] = projection
             if ordered:
                 # Documents with images are more than a server sorts in memory.
                 command.update(sort={"_id": 1}, allowDiskUse=True)
-            if identity is not None:
-                command["collectionUUID"] = identity
-            if database.read_concern.level is not None:  # which PyMongo adds to its own commands alone
-                command["readConcern"] = database.read_concern.document
-            try:
-                return database.cursor_command(command, read_preference=database.read_preference)
-            except OperationFailure as error:
-                if error.code not in _NO_UUID:
-                    raise
-                self._guards = False
+            found = guarded_find(database, command, identity)
+            if found is not None:
+                return found
+            self._guards = False
         cursor = database[name].find(query, projection, limit=limit)
         return cursor.sort("_id", 1) if ordered else cursor
 
