@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Brings up docker-compose.yml, lets its service `tests` run, removes containers, networks and volumes, and exits as the
-# tests did. Passwords are made for this run, and never shown.
+# Brings up docker-compose.yml, lets its service `tests` run and then docker/network.sh, removes containers, networks and
+# volumes, and exits as the tests did. Passwords are made for this run, and never shown.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -29,9 +29,18 @@ clean_up() {
 }
 trap clean_up EXIT
 
+run_tests() {
+    local tests
+    # Detached, because the servers are to outlive the tests.
+    "${compose[@]}" up --build --detach tests || return
+    tests=$("${compose[@]}" ps --all --quiet tests) || return
+    docker logs --follow "$tests"
+    return "$(docker wait "$tests")"
+}
+
 start=$SECONDS
 status=0
-"${compose[@]}" up --build --abort-on-container-exit --exit-code-from tests || status=$?
+run_tests && bash docker/network.sh "${compose[@]}" || status=$?
 if ((status)); then
     # Of a server that ended before it was healthy, `up` shows nothing.
     "${compose[@]}" logs --no-color --tail=20 mongo1 mongo2 mongo3 init
