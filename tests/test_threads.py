@@ -16,6 +16,7 @@ import storeds
 from photographs import jpeg
 from storeds import StoreDataset, ThreadLoader, build_loader, errors, load_config
 from storeds._reused import Reused
+from storeds.transforms import CenterCrop, Compose, Normalize, RandomHorizontalFlip, Resize, ToTensor
 
 COUNT = 40
 TRANSFORM = [
@@ -87,7 +88,9 @@ def test_threads_end_with_the_epoch_with_a_break_and_with_an_error(url: str) -> 
     for _ in numbers(url):
         assert threads() > before
         break
-    gc.collect()
+    for thread in threading.enumerate():  # which end by themselves
+        if thread.name.startswith("storeds"):
+            thread.join(20)
     assert threads() == before
 
     def refuse(samples: list[Any]) -> Any:
@@ -260,3 +263,79 @@ def test_a_collate_of_ones_own_is_given_floats(url: str, kind: Any) -> None:
 
 def kinds(samples: list[Any]) -> list[str]:
     return [f"{type(image).__name__} {image.dtype}" for image, _ in samples]
+
+
+def test_only_a_last_step_waits_for_the_batch(tmp_path: Path) -> None:
+    whole = f"lmdb://{tmp_path}/whole.lmdb"
+    with storeds.open_writer(whole, {"image": "image", "label": "int"}) as writer:
+        writer.append({"image": jpeg(number, (64, 48)), "label": number} for number in range(4))
+    scale: list[Any] = [ToTensor(), Normalize([0.5], [0.2])]
+    twice = Compose(scale)
+    cases: tuple[Any, ...] = (
+        [*scale, RandomHorizontalFlip(1.0)],
+        [Compose(scale), look],
+        [look_and_scale],
+        [Resize(32), CenterCrop(32), twice],
+        twice,
+    )
+    for transform in cases:
+        made = Compose(transform) if isinstance(transform, list) else transform
+        dataset = StoreDataset(whole, decode="tensor", transform=made)
+        expected = torch.stack([dataset[at][0] for at in range(4)])
+        for kind in (storeds.StoreLoader, ThreadLoader):
+            loader = kind(
+                dataset,
+                sampler=storeds.EpochSampler(dataset, shuffle=False),
+                batch_size=4,
+                num_workers=2,
+                collate_fn=storeds.collate,
+            )
+            ((images, _),) = list(loader)
+            assert torch.equal(images, expected)
+
+
+def look(image: torch.Tensor) -> torch.Tensor:
+    assert image.dtype == torch.float32
+    return 2 * image
+
+
+def look_and_scale(image: torch.Tensor) -> torch.Tensor:
+    return look(Compose([ToTensor(), Normalize([0.5], [0.2])])(image))
+
+
+def test_some_images_may_be_floats_already_and_the_default_dtype_another(tmp_path: Path) -> None:
+    mixed = f"lmdb://{tmp_path}/mixed.lmdb"
+    with storeds.open_writer(mixed, {"image": "image", "label": "int"}) as writer:
+        writer.append({"image": jpeg(number, (64, 48)), "label": number} for number in range(4))
+    steps = Compose([halves, ToTensor(), Normalize([0.5], [0.2])])
+    dataset = StoreDataset(mixed, decode="tensor", transform=steps)
+    expected = torch.stack([dataset[at][0] for at in range(4)])
+    torch.set_default_dtype(torch.float64)
+    try:
+        ((images, _),) = list(ThreadLoader(dataset, batch_size=4, num_workers=1))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert images.dtype == torch.float32
+    assert torch.equal(images, expected)
+
+
+def halves(image: torch.Tensor) -> torch.Tensor:
+    return image.float() / 255 if int(image[0, 0, 0]) % 2 else image
+
+
+def test_a_pass_that_the_garbage_collector_ends_waits_for_nobody(url: str) -> None:
+    lock = threading.RLock()
+    begun = threading.Event()
+
+    def wait(samples: list[Any]) -> list[Any]:
+        begun.set()
+        with lock:
+            return samples
+
+    passing: list[Any] = [iter(numbers(url, collate_fn=wait, num_workers=1))]
+    next(passing[0])
+    passing.append(passing)  # a cycle
+    begun.clear()
+    with lock:
+        passing = []
+        gc.collect()  # would wait for a thread that waits for us

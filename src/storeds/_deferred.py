@@ -30,7 +30,7 @@ class Unscaled:
 
     def scaled(self) -> torch.Tensor:
         """Return the floats, in memory of their own."""
-        out = torch.empty(self.image.shape)
+        out = torch.empty(self.image.shape, dtype=torch.float32)
         self.scale_into(self.image, out)
         return out
 

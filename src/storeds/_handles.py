@@ -53,7 +53,7 @@ class Opener(Protocol[H]):
 
 class _Entry(Generic[H]):
     def __init__(self, opener: Opener[H], key: Hashable) -> None:
-        self.opener, self.key = opener, key
+        self.opener, self.key, self.pid = opener, key, os.getpid()
         self.handle: H | None = opener.open()
         self.owners: set[int] = set()
         self.leases = 0
@@ -63,6 +63,11 @@ class _Entry(Generic[H]):
         handle, self.handle = self.handle, None
         if handle is not None:
             self.opener.close(handle)
+
+    def disown(self) -> None:
+        handle, self.handle = self.handle, None
+        if handle is not None:
+            self.opener.disown(handle)
 
 
 class Ticket(Generic[H]):
@@ -143,6 +148,7 @@ class HandlePool(Generic[H]):
             self._sweep()
             if ticket.closed:
                 raise ClosedError(f"{ticket.opener.url} was closed; open it again with open_backend")
+            self._disown_inherited(ticket)
             entry = ticket.entry
             if entry is None or entry.handle is None or entry.doomed:
                 entry = self._find_or_open(ticket)
@@ -213,24 +219,32 @@ class HandlePool(Generic[H]):
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
         with self._lock:
-            self._inside = True
+            before, self._inside = self._inside, True
             try:
                 yield
             finally:
-                self._inside = False
+                self._inside = before
 
     # The methods below run inside of it.
 
     def _wait(self) -> None:
+        self._inside = False  # for those who are inside meanwhile
         self._changed.wait()
-        self._inside = True  # others were inside meanwhile
+        self._inside = True
 
     def _evict(self, keep: int) -> None:
         idle = [entry for entry in self._entries.values() if entry.leases == 0]
         for entry in idle[: max(0, len(self._entries) - keep)]:
             self._remove(entry)
 
+    def _disown_inherited(self, ticket: Ticket[H]) -> None:
+        """Let go of a handle that the parent retired before the fork, so that no list has it."""
+        if ticket.entry is not None and ticket.entry.pid != os.getpid():
+            ticket.entry.disown()
+            ticket.entry = None
+
     def _forget(self, ticket: Ticket[H]) -> None:
+        self._disown_inherited(ticket)
         entry, ticket.entry = ticket.entry, None
         if entry is None or entry.handle is None:
             return
@@ -279,6 +293,4 @@ class HandlePool(Generic[H]):
         self._start()
         inherited, self._entries = self._entries, OrderedDict()
         for entry in inherited.values():
-            handle, entry.handle = entry.handle, None
-            if handle is not None:
-                entry.opener.disown(handle)
+            entry.disown()

@@ -89,9 +89,9 @@ class ReadAhead(Generic[J, R]):
                 self._pool = ThreadPoolExecutor(self._threads, "storeds-read-ahead", self._begin)
             self._pending.append(self._pool.submit(self._function, job))
 
-    def close(self) -> None:
-        """Give nothing more, and wait for jobs under way."""
-        self._stop(wait=True)
+    def close(self, *, wait: bool = True) -> None:
+        """Give nothing more, and wait for jobs under way, or leave them to end by themselves."""
+        self._stop(wait=wait)
 
     def _stop(self, *, wait: bool) -> None:
         self._closed = True

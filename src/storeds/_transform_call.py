@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from storeds._deferred import is_deferring
 from storeds._transform_checks import is_list, set_frozen
 from storeds.errors import ConfigError
 from storeds.protocols import SampleContext, Transform
@@ -52,6 +53,8 @@ class BoundTransform:
         Takes one value. As picklable as this is.
     finish : callable, optional
         What is done to its result.
+    may_wait : bool
+        Whether the last step of a `Compose` may be left to the collating, where the loader has said that it is ours.
 
     Notes
     -----
@@ -62,6 +65,7 @@ class BoundTransform:
 
     transform: Transform
     finish: Callable[[Any], Any] | None = None
+    may_wait: bool = False
     _how: _How = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -69,7 +73,10 @@ class BoundTransform:
 
     def __call__(self, value: Any, context: SampleContext) -> Any:
         """Return the transformed value; what the transform raises is not caught."""
-        made = self.draw(value, context.generator)
+        if self.may_wait and is_deferring() and type(self.transform) is Compose:
+            made = self.transform.but_last(value, context.generator)
+        else:
+            made = self.draw(value, context.generator)
         return made if self.finish is None else self.finish(made)
 
     def draw(self, value: Any, generator: torch.Generator | None) -> Any:
@@ -124,6 +131,18 @@ class Compose:
         for transform in self._bound:
             value = transform.draw(value, generator)
         return value
+
+    def but_last(self, value: Any, generator: torch.Generator | None) -> Any:
+        """Return the same, or what becomes it in a batch if the last transform can wait for that."""
+        if not self._bound:
+            return value
+        *others, last = self._bound
+        later = getattr(last.transform, "later", None)
+        if later is None:
+            return self(value, generator)
+        for transform in others:
+            value = transform.draw(value, generator)
+        return later(value)
 
     def __repr__(self) -> str:
         return f"Compose([{', '.join(map(repr, self.transforms))}])"

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from storeds._deferred import Unscaled, is_deferring
+from storeds._deferred import Unscaled
 from storeds._imaging import check_normalize, normalize, to_tensor
 
 __all__ = ["ToNormalized", "in_order"]
@@ -28,13 +28,17 @@ class ToNormalized:
     std: Sequence[float]
     inplace: bool
 
-    def __call__(self, image: Any) -> Any:
-        if is_deferring() and isinstance(image, torch.Tensor) and image.dtype == torch.uint8 and image.ndim == 3:
-            check_normalize(image, self.mean, self.std, "Normalize")
-            return Unscaled(image, self.scale_into)
+    def __call__(self, image: Any) -> torch.Tensor:
         tensor = to_tensor(image, "ToTensor")
         own = tensor is not image and not (isinstance(image, torch.Tensor) and image.is_floating_point())
         return normalize(tensor, self.mean, self.std, "Normalize", inplace=self.inplace or own)
+
+    def later(self, image: Any) -> Any:
+        """Return an `Unscaled` where the batch can scale the image, else what calling this does."""
+        if not isinstance(image, torch.Tensor) or image.dtype != torch.uint8 or image.ndim != 3 or image.is_cuda:
+            return self(image)
+        check_normalize(image, self.mean, self.std, "Normalize")
+        return Unscaled(image, self.scale_into)
 
     def scale_into(self, image: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         out.copy_(image).div_(255)

@@ -128,21 +128,22 @@ def _collate_values(values: Sequence[Any], always_pad: bool) -> Any:
     return torch_collate(values, collate_fn_map=_MAP)
 
 
-def _stack(tensors: Sequence[torch.Tensor], *, collate_fn_map: Any = None) -> Any:
+def _stack(values: Sequence[torch.Tensor | Unscaled], *, collate_fn_map: Any = None) -> Any:
+    tensors = [value.scaled() if isinstance(value, Unscaled) else value for value in values]
     if len({tensor.shape for tensor in tensors}) == 1:
         memory = reused_memory()
         if memory is not None and len({tensor.dtype for tensor in tensors}) == 1 and tensors[0].device.type == "cpu":
-            return torch.stack(list(tensors), out=memory.empty((len(tensors), *tensors[0].shape), tensors[0].dtype))
+            return torch.stack(tensors, out=memory.empty((len(tensors), *tensors[0].shape), tensors[0].dtype))
         return default_collate_fn_map[torch.Tensor](tensors, collate_fn_map=collate_fn_map)
     return _pad(tensors)
 
 
-def _scale(images: Sequence[Unscaled], *, collate_fn_map: Any = None) -> Any:
+def _scale(images: Sequence[Any], *, collate_fn_map: Any = None) -> Any:
     """Return float images in one piece of memory, where processes share it if this is a worker."""
-    shapes = {image.image.shape for image in images}
-    if len(shapes) > 1:
-        return _stack([image.scaled() for image in images], collate_fn_map=collate_fn_map)
-    batch = _fresh((len(images), *shapes.pop()))
+    shapes = {image.image.shape if isinstance(image, Unscaled) else None for image in images}
+    if len(shapes) > 1:  # or some were floats already
+        return _stack(images, collate_fn_map=collate_fn_map)
+    batch = _fresh((len(images), *images[0].image.shape))
     for image, out in zip(images, batch, strict=True):
         image.scale_into(image.image, out)
     return batch
@@ -154,9 +155,10 @@ def _fresh(size: tuple[int, ...]) -> torch.Tensor:
     if memory is not None:
         return memory.empty(size, torch.float32)
     if get_worker_info() is None:
-        return torch.empty(size)
+        return torch.empty(size, dtype=torch.float32)
     storage = torch.UntypedStorage._new_shared(math.prod(size) * 4)  # type: ignore[no-untyped-call]  # as torch's own collate
-    return torch.empty(0).set_(storage, 0, size, torch.empty(size, device="meta").stride())
+    strides = torch.empty(size, device="meta").stride()
+    return torch.empty(0, dtype=torch.float32).set_(storage, 0, size, strides)
 
 
 def _stack_arrays(arrays: Sequence[np.ndarray[Any, Any]], *, collate_fn_map: Any = None) -> Any:

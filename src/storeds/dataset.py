@@ -162,7 +162,8 @@ class StoreDataset(Dataset[Any]):
                     f"the samples of {self!r} have no element that this transform applies to: {function!r}"
                 )
             if function is not None and name is not None:
-                bound.append((name, BoundTransform(function, self._finish if function is self.transform else None)))
+                is_data = name == self.reader.data
+                bound.append((name, BoundTransform(function, self._finish if is_data else None, may_wait=is_data)))
         return bound
 
     @property

@@ -93,11 +93,15 @@ class ThreadLoader(StoreLoader):
 
     def __iter__(self) -> Any:
         # A generator, so that an epoch begins at its first batch, as that of a StoreLoader does.
-        batches = _Batches(self)
+        batches, wait = _Batches(self), True
         try:
             yield from batches
+        except GeneratorExit:
+            # Perhaps the garbage collector's, which runs anywhere, also where a lock is held that a thread waits for.
+            wait = False
+            raise
         finally:
-            batches.close()
+            batches.close(wait=wait)
 
     def _make(self, indices: Any) -> Any:
         """Return the batch of `indices`: what a worker process does."""
@@ -148,8 +152,8 @@ class _Batches(Draws):
             self._num_yielded += 1
             yield batch
 
-    def close(self) -> None:
-        self._results.close()
+    def close(self, *, wait: bool) -> None:
+        self._results.close(wait=wait)
 
 
 def _compute_alone(elsewhere: int) -> None:

@@ -12,7 +12,7 @@ from storeds.errors import StoredsError
 from storeds.protocols import Meta
 from storeds.record import CHECKSUM, ContentHash
 
-__all__ = ["arrived_digests", "check_arrived", "count_documents", "insert_missing"]
+__all__ = ["arrived_digests", "check_arrived", "check_large", "count_documents", "insert_missing"]
 
 _DUPLICATE = 11000
 _PAGE = 50_000
@@ -66,6 +66,18 @@ def check_arrived(read: Callable[[Callable[[Any], Any]], Any], meta: Meta, url: 
         content.update(b"".join(digests))
     if content.finish(meta.fields, meta.attrs) != meta.id:
         raise StoredsError(f"{url}: the checksums that arrived are not those that were sent; nothing was published")
+
+
+def check_large(database: Any, bucket: str, build: str, url: str) -> None:
+    """Raise StoredsError unless every large value of a build has arrived whole in a GridFS bucket."""
+    files = list(database[f"{bucket}.files"].find({"metadata.build": build}, {"length": True, "chunkSize": True}))
+    for file in files:
+        expected = -(-int(file["length"]) // int(file["chunkSize"]))
+        arrived = database[f"{bucket}.chunks"].count_documents({"files_id": file["_id"]})
+        if arrived != expected:
+            raise StoredsError(
+                f"{url}: {expected} parts of the large value {file['_id']} were sent and {arrived} arrived; nothing was published"
+            )
 
 
 def _page(collection: Any, start: int, stop: int) -> list[bytes]:

@@ -90,7 +90,10 @@ def large_value_files(value: LargeValue, build: str) -> tuple[dict[str, Any], li
         "metadata": {"build": build},
     }
     starts = range(0, len(value.data), CHUNK_BYTES)
-    chunks = [{"files_id": value.id, "n": n, "data": value.data[at : at + CHUNK_BYTES]} for n, at in enumerate(starts)]
+    chunks = [
+        {"_id": f"{value.id}/{n}", "files_id": value.id, "n": n, "data": value.data[at : at + CHUNK_BYTES]}
+        for n, at in enumerate(starts)
+    ]
     return file, chunks
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -24,7 +25,11 @@ def in_pairs(function: Callable[[P], R], parts: Iterable[P]) -> Iterator[R]:
         if len(pair) == 1:
             yield function(pair[0])
             return
-        second = _threads(os.getpid()).submit(function, pair[1])
+        try:
+            second = _threads(os.getpid()).submit(contextvars.copy_context().run, function, pair[1])
+        except RuntimeError:  # the interpreter is ending, and takes no more work
+            yield from map(function, pair)
+            continue
         try:
             first = function(pair[0])
         except BaseException:

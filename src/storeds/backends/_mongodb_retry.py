@@ -61,7 +61,7 @@ def retried(location: Location, operation: Callable[[], T], knows_server: Callab
         attempt += 1
         try:
             longest = limit if knows_server() else _shorter(limit, location.selection)
-            with pymongo.timeout(_shorter(longest, _left(location, start))):
+            with pymongo.timeout(_positive(_shorter(longest, _left(location, start)))):
                 result = operation()
         except UnavailableError as error:
             cause = error.__cause__
@@ -91,6 +91,10 @@ def _told(deadline: float | None) -> str:
 
 def _left(location: Location, start: float) -> float | None:
     return None if location.deadline is None else max(0.0, location.deadline - (time.monotonic() - start))
+
+
+def _positive(limit: float | None) -> float | None:
+    return limit if limit is None else max(limit, 0.001)  # to PyMongo, 0 is no limit
 
 
 def _shorter(one: float | None, other: float | None) -> float | None:

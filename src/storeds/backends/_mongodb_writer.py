@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import pymongo
+from pymongo import ReadPreference
 from pymongo.errors import OperationFailure
 from pymongo.write_concern import WriteConcern
 
@@ -16,7 +17,7 @@ from storeds._handles import Ticket
 from storeds._meta import meta_to_row, new_build
 from storeds._suggest import suggest
 from storeds._writer import COMMIT_EVERY, Sealed, StoreWriter
-from storeds.backends._mongodb_arrival import arrived_digests, check_arrived, insert_missing
+from storeds.backends._mongodb_arrival import arrived_digests, check_arrived, check_large, insert_missing
 from storeds.backends._mongodb_client import (
     CLIENTS,
     ClientFactory,
@@ -43,6 +44,7 @@ from storeds.record import canonical_json
 __all__ = ["MongodbWriter"]
 
 _DURABLE = WriteConcern(w="majority", j=True)
+_IDS = 10_000  # in one command
 
 T = TypeVar("T")
 
@@ -85,6 +87,7 @@ class MongodbWriter(StoreWriter):
         self._partial = partial_collection(self._name)
         self._overwrite = overwrite
         self._sent = self._sent_bytes = 0
+        self._replaced: tuple[Any, str | None] = None, None
         self._index = _check_index(index, self.fields, self.url)
         self._plan = canonical_json({"fields": fields_to_json(self.fields), "plan": plan})
         opener = ClientOpener(self._location.uri, self.url, client_factory)
@@ -135,7 +138,13 @@ class MongodbWriter(StoreWriter):
             database[self._partial].create_index(name)
 
     def _start(self, database: Any) -> None:
-        database[self._partial].drop()
+        left = identity_of(database, self._partial)
+        if left is not None:
+            values = self._entry(database, left).get("values")
+            database[self._partial].drop()
+            if values is not None:
+                self._remove_values(database, values)
+            self._metas(database).delete_one({"_id": left})
         database.create_collection(self._partial)
         self._identity, self._values = identity_of(database, self._partial), new_build()
         entry = {"_id": self._identity, "plan": self._plan, "values": self._values}
@@ -174,11 +183,9 @@ class MongodbWriter(StoreWriter):
     def _put_large(self, database: Any, value: LargeValue) -> None:
         bucket = values_collection(self._name)
         file, chunks = large_value_files(value, self._values)
-        database[f"{bucket}.chunks"].create_index(
-            [("files_id", pymongo.ASCENDING), ("n", pymongo.ASCENDING)], unique=True
-        )
-        database[f"{bucket}.chunks"].delete_many({"files_id": file["_id"]})
-        database[f"{bucket}.chunks"].insert_many(chunks)
+        by_file = [("files_id", pymongo.ASCENDING), ("n", pymongo.ASCENDING)]
+        database[f"{bucket}.chunks"].create_index(by_file, unique=True)
+        insert_missing(database[f"{bucket}.chunks"], chunks)
         database[f"{bucket}.files"].replace_one({"_id": file["_id"]}, file, upsert=True)
 
     def _save_note(self, note: JSON) -> None:
@@ -190,6 +197,7 @@ class MongodbWriter(StoreWriter):
 
     def _publish(self, meta: Meta) -> None:
         self._retried(self._check_own)
+        self._retried(lambda database: check_large(database, values_collection(self._name), self._values, self.url))
         check_arrived(lambda read: self._retried(lambda database: read(database[self._partial])), meta, self.url)
         row = {**meta_to_row(meta), "values": self._values, "document_bytes": self._document_bytes()}
         # Beside the plan, without which a writer could not be resumed if the rename failed.
@@ -211,49 +219,66 @@ class MongodbWriter(StoreWriter):
         return -(-self._sent_bytes // self._sent) if self._sent else GUESSED_BYTES
 
     def _rename(self, database: Any) -> None:
-        if identity_of(database, self._name) == self._identity:
+        target = identity_of(database, self._name)
+        if target == self._identity:
             return  # an earlier attempt, whose answer was lost, did it
+        self._check_own(database)
+        self._replaced = target, self._entry(database, target).get("values")
         try:
             database[self._partial].rename(self._name, dropTarget=self._overwrite)
         except OperationFailure:
-            if self._overwrite or identity_of(database, self._name) is None:
+            target = identity_of(database, self._name)
+            if target == self._identity:
+                return
+            if self._overwrite or target is None:
                 raise
             raise StoreExistsError(f"{self.url} appeared while it was being written; nothing was replaced") from None
 
     def _clean_up(self, database: Any, row: Mapping[str, Any]) -> None:
         published = identity_of(database, self._name)
+        if published != self._identity and _is_uuid(self._identity):
+            return  # another writer has replaced it already
         self._metas(database).replace_one({"_id": published}, {"_id": published, **row}, upsert=True)
-        self._remove_stale(database, published)
+        replaced, values = self._replaced
+        for identity in {replaced, self._identity} - {published, None}:
+            self._metas(database).delete_one({"_id": identity})
+        if values is not None:
+            self._remove_values(database, values)
 
-    def _remove_stale(self, database: Any, published: Any) -> None:
-        self._metas(database).delete_many({"_id": {"$ne": published}})
+    def _remove_values(self, database: Any, values: str) -> None:
         files = database[f"{values_collection(self._name)}.files"]
-        stale = [row["_id"] for row in files.find({"metadata.build": {"$ne": self._values}}, {"_id": True})]
-        if stale:
-            database[f"{values_collection(self._name)}.chunks"].delete_many({"files_id": {"$in": stale}})
-            files.delete_many({"_id": {"$in": stale}})
+        stale = [row["_id"] for row in files.find({"metadata.build": values}, {"_id": True})]
+        for start in range(0, len(stale), _IDS):
+            ids = {"$in": stale[start : start + _IDS]}
+            database[f"{values_collection(self._name)}.chunks"].delete_many({"files_id": ids})
+            files.delete_many({"_id": ids})
 
     def _discard(self) -> None:
         try:
-            self._remove_all()
+            self._remove_own()
         finally:
             self._ticket.close()
 
-    def _remove_all(self) -> None:
+    def _remove_own(self) -> None:
         with self._database() as database:
+            if identity_of(database, self._partial) != self._identity:
+                return  # another writer has begun anew, and that one's is not ours to remove
             database[self._partial].drop()
-            published = identity_of(database, self._name)
-            self._metas(database).delete_many({"_id": {"$ne": published}})
-            self._values = (self._metas(database).find_one({"_id": published}) or {}).get("values", "")
-            self._remove_stale(database, published)
+            self._remove_values(database, self._values)
+            self._metas(database).delete_one({"_id": self._identity})
 
     def _suspend(self) -> None:
         self._ticket.close()
 
 
+def _is_uuid(identity: Any) -> bool:
+    return not isinstance(identity, str)  # mongomock has names alone
+
+
 def _durable(database: Any) -> Any:
     try:
-        return database.with_options(write_concern=_DURABLE)
+        # From the primary, whatever the URL prefers: a secondary need not have yet what the majority has.
+        return database.with_options(write_concern=_DURABLE, read_preference=ReadPreference.PRIMARY)
     except NotImplementedError:  # mongomock, which loses nothing either
         return database
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from storeds._suggest import suggest
 from storeds._url import redact
 from storeds._writer import COMMIT_EVERY
-from storeds.errors import ConfigError, RecordError
+from storeds.errors import ConfigError, FormatError, RecordError
 from storeds.ops.finding_fields import FindingFields
 from storeds.ops.prepare import Prepared, Preparer, prepared_chunks
 from storeds.ops.progress import Progress, ProgressHook
@@ -170,6 +170,11 @@ class _Run:
         self.problems = [Problem(name, reason) for name, reason in note["problems"]]
         # Records that became durable after the note was written come by once more.
         self.surplus = writer.count - note["count"]
+        if self.surplus < 0:
+            raise FormatError(
+                f"what is left of an interrupted pack cannot be resumed: {note['count']} records were written, of which {writer.count} are left; start "
+                "anew with overwrite=True (--overwrite)"
+            )
         self.noted, self.volume = writer.count, 0
         if not self.next:
             for problem in source.problems:
