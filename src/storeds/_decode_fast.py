@@ -26,7 +26,8 @@ def decode_fast(
 ) -> torch.Tensor:
     """Return nearly what `storeds.decode.decode_tensor` does, by libjpeg-turbo's fast DCT and fast upsampling.
 
-    Values differ where colours change sharply; ``docs/performance.md`` says by how much. What is no whole JPEG is exact.
+    On photographs values differ by 1.3 levels of 256 on average, by 8 or less in 99 of 100, and by up to 69 where colours
+    change sharply. What is no whole JPEG is exact.
     """
     pixels = None if orient else jpeg_pixels(blob, mode, max_pixels, shortcuts=True)
     if pixels is None:
