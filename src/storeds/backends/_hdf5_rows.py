@@ -23,6 +23,7 @@ __all__ = ["COLUMN_CHECKSUM", "FlatRows", "LibraryRows", "Rows", "gather", "open
 COLUMN_CHECKSUM = "xxh3"  # attribute of datasets that are columns: xxh3-64 of all their bytes, 16 hexadecimal digits
 _GAP = 4096  # reading a page for nothing is cheaper than another call
 _GROUP = 1 << 20
+_MANY = 128  # rows; for fewer, NumPy's calls cost more than they save
 
 
 class Rows(Protocol):
@@ -111,7 +112,7 @@ def gather(rows: Rows, first: Array, wide: int = 1) -> tuple[Array, Array]:
     Array, Array
         Shape (n, wide * size), uint8, zero where it could not be read; shape (n,), bool.
     """
-    if isinstance(rows, FlatRows) and 0 < rows.size <= _GAP and len(first):
+    if isinstance(rows, FlatRows) and 0 < rows.size <= _GAP and len(first) >= _MANY:
         return rows.gather(first, wide)
     found, length = rows.read([(at, at + wide) for at in first.tolist()]), wide * rows.size
     whole = np.array([len(data) == length for data in found], bool)
