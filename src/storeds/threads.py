@@ -57,7 +57,9 @@ class ThreadLoader(StoreLoader):
     *Memory*: the tensors of a batch that `storeds.collate` makes lie in memory which is used again once nobody holds a
     tensor of that batch, or a view of one: an allocation of that size costs as much as filling it.
 
-    *Threads and processes*: iterate in one thread, in the process that made the loader. Each thread of the pool computes
+    *Threads and processes*: iterate in one thread, in the process that made the loader. Start no processes by fork while a
+    pass is under way, as another loader with workers would: a thread may be writing to a log, and Python leaves the child
+    with that file locked. Each thread of the pool computes
     alone: torch's own threads would only stand in each other's way. A break ends the threads after the batches that they
     are at.
     """
