@@ -132,6 +132,20 @@ def test_documents_that_were_deleted_are_missed_at_opening_and_at_reading(mongod
         storeds.open_backend(url)
 
 
+def test_a_large_value_that_lost_a_part_is_not_published(mongodb: str, mongodb_database: str) -> None:
+    url = with_path(mongodb_database, "large")
+    database = mongodb_database.rpartition("/")[2].partition("?")[0]
+    with connect(mongodb) as client:
+        writer = storeds.open_writer(url, {"b": "bytes"})
+        writer.append([{"b": bytes(16 << 20)}])
+        writer.flush()
+        assert client[database]["large.values.chunks"].delete_one({"n": 3}).deleted_count == 1
+        with pytest.raises(errors.StoredsError, match=r"parts of the large value .* were sent"):
+            writer.publish()
+    with pytest.raises(errors.StoreNotFoundError):
+        storeds.open_backend(url)
+
+
 def assert_no_secret(error: BaseException) -> None:
     shown = "".join(traceback.format_exception(error))
     assert "secret" not in str(error)

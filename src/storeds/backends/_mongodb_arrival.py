@@ -16,6 +16,7 @@ __all__ = ["arrived_digests", "check_arrived", "check_large", "count_documents",
 
 _DUPLICATE = 11000
 _PAGE = 50_000
+_FILES = 1000
 
 
 def insert_missing(collection: Any, documents: Sequence[Mapping[str, Any]]) -> None:
@@ -68,16 +69,32 @@ def check_arrived(read: Callable[[Callable[[Any], Any]], Any], meta: Meta, url: 
         raise StoredsError(f"{url}: the checksums that arrived are not those that were sent; nothing was published")
 
 
-def check_large(database: Any, bucket: str, build: str, url: str) -> None:
-    """Raise StoredsError unless every large value of a build has arrived whole in a GridFS bucket."""
-    files = list(database[f"{bucket}.files"].find({"metadata.build": build}, {"length": True, "chunkSize": True}))
-    for file in files:
-        expected = -(-int(file["length"]) // int(file["chunkSize"]))
-        arrived = database[f"{bucket}.chunks"].count_documents({"files_id": file["_id"]})
-        if arrived != expected:
-            raise StoredsError(
-                f"{url}: {expected} parts of the large value {file['_id']} were sent and {arrived} arrived; nothing was published"
-            )
+def check_large(read: Callable[[Callable[[Any], Any]], Any], bucket: str, build: str, url: str) -> None:
+    """Raise StoredsError unless every large value of a build has arrived whole in a GridFS bucket.
+
+    Parameters
+    ----------
+    read : callable
+        Gives the database to a function and returns what that returns, repeating it as need be.
+    """
+    wanted = {"length": True, "chunkSize": True}
+    files = read(lambda database: list(database[f"{bucket}.files"].find({"metadata.build": build}, wanted)))
+    for start in range(0, len(files), _FILES):
+        page = files[start : start + _FILES]
+        arrived = read(partial(_parts, name=f"{bucket}.chunks", ids=[file["_id"] for file in page]))
+        for file in page:
+            expected, found = -(-int(file["length"]) // int(file["chunkSize"])), arrived.get(file["_id"], 0)
+            if found != expected:
+                raise StoredsError(
+                    f"{url}: {expected} parts of the large value {file['_id']} were sent and {found} arrived; nothing was published"
+                )
+
+
+def _parts(database: Any, name: str, ids: list[str]) -> dict[str, int]:
+    """Return how many parts there are of each GridFS file."""
+    group = {"_id": "$files_id", "parts": {"$sum": 1}}
+    found = database[name].aggregate([{"$match": {"files_id": {"$in": ids}}}, {"$group": group}])
+    return {row["_id"]: row["parts"] for row in found}
 
 
 def _page(collection: Any, start: int, stop: int) -> list[bytes]:

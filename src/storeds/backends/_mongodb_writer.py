@@ -197,7 +197,7 @@ class MongodbWriter(StoreWriter):
 
     def _publish(self, meta: Meta) -> None:
         self._retried(self._check_own)
-        self._retried(lambda database: check_large(database, values_collection(self._name), self._values, self.url))
+        check_large(self._retried, values_collection(self._name), self._values, self.url)
         check_arrived(lambda read: self._retried(lambda database: read(database[self._partial])), meta, self.url)
         row = {**meta_to_row(meta), "values": self._values, "document_bytes": self._document_bytes()}
         # Beside the plan, without which a writer could not be resumed if the rename failed.
