@@ -14,7 +14,7 @@ from storeds.protocols import Backend, Reader, Transform
 from storeds.readers.image import ImageReader
 from storeds.registry import READERS
 from storeds.stores import open_backend
-from storeds.transforms import takes_strided
+from storeds.transforms import first_crop, takes_strided
 
 __all__ = ["changed_arguments", "check_seed", "make_reader", "open_source", "spare_a_copy"]
 
@@ -74,8 +74,13 @@ def make_reader(
 
 
 def spare_a_copy(reader: Reader[Any], transform: Transform | None) -> Reader[Any]:
-    """Return a bound reader that leaves pixels where the decoder put them, if nobody sees them but such a transform."""
-    if not isinstance(reader, ImageReader) or reader.strided or not takes_strided(transform):
+    """Return a bound reader that does no more than such a transform needs, if nobody else sees its image.
+
+    Pixels stay where the decoder put them; and those below the window of a crop may not be decoded at all.
+    """
+    crop = first_crop(transform)  # which gives pixels in order, whatever comes after it
+    if not isinstance(reader, ImageReader) or reader.strided or not (crop or takes_strided(transform)):
         return reader
-    others = [name for name, field in zip(reader.fields, reader.kinds, strict=True) if field.kind == "image"][1:]
-    return reader if others else replace(reader, strided=True)
+    if [name for name, field in zip(reader.fields, reader.kinds, strict=True) if field.kind == "image"][1:]:
+        return reader
+    return replace(reader, strided=True, cropper=None if reader.orient else crop)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -22,6 +23,7 @@ __all__ = [
     "check_normalize",
     "crop",
     "crop_and_resize",
+    "draw_uniform",
     "draw_window",
     "flip",
     "normalize",
@@ -95,7 +97,8 @@ def _resize_tensor(image: torch.Tensor, size: tuple[int, int], mode: str, who: s
     # What torch resizes as it is; the rest goes through a float that holds each of its values.
     native = dtype in (torch.float32, torch.float64) or (dtype == torch.uint8 and image.device.type == "cpu")
     work = dtype if native else torch.float32 if dtype.is_floating_point or dtype == torch.uint8 else torch.float64
-    out = _interpolate(image.reshape(-1, *image.shape[-3:]).to(work), size, mode)
+    batch = image if image.ndim == 4 else image.reshape(-1, *image.shape[-3:])
+    out = _interpolate(batch.to(work), size, mode)
     if not native and not dtype.is_floating_point:
         limits = torch.iinfo(dtype)
         # Bicubic overshoots, and an overshoot must not wrap around.
@@ -135,11 +138,25 @@ def crop(image: ImageT, top: int, left: int, height: int, width: int, who: str) 
 def crop_and_resize(
     image: ImageT, window: tuple[int, int, int, int], size: tuple[int, int], interpolation: str, who: str
 ) -> ImageT:
-    """Resize a window (top, left, height, width) that lies inside the image; the result owns its memory."""
+    """Resize a window (top, left, height, width) that lies inside the image.
+
+    A tensor that comes back lies in order: its channels come first in memory too.
+    """
+    if not isinstance(image, torch.Tensor):
+        return resize(crop(image, *window, who), size, interpolation, who)
     top, left, height, width = window
-    if isinstance(image, torch.Tensor) and (height, width) != size:
-        return resize(image[..., top : top + height, left : left + width], size, interpolation, who)
-    return resize(crop(image, *window, who), size, interpolation, who)
+    if (height, width) == size:
+        return crop(image, *window, who).contiguous()
+    part = image[..., top : top + height, left : left + width]
+    if _is_interleaved(part):
+        # torch's kernel for pixels side by side takes half the time of the other, which more than pays for two copies.
+        together = part[None].contiguous(memory_format=torch.channels_last)
+        return resize(together, size, interpolation, who)[0].contiguous()
+    return resize(part, size, interpolation, who).contiguous()
+
+
+def _is_interleaved(image: torch.Tensor) -> bool:
+    return image.ndim == 3 and image.shape[0] == 3 and image.stride(0) == 1 and image.dtype == torch.uint8
 
 
 def center_crop(image: ImageT, size: tuple[int, int], who: str) -> ImageT:
@@ -153,19 +170,40 @@ def _middle(length: int, wanted: int) -> int:
     return round((length - wanted) / 2) if wanted <= length else -((wanted - length) // 2)
 
 
+class _Drawn(threading.local):
+    """Where a thread draws single numbers: a tensor for each would cost as much again."""
+
+    def __init__(self) -> None:
+        self.number, self.whole = torch.empty(1), torch.empty(1, dtype=torch.int64)
+
+
+_drawn = _Drawn()
+
+
+def draw_uniform(low: float, high: float, generator: torch.Generator | None) -> float:
+    """Draw a number of float32 between `low` and `high`, as ``torch.empty(1).uniform_`` does."""
+    return _drawn.number.uniform_(low, high, generator=generator).item()
+
+
+@functools.lru_cache(maxsize=64)
+def _logarithms(ratio: tuple[float, ...]) -> tuple[float, float]:
+    low, high = torch.log(torch.tensor(ratio, dtype=torch.float32)).tolist()
+    return low, high
+
+
 def draw_window(
     height: int, width: int, scale: Sequence[float], ratio: Sequence[float], generator: torch.Generator | None
 ) -> tuple[int, int, int, int]:
     """Draw (top, left, height, width) of a window in an image, within bounds of its area and of its width / height."""
     # In float32 and in this order, as torchvision draws: the same seed gives the same windows.
-    low, high = torch.log(torch.tensor(ratio, dtype=torch.float32)).tolist()
+    low, high = _logarithms(tuple(ratio))
     for _ in range(10):
-        area = height * width * torch.empty(1).uniform_(scale[0], scale[1], generator=generator).item()
-        aspect = torch.empty(1).uniform_(low, high, generator=generator).exp_().item()
+        area = height * width * draw_uniform(scale[0], scale[1], generator)
+        aspect = _drawn.number.uniform_(low, high, generator=generator).exp_().item()
         cut_width, cut_height = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
         if 0 < cut_width <= width and 0 < cut_height <= height:
-            top = int(torch.randint(0, height - cut_height + 1, (1,), generator=generator).item())
-            left = int(torch.randint(0, width - cut_width + 1, (1,), generator=generator).item())
+            top = int(_drawn.whole.random_(0, height - cut_height + 1, generator=generator).item())
+            left = int(_drawn.whole.random_(0, width - cut_width + 1, generator=generator).item())
             return top, left, cut_height, cut_width
     cut_width, cut_height = width, height
     if width / height < ratio[0]:
@@ -201,15 +239,18 @@ def check_normalize(
     if channels not in (1, image.shape[-3]):
         raise ValueError(f"{who} has numbers for {channels} channels, and the image has {image.shape[-3]}")
     dtype = image.dtype if image.is_floating_point() else torch.float32
-    means, stds = (_by_channel(tuple(each), dtype, image.device) for each in (mean, std))
-    if not stds.all():
+    means, stds, is_zero = _by_channel(tuple(mean), tuple(std), dtype, image.device)
+    if is_zero:
         raise ValueError(f"{who}: a deviation of {min(std)} is zero in {dtype}")
     return means, stds
 
 
 @functools.lru_cache(maxsize=64)
-def _by_channel(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return torch.tensor(numbers, dtype=dtype, device=device)[:, None, None]
+def _by_channel(
+    mean: tuple[float, ...], std: tuple[float, ...], dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, bool]:
+    means, stds = (torch.tensor(each, dtype=dtype, device=device)[:, None, None] for each in (mean, std))
+    return means, stds, not bool(stds.all())
 
 
 def to_tensor(image: object, who: str) -> torch.Tensor:

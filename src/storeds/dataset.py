@@ -26,7 +26,7 @@ from storeds.protocols import Backend, Reader, SampleContext
 from storeds.report import SampleReport
 from storeds.selection import Selection
 from storeds.source import Source
-from storeds.transforms import BoundTransform, build_transform
+from storeds.transforms import BoundTransform, build_transform, takes_strided
 
 __all__ = ["StoreDataset"]
 
@@ -146,9 +146,8 @@ class StoreDataset(Dataset[Any]):
         if given["decode"] is not None:
             image_options["decode"] = given["decode"]
         made = make_reader(reader, given["fields"], image_options, given["reader_options"])
-        bound = made.bind(self._view)
-        self.reader: Reader[Any] = spare_a_copy(bound, self.transform)
-        self._finish = None if self.reader is bound else in_order
+        self.reader: Reader[Any] = spare_a_copy(made.bind(self._view), self.transform)
+        self._finish = in_order if takes_strided(self.transform) else None
         self._maker = SampleMaker(self._view, self.reader, self._bind_transforms(), self.as_dict)
         # Shared with workers, so that set_epoch reaches persistent ones (pytorch#97326).
         self._epoch = SharedNumber()

@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image, ImageOps
 
+from storeds._window import Window, Windowed, divisor, scaled_down
 from storeds.errors import DecodeError
 from storeds.jpeg.estimate import MAX_PIXELS
 
 try:
-    from storeds._simplejpeg import jpeg_pixels
+    from storeds._simplejpeg import jpeg_pixels, jpeg_upper_pixels
 except ImportError:  # the extra "fast" is not installed
-    jpeg_pixels = None  # type: ignore[assignment]  # as if it were a function that is not there
+    jpeg_pixels = jpeg_upper_pixels = None  # type: ignore[assignment]  # as if they were functions that are not there
 
 if TYPE_CHECKING:
     import torch
 
+    from storeds.jpeg import Finding
     from storeds.protocols import Array
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "decode_pil",
     "decode_reason",
     "decode_tensor",
+    "decode_window",
     "to_tensor",
 ]
 
@@ -123,6 +126,26 @@ def decode_tensor(
     if pixels is None:
         pixels = np.array(decode_pil(blob, mode, orient=orient, max_pixels=max_pixels))
     return to_tensor(pixels, strided)
+
+
+def decode_window(
+    decoder: str, blob: bytes, mode: str, finding: Finding, window: Window, size: tuple[int, int]
+) -> Windowed | None:
+    """Return the part of a picture that a window needs, as a built-in decoder of that name decodes it, if it can.
+
+    Parameters
+    ----------
+    size : (int, int)
+        What the window will be resized to: a decoder that takes shortcuts leaves out pixels which that does not need.
+    """
+    if jpeg_upper_pixels is None or decoder not in ("tensor", "simplejpeg", "fast"):
+        return None
+    shortcuts = decoder == "fast"
+    by = divisor(window, size) if shortcuts else 1
+    pixels = jpeg_upper_pixels(blob, mode, finding, window[0] + window[2], shortcuts=shortcuts, divisor=by)
+    if pixels is None:
+        return None
+    return Windowed(to_tensor(pixels, strided=True), scaled_down(window, by, *pixels.shape[:2]))
 
 
 def to_tensor(pixels: Array, strided: bool) -> torch.Tensor:

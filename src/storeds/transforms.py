@@ -20,6 +20,7 @@ from storeds._imaging import (
     ImageT,
     center_crop,
     crop_and_resize,
+    draw_uniform,
     draw_window,
     flip,
     normalize,
@@ -40,6 +41,7 @@ from storeds._transform_checks import (
 )
 from storeds._transform_config import build
 from storeds._transform_fused import ToNormalized
+from storeds._window import Windowed
 from storeds.errors import ConfigError
 from storeds.protocols import Transform
 
@@ -54,6 +56,7 @@ __all__ = [
     "ToTensor",
     "apply_transform",
     "build_transform",
+    "first_crop",
     "takes_strided",
 ]
 
@@ -191,8 +194,16 @@ class RandomResizedCrop:
 
     def __call__(self, image: ImageT, generator: torch.Generator | None = None) -> ImageT:
         """Return an image of exactly `size`; raises TypeError or ValueError for what is no image."""
-        window = self.window(*size_of(image, "RandomResizedCrop"), generator)
-        return crop_and_resize(image, window, both_edges(self.size), self.interpolation, "RandomResizedCrop")
+        if isinstance(image, Windowed):  # by a reader, which has drawn the window
+            image, window = image
+        else:
+            window = self.window(*size_of(image, "RandomResizedCrop"), generator)
+        return crop_and_resize(image, window, self.edges, self.interpolation, "RandomResizedCrop")
+
+    @property
+    def edges(self) -> tuple[int, int]:
+        """Height and width of the result, in pixels."""
+        return both_edges(self.size)
 
     def window(self, height: int, width: int, generator: torch.Generator | None = None) -> tuple[int, int, int, int]:
         """Draw (top, left, height, width) of the window in an image of `height` × `width` pixels."""
@@ -225,7 +236,7 @@ class RandomHorizontalFlip:
         """Return the image or its mirror image; raises TypeError or ValueError for what is no image."""
         size_of(image, "RandomHorizontalFlip")
         # One number is drawn whatever p is, so that p does not shift what later transforms draw.
-        return flip(image) if torch.rand(1, generator=generator).item() < self.p else image
+        return flip(image) if draw_uniform(0.0, 1.0, generator) < self.p else image
 
 
 @dataclass(frozen=True)
@@ -295,6 +306,12 @@ class Normalize:
             It is no floating tensor, has another number of channels, or a deviation is zero in its dtype.
         """
         return normalize(image, self.mean, self.std, "Normalize", inplace=self.inplace)
+
+
+def first_crop(transform: Transform | None) -> RandomResizedCrop | None:
+    """Return the crop that a transform begins with, if nothing sees the image before it."""
+    first = transform.transforms[0] if isinstance(transform, Compose) and transform.transforms else transform
+    return first if type(first) is RandomResizedCrop else None
 
 
 def takes_strided(transform: Transform | None) -> bool:

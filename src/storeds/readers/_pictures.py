@@ -10,7 +10,8 @@ from typing import Any
 from PIL import ImageMode
 
 from storeds._checks import check_share
-from storeds.decode import UNCHANGED, check_pixels, decode_reason
+from storeds._window import Cropper, Windowed
+from storeds.decode import UNCHANGED, check_pixels, decode_reason, decode_window
 from storeds.errors import ConfigError, DecodeError, StoredsError
 from storeds.jpeg import Finding, triage
 from storeds.jpeg import repair as repair_jpeg
@@ -35,6 +36,7 @@ class PictureReader(RecordReader):
     orient: bool = False
     max_pixels: int = MAX_PIXELS
     strided: bool = False
+    cropper: Cropper | None = None
     _decoder: Decoder = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -90,7 +92,7 @@ class PictureReader(RecordReader):
             check_pixels(finding.frame.width, finding.frame.height, self.max_pixels)
         blob = self._mend(value, finding, context) if finding.is_damaged else value
         try:
-            return self._decoder(blob, self.mode)
+            return self._windowed(blob, finding, context) if self.cropper else self._decoder(blob, self.mode)
         except (StoredsError, MemoryError):
             raise
         except Exception as error:  # decoders raise whatever they like on damaged bytes
@@ -98,6 +100,16 @@ class PictureReader(RecordReader):
             if finding.kind == "not_jpeg" and value:
                 what += f", {finding.format}"
             raise _refused(f"the image cannot be decoded ({what}): {decode_reason(error)}", finding) from error
+
+    def _windowed(self, blob: bytes, finding: Finding, context: SampleContext) -> Any:
+        """Return a `Windowed` for the transform that draws a window first, or the whole image for it to draw from."""
+        frame, cropper = finding.frame, self.cropper
+        if cropper is None or frame is None or finding.kind != "intact" or not isinstance(self.decode, str):
+            return self._decoder(blob, self.mode)
+        # The transform's own first draw, before anything else draws from the sample's generator.
+        window = cropper.window(frame.height, frame.width, context.generator)
+        part = decode_window(self.decode, blob, self.mode, finding, window, cropper.edges)
+        return Windowed(self._decoder(blob, self.mode), window) if part is None else part
 
     def _mend(self, blob: bytes, finding: Finding, context: SampleContext) -> bytes:
         """Return `blob` so that it decodes, with a note of what was wrong; raises DecodeError if too little is there."""
