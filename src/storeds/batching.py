@@ -15,6 +15,7 @@ from torch.utils.data._utils.collate import collate as torch_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from storeds._deferred import Unscaled
+from storeds._lent import lent_memory
 from storeds._reused import reused_memory
 from storeds.errors import BadSamplesError, ConfigError
 from storeds.policy import Skipped
@@ -131,9 +132,11 @@ def _collate_values(values: Sequence[Any], always_pad: bool) -> Any:
 def _stack(values: Sequence[torch.Tensor | Unscaled], *, collate_fn_map: Any = None) -> Any:
     tensors = [value.scaled() if isinstance(value, Unscaled) else value for value in values]
     if len({tensor.shape for tensor in tensors}) == 1:
-        memory = reused_memory()
-        if memory is not None and len({tensor.dtype for tensor in tensors}) == 1 and tensors[0].device.type == "cpu":
-            return torch.stack(tensors, out=memory.empty((len(tensors), *tensors[0].shape), tensors[0].dtype))
+        alike = len({(tensor.dtype, tensor.device.type) for tensor in tensors}) == 1 and tensors[0].device.type == "cpu"
+        memory = _kept_memory((len(tensors), *tensors[0].shape), tensors[0].dtype) if alike else None
+        if memory is not None:
+            torch.stack(tensors, out=memory.as_subclass(torch.Tensor))
+            return memory
         return default_collate_fn_map[torch.Tensor](tensors, collate_fn_map=collate_fn_map)
     return _pad(tensors)
 
@@ -149,11 +152,17 @@ def _scale(images: Sequence[Any], *, collate_fn_map: Any = None) -> Any:
     return batch
 
 
+def _kept_memory(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
+    """Return a tensor to be filled in memory that is used again, where there is some for this thread or process."""
+    reused = reused_memory()
+    return lent_memory(size, dtype) if reused is None else reused.empty(size, dtype)
+
+
 def _fresh(size: tuple[int, ...]) -> torch.Tensor:
     """Return a float32 tensor to be filled, where the main process sees it if this is a worker."""
-    memory = reused_memory()
+    memory = _kept_memory(size, torch.float32)
     if memory is not None:
-        return memory.empty(size, torch.float32)
+        return memory
     if get_worker_info() is None:
         return torch.empty(size, dtype=torch.float32)
     storage = torch.UntypedStorage._new_shared(math.prod(size) * 4)  # type: ignore[no-untyped-call]  # as torch's own collate

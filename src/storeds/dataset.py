@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 
 from storeds._columns import read_column
 from storeds._dataset_parts import changed_arguments, check_seed, make_reader, open_source, spare_a_copy
+from storeds._deferred import deferring, is_deferring
+from storeds._rows import image_element, in_rows
 from storeds._samples import SampleMaker
 from storeds._shared import SharedNumber
 from storeds._tally import Tally
@@ -148,6 +150,7 @@ class StoreDataset(Dataset[Any]):
         made = make_reader(reader, given["fields"], image_options, given["reader_options"])
         self.reader: Reader[Any] = spare_a_copy(made.bind(self._view), self.transform)
         self._finish = in_order if takes_strided(self.transform) else None
+        self._image = image_element(self.reader, self.as_dict)
         self._maker = SampleMaker(self._view, self.reader, self._bind_transforms(), self.as_dict)
         # Shared with workers, so that set_epoch reaches persistent ones (pytorch#97326).
         self._epoch = SharedNumber()
@@ -225,7 +228,11 @@ class StoreDataset(Dataset[Any]):
         UnavailableError
             The engine cannot be reached.
         """
-        return self._policy.samples(self._maker, self._contexts(indices), self._tally, fill=True)
+        if get_worker_info() is None or is_deferring():
+            return self._policy.samples(self._maker, self._contexts(indices), self._tally, fill=True)
+        with deferring():
+            samples = self._policy.samples(self._maker, self._contexts(indices), self._tally, fill=True)
+        return samples if self._image is None else in_rows(samples, self._image)
 
     def _until_bad(self, indices: Iterable[Any]) -> tuple[list[Any], RecordError | None]:
         """Return what a stream gives for `indices`, and the error that ends it, if one does."""

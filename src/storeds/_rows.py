@@ -1,0 +1,110 @@
+"""Scaled images for whoever makes the batch: each a row of one tensor, so that torch's own collating has nothing to copy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import reduce_tensor
+from torch.utils.data._utils.collate import default_collate_fn_map
+
+from storeds._deferred import Unscaled
+from storeds._lent import lent_memory
+from storeds.protocols import Reader
+from storeds.readers.base import RecordReader
+
+__all__ = ["Row", "image_element", "in_rows"]
+
+
+class Row(torch.Tensor):
+    """One image of a batch that lies together in memory. What is computed from it is a plain tensor."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as torch's own subclasses do
+    _batch: torch.Tensor
+    _number: int
+
+
+def image_element(reader: Reader[Any], as_dict: bool) -> int | str | None:
+    """Return where in a sample the image is, or None where nothing tells what samples of that reader are."""
+    if not isinstance(reader, RecordReader) or reader.data not in reader.fields:
+        return None
+    return reader.data if as_dict else reader.fields.index(reader.data)
+
+
+def in_rows(samples: Sequence[Any], element: int | str) -> list[Any]:
+    """Return samples whose images are scaled, and lie together where a worker lends memory for that.
+
+    Parameters
+    ----------
+    samples : sequence
+        Tuples or dicts; anything else among them stays as it is.
+    element : int or str
+        Where in each the image is.
+    """
+    places = [at for at, sample in enumerate(samples) if type(sample) in (tuple, dict)]
+    settled = list(samples)
+    for at, image in zip(places, _rows([samples[at][element] for at in places]), strict=True):
+        sample = settled[at]
+        if isinstance(sample, dict):
+            settled[at] = {**sample, element: image}
+        else:
+            settled[at] = tuple(image if place == element else value for place, value in enumerate(sample))
+    return settled
+
+
+def _rows(images: Sequence[Any]) -> Sequence[Any]:
+    sorts = {_sort(image) for image in images}
+    (common,) = sorts if len(sorts) == 1 else (None,)
+    if common is not None:
+        shape, dtype = common
+        batch = lent_memory((len(images), *shape), dtype)
+        if batch is not None:
+            return [
+                _row(image, batch, number, out) for number, (image, out) in enumerate(zip(images, batch, strict=True))
+            ]
+    return [image.scaled() if isinstance(image, Unscaled) else image for image in images]
+
+
+def _sort(image: Any) -> tuple[torch.Size, torch.dtype] | None:
+    """Return what images of one batch have in common, or None for what is no plain tensor."""
+    if isinstance(image, Unscaled):
+        return image.image.shape, torch.float32
+    plain = type(image) is torch.Tensor and image.device.type == "cpu" and not image.requires_grad
+    return (image.shape, image.dtype) if plain and image.layout == torch.strided else None
+
+
+def _row(image: Any, batch: torch.Tensor, number: int, out: torch.Tensor) -> Row:
+    if isinstance(image, Unscaled):
+        image.scale_into(image.image, out)
+    else:
+        out.copy_(image)
+    row = out.as_subclass(Row)
+    row._batch, row._number = batch, number
+    return row
+
+
+def _join(rows: Sequence[torch.Tensor], *, collate_fn_map: Any = None) -> Any:
+    """Return the batch that the rows are, or a stack of them where some are missing or in another order."""
+    whole = getattr(rows[0], "_batch", None)
+    if whole is not None and len(rows) == len(whole) and all(_is_row(row, whole, at) for at, row in enumerate(rows)):
+        return whole
+    plain = [row.as_subclass(torch.Tensor) for row in rows]
+    return default_collate_fn_map[torch.Tensor](plain, collate_fn_map=collate_fn_map)
+
+
+def _is_row(row: torch.Tensor, whole: torch.Tensor, number: int) -> bool:
+    """Whether a tensor is still the row that it was made as."""
+    if not isinstance(row, Row) or row._batch is not whole or row._number != number:
+        return False
+    return row.shape == whole.shape[1:] and row.is_contiguous() and row.data_ptr() == whole[number].data_ptr()
+
+
+def _reduce(row: Row) -> Any:
+    # A copy: who sends one image would send the whole batch else.
+    return reduce_tensor(row.as_subclass(torch.Tensor).clone())  # type: ignore[no-untyped-call]  # torch leaves it so
+
+
+default_collate_fn_map[Row] = _join
+ForkingPickler.register(Row, _reduce)

@@ -1,0 +1,238 @@
+"""Memory that workers lend for batches: never two batches in it at once, and used again as soon as nobody holds one."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Subset, default_collate
+
+import storeds
+from photographs import jpeg
+from storeds import StoreDataset, open_writer
+from storeds._lent import Lender, LentTensor
+from storeds._rows import Row, in_rows
+
+SHAPE = (4, 3, 160, 160)  # of float32: more than the least size that is lent
+COUNT = 96
+SIZE = 160
+CROP = [{"name": "RandomResizedCrop", "size": SIZE}]
+FLOAT = [*CROP, {"name": "ToTensor"}, {"name": "Normalize", "mean": [0.5], "std": [0.5]}]
+
+
+def delivered(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what the main process makes of what a worker sends; here both are this one."""
+    received = pickle.loads(ForkingPickler.dumps(tensor))
+    assert type(received) is torch.Tensor
+    return received
+
+
+def lent(lender: Lender, value: float = 1.0) -> LentTensor:
+    tensor = lender.empty(SHAPE, torch.float32)
+    assert tensor is not None
+    tensor.fill_(value)
+    return tensor
+
+
+def test_a_piece_is_used_again_once_the_batch_was_let_go() -> None:
+    lender = Lender()
+    sent = lent(lender)
+    place = sent.data_ptr()
+    batch = delivered(sent)
+    del sent
+    assert batch.shape == SHAPE
+    assert (batch == 1).all()
+    view = batch[1, 2].T
+    del batch
+    assert lent(lender, 2).data_ptr() != place  # the view is still held
+    assert (view == 1).all()
+    del view
+    assert lender.empty(SHAPE, torch.float32).data_ptr() == place  # type: ignore[union-attr]  # a piece is free
+
+
+def test_what_was_never_sent_is_free_when_the_worker_lets_go() -> None:
+    lender = Lender()
+    tensor = lent(lender)
+    place, part = tensor.data_ptr(), tensor[2:]
+    assert type(part) is torch.Tensor
+    assert type(tensor * 2) is torch.Tensor
+    del tensor
+    assert lent(lender).data_ptr() != place
+    del part
+    assert lent(lender).data_ptr() == place
+
+
+def test_held_batches_keep_their_values_and_beyond_some_nothing_is_lent() -> None:
+    lender = Lender()
+    batches = []
+    while (tensor := lender.empty(SHAPE, torch.float32)) is not None:
+        tensor.fill_(len(batches))
+        batches.append(delivered(tensor))
+        del tensor
+        assert len(batches) < 100
+    assert [float(batch.sum()) for batch in batches] == [at * batches[0].numel() for at in range(len(batches))]
+    del batches[3]
+    assert lender.empty(SHAPE, torch.float32) is not None
+
+
+def test_small_tensors_are_not_worth_it_and_larger_ones_replace_a_piece() -> None:
+    lender = Lender()
+    assert lender.empty((10,), torch.int64) is None
+    small = lent(lender).data_ptr()
+    large = lender.empty((8, *SHAPE[1:]), torch.float32)
+    assert large is not None
+    assert large.data_ptr() % 64 == 0
+    place = large.data_ptr()
+    del large
+    assert lent(lender).data_ptr() in (place, small)
+    assert len(lender._pieces) == 1
+
+
+def test_a_tensor_changed_in_place_into_another_view_is_sent_as_it_is() -> None:
+    lender = Lender()
+    tensor = lent(lender)
+    tensor.copy_(torch.arange(tensor.numel()).reshape(SHAPE))
+    expected = tensor.as_subclass(torch.Tensor).clone().transpose(0, 3)
+    tensor.transpose_(0, 3)
+    assert torch.equal(delivered(tensor), expected)
+
+
+def test_a_child_that_lets_go_of_its_copy_frees_nothing() -> None:
+    lender = Lender()
+    batch = delivered(lent(lender, 7))
+    place = lender._pieces[0].bytes.ctypes.data
+    child = os.fork()
+    if child == 0:
+        del batch
+        gc.collect()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert lent(lender, 8).data_ptr() != place
+    assert (batch == 7).all()
+
+
+# --- Rows of a batch ---
+
+
+def rows_of(images: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    lender = Lender()
+    monkeypatch.setattr("storeds._rows.lent_memory", lender.empty)
+    return in_rows([(image, at) for at, image in enumerate(images)], 0)
+
+
+def test_a_batch_of_rows_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = list(torch.rand(SHAPE))
+    samples = rows_of(images, monkeypatch)
+    assert all(type(image) is Row for image, _ in samples)
+    for make in (default_collate, storeds.collate):
+        batch, numbers = make(samples)
+        assert batch.data_ptr() == samples[0][0].data_ptr()
+        assert torch.equal(batch.as_subclass(torch.Tensor), torch.stack(images))
+        assert numbers.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("chosen", [[1, 0, 2, 3], [0, 1, 2], [0, 0, 1, 2], [3], [0, 1, 2, 3, 0]])
+def test_other_batches_of_rows_are_what_they_should_be(chosen: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    images = list(torch.rand(SHAPE))
+    samples = rows_of(images, monkeypatch)
+    for make in (default_collate, storeds.collate):
+        batch, _ = make([samples[at] for at in chosen])
+        assert torch.equal(batch, torch.stack([images[at] for at in chosen]))
+
+
+def test_a_row_that_was_changed_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = list(torch.rand(SHAPE))
+    samples = rows_of(images, monkeypatch)
+    for image, _ in samples:
+        image.transpose_(1, 2)
+    assert torch.equal(default_collate(samples)[0], torch.stack(images).transpose(2, 3))
+
+
+def test_a_single_row_takes_only_its_own_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = list(torch.rand(SHAPE))
+    row = rows_of(images, monkeypatch)[2][0]
+    received = delivered(row)
+    assert torch.equal(received, images[2])
+    assert received.untyped_storage().nbytes() == received.nbytes
+
+
+# --- In workers ---
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path: Path = tmp_path_factory.mktemp("lent") / "photos.lmdb"
+    with open_writer(f"lmdb://{path}", {"image": "image", "label": "int"}) as writer:
+        writer.append({"image": jpeg(at % 4, (90 + at, 120)), "label": at} for at in range(COUNT))
+    return f"lmdb://{path}"
+
+
+def dataset(url: str, transform: Any = FLOAT, **options: Any) -> StoreDataset:
+    return StoreDataset(url, decode="tensor", transform=transform, seed=3, **options)
+
+
+def flat(batches: Any) -> list[tuple[np.ndarray[Any, Any], list[int]]]:
+    found = [tuple(batch.values()) if isinstance(batch, dict) else tuple(batch) for batch in batches]
+    return [(images.numpy(), labels.tolist()) for images, labels in found]
+
+
+def first_image_only(samples: Any) -> Any:
+    return samples[0][0]
+
+
+@pytest.mark.parametrize("collate_fn", [None, storeds.collate], ids=["torch's", "storeds'"])
+@pytest.mark.parametrize("transform", [FLOAT, CROP], ids=["float32", "uint8"])
+@pytest.mark.parametrize(("as_dict", "start_method"), [(False, "fork"), (True, "fork"), (False, "spawn")])
+def test_batches_are_those_that_one_process_makes(
+    url: str, collate_fn: Any, transform: Any, as_dict: bool, start_method: str
+) -> None:
+    arguments = {"batch_size": 16, "collate_fn": collate_fn}
+    expected = flat(DataLoader(dataset(url, transform, as_dict=as_dict), **arguments))
+    loader = DataLoader(
+        Subset(dataset(url, transform, as_dict=as_dict), range(COUNT)),
+        num_workers=2,
+        multiprocessing_context=start_method,
+        **arguments,
+    )
+    held = list(loader)  # all of them, more than are lent
+    for found, (images, labels) in zip(flat(held), expected, strict=True):
+        assert (found[0] == images).all()
+        assert found[1] == labels
+
+
+def test_batches_that_are_left_behind_cost_no_memory(url: str) -> None:
+    loader: Any = DataLoader(dataset(url), batch_size=16, num_workers=2, persistent_workers=True, prefetch_factor=2)
+    shared = []
+    for _ in range(12):
+        for batch in loader:
+            assert type(batch[0]) is torch.Tensor
+            break
+        shared.append(sum(_shared_mib(worker.pid) for worker in loader._iterator._workers))
+    assert shared[-1] <= shared[3]
+
+
+def _shared_mib(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Pss_Shmem")) // 1024
+
+
+def test_a_collate_fn_of_one_s_own_gets_tensors(url: str) -> None:
+    expected = [sample[0] for sample in dataset(url)[::16]]
+    found = list(DataLoader(dataset(url), batch_size=16, num_workers=1, collate_fn=first_image_only))
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert all(one.untyped_storage().nbytes() == one.nbytes for one in found)
+
+
+def test_what_the_loop_changes_in_a_batch_stays_there(url: str) -> None:
+    expected = flat(DataLoader(dataset(url), batch_size=16))
+    loader = DataLoader(dataset(url), batch_size=16, num_workers=1)
+    for batch, (images, _) in zip(loader, expected, strict=True):
+        assert (batch[0].numpy() == images).all()
+        batch[0].zero_()
