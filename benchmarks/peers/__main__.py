@@ -22,7 +22,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks._common import parser, report
-from benchmarks.peers._entrants import ENGINES, ENTRANTS, RATIOS, Entrant, tags
+from benchmarks.peers._entrants import ENGINES, ENTRANTS, EQUAL, RATIOS, Entrant, tags
 from benchmarks.peers._figures import against_each, equal_engines, plot, rate_rows, ratio_rows
 from benchmarks.peers._process import Failed, Missing, Process
 from benchmarks.photos import COUNT, QUALITY, make_photos
@@ -200,7 +200,7 @@ def main() -> int:
                 run.close()
     rates = rate_rows(run.rates, ENTRANTS, run.processor)
     ratios = ratio_rows(run.rates, (*RATIOS, *against_each(run.rates, _EXACT)))
-    for loader in ("DataLoader", "ThreadLoader"):
+    for loader in EQUAL:
         ratios += equal_engines(run.rates, ENGINES, _EXACT | {loader}, loader)
     met = report("storeds and its peers", [*rates, *ratios], setup(given, photos, run), given.out)
     picture = given.out.with_suffix(".png")

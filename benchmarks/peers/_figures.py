@@ -42,8 +42,8 @@ def ratio_rows(rates: Rates, ratios: Iterable[Ratio]) -> list[Result]:
         if over is None or under is None:
             continue
         figure = Spread.of([mine / theirs for mine, theirs in zip(rates[over], rates[under], strict=True)])
-        target = "" if ratio.target is None else f"> {ratio.target:g}"
-        met = ratio.target is None or figure.median > ratio.target
+        target = "" if ratio.target is None else f"≥ {ratio.target:g}"
+        met = ratio.target is None or figure.median >= ratio.target
         rows.append(Result(ratio.name, "ratio", figure, target, met, f"{over.name} ÷ {under.name}"))
     return rows
 
@@ -65,7 +65,7 @@ def equal_engines(rates: Rates, engines: Sequence[str], wanted: frozenset[str], 
     found.sort(key=lambda entrant: statistics.median(rates[entrant]))
     figure = Spread.of([slow / fast for slow, fast in zip(rates[found[0]], rates[found[-1]], strict=True)])
     detail = f"{found[0].name} ÷ {found[-1].name}"
-    return [Result(f"slowest ÷ fastest engine, {name}", "ratio", figure, "", True, detail)]
+    return [Result(f"slowest ÷ fastest engine, {name}", "ratio", figure, "≥ 0.9", figure.median >= 0.9, detail)]
 
 
 def plot(rows: Sequence[Result], title: str, path: Path) -> bool:
