@@ -42,12 +42,14 @@ lint: $(READY) ## ruff (rules and format) and mypy --strict
 
 bench: server ## measure reading, opening, packing, triage and shuffling; tables here, JSON in build/bench
 	$(BIN)/python -m benchmarks.reading
+	$(BIN)/python -m benchmarks.arrays
 	$(BIN)/python -m benchmarks.opening
 	$(BIN)/python -m benchmarks.packing
 	$(BIN)/python -m benchmarks.jpeg
 	$(BIN)/python -m benchmarks.shuffling
 	$(BIN)/python -m benchmarks.videos
 	$(BIN)/python -m benchmarks.foreign_lmdb
+	$(BIN)/python -m benchmarks.foreign_hdf5
 	$(MAKE) bench-peers
 
 bench-peers: server ## storeds beside its peers on the same photographs; benchmarks/README.md says how to install them

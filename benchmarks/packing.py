@@ -1,7 +1,8 @@
-"""Packing a folder of photos against ``cp -r`` of it, and the memory that packing many small records takes.
+"""Packing a folder of photos against ``cp -r`` and ``insert_many``, and the memory that packing small records takes.
 
-Run as ``python -m benchmarks.packing``; ``--scale 0.1`` for a quick look. The tree of photos is made of real ones: every
-file is a crop of its own bytes, no link. Each time ends with a sync, so that both ways have everything on disk.
+Run as ``python -m benchmarks.packing``; ``--scale 0.1`` for a quick look, ``--work /dev/shm`` for a file system in memory.
+The tree of photos is made of real ones: every file is a crop of its own bytes, no link. Each time that is compared with
+``cp -r`` ends with a sync, so that both ways have everything on disk. The MongoDB server is a real one, on this machine.
 """
 
 from __future__ import annotations
@@ -17,18 +18,23 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pymongo
 import skimage.data
 from PIL import Image
 
 from benchmarks._common import Result, Spread, parser, report
 from storeds import open_backend, pack
+from storeds.testing.mongod import run_mongod
 
-ENGINES = {"lmdb": ".lmdb", "hdf5": ".h5"}
+ENGINES = {"lmdb": ".lmdb", "hdf5": ".h5", "mongodb": ""}
+FILES = ("lmdb", "hdf5")
 PHOTOS, SMALL = 20_000, 200_000
 WORKERS = (0, 2)
-COPY_SPEED, MEMORY_MIB = 0.4, 600
+COPY_SPEED, INSERT_SPEED, MEMORY_MIB = 0.5, 0.7, 600
+_INSERTED = 100  # documents in one insert_many, about 4 MiB: faster than more
 _DISTINCT = 512  # crops that are encoded; a comment makes each file's bytes its own
 _A_FOLDER = 1000
 _SAMPLE_SECONDS = 0.05
@@ -200,6 +206,44 @@ def measure_speed(count: int, engines: Sequence[str], rounds: int, work: Path) -
         yield Result(f"{engine}: pack ÷ cp -r", "ratio", ratio, f"≥ {COPY_SPEED:g}", met, detail)
 
 
+def insert_files(collection: pymongo.collection.Collection[dict[str, Any]], tree: Path, paths: Sequence[str]) -> None:
+    """Read the files and insert them, with what `pack` keeps of each but no checksum."""
+    for start in range(0, len(paths), _INSERTED):
+        documents = [
+            {"_id": at, "image": (tree / path).read_bytes(), "label": at // _A_FOLDER, "key": path}
+            for at, path in enumerate(paths[start : start + _INSERTED], start)
+        ]
+        collection.insert_many(documents, ordered=False)
+
+
+def measure_mongodb(count: int, rounds: int, work: Path) -> Iterator[Result]:
+    tree = work / "photos"
+    paths = sorted(str(path.relative_to(tree)) for path in tree.rglob("*.jpg"))
+    times: dict[str, list[float]] = {"pack": [], "insert": []}
+    with run_mongod(work / "mongod") as server, pymongo.MongoClient[dict[str, Any]](server) as client:
+        url = f"{server}/packed/photos"
+        ways: dict[str, Callable[[], object]] = {
+            "pack": lambda: pack(tree, url),
+            "insert": lambda: insert_files(client["bare"]["photos"], tree, paths),
+        }
+        for number in range(rounds + 1):
+            names = list(ways)[:: 1 if number % 2 else -1]
+            for name in names:
+                start = time.perf_counter()
+                ways[name]()
+                seconds = time.perf_counter() - start
+                if number:  # the first round fills caches
+                    times[name].append(seconds)
+                elif name == "pack":
+                    check_same(url, tree, count)
+                client.drop_database("packed" if name == "pack" else "bare")
+    ratio = Spread.of([theirs / mine for mine, theirs in zip(times["pack"], times["insert"], strict=True)])
+    mine, theirs = (count / Spread.of(times[name]).median for name in ("pack", "insert"))
+    detail = f"{mine:,.0f} against {theirs:,.0f} photos/s, {_INSERTED} in one insert_many, files read in the loop"
+    met = ratio.median >= INSERT_SPEED
+    yield Result("mongodb: pack ÷ insert_many", "ratio", ratio, f"≥ {INSERT_SPEED:g}", met, detail)
+
+
 def main() -> int:
     options = parser(__doc__ or "", "packing.json")
     options.set_defaults(rounds=5)
@@ -212,18 +256,22 @@ def main() -> int:
         source, url, workers = given.pack
         pack(source, url, workers=int(workers))
         return 0
+    files = [engine for engine in given.engines if engine in FILES]
     results: list[Result] = []
     with tempfile.TemporaryDirectory(dir=given.work, prefix="storeds-bench-") as folder:
         if given.only != "memory":
             photos = round(PHOTOS * given.scale)
-            results += measure_speed(photos, given.engines, given.rounds, Path(folder))
+            results += measure_speed(photos, files, given.rounds, Path(folder))
+            if "mongodb" in given.engines:
+                results += measure_mongodb(photos, given.rounds, Path(folder))
             shutil.rmtree(Path(folder) / "photos")
         if given.only != "speed":
-            results += measure_memory(round(SMALL * given.scale), given.engines, Path(folder))
+            results += measure_memory(round(SMALL * given.scale), files, Path(folder))
     setup = {
         "scale": given.scale,
         "rounds": given.rounds,
         "speed": "storeds.pack of an ImageFolder tree, or cp -r of it; then sync --file-system; in turn in each round",
+        "mongodb": "storeds.pack of the same tree, or insert_many (unordered, default write concern) of its bytes, in turn",
         "memory": f"PSS of a fresh process and all its children, summed, every {_SAMPLE_SECONDS} s; a JSONL manifest",
         "page_cache": "warm: the source was written and copied once just before",
         "file_system": subprocess.run(

@@ -181,7 +181,7 @@ def run(operation: str, tree: Path, packed: str, url: str, **options: Any) -> Me
 def test_a_full_disk_is_one_error_and_with_more_room_the_work_goes_on(
     tree: Path, packed: str, tmp_path: Path, engine: str, operation: str
 ) -> None:
-    with small_disk(tmp_path / "small", "240k") as disk:
+    with small_disk(tmp_path / "small", "130k") as disk:
         url = f"{engine}://{disk}/store"
         with storeds.open_writer(url, {"old": "int"}) as writer:
             writer.append([{"old": 1}])

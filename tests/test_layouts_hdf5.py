@@ -230,7 +230,7 @@ def test_one_read_serves_what_a_batch_wants_of_a_chunk(tmp_path: Path, monkeypat
     loads: list[tuple[int, int]] = []
     load = ChunkedRows._load
 
-    def counted(self: ChunkedRows, start: int, stop: int) -> bytes:
+    def counted(self: ChunkedRows, start: int, stop: int) -> bytes | memoryview:
         loads.append((start, stop))
         return load(self, start, stop)
 

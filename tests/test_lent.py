@@ -71,7 +71,7 @@ def test_what_was_never_sent_is_free_when_the_worker_lets_go() -> None:
 
 def test_held_batches_keep_their_values_and_beyond_some_nothing_is_lent() -> None:
     lender = Lender()
-    batches = []
+    batches: list[torch.Tensor] = []
     while (tensor := lender.empty(SHAPE, torch.float32)) is not None:
         tensor.fill_(len(batches))
         batches.append(delivered(tensor))

@@ -346,6 +346,36 @@ def _damaged(sealed: bytes) -> Iterator[bytes]:
             yield sealed[:at] + bytes((sealed[at] ^ 1 << bit,)) + sealed[at + 1 :]
 
 
+@given(st.lists(records(), max_size=5))
+@settings(max_examples=30)
+def test_many_sealed_records_open_as_each_does_alone(given_records: list[dict[str, Any]]) -> None:
+    made = RecordCodec(parse_fields(EVERY))
+    packed = [made.pack(made.canonical(record)) for record in given_records]
+    sealed = [made.seal(each, checksum(each)) for each in packed]
+    opened = made.open_all(map(memoryview, sealed))
+    assert [made.pack(made.canonical(record)) for record in opened] == packed
+    assert [list(record) for record in opened] == [list(EVERY)] * len(packed)
+
+
+def test_one_record_packed_with_longer_headers_opens_among_others() -> None:
+    made = RecordCodec(parse_fields({"image": "image", "label": "int"}))
+    wanted = [{"image": bytes([at]) * 300, "label": at} for at in range(4)]
+    packed = [made.pack(record) for record in wanted]
+    sealed = [made.seal(each, checksum(each)) for each in packed]
+    sealed[2] = _long_form({**wanted[2], CHECKSUM: checksum(packed[2])})
+    assert made.open_all(map(memoryview, sealed)) == wanted
+
+
+@pytest.mark.parametrize("at", range(3))
+def test_a_damaged_record_among_many_is_noticed(at: int) -> None:
+    made = RecordCodec(parse_fields({"image": "image", "label": "int"}))
+    packed = [made.pack({"image": bytes([label]) * 300, "label": label}) for label in range(3)]
+    sealed = [bytearray(made.seal(each, checksum(each))) for each in packed]
+    sealed[at][100] ^= 1
+    with pytest.raises(ValueError, match="checksum does not match"):
+        made.open_all(map(memoryview, sealed))
+
+
 @pytest.mark.parametrize(
     "bad",
     [b"", b"\x90", b"\xc0", b"\x93\x01\x02\x03", b"\xdf\xff\xff\xff\xff", b"\xdd\xff\xff\xff\xff", b"\x91" * 99_999],

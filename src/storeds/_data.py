@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -132,11 +131,14 @@ class SampleContext:
             return None
         return xxhash.xxh3_64_intdigest(f"{self.seed}/{self.epoch}/{self.index}".encode())
 
-    @cached_property
+    @property
     def generator(self) -> torch.Generator | None:
         """The sample's own `torch.Generator`, or None without a seed."""
-        if self.sample_seed is None:
-            return None
-        import torch
+        # Not a functools.cached_property: up to Python 3.11 it has a lock, one for all, which a fork could catch closed.
+        made: torch.Generator | None = self.__dict__.get("_generator")
+        seed = self.sample_seed if made is None else None
+        if seed is not None:
+            import torch
 
-        return torch.Generator().manual_seed(self.sample_seed)
+            made = self.__dict__["_generator"] = torch.Generator().manual_seed(seed)
+        return made

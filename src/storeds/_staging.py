@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -16,6 +17,7 @@ from storeds.errors import ConfigError, FormatError, StoredsError, StoreExistsEr
 
 __all__ = ["Staging", "replace_text", "sync_path"]
 
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 _ACTIVE: set[str] = set()  # POSIX locks do not keep two writers of one process apart
 # Reentrant: the garbage collector may end a dropped writer in the middle of another's critical section.
 _ACTIVE_LOCK = threading.RLock()
@@ -156,11 +158,31 @@ class Staging:
         """Make the file `built` the target, atomically and durably, and remove the folder."""
         sync_path(built)
         if self.overwrite:
-            os.replace(built, self.target)
+            self._replace(built)
         else:
             self._link(built)
         sync_path(self.target.parent)
         self.discard()
+
+    def _replace(self, built: Path) -> None:
+        # The folder keeps the file under its own name, for a writer that goes on after a death before all was done.
+        second = built.with_name(f"{built.name}.second")
+        second.unlink(missing_ok=True)
+        try:
+            os.link(built, second)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            second = built
+        os.replace(second, self.target)
+
+    def separate(self, file: Path) -> None:
+        """Make `file` of the folder one that is not the target, where a writer died after it had published it."""
+        if file.exists() and file.stat().st_nlink > 1:
+            fresh = file.with_name(f"{file.name}.fresh")
+            shutil.copyfile(file, fresh)
+            sync_path(fresh)
+            os.replace(fresh, file)
 
     def _link(self, built: Path) -> None:
         # A rename would replace a target that appeared since the writer began; a link refuses to.
@@ -169,13 +191,16 @@ class Staging:
         except FileExistsError:
             raise StoreExistsError(f"{self.url} appeared while it was being written; nothing was replaced") from None
         except OSError as error:
-            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
+            if error.errno not in _NO_LINKS:
                 raise
             self._check_target()
             os.rename(built, self.target)
 
     def discard(self) -> None:
         """Remove the folder."""
+        # Without a plan nobody goes on from what a death in the middle of this leaves.
+        with contextlib.suppress(OSError):
+            (self.folder / "plan.json").unlink()
         shutil.rmtree(self.folder, ignore_errors=True)
         self.release()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -24,11 +24,20 @@ BATCH_BYTES = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """One validated record on its way into a store."""
+    """One validated record on its way into a store.
+
+    Attributes
+    ----------
+    packed : bytes
+        Its msgpack map; empty where the engine does not need it.
+    size : int
+        Bytes of that map.
+    """
 
     stored: Record
     packed: bytes
     digest: bytes
+    size: int
 
 
 class StoreWriter(ABC):
@@ -59,17 +68,27 @@ class StoreWriter(ABC):
         self.note: JSON = None
         self._codec = RecordCodec(self.fields)
         self._content = ContentHash()
-        self._batch: list[Sealed] = []
-        self._batch_bytes = 0
-        self._durable = 0
+        self._batch: list[Sealed] = []  # without what `_write_part` took
+        self._batch_bytes = self._part_bytes = 0
+        self._durable = self._taken = 0
         self._state: Literal["open", "published", "closed"] = "open"
 
     engine_errors: ClassVar[tuple[type[Exception], ...]] = (OSError,)
     """What the engine raises when it cannot write."""
 
+    part_bytes: ClassVar[int] = BATCH_BYTES
+    """About how many bytes of records `_write_part` takes at a time; an engine that keeps this default needs none."""
+
+    needs_packed: ClassVar[bool] = True
+    """Whether the engine uses `Sealed.packed`; else it is not held, which saves half of a batch's memory."""
+
     @abstractmethod
     def _commit(self, batch: list[Sealed], first: int) -> None:
-        """Make `batch`, whose first record has position `first`, durable."""
+        """Make `batch`, whose first record has position `first`, durable, and what `_write_part` took before."""
+
+    def _write_part(self, part: list[Sealed], first: int) -> None:
+        """Take the next part of a batch early, so that it need not be held; it may become durable with the rest."""
+        raise NotImplementedError
 
     @abstractmethod
     def _save_note(self, note: JSON) -> None:
@@ -90,7 +109,7 @@ class StoreWriter(ABC):
     @property
     def count(self) -> int:
         # docstring inherited
-        return self._durable + len(self._batch)
+        return self._durable + self._taken + len(self._batch)
 
     def append(self, records: Iterable[Record], /) -> int:
         # docstring inherited
@@ -98,10 +117,23 @@ class StoreWriter(ABC):
         before = self.count
         for record in records:
             self._batch.append(self._seal(record))
-            self._batch_bytes += len(self._batch[-1].packed)
-            if len(self._batch) >= self.commit_every or self._batch_bytes >= BATCH_BYTES:
+            if (
+                self._taken + len(self._batch) >= self.commit_every
+                or self._batch_bytes + self._part_bytes >= BATCH_BYTES
+            ):
                 self.flush()
+            elif self._part_bytes >= self.part_bytes:
+                self._hand_over(self._write_part)
+                self._batch_bytes += self._part_bytes
+                self._part_bytes = 0
         return self.count - before
+
+    def _hand_over(self, take: Callable[[list[Sealed], int], None]) -> None:
+        with self._writing():
+            take(self._batch, self._durable + self._taken)
+        self._content.update(b"".join(sealed.digest for sealed in self._batch))
+        self._taken += len(self._batch)
+        self._batch = []
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -123,12 +155,10 @@ class StoreWriter(ABC):
     def flush(self, note: JSON = None) -> None:
         """Make everything appended so far durable, and then `note`, if one is given: where its caller would go on."""
         self._check_open()
-        if self._batch:
-            with self._writing():
-                self._commit(self._batch, self._durable)
-            self._content.update(b"".join(sealed.digest for sealed in self._batch))
-            self._durable += len(self._batch)
-            self._batch, self._batch_bytes = [], 0
+        if self._batch or self._taken:
+            self._hand_over(self._commit)
+            self._durable += self._taken
+            self._taken = self._batch_bytes = self._part_bytes = 0
         if note is not None:
             with self._writing():
                 self._save_note(note)
@@ -193,7 +223,8 @@ class StoreWriter(ABC):
         except ValueError as error:
             raise RecordError.at(self.url, self.count, str(error)) from None
         packed = self._codec.pack(stored)
-        return Sealed(stored, packed, checksum(packed))
+        self._part_bytes += len(packed)
+        return Sealed(stored, packed if self.needs_packed else b"", checksum(packed), len(packed))
 
     def _resume_from(self, count: int, checksums: Iterable[bytes]) -> None:
         """Take over `count` durable records with these concatenated checksums."""

@@ -17,6 +17,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from storeds._deferred import Unscaled
 from storeds._lent import lent_memory
 from storeds._reused import reused_memory
+from storeds._stacked import StackedSamples
 from storeds.errors import BadSamplesError, ConfigError
 from storeds.policy import Skipped
 
@@ -68,6 +69,8 @@ def collate(batch: Sequence[Any], *, pad: Collection[str | int] = ()) -> Any:
     ConfigError
         Values cannot be batched; the message says which and what to do.
     """
+    if isinstance(batch, StackedSamples) and not pad:
+        return batch.collated()
     skips = [_skip_in(sample) for sample in batch]
     samples = [sample for sample, skip in zip(batch, skips, strict=True) if skip is None]
     if not samples:

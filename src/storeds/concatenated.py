@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 import xxhash
 
-from storeds._columns import read_column
+from storeds._batch_arrays import read_arrays, stack_records, stackable
+from storeds._columns import SCALARS, read_column
 from storeds._count import Count
 from storeds._packed import PackedBackends, Packer
 from storeds._where import matching_positions
@@ -153,18 +154,37 @@ class ConcatenatedBackend(StoreBackend):
 
     def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
         self._check_open()
-        asked = np.array(positions, np.int64)
-        numbers = np.searchsorted(self._ends, asked, side="right")  # members without records are passed over
-        inside = (asked - self._starts[numbers]).tolist()
-        cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(positions)]
         out: list[Record | RecordError] = []
+        for member, first, inside in self._shares(np.array(positions, np.int64)):
+            places: list[int] = inside.tolist()
+            for at, found in enumerate(member.get_many(places, fields)):
+                place = Place(member.url, places[at])
+                out.append(
+                    self._rename(found, positions[first + at], place) if isinstance(found, RecordError) else found
+                )
+        return out
+
+    def _shares(self, positions: Array) -> Iterator[tuple[Backend, int, Array]]:
+        """Yield each member of ascending `positions`, the place of its first one among them, and where they lie in it."""
+        numbers = np.searchsorted(self._ends, positions, side="right")  # members without records are passed over
+        inside = positions - self._starts[numbers]
+        cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(positions)]
         for first, last in itertools.pairwise(cuts):
-            member = self._member(int(numbers[first]))
-            out += member.get_many(inside[first:last], fields)
-            for at in range(first, last):
-                error = out[at]
-                if isinstance(error, RecordError):
-                    out[at] = self._rename(error, positions[at], Place(member.url, inside[at]))
+            yield self._member(int(numbers[first])), first, inside[first:last]
+
+    def get_arrays(self, positions: Sequence[int], /, fields: Sequence[str] | None = None) -> dict[str, Array]:
+        """Return fields of many records as arrays; see `storeds.protocols.SupportsBatchArrays`."""
+        self._check_open()
+        names, asked = stackable(self, fields), self._check_positions(positions)
+        order = np.argsort(asked, kind="stable")
+        out = {name: _empty(self.meta.fields[name], len(asked)) for name in names}
+        try:
+            for member, first, inside in self._shares(asked[order]) if len(asked) else ():
+                found = read_arrays(member, inside, names)  # type: ignore[arg-type]  # an array is a sequence
+                for name, array in found.items():
+                    out[name][order[first : first + len(inside)]] = array
+        except RecordError:  # which of them is the first one asked for, and what it is called here, the records tell
+            return stack_records(self, asked, names)  # type: ignore[arg-type]  # the same
         return out
 
     def _rename(self, error: RecordError, position: int, place: Place) -> RecordError:
@@ -186,6 +206,11 @@ class ConcatenatedBackend(StoreBackend):
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError(f"{self.url} was closed; open it again with open_backend")
+
+
+def _empty(field: Field, count: int) -> Array:
+    dtype = np.dtype(field.dtype).newbyteorder("=") if field.kind == "array" else SCALARS[field.kind]
+    return np.empty((count, *(size or 0 for size in field.shape or ())), dtype)
 
 
 class _Survey:

@@ -12,12 +12,14 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
+from storeds._batch_arrays import read_arrays
 from storeds._columns import read_column
 from storeds._dataset_parts import changed_arguments, check_seed, make_reader, open_source, spare_a_copy
 from storeds._deferred import deferring, is_deferring
 from storeds._rows import image_element, in_rows
 from storeds._samples import SampleMaker
 from storeds._shared import SharedNumber
+from storeds._stacked import StackedSamples, stacking_elements
 from storeds._tally import Tally
 from storeds._transform_checks import check_picklable
 from storeds._transform_fused import in_order
@@ -150,6 +152,8 @@ class StoreDataset(Dataset[Any]):
         made = make_reader(reader, given["fields"], image_options, given["reader_options"])
         self.reader: Reader[Any] = spare_a_copy(made.bind(self._view), self.transform)
         self._finish = in_order if takes_strided(self.transform) else None
+        plain = self.transform is None and self.target_transform is None
+        self._stacks = stacking_elements(self.reader, self.backend) if plain else {}
         self._image = image_element(self.reader, self.as_dict)
         self._maker = SampleMaker(self._view, self.reader, self._bind_transforms(), self.as_dict)
         # Shared with workers, so that set_epoch reaches persistent ones (pytorch#97326).
@@ -211,13 +215,16 @@ class StoreDataset(Dataset[Any]):
     def __getitem__(self, index: Any) -> Any:
         """Return one sample, or for a slice or a sequence of indices a list of samples, read in one storage call."""
         if isinstance(index, slice):
-            return self.__getitems__(range(*index.indices(len(self))))
+            return list(self.__getitems__(range(*index.indices(len(self)))))
         if isinstance(index, (list, tuple, range)) or getattr(index, "ndim", None):
-            return self.__getitems__(index)
+            return list(self.__getitems__(index))
         return self._policy.samples(self._maker, self._contexts([index]), self._tally, fill=False)[0]
 
-    def __getitems__(self, indices: Iterable[Any]) -> list[Any]:
+    def __getitems__(self, indices: Iterable[Any]) -> Sequence[Any]:
         """Return the samples of `indices`, in their order; negative ones count from the end.
+
+        They are a list; or, where all their elements are numbers and arrays of fixed shape that nothing transforms, a
+        sequence that makes each sample when it is looked at, and of which `storeds.collate` makes a batch in one step.
 
         Raises
         ------
@@ -228,11 +235,25 @@ class StoreDataset(Dataset[Any]):
         UnavailableError
             The engine cannot be reached.
         """
+        if self._stacks:
+            indices = self._resolve(indices)
+            if indices and (stacked := self._stacked(indices)) is not None:
+                return stacked
         if get_worker_info() is None or is_deferring():
             return self._policy.samples(self._maker, self._contexts(indices), self._tally, fill=True)
         with deferring():
             samples = self._policy.samples(self._maker, self._contexts(indices), self._tally, fill=True)
         return samples if self._image is None else in_rows(samples, self._image)
+
+    def _stacked(self, indices: list[int]) -> StackedSamples | None:
+        """Return the samples as arrays, or None if one is bad: the policy says what becomes of it."""
+        freeze_inherited()
+        try:
+            arrays = read_arrays(self._view, indices, self.reader.stored)
+        except RecordError:
+            return None
+        self._tally.saw(len(indices), self.epoch)
+        return StackedSamples(arrays, indices, self._stacks, self.as_dict)
 
     def _until_bad(self, indices: Iterable[Any]) -> tuple[list[Any], RecordError | None]:
         """Return what a stream gives for `indices`, and the error that ends it, if one does."""
@@ -248,6 +269,8 @@ class StoreDataset(Dataset[Any]):
         if getattr(indices, "dtype", None) in (torch.bool, np.dtype(bool)):
             raise TypeError("a mask is no list of indices; use where= or mask.nonzero()")
         count = len(self)
+        if type(indices) is list and set(map(type, indices)) == {int} and min(indices) >= 0 and max(indices) < count:
+            return indices  # what a sampler gives
         resolved = []
         for index in indices:
             at = operator.index(index)

@@ -27,6 +27,7 @@ __all__ = [
     "Reader",
     "Record",
     "SampleContext",
+    "SupportsBatchArrays",
     "SupportsColumns",
     "SupportsKeys",
     "SupportsWhere",
@@ -113,6 +114,38 @@ class SupportsColumns(Protocol):
         """Return field `name` of all records, shape ``(count,)`` (``(count, *shape)`` for fixed-shape arrays).
 
         dtypes: int64, float64, bool, the array's own, or `numpy.dtypes.StringDType` for ``str``.
+        """
+        ...
+
+
+@runtime_checkable
+class SupportsBatchArrays(Protocol):
+    """A backend that reads fields of fixed size of many records at once, without making records of them."""
+
+    def get_arrays(self, positions: Sequence[int], /, fields: Sequence[str] | None = None) -> dict[str, Array]:
+        """Return fields as arrays of shape ``(len(positions), *shape)``, writable, sharing no memory with the store.
+
+        dtypes: int64, float64, bool, or the array's own; in the byte order of the machine. Records are verified as by
+        ``get_many`` for the same fields.
+
+        Parameters
+        ----------
+        positions : sequence of int
+            Any order, duplicates allowed, NumPy integers accepted.
+        fields : sequence of str, optional
+            Which fields; by default all that are of fixed size: ``int``, ``float``, ``bool`` and arrays of fixed shape.
+
+        Raises
+        ------
+        IndexError
+            A position is outside ``[0, count)``.
+        ConfigError
+            A field does not exist, or is of another kind.
+        RecordError
+            That of the first record, in the order asked for, that cannot be read whole or does not match its checksum.
+            ``get_many`` gives the others, and errors as values.
+        UnavailableError, ClosedError
+            As for ``get_many``.
         """
         ...
 

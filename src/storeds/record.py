@@ -7,7 +7,7 @@ uses it, a record copied between engines keeps it. `docs/format.md` specifies th
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -68,7 +68,7 @@ class RecordCodec:
         self._special = bool(self._arrays or self._json)
         self._header = _header(len(self.fields))
         self._sealed_header = _header(len(self.fields) + 1)
-        self._sealed_at = len(self._sealed_header)
+        self._body = slice(len(self._sealed_header), -_CHECKSUM_SIZE)  # of a sealed map
 
     def canonical(self, record: Mapping[str, Any]) -> Record:
         """Return `record` in stored form, fields in declared order; raises ValueError with the reason."""
@@ -101,19 +101,33 @@ class RecordCodec:
 
     def open_sealed(self, sealed: memoryview | bytes) -> Record:
         """Return the record in a sealed map after checking it; raises ValueError."""
-        # Decoding first is faster: it fetches the bytes from memory, and the checksum then finds them in the cache.
-        try:
-            record: Record = _decode(sealed)
-            digest = record.pop(CHECKSUM)
-            hasher = xxhash.xxh3_64(self._header)
-            hasher.update(memoryview(sealed)[self._sealed_at : -_CHECKSUM_SIZE])
-        except _UNDECODABLE:
-            return self._open_unusual(sealed)
-        if hasher.digest() != digest:
-            return self._open_unusual(sealed)
-        return self.revive(record) if self._special else record
+        (record,) = self.open_all((memoryview(sealed),))
+        return record
 
-    def _open_unusual(self, sealed: memoryview | bytes) -> Record:
+    def open_all(self, sealed: Iterable[memoryview]) -> list[Record]:
+        """Return the records in sealed maps after checking each; raises ValueError at the first that is damaged."""
+        hasher = xxhash.xxh3_64()
+        reset, update, digest = hasher.reset, hasher.update, hasher.digest  # one hasher, used again for each
+        header, body = self._header, self._body
+        records: list[Record] = []
+        for each in sealed:
+            # Decoding first is faster: it fetches the bytes from memory, and the checksum then finds them in the cache.
+            try:
+                record = _decode(each)
+                reset()
+                update(header)
+                update(each[body])
+                if digest() != record.pop(CHECKSUM):
+                    record = self._open_unusual(each)
+            except _UNDECODABLE:
+                record = self._open_unusual(each)
+            records.append(record)
+        if self._special:
+            for record in records:
+                self.revive(record)
+        return records
+
+    def _open_unusual(self, sealed: memoryview) -> Record:
         # Another writer may have packed the same record with longer headers; only the values decide.
         try:
             found = _decode(sealed)
@@ -123,7 +137,7 @@ class RecordCodec:
             raise ValueError(f"not the msgpack map of its fields ({error})") from None
         if not matches:
             raise ValueError("its checksum does not match its bytes")
-        return self.revive(record)
+        return record
 
     def unpack(self, packed: bytes) -> Record:
         """Return the record that `pack` packed."""

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from storeds._batch_arrays import read_arrays
 from storeds._columns import read_column
 from storeds._count import Count
 from storeds._index import index_path, load_index, save_index
@@ -70,10 +71,18 @@ class Selection:
 
     def get_many(self, positions: Sequence[int], /, fields: Sequence[str] | None = None) -> list[Record | RecordError]:
         # docstring inherited
+        return self.backend.get_many(self._in_store(positions), fields)  # type: ignore[arg-type]  # an array is a sequence
+
+    def get_arrays(self, positions: Sequence[int], /, fields: Sequence[str] | None = None) -> dict[str, Array]:
+        """Return fields of many records as arrays; see `storeds.protocols.SupportsBatchArrays`."""
+        return read_arrays(self.backend, self._in_store(positions), fields)  # type: ignore[arg-type]  # the same
+
+    def _in_store(self, positions: Sequence[int]) -> Array:
         asked = np.asarray(positions, dtype=np.int64)
         if asked.size and (asked.min() < 0 or asked.max() >= len(self)):
             raise IndexError(f"position outside [0, {len(self)}) of the selection from {self.url}")
-        return self.backend.get_many(self.positions[asked], fields)  # type: ignore[arg-type]  # an array is a sequence
+        found: Array = self.positions[asked]
+        return found
 
     def column(self, name: str, /) -> Array:
         # docstring inherited

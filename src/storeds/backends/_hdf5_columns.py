@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from storeds._columns import SCALARS
-from storeds.backends._hdf5_rows import Rows, gather
+from storeds.backends._hdf5_rows import Rows, gather, gather_any, read_spans
 from storeds.protocols import Array, Field
 
-__all__ = ["Column", "read_values"]
+__all__ = ["Column", "read_raw", "read_values", "typed"]
 
 _CUT = ValueError("its bytes are cut short, or its offsets are damaged")
 
@@ -38,18 +38,35 @@ def read_values(column: Column, positions: Array) -> list[Any]:
     values = _between(column.rows, starts, stops, good)
     if field.kind in ("image", "bytes"):
         return values
+    if field.kind in ("str", "json"):
+        return _texts(values, field)
     shapes: Sequence[Any] = gather(column.shapes, positions)[0].view("<i8").tolist() if column.shapes else values
     return [_variable(value, field, shape) for value, shape in zip(values, shapes, strict=True)]
+
+
+def read_raw(column: Column, positions: Array) -> Array | None:
+    """Return the bytes of values of fixed size, shape (n, size), in any order; None if one cannot be read whole."""
+    return gather_any(column.rows, positions)
+
+
+def typed(raw: Array, field: Field) -> Array:
+    """Return values of fixed size made of their bytes, shape (n, *shape)."""
+    dtype = np.dtype(field.dtype) if field.kind == "array" else SCALARS[field.kind]
+    shape = len(raw), *(size or 0 for size in field.shape or ())
+    if dtype.kind == "b":  # a byte other than 0 and 1 makes a bool that NumPy computes with wrongly
+        raw = (raw != 0).view(np.uint8)
+    values: Array = raw.reshape(-1).view(dtype).reshape(shape).astype(dtype.newbyteorder("="), copy=False)
+    return values
 
 
 def _between(rows: Rows, starts: Array, stops: Array, good: Array) -> list[Any]:
     """Return the bytes between `starts` and `stops` where that is `good`."""
     if good.all() and (starts[1:] >= stops[:-1]).all():
-        wanted = list(zip(starts.tolist(), stops.tolist(), strict=True))
-        return [
-            data if len(data) == stop - start else _CUT
-            for data, (start, stop) in zip(rows.read(wanted), wanted, strict=True)
-        ]
+        found: list[Any] = read_spans(rows, starts, stops)
+        lengths = (stops - starts).tolist()
+        if list(map(len, found)) == lengths:
+            return found
+        return [data if len(data) == length else _CUT for data, length in zip(found, lengths, strict=True)]
     # Offsets of a damaged store need not ascend; reads must.
     order = sorted((int(starts[at]), int(stops[at]), int(at)) for at in np.flatnonzero(good))
     values: list[Any] = [_CUT] * len(good)
@@ -66,6 +83,13 @@ def _fixed(raw: Array, whole: Array, field: Field) -> list[Any]:
         shape = (len(raw), *(size or 0 for size in field.shape or ()))
         values = [np.array(one) for one in raw.reshape(-1).view(np.dtype(field.dtype)).reshape(shape)]
     return values if whole.all() else [value if good else _CUT for value, good in zip(values, whole, strict=True)]
+
+
+def _texts(values: list[Any], field: Field) -> list[Any]:
+    try:
+        return [value.decode() for value in values]
+    except (UnicodeDecodeError, AttributeError):  # a ValueError stands in the place of one
+        return [_variable(value, field, None) for value in values]
 
 
 def _variable(value: Any, field: Field, shape: Any) -> Any:

@@ -1,7 +1,7 @@
 """Reads rows of HDF5 datasets: by file offset where the bytes lie flat in the file, through libhdf5 elsewhere.
 
 Positional reads release the GIL and bypass libhdf5's global lock; datasets that are chunked or filtered (a store
-that h5repack rewrote, say) still read right, only slower.
+that h5repack rewrote, say) still read right, only slower. Many small rows at once are copied out of a mapping.
 """
 
 from __future__ import annotations
@@ -15,15 +15,19 @@ import h5py
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from storeds.backends._hdf5_map import FileMap
 from storeds.errors import FormatError
 from storeds.protocols import Array
 
-__all__ = ["COLUMN_CHECKSUM", "FlatRows", "LibraryRows", "Rows", "gather", "open_rows"]
+__all__ = ["COLUMN_CHECKSUM", "FlatRows", "LibraryRows", "Rows", "gather", "gather_any", "open_rows", "read_spans"]
 
 COLUMN_CHECKSUM = "xxh3"  # attribute of datasets that are columns: xxh3-64 of all their bytes, 16 hexadecimal digits
 _GAP = 4096  # reading a page for nothing is cheaper than another call
 _GROUP = 1 << 20
 _MANY = 128  # rows; for fewer, NumPy's calls cost more than they save
+_MAPPED_MANY = 4  # the same, of rows that are mapped
+_MAPPED_MOST = 64 << 10  # bytes of a row; of larger ones, the copy is what costs
+_MAPPED_SPAN = 256  # bytes, on average; a span takes as many indices as bytes
 
 
 class Rows(Protocol):
@@ -46,17 +50,25 @@ class Rows(Protocol):
 
 
 class FlatRows:
-    """Rows that lie end to end in the file, read with ``pread``."""
+    """Rows that lie end to end in the file, read with ``pread``, or copied out of `mapped` where it can be."""
 
-    def __init__(self, descriptor: int, offset: int, size: int, count: int, checksum: str | None) -> None:
-        self._descriptor, self._offset = descriptor, offset
+    def __init__(
+        self,
+        descriptor: int,
+        offset: int,
+        size: int,
+        count: int,
+        checksum: str | None,
+        mapped: FileMap | None = None,
+    ) -> None:
+        self.descriptor, self._offset, self.mapped = descriptor, offset, mapped
         self.size, self.count, self.checksum = size, count, checksum
 
     def read(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
         # docstring inherited
-        size, offset, descriptor = self.size, self._offset, self._descriptor
-        out: list[bytes] = []
-        for group in _groups(spans, size):
+        size, offset, descriptor = self.size, self._offset, self.descriptor
+        out = self._read_apart(spans) or []
+        for group in _groups(spans, size) if not out else ():
             first = group[0][0]
             data = _pread(descriptor, (group[-1][1] - first) * size, offset + first * size)
             if len(group) == 1:
@@ -64,6 +76,35 @@ class FlatRows:
             else:
                 out.extend(data[(start - first) * size : (stop - first) * size] for start, stop in group)
         return out
+
+    def _read_apart(self, spans: Sequence[tuple[int, int]]) -> list[bytes] | None:
+        """Return what `read` does where every span is a read of its own; None where some are near, or the file ends."""
+        size, offset, descriptor, pread = self.size, self._offset, self.descriptor, os.pread
+        near = _GAP // max(size, 1)
+        if any(after[0] - before[1] <= near for before, after in itertools.pairwise(spans)):
+            return None
+        out = [pread(descriptor, (stop - start) * size, offset + start * size) for start, stop in spans]
+        total = sum([stop - start for start, stop in spans]) * size
+        return out if sum(map(len, out)) == total else None
+
+    def take(self, first: Array, wide: int = 1) -> Array | None:
+        """Return `wide` rows from each of the rows `first` on, in any order; None where the mapping is of no use."""
+        if self.mapped is None or len(first) < _MAPPED_MANY or not 0 < wide * self.size <= _MAPPED_MOST:
+            return None
+        return self.mapped.take(first, self._offset, self.size, self.count, wide)
+
+    def cut(self, starts: Array, stops: Array) -> list[bytes] | None:
+        """Return the bytes of short row ranges; None where the mapping is of no use."""
+        lengths = (stops - starts) * self.size
+        ends = np.cumsum(lengths)
+        if self.mapped is None or len(starts) < _MAPPED_MANY or ends[-1] > len(starts) * _MAPPED_SPAN:
+            return None
+        found = self.mapped.bytes(self._offset, self.size * self.count)
+        if found is None:
+            return None
+        places = np.arange(ends[-1]) + np.repeat(starts * self.size - (ends - lengths), lengths)
+        data = found.take(places).tobytes()
+        return [data[begin:end] for begin, end in itertools.pairwise([0, *ends.tolist()])]
 
     def gather(self, first: Array, wide: int) -> tuple[Array, Array]:
         """Return what the function `gather` does."""
@@ -75,7 +116,7 @@ class FlatRows:
         for low, high in itertools.pairwise(bounds):
             begin, places = int(starts[low]), starts[low:high] - starts[low]
             needed = int(places[-1]) + length
-            data = _pread(self._descriptor, needed, self._offset + begin)
+            data = _pread(self.descriptor, needed, self._offset + begin)
             if len(data) < needed:
                 whole[low:high] = places + length <= len(data)
                 data = data.ljust(needed, b"\0")
@@ -112,12 +153,32 @@ def gather(rows: Rows, first: Array, wide: int = 1) -> tuple[Array, Array]:
     Array, Array
         Shape (n, wide * size), uint8, zero where it could not be read; shape (n,), bool.
     """
-    if isinstance(rows, FlatRows) and 0 < rows.size <= _GAP and len(first) >= _MANY:
-        return rows.gather(first, wide)
+    if isinstance(rows, FlatRows):
+        taken = rows.take(first, wide)
+        if taken is not None:
+            return taken, np.ones(len(first), bool)
+        if 0 < rows.size <= _GAP and len(first) >= _MANY:
+            return rows.gather(first, wide)
     found, length = rows.read([(at, at + wide) for at in first.tolist()]), wide * rows.size
     whole = np.array([len(data) == length for data in found], bool)
     data = b"".join(data if good else bytes(length) for data, good in zip(found, whole.tolist(), strict=True))
     return np.frombuffer(data, np.uint8).reshape(len(found), length), whole
+
+
+def gather_any(rows: Rows, positions: Array) -> Array | None:
+    """Return the rows at `positions`, in any order, shape (n, size), writable; None if one cannot be read whole."""
+    taken = rows.take(positions) if isinstance(rows, FlatRows) else None
+    if taken is not None:
+        return taken
+    unique, inverse = np.unique(positions, return_inverse=True)
+    found, whole = gather(rows, unique)
+    return found[inverse] if whole.all() else None
+
+
+def read_spans(rows: Rows, starts: Array, stops: Array) -> list[bytes]:
+    """Return the bytes of the row ranges between `starts` and `stops`, which ascend, as `Rows.read` does."""
+    cut = rows.cut(starts, stops) if isinstance(rows, FlatRows) else None
+    return rows.read(list(zip(starts.tolist(), stops.tolist(), strict=True))) if cut is None else cut
 
 
 def _pread(descriptor: int, size: int, offset: int) -> bytes:
@@ -149,7 +210,13 @@ def _groups(spans: Sequence[tuple[int, int]], size: int) -> list[list[tuple[int,
 
 
 def open_rows(
-    file: h5py.File, name: str, dtype: np.dtype[Any], shape: tuple[int | None, ...], descriptor: int, url: str
+    file: h5py.File,
+    name: str,
+    dtype: np.dtype[Any],
+    shape: tuple[int | None, ...],
+    descriptor: int,
+    mapped: FileMap,
+    url: str,
 ) -> Rows:
     """Return the rows of dataset `name`; raises FormatError unless it has this dtype and shape (None: any length)."""
     dataset = _local_dataset(file, name, url)
@@ -170,7 +237,7 @@ def open_rows(
         raise FormatError(
             f"{url} is cut short: dataset {name} ends at byte {offset + count * size}, the file has {available}; copy it again"
         )
-    return FlatRows(descriptor, offset, size, count, checksum)
+    return FlatRows(descriptor, offset, size, count, checksum, mapped)
 
 
 def _local_dataset(file: h5py.File, name: str, url: str) -> h5py.Dataset:

@@ -1,8 +1,9 @@
 """Writes native HDF5 stores: columns grow as plain files, and one HDF5 file is laid around them at publish.
 
 libhdf5 leaves an unreadable file when its process dies, so nothing is written through it until everything is
-known; append-only files with a durable count survive any death. Their bytes are then copied in the kernel to where
-the HDF5 file says its datasets lie.
+known; append-only files with a durable count survive any death. The file of the first column of images or bytes, which
+is nearly all of most stores, has room for a header in front and becomes the store: all else is copied around it, to
+where libhdf5 lays it.
 """
 
 from __future__ import annotations
@@ -34,9 +35,15 @@ from storeds.record import CHECKSUM
 
 __all__ = ["Hdf5Writer"]
 
+_ROOM = 1 << 14  # in front of the column that becomes the store; libhdf5 puts 3 KiB there
+_WORTH = 1 << 16  # bytes of a column from which on it is left in place
+_VECTORS = 1024  # buffers in one call, Linux's limit
+
 
 class Hdf5Writer(StoreWriter):
     """The `Writer` of ``hdf5://``; see `storeds.open_writer`."""
+
+    part_bytes, needs_packed = 1 << 20, False
 
     def __init__(
         self,
@@ -56,6 +63,8 @@ class Hdf5Writer(StoreWriter):
         self._staging = Staging(path, self.url, whole, overwrite=overwrite, resume=resume)
         self._folder = self._staging.folder
         self._ends = dict.fromkeys(_column_names(self.fields), 0)
+        blobs = (f"{name}.data" for name, field in self.fields.items() if field.kind in ("image", "bytes"))
+        self._body = next(blobs, None)
         self._files: dict[str, int] = {}
         try:
             self._open()
@@ -70,41 +79,51 @@ class Hdf5Writer(StoreWriter):
             state = json.loads(state_file.read_text())
             count, self._ends, self.note = state["count"], state["ends"], state["note"]
         for name, end in self._ends.items():
-            path = self._folder / f"{name}.column"
+            path = self._path(name)
+            self._staging.separate(path)
             self._files[name] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            if os.fstat(self._files[name]).st_size < end:
+            if end and os.fstat(self._files[name]).st_size < self._begin(name) + end:
                 raise FormatError(f"{path} is shorter than its durable {end} bytes; start anew with overwrite=True")
-            os.ftruncate(self._files[name], end)
+            os.ftruncate(self._files[name], self._begin(name) + end)
         self._resume_from(count, _parts(self._files[CHECKSUM], count * 8))
 
+    def _path(self, column: str) -> Path:
+        return self._folder / (f"{column}.store" if column == self._body else f"{column}.column")
+
+    def _begin(self, column: str) -> int:
+        return _ROOM if column == self._body else 0
+
     def _commit(self, batch: list[Sealed], first: int) -> None:
-        self._append(CHECKSUM, b"".join(sealed.digest for sealed in batch))
-        for name, field in self.fields.items():
-            self._append_field(name, field, [sealed.stored[name] for sealed in batch])
+        if batch:
+            self._write_part(batch, first)
         for descriptor in self._files.values():
             os.fsync(descriptor)
         self._save_state(first + len(batch), self.note)
 
+    def _write_part(self, part: list[Sealed], first: int) -> None:
+        self._append(CHECKSUM, [sealed.digest for sealed in part])
+        for name, field in self.fields.items():
+            self._append_field(name, field, [sealed.stored[name] for sealed in part])
+
     def _append_field(self, name: str, field: Field, values: list[Any]) -> None:
         if field.is_scalar:
-            self._append(name, np.array(values, SCALARS[field.kind]).tobytes())
+            self._append(name, [np.array(values, SCALARS[field.kind]).tobytes()])
         elif field.is_fixed:
-            self._append(name, b"".join(map(np.ndarray.tobytes, values)))
+            self._append(name, list(map(np.ndarray.tobytes, values)))
         else:
             blobs = [_to_bytes(value) for value in values]
             stops = self._ends[f"{name}.data"] + np.cumsum([len(blob) for blob in blobs], dtype="<i8")
-            self._append(f"{name}.data", b"".join(blobs))
-            self._append(f"{name}.stops", stops.tobytes())
+            self._append(f"{name}.data", blobs)
+            self._append(f"{name}.stops", [stops.tobytes()])
             if field.kind == "array":
-                self._append(f"{name}.shapes", np.array([value.shape for value in values], "<i8").tobytes())
+                self._append(f"{name}.shapes", [np.array([value.shape for value in values], "<i8").tobytes()])
 
-    def _append(self, name: str, data: bytes) -> None:
+    def _append(self, name: str, blobs: list[bytes]) -> None:
         # At the durable end, not at the file's: a batch that failed half-way is written over.
-        end, view = self._ends[name], memoryview(data)
-        while view:
-            written = os.pwrite(self._files[name], view, end)
-            view, end = view[written:], end + written
-        self._ends[name] = end
+        for start in range(0, len(blobs), _VECTORS):
+            self._ends[name] += _write_all(
+                self._files[name], blobs[start : start + _VECTORS], self._begin(name) + self._ends[name]
+            )
 
     def _save_note(self, note: JSON) -> None:
         self._save_state(self._durable, note)
@@ -118,13 +137,25 @@ class Hdf5Writer(StoreWriter):
         places, raw = self._lay_out(built, meta)
         target = os.open(built, os.O_RDWR | os.O_CLOEXEC)
         try:
+            stays = self._body if places.get(self._body or "") == _ROOM else None
             for name, place in places.items():
-                _copy(self._files[name], target, self._ends[name], place)
+                if name != stays:
+                    _copy(self._files[name], self._begin(name), target, place, self._ends[name])
+            if stays is not None:
+                self._lay_around(stays, target)
+                built = self._path(stays)
         finally:
             os.close(target)
         stamp_hdf5_file(str(built), raw)
         self._close_files()
         self._staging.publish(built)
+
+    def _lay_around(self, column: str, built: int) -> None:
+        """Copy what lies before and after the room for `column` in `built` to the same places in the column's file."""
+        size, end = os.fstat(built).st_size, _ROOM + self._ends[column]
+        os.ftruncate(self._files[column], size)
+        _copy(built, 0, self._files[column], 0, _ROOM)
+        _copy(built, end, self._files[column], end, size - end)
 
     def _lay_out(self, built: Path, meta: Meta) -> tuple[dict[str, int], list[tuple[int, int]]]:
         """Write the HDF5 file with room for every column.
@@ -133,9 +164,7 @@ class Hdf5Writer(StoreWriter):
         """
         n, places = meta.count, {}
         raw: list[tuple[int, int]] = []
-        with h5py.File(built, "w") as file:
-            for key, value in meta_to_row(meta).items():
-                file.attrs[key] = value
+        with h5py.File(built, "w", **self._alignment()) as file:
             records = file.create_group("records")
 
             def room(name: str, column: str, shape: tuple[int, ...], dtype: Any) -> h5py.Dataset:
@@ -145,13 +174,19 @@ class Hdf5Writer(StoreWriter):
                     raw.append(_raw_range(dataset))
                 return dataset
 
+            data = {}
+            if self._body is not None:  # first, so that nothing else takes its place
+                data[self._body] = room(self._body.replace(".", "/"), self._body, (self._ends[self._body],), "u1")
+            for key, value in meta_to_row(meta).items():
+                file.attrs[key] = value
             for name, field in self.fields.items():
                 if field.is_fixed:
                     shape = () if field.is_scalar else tuple(size or 0 for size in field.shape or ())
                     dataset = room(name, name, (n, *shape), field.dtype or SCALARS[field.kind])
                     self._seal_column(dataset, name)
                     continue
-                dataset = room(f"{name}/data", f"{name}.data", (self._ends[f"{name}.data"],), "u1")
+                column = f"{name}.data"
+                dataset = data.get(column) or room(f"{name}/data", column, (self._ends[column],), "u1")
                 stops = np.frombuffer(_read(self._files[f"{name}.stops"], n * 8), "<i8")
                 offsets = np.concatenate((np.zeros(1, "<i8"), stops))
                 records[f"{name}/offsets"] = offsets
@@ -163,6 +198,11 @@ class Hdf5Writer(StoreWriter):
                     room(f"{name}/shapes", f"{name}.shapes", (n, len(field.shape or ())), "<i8")
             room(CHECKSUM, CHECKSUM, (n, 8), "u1")
         return places, raw
+
+    def _alignment(self) -> dict[str, int]:
+        """Return the options with which libhdf5 gives the body its place; small things are not aligned."""
+        size = 0 if self._body is None else self._ends[self._body]
+        return {"alignment_threshold": size, "alignment_interval": _ROOM} if size >= _WORTH else {}
 
     def _seal_column(self, dataset: h5py.Dataset, column: str) -> None:
         # The records' checksums do not help who reads one column alone.
@@ -232,13 +272,26 @@ def _parts(descriptor: int, size: int, step: int = 1 << 20) -> Iterator[bytes]:
         yield os.pread(descriptor, min(step, size - start), start)
 
 
-def _copy(source: int, target: int, size: int, place: int) -> None:
+def _write_all(descriptor: int, blobs: list[bytes], at: int) -> int:
+    """Write `blobs` end to end from `at` on; return how many bytes they are."""
+    size = sum(map(len, blobs))
+    written = os.pwritev(descriptor, blobs, at)
+    if written < size:  # the disk is full, which the next call says, or there are more bytes than one call takes
+        rest = memoryview(b"".join(blobs))[written:]
+        while rest:
+            rest = rest[os.pwrite(descriptor, rest, at + size - len(rest)) :]
+    return size
+
+
+def _copy(source: int, start: int, target: int, place: int, size: int) -> None:
+    """Copy `size` bytes from `start` on in `source` to `place` in `target`."""
     done = 0
     with contextlib.suppress(OSError):  # not every file system copies in the kernel
         while done < size:
-            copied = os.copy_file_range(source, target, size - done, done, place + done)
+            copied = os.copy_file_range(source, target, size - done, start + done, place + done)
             if copied == 0:
                 break
             done += copied
     while done < size:
-        done += os.pwrite(target, os.pread(source, min(1 << 20, size - done), done), place + done)
+        part = os.pread(source, min(1 << 20, size - done), start + done)
+        done += os.pwrite(target, part, place + done)

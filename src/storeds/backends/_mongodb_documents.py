@@ -47,7 +47,7 @@ def to_document(
         document[name] = _to_bson(field, sealed.stored[name])
     document[CHECKSUM] = Binary(sealed.digest)
     large: list[LargeValue] = []
-    size = len(sealed.packed)
+    size = sealed.size
     for name in sorted(fields, key=lambda name: -_weight(document[name])):
         if size <= DOCUMENT_BYTES:
             break
@@ -101,6 +101,8 @@ def references(documents: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the ids of all large values that `documents` refer to."""
     found = []
     for document in documents:
+        if dict not in map(type, document.values()):
+            continue
         for value in document.values():
             if not isinstance(value, dict):
                 continue
@@ -116,14 +118,21 @@ def from_document(document: Mapping[str, Any], fields: Mapping[str, Field], larg
     for name, field in fields.items():
         if name not in document:
             raise ValueError(f"its document has no field {name!r}")
-        try:
-            value = document[name]
-            if isinstance(value, dict):
-                value = _resolve(value, large)
-            record[name] = _FROM_BSON[field.kind](value, field)
-        except (TypeError, KeyError, ValueError, AttributeError) as error:
-            raise ValueError(f"field {name!r} of its document is no {field.kind} ({error})") from None
+        value = document[name]
+        if type(value) is _PLAIN.get(field.kind):  # most; the others are looked at more closely
+            record[name] = value
+        else:
+            record[name] = _from_bson(name, field, value, large)
     return record
+
+
+def _from_bson(name: str, field: Field, value: Any, large: Mapping[str, bytes]) -> Any:
+    try:
+        if isinstance(value, dict):
+            value = _resolve(value, large)
+        return _FROM_BSON[field.kind](value, field)
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise ValueError(f"field {name!r} of its document is no {field.kind} ({error})") from None
 
 
 def _resolve(value: Mapping[str, Any], large: Mapping[str, bytes]) -> Any:
@@ -161,6 +170,9 @@ def _blob(value: Any, field: Field) -> bytes:
 def _array(value: Any, field: Field) -> Any:
     return np.frombuffer(value["data"], field.dtype).reshape([int(size) for size in value["shape"]]).copy()
 
+
+# What BSON gives of these kinds is what a record has.
+_PLAIN = {"image": bytes, "bytes": bytes, "str": str, "json": str, "int": int, "float": float, "bool": bool}
 
 _FROM_BSON = {
     "image": _blob,

@@ -67,6 +67,8 @@ class MongodbWriter(StoreWriter):
         As for the backend.
     """
 
+    needs_packed, part_bytes = False, 4 << 20  # in one command; larger ones are slower, as no cache holds them
+
     def __init__(
         self,
         url: str,
@@ -172,13 +174,17 @@ class MongodbWriter(StoreWriter):
         self._resume_from(len(digests), digests)
 
     def _commit(self, batch: list[Sealed], first: int) -> None:
-        made = [to_document(at, sealed, self.fields, self._values) for at, sealed in enumerate(batch, first)]
+        if batch:  # every part is durable already
+            self._write_part(batch, first)
+
+    def _write_part(self, part: list[Sealed], first: int) -> None:
+        made = [to_document(at, sealed, self.fields, self._values) for at, sealed in enumerate(part, first)]
         for value in (value for _, large in made for value in large):
             self._retried(partial(self._put_large, value=value))
         documents = [document for document, _ in made]
         self._retried(lambda database: insert_missing(database[self._partial], documents))
-        self._sent += len(batch)
-        self._sent_bytes += sum(min(len(sealed.packed), DOCUMENT_BYTES) for sealed in batch)
+        self._sent += len(part)
+        self._sent_bytes += sum(min(sealed.size, DOCUMENT_BYTES) for sealed in part)
 
     def _put_large(self, database: Any, value: LargeValue) -> None:
         bucket = values_collection(self._name)
@@ -200,10 +206,9 @@ class MongodbWriter(StoreWriter):
         check_large(self._retried, values_collection(self._name), self._values, self.url)
         check_arrived(lambda read: self._retried(lambda database: read(database[self._partial])), meta, self.url)
         row = {**meta_to_row(meta), "values": self._values, "document_bytes": self._document_bytes()}
+        own, change = {"_id": self._identity}, {"$set": row}
         # Beside the plan, without which a writer could not be resumed if the rename failed.
-        self._retried(
-            lambda database: self._metas(database).update_one({"_id": self._identity}, {"$set": row}, upsert=True)
-        )
+        self._retried(lambda database: self._metas(database).update_one(own, change, upsert=True))
         self._retried(self._rename)
         self._retried(lambda database: self._clean_up(database, row))
         self._ticket.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
@@ -104,16 +104,19 @@ class StoreBackend(ABC):
     def get_many(self, positions: Sequence[int], /, fields: Sequence[str] | None = None) -> list[Record | RecordError]:
         # docstring inherited
         wanted = self._check_fields(fields)
-        asked = self._check_positions(positions)
-        if not len(asked):
+        if type(positions) is not list or set(map(type, positions)) != {int}:  # for a list of int, NumPy is slower
+            positions = self._check_positions(positions).tolist()
+        if not positions:
             return []
-        unique, inverse = np.unique(asked, return_inverse=True)
-        found = self._read(unique.tolist(), wanted)
+        ascending = sorted(set(positions))
+        self._check_bounds(ascending[0], ascending[-1])
+        found = self._read(ascending, wanted)
         if len(wanted) != len(self.meta.fields):
             found = [_project(record, wanted) for record in found]
-        if len(unique) == len(asked):
-            return [found[at] for at in inverse.tolist()]
-        return self._spread(found, inverse.tolist())
+        by_position = dict(zip(ascending, found, strict=True))
+        if len(ascending) == len(positions):
+            return [by_position[position] for position in positions]
+        return _spread(by_position, positions)
 
     def column(self, name: str, /) -> Array:
         # docstring inherited
@@ -142,18 +145,6 @@ class StoreBackend(ABC):
         """Return where an interrupted writer of this store left its work, or None."""
         return None
 
-    def _spread(self, found: list[Record | RecordError], inverse: list[int]) -> list[Record | RecordError]:
-        # A record asked for twice is given twice: changing one must not change the other.
-        out: list[Record | RecordError] = []
-        given: set[int] = set()
-        for at in inverse:
-            record = found[at]
-            if at in given and not isinstance(record, RecordError):
-                record = copy.deepcopy(record)
-            given.add(at)
-            out.append(record)
-        return out
-
     def _check_fields(self, fields: Sequence[str] | None) -> tuple[str, ...]:
         if fields is None:
             return tuple(self.meta.fields)
@@ -170,11 +161,13 @@ class StoreBackend(ABC):
             asked = np.array(positions, object)  # too large for any integer type of NumPy, so outside
         elif asked.ndim != 1 or asked.dtype.kind not in "iu":
             raise TypeError(f"positions must be a sequence of integers, got {asked.dtype} of shape {asked.shape}")
-        low, high = int(asked.min()), int(asked.max())
+        self._check_bounds(int(asked.min()), int(asked.max()))
+        return asked.astype(np.int64, copy=False)
+
+    def _check_bounds(self, low: int, high: int) -> None:
         if low < 0 or high >= self.meta.count:
             bad = low if low < 0 else high
             raise IndexError(f"position {bad} is outside [0, {self.meta.count}) of {self.url}")
-        return asked.astype(np.int64, copy=False)
 
     def _fault(self, position: int, reason: object, record: Mapping[str, Any] | None = None) -> RecordError:
         key = (record or {}).get(self._key_field) if self._key_field else None
@@ -238,22 +231,34 @@ class HandleBackend(StoreBackend, Generic[H, Open]):
 
     @contextmanager
     def _lease(self) -> Iterator[H]:
-        with ExitStack() as stack:
-            try:
-                handle = stack.enter_context(self._ticket.lease())
+        try:
+            with self._ticket.lease() as handle:
                 build = self._build_of(handle)
-            except StoreNotFoundError as error:
-                raise UnavailableError(f"{self.url} was there when it was opened and is gone now: {error}") from error
-            if build != self.meta.build:
-                raise UnavailableError(
-                    f"{self.url} was replaced while in use or changed (build {self.meta.build} was opened, "
-                    f"build {build} is there now); open it again"
-                )
-            yield handle
+                if build != self.meta.build:
+                    raise UnavailableError(
+                        f"{self.url} was replaced while in use or changed (build {self.meta.build} was opened, "
+                        f"build {build} is there now); open it again"
+                    )
+                yield handle
+        except StoreNotFoundError as error:
+            raise UnavailableError(f"{self.url} was there when it was opened and is gone now: {error}") from error
 
     def close(self) -> None:
         # docstring inherited
         self._ticket.close()
+
+
+def _spread(found: Mapping[int, Record | RecordError], asked: Sequence[int]) -> list[Record | RecordError]:
+    # A record asked for twice is given twice: changing one must not change the other.
+    out: list[Record | RecordError] = []
+    given: set[int] = set()
+    for position in asked:
+        record = found[position]
+        if position in given and not isinstance(record, RecordError):
+            record = copy.deepcopy(record)
+        given.add(position)
+        out.append(record)
+    return out
 
 
 def _project(record: Record | RecordError, fields: tuple[str, ...]) -> Record | RecordError:

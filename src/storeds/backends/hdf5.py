@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -12,20 +12,23 @@ import numpy as np
 import xxhash
 from pydantic import Field as Option
 
+from storeds._batch_arrays import stack_records, stackable
 from storeds._columns import SCALARS, text_column
 from storeds._files import staging_folder
 from storeds._handles import HandlePool
 from storeds._meta import meta_from_row
 from storeds._mounts import file_system, file_system_advice
 from storeds._url import file_path
-from storeds.backends._hdf5_columns import Column, read_values
+from storeds.backends._hdf5_columns import Column, read_raw, read_values, typed
+from storeds.backends._hdf5_digests import RecordDigests
 from storeds.backends._hdf5_file import check_hdf5_file
-from storeds.backends._hdf5_rows import LibraryRows, Rows, gather, open_rows
+from storeds.backends._hdf5_map import FileMap
+from storeds.backends._hdf5_rows import LibraryRows, Rows, gather, gather_any, open_rows
 from storeds.backends._openers import FileOpener
 from storeds.backends.base import BackendOptions, HandleBackend, parse_options
 from storeds.errors import FormatError, RecordError, StoredsError
 from storeds.protocols import JSON, Array, Field, Meta, Record
-from storeds.record import CHECKSUM, checksum
+from storeds.record import CHECKSUM
 
 if TYPE_CHECKING:
     from storeds.protocols import Writer
@@ -56,10 +59,12 @@ class Hdf5Handle:
     """An open descriptor, where everything lies in it, and the libhdf5 file if some dataset needs that."""
 
     descriptor: int
+    mapped: FileMap
     file: h5py.File | None
     meta: Meta
     columns: Mapping[str, Column]
     checksums: Rows
+    digests: RecordDigests
 
 
 class Hdf5Opener(FileOpener[Hdf5Options]):
@@ -102,18 +107,20 @@ class Hdf5Opener(FileOpener[Hdf5Options]):
                 f"{self.url} is an HDF5 file, but no native store: it has no root attribute 'layout'; {_NOT_OURS}"
             )
         meta = meta_from_row(file.attrs, self.url)
-        n = meta.count
+        n, mapped = meta.count, FileMap(descriptor)
 
         def rows(name: str, dtype: np.dtype[Any], *shape: int | None) -> Rows:
-            return open_rows(file, f"records/{name}", dtype, shape, descriptor, self.url)
+            return open_rows(file, f"records/{name}", dtype, shape, descriptor, mapped, self.url)
 
         columns = {name: _find_column(name, field, n, rows) for name, field in meta.fields.items()}
         checksums = rows(CHECKSUM, _BYTE, n, _DIGEST)
         everything = [checksums, *(r for c in columns.values() for r in (c.rows, c.offsets, c.shapes) if r is not None)]
         needs_library = any(isinstance(part, LibraryRows) for part in everything)
-        return Hdf5Handle(descriptor, file if needs_library else None, meta, columns, checksums)
+        kept = file if needs_library else None
+        return Hdf5Handle(descriptor, mapped, kept, meta, columns, checksums, RecordDigests(meta.fields))
 
     def close(self, handle: Hdf5Handle, /) -> None:
+        handle.mapped.close()
         if handle.file is not None:
             handle.file.close()
         os.close(handle.descriptor)
@@ -199,21 +206,55 @@ class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
         wanted = np.array(positions, np.int64)
         with self._lease() as handle:
             columns = [read_values(handle.columns[name], wanted) for name in names]
-            digests = gather(handle.checksums, wanted)[0].tobytes() if whole else b""
-        out: list[Record | RecordError] = []
+            expected = gather(handle.checksums, wanted)[0].tobytes() if whole else b""
+            digests = handle.digests
         rows = zip(*columns, strict=True) if columns else ((),) * len(positions)
-        for at, (position, row) in enumerate(zip(positions, rows, strict=True)):
-            record = dict(zip(names, row, strict=True))
-            try:
-                for value in row:
-                    if isinstance(value, ValueError):
-                        raise ValueError(str(value))
-                if whole and checksum(self._codec.pack(record)) != digests[at * _DIGEST : (at + 1) * _DIGEST]:
-                    raise ValueError("its checksum does not match its bytes")
-                out.append(self._codec.revive_stored(record))
-            except ValueError as error:
-                out.append(self._fault(position, error, record))
-        return out
+        records = [dict(zip(names, row)) for row in rows]  # noqa: B905  # as many as there are columns, checked for each
+        try:
+            if whole and digests.of_records(records) == expected:
+                return [*map(self._codec.revive_stored, records)]
+        except (TypeError, ValueError, AttributeError):  # a value could not be read, or makes no sense
+            pass
+        return [
+            self._checked(position, record, expected[at * _DIGEST : (at + 1) * _DIGEST], digests)
+            for at, (position, record) in enumerate(zip(positions, records, strict=True))
+        ]
+
+    def _checked(self, position: int, record: Record, expected: bytes, digests: RecordDigests) -> Record | RecordError:
+        for value in record.values():
+            if isinstance(value, ValueError):
+                return self._fault(position, value, record)
+        if expected and digests.of_record(record) != expected:  # else only some fields were read
+            return self._fault(position, "its checksum does not match its bytes", record)
+        try:
+            return self._codec.revive_stored(record)
+        except ValueError as error:
+            return self._fault(position, error, record)
+
+    def get_arrays(self, positions: Sequence[int], /, fields: Sequence[str] | None = None) -> dict[str, Array]:
+        """Return fields of many records as arrays; see `storeds.protocols.SupportsBatchArrays`."""
+        names = stackable(self, fields)
+        asked = self._check_positions(positions)
+        arrays = self._gather_arrays(asked, names) if len(asked) else None
+        # What is wrong, and with which record, is told by reading them one by one.
+        return stack_records(self, asked, names) if arrays is None else arrays  # type: ignore[arg-type]  # an array is a sequence
+
+    def _gather_arrays(self, positions: Array, names: tuple[str, ...]) -> dict[str, Array] | None:
+        """Return the arrays, or None if a record is bad, or must be read whole and is not of fixed size."""
+        whole, declared = self._codec.needs_whole(names), self.meta.fields
+        if whole and not all(field.is_fixed for field in declared.values()):
+            return None
+        with self._lease() as handle:
+            raw = {name: read_raw(handle.columns[name], positions) for name in (declared if whole else names)}
+            checksums = gather_any(handle.checksums, positions) if whole else None
+            digests = handle.digests.of_columns
+        found = {name: data for name, data in raw.items() if data is not None}
+        if len(found) < len(raw) or (whole and checksums is None):
+            return None
+        columns = {name: typed(data, declared[name]) for name, data in found.items()}
+        if checksums is not None and digests(columns, found) != checksums.tobytes():
+            return None
+        return {name: columns[name] for name in names}
 
     def _column(self, name: str, field: Field) -> Array:
         n = self.meta.count

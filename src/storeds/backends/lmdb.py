@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -177,18 +177,22 @@ class LmdbBackend(HandleBackend[LmdbHandle, LmdbOpener]):
         return str(folder) if folder.exists() else None
 
     def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
-        out: list[Record | RecordError] = []
         with self._lease() as handle, handle.env.begin(db=handle.records, buffers=True) as txn:
-            get, unseal = txn.get, self._codec.open_sealed
-            for position in positions:
-                try:
-                    sealed = get(position.to_bytes(8, "big"))
-                    if sealed is None:
-                        raise ValueError("it is missing from the database")
-                    out.append(unseal(sealed))
-                except (ValueError, lmdb.Error) as error:
-                    out.append(self._fault(position, error))
-        return out
+            keys = [position.to_bytes(8, "big") for position in positions]
+            get: Callable[[bytes], Any] = txn.get
+            try:
+                return [*self._codec.open_all(map(get, keys))]
+            except (ValueError, lmdb.Error):
+                return [self._read_one(txn, position) for position in positions]
+
+    def _read_one(self, txn: lmdb.Transaction, position: int) -> Record | RecordError:
+        try:
+            sealed = txn.get(position_key(position))
+            if sealed is None:
+                raise ValueError("it is missing from the database")
+            return self._codec.open_sealed(sealed)
+        except (ValueError, lmdb.Error) as error:
+            return self._fault(position, error)
 
     def _column(self, name: str, field: Field) -> Array:
         if field.kind == "array":

@@ -62,6 +62,8 @@ class MongodbBackend(HandleBackend[MongodbHandle, MongodbOpener]):
     Options: ClassVar[type[BackendOptions]] = BackendOptions
     pool: ClassVar[HandlePool[MongodbHandle]] = HandlePool(limit=64, quiesce=False)
 
+    _document_bytes: int | None = None  # until a batch needs it
+
     def __init__(self, url: str, *, client_factory: ClientFactory | None = None, **options: Any) -> None:
         parse_options(BackendOptions, {}, options, url)
         super().__init__(MongodbOpener(parse_location(url), client_factory))
@@ -154,12 +156,18 @@ class MongodbBackend(HandleBackend[MongodbHandle, MongodbOpener]):
 
         One that is not small is cut in two, which are asked for together.
         """
-        size = self._retried(lambda handle: handle.document_bytes) if blobs else _SMALL
+        size = self._mean_size() if blobs else _SMALL
         step = max(1, _REPLY_BYTES // max(1, size))
         if size * len(positions) > _WORTH_TWO:
             step = min(step, -(-len(positions) // 2))
         for start in range(0, len(positions), step):
             yield positions[start : start + step]
+
+    def _mean_size(self) -> int:
+        # Not a functools.cached_property: it has a lock, which a fork could catch in another thread's hands.
+        if self._document_bytes is None:
+            self._document_bytes = self._retried(lambda handle: handle.document_bytes)
+        return self._document_bytes
 
     def _record(
         self, position: int, document: Any, wanted: Mapping[str, Field], large: Mapping[str, bytes], whole: bool
@@ -168,7 +176,7 @@ class MongodbBackend(HandleBackend[MongodbHandle, MongodbOpener]):
             if document is None:
                 raise ValueError("its document is missing from the collection")
             record = from_document(document, wanted, large)
-            if whole and checksum(self._codec.pack(record)) != bytes(document.get(CHECKSUM, b"")):
+            if whole and not _equal(document.get(CHECKSUM), checksum(self._codec.pack(record))):
                 raise ValueError("its checksum does not match its values")
             return self._codec.revive_stored(record)
         except ValueError as error:
@@ -196,6 +204,10 @@ class MongodbBackend(HandleBackend[MongodbHandle, MongodbOpener]):
         query = {name: {"$in": values} for name, values in accepted.items()}
         found, _ = self._retried(lambda handle: handle.find(query, ()))
         return np.array(sorted(found), np.int64)
+
+
+def _equal(found: Any, digest: bytes) -> bool:
+    return isinstance(found, bytes) and bytes(found) == digest  # of another subtype than 0 it is a bson.Binary
 
 
 def _array_bytes(field: Field) -> int:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import xxhash
 
+from storeds._batch_arrays import stack_records, stackable
 from storeds._count import Count
 from storeds._files import check_file
 from storeds._handles import HandlePool
 from storeds._mounts import file_system, file_system_advice
 from storeds._url import file_path, file_url
+from storeds.backends._hdf5_map import FileMap
 from storeds.backends.base import HandleBackend, parse_options
 from storeds.errors import FormatError, RecordError, StoredsError
 from storeds.fields import fields_to_json
@@ -48,12 +50,13 @@ class Found:
 
 @dataclass(frozen=True)
 class Hdf5Handle:
-    """The open files of a store, and the fields found in them."""
+    """The open files of a store, their mappings by descriptor, and the fields found in them."""
 
     files: Hdf5Files
     meta: Meta
     columns: Mapping[str, Values]
     identity: list[JSON]
+    maps: Mapping[int, FileMap]
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,10 @@ class ForeignOpener:
         try:
             files.file(self.path)
             found = self.find(files)
-            return Hdf5Handle(files, self._meta(files, found), found.columns, files.identity())
+            maps: dict[int, FileMap] = {}
+            for values in found.columns.values():
+                values.map_files(maps)
+            return Hdf5Handle(files, self._meta(files, found), found.columns, files.identity(), maps)
         except StoredsError:
             files.close()
             raise
@@ -118,11 +124,13 @@ class ForeignOpener:
         return Meta(id_, build, Count(found.count), self.layout, fields, found.attrs)
 
     def close(self, handle: Hdf5Handle, /) -> None:
+        for mapped in handle.maps.values():
+            mapped.close()
         handle.files.close()
 
     def disown(self, handle: Hdf5Handle, /) -> None:
         # h5py holds libhdf5's lock over a fork, so no read was under way: closing the copy leaves the parent's alone.
-        handle.files.close()
+        self.close(handle)
 
 
 class ForeignHdf5(HandleBackend[Hdf5Handle, ForeignOpener]):
@@ -177,6 +185,16 @@ class ForeignHdf5(HandleBackend[Hdf5Handle, ForeignOpener]):
             bad = next(((name, value) for name, value in record.items() if isinstance(value, ValueError)), None)
             out.append(record if bad is None else self._fault(position, f"field {bad[0]!r}: {bad[1]}", record))
         return out
+
+    def get_arrays(self, positions: Sequence[int], /, fields: Sequence[str] | None = None) -> dict[str, Array]:
+        """Return fields of many records as arrays; see `storeds.protocols.SupportsBatchArrays`."""
+        names = stackable(self, fields)
+        asked = self._check_positions(positions)
+        with self._lease() as handle:
+            read = {name: handle.columns[name].stacked(asked) for name in names}
+        found = {name: array for name, array in read.items() if array is not None}
+        # What is wrong, and with which record, is told by reading them one by one.
+        return found if len(found) == len(names) else stack_records(self, asked, names)  # type: ignore[arg-type]  # an array is a sequence
 
     def _column(self, name: str, field: Field) -> Array:
         with self._lease() as handle:

@@ -1,7 +1,7 @@
-"""The bytes of foreign datasets as they are in the file: flat ones by file offset, others through libhdf5, unconverted.
+"""The bytes of foreign datasets as they are in the file: by file offset where that is possible, else through libhdf5.
 
-libhdf5 cuts a string at its first NUL when it converts one, and a picture kept as a string holds NULs; read with the
-dataset's own type, nothing is converted.
+Nothing is converted: libhdf5 cuts a string at its first NUL when it converts one, and a picture kept as a string holds
+NULs.
 """
 
 from __future__ import annotations
@@ -17,40 +17,83 @@ import numpy as np
 
 from storeds.backends._hdf5_rows import FlatRows, Rows
 from storeds.errors import FormatError
+from storeds.layouts._hdf5_chunks import Chunks
 from storeds.layouts._hdf5_files import Hdf5Files
+from storeds.layouts._hdf5_threads import spread
 
 __all__ = ["ChunkedRows", "TableRows", "bytes_of", "raw_rows", "swaps_nothing", "variable_items"]
 
 _MOST = 32 << 20  # bytes that one read may take beyond a single row
+_PAYS = 1 << 19  # bytes; to decompress them takes some times as long as to start a thread
+_SMALL = 1 << 18  # bytes of a dataset that is one value; for fewer, to look its chunks up costs more than it saves
 
 
 class ChunkedRows:
-    """Rows that only libhdf5 can find. What a batch wants of one chunk is read at once: it is decompressed once."""
+    """Rows that lie in chunks. What a batch wants of one chunk is read at once: it is decompressed once.
+
+    With `chunks`, those are read without libhdf5 as far as they can be; else it alone can find the rows.
+    """
 
     checksum = None
 
     def __init__(
-        self, files: Hdf5Files, dataset: h5py.Dataset, memory: Any, size: int, count: int, axis: int = 0
+        self,
+        files: Hdf5Files,
+        dataset: h5py.Dataset,
+        memory: Any,
+        size: int,
+        count: int,
+        axis: int = 0,
+        chunks: Chunks | None = None,
     ) -> None:
         self._files, self._dataset, self._memory, self._axis = files, dataset, memory, axis
         self.size, self.count = size, count
+        self._chunks = chunks
         self._per_chunk = dataset.chunks[axis] if dataset.chunks and dataset.shape else 1
 
     def read(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
         # docstring inherited
-        out: list[bytes] = []
-        for group in self._groups(spans):
-            start, stop = group[0][0], group[-1][1]
-            try:
-                data = self._load(start, stop)
-            except (OSError, RuntimeError, ValueError):  # a damaged chunk: what lies in others is still good
-                out.extend([b""] if len(group) == 1 else [self.read([span])[0] for span in group])
-                continue
-            for first, last in group:
-                out.append(data[(first - start) * self.size : (last - start) * self.size])
+        if self._chunks is not None:
+            return self._read_chunks(self._chunks, spans)
+        out = [data for group in self._groups(spans) for data in self._slices(group)]
         if self._dataset.is_virtual:
             self._files.check_sources()
         return out
+
+    def _read_chunks(self, chunks: Chunks, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+        per_chunk, size = chunks.per_chunk, chunks.nbytes
+        if not all(0 < stop - start <= per_chunk - start % per_chunk for start, stop in spans):
+            return self._read_across(per_chunk, spans)
+        groups = self._groups(spans)
+        alone = size * sum(chunks.lacks(group[0][0] // per_chunk) for group in groups) < _PAYS
+        return [data for found in spread(self._slices, groups, alone=alone) for data in found]
+
+    def _read_across(self, per_chunk: int, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+        cut = [
+            [(max(start, at), min(stop, at + per_chunk)) for at in range(start - start % per_chunk, stop, per_chunk)]
+            if start < stop
+            else []
+            for start, stop in spans
+        ]
+        found = iter(self.read([piece for pieces in cut for piece in pieces]))
+        return [_whole([next(found) for _ in pieces]) for pieces in cut]
+
+    def _slices(self, group: list[tuple[int, int]]) -> list[bytes]:
+        start, stop = group[0][0], group[-1][1]
+        rows = None if self._chunks is None else self._chunks.flat(start // self._per_chunk)
+        if rows is not None:
+            first = start - start % self._per_chunk
+            return rows.read([(low - first, high - first) for low, high in group])
+        try:
+            data = self._load(start, stop)
+        except (OSError, RuntimeError, ValueError):
+            if self._chunks is not None or len(group) == 1:
+                return [b""] * len(group)
+            # What lies in other chunks than the damaged one is still good.
+            return [self._slices([span])[0] for span in group]
+        if len(group) == 1:
+            return [bytes(data)]
+        return [bytes(data[(low - start) * self.size : (high - start) * self.size]) for low, high in group]
 
     def _groups(self, spans: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
         groups: list[list[tuple[int, int]]] = []
@@ -64,9 +107,15 @@ class ChunkedRows:
 
     def _joins(self, group: list[tuple[int, int]], span: tuple[int, int]) -> bool:
         same_chunk = (group[-1][1] - 1) // self._per_chunk == span[0] // self._per_chunk
+        if self._chunks is not None:
+            return same_chunk
         return (same_chunk or span[0] == group[-1][1]) and (span[1] - group[0][0]) * self.size <= _MOST
 
-    def _load(self, start: int, stop: int) -> bytes:
+    def _load(self, start: int, stop: int) -> bytes | memoryview:
+        found = self._chunks.load(start, stop) if self._chunks is not None else None
+        return self._load_by_library(start, stop) if found is None else found
+
+    def _load_by_library(self, start: int, stop: int) -> bytes:
         shape = self._dataset.shape
         data = np.empty((stop - start) * self.size, "u1")
         if not data.size:
@@ -81,6 +130,12 @@ class ChunkedRows:
             memory = space
         self._dataset.id.read(memory, space, data, mtype=self._memory)
         return data.tobytes()
+
+
+def _whole(pieces: list[bytes]) -> bytes:
+    if len(pieces) == 1:
+        return pieces[0]
+    return b"".join(pieces) if all(pieces) else b""
 
 
 class TableRows:
@@ -115,15 +170,19 @@ def raw_rows(
     memory = stored if dtype.kind in "SV" else h5py.h5t.py_create(dtype, logical=True)
     if stored.get_size() != dtype.itemsize and dtype.kind in "SV":
         raise FormatError(f"{files.url}: dataset {dataset.name} has the type {dtype}, laid out in an unusual way")
+    equal = bool(stored.equal(memory))
     if dataset.external:
-        return _external_rows(files, dataset, size, count, flat=stored.equal(memory))
+        return _external_rows(files, dataset, size, count, flat=equal)
     offset = None if dataset.is_virtual or dataset.chunks else dataset.id.get_offset()
-    if offset is not None and stored.equal(memory):
+    if offset is not None and equal:
         path = dataset.file.filename
         return _flat_rows(files, dataset, path, offset, size, count)
     if whole and shape:
-        return _AsOne(ChunkedRows(files, dataset, memory, size // max(shape[0], 1), shape[0]))
-    return ChunkedRows(files, dataset, memory, size, count, axis)
+        size //= max(shape[0], 1)
+        chunks = Chunks.of(files, dataset, size, 0) if equal and size * shape[0] >= _SMALL else None
+        return _AsOne(ChunkedRows(files, dataset, memory, size, shape[0], 0, chunks))
+    chunks = Chunks.of(files, dataset, size, axis) if equal else None
+    return ChunkedRows(files, dataset, memory, size, count, axis, chunks)
 
 
 class _AsOne:

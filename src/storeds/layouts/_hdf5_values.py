@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import h5py
 import numpy as np
 
 from storeds._columns import SCALARS, column_of
-from storeds.backends._hdf5_rows import Rows
+from storeds.backends._hdf5_map import FileMap
+from storeds.backends._hdf5_rows import FlatRows, Rows, gather_any
 from storeds.errors import FormatError
-from storeds.jpeg.sniff import sniff
 from storeds.layouts._hdf5_files import Hdf5Files
+from storeds.layouts._hdf5_kinds import SCALAR_KINDS, is_encoded, kind_of, numeric_field, to_value
 from storeds.layouts._hdf5_matlab import is_matlab_column
 from storeds.layouts._hdf5_raw import TableRows, bytes_of, raw_rows, swaps_nothing, variable_items
-from storeds.protocols import Array, Field, Kind
+from storeds.protocols import Array, Field
 
 __all__ = [
     "SCALAR_KINDS",
@@ -32,10 +33,6 @@ __all__ = [
     "values_of",
 ]
 
-SCALAR_KINDS: Mapping[str, Kind] = {"b": "bool", "i": "int", "u": "int", "f": "float"}
-"""The field of single numbers, by the kind of their dtype."""
-
-_PICTURES = {"PNG", "GIF", "TIFF", "JPEG 2000", "JPEG XL", "WebP", "AVIF", "HEIC", "HEIF"}
 _CUT = ValueError("its bytes are cut short or damaged")
 _SAMPLED = 9
 
@@ -58,6 +55,19 @@ class Values(ABC):
                 raise value
         return column_of(self.field, values)
 
+    def stacked(self, positions: Array) -> Array | None:
+        """Return the values at `positions`, in any order, of a field of fixed size; None if one is bad."""
+        unique, inverse = np.unique(positions, return_inverse=True)
+        values = self.read(unique.tolist())
+        if any(isinstance(value, ValueError) for value in values):
+            return None
+        found: Array = _native(column_of(self.field, values)[inverse])
+        return found
+
+    def map_files(self, maps: dict[int, FileMap]) -> None:
+        """Read through mappings, which are kept in `maps` by descriptor, where that is of use."""
+        return
+
 
 class Fixed(Values):
     """Numbers and arrays, big-endian ones made native."""
@@ -77,12 +87,31 @@ class Fixed(Values):
         (data,) = self._rows.read([(0, self.count)]) if self.count else (b"",)
         if len(data) != self.count * self._rows.size:
             raise _CUT
-        flat = _numbers(data, self._dtype)
+        return self._typed(np.frombuffer(bytearray(data), "u1"), self.count)
+
+    def stacked(self, positions: Array) -> Array | None:
+        # docstring inherited
+        raw = gather_any(self._rows, positions)
+        try:
+            return None if raw is None else _native(self._typed(raw.reshape(-1), len(positions)))
+        except ValueError:
+            return None
+
+    def map_files(self, maps: dict[int, FileMap]) -> None:
+        # docstring inherited
+        if isinstance(self._rows, FlatRows):
+            descriptor = self._rows.descriptor
+            self._rows.mapped = maps.setdefault(descriptor, FileMap(descriptor))
+
+    def _typed(self, data: Array, count: int) -> Array:
+        """Return values made of their bytes, perhaps in the same memory."""
+        flat = data != 0 if self._dtype.kind == "b" else data.view(self._dtype)
         if self.field.kind == "array":
-            return np.array(flat.reshape(self.count, *self._shape), dtype=self.field.dtype)
+            values: Array = flat.reshape(count, *self._shape).astype(self.field.dtype, copy=False)
+            return values
         if self._dtype.kind == "u" and flat.size and int(flat.max()) >= 1 << 63:
             raise ValueError("it has integers beyond the int64 range")
-        return flat.astype(SCALARS[self.field.kind])
+        return flat.astype(SCALARS[self.field.kind], copy=False)
 
 
 class Blobs(Values):
@@ -221,60 +250,5 @@ def _is_numeric(dtype: np.dtype[Any]) -> bool:
     return dtype.kind in "biufc" and dtype.itemsize <= 16 and dtype.char not in "gG"
 
 
-def numeric_field(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Field:
-    """Return the field for rows of a numeric dataset: a number where there is one in each, whatever its dimensions."""
-    if math.prod(shape) == 1 and dtype.kind in SCALAR_KINDS:
-        return Field(SCALAR_KINDS[dtype.kind])
-    return Field("array", dtype.newbyteorder("<").str, shape)
-
-
-def _numbers(data: bytes, dtype: np.dtype[Any]) -> Array:
-    # A byte other than 0 and 1 makes a bool that NumPy computes with wrongly.
-    return np.frombuffer(data, "u1") != 0 if dtype.kind == "b" else np.frombuffer(data, dtype)
-
-
-def to_value(
-    field: Field, data: Any, dtype: np.dtype[Any] | None = None, shape: tuple[int, ...] = (), *, text: bool = False
-) -> Any:
-    """Return what a field holds, made of the bytes in the file; a ValueError if it cannot be made."""
-    if isinstance(data, ValueError):
-        return data
-    if field.kind == "array":
-        assert dtype is not None
-        return np.array(_numbers(data, dtype).reshape(shape), dtype=field.dtype)
-    if field.is_scalar:
-        assert dtype is not None
-        number = _numbers(data, dtype)[0].item()
-        return (
-            ValueError(f"{number} is beyond the int64 range") if field.kind == "int" and number >= 1 << 63 else number
-        )
-    if field.kind == "str":
-        try:
-            return data.decode()
-        except UnicodeDecodeError as error:
-            return ValueError(f"its text is not UTF-8: {error}")
-    return _picture(data, text=text) if field.kind == "image" else data
-
-
-def _picture(data: bytes, *, text: bool) -> bytes | ValueError:
-    # Every JPEG and PNG has NULs near its beginning, so one without was cut there: by the program that wrote it.
-    if text and b"\0" not in data and is_encoded(data):
-        return ValueError(
-            f"it was kept as a string, and of its image only the {len(data)} bytes before the first NUL were written: the "
-            "rest is lost; write it again as bytes (opaque, or uint8 of variable length)"
-        )
-    return data.rstrip(b"\0") if data[:2] == b"\xff\xd8" or data[:4] == b"\x89PNG" else data
-
-
-def is_encoded(data: bytes) -> bool:
-    """Whether these are the bytes of an image file, as far as its beginning tells."""
-    return data[:2] == b"\xff\xd8" or sniff(data) in _PICTURES
-
-
-def kind_of(samples: Sequence[bytes], text: bool) -> Kind:
-    """Return ``image``, ``str`` or ``bytes``: what most of the samples are."""
-    told = [data for data in samples if data]
-    # Most of them, because a store may have a damaged one.
-    if told and 2 * sum(map(is_encoded, told)) > len(told):
-        return "image"
-    return "str" if text and all(isinstance(to_value(Field("str"), data), str) for data in told) else "bytes"
+def _native(array: Array) -> Array:
+    return array.astype(array.dtype.newbyteorder("="), copy=False)

@@ -1,4 +1,4 @@
-"""Makes records ready for a store, in this process or in workers: reading, checking, re-encoding, in bounded order."""
+"""Makes records ready for a store, in a thread or in workers: reading, checking, re-encoding, in bounded order."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import ctypes
 import io
 import multiprocessing
 import signal
+import threading
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -19,15 +20,18 @@ from PIL import Image, ImageOps
 from storeds.decode import decode_reason
 from storeds.errors import StoredsError
 from storeds.jpeg import Finding, repair, triage
+from storeds.ops._jpeg_header import is_surely_whole, surely_opens
 from storeds.ops.finding_fields import FindingFields
 from storeds.ops.pictures import look
 from storeds.ops.sources.base import BadItem, PackSource
+from storeds.ops.sources.objects import DatasetSource
 from storeds.protocols import Record
 
 __all__ = ["Prepared", "Preparer", "prepared_chunks"]
 
 _CHUNK_ITEMS = 256
 _CHUNK_BYTES = 8 << 20
+_AHEAD_BYTES = 4 << 20  # enough for what an engine writes at a time, and few, as they are held once more
 _AHEAD = 2  # chunks in flight for each worker
 _QUALITY = 90
 _PR_SET_PDEATHSIG = 1
@@ -84,8 +88,9 @@ class Preparer:
         if self.split:
             record = {**record, "split": choose_split(str(record["key"]), self.split)}
         reasons, odd = [], False
+        takes_whole = self.findings is None and not self._encodes
         for name, field in self.source.fields.items():
-            if field.kind == "image":
+            if field.kind == "image" and not (takes_whole and is_surely_whole(record[name])):
                 finding = self._check(record, name)
                 record[name], reason = self._image(record[name], finding)
                 if reason is not None:
@@ -93,6 +98,10 @@ class Preparer:
                 elif finding.is_damaged:
                     odd = True
         return Prepared(record, "; ".join(reasons) or None, odd)
+
+    @property
+    def _encodes(self) -> bool:
+        return self.max_side is not None or self.quality is not None
 
     def _check(self, record: Record, image: str) -> Finding:
         """Return what triage says about field `image` of `record`, whose finding is filled in if that is asked for."""
@@ -105,6 +114,8 @@ class Preparer:
     def _image(self, blob: bytes, finding: Finding) -> tuple[bytes, str | None]:
         if not blob:
             return blob, "is empty (0 bytes)"
+        if not self._encodes and surely_opens(blob, finding):
+            return blob, None
         try:
             # Pillow reads the header only; the frame is decoded when it has to be encoded anew.
             with Image.open(io.BytesIO(blob)) as image:
@@ -150,11 +161,10 @@ def prepared_chunks(preparer: Preparer, start: int, workers: int) -> Iterator[Ch
     StoredsError
         A worker process died.
     """
-    ranges = _ranges(preparer.source, start)
     if not workers:
-        for items in ranges:
-            yield items, [preparer.prepare(index) for index in items]
+        yield from _prepared_here(preparer, start)
         return
+    ranges = _ranges(preparer.source, start, _CHUNK_BYTES)
     # spawn: a fork would copy whatever locks and handles this process holds.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context, _start_worker, (preparer,)) as pool:
@@ -171,6 +181,31 @@ def prepared_chunks(preparer: Preparer, start: int, workers: int) -> Iterator[Ch
                 future.cancel()
 
 
+def _prepared_here(preparer: Preparer, start: int) -> Iterator[Chunk]:
+    ranges = _ranges(preparer.source, start, _AHEAD_BYTES)
+    if isinstance(preparer.source, DatasetSource):  # somebody's object, which may belong to the thread that made it
+        for items in ranges:
+            yield items, [preparer.prepare(index) for index in items]
+        return
+    stop = threading.Event()
+
+    def prepare(items: range) -> list[Prepared]:
+        return [preparer.prepare(index) for index in items if not stop.is_set()]
+
+    # One chunk ahead: files are read while the store is written, both of which release Python's lock.
+    with ThreadPoolExecutor(1, "storeds-pack") as pool:
+        try:
+            ahead: tuple[range, Future[list[Prepared]]] | None = None
+            for items in ranges:
+                done, ahead = ahead, (items, pool.submit(prepare, items))
+                if done is not None:
+                    yield done[0], done[1].result()
+            if ahead is not None:
+                yield ahead[0], ahead[1].result()
+        finally:
+            stop.set()
+
+
 def _finish(running: deque[tuple[range, Future[list[Prepared]]]]) -> Chunk:
     items, future = running.popleft()
     try:
@@ -182,11 +217,11 @@ def _finish(running: deque[tuple[range, Future[list[Prepared]]]]) -> Chunk:
         ) from error
 
 
-def _ranges(source: PackSource, start: int) -> Iterator[range]:
+def _ranges(source: PackSource, start: int, most: int) -> Iterator[range]:
     size, first = 0, start
     for index in range(start, len(source)):
         size += source.size(index)
-        if size >= _CHUNK_BYTES or index + 1 - first >= _CHUNK_ITEMS:
+        if size >= most or index + 1 - first >= _CHUNK_ITEMS:
             yield range(first, index + 1)
             size, first = 0, index + 1
     if first < len(source):

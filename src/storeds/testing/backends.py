@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from storeds.testing._arrays import ArrayTests
 from storeds.testing._processes import PickleTests, ProcessTests
 from storeds.testing._properties import PropertyTests
 from storeds.testing._publishing import PublishTests
@@ -13,7 +14,7 @@ from storeds.testing._writes import WriteTests
 __all__ = ["BackendTests"]
 
 
-class BackendTests(ReadTests, WriteTests, PublishTests, PickleTests, PropertyTests, ProcessTests):
+class BackendTests(ReadTests, ArrayTests, WriteTests, PublishTests, PickleTests, PropertyTests, ProcessTests):
     """The conformance suite of a backend; a subclass whose name begins with ``Test`` runs it.
 
     Notes
@@ -29,7 +30,7 @@ class BackendTests(ReadTests, WriteTests, PublishTests, PickleTests, PropertyTes
         False for an engine that lives inside one process: the tests that start others then do not exist.
 
     The suite needs a writer with `flush` and `suspend`, as the protocol `Writer` says. Optional capabilities
-    (`SupportsColumns`, `SupportsWhere`) are checked where a backend has them.
+    (`SupportsColumns`, `SupportsWhere`) are checked where a backend has them, and `SupportsBatchArrays` beside its default.
     """
 
     cross_process: ClassVar[bool] = True

@@ -85,11 +85,26 @@ def read_file(path: str) -> bytes:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise BadItem(f"cannot be read: {error.strerror}") from None
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # before fdopen, which refuses a folder in words of its own
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise BadItem("is no regular file")
+        return _read_all(descriptor, status.st_size)
+    except OSError as error:
+        raise BadItem(f"cannot be read: {error.strerror}") from None
+    finally:
         os.close(descriptor)
-        raise BadItem("is no regular file")
-    with os.fdopen(descriptor, "rb", buffering=0) as file:  # a buffer would only be one copy more
-        try:
-            return file.read()
-        except OSError as error:
-            raise BadItem(f"cannot be read: {error.strerror}") from None
+
+
+def _read_all(descriptor: int, size: int) -> bytes:
+    # One byte more than there should be shows in the same call that there is no more.
+    data = os.read(descriptor, size + 1)
+    if len(data) == size:
+        return data
+    parts = [data]
+    while parts[-1]:
+        parts.append(os.read(descriptor, _PART))
+    return b"".join(parts)
+
+
+_PART = 1 << 20

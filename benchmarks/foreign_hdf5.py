@@ -1,0 +1,152 @@
+"""Random batches of small compressed images from a foreign HDF5 file, against the loops one would write with h5py.
+
+Run as ``python -m benchmarks.foreign_hdf5``. As in PatchCamelyon, the file has one dataset of images, chunked and compressed
+with gzip. h5py decompresses under libhdf5's lock, so its loops run in one thread: more would only take turns.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from benchmarks._common import Result, compare, parser, report
+from benchmarks.photos import pictures
+from storeds import open_backend
+from storeds.protocols import Array, SupportsBatchArrays
+
+TWO_THREADS = 1.7
+SIDE = 64
+
+Read = Callable[[list[int]], Any]
+
+
+def make_images(count: int) -> Array:
+    """Return random windows of photographs."""
+    rng, sources = np.random.default_rng(0), [np.asarray(picture.convert("RGB")) for picture in pictures().values()]
+    images = np.empty((count, SIDE, SIDE, 3), np.uint8)
+    for at in range(count):
+        source = sources[at % len(sources)]
+        top, left = rng.integers(0, source.shape[0] - SIDE), rng.integers(0, source.shape[1] - SIDE)
+        images[at] = source[top : top + SIDE, left : left + SIDE]
+    return images
+
+
+def check_same(read: Read, images: Array) -> None:
+    """Raise unless what is timed is also right."""
+    if not np.array_equal(read(list(range(len(images)))), images):
+        raise AssertionError("the images came back as others")
+
+
+def plain_ways(dataset: h5py.Dataset) -> dict[str, Read]:
+    """Return the loops of tutorials: an item at a time, and a sorted list of positions for each batch."""
+
+    def by_item(positions: list[int]) -> Any:
+        return [dataset[position] for position in positions]
+
+    def by_list(positions: list[int]) -> Any:
+        ascending, places = np.unique(positions, return_inverse=True)
+        return dataset[ascending][places]
+
+    return {"h5py by item": by_item, "h5py by sorted list": by_list}
+
+
+def in_turn(read: Read, batches: list[list[int]]) -> Callable[[], None]:
+    def run() -> None:
+        for batch in batches:
+            read(batch)
+
+    return run
+
+
+def on_one_cpu(run: Callable[[], None]) -> Callable[[], None]:
+    """Let a pass use one CPU, as a DataLoader's worker process does."""
+    every = os.sched_getaffinity(0)
+
+    def bound() -> None:
+        os.sched_setaffinity(0, {min(every)})
+        try:
+            run()
+        finally:
+            os.sched_setaffinity(0, every)
+
+    return bound
+
+
+def measure(
+    images: Array, per_chunk: int, batches: list[list[int]], rounds: int, seconds: float, path: Path
+) -> Iterator[Result]:
+    with h5py.File(path, "w") as file:
+        chunk = (per_chunk, *images.shape[1:])
+        made = file.create_dataset("image", data=images, chunks=chunk, compression="gzip")
+        stored = made.id.get_storage_size() / images.nbytes
+    with h5py.File(path) as file, open_backend(path) as backend, ThreadPoolExecutor(2) as threads:
+        assert isinstance(backend, SupportsBatchArrays)
+        arrays: SupportsBatchArrays = backend
+
+        def read_batch(positions: list[int]) -> Array:
+            return arrays.get_arrays(positions, ["image"])["image"]
+
+        def in_two_threads() -> None:
+            for _ in threads.map(read_batch, batches):
+                pass
+
+        check_same(read_batch, images)
+        ours = {
+            "two threads": (in_two_threads, TWO_THREADS),
+            "one thread": (in_turn(read_batch, batches), None),
+            "one CPU": (on_one_cpu(in_turn(read_batch, batches)), None),
+        }
+        for name, read in plain_ways(file["image"]).items():
+            plain = in_turn(read, batches)
+            for how, (mine, target) in ours.items():
+                bare = on_one_cpu(plain) if how == "one CPU" else plain
+                ratio, our, their = compare(mine, bare, rounds=rounds, seconds=seconds)
+                read_once = sum(map(len, batches))
+                rates = f"{read_once / our.median:,.0f} against {read_once / their.median:,.0f} images/s"
+                title = f"{how} ÷ {name}, chunks of {per_chunk}"
+                told = "none" if target is None else f"≥ {target:g}"
+                detail = f"{rates}; compressed to {stored:.0%}"
+                yield Result(title, "ratio", ratio, told, target is None or ratio.median >= target, detail)
+
+
+def main() -> int:
+    options = parser(__doc__ or "", "foreign_hdf5.json")
+    options.add_argument("--images", type=int, default=4000)
+    options.add_argument("--batch", type=int, default=64)
+    options.add_argument("--batches", type=int, default=20, help="batches of one pass")
+    options.add_argument("--per-chunk", nargs="+", type=int, default=[1, 16], help="images in each chunk")
+    options.add_argument("--seconds", type=float, default=0.5, help="least time of each measurement")
+    given = options.parse_args()
+    images = make_images(given.images)
+    rng = np.random.default_rng(1)
+    batches = [rng.choice(given.images, given.batch, replace=False).tolist() for _ in range(given.batches)]
+    with tempfile.TemporaryDirectory(dir=given.work, prefix="storeds-bench-") as folder:
+        results = [
+            result
+            for per_chunk in given.per_chunk
+            for result in measure(
+                images, per_chunk, batches, given.rounds, given.seconds, Path(folder) / f"{per_chunk}.h5"
+            )
+        ]
+    setup = {
+        "images": given.images,
+        "image": f"{SIDE} × {SIDE} × 3 uint8, windows of photographs, gzip level 4",
+        "batch": given.batch,
+        "batches": given.batches,
+        "order": "random, the same for both, and in every pass",
+        "rounds": given.rounds,
+        "page_cache": "warm: the file was written and read once just before; no I/O is timed",
+    }
+    met = report("Compressed images of a foreign HDF5 file", results, setup, given.out)
+    return 1 if given.check and not met else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

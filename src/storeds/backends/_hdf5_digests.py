@@ -1,0 +1,127 @@
+"""Computes the checksums of records whose values are at hand, without making the msgpack map that they are over."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import xxhash
+
+from storeds.protocols import Array, Field, Record
+from storeds.record import RecordCodec, checksum
+
+__all__ = ["RecordDigests"]
+
+_encode = msgspec.msgpack.Encoder().encode
+_LARGE = 64 << 10  # bytes; to copy a smaller value costs less than the calls that it takes to hash it where it lies
+
+
+class RecordDigests:
+    """The checksums of records of one declaration: those of the maps that `RecordCodec.pack` makes.
+
+    A large value is hashed where it lies: packing would copy it, twice. What lies between such values is packed.
+
+    Parameters
+    ----------
+    fields : mapping of str to Field
+        In declared order.
+    """
+
+    def __init__(self, fields: Mapping[str, Field]) -> None:
+        self._fields = fields
+        self._codec = RecordCodec(fields)
+        self._blobs = [name for name, field in fields.items() if field.is_blob]
+        self._header = _encode(dict.fromkeys(fields))[: _header_size(len(fields))]
+        self._steps = list(_steps(fields))
+
+    def of_records(self, stored: Sequence[Record]) -> bytes:
+        """Return the checksums of stored records end to end."""
+        sizes = [_size(record[name]) for name in self._blobs for record in stored]
+        if max(sizes, default=0) < _LARGE:
+            pack = self._codec.pack
+            return b"".join([checksum(pack(record)) for record in stored])
+        return b"".join([self.of_record(record) for record in stored])
+
+    def of_record(self, stored: Record) -> bytes:
+        """Return the checksum of a stored record."""
+        if all(_size(stored[name]) < _LARGE for name in self._blobs):
+            return checksum(self._codec.pack(stored))
+        hasher = xxhash.xxh3_64(self._header)
+        update = hasher.update
+        for key, names in self._steps:
+            if key:
+                value = stored[names[0]]
+                update(key + _blob_header(value))
+                update(value)
+            else:
+                update(_packed({name: stored[name] for name in names}))
+        return hasher.digest()
+
+    def of_columns(self, columns: Mapping[str, Array], raw: Mapping[str, Array]) -> bytes:
+        """Return the checksums of records end to end, of which every field is of fixed size.
+
+        Parameters
+        ----------
+        columns : mapping
+            The values of each field, shape (n, *shape).
+        raw : mapping
+            Their bytes as they are stored, shape (n, size).
+        """
+        parts: list[Iterable[Any]] = []
+        for key, names in self._steps:
+            if key:
+                name = names[0]
+                dtype, shape, size = str(self._fields[name].dtype), columns[name].shape[1:], raw[name].shape[1]
+                parts += [itertools.repeat(key + _array_header(dtype, shape, size)), raw[name]]
+            else:
+                rows = zip(*(columns[each].tolist() for each in names), strict=True)
+                parts.append([_packed(dict(zip(names, row, strict=True))) for row in rows])
+        digests = []
+        for pieces in zip(*parts):  # noqa: B905  # what repeats has no length
+            hasher = xxhash.xxh3_64(self._header)
+            for piece in pieces:
+                hasher.update(piece)
+            digests.append(hasher.digest())
+        return b"".join(digests)
+
+
+def _steps(fields: Mapping[str, Field]) -> Iterator[tuple[bytes, tuple[str, ...]]]:
+    """Yield each field that is hashed where it lies, with its packed key, and runs of those that are packed, without."""
+    for blob, names in itertools.groupby(fields, lambda name: fields[name].is_blob):
+        if blob:
+            yield from ((_encode(name), (name,)) for name in names)
+        else:
+            yield b"", tuple(names)
+
+
+def _packed(values: Record) -> bytes:
+    """Return keys and values as they stand in the middle of a map."""
+    return _encode(values)[_header_size(len(values)) :]
+
+
+def _header_size(count: int) -> int:
+    return 1 if count < 16 else 3
+
+
+def _size(value: Any) -> int:
+    return len(value) if isinstance(value, bytes) else int(value.nbytes)
+
+
+def _blob_header(value: Any) -> bytes:
+    return (
+        _bytes_header(len(value))
+        if isinstance(value, bytes)
+        else _array_header(value.dtype.str, value.shape, value.nbytes)
+    )
+
+
+def _array_header(dtype: str, shape: tuple[int, ...], size: int) -> bytes:
+    return b"".join((b"\x93", _encode(dtype), _encode(shape), _bytes_header(size)))
+
+
+def _bytes_header(size: int) -> bytes:
+    if size < 1 << 8:
+        return b"\xc4" + size.to_bytes(1, "big")
+    return b"\xc5" + size.to_bytes(2, "big") if size < 1 << 16 else b"\xc6" + size.to_bytes(4, "big")

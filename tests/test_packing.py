@@ -1,0 +1,244 @@
+"""Packing takes short cuts: none of them changes what is taken, what is stored, or what a death leaves."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import threading
+from pathlib import Path
+from typing import Any
+
+import h5py
+import lmdb
+import pytest
+from PIL import Image
+
+import storeds
+from jpeg_corpus import cases, groups
+from jpeg_encodings import ENCODINGS, encode
+from photographs import jpeg
+from storeds import errors
+from storeds._staging import Staging
+from storeds.backends._lmdb_writer import LmdbWriter
+from storeds.jpeg import triage
+from storeds.ops._jpeg_header import is_surely_whole, surely_opens
+from storeds.ops.sources.base import BadItem, read_file
+
+FIELDS = {"label": "int", "key": "str", "image": "bytes", "blob": "bytes"}
+SCHEMES = ("lmdb", "hdf5")
+MIB = 1 << 20
+
+
+def opens(blob: bytes) -> bool:
+    """Whether Pillow takes the header."""
+    try:
+        with Image.open(io.BytesIO(blob)):
+            return True
+    except Exception:  # decoders raise whatever they like on damaged bytes
+        return False
+
+
+def is_taken(blob: bytes) -> bool:
+    return surely_opens(blob, triage(blob, effort="quick"))
+
+
+def is_whole(blob: bytes) -> bool:
+    """Whether triage and Pillow find nothing wrong."""
+    return triage(blob, effort="quick").kind == "intact" and opens(blob)
+
+
+def header_flips(whole: bytes, chance: random.Random) -> list[bytes]:
+    """Return `whole` with one byte of its header changed, for each of up to 1500 bytes."""
+    size = whole.index(b"\xff\xda") + 14
+    places = chance.sample(range(size), min(size, 1500))
+    return [whole[:at] + bytes([whole[at] ^ chance.randrange(1, 256)]) + whole[at + 1 :] for at in places]
+
+
+def make_records(count: int, sizes: tuple[int, ...]) -> list[dict[str, Any]]:
+    """Return records whose images have these sizes in turn; no two are alike."""
+    chance = random.Random(5)
+    return [
+        {"label": at, "key": f"№ {at}", "image": chance.randbytes(sizes[at % len(sizes)]), "blob": chance.randbytes(9)}
+        for at in range(count)
+    ]
+
+
+def read_all(url: str) -> list[Any]:
+    with storeds.open_backend(url) as backend:
+        return list(backend.get_many(range(len(backend))))
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_a_short_cut_takes_only_what_triage_and_pillow_take(encoding: str) -> None:
+    whole = encode(encoding)
+    for blob in (whole, *header_flips(whole, random.Random(3))):
+        assert opens(blob) or not is_taken(blob)
+        assert is_whole(blob) or not is_surely_whole(blob)
+
+
+@pytest.mark.parametrize(("encoding", "damage"), groups())
+def test_no_damage_is_taken_for_a_whole_picture(encoding: str, damage: str) -> None:
+    for case in cases(encoding, damage):
+        assert is_whole(case.blob) or not is_surely_whole(case.blob)
+
+
+def test_an_ordinary_jpeg_is_taken_without_pillow() -> None:
+    for options in ({}, {"optimize": True, "quality": 40}, {"subsampling": 0}):
+        assert is_taken(jpeg(1, **options))
+        assert is_surely_whole(jpeg(1, **options))
+    assert is_taken(jpeg(1, progressive=True))
+
+
+def test_a_picture_with_too_many_pixels_is_left_to_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 96 * 64)
+    assert is_taken(jpeg(1))
+    assert is_surely_whole(jpeg(1))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 96 * 64 - 1)
+    assert not is_taken(jpeg(1))
+    assert not is_surely_whole(jpeg(1))
+
+
+@pytest.mark.parametrize("size", [0, 1, 70_000, 3 * MIB])
+def test_a_file_is_read_whole(tmp_path: Path, size: int) -> None:
+    data = random.Random(size).randbytes(size)
+    (tmp_path / "file").write_bytes(data)
+    assert read_file(str(tmp_path / "file")) == data
+
+
+def test_a_file_that_tells_no_size_is_read_whole() -> None:
+    assert read_file("/proc/self/status").startswith(b"Name:")
+
+
+def test_what_is_no_file_is_a_bad_item(tmp_path: Path) -> None:
+    with pytest.raises(BadItem, match="no regular file"):
+        read_file(str(tmp_path))
+    with pytest.raises(BadItem, match="cannot be read: No such file"):
+        read_file(str(tmp_path / "absent"))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("sizes", [(40_000,), (0, 1, 200), (5 * MIB, 3), (2100, 1900, 4096, 1)])
+def test_records_of_any_size_come_back(tmp_path: Path, scheme: str, sizes: tuple[int, ...]) -> None:
+    url, records = f"{scheme}://{tmp_path}/store", make_records(400 if max(sizes) < MIB else 24, sizes)
+    with storeds.open_writer(url, FIELDS, commit_every=150) as writer:
+        writer.append(records)
+    assert read_all(url) == records
+    assert storeds.verify(url).ok
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_batch_is_written_in_parts_and_a_death_loses_what_was_not_committed(tmp_path: Path, scheme: str) -> None:
+    url, records = f"{scheme}://{tmp_path}/store", make_records(250, (40_000,))
+    writer = storeds.open_writer(url, FIELDS, commit_every=100)
+    writer.append(records[:180])
+    assert writer.count == 180
+    writer.suspend()
+    with storeds.open_writer(url, FIELDS, commit_every=100, resume=True) as writer:
+        assert 100 <= writer.count < 180
+        writer.append(records[writer.count :])
+    assert read_all(url) == records
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_writer_that_died_after_publishing_leaves_the_store_alone_when_it_goes_on(
+    tmp_path: Path, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, records = f"{scheme}://{tmp_path}/store", make_records(60, (40_000,))
+    for overwrite in (False, True):
+        writer = storeds.open_writer(url, FIELDS, overwrite=overwrite)
+        writer.append(records)
+        with monkeypatch.context() as patch:
+            patch.setattr(Staging, "discard", lambda staging: _die())
+            with pytest.raises(KeyboardInterrupt):
+                writer.publish()
+        assert read_all(url) == records
+        before = storeds.info(url)
+        writer = storeds.open_writer(url, FIELDS, overwrite=True, resume=True)
+        assert writer.count == 60
+        writer.append(records[:1])
+        writer.flush()
+        assert read_all(url) == records
+        assert storeds.info(url).build == before.build
+        writer.abort()
+        assert read_all(url) == records
+        assert os.listdir(tmp_path) == ["store"]
+
+
+def _die() -> None:
+    raise KeyboardInterrupt
+
+
+def test_the_images_of_hdf5_lie_behind_the_header_from_the_start(tmp_path: Path) -> None:
+    records = make_records(60, (40_000,))
+    with storeds.open_writer(f"hdf5://{tmp_path}/store", FIELDS) as writer:
+        writer.append(records)
+    with h5py.File(tmp_path / "store") as file:
+        assert file["records/image/data"].id.get_offset() == 1 << 14
+        assert file["records/image/data"][:].tobytes() == b"".join(record["image"] for record in records)
+        assert file["records/label"][:].tolist() == list(range(60))
+
+
+def test_lmdb_is_copied_only_where_much_of_it_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copied = []
+    compacted = LmdbWriter._compacted
+
+    def copy(writer: LmdbWriter) -> Path:
+        copied.append(writer.url)
+        return compacted(writer)
+
+    monkeypatch.setattr(LmdbWriter, "_compacted", copy)
+    for name, sizes in (("large", (40_000,)), ("small", (20,))):
+        with storeds.open_writer(f"lmdb://{tmp_path}/{name}", FIELDS) as writer:
+            writer.append(make_records(2000 if name == "small" else 100, sizes))
+        with lmdb.open(str(tmp_path / name), subdir=False, lock=False, readonly=True, max_dbs=3) as env:
+            assert env.info()["last_txnid"] % 2 == 1  # the newer meta page is the one that the format names
+            pages = env.info()["last_pgno"] + 1
+        assert os.path.getsize(tmp_path / name) == pages * 4096
+        assert storeds.verify(f"lmdb://{tmp_path}/{name}").ok
+    assert copied == [f"lmdb://{tmp_path}/small"]
+
+
+def test_files_are_read_ahead_by_one_thread_that_ends_with_the_pack(tmp_path: Path) -> None:
+    for at in range(300):
+        path = tmp_path / f"tree/class{at % 2}/{at:03}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(jpeg(at % 12))
+    before = threading.active_count()
+    seen: list[int] = []
+
+    def stop(_: object) -> None:
+        seen.append(threading.active_count())
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        storeds.pack(tmp_path / "tree", f"hdf5://{tmp_path}/store", progress=stop)
+    assert seen == [before + 1]
+    assert threading.active_count() == before
+    assert storeds.pack(tmp_path / "tree", f"hdf5://{tmp_path}/store", resume=True).count == 300
+
+
+def test_somebody_elses_dataset_is_read_by_the_thread_that_packs(tmp_path: Path) -> None:
+    readers = set()
+
+    class Samples:
+        def __len__(self) -> int:
+            return 600
+
+        def __getitem__(self, index: int) -> tuple[bytes, int]:
+            readers.add(threading.get_ident())
+            return jpeg(index % 12), index
+
+    assert storeds.pack(Samples(), f"lmdb://{tmp_path}/store").count == 600
+    assert readers == {threading.get_ident()}
+
+
+def test_what_a_source_raises_in_the_thread_reaches_the_caller(tmp_path: Path) -> None:
+    with storeds.open_writer(f"lmdb://{tmp_path}/old", FIELDS) as writer:
+        writer.append(make_records(40, (4000,)))
+    damaged = bytearray((tmp_path / "old").read_bytes())
+    at = damaged.index(make_records(40, (4000,))[20]["image"][:64])
+    damaged[at + 1000] ^= 1
+    (tmp_path / "old").write_bytes(damaged)
+    with pytest.raises(errors.RecordError, match="checksum"):
+        storeds.pack(f"lmdb://{tmp_path}/old", f"hdf5://{tmp_path}/new")
