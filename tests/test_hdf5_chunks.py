@@ -31,10 +31,12 @@ from storeds.backends._hdf5_rows import Rows
 from storeds.errors import RecordError
 from storeds.layouts import _hdf5_filters, _hdf5_threads
 from storeds.layouts._hdf5_chunks import _Kept
+from storeds.layouts._hdf5_elements import element_field
 from storeds.layouts._hdf5_files import ForeignOptions, Hdf5Files
 from storeds.layouts._hdf5_raw import ChunkedRows, raw_rows
 from storeds.layouts._hdf5_threads import spread
 from storeds.layouts.hdf5_parallel import ParallelHdf5
+from storeds.protocols import Field
 
 DEADLINE = 60
 IMAGE = (64, 64, 3)
@@ -289,6 +291,63 @@ class TestWhatIsLeftToLibhdf5:
             assert one_by_one(rows) == [row.tobytes() for row in data]
         assert by_library != []
 
+    @pytest.mark.parametrize("how", [{"compression": "gzip"}, {"shuffle": True}], ids=lambda how: next(iter(how)))
+    def test_a_chunk_without_its_filter_that_has_bytes_too_many(
+        self, path: Path, how: dict[str, Any], by_library: list[Any]
+    ) -> None:
+        data = np.arange(30, dtype="<i4")
+        write(path, data, 10, **how)
+        with h5py.File(path, "r+") as file:
+            file["x"].id.write_direct_chunk((10,), data[10:20].tobytes() + b"four", 1)
+            assert (file["x"][()] == data).all()
+        with rows_of(path) as rows:
+            assert one_by_one(rows) == [row.tobytes() for row in data]
+            assert rows.read([(5, 12)]) == [data[5:12].tobytes()]
+        assert by_library == [(10, 20), (10, 12)]
+
+    @pytest.mark.parametrize(("per_chunk", "pieces"), [(64, [(0, 1 << 18)]), (4095, [(0, 1 << 18)]), (4096, [])])
+    def test_a_single_value_in_chunks_of_less_than_4_kib(
+        self, path: Path, per_chunk: int, pieces: list[tuple[int, int]], by_library: list[Any]
+    ) -> None:
+        data = np.random.default_rng(0).integers(0, 9, 1 << 18, "u1")
+        write(path, data, per_chunk, compression="gzip")
+        with Hdf5Files(str(path), "hdf5://a", ForeignOptions()) as files:
+            dataset = files.dataset("x")
+            assert raw_rows(files, dataset, dataset.dtype, whole=True).read([(0, 1)]) == [data.tobytes()]
+        assert by_library == pieces
+
+    def test_a_dataset_beyond_256_mib_is_no_encoded_value_and_is_not_read_to_tell(
+        self, path: Path, by_library: list[Any]
+    ) -> None:
+        with h5py.File(path, "w") as file:
+            for number in range(2):
+                shape = ((256 << 20) + 1 + number,)
+                file.create_dataset(f"img_{number}", shape, "u1", chunks=(1 << 20,), compression="gzip")
+        with Hdf5Files(str(path), "hdf5://a", ForeignOptions()) as files:
+            assert element_field(files, ["img_0", "img_1"]) == Field("array", "|u1", (None,))
+        assert by_library == []
+
+    @pytest.mark.parametrize(("shape", "chunks", "axis"), [((1 << 14,), (1,), 0), ((1, 1 << 14), (1, 1), 1)])
+    def test_no_call_reads_more_than_4096_chunks_because_libhdf5_takes_memory_for_each(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], chunks: tuple[int, ...], axis: int
+    ) -> None:
+        filled: list[tuple[int, int]] = []
+        fill = ChunkedRows._fill
+
+        def note(self: ChunkedRows, data: Any, start: int, stop: int) -> None:
+            filled.append((start, stop))
+            fill(self, data, start, stop)
+
+        monkeypatch.setattr(ChunkedRows, "_fill", note)
+        data = np.arange(1 << 14, dtype="<i4").reshape(shape)
+        with h5py.File(path, "w") as file:
+            file.create_dataset("x", data=data, chunks=chunks, compression="lzf")
+        with Hdf5Files(str(path), "hdf5://a", ForeignOptions()) as files:
+            dataset = files.dataset("x")
+            rows = raw_rows(files, dataset, dataset.dtype, axis=axis)
+            assert rows.read([(5, 10_000)]) == [data.tobytes()[20:40_000]]
+        assert filled == [(5, 4101), (4101, 8197), (8197, 10_000)]
+
     def test_the_first_reads_of_many_chunks_whose_addresses_take_longer_to_look_up(
         self, path: Path, by_library: list[Any]
     ) -> None:
@@ -337,8 +396,8 @@ class TestDamage:
             assert got[:12] == [row.tobytes() for row in data[:12]]
             assert [len(row) == 100 for row in got[12:]] == [how == {}] + [False] * 7
 
-    @pytest.mark.parametrize("grown", [1, 4_000_000])
-    def test_a_chunk_that_decompresses_to_more_than_its_size(self, path: Path, grown: int) -> None:
+    @pytest.mark.parametrize("grown", [1001, 4_000_000])
+    def test_a_chunk_that_decompresses_to_more_than_twice_its_size(self, path: Path, grown: int) -> None:
         write(path, np.ones((6, 500), "u1"), 2, compression="gzip")
         with h5py.File(path, "r+") as file:
             file["x"].id.write_direct_chunk((2, 0), zlib.compress(bytes(1000 + grown)))
@@ -360,6 +419,18 @@ class TestDamage:
             file["x"].id.write_direct_chunk((2, 0), chunk)
         with rows_of(path) as rows:
             assert [len(row) for row in one_by_one(rows)] == [500, 500, 0, 0, 500, 500]
+
+    @pytest.mark.parametrize("grown", [1, 1000])
+    def test_a_chunk_that_decompresses_to_at_most_twice_its_size_is_cut_as_libhdf5_does(
+        self, path: Path, grown: int, by_library: list[Any]
+    ) -> None:
+        data = np.random.default_rng(0).integers(0, 9, (6, 500), "u1")
+        write(path, data, 2, compression="gzip")
+        with h5py.File(path, "r+") as file:
+            file["x"].id.write_direct_chunk((2, 0), zlib.compress(data[2:4].tobytes() + bytes(grown)))
+        with rows_of(path) as rows:
+            assert one_by_one(rows) == [row.tobytes() for row in data]
+        assert by_library == [(2, 4)]
 
     def test_damage_found_by_several_threads(self, path: Path, many_cpus: None) -> None:
         data = images(64)
@@ -485,6 +556,19 @@ class TestThreads:
             one_by_one(rows)
         assert started == []
 
+    @pytest.mark.parametrize("helpers", [0, 1, 2])
+    def test_fewer_are_started_where_chunks_are_large(
+        self, path: Path, many_cpus: None, monkeypatch: pytest.MonkeyPatch, helpers: int
+    ) -> None:
+        data = images(64)
+        write(path, data, 4, compression="gzip")
+        a_thread_holds = 3 * 4 * 64 * 64 * 3
+        monkeypatch.setattr(_hdf5_threads, "_BUDGET", (helpers + 1) * a_thread_holds - 1)
+        started = note_threads(monkeypatch)
+        with rows_of(path) as rows:
+            assert one_by_one(rows) == [row.tobytes() for row in data]
+        assert len(started) == helpers
+
     def test_a_fork_while_threads_read(self, path: Path, many_cpus: None) -> None:
         data = images(64)
         write(path, data, 2, compression="gzip")
@@ -533,6 +617,14 @@ class TestSpread:
     def test_results_are_in_the_order_of_the_jobs(self, many_cpus: None, alone: bool) -> None:
         assert spread(str, range(1000), alone=alone) == [str(at) for at in range(1000)]
         assert spread(str, [], alone=alone) == []
+
+    @pytest.mark.parametrize(("chunk", "helpers"), [(86, 0), (85, 1), (64, 1), (42, 2), (28, 3), (1, 3)])
+    def test_threads_hold_no_more_than_256_mib_whatever_their_number(
+        self, many_cpus: None, monkeypatch: pytest.MonkeyPatch, chunk: int, helpers: int
+    ) -> None:
+        started = note_threads(monkeypatch)
+        assert spread(str, range(9), alone=False, needs=3 * (chunk << 20)) == list(map(str, range(9)))
+        assert len(started) == helpers
 
     def test_jobs_run_in_several_threads_at_once(self, many_cpus: None) -> None:
         together = threading.Barrier(4, timeout=DEADLINE)

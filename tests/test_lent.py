@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
 import pickle
@@ -15,10 +16,13 @@ import torch
 from torch.utils.data import DataLoader, Subset, default_collate
 
 import storeds
+import storeds._lent
 from photographs import jpeg
 from storeds import StoreDataset, open_writer
 from storeds._lent import Lender, LentTensor
 from storeds._rows import Row, in_rows
+from storeds.readers.image import ImageReader
+from storeds.transforms import Compose, build_transform
 
 SHAPE = (4, 3, 160, 160)  # of float32: more than the least size that is lent
 COUNT = 96
@@ -51,22 +55,25 @@ def test_a_piece_is_used_again_once_the_batch_was_let_go() -> None:
     assert (batch == 1).all()
     view = batch[1, 2].T
     del batch
-    assert lent(lender, 2).data_ptr() != place  # the view is still held
+    other = lent(lender, 2)
+    assert other.data_ptr() != place  # the view is still held
     assert (view == 1).all()
-    del view
+    delivered(other)
+    del view, other
     assert lender.empty(SHAPE, torch.float32).data_ptr() == place  # type: ignore[union-attr]  # a piece is free
 
 
-def test_what_was_never_sent_is_free_when_the_worker_lets_go() -> None:
+def test_once_something_else_was_sent_than_the_batch_nothing_is_lent() -> None:
     lender = Lender()
     tensor = lent(lender)
-    place, part = tensor.data_ptr(), tensor[2:]
+    part = tensor[2:]
+    array = part.numpy()
     assert type(part) is torch.Tensor
     assert type(tensor * 2) is torch.Tensor
-    del tensor
-    assert lent(lender).data_ptr() != place
-    del part
-    assert lent(lender).data_ptr() == place
+    delivered(part)  # torch moves it, and the array stays behind
+    del tensor, part
+    assert lender.empty(SHAPE, torch.float32) is None
+    assert (array == 1).all()
 
 
 def test_held_batches_keep_their_values_and_beyond_some_nothing_is_lent() -> None:
@@ -85,13 +92,15 @@ def test_held_batches_keep_their_values_and_beyond_some_nothing_is_lent() -> Non
 def test_small_tensors_are_not_worth_it_and_larger_ones_replace_a_piece() -> None:
     lender = Lender()
     assert lender.empty((10,), torch.int64) is None
-    small = lent(lender).data_ptr()
+    first = lent(lender)
+    small = first.data_ptr()
+    delivered(first)
+    del first
     large = lender.empty((8, *SHAPE[1:]), torch.float32)
     assert large is not None
     assert large.data_ptr() % 64 == 0
     place = large.data_ptr()
-    del large
-    assert lent(lender).data_ptr() in (place, small)
+    assert place != small
     assert len(lender._pieces) == 1
 
 
@@ -129,9 +138,9 @@ def rows_of(images: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> list
 
 def test_a_batch_of_rows_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     images = list(torch.rand(SHAPE))
-    samples = rows_of(images, monkeypatch)
-    assert all(type(image) is Row for image, _ in samples)
     for make in (default_collate, storeds.collate):
+        samples = rows_of(images, monkeypatch)
+        assert all(type(image) is Row for image, _ in samples)
         batch, numbers = make(samples)
         assert batch.data_ptr() == samples[0][0].data_ptr()
         assert torch.equal(batch.as_subclass(torch.Tensor), torch.stack(images))
@@ -236,3 +245,91 @@ def test_what_the_loop_changes_in_a_batch_stays_there(url: str) -> None:
     for batch, (images, _) in zip(loader, expected, strict=True):
         assert (batch[0].numpy() == images).all()
         batch[0].zero_()
+
+
+# --- What others do with batches and samples ---
+
+
+def test_a_child_of_the_training_process_keeps_the_batch_that_it_inherited() -> None:
+    lender = Lender()
+    batch = delivered(lent(lender, 7))
+    inherited = batch.numpy()  # torch's threads do not exist in the child
+    told, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(tell)
+        os.read(told, 1)
+        os._exit(0 if (inherited == 7).all() else 1)
+    del batch, inherited  # the parent lets go, and the worker goes on
+    for value in range(20):
+        delivered(lent(lender, value))
+    os.close(told)
+    os.close(tell)
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(lender._pieces) < 3
+
+
+def test_a_tensor_that_wants_gradients_is_sent_so() -> None:
+    assert delivered(lent(Lender()).requires_grad_()).requires_grad
+
+
+def test_copies_and_pickles_are_plain_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = rows_of(list(torch.rand(SHAPE)), monkeypatch)[1][0]
+    for tensor in (row, lent(Lender())):
+        for made in (copy.deepcopy(tensor), pickle.loads(pickle.dumps(tensor))):
+            assert type(made) is torch.Tensor
+            assert torch.equal(made, tensor)
+            assert made.data_ptr() != tensor.data_ptr()
+
+
+def test_who_collates_twice_gets_two_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = list(torch.rand(SHAPE))
+    samples = rows_of(images, monkeypatch)
+    clean, noisy = default_collate(samples)[0], default_collate(samples)[0]
+    noisy.add_(100)
+    assert torch.equal(clean.as_subclass(torch.Tensor), torch.stack(images))
+
+
+def test_files_in_shared_memory_are_not_lent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("storeds._lent.get_worker_info", lambda: object())
+    assert storeds._lent.lent_memory(SHAPE, torch.float32) is not None
+    monkeypatch.setattr("storeds._lent.get_sharing_strategy", lambda: "file_system")
+    assert storeds._lent.lent_memory(SHAPE, torch.float32) is None
+
+
+class Pasted:
+    """A transform that takes a sample of another dataset."""
+
+    def __init__(self, other: StoreDataset) -> None:
+        self.other = other
+
+    def __call__(self, image: torch.Tensor) -> Any:
+        return torch.add(image, self.other[5][0]) + self.other[[7]][0][0]
+
+
+class Pair(ImageReader):
+    """A reader whose samples are tuples of its own."""
+
+    def build(self, records: Any, context: Any) -> Any:
+        return (records[0]["label"],)
+
+
+def test_a_transform_may_ask_another_dataset(url: str) -> None:
+    other = dataset(url)
+    floats = build_transform(FLOAT)
+    assert floats is not None
+    transform = Compose([floats, Pasted(other)])
+    expected = flat(DataLoader(dataset(url, transform), batch_size=16))
+    for loader in (
+        DataLoader(dataset(url, transform), batch_size=16, num_workers=1),
+        storeds.ThreadLoader(dataset(url, transform), batch_size=16, num_workers=2),
+    ):
+        for (images, labels), truth in zip(flat(loader), expected, strict=True):
+            assert (images == truth[0]).all()
+            assert labels == truth[1]
+
+
+def test_samples_of_a_reader_of_one_s_own_are_left_as_they_are(url: str) -> None:
+    own = StoreDataset(url, reader=Pair(fields=("image", "label")))
+    found = [batch for (batch,) in DataLoader(own, batch_size=16, num_workers=1)]
+    assert torch.cat(found).tolist() == list(range(COUNT))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import os
 import random
+import struct
 import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,8 @@ from storeds._staging import Staging
 from storeds.backends._lmdb_writer import LmdbWriter
 from storeds.jpeg import triage
 from storeds.ops._jpeg_header import is_surely_whole, surely_opens
-from storeds.ops.sources.base import BadItem, read_file
+from storeds.ops.sources.base import BadItem, Problem, read_file
+from storeds.protocols import JSON, Field, Record
 
 FIELDS = {"label": "int", "key": "str", "image": "bytes", "blob": "bytes"}
 SCHEMES = ("lmdb", "hdf5")
@@ -231,6 +234,63 @@ def test_somebody_elses_dataset_is_read_by_the_thread_that_packs(tmp_path: Path)
 
     assert storeds.pack(Samples(), f"lmdb://{tmp_path}/store").count == 600
     assert readers == {threading.get_ident()}
+
+
+class Letters:
+    """A source of somebody's own, which notes the threads that use it."""
+
+    fields: Mapping[str, Field] = {"key": Field("str"), "blob": Field("bytes")}
+    attrs: Mapping[str, JSON] = {}
+    problems: Sequence[Problem] = ()
+    fingerprint: JSON = "letters"
+
+    def __init__(self) -> None:
+        self.users: set[int] = set()
+
+    def __len__(self) -> int:
+        return 600
+
+    def name(self, index: int, /) -> str:
+        return f"letter {index}"
+
+    def size(self, index: int, /) -> int:
+        self.users.add(threading.get_ident())
+        return 1
+
+    def read(self, index: int, /) -> Record:
+        self.users.add(threading.get_ident())
+        return {"key": str(index), "blob": bytes([65 + index % 26])}
+
+
+def test_somebody_elses_source_is_used_by_the_thread_that_packs(tmp_path: Path) -> None:
+    source = Letters()
+    assert storeds.pack(source, f"lmdb://{tmp_path}/store").count == 600
+    assert source.users == {threading.get_ident()}
+
+
+def with_larger_pages(empty: bytes, size: int) -> bytes:
+    """Return an empty LMDB file, whose pages have 4096 bytes, as a machine with pages of `size` bytes would make it."""
+    metas = []
+    for at in (0, 4096):
+        meta = bytearray(empty[at : at + 4096].ljust(size, b"\0"))
+        struct.pack_into("<I", meta, 16 + 24, size)  # behind the page's header: magic, version, address, map size
+        metas.append(bytes(meta))
+    return b"".join(metas)
+
+
+def test_lmdb_with_pages_of_another_size_has_room_for_what_it_writes(tmp_path: Path) -> None:
+    url, records = f"lmdb://{tmp_path}/store", make_records(1800, (16_400,))
+    storeds.open_writer(url, FIELDS).suspend()
+    with lmdb.open(str(tmp_path / "empty"), subdir=False, lock=False):
+        pass
+    larger = with_larger_pages((tmp_path / "empty").read_bytes(), 1 << 14)
+    (tmp_path / ".store.partial/building.mdb").write_bytes(larger)
+    with storeds.open_writer(url, FIELDS, resume=True, commit_every=1900) as writer:
+        writer.append(records)
+    with lmdb.open(str(tmp_path / "store"), subdir=False, lock=False, readonly=True) as env:
+        assert env.stat()["psize"] == 1 << 14
+    assert read_all(url) == records
+    assert storeds.verify(url).ok
 
 
 def test_what_a_source_raises_in_the_thread_reaches_the_caller(tmp_path: Path) -> None:

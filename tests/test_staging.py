@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +17,31 @@ import pytest
 
 import storeds
 from storeds import errors
+from storeds._staging import Staging, copy_range
 
 FIELDS = {"x": "int"}
 SCHEMES = ("lmdb", "hdf5")
+
+
+def write_and_be_killed(url: str) -> int:
+    """Append ten records in another process, which is killed with eight of them durable; return its exit code."""
+    code = (
+        f"import os, signal, storeds; writer = storeds.open_writer({url!r}, {FIELDS!r}, commit_every=4); "
+        "writer.append({'x': n} for n in range(10)); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    return subprocess.run([sys.executable, "-c", code], check=False).returncode
+
+
+@contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[Path]:
+    """Mount a file system of so many bytes at `folder` (as root) and give it."""
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], check=True)
+    try:
+        yield folder
+    finally:
+        gc.collect()  # a mapping that is open would keep it busy
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -74,11 +100,7 @@ def test_a_second_writer_is_refused_in_this_process_and_in_another(tmp_path: Pat
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_what_a_killed_writer_durably_wrote_is_resumed(tmp_path: Path, scheme: str) -> None:
     url = f"{scheme}://{tmp_path}/store"
-    code = (
-        f"import os, signal, storeds; writer = storeds.open_writer({url!r}, {FIELDS!r}, commit_every=4); "
-        "writer.append({'x': n} for n in range(10)); os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+    assert write_and_be_killed(url) == -signal.SIGKILL
     assert not (tmp_path / "store").exists()
     with pytest.raises(errors.StoreExistsError, match="resume=True"):
         storeds.open_writer(url, FIELDS)
@@ -127,3 +149,134 @@ def test_the_garbage_collector_may_end_one_writer_while_another_begins(
         gc.enable()
     storeds.open_writer(f"{scheme}://{tmp_path}/dropped", FIELDS, resume=True).abort()
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_what_a_next_writer_made_durable_while_the_last_one_removed_its_folder_stays(
+    tmp_path: Path, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, folder = f"{scheme}://{tmp_path}/store", tmp_path / ".store.partial"
+    unlink, scandir = os.unlink, os.scandir
+    nexts: list[int] = []
+
+    def unlink_and_begin(path: Any, **options: Any) -> None:
+        unlink(path, **options)
+        if not nexts and not (folder / "lock").exists():
+            nexts.append(0)
+            nexts[0] = write_and_be_killed(url)
+
+    @contextmanager
+    def lock_first(where: Any) -> Iterator[list[os.DirEntry[str]]]:  # a folder lists its files in any order
+        with scandir(where) as entries:
+            yield sorted(entries, key=lambda entry: entry.name != "lock")
+
+    writer = storeds.open_writer(url, FIELDS)
+    writer.append([{"x": 1}])
+    writer.flush()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "unlink", unlink_and_begin)
+        patched.setattr(os, "scandir", lock_first)
+        writer.abort()
+    assert nexts == [-signal.SIGKILL]
+    with storeds.open_writer(url, FIELDS, resume=True) as writer:
+        assert writer.count == 8
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_writer_that_died_after_publishing_where_no_links_are_possible_begins_anew(
+    tmp_path: Path, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, fields = f"{scheme}://{tmp_path}/store", {"blob": "bytes"}
+    records = [{"blob": bytes([at]) * 40_000} for at in range(60)]
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, "no links here")
+
+    writer = storeds.open_writer(url, fields, overwrite=True)
+    writer.append(records)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "link", refuse)
+        patched.setattr(Staging, "discard", Staging.release)
+        published = writer.publish()
+    # Dying once more before anything is durable leaves no more claims than there is data.
+    storeds.open_writer(url, fields, overwrite=True, resume=True).suspend()
+    with storeds.open_writer(url, fields, overwrite=True, resume=True) as writer:
+        assert (writer.count, writer.note) == (0, None)
+        assert storeds.info(url).build == published.build
+        writer.append(records)
+    assert storeds.info(url).id == published.id
+    assert os.listdir(tmp_path) == ["store"]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_disk_of_any_size_gives_one_error_and_with_room_the_work_goes_on(tmp_path: Path, scheme: str) -> None:
+    fields = {"key": "str", "blob": "bytes"}
+    records = [{"key": str(at), "blob": bytes([at]) * 3000} for at in range(60)]
+    failed = 0  # first where it begins, then where it appends, then where it publishes
+    for kib in (12, 20, 100, 196, 200, 204, 208, 212, 216, 316, 600):
+        with small_disk(tmp_path / f"disk{kib}", f"{kib}k") as disk:
+            url = f"{scheme}://{disk}/store"
+            try:
+                writer = storeds.open_writer(url, fields, commit_every=10)
+                writer.append(records)
+                writer.publish()
+            except errors.StoredsError as error:
+                failed += 1
+                assert "cannot be written: " in str(error)
+                assert not (disk / "store").exists()
+                subprocess.run(["mount", "-o", "remount,size=8m", str(disk)], check=True)
+                with storeds.open_writer(url, fields, resume=True) as writer:
+                    writer.append(records[writer.count :])
+            assert storeds.verify(url).ok
+            assert os.listdir(disk) == ["store"]
+    assert 4 < failed < 11
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_disk_too_full_to_set_a_published_file_apart_is_one_error_and_leaves_no_part_of_a_copy(
+    tmp_path: Path, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields = {"blob": "bytes"}
+    with small_disk(tmp_path / "disk", "8m") as disk:
+        url = f"{scheme}://{disk}/store"
+        writer = storeds.open_writer(url, fields)
+        writer.append({"blob": bytes([at]) * 40_000} for at in range(60))
+        with monkeypatch.context() as patched:
+            patched.setattr(Staging, "discard", Staging.release)
+            writer.publish()
+        subprocess.run(["mount", "-o", "remount,size=3m", str(disk)], check=True)
+        with pytest.raises(errors.StoredsError, match=r"cannot be written: .*resume=True"):
+            storeds.open_writer(url, fields, overwrite=True, resume=True)
+        assert not list(disk.glob(".store.partial/*.fresh"))
+        subprocess.run(["mount", "-o", "remount,size=8m", str(disk)], check=True)
+        with storeds.open_writer(url, fields, overwrite=True, resume=True) as writer:
+            assert writer.count == 60
+        assert storeds.verify(url).ok
+
+
+def test_a_copy_of_more_bytes_than_there_are_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "short").write_bytes(bytes(100))
+    with (
+        (tmp_path / "short").open("rb") as source,
+        (tmp_path / "copy").open("wb") as target,
+        pytest.raises(OSError, match="lacks 50 of its last 150 bytes"),
+    ):
+        copy_range(source.fileno(), 0, target.fileno(), 0, 150)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_published_file_never_changes_when_the_writer_that_died_behind_it_publishes_again(
+    tmp_path: Path, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"{scheme}://{tmp_path}/store"
+    writer = storeds.open_writer(url, FIELDS)
+    writer.append([{"x": 1}])
+    with monkeypatch.context() as patched:
+        patched.setattr(Staging, "discard", Staging.release)
+        writer.publish()
+    os.link(tmp_path / "store", tmp_path / "kept")
+    before = (tmp_path / "kept").read_bytes()
+    with storeds.open_writer(url, FIELDS, overwrite=True, resume=True) as writer:
+        writer.append([{"x": 2}])
+    assert (tmp_path / "kept").read_bytes() == before
+    assert storeds.info(url).count == 2

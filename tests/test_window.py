@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import pickle
+import subprocess
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+import storeds
 import storeds.decode
 from jpeg_corpus import cases, groups
 from jpeg_encodings import ENCODINGS, encode
@@ -22,6 +25,7 @@ from storeds import StoreDataset, open_backend, open_writer
 from storeds._window import divisor, scaled_down
 from storeds.decode import decode_tensor
 from storeds.jpeg import triage
+from storeds.readers.image import ImageReader
 from storeds.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop, ToTensor
 
 simplejpeg = pytest.importorskip("simplejpeg")
@@ -60,7 +64,7 @@ def assert_same(url: str, transform: Any, **options: Any) -> None:
     for one, other in zip(found, expected, strict=True):
         if isinstance(other, tuple):
             assert torch.equal(one[0], other[0])
-            assert one[0].is_contiguous()
+            assert one[0].stride() == other[0].stride()
             assert one[1:] == other[1:]
         else:  # a bad one
             assert one == other
@@ -140,6 +144,51 @@ def test_a_crop_of_somebody_else_s_is_not_guessed_at() -> None:
             return image[:, -1:]
 
     assert_same(store("mine", [jpeg(0, (64, 96))]), Mine(8))
+
+
+class Halved(ImageReader):
+    """A reader that looks at its images."""
+
+    def _value(self, field: Any, value: Any, context: Any) -> Any:
+        made = super()._value(field, value, context)
+        return made[:, ::2] if isinstance(made, torch.Tensor) else made
+
+
+class Backwards(Compose):
+    """A composition that does something else with its transforms."""
+
+    def __call__(self, value: Any, generator: Any = None) -> Any:
+        assert isinstance(value, torch.Tensor)
+        return super().__call__(value.flip(-1), generator)
+
+
+def test_readers_and_compositions_of_one_s_own_get_whole_images() -> None:
+    url = store("own", [jpeg(number, (64, 96)) for number in range(4)])
+    assert_same(url, CROP, reader=Halved(decode="tensor"), decode=None)
+    assert_same(url, Backwards([CROP]))
+
+
+def test_a_decoder_of_one_s_own_decides_the_size() -> None:
+    def half(blob: bytes, mode: str) -> torch.Tensor:
+        return decode_tensor(blob, mode)[:, ::2, ::2].contiguous()
+
+    url = store("decoder", [jpeg(number, (64, 96)) for number in range(4)])
+    assert_same(url, CROP, decode=half)
+    storeds.register_decoder("half_of_test_window", half)
+    assert_same(url, CROP, decode="half_of_test_window")
+
+
+def test_draws_work_outside_of_the_inference_mode_that_the_first_was_made_in() -> None:
+    code = """
+import sys, torch
+from storeds.transforms import Normalize, RandomResizedCrop, ToTensor
+image = torch.zeros(3, 8, 8, dtype=torch.uint8)
+with torch.inference_mode():
+    Normalize([0.5], [0.5])(ToTensor()(RandomResizedCrop(4)(image)))
+made = Normalize([0.5], [0.5])(ToTensor()(RandomResizedCrop(4)(image)).requires_grad_())
+made.sum().backward()
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
 
 
 def test_without_a_seed_the_global_generator_is_drawn_from_as_before() -> None:

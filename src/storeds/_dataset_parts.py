@@ -79,7 +79,7 @@ def spare_a_copy(reader: Reader[Any], transform: Transform | None) -> Reader[Any
     Pixels stay where the decoder put them; and those below the window of a crop may not be decoded at all.
     """
     crop = first_crop(transform)  # which gives pixels in order, whatever comes after it
-    if not isinstance(reader, ImageReader) or reader.strided or not (crop or takes_strided(transform)):
+    if type(reader) is not ImageReader or reader.strided or not (crop or takes_strided(transform)):
         return reader
     if [name for name, field in zip(reader.fields, reader.kinds, strict=True) if field.kind == "image"][1:]:
         return reader

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Unscaled", "defer_in_this_process", "deferring", "is_deferring"]
+__all__ = ["Unscaled", "asked_to_defer", "defer_in_this_process", "deferring"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class Unscaled:
 
 class _Here(threading.local):
     deferring = False
+    busy = False
 
 
 _here = _Here()
@@ -45,7 +46,7 @@ _everywhere = False
 
 @contextmanager
 def deferring() -> Iterator[None]:
-    """Have transforms in this thread leave scaling to `storeds.collate`, which must be what makes the batch."""
+    """Have the dataset that is asked for samples in this thread leave scaling to `storeds.collate`, which makes the batch."""
     _here.deferring = True
     try:
         yield
@@ -59,6 +60,15 @@ def defer_in_this_process() -> None:
     _everywhere = True
 
 
-def is_deferring() -> bool:
-    """Whether the samples that are being made go to `storeds.collate` and nowhere else."""
-    return _here.deferring or _everywhere
+@contextmanager
+def asked_to_defer() -> Iterator[bool]:
+    """Say whether the samples that are made in the body go to `storeds.collate` and nowhere else.
+
+    What a transform asks of another dataset meanwhile does not.
+    """
+    wanted, before = not _here.busy and (_here.deferring or _everywhere), _here.busy
+    _here.busy = True
+    try:
+        yield wanted
+    finally:
+        _here.busy = before

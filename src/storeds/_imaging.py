@@ -174,7 +174,8 @@ class _Drawn(threading.local):
     """Where a thread draws single numbers: a tensor for each would cost as much again."""
 
     def __init__(self) -> None:
-        self.number, self.whole = torch.empty(1), torch.empty(1, dtype=torch.int64)
+        with torch.inference_mode(False):  # what is made in that mode cannot be drawn into outside of it
+            self.number, self.whole = torch.empty(1), torch.empty(1, dtype=torch.int64)
 
 
 _drawn = _Drawn()
@@ -249,7 +250,8 @@ def check_normalize(
 def _by_channel(
     mean: tuple[float, ...], std: tuple[float, ...], dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor, bool]:
-    means, stds = (torch.tensor(each, dtype=dtype, device=device)[:, None, None] for each in (mean, std))
+    with torch.inference_mode(False):  # they are kept
+        means, stds = (torch.tensor(each, dtype=dtype, device=device)[:, None, None] for each in (mean, std))
     return means, stds, not bool(stds.all())
 
 

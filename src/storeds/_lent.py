@@ -7,6 +7,7 @@ the piece itself, where the worker sees it, that nobody holds that tensor or a v
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import threading
@@ -17,22 +18,24 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.multiprocessing import get_sharing_strategy
 from torch.multiprocessing.reductions import reduce_tensor
 from torch.utils.data import get_worker_info
 
+from storeds._plain import PlainTensor
 from storeds.protocols import Array
 
 __all__ = ["Lender", "LentTensor", "lent_memory"]
 
 _LEAST = 1 << 20  # bytes; a smaller tensor goes into fresh memory for next to nothing
 _MOST = 8  # pieces that a worker keeps: batches ahead, the one in use, and some that are held for longer
-_HEAD = 64  # bytes before a batch, which keep it aligned; the two counts are in them
+_HEAD = 64  # bytes before a batch, which keep it aligned; the words below are in them
+_SENT, _LET_GO, _RETIRED = range(3)
 
 
-class LentTensor(torch.Tensor):
-    """A whole batch in a worker, in a piece that is lent with it. What is computed from it is a plain tensor."""
+class LentTensor(PlainTensor):
+    """A whole batch in a worker, in a piece that is lent with it."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as torch's own subclasses do
     _piece: _Piece
 
 
@@ -42,31 +45,53 @@ class _Piece:
     def __init__(self, size: int) -> None:
         storage = torch.UntypedStorage._new_shared(_HEAD + size)  # type: ignore[no-untyped-call]  # torch leaves it so
         self.whole = torch.empty(0, dtype=torch.uint8).set_(storage)
-        self.counts, self.bytes = _parts(self.whole)
+        self.words, self.bytes = _parts(self.whole)
         self._array: weakref.ref[Array] | None = None
+        self._sent_before = 0
+
+    @property
+    def is_retired(self) -> bool:
+        """Whether a process was forked while it held a batch in here, of whose end nobody will hear."""
+        return bool(self.words[_RETIRED])
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a tensor in here, or a view of one, is in use in this process."""
+        return self._array is not None and self._array() is not None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a tensor was lent, and is gone without having been sent: who knows what was made of it."""
+        return self._array is not None and not self.is_held and bool(self.words[_SENT] == self._sent_before)
 
     def is_free(self) -> bool:
-        held = self._array is not None and self._array() is not None
-        return not held and bool(self.counts[0] == self.counts[1])
+        return not self.is_held and bool(self.words[_SENT] == self.words[_LET_GO])
 
-    def tensor(self, size: int) -> torch.Tensor:
-        """Return the first `size` bytes; it, and every view of it, holds an array that tells when the last is gone."""
-        array = self.bytes[:size]
-        self._array = weakref.ref(array)
-        return torch.from_numpy(array)
+    def lend(self, shape: Sequence[int], dtype: torch.dtype) -> LentTensor:
+        """Return a tensor in here; it and every view of it hold an array that tells when the last is gone."""
+        array = self.bytes[: math.prod(shape) * dtype.itemsize]
+        self._array, self._sent_before = weakref.ref(array), int(self.words[_SENT])
+        lent = torch.from_numpy(array).view(dtype).view(tuple(shape)).as_subclass(LentTensor)
+        lent._piece = self
+        return lent
 
 
 def _parts(whole: torch.Tensor) -> tuple[Array, Array]:
     memory = whole.numpy()
-    return memory[:16].view(np.int64), memory[_HEAD:]
+    return memory[:24].view(np.int64), memory[_HEAD:]
 
 
 class Lender:
-    """Lends memory, a piece for each batch. Thread-safe; for one process."""
+    """Lends memory, a piece for each batch. Thread-safe; for one process.
+
+    It stops for good, and keeps the memory that it has, once a batch was not sent as it is: torch moves what else is made
+    of it into other memory, and does not say when an array that was made of it before is gone.
+    """
 
     def __init__(self) -> None:
         self._pieces: list[_Piece] = []
         self._lock = threading.Lock()
+        self._stopped = False
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> LentTensor | None:
         """Return a tensor that nobody else sees, its values undefined; None if all pieces are held, or it is too small."""
@@ -74,14 +99,12 @@ class Lender:
         if size < _LEAST:
             return None
         with self._lock:  # until the tensor holds the piece
-            piece = self._free_piece(size)
-            if piece is None:
-                return None
-            lent = piece.tensor(size).view(dtype).view(tuple(shape)).as_subclass(LentTensor)
-            lent._piece = piece
-            return lent
+            self._stopped = self._stopped or any(piece.is_lost for piece in self._pieces)
+            piece = None if self._stopped else self._free_piece(size)
+            return None if piece is None else piece.lend(shape, dtype)
 
     def _free_piece(self, size: int) -> _Piece | None:
+        self._pieces = [piece for piece in self._pieces if not piece.is_retired]
         free = [at for at, piece in enumerate(self._pieces) if piece.is_free()]
         fitting = [at for at in free if len(self._pieces[at].bytes) >= size]
         if fitting:
@@ -96,31 +119,52 @@ class Lender:
 
 
 def _reduce(tensor: LentTensor) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Send the piece that a tensor lies in, or a copy of a tensor that was changed into another view of it."""
-    plain, piece = tensor.as_subclass(torch.Tensor), tensor._piece
-    if not plain.is_contiguous() or plain.data_ptr() != piece.bytes.ctypes.data:
-        return reduce_tensor(plain.clone())  # type: ignore[no-any-return,no-untyped-call]  # torch leaves it without types
-    piece.counts[0] += 1
+    """Send the piece that a tensor lies in, or a copy of a tensor that was changed into something else."""
+    plain, piece = tensor.plain(), tensor._piece
+    if not plain.is_contiguous() or plain.data_ptr() != piece.bytes.ctypes.data or plain.requires_grad:
+        copied = plain.detach().clone().requires_grad_(plain.requires_grad)
+        return reduce_tensor(copied)  # type: ignore[no-any-return,no-untyped-call]  # torch leaves it without types
+    piece.words[_SENT] += 1
     return _receive, (piece.whole, tuple(plain.shape), plain.dtype)
 
 
 ForkingPickler.register(LentTensor, _reduce)
 
 
+# --- In the process that trains ---
+
+_numbers = itertools.count()
+_held: dict[int, Array] = {}  # the words of the pieces that batches here lie in
+
+
 def _receive(whole: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Return a plain tensor; when nobody holds it any more, say so in its piece."""
-    counts, memory = _parts(whole)
+    words, memory = _parts(whole)
     array = memory[: math.prod(shape) * dtype.itemsize]
+    number = next(_numbers)
+    _held[number] = words
     # Not at exit: then nobody uses the piece again.
-    weakref.finalize(array, _let_go, counts, os.getpid()).atexit = False
+    weakref.finalize(array, _let_go, number, os.getpid()).atexit = False
     return torch.from_numpy(array).view(dtype).view(shape)
 
 
-def _let_go(counts: Array, process: int) -> None:
+def _let_go(number: int, process: int) -> None:
     # A process that was forked while the batch was held lets go of its copy; the batch is still another's.
-    if os.getpid() == process:
-        counts[1] += 1
+    words = _held.pop(number, None) if os.getpid() == process else None
+    if words is not None:
+        words[_LET_GO] += 1
 
+
+def _retire_held() -> None:
+    # The child will hold these batches too, and nobody is told when it lets go.
+    for words in list(_held.values()):
+        words[_RETIRED] = 1
+
+
+os.register_at_fork(before=_retire_held, after_in_child=_held.clear)
+
+
+# --- In a worker ---
 
 _lender: tuple[int, Lender] | None = None
 
@@ -128,7 +172,8 @@ _lender: tuple[int, Lender] | None = None
 def lent_memory(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor | None:
     """Return a tensor for a whole batch if this is a worker process that has memory to lend, else None."""
     global _lender
-    if get_worker_info() is None:
+    # Files in shared memory would outlive the worker.
+    if get_worker_info() is None or get_sharing_strategy() != "file_descriptor":  # type: ignore[no-untyped-call]  # torch's
         return None
     if _lender is None or _lender[0] != os.getpid():
         _lender = os.getpid(), Lender()

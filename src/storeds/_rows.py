@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -12,23 +13,31 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from storeds._deferred import Unscaled
 from storeds._lent import lent_memory
+from storeds._plain import PlainTensor
 from storeds.protocols import Reader
-from storeds.readers.base import RecordReader
+from storeds.readers.image import ImageReader
 
 __all__ = ["Row", "image_element", "in_rows"]
 
 
-class Row(torch.Tensor):
-    """One image of a batch that lies together in memory. What is computed from it is a plain tensor."""
+class Row(PlainTensor):
+    """One image of a batch that lies together in memory."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as torch's own subclasses do
-    _batch: torch.Tensor
+    _batch: _Batch
     _number: int
+
+
+@dataclass(eq=False)
+class _Batch:
+    """The memory of a batch, which is handed out once: a collating that is asked again copies."""
+
+    tensor: torch.Tensor
+    is_given: bool = False
 
 
 def image_element(reader: Reader[Any], as_dict: bool) -> int | str | None:
     """Return where in a sample the image is, or None where nothing tells what samples of that reader are."""
-    if not isinstance(reader, RecordReader) or reader.data not in reader.fields:
+    if type(reader) is not ImageReader or reader.data not in reader.fields:
         return None
     return reader.data if as_dict else reader.fields.index(reader.data)
 
@@ -61,8 +70,10 @@ def _rows(images: Sequence[Any]) -> Sequence[Any]:
         shape, dtype = common
         batch = lent_memory((len(images), *shape), dtype)
         if batch is not None:
+            together = _Batch(batch)
             return [
-                _row(image, batch, number, out) for number, (image, out) in enumerate(zip(images, batch, strict=True))
+                _row(image, together, number, out)
+                for number, (image, out) in enumerate(zip(images, batch, strict=True))
             ]
     return [image.scaled() if isinstance(image, Unscaled) else image for image in images]
 
@@ -75,7 +86,7 @@ def _sort(image: Any) -> tuple[torch.Size, torch.dtype] | None:
     return (image.shape, image.dtype) if plain and image.layout == torch.strided else None
 
 
-def _row(image: Any, batch: torch.Tensor, number: int, out: torch.Tensor) -> Row:
+def _row(image: Any, batch: _Batch, number: int, out: torch.Tensor) -> Row:
     if isinstance(image, Unscaled):
         image.scale_into(image.image, out)
     else:
@@ -87,23 +98,31 @@ def _row(image: Any, batch: torch.Tensor, number: int, out: torch.Tensor) -> Row
 
 def _join(rows: Sequence[torch.Tensor], *, collate_fn_map: Any = None) -> Any:
     """Return the batch that the rows are, or a stack of them where some are missing or in another order."""
-    whole = getattr(rows[0], "_batch", None)
-    if whole is not None and len(rows) == len(whole) and all(_is_row(row, whole, at) for at, row in enumerate(rows)):
-        return whole
-    plain = [row.as_subclass(torch.Tensor) for row in rows]
+    batch = getattr(rows[0], "_batch", None)
+    if batch is not None and _is_all_of(batch, rows):
+        batch.is_given = True
+        return batch.tensor
+    plain = [row.plain() if isinstance(row, PlainTensor) else row for row in rows]
     return default_collate_fn_map[torch.Tensor](plain, collate_fn_map=collate_fn_map)
 
 
-def _is_row(row: torch.Tensor, whole: torch.Tensor, number: int) -> bool:
-    """Whether a tensor is still the row that it was made as."""
-    if not isinstance(row, Row) or row._batch is not whole or row._number != number:
+def _is_all_of(batch: _Batch, rows: Sequence[torch.Tensor]) -> bool:
+    if batch.is_given or len(rows) != len(batch.tensor):
         return False
-    return row.shape == whole.shape[1:] and row.is_contiguous() and row.data_ptr() == whole[number].data_ptr()
+    return all(_is_row(row, batch, at) for at, row in enumerate(rows))
+
+
+def _is_row(row: torch.Tensor, batch: _Batch, number: int) -> bool:
+    """Whether a tensor is still the row that it was made as."""
+    if not isinstance(row, Row) or row._batch is not batch or row._number != number or row.requires_grad:
+        return False
+    place = batch.tensor[number]
+    return row.shape == place.shape and row.is_contiguous() and row.data_ptr() == place.data_ptr()
 
 
 def _reduce(row: Row) -> Any:
     # A copy: who sends one image would send the whole batch else.
-    return reduce_tensor(row.as_subclass(torch.Tensor).clone())  # type: ignore[no-untyped-call]  # torch leaves it so
+    return reduce_tensor(row.plain().clone())  # type: ignore[no-untyped-call]  # torch leaves it so
 
 
 default_collate_fn_map[Row] = _join

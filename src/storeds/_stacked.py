@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,10 +27,11 @@ def stacking_elements(reader: Reader[Any], backend: Backend) -> Mapping[str, Fie
     return elements if all(field.is_fixed for field in elements.values()) else {}
 
 
-class StackedSamples(Sequence[Any]):
+class StackedSamples(list[Any]):
     """A batch of samples that are made when they are looked at; equal to what `ArrayReader` makes of the records.
 
-    `storeds.collate` makes tensors of the arrays as they are, in the same memory. A pickle or copy of it is a list.
+    `storeds.collate` makes tensors of the arrays as they are, in the same memory. A pickle or copy of it is a plain list,
+    and so it behaves once it is changed.
 
     Parameters
     ----------
@@ -45,30 +48,41 @@ class StackedSamples(Sequence[Any]):
     def __init__(
         self, arrays: Mapping[str, Array], indices: Sequence[int], elements: Mapping[str, Field], as_dict: bool
     ) -> None:
+        super().__init__(itertools.repeat(None, len(indices)))
         every = {**arrays, INDEX: np.array(indices, np.int64)} if INDEX in elements else arrays
         self._arrays = {name: every[name] for name in elements}
-        self._elements, self._as_dict, self._count = elements, as_dict, len(indices)
+        self._elements, self._as_dict = elements, as_dict
+        self._is_whole = True  # as it was read: neither changed, nor handed out as tensors
+        self._made = False
 
-    def __len__(self) -> int:
-        return self._count
+    def make(self) -> None:
+        """Make all samples, if that was not done."""
+        if not self._made:
+            self._made, self._is_whole = True, False
+            self[:] = [self._sample(at) for at in range(len(self))]
 
     def __getitem__(self, index: Any) -> Any:
         """Return a sample, or for a slice a list of them."""
-        places = range(self._count)[index]
+        if self._made:
+            return super().__getitem__(index)
+        places = range(len(self))[index]
         return [self._sample(at) for at in places] if isinstance(places, range) else self._sample(places)
 
     def __iter__(self) -> Iterator[Any]:
-        return map(self._sample, range(self._count))
+        return super().__iter__() if self._made else map(self._sample, range(len(self)))
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return list, (list(self),)
 
     def __repr__(self) -> str:
-        return f"StackedSamples({', '.join(self._elements)}; count={self._count})"
+        return super().__repr__() if self._made else f"StackedSamples({', '.join(self._elements)}; count={len(self)})"
 
     def collated(self) -> Any:
-        """Return the batch, as PyTorch's ``default_collate`` makes it of the samples."""
-        tensors = {name: _tensor(array) for name, array in self._arrays.items()}
+        """Return the batch, as PyTorch's ``default_collate`` makes it of the samples; None once they were changed."""
+        if self._made:
+            return None
+        tensors = {name: _tensor(array, copy=not self._is_whole) for name, array in self._arrays.items()}
+        self._is_whole = False
         return tensors if self._as_dict else list(tensors.values())
 
     def _sample(self, at: int) -> Any:
@@ -80,8 +94,39 @@ class StackedSamples(Sequence[Any]):
         return array[at].item() if field.is_scalar else torch.from_numpy(array[at, ...].copy())
 
 
-def _tensor(array: Array) -> torch.Tensor:
+def _tensor(array: Array, *, copy: bool) -> torch.Tensor:
     """Return the values where the training process sees them, if this is a worker with memory for that; else in place."""
     made = torch.from_numpy(array)
     lent = lent_memory(made.shape, made.dtype)
-    return made if lent is None else lent.copy_(made)
+    if lent is not None:
+        return lent.copy_(made)
+    return made.clone() if copy else made
+
+
+def _after_making(name: str) -> Callable[..., Any]:
+    plain = getattr(list, name)
+
+    @functools.wraps(plain)
+    def method(self: StackedSamples, *arguments: Any, **options: Any) -> Any:
+        self.make()
+        return plain(self, *arguments, **options)
+
+    return method
+
+
+for _name in (
+    *(
+        "__setitem__",
+        "__delitem__",
+        "__add__",
+        "__iadd__",
+        "__mul__",
+        "__rmul__",
+        "__imul__",
+        "__reversed__",
+        "__contains__",
+    ),
+    *("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"),
+    *("append", "clear", "copy", "count", "extend", "index", "insert", "pop", "remove", "reverse", "sort"),
+):
+    setattr(StackedSamples, _name, _after_making(_name))

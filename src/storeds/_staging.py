@@ -9,13 +9,14 @@ import json
 import os
 import shutil
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from storeds._files import sniff, staging_folder
 from storeds.errors import ConfigError, FormatError, StoredsError, StoreExistsError
 
-__all__ = ["Staging", "replace_text", "sync_path"]
+__all__ = ["Staging", "copy_range", "replace_text", "sync_path", "written_ranges"]
 
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 _ACTIVE: set[str] = set()  # POSIX locks do not keep two writers of one process apart
@@ -47,6 +48,35 @@ def replace_text(path: Path, text: str) -> None:
     sync_path(fresh)
     os.replace(fresh, path)
     sync_path(path.parent)
+
+
+def copy_range(source: int, start: int, target: int, place: int, size: int) -> None:
+    """Copy `size` bytes from `start` on in `source` to `place` in `target`."""
+    done = 0
+    with contextlib.suppress(OSError):  # not every file system copies in the kernel
+        while done < size:
+            copied = os.copy_file_range(source, target, size - done, start + done, place + done)
+            if copied == 0:
+                break
+            done += copied
+    while done < size:
+        part = os.pread(source, min(1 << 20, size - done), start + done)
+        if not part:
+            raise OSError(f"a file of its folder lacks {size - done} of its last {size} bytes")
+        done += os.pwrite(target, part, place + done)
+
+
+def written_ranges(descriptor: int, at: int) -> Iterator[tuple[int, int]]:
+    """Yield the ranges from `at` on that are no holes."""
+    while True:
+        try:
+            start = os.lseek(descriptor, at, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            return
+        at = os.lseek(descriptor, start, os.SEEK_HOLE)
+        yield start, at
 
 
 class Staging:
@@ -82,8 +112,10 @@ class Staging:
             raise ConfigError(f"{url} cannot be written: {error}") from None
         try:
             self.resumed = self._enter(plan, overwrite=overwrite, resume=resume)
-        except BaseException:
+        except BaseException as error:
             self.release()
+            if isinstance(error, OSError) and not isinstance(error, StoredsError):
+                raise ConfigError(f"{url} cannot be written: {error}") from None
             raise
 
     def _check_target(self) -> None:
@@ -180,8 +212,12 @@ class Staging:
         """Make `file` of the folder one that is not the target, where a writer died after it had published it."""
         if file.exists() and file.stat().st_nlink > 1:
             fresh = file.with_name(f"{file.name}.fresh")
-            shutil.copyfile(file, fresh)
-            sync_path(fresh)
+            try:
+                shutil.copyfile(file, fresh)
+                sync_path(fresh)
+            except BaseException:
+                fresh.unlink(missing_ok=True)  # half of it, on a disk that may be full
+                raise
             os.replace(fresh, file)
 
     def _link(self, built: Path) -> None:
@@ -198,10 +234,13 @@ class Staging:
 
     def discard(self) -> None:
         """Remove the folder."""
-        # Without a plan nobody goes on from what a death in the middle of this leaves.
+        # Without a plan nobody goes on from what a death in the middle of this leaves. Without the lock, which goes last,
+        # all that is there may be another writer's.
         with contextlib.suppress(OSError):
-            (self.folder / "plan.json").unlink()
-        shutil.rmtree(self.folder, ignore_errors=True)
+            (self.folder / "plan.json").unlink(missing_ok=True)
+            self._empty()
+            (self.folder / "lock").unlink()
+            self.folder.rmdir()
         self.release()
 
     def __del__(self) -> None:

@@ -15,7 +15,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from storeds._deferred import is_deferring
 from storeds._transform_checks import is_list, set_frozen
 from storeds.errors import ConfigError
 from storeds.protocols import SampleContext, Transform
@@ -54,7 +53,7 @@ class BoundTransform:
     finish : callable, optional
         What is done to its result.
     may_wait : bool
-        Whether the last step of a `Compose` may be left to the collating, where the loader has said that it is ours.
+        Whether the last step of a `Compose` may be left to the collating.
 
     Notes
     -----
@@ -73,7 +72,7 @@ class BoundTransform:
 
     def __call__(self, value: Any, context: SampleContext) -> Any:
         """Return the transformed value; what the transform raises is not caught."""
-        if self.may_wait and is_deferring() and type(self.transform) is Compose:
+        if self.may_wait and type(self.transform) is Compose:
             made = self.transform.but_last(value, context.generator)
         else:
             made = self.draw(value, context.generator)

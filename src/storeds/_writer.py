@@ -152,6 +152,20 @@ class StoreWriter(ABC):
                 "with resume=True (--resume)"
             ) from error
 
+    @contextmanager
+    def _opening(self) -> Iterator[None]:
+        """Let go of the target when the engine cannot begin, or go on from what an earlier writer left."""
+        try:
+            yield
+        except BaseException as error:
+            self.suspend()
+            if isinstance(error, self.engine_errors) and not isinstance(error, StoredsError):
+                raise StoredsError(
+                    f"{self.url} cannot be written: {error}; what an earlier writer made durable is safe: make room, then "
+                    "go on with resume=True (--resume)"
+                ) from error
+            raise
+
     def flush(self, note: JSON = None) -> None:
         """Make everything appended so far durable, and then `note`, if one is given: where its caller would go on."""
         self._check_open()

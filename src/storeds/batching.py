@@ -69,8 +69,9 @@ def collate(batch: Sequence[Any], *, pad: Collection[str | int] = ()) -> Any:
     ConfigError
         Values cannot be batched; the message says which and what to do.
     """
-    if isinstance(batch, StackedSamples) and not pad:
-        return batch.collated()
+    made = batch.collated() if isinstance(batch, StackedSamples) and not pad else None
+    if made is not None:
+        return made
     skips = [_skip_in(sample) for sample in batch]
     samples = [sample for sample, skip in zip(batch, skips, strict=True) if skip is None]
     if not samples:

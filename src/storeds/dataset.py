@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from multiprocessing.context import get_spawning_popen
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.utils.data import Dataset, get_worker_info
 from storeds._batch_arrays import read_arrays
 from storeds._columns import read_column
 from storeds._dataset_parts import changed_arguments, check_seed, make_reader, open_source, spare_a_copy
-from storeds._deferred import deferring, is_deferring
+from storeds._deferred import asked_to_defer
 from storeds._rows import image_element, in_rows
 from storeds._samples import SampleMaker
 from storeds._shared import SharedNumber
@@ -156,11 +157,12 @@ class StoreDataset(Dataset[Any]):
         self._stacks = stacking_elements(self.reader, self.backend) if plain else {}
         self._image = image_element(self.reader, self.as_dict)
         self._maker = SampleMaker(self._view, self.reader, self._bind_transforms(), self.as_dict)
+        self._waiting_maker = replace(self._maker, transforms=self._bind_transforms(may_wait=True))
         # Shared with workers, so that set_epoch reaches persistent ones (pytorch#97326).
         self._epoch = SharedNumber()
         self._tally = Tally()
 
-    def _bind_transforms(self) -> list[tuple[str, BoundTransform]]:
+    def _bind_transforms(self, *, may_wait: bool = False) -> list[tuple[str, BoundTransform]]:
         bound = []
         for name, function in ((self.reader.data, self.transform), (self.reader.target, self.target_transform)):
             if function is not None and name is None:
@@ -169,7 +171,7 @@ class StoreDataset(Dataset[Any]):
                 )
             if function is not None and name is not None:
                 is_data = name == self.reader.data
-                bound.append((name, BoundTransform(function, self._finish if is_data else None, may_wait=is_data)))
+                bound.append((name, BoundTransform(function, self._finish if is_data else None, may_wait and is_data)))
         return bound
 
     @property
@@ -239,11 +241,11 @@ class StoreDataset(Dataset[Any]):
             indices = self._resolve(indices)
             if indices and (stacked := self._stacked(indices)) is not None:
                 return stacked
-        if get_worker_info() is None or is_deferring():
-            return self._policy.samples(self._maker, self._contexts(indices), self._tally, fill=True)
-        with deferring():
-            samples = self._policy.samples(self._maker, self._contexts(indices), self._tally, fill=True)
-        return samples if self._image is None else in_rows(samples, self._image)
+        with asked_to_defer() as wanted:
+            in_worker = not wanted and self._image is not None and get_worker_info() is not None
+            maker = self._waiting_maker if wanted or in_worker else self._maker
+            samples = self._policy.samples(maker, self._contexts(indices), self._tally, fill=True)
+        return in_rows(samples, self._image) if in_worker and self._image is not None else samples
 
     def _stacked(self, indices: list[int]) -> StackedSamples | None:
         """Return the samples as arrays, or None if one is bad: the policy says what becomes of it."""

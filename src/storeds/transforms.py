@@ -310,15 +310,15 @@ class Normalize:
 
 def first_crop(transform: Transform | None) -> RandomResizedCrop | None:
     """Return the crop that a transform begins with, if nothing sees the image before it."""
-    first = transform.transforms[0] if isinstance(transform, Compose) and transform.transforms else transform
+    first = transform.transforms[0] if type(transform) is Compose and transform.transforms else transform
     return first if type(first) is RandomResizedCrop else None
 
 
 def takes_strided(transform: Transform | None) -> bool:
     """Whether a transform makes the same of a tensor whose channels lie last in memory, at no greater cost."""
-    if isinstance(transform, Compose):
+    if type(transform) is Compose:
         return bool(transform.transforms) and all(map(takes_strided, transform.transforms))
-    return isinstance(transform, (CenterCrop, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize, ToTensor))
+    return type(transform) in (CenterCrop, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize, ToTensor)
 
 
 _BUILT_IN: dict[str, type] = {

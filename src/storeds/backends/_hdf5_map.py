@@ -17,7 +17,8 @@ from storeds.protocols import Array
 
 __all__ = ["FileMap"]
 
-# On others a page may be lost to another machine, or to a program that ends, whatever the size says.
+# On others a page may be lost to another machine, or to a program that ends, whatever the size says; an overlay may lie
+# over any of them.
 _LOCAL = {
     "bcachefs",
     "btrfs",
@@ -26,7 +27,6 @@ _LOCAL = {
     "ext3",
     "ext4",
     "f2fs",
-    "overlay",
     "ramfs",
     "squashfs",
     "tmpfs",

@@ -8,12 +8,12 @@ where libhdf5 lays it.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import h5py
 import numpy as np
@@ -21,7 +21,7 @@ import xxhash
 
 from storeds._columns import SCALARS
 from storeds._meta import meta_to_row
-from storeds._staging import Staging, replace_text
+from storeds._staging import Staging, copy_range, replace_text, sync_path, written_ranges
 from storeds._url import file_path, file_url
 from storeds._writer import COMMIT_EVERY, Sealed, StoreWriter
 from storeds.backends._hdf5_file import stamp_hdf5_file
@@ -66,18 +66,11 @@ class Hdf5Writer(StoreWriter):
         blobs = (f"{name}.data" for name, field in self.fields.items() if field.kind in ("image", "bytes"))
         self._body = next(blobs, None)
         self._files: dict[str, int] = {}
-        try:
+        with self._opening():
             self._open()
-        except BaseException:
-            self._suspend()
-            raise
 
     def _open(self) -> None:
-        state_file = self._folder / "state.json"
-        count = 0
-        if self._staging.resumed and state_file.exists():
-            state = json.loads(state_file.read_text())
-            count, self._ends, self.note = state["count"], state["ends"], state["note"]
+        count = self._take_state() if self._staging.resumed else 0
         for name, end in self._ends.items():
             path = self._path(name)
             self._staging.separate(path)
@@ -86,6 +79,20 @@ class Hdf5Writer(StoreWriter):
                 raise FormatError(f"{path} is shorter than its durable {end} bytes; start anew with overwrite=True")
             os.ftruncate(self._files[name], self._begin(name) + end)
         self._resume_from(count, _parts(self._files[CHECKSUM], count * 8))
+
+    def _take_state(self) -> int:
+        """Take over what is durable; return how many records."""
+        state_file = self._folder / "state.json"
+        if not state_file.exists():
+            return 0
+        state = json.loads(state_file.read_text())
+        if self._body is not None and state["ends"][self._body] and not self._path(self._body).exists():
+            # It became the target, where no hard link kept a second name for it: all else here is worth nothing.
+            state_file.unlink()
+            sync_path(self._folder)
+            return 0
+        self._ends, self.note = state["ends"], state["note"]
+        return int(state["count"])
 
     def _path(self, column: str) -> Path:
         return self._folder / (f"{column}.store" if column == self._body else f"{column}.column")
@@ -132,39 +139,42 @@ class Hdf5Writer(StoreWriter):
         replace_text(self._folder / "state.json", json.dumps({"count": count, "ends": self._ends, "note": note}))
 
     def _publish(self, meta: Meta) -> None:
-        built = self._folder / "built.h5"
-        built.unlink(missing_ok=True)
-        places, raw = self._lay_out(built, meta)
-        target = os.open(built, os.O_RDWR | os.O_CLOEXEC)
-        try:
+        (self._folder / "built.h5").unlink(missing_ok=True)  # it may be the target too, of a writer that died
+        # libhdf5 lays it out in memory, where rooms take none: a disk that is full under libhdf5 can kill the process.
+        with _scratch_file() as laid:
+            places, raw = self._lay_out(laid, meta)
+            laid.flush()
             stays = self._body if places.get(self._body or "") == _ROOM else None
-            for name, place in places.items():
-                if name != stays:
-                    _copy(self._files[name], self._begin(name), target, place, self._ends[name])
-            if stays is not None:
-                self._lay_around(stays, target)
-                built = self._path(stays)
-        finally:
-            os.close(target)
+            built = self._folder / "built.h5" if stays is None else self._path(stays)
+            target = os.open(built, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                self._fill(target, laid.fileno(), stays)
+                for name, place in places.items():
+                    if name != stays:
+                        copy_range(self._files[name], self._begin(name), target, place, self._ends[name])
+            finally:
+                os.close(target)
         stamp_hdf5_file(str(built), raw)
         self._close_files()
         self._staging.publish(built)
 
-    def _lay_around(self, column: str, built: int) -> None:
-        """Copy what lies before and after the room for `column` in `built` to the same places in the column's file."""
-        size, end = os.fstat(built).st_size, _ROOM + self._ends[column]
-        os.ftruncate(self._files[column], size)
-        _copy(built, 0, self._files[column], 0, _ROOM)
-        _copy(built, end, self._files[column], end, size - end)
+    def _fill(self, target: int, laid: int, stays: str | None) -> None:
+        """Copy to `target` what libhdf5 wrote in `laid`, around the column that `stays` in its file."""
+        begin, end = (0, 0) if stays is None else (_ROOM, _ROOM + self._ends[stays])
+        os.ftruncate(target, end)  # nothing of an earlier try stays behind it
+        os.ftruncate(target, os.fstat(laid).st_size)
+        copy_range(laid, 0, target, 0, begin)
+        for start, stop in written_ranges(laid, end):
+            copy_range(laid, start, target, start, stop - start)
 
-    def _lay_out(self, built: Path, meta: Meta) -> tuple[dict[str, int], list[tuple[int, int]]]:
-        """Write the HDF5 file with room for every column.
+    def _lay_out(self, laid: BinaryIO, meta: Meta) -> tuple[dict[str, int], list[tuple[int, int]]]:
+        """Write the HDF5 file `laid`, with room for every column.
 
         Returns column name → offset of its room, and the byte ranges of all raw data.
         """
         n, places = meta.count, {}
         raw: list[tuple[int, int]] = []
-        with h5py.File(built, "w", **self._alignment()) as file:
+        with h5py.File(laid, "w", **self._alignment()) as file:
             records = file.create_group("records")
 
             def room(name: str, column: str, shape: tuple[int, ...], dtype: Any) -> h5py.Dataset:
@@ -241,6 +251,12 @@ def _to_bytes(value: str | bytes | Array) -> bytes:
     return value.tobytes() if isinstance(value, np.ndarray) else value
 
 
+def _scratch_file() -> BinaryIO:
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("storeds-hdf5"), "w+b")
+    return cast("BinaryIO", tempfile.TemporaryFile())  # where there are no files in memory
+
+
 def _create_flat(group: h5py.Group, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> h5py.Dataset:
     """Create a contiguous dataset whose room is allocated now and filled by nobody."""
     creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
@@ -281,17 +297,3 @@ def _write_all(descriptor: int, blobs: list[bytes], at: int) -> int:
         while rest:
             rest = rest[os.pwrite(descriptor, rest, at + size - len(rest)) :]
     return size
-
-
-def _copy(source: int, start: int, target: int, place: int, size: int) -> None:
-    """Copy `size` bytes from `start` on in `source` to `place` in `target`."""
-    done = 0
-    with contextlib.suppress(OSError):  # not every file system copies in the kernel
-        while done < size:
-            copied = os.copy_file_range(source, target, size - done, start + done, place + done)
-            if copied == 0:
-                break
-            done += copied
-    while done < size:
-        part = os.pread(source, min(1 << 20, size - done), start + done)
-        done += os.pwrite(target, part, place + done)

@@ -33,8 +33,8 @@ _FIRST_MAP = 1 << 20
 _LOOSE = 1 / 32  # share of free pages up to which a file is published as it is
 _HEAP = (32 << 20) - (1 << 13)  # just below the largest block that glibc learns from
 _STAMP = 24  # bytes, at the end of the first page
-# Bytes that a transaction may need beyond its values: pages of the trees that it copies, one more for a value's header.
-_TREES, _PAGE = 1 << 18, 4096 + 128
+# What a transaction may need beyond its values: pages of the trees that it copies; a page and a header for each value.
+_TREE_PAGES, _HEADER = 64, 128
 
 
 class LmdbWriter(StoreWriter):
@@ -62,21 +62,24 @@ class LmdbWriter(StoreWriter):
         self._building = self._staging.folder / "building.mdb"
         self._txn: lmdb.Transaction | None = None
         self._room = 0
-        try:
+        with self._opening():
             self._staging.separate(self._building)
             self._open(self._building)
-        except BaseException:
-            self._staging.release()
-            raise
 
     def _open(self, file: Path) -> None:
         # LMDB frees a batch's pages at once, which glibc would give back to the kernel, to fault them in for the next
         # batch: a tenth of the time. Freeing one large block, never touched, teaches it to keep them (see mallopt(3)).
         bytes(_HEAP)
         size = file.stat().st_size if file.exists() else 0
-        self._env = lmdb.open(
-            str(file), subdir=False, lock=False, meminit=False, max_dbs=4, map_size=max(_FIRST_MAP, 2 * size)
-        )
+        try:
+            self._env = lmdb.open(
+                str(file), subdir=False, lock=False, meminit=False, max_dbs=4, map_size=max(_FIRST_MAP, 2 * size)
+            )
+        except lmdb.Error:
+            if not size:
+                file.unlink(missing_ok=True)  # on a full disk it may have half a beginning, which nobody could open
+            raise
+        self._page = self._env.stat()["psize"]
         names = (RECORDS, COLUMNS, META, _PARTS)
         self._records, self._columns, self._meta_db, self._parts = (self._env.open_db(name) for name in names)
         with self._env.begin(db=self._meta_db) as txn:
@@ -99,7 +102,9 @@ class LmdbWriter(StoreWriter):
             (position_key(position), self._codec.seal(sealed.packed, sealed.digest))
             for position, sealed in enumerate(part, first)
         ]
-        txn = self._begin(_TREES + sum(len(value) + _PAGE for _, value in (*items, *rows.items())))
+        room = self._page + _HEADER
+        needed = _TREE_PAGES * self._page + sum(len(value) + room for _, value in (*items, *rows.items()))
+        txn = self._begin(needed)
         with txn.cursor(self._records) as cursor:
             _, added = cursor.putmulti(items, append=True)
         if added != len(part):
@@ -114,7 +119,7 @@ class LmdbWriter(StoreWriter):
             self._end()
         if self._txn is None:
             info = self._env.info()
-            used, size = (info["last_pgno"] + 1) * self._env.stat()["psize"], info["map_size"]
+            used, size = (info["last_pgno"] + 1) * self._page, info["map_size"]
             if size - used < needed:
                 while size - used < needed:
                     size *= 2
@@ -164,7 +169,7 @@ class LmdbWriter(StoreWriter):
         if self._env.info()["last_txnid"] % 2 == 0:  # readers of the format find the newer meta page at page 1
             self._write(lambda txn: txn.put(META, bytes(txn.get(META, db=self._meta_db) or b""), db=self._meta_db))
         # The end may be missing: pages that were freed before they were written.
-        os.truncate(self._building, (self._env.info()["last_pgno"] + 1) * self._env.stat()["psize"])
+        os.truncate(self._building, (self._env.info()["last_pgno"] + 1) * self._page)
         built = self._building if self._is_compact() else self._compacted()
         self._env.close()
         stamp_lmdb_file(str(built))
@@ -177,7 +182,7 @@ class LmdbWriter(StoreWriter):
             trees = [self._env.stat(), *(txn.stat(db) for db in (self._records, self._columns, self._meta_db))]
         used = 2 + sum(tree["branch_pages"] + tree["leaf_pages"] + tree["overflow_pages"] for tree in trees)
         with self._building.open("rb") as file:
-            is_stamped = any(file.read(self._env.stat()["psize"])[-_STAMP:])
+            is_stamped = any(file.read(self._page)[-_STAMP:])
         return end - used <= _LOOSE * end and not is_stamped
 
     def _compacted(self) -> Path:
@@ -228,7 +233,8 @@ class LmdbWriter(StoreWriter):
         if self._txn is not None:
             self._txn.abort()
             self._txn = None
-        self._env.close()
+        if hasattr(self, "_env"):  # opening it may have failed
+            self._env.close()
 
 
 def _part_key(name: str, first: int) -> bytes:

@@ -231,9 +231,11 @@ class HandleBackend(StoreBackend, Generic[H, Open]):
 
     @contextmanager
     def _lease(self) -> Iterator[H]:
+        opened = False
         try:
             with self._ticket.lease() as handle:
                 build = self._build_of(handle)
+                opened = True
                 if build != self.meta.build:
                     raise UnavailableError(
                         f"{self.url} was replaced while in use or changed (build {self.meta.build} was opened, "
@@ -241,6 +243,8 @@ class HandleBackend(StoreBackend, Generic[H, Open]):
                     )
                 yield handle
         except StoreNotFoundError as error:
+            if opened:  # then it is about something else
+                raise
             raise UnavailableError(f"{self.url} was there when it was opened and is gone now: {error}") from error
 
     def close(self) -> None:

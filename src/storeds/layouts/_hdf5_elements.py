@@ -31,6 +31,7 @@ __all__ = [
 # What PyTables, MATLAB, netCDF and the HDF5 image and dimension-scale conventions write on their own account.
 _LIBRARIES = {"CLASS", "VERSION", "TITLE", "FLAVOR", "EXTDIM", "PSEUDOATOM", "NAME", "H5PATH", "INTERLACE_MODE"}
 _LIBRARY_PREFIXES = ("IMAGE_", "MATLAB_", "PYTABLES_", "_Netcdf4", "_NC")
+_MOST_ENCODED = 256 << 20  # bytes; a larger dataset is no single encoded value, and is not read to tell
 
 
 def element_field(files: Hdf5Files, samples: Sequence[str]) -> Field:
@@ -68,6 +69,8 @@ def _alike(files: Hdf5Files, datasets: Sequence[h5py.Dataset]) -> list[h5py.Data
 def _are_encoded(files: Hdf5Files, datasets: Sequence[h5py.Dataset]) -> bool:
     first = datasets[0]
     if first.dtype.itemsize != 1 or first.dtype.kind not in "iu" or first.ndim != 1:
+        return False
+    if any(dataset.size > _MOST_ENCODED for dataset in datasets):
         return False
     read = _readable(files, datasets)
     return 2 * sum(map(is_encoded, read)) > len(read)  # most of them, because a store may have a damaged one

@@ -36,7 +36,7 @@ class Filters:
         return cls([(code, values[0] if values else 1) for code, _, values, _ in found])
 
     def undo(self, data: bytes, skipped: int, size: int) -> bytes | memoryview:
-        """Return the `size` bytes of a chunk that lies in the file as `data`.
+        """Return the bytes of a chunk that lies in the file as `data`: `size`, or more where the file has too many.
 
         Parameters
         ----------
@@ -48,7 +48,7 @@ class Filters:
         Raises
         ------
         ValueError
-            The bytes are damaged, or would be more than `size`; no more are ever made.
+            The bytes are damaged, fewer than `size`, or decompress to more than twice as many; no more are ever made by that.
         """
         steps = self._steps.get(skipped)
         if steps is None:
@@ -61,7 +61,7 @@ class Filters:
                 out = _unshuffle(out, number)
             else:
                 out = _checked(out)
-        if len(out) != size:
+        if len(out) < size:
             raise ValueError(f"a chunk has {len(out)} bytes, not {size}")
         return out
 
@@ -79,10 +79,12 @@ def _inflate(data: bytes | memoryview, size: int) -> bytes:
     inflating = zlib.decompressobj()
     try:
         out = inflating.decompress(data, size + 1)  # with one byte to spare, the end is found in the same call
+        if len(out) > size:
+            out += inflating.decompress(inflating.unconsumed_tail, size)
     except zlib.error as error:
         raise ValueError(f"a chunk cannot be decompressed: {error}") from error
-    if len(out) > size or not inflating.eof:
-        raise ValueError(f"a chunk's compressed bytes do not end after {size} bytes")
+    if len(out) > 2 * size or not inflating.eof:
+        raise ValueError(f"a chunk's compressed bytes do not end within {2 * size} bytes")
     return out
 
 

@@ -20,12 +20,16 @@ from storeds.errors import FormatError
 from storeds.layouts._hdf5_chunks import Chunks
 from storeds.layouts._hdf5_files import Hdf5Files
 from storeds.layouts._hdf5_threads import spread
+from storeds.protocols import Array
 
 __all__ = ["ChunkedRows", "TableRows", "bytes_of", "raw_rows", "swaps_nothing", "variable_items"]
 
 _MOST = 32 << 20  # bytes that one read may take beyond a single row
 _PAYS = 1 << 19  # bytes; to decompress them takes some times as long as to start a thread
 _SMALL = 1 << 18  # bytes of a dataset that is one value; for fewer, to look its chunks up costs more than it saves
+_TINY = 1 << 12  # bytes of a chunk; datasets in smaller ones have too many to go through one by one in Python
+_AT_ONCE = 1 << 12  # chunks; for each that one call reads, libhdf5 takes some KiB
+_HELD = 3  # of each chunk, a thread holds what lies in the file, what was decompressed and what was put in order
 
 
 class ChunkedRows:
@@ -66,7 +70,7 @@ class ChunkedRows:
             return self._read_across(per_chunk, spans)
         groups = self._groups(spans)
         alone = size * sum(chunks.lacks(group[0][0] // per_chunk) for group in groups) < _PAYS
-        return [data for found in spread(self._slices, groups, alone=alone) for data in found]
+        return [data for found in spread(self._slices, groups, alone=alone, needs=_HELD * size) for data in found]
 
     def _read_across(self, per_chunk: int, spans: Sequence[tuple[int, int]]) -> list[bytes]:
         cut = [
@@ -116,11 +120,17 @@ class ChunkedRows:
         return self._load_by_library(start, stop) if found is None else found
 
     def _load_by_library(self, start: int, stop: int) -> bytes:
-        shape = self._dataset.shape
         data = np.empty((stop - start) * self.size, "u1")
         if not data.size:
             return b""
-        space = self._dataset.id.get_space()
+        step = _AT_ONCE * self._per_chunk if self._dataset.chunks else stop - start
+        for at in range(start, stop, step):
+            end = min(at + step, stop)
+            self._fill(data[(at - start) * self.size : (end - start) * self.size], at, end)
+        return data.tobytes()
+
+    def _fill(self, data: Array, start: int, stop: int) -> None:
+        shape, space = self._dataset.shape, self._dataset.id.get_space()
         if shape:
             before, after = shape[: self._axis], shape[self._axis + 1 :]
             box = (*before, stop - start, *after)
@@ -129,7 +139,6 @@ class ChunkedRows:
         else:
             memory = space
         self._dataset.id.read(memory, space, data, mtype=self._memory)
-        return data.tobytes()
 
 
 def _whole(pieces: list[bytes]) -> bytes:
@@ -179,10 +188,15 @@ def raw_rows(
         return _flat_rows(files, dataset, path, offset, size, count)
     if whole and shape:
         size //= max(shape[0], 1)
-        chunks = Chunks.of(files, dataset, size, 0) if equal and size * shape[0] >= _SMALL else None
+        pays = equal and size * shape[0] >= _SMALL and _chunk_bytes(dataset, dtype) >= _TINY
+        chunks = Chunks.of(files, dataset, size, 0) if pays else None
         return _AsOne(ChunkedRows(files, dataset, memory, size, shape[0], 0, chunks))
     chunks = Chunks.of(files, dataset, size, axis) if equal else None
     return ChunkedRows(files, dataset, memory, size, count, axis, chunks)
+
+
+def _chunk_bytes(dataset: h5py.Dataset, dtype: np.dtype[Any]) -> int:
+    return math.prod(dataset.chunks or ()) * dtype.itemsize
 
 
 class _AsOne:

@@ -19,13 +19,14 @@ J = TypeVar("J")
 R = TypeVar("R")
 
 _RECENT = 0.25  # seconds
+_BUDGET = 256 << 20  # bytes that the threads which one read starts may hold, however many CPUs there are
 
 # When each thread read last. No lock: the operations are atomic, and a number that is off costs only time.
 _readers: dict[int, float] = {}
 os.register_at_fork(after_in_child=_readers.clear)
 
 
-def spread(function: Callable[[J], R], jobs: Sequence[J], *, alone: bool) -> list[R]:
+def spread(function: Callable[[J], R], jobs: Sequence[J], *, alone: bool, needs: int = 0) -> list[R]:
     """Return ``[function(job) for job in jobs]``.
 
     Parameters
@@ -35,9 +36,11 @@ def spread(function: Callable[[J], R], jobs: Sequence[J], *, alone: bool) -> lis
     alone : bool
         Work in the calling thread only, because starting others would cost more than they save. Worker processes always
         do: the others have their CPUs. So do threads where as many read as there are CPUs.
+    needs : int
+        Bytes that a thread holds while it does a job: the more, the fewer are started.
     """
     _readers[threading.get_ident()] = time.monotonic()
-    helpers = 0 if alone else min(len(jobs), _share_of_cpus()) - 1
+    helpers = 0 if alone else min(min(len(jobs), _share_of_cpus()) - 1, _BUDGET // max(needs, 1))
     return [function(job) for job in jobs] if helpers < 1 else _share(function, jobs, helpers)
 
 

@@ -24,7 +24,11 @@ from storeds.ops._jpeg_header import is_surely_whole, surely_opens
 from storeds.ops.finding_fields import FindingFields
 from storeds.ops.pictures import look
 from storeds.ops.sources.base import BadItem, PackSource
-from storeds.ops.sources.objects import DatasetSource
+from storeds.ops.sources.folders import FlatFolderSource, ImageFolderSource
+from storeds.ops.sources.manifests import JsonIndexSource, ManifestSource
+from storeds.ops.sources.stores import StoreSource
+from storeds.ops.sources.tars import TarSource
+from storeds.ops.sources.videos import FrameFolderSource, VideoSource
 from storeds.protocols import Record
 
 __all__ = ["Prepared", "Preparer", "prepared_chunks"]
@@ -35,6 +39,19 @@ _AHEAD_BYTES = 4 << 20  # enough for what an engine writes at a time, and few, a
 _AHEAD = 2  # chunks in flight for each worker
 _QUALITY = 90
 _PR_SET_PDEATHSIG = 1
+# A thread may call `read` of these while this one calls `size`. Others, a subclass too, may belong to one thread.
+_READ_IN_A_THREAD = frozenset[type](
+    (
+        FlatFolderSource,
+        FrameFolderSource,
+        ImageFolderSource,
+        JsonIndexSource,
+        ManifestSource,
+        StoreSource,
+        TarSource,
+        VideoSource,
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +200,7 @@ def prepared_chunks(preparer: Preparer, start: int, workers: int) -> Iterator[Ch
 
 def _prepared_here(preparer: Preparer, start: int) -> Iterator[Chunk]:
     ranges = _ranges(preparer.source, start, _AHEAD_BYTES)
-    if isinstance(preparer.source, DatasetSource):  # somebody's object, which may belong to the thread that made it
+    if type(preparer.source) not in _READ_IN_A_THREAD:
         for items in ranges:
             yield items, [preparer.prepare(index) for index in items]
         return

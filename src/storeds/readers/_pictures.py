@@ -10,7 +10,7 @@ from typing import Any
 from PIL import ImageMode
 
 from storeds._checks import check_share
-from storeds._window import Cropper, Windowed
+from storeds._window import Cropper, Window, Windowed
 from storeds.decode import UNCHANGED, check_pixels, decode_reason, decode_window
 from storeds.errors import ConfigError, DecodeError, StoredsError
 from storeds.jpeg import Finding, triage
@@ -22,6 +22,7 @@ from storeds.registry import DECODERS
 
 __all__ = ["PictureReader"]
 
+_BUILT_IN = ("pil", "tensor", "simplejpeg", "fast")  # whose images are of the size that the frame header says
 _LABELS = ("label", "labels", "target", "targets")
 
 
@@ -91,8 +92,9 @@ class PictureReader(RecordReader):
         if finding.frame is not None:
             check_pixels(finding.frame.width, finding.frame.height, self.max_pixels)
         blob = self._mend(value, finding, context) if finding.is_damaged else value
+        window = self._window(finding, context)
         try:
-            return self._windowed(blob, finding, context) if self.cropper else self._decoder(blob, self.mode)
+            return self._decoder(blob, self.mode) if window is None else self._windowed(blob, finding, window)
         except (StoredsError, MemoryError):
             raise
         except Exception as error:  # decoders raise whatever they like on damaged bytes
@@ -101,14 +103,17 @@ class PictureReader(RecordReader):
                 what += f", {finding.format}"
             raise _refused(f"the image cannot be decoded ({what}): {decode_reason(error)}", finding) from error
 
-    def _windowed(self, blob: bytes, finding: Finding, context: SampleContext) -> Any:
-        """Return a `Windowed` for the transform that draws a window first, or the whole image for it to draw from."""
-        frame, cropper = finding.frame, self.cropper
-        if cropper is None or frame is None or finding.kind != "intact" or not isinstance(self.decode, str):
-            return self._decoder(blob, self.mode)
-        # The transform's own first draw, before anything else draws from the sample's generator.
-        window = cropper.window(frame.height, frame.width, context.generator)
-        part = decode_window(self.decode, blob, self.mode, finding, window, cropper.edges)
+    def _window(self, finding: Finding, context: SampleContext) -> Window | None:
+        """Draw the window of the crop that comes next, its own first draw, where the frame header tells the size."""
+        known = isinstance(self.decode, str) and self.decode in _BUILT_IN
+        if self.cropper is None or finding.frame is None or finding.kind != "intact" or not known:
+            return None
+        return self.cropper.window(finding.frame.height, finding.frame.width, context.generator)
+
+    def _windowed(self, blob: bytes, finding: Finding, window: Window) -> Windowed:
+        """Return the image, or as much of it as the window needs."""
+        assert self.cropper is not None
+        part = decode_window(str(self.decode), blob, self.mode, finding, window, self.cropper.edges)
         return Windowed(self._decoder(blob, self.mode), window) if part is None else part
 
     def _mend(self, blob: bytes, finding: Finding, context: SampleContext) -> bytes:

@@ -39,6 +39,9 @@ class Problem:
 class PackSource(Protocol):
     """A finite, ordered source of records. Picklable; `read` may be called in any process, in any order.
 
+    It need not be safe for threads: ``workers=0`` reads a source of yours in the thread that packs, and each worker
+    process has its own.
+
     Attributes
     ----------
     fields : dict
