@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import os
 import pickle
@@ -230,6 +231,19 @@ def test_batches_that_are_left_behind_cost_no_memory(url: str) -> None:
 def _shared_mib(pid: int) -> int:
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("Pss_Shmem")) // 1024
+
+
+def with_its_kind(samples: Any, collate_fn: Any) -> Any:
+    batch = collate_fn(samples)
+    return [*batch, torch.tensor(isinstance(batch[0], LentTensor))]
+
+
+@pytest.mark.parametrize("collate_fn", [default_collate, storeds.collate], ids=["torch's", "storeds'"])
+def test_workers_go_on_lending(url: str, collate_fn: Any) -> None:
+    collating = functools.partial(with_its_kind, collate_fn=collate_fn)
+    loader = DataLoader(dataset(url), batch_size=16, num_workers=1, collate_fn=collating, persistent_workers=True)
+    for _ in range(3):
+        assert all(is_lent for _, _, is_lent in loader)
 
 
 def test_a_collate_fn_of_one_s_own_gets_tensors(url: str) -> None:

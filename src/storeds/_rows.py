@@ -17,7 +17,7 @@ from storeds._plain import PlainTensor
 from storeds.protocols import Reader
 from storeds.readers.image import ImageReader
 
-__all__ = ["Row", "image_element", "in_rows"]
+__all__ = ["Row", "image_element", "in_rows", "join_rows"]
 
 
 class Row(PlainTensor):
@@ -96,7 +96,7 @@ def _row(image: Any, batch: _Batch, number: int, out: torch.Tensor) -> Row:
     return row
 
 
-def _join(rows: Sequence[torch.Tensor], *, collate_fn_map: Any = None) -> Any:
+def join_rows(rows: Sequence[torch.Tensor], *, collate_fn_map: Any = None) -> Any:
     """Return the batch that the rows are, or a stack of them where some are missing or in another order."""
     batch = getattr(rows[0], "_batch", None)
     if batch is not None and _is_all_of(batch, rows):
@@ -125,5 +125,5 @@ def _reduce(row: Row) -> Any:
     return reduce_tensor(row.plain().clone())  # type: ignore[no-untyped-call]  # torch leaves it so
 
 
-default_collate_fn_map[Row] = _join
+default_collate_fn_map[Row] = join_rows
 ForkingPickler.register(Row, _reduce)

@@ -17,6 +17,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from storeds._deferred import Unscaled
 from storeds._lent import lent_memory
 from storeds._reused import reused_memory
+from storeds._rows import Row, join_rows
 from storeds._stacked import StackedSamples
 from storeds.errors import BadSamplesError, ConfigError
 from storeds.policy import Skipped
@@ -227,6 +228,7 @@ _MAP: _Map = {
     dict: _stack_dicts,
     list: _stack_lists,
     torch.Tensor: _stack,
+    Row: join_rows,
     Unscaled: _scale,
     np.ndarray: _stack_arrays,
     Image.Image: _refuse_images,
