@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import random
 import select
@@ -11,14 +10,14 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import storeds
+from _disks import small_disk
 from photographs import jpeg
 from storeds import Meta, errors
 from storeds.ops import Progress
@@ -155,18 +154,6 @@ def test_what_was_never_published_is_absent_and_resumes_to_the_same_id(
     assert content(url) is None
     assert storeds.pack(tree, url, commit_every=7, resume=True).id == storeds.info(packed).id
     assert content(url) == storeds.info(packed).id
-
-
-@contextmanager
-def small_disk(folder: Path, size: str) -> Iterator[Path]:
-    """Mount a file system of so many bytes at `folder` (as root) and give it."""
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], check=True)
-    try:
-        yield folder
-    finally:
-        gc.collect()  # a mapping that is open would keep it busy
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def run(operation: str, tree: Path, packed: str, url: str, **options: Any) -> Meta:

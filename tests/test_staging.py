@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import storeds
+from _disks import small_disk
 from storeds import errors
 from storeds._staging import Staging, copy_range
 
@@ -30,18 +31,6 @@ def write_and_be_killed(url: str) -> int:
         "writer.append({'x': n} for n in range(10)); os.kill(os.getpid(), signal.SIGKILL)"
     )
     return subprocess.run([sys.executable, "-c", code], check=False).returncode
-
-
-@contextmanager
-def small_disk(folder: Path, size: str) -> Iterator[Path]:
-    """Mount a file system of so many bytes at `folder` (as root) and give it."""
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], check=True)
-    try:
-        yield folder
-    finally:
-        gc.collect()  # a mapping that is open would keep it busy
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

@@ -43,7 +43,7 @@ class _Piece:
     """Some shared memory: how often a tensor in it was sent, how often one was let go, and the bytes of the tensor."""
 
     def __init__(self, size: int) -> None:
-        storage = torch.UntypedStorage._new_shared(_HEAD + size)  # type: ignore[no-untyped-call]  # torch leaves it so
+        storage = torch.UntypedStorage._new_shared(_HEAD + size)  # type: ignore[no-untyped-call]  # torch leaves it without types
         self.whole = torch.empty(0, dtype=torch.uint8).set_(storage)
         self.words, self.bytes = _parts(self.whole)
         self._array: weakref.ref[Array] | None = None
@@ -173,7 +173,7 @@ def lent_memory(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor | None
     """Return a tensor for a whole batch if this is a worker process that has memory to lend, else None."""
     global _lender
     # Files in shared memory would outlive the worker.
-    if get_worker_info() is None or get_sharing_strategy() != "file_descriptor":  # type: ignore[no-untyped-call]  # torch's
+    if get_worker_info() is None or get_sharing_strategy() != "file_descriptor":  # type: ignore[no-untyped-call]  # the same
         return None
     if _lender is None or _lender[0] != os.getpid():
         _lender = os.getpid(), Lender()

@@ -122,7 +122,7 @@ def _is_row(row: torch.Tensor, batch: _Batch, number: int) -> bool:
 
 def _reduce(row: Row) -> Any:
     # A copy: who sends one image would send the whole batch else.
-    return reduce_tensor(row.plain().clone())  # type: ignore[no-untyped-call]  # torch leaves it so
+    return reduce_tensor(row.plain().clone())  # type: ignore[no-untyped-call]  # torch leaves it without types
 
 
 default_collate_fn_map[Row] = join_rows

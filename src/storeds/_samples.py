@@ -67,7 +67,7 @@ class SampleMaker:
             if isinstance(record, RecordError):
                 return record
         try:
-            sample = self.reader.build(records, context)  # type: ignore[arg-type]  # errors are gone
+            sample = self.reader.build(records, context)  # type: ignore[arg-type]  # errors were returned above
         except DecodeError as error:
             return self.placed(DecodeError, positions, str(error), error.kind, error.__cause__)
         for name, transform in self.transforms:

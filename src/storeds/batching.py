@@ -170,7 +170,7 @@ def _fresh(size: tuple[int, ...]) -> torch.Tensor:
         return memory
     if get_worker_info() is None:
         return torch.empty(size, dtype=torch.float32)
-    storage = torch.UntypedStorage._new_shared(math.prod(size) * 4)  # type: ignore[no-untyped-call]  # as torch's own collate
+    storage = torch.UntypedStorage._new_shared(math.prod(size) * 4)  # type: ignore[no-untyped-call]  # torch leaves it without types
     strides = torch.empty(size, device="meta").stride()
     return torch.empty(0, dtype=torch.float32).set_(storage, 0, size, strides)
 

@@ -16,7 +16,8 @@ from storeds._columns import SCALARS, read_column
 from storeds._count import Count
 from storeds._packed import PackedBackends, Packer
 from storeds._where import matching_positions
-from storeds.backends.base import StoreBackend, check_where
+from storeds._where_checks import check_where
+from storeds.backends.base import StoreBackend
 from storeds.errors import ClosedError, ConfigError, FormatError, RecordError
 from storeds.protocols import JSON, Array, Backend, Field, Meta, Record
 

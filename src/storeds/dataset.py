@@ -222,11 +222,11 @@ class StoreDataset(Dataset[Any]):
             return list(self.__getitems__(index))
         return self._policy.samples(self._maker, self._contexts([index]), self._tally, fill=False)[0]
 
-    def __getitems__(self, indices: Iterable[Any]) -> Sequence[Any]:
+    def __getitems__(self, indices: Iterable[Any]) -> list[Any]:
         """Return the samples of `indices`, in their order; negative ones count from the end.
 
-        They are a list; or, where all their elements are numbers and arrays of fixed shape that nothing transforms, a
-        sequence that makes each sample when it is looked at, and of which `storeds.collate` makes a batch in one step.
+        Where all their elements are numbers and arrays of fixed shape that nothing transforms, each is made when it is
+        looked at, and `storeds.collate` makes a batch of them in one step.
 
         Raises
         ------
@@ -242,10 +242,10 @@ class StoreDataset(Dataset[Any]):
             if indices and (stacked := self._stacked(indices)) is not None:
                 return stacked
         with asked_to_defer() as wanted:
-            in_worker = not wanted and self._image is not None and get_worker_info() is not None
-            maker = self._waiting_maker if wanted or in_worker else self._maker
+            element = None if wanted or get_worker_info() is None else self._image
+            maker = self._maker if element is None and not wanted else self._waiting_maker
             samples = self._policy.samples(maker, self._contexts(indices), self._tally, fill=True)
-        return in_rows(samples, self._image) if in_worker and self._image is not None else samples
+        return samples if element is None else in_rows(samples, element)
 
     def _stacked(self, indices: list[int]) -> StackedSamples | None:
         """Return the samples as arrays, or None if one is bad: the policy says what becomes of it."""

@@ -14,7 +14,7 @@ from storeds._columns import read_column
 from storeds._count import Count
 from storeds._index import index_path, load_index, save_index
 from storeds._where import matching_positions
-from storeds.backends.base import check_where
+from storeds._where_checks import check_where
 from storeds.errors import ConfigError, RecordError
 from storeds.protocols import Array, Backend, Meta, Record
 

@@ -16,12 +16,11 @@ from typing import Any
 
 import torch
 
+from storeds._draws import draw_uniform, draw_window
 from storeds._imaging import (
     ImageT,
     center_crop,
     crop_and_resize,
-    draw_uniform,
-    draw_window,
     flip,
     normalize,
     resize,

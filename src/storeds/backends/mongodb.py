@@ -10,6 +10,7 @@ import numpy as np
 
 from storeds._columns import column_of
 from storeds._handles import HandlePool
+from storeds._where_checks import check_where
 from storeds.backends._mongodb_arrival import count_documents
 from storeds.backends._mongodb_client import ClientFactory, parse_location
 from storeds.backends._mongodb_documents import from_document
@@ -17,7 +18,7 @@ from storeds.backends._mongodb_handle import MongodbHandle, MongodbOpener
 from storeds.backends._mongodb_names import identity_of, partial_collection, values_collection
 from storeds.backends._mongodb_pairs import in_pairs
 from storeds.backends._mongodb_retry import retried
-from storeds.backends.base import BackendOptions, HandleBackend, check_where, parse_options
+from storeds.backends.base import BackendOptions, HandleBackend, parse_options
 from storeds.errors import FormatError, RecordError
 from storeds.protocols import JSON, Array, Field, Meta, Record
 from storeds.record import CHECKSUM, checksum

@@ -14,7 +14,7 @@ import numpy as np
 
 from storeds.jpeg.finding import Frame
 
-__all__ = ["EOI", "SOI", "Component", "Scan", "Structure", "parse"]
+__all__ = ["EOI", "MARKER", "SOI", "Component", "Scan", "Structure", "parse"]
 
 SOI, EOI = b"\xff\xd8", b"\xff\xd9"
 
@@ -29,7 +29,7 @@ _STANDALONE = frozenset((0x01, *range(0xD0, 0xD8)))
 _SEGMENTS = frozenset((0xC4, 0xCC, *range(0xDA, 0xE0), *range(0xE0, 0xF0), 0xFE)) | _FRAMES
 
 # In entropy-coded data FF is followed by 00 (stuffing) or FF (fill), and by D0-D7 where there is a restart interval.
-_MARKER = re.compile(rb"\xff[^\x00\xff]")
+MARKER = re.compile(rb"\xff[^\x00\xff]")
 _STUFFING = b"\x00\xff"
 _IN_DATA = _STUFFING + bytes(range(0xD0, 0xD8))
 # Bytes looked at in one go: few enough that scans which end soon do not cost a pass over the file each.
@@ -118,7 +118,7 @@ def parse(blob: bytes) -> Structure:  # noqa: C901  # runs on every read, so no 
         marker = blob[at + 1]
         if blob[at] != 0xFF or marker == 0:
             # Decoders look for the next marker, too.
-            match = _MARKER.search(blob, at)
+            match = MARKER.search(blob, at)
             if match is None:
                 return found.stray(at, f"byte {at} is {blob[at]:02x} where a marker must begin with ff")
             found.junk = found.junk or (at, match.start())
@@ -159,7 +159,7 @@ def parse(blob: bytes) -> Structure:  # noqa: C901  # runs on every read, so no 
 def _end_of_data(blob: bytes, at: int, interval: int) -> tuple[int, bytes]:
     """Return where the data of a scan end, and the restart markers in them."""
     if not interval:
-        match = _MARKER.search(blob, at)
+        match = MARKER.search(blob, at)
         return (match.start() if match else len(blob)), b""
     # There may be a restart marker every few bytes: NumPy finds them all in less time than a search stops at each.
     restarts = []

@@ -40,7 +40,7 @@ def spread(function: Callable[[J], R], jobs: Sequence[J], *, alone: bool, needs:
         Bytes that a thread holds while it does a job: the more, the fewer are started.
     """
     _readers[threading.get_ident()] = time.monotonic()
-    helpers = 0 if alone else min(min(len(jobs), _share_of_cpus()) - 1, _BUDGET // max(needs, 1))
+    helpers = 0 if alone else min(len(jobs) - 1, _share_of_cpus() - 1, _BUDGET // max(needs, 1))
     return [function(job) for job in jobs] if helpers < 1 else _share(function, jobs, helpers)
 
 

@@ -15,7 +15,8 @@ from pydantic import BeforeValidator
 
 from storeds._columns import TEXT
 from storeds._suggest import suggest
-from storeds.backends.base import BackendOptions, check_where
+from storeds._where_checks import check_where
+from storeds.backends.base import BackendOptions
 from storeds.errors import ConfigError, StoreNotFoundError
 from storeds.fields import parse_fields
 from storeds.layouts._mongodb_base import MongodbLayout, listed
