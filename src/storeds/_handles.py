@@ -15,13 +15,12 @@ import os
 import threading
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Hashable, Iterator
-from contextlib import contextmanager
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Hashable
+from typing import Any, Generic, Protocol, TypeVar
 
 from storeds.errors import ClosedError, ConfigError
 
-__all__ = ["HandlePool", "Opener", "Ticket"]
+__all__ = ["HandlePool", "Lease", "Opener", "Ticket"]
 
 H = TypeVar("H")
 
@@ -70,6 +69,39 @@ class _Entry(Generic[H]):
             self.opener.disown(handle)
 
 
+class Lease(Generic[H]):
+    """A context in which a handle stays open. A class, because a generator takes longer than some reads."""
+
+    __slots__ = ("_entry", "_ticket")
+
+    def __init__(self, ticket: Ticket[H]) -> None:
+        self._ticket = ticket
+
+    def __enter__(self) -> H:
+        self._entry, handle = self._ticket.pool.acquire(self._ticket)
+        return handle
+
+    def __exit__(self, *_: object) -> None:
+        self._ticket.pool.release(self._entry)
+
+
+class _Exclusive:
+    """The critical section of a pool; see `HandlePool._start`."""
+
+    __slots__ = ("_before", "_lock", "_pool")
+
+    def __init__(self, pool: HandlePool[Any]) -> None:
+        self._pool, self._lock = pool, pool._lock
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._before, self._pool._inside = self._pool._inside, True
+
+    def __exit__(self, *_: object) -> None:
+        self._pool._inside = self._before
+        self._lock.release()
+
+
 class Ticket(Generic[H]):
     """One backend's claim on a handle that it may not have needed yet."""
 
@@ -78,14 +110,9 @@ class Ticket(Generic[H]):
         self.entry: _Entry[H] | None = None
         self.closed = False
 
-    @contextmanager
-    def lease(self) -> Iterator[H]:
-        """Open the handle if need be and keep it open for the body."""
-        entry, handle = self.pool.acquire(self)
-        try:
-            yield handle
-        finally:
-            self.pool.release(entry)
+    def lease(self) -> Lease[H]:
+        """Open the handle if need be and keep it open for the body of a ``with``."""
+        return Lease(self)
 
     def let_go(self) -> None:
         """Hold nothing until the next lease."""
@@ -216,14 +243,8 @@ class HandlePool(Generic[H]):
     def __len__(self) -> int:
         return len(self._entries)
 
-    @contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        with self._lock:
-            before, self._inside = self._inside, True
-            try:
-                yield
-            finally:
-                self._inside = before
+    def _exclusive(self) -> _Exclusive:
+        return _Exclusive(self)
 
     # The methods below run inside of it.
 

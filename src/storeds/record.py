@@ -65,6 +65,7 @@ class RecordCodec:
         self.fields = dict(fields)
         self._arrays = [name for name, field in self.fields.items() if field.kind == "array"]
         self._json = [name for name, field in self.fields.items() if field.kind == "json"]
+        self.has_json = bool(self._json)
         self._special = bool(self._arrays or self._json)
         self._header = _header(len(self.fields))
         self._sealed_header = _header(len(self.fields) + 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,8 @@ from storeds.record import RecordCodec, checksum
 __all__ = ["RecordDigests"]
 
 _encode = msgspec.msgpack.Encoder().encode
-_LARGE = 64 << 10  # bytes; to copy a smaller value costs less than the calls that it takes to hash it where it lies
+_SHORT, _MIDDLE, _LONG = (struct.Struct(layout).pack for layout in (">BB", ">BH", ">BI"))
+_LARGE = 24 << 10  # bytes; to copy a smaller value costs less than the calls that it takes to hash it where it lies
 
 
 class RecordDigests:
@@ -38,26 +40,22 @@ class RecordDigests:
 
     def of_records(self, stored: Sequence[Record]) -> bytes:
         """Return the checksums of stored records end to end."""
-        sizes = [_size(record[name]) for name in self._blobs for record in stored]
-        if max(sizes, default=0) < _LARGE:
+        if sum([_size(record[name]) for name in self._blobs for record in stored]) < _LARGE * len(stored):
             pack = self._codec.pack
             return b"".join([checksum(pack(record)) for record in stored])
-        return b"".join([self.of_record(record) for record in stored])
+        parts: list[Iterable[Any]] = []
+        for key, names in self._steps:
+            if key:
+                name = names[0]
+                values = [record[name] for record in stored]
+                parts += [[key + _blob_header(value) for value in values], values]
+            else:
+                parts.append([_packed({name: record[name] for name in names}) for record in stored])
+        return self._of_parts(parts)
 
     def of_record(self, stored: Record) -> bytes:
         """Return the checksum of a stored record."""
-        if all(_size(stored[name]) < _LARGE for name in self._blobs):
-            return checksum(self._codec.pack(stored))
-        hasher = xxhash.xxh3_64(self._header)
-        update = hasher.update
-        for key, names in self._steps:
-            if key:
-                value = stored[names[0]]
-                update(key + _blob_header(value))
-                update(value)
-            else:
-                update(_packed({name: stored[name] for name in names}))
-        return hasher.digest()
+        return self.of_records([stored])
 
     def of_columns(self, columns: Mapping[str, Array], raw: Mapping[str, Array]) -> bytes:
         """Return the checksums of records end to end, of which every field is of fixed size.
@@ -78,12 +76,19 @@ class RecordDigests:
             else:
                 rows = zip(*(columns[each].tolist() for each in names), strict=True)
                 parts.append([_packed(dict(zip(names, row, strict=True))) for row in rows])
+        return self._of_parts(parts)
+
+    def _of_parts(self, parts: Iterable[Iterable[Any]]) -> bytes:
+        """Return the checksums of records, of each of which every one of `parts` has the next bytes."""
+        hasher, header = xxhash.xxh3_64(), self._header
+        reset, update, digest = hasher.reset, hasher.update, hasher.digest  # one hasher, used again for each
         digests = []
         for pieces in zip(*parts):  # noqa: B905  # what repeats has no length
-            hasher = xxhash.xxh3_64(self._header)
+            reset()
+            update(header)
             for piece in pieces:
-                hasher.update(piece)
-            digests.append(hasher.digest())
+                update(piece)
+            digests.append(digest())
         return b"".join(digests)
 
 
@@ -123,5 +128,5 @@ def _array_header(dtype: str, shape: tuple[int, ...], size: int) -> bytes:
 
 def _bytes_header(size: int) -> bytes:
     if size < 1 << 8:
-        return b"\xc4" + size.to_bytes(1, "big")
-    return b"\xc5" + size.to_bytes(2, "big") if size < 1 << 16 else b"\xc6" + size.to_bytes(4, "big")
+        return _SHORT(0xC4, size)
+    return _MIDDLE(0xC5, size) if size < 1 << 16 else _LONG(0xC6, size)

@@ -67,8 +67,8 @@ class FlatRows:
     def read(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
         # docstring inherited
         size, offset, descriptor = self.size, self._offset, self.descriptor
-        out = self._read_apart(spans) or []
-        for group in _groups(spans, size) if not out else ():
+        out: list[bytes] = []
+        for group in _groups(spans, size):
             first = group[0][0]
             data = _pread(descriptor, (group[-1][1] - first) * size, offset + first * size)
             if len(group) == 1:
@@ -77,15 +77,14 @@ class FlatRows:
                 out.extend(data[(start - first) * size : (stop - first) * size] for start, stop in group)
         return out
 
-    def _read_apart(self, spans: Sequence[tuple[int, int]]) -> list[bytes] | None:
-        """Return what `read` does where every span is a read of its own; None where some are near, or the file ends."""
-        size, offset, descriptor, pread = self.size, self._offset, self.descriptor, os.pread
-        near = _GAP // max(size, 1)
-        if any(after[0] - before[1] <= near for before, after in itertools.pairwise(spans)):
+    def apart(self, starts: Array, stops: Array) -> list[bytes] | None:
+        """Return what `read` does where every range is a read of its own; None where some are near, or the file ends."""
+        if (starts[1:] - stops[:-1] <= _GAP // max(self.size, 1)).any():
             return None
-        out = [pread(descriptor, (stop - start) * size, offset + start * size) for start, stop in spans]
-        total = sum([stop - start for start, stop in spans]) * size
-        return out if sum(map(len, out)) == total else None
+        sizes = ((stops - starts) * self.size).tolist()
+        offsets = (starts * self.size + self._offset).tolist()
+        out = list(map(os.pread, itertools.repeat(self.descriptor), sizes, offsets))
+        return out if list(map(len, out)) == sizes else None
 
     def take(self, first: Array, wide: int = 1) -> Array | None:
         """Return `wide` rows from each of the rows `first` on, in any order; None where the mapping is of no use."""
@@ -177,8 +176,8 @@ def gather_any(rows: Rows, positions: Array) -> Array | None:
 
 def read_spans(rows: Rows, starts: Array, stops: Array) -> list[bytes]:
     """Return the bytes of the row ranges between `starts` and `stops`, which ascend, as `Rows.read` does."""
-    cut = rows.cut(starts, stops) if isinstance(rows, FlatRows) else None
-    return rows.read(list(zip(starts.tolist(), stops.tolist(), strict=True))) if cut is None else cut
+    found = (rows.cut(starts, stops) or rows.apart(starts, stops)) if isinstance(rows, FlatRows) else None
+    return rows.read(list(zip(starts.tolist(), stops.tolist(), strict=True))) if found is None else found
 
 
 def _pread(descriptor: int, size: int, offset: int) -> bytes:

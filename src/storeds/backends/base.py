@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
@@ -48,6 +47,9 @@ def parse_options(cls: type[Opts], in_url: Mapping[str, str], keywords: Mapping[
     except ValidationError as error:
         wrong = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
         raise ConfigError(f"{redact(url)}: {wrong}") from None
+
+
+_INT64, _UINT64 = np.dtype(np.int64), np.dtype(np.uint64)
 
 
 class StoreBackend(ABC):
@@ -156,6 +158,9 @@ class StoreBackend(ABC):
         asked = np.asarray(positions)
         if not asked.size:
             return np.empty(0, np.int64)
+        # As an unsigned number, a negative one is greater than any count.
+        if asked.dtype is _INT64 and asked.ndim == 1 and int(np.maximum.reduce(asked.view(_UINT64))) < self.meta.count:
+            return asked
         if asked.ndim == 1 and asked.dtype.kind in "fO" and all(isinstance(at, (int, np.integer)) for at in positions):
             asked = np.array(positions, object)  # too large for any integer type of NumPy, so outside
         elif asked.ndim != 1 or asked.dtype.kind not in "iu":
@@ -182,6 +187,37 @@ class Handle(Protocol):
 
 H = TypeVar("H", bound=Handle)
 Open = TypeVar("Open", bound=Opener[Any])
+
+
+class _BuildLease(Generic[H]):
+    """A lease of a backend's handle, checked to lead to the build that the backend opened."""
+
+    __slots__ = ("_backend", "_lease")
+
+    def __init__(self, backend: HandleBackend[H, Any]) -> None:
+        self._backend = backend
+        self._lease = backend._ticket.lease()
+
+    def __enter__(self) -> H:
+        backend = self._backend
+        try:
+            handle = self._lease.__enter__()
+            try:
+                build = backend._build_of(handle)
+                if build != backend.meta.build:
+                    raise UnavailableError(
+                        f"{backend.url} was replaced while in use or changed (build {backend.meta.build} was opened, "
+                        f"build {build} is there now); open it again"
+                    )
+            except BaseException:
+                self._lease.__exit__()
+                raise
+        except StoreNotFoundError as error:
+            raise UnavailableError(f"{backend.url} was there when it was opened and is gone now: {error}") from error
+        return handle
+
+    def __exit__(self, *_: object) -> None:
+        self._lease.__exit__()
 
 
 class HandleBackend(StoreBackend, Generic[H, Open]):
@@ -228,23 +264,9 @@ class HandleBackend(StoreBackend, Generic[H, Open]):
         StoreBackend.__init__(backend, opener.url, meta)
         return backend
 
-    @contextmanager
-    def _lease(self) -> Iterator[H]:
-        opened = False
-        try:
-            with self._ticket.lease() as handle:
-                build = self._build_of(handle)
-                opened = True
-                if build != self.meta.build:
-                    raise UnavailableError(
-                        f"{self.url} was replaced while in use or changed (build {self.meta.build} was opened, "
-                        f"build {build} is there now); open it again"
-                    )
-                yield handle
-        except StoreNotFoundError as error:
-            if opened:  # then it is about something else
-                raise
-            raise UnavailableError(f"{self.url} was there when it was opened and is gone now: {error}") from error
+    def _lease(self) -> _BuildLease[H]:
+        """Keep the handle open for the body of a ``with``; raises UnavailableError unless it leads to what was opened."""
+        return _BuildLease(self)
 
     def close(self) -> None:
         # docstring inherited

@@ -212,7 +212,7 @@ class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
         records = [dict(zip(names, row)) for row in rows]  # noqa: B905  # as many as there are columns, checked for each
         try:
             if whole and digests.of_records(records) == expected:
-                return [*map(self._codec.revive_stored, records)]
+                return [*map(self._codec.revive_stored, records)] if self._codec.has_json else [*records]
         except (TypeError, ValueError, AttributeError):  # a value could not be read, or makes no sense
             pass
         return [
