@@ -75,6 +75,9 @@ class Fixed(Values):
     def __init__(self, rows: Rows, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
         self._rows, self._dtype, self._shape = rows, dtype, shape
         self.field, self.count = numeric_field(dtype, shape), rows.count
+        self._as_stored = (
+            self.field.kind == "array" and dtype.kind != "b" and dtype.isnative and dtype == self.field.dtype
+        )
 
     def read(self, positions: Sequence[int]) -> list[Any]:
         # docstring inherited
@@ -92,8 +95,13 @@ class Fixed(Values):
     def stacked(self, positions: Array) -> Array | None:
         # docstring inherited
         raw = gather_any(self._rows, positions)
+        if raw is None:
+            return None
+        if self._as_stored:
+            stored: Array = raw.reshape(-1).view(self._dtype).reshape(len(raw), *self._shape)
+            return stored
         try:
-            return None if raw is None else _native(self._typed(raw.reshape(-1), len(positions)))
+            return _native(self._typed(raw.reshape(-1), len(positions)))
         except ValueError:
             return None
 
