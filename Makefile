@@ -43,6 +43,7 @@ lint: $(READY) ## ruff (rules and format) and mypy --strict
 bench: server ## measure reading, opening, packing, triage and shuffling; tables here, JSON in build/bench
 	$(BIN)/python -m benchmarks.reading
 	$(BIN)/python -m benchmarks.arrays
+	$(BIN)/python -m benchmarks.loaders
 	$(BIN)/python -m benchmarks.opening
 	$(BIN)/python -m benchmarks.packing
 	$(BIN)/python -m benchmarks.jpeg

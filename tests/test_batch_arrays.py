@@ -83,7 +83,7 @@ def pair(url: Any, **how: Any) -> tuple[StoreDataset, StoreDataset]:
 
 def assert_equal(one: Any, other: Any) -> None:
     """Fail unless both are equal in structure, types and values."""
-    assert type(one) is type(other)
+    assert type(one) is type(other) or (isinstance(one, tuple | dict) and isinstance(one, type(other)))
     if isinstance(one, torch.Tensor):
         assert (one.dtype, one.shape) == (other.dtype, other.shape)
         assert torch.equal(one, other)

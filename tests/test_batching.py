@@ -112,14 +112,18 @@ def test_a_batch_of_which_all_is_skipped_is_an_error_that_says_why(batch: list[A
         collate(batch)
 
 
-def test_in_a_worker_tensors_lie_in_shared_memory() -> None:
-    samples: Any = [(torch.ones(2), np.ones(at + 1)) for at in range(4)]
+@pytest.mark.parametrize("width", [2, 50_000])
+@pytest.mark.parametrize("strategy", ["file_descriptor", "file_system"])
+def test_a_worker_sends_batches_as_they_are(width: int, strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.multiprocessing._sharing_strategy", strategy)  # the worker is forked
+    samples: Any = [(torch.full((width,), at), np.ones((at + 1, width)), at / 2) for at in range(4)]
     loader = DataLoader(samples, batch_size=4, num_workers=1, collate_fn=functools.partial(collate, pad=[1]))
-    (values, padded) = next(iter(loader))
-    assert values.is_shared()
-    assert padded.values.is_shared()
-    assert padded.mask.is_shared()
-    assert padded.mask.sum().item() == 10
+    for _ in range(2):
+        (values, padded, halves) = next(iter(loader))
+        assert values.tolist() == [[at] * width for at in range(4)]
+        assert padded.values.sum(dim=(1, 2)).tolist() == [width, 2 * width, 3 * width, 4 * width]
+        assert padded.mask.sum(dim=1).tolist() == [1, 2, 3, 4]
+        assert halves.tolist() == [0, 0.5, 1, 1.5]
 
 
 def test_a_loader_pads_the_arrays_of_a_store() -> None:

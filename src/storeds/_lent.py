@@ -22,15 +22,22 @@ from torch.multiprocessing import get_sharing_strategy
 from torch.multiprocessing.reductions import reduce_tensor
 from torch.utils.data import get_worker_info
 
+from storeds._by_value import MOST_BY_VALUE
+from storeds._known_pieces import KnownPieces
 from storeds._plain import PlainTensor
 from storeds.protocols import Array
 
 __all__ = ["Lender", "LentTensor", "lent_memory"]
 
-_LEAST = 1 << 20  # bytes; a smaller tensor goes into fresh memory for next to nothing
+_LEAST = MOST_BY_VALUE + 1  # bytes
 _MOST = 8  # pieces that a worker keeps: batches ahead, the one in use, and some that are held for longer
+_MOST_SMALL, _SMALL = (
+    16,
+    64 << 20,
+)  # as many while they are no more than that together, in bytes: batches of several tensors
 _HEAD = 64  # bytes before a batch, which keep it aligned; the words below are in them
-_SENT, _LET_GO, _RETIRED = range(3)
+_SENT, _LET_GO, _RETIRED, _KNOWN, _DROPPED = range(5)
+_serials = itertools.count()
 
 
 class LentTensor(PlainTensor):
@@ -46,6 +53,7 @@ class _Piece:
         storage = torch.UntypedStorage._new_shared(_HEAD + size)  # type: ignore[no-untyped-call]  # torch leaves it without types
         self.whole = torch.empty(0, dtype=torch.uint8).set_(storage)
         self.words, self.bytes = _parts(self.whole)
+        self.serial = next(_serials)
         self._array: weakref.ref[Array] | None = None
         self._sent_before = 0
 
@@ -67,6 +75,10 @@ class _Piece:
     def is_free(self) -> bool:
         return not self.is_held and bool(self.words[_SENT] == self.words[_LET_GO])
 
+    def drop(self) -> None:
+        """Tell the process that trains that it need not keep this piece."""
+        self.words[_DROPPED] = 1
+
     def lend(self, shape: Sequence[int], dtype: torch.dtype) -> LentTensor:
         """Return a tensor in here; it and every view of it hold an array that tells when the last is gone."""
         array = self.bytes[: math.prod(shape) * dtype.itemsize]
@@ -78,7 +90,7 @@ class _Piece:
 
 def _parts(whole: torch.Tensor) -> tuple[Array, Array]:
     memory = whole.numpy()
-    return memory[:24].view(np.int64), memory[_HEAD:]
+    return memory[:_HEAD].view(np.int64), memory[_HEAD:]
 
 
 class Lender:
@@ -104,15 +116,19 @@ class Lender:
             return None if piece is None else piece.lend(shape, dtype)
 
     def _free_piece(self, size: int) -> _Piece | None:
-        self._pieces = [piece for piece in self._pieces if not piece.is_retired]
+        for piece in [piece for piece in self._pieces if piece.is_retired]:
+            piece.drop()
+            self._pieces.remove(piece)
         free = [at for at, piece in enumerate(self._pieces) if piece.is_free()]
         fitting = [at for at in free if len(self._pieces[at].bytes) >= size]
         if fitting:
             return self._pieces[min(fitting, key=lambda at: len(self._pieces[at].bytes))]
         if free:
+            self._pieces[free[0]].drop()
             self._pieces[free[0]] = _Piece(size)
             return self._pieces[free[0]]
-        if len(self._pieces) < _MOST:
+        held = sum(len(piece.bytes) for piece in self._pieces)
+        if len(self._pieces) < (_MOST_SMALL if held + size <= _SMALL else _MOST):
             self._pieces.append(_Piece(size))
             return self._pieces[-1]
         return None
@@ -125,7 +141,10 @@ def _reduce(tensor: LentTensor) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         copied = plain.detach().clone().requires_grad_(plain.requires_grad)
         return reduce_tensor(copied)  # type: ignore[no-any-return,no-untyped-call]  # torch leaves it without types
     piece.words[_SENT] += 1
-    return _receive, (piece.whole, tuple(plain.shape), plain.dtype)
+    sender = os.getpid(), piece.serial
+    if piece.words[_KNOWN]:  # to open its file once more would take longer than to fill a small batch
+        return _receive_known, (*sender, tuple(plain.shape), plain.dtype)
+    return _receive, (*sender, piece.whole, tuple(plain.shape), plain.dtype)
 
 
 ForkingPickler.register(LentTensor, _reduce)
@@ -135,11 +154,22 @@ ForkingPickler.register(LentTensor, _reduce)
 
 _numbers = itertools.count()
 _held: dict[int, Array] = {}  # the words of the pieces that batches here lie in
+_known = KnownPieces(known=_KNOWN, dropped=_DROPPED)
 
 
-def _receive(whole: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return a plain tensor; when nobody holds it any more, say so in its piece."""
+def _receive(worker: int, serial: int, whole: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return a plain tensor in a piece that is new here; when nobody holds it any more, say so in its piece."""
     words, memory = _parts(whole)
+    _known.add(worker, serial, words, memory)
+    return _batch(words, memory, shape, dtype)
+
+
+def _receive_known(worker: int, serial: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return the same in a piece that was received earlier."""
+    return _batch(*_known.find(worker, serial), shape, dtype)
+
+
+def _batch(words: Array, memory: Array, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     array = memory[: math.prod(shape) * dtype.itemsize]
     number = next(_numbers)
     _held[number] = words
@@ -161,7 +191,12 @@ def _retire_held() -> None:
         words[_RETIRED] = 1
 
 
-os.register_at_fork(before=_retire_held, after_in_child=_held.clear)
+def _forget() -> None:
+    _held.clear()
+    _known.clear()
+
+
+os.register_at_fork(before=_retire_held, after_in_child=_forget)
 
 
 # --- In a worker ---

@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
+from storeds._by_value import by_value
 from storeds._lent import lent_memory
 from storeds.protocols import Array, Backend, Field, Reader
 from storeds.readers.array import ArrayReader
 from storeds.readers.base import INDEX
 
-__all__ = ["StackedSamples", "stacking_elements"]
+__all__ = ["StackedSamples", "stacking_elements", "unmarked"]
 
 
 def stacking_elements(reader: Reader[Any], backend: Backend) -> Mapping[str, Field]:
@@ -27,11 +29,29 @@ def stacking_elements(reader: Reader[Any], backend: Backend) -> Mapping[str, Fie
     return elements if all(field.is_fixed for field in elements.values()) else {}
 
 
+class _Tuple(tuple[Any, ...]):
+    """A sample by whose type torch's ``default_collate`` finds out that the batch may be at hand already."""
+
+    __slots__ = ()
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return tuple, (list(self),)
+
+
+class _Dict(dict[str, Any]):
+    """The same, as a dict."""
+
+    __slots__ = ()
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return dict, (list(self.items()),)
+
+
 class StackedSamples(list[Any]):
     """A batch of samples that are made when they are looked at; equal to what `ArrayReader` makes of the records.
 
-    `storeds.collate` makes tensors of the arrays as they are, in the same memory. A pickle or copy of it is a plain list,
-    and so it behaves once it is changed.
+    `storeds.collate` and torch's ``default_collate`` make tensors of the arrays as they are, in the same memory. A pickle or
+    copy of it is a plain list, and so it behaves once it is changed.
 
     Parameters
     ----------
@@ -87,7 +107,7 @@ class StackedSamples(list[Any]):
 
     def _sample(self, at: int) -> Any:
         sample = {name: self._element(array, self._elements[name], at) for name, array in self._arrays.items()}
-        return sample if self._as_dict else tuple(sample.values())
+        return _Dict(sample) if self._as_dict else _Tuple(sample.values())
 
     def _element(self, array: Array, field: Field, at: int) -> Any:
         # A copy: who keeps one sample would keep the whole batch else, and who sends it to a process would send that.
@@ -100,7 +120,24 @@ def _tensor(array: Array, *, copy: bool) -> torch.Tensor:
     lent = lent_memory(made.shape, made.dtype)
     if lent is not None:
         return lent.copy_(made)
-    return made.clone() if copy else made
+    return by_value(made.clone() if copy else made)
+
+
+def _collate(batch: Sequence[Any], *, collate_fn_map: Any = None) -> Any:
+    made = batch.collated() if isinstance(batch, StackedSamples) else None
+    if made is not None:
+        return made
+    return collate([unmarked(sample) for sample in batch], collate_fn_map=collate_fn_map)
+
+
+def unmarked(sample: Any) -> Any:
+    """Return a plain tuple or dict for a sample of `StackedSamples`; any other as it is."""
+    if type(sample) is _Tuple:
+        return tuple(sample)
+    return dict(sample) if type(sample) is _Dict else sample
+
+
+default_collate_fn_map[_Tuple] = default_collate_fn_map[_Dict] = _collate
 
 
 def _after_making(name: str) -> Callable[..., Any]:

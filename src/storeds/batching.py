@@ -14,6 +14,7 @@ from torch.utils.data import get_worker_info
 from torch.utils.data._utils.collate import collate as torch_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
+from storeds._by_value import by_value, goes_by_value
 from storeds._deferred import Unscaled
 from storeds._lent import lent_memory
 from storeds._reused import reused_memory
@@ -61,7 +62,8 @@ def collate(batch: Sequence[Any], *, pad: Collection[str | int] = ()) -> Any:
     Returns
     -------
     Any
-        Of the structure of a sample. In a worker, tensors lie in shared memory: the values are copied once.
+        Of the structure of a sample. A worker makes large tensors in memory that the training process sees, and sends
+        small ones by value.
 
     Raises
     ------
@@ -131,7 +133,8 @@ def _collate_values(values: Sequence[Any], always_pad: bool) -> Any:
     if always_pad:
         values = [value.scaled() if isinstance(value, Unscaled) else value for value in values]
         return _pad([torch.as_tensor(value) for value in values])
-    return torch_collate(values, collate_fn_map=_MAP)
+    made = torch_collate(values, collate_fn_map=_MAP)
+    return by_value(made) if isinstance(made, torch.Tensor) else made
 
 
 def _stack(values: Sequence[torch.Tensor | Unscaled], *, collate_fn_map: Any = None) -> Any:
@@ -142,6 +145,8 @@ def _stack(values: Sequence[torch.Tensor | Unscaled], *, collate_fn_map: Any = N
         if memory is not None:
             torch.stack(tensors, out=memory.as_subclass(torch.Tensor))
             return memory
+        if alike and goes_by_value(tensors[0].nbytes * len(tensors)):
+            return torch.stack(tensors)
         return default_collate_fn_map[torch.Tensor](tensors, collate_fn_map=collate_fn_map)
     return _pad(tensors)
 
@@ -151,7 +156,7 @@ def _scale(images: Sequence[Any], *, collate_fn_map: Any = None) -> Any:
     shapes = {image.image.shape if isinstance(image, Unscaled) else None for image in images}
     if len(shapes) > 1:  # or some were floats already
         return _stack(images, collate_fn_map=collate_fn_map)
-    batch = _fresh((len(images), *images[0].image.shape))
+    batch = _fresh((len(images), *images[0].image.shape), torch.float32)
     for image, out in zip(images, batch, strict=True):
         image.scale_into(image.image, out)
     return batch
@@ -163,16 +168,17 @@ def _kept_memory(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | No
     return lent_memory(size, dtype) if reused is None else reused.empty(size, dtype)
 
 
-def _fresh(size: tuple[int, ...]) -> torch.Tensor:
-    """Return a float32 tensor to be filled, where the main process sees it if this is a worker."""
-    memory = _kept_memory(size, torch.float32)
+def _fresh(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return a tensor to be filled, where the training process sees it if this is a worker and it is not small."""
+    memory = _kept_memory(size, dtype)
     if memory is not None:
         return memory
-    if get_worker_info() is None:
-        return torch.empty(size, dtype=torch.float32)
-    storage = torch.UntypedStorage._new_shared(math.prod(size) * 4)  # type: ignore[no-untyped-call]  # torch leaves it without types
+    nbytes = math.prod(size) * dtype.itemsize
+    if get_worker_info() is None or goes_by_value(nbytes):
+        return torch.empty(size, dtype=dtype)
+    storage = torch.UntypedStorage._new_shared(nbytes)  # type: ignore[no-untyped-call]  # torch leaves it without types
     strides = torch.empty(size, device="meta").stride()
-    return torch.empty(0, dtype=torch.float32).set_(storage, 0, size, strides)
+    return torch.empty(0, dtype=dtype).set_(storage, 0, size, strides)
 
 
 def _stack_arrays(arrays: Sequence[np.ndarray[Any, Any]], *, collate_fn_map: Any = None) -> Any:
@@ -205,15 +211,13 @@ def _pad(tensors: Sequence[torch.Tensor]) -> Padded:
     lengths = [len(tensor) for tensor in tensors]
     size = (len(tensors), max(lengths), *tensors[0].shape[1:])
     dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
-    values = torch.zeros(size, dtype=dtype)
-    mask = torch.zeros(size[:2], dtype=torch.bool)
-    if get_worker_info() is not None:  # so that they are written where the main process reads them
-        values.share_memory_()  # type: ignore[no-untyped-call]  # torch leaves it without types
-        mask.share_memory_()  # type: ignore[no-untyped-call]  # the same
+    values, mask = _fresh(size, dtype), _fresh(size[:2], torch.bool)
+    values.zero_()
+    mask.zero_()
     for row, (tensor, length) in enumerate(zip(tensors, lengths, strict=True)):
         values[row, :length] = tensor
         mask[row, :length] = True
-    return Padded(values, mask)
+    return Padded(by_value(values), by_value(mask))
 
 
 def _refuse_images(images: Sequence[Any], **_: Any) -> NoReturn:

@@ -20,7 +20,7 @@ from storeds._deferred import asked_to_defer
 from storeds._rows import image_element, in_rows
 from storeds._samples import SampleMaker
 from storeds._shared import SharedNumber
-from storeds._stacked import StackedSamples, stacking_elements
+from storeds._stacked import StackedSamples, stacking_elements, unmarked
 from storeds._tally import Tally
 from storeds._transform_checks import check_picklable
 from storeds._transform_fused import in_order
@@ -217,16 +217,16 @@ class StoreDataset(Dataset[Any]):
     def __getitem__(self, index: Any) -> Any:
         """Return one sample, or for a slice or a sequence of indices a list of samples, read in one storage call."""
         if isinstance(index, slice):
-            return list(self.__getitems__(range(*index.indices(len(self)))))
+            index = range(*index.indices(len(self)))
         if isinstance(index, (list, tuple, range)) or getattr(index, "ndim", None):
-            return list(self.__getitems__(index))
+            return [*map(unmarked, self.__getitems__(index))]
         return self._policy.samples(self._maker, self._contexts([index]), self._tally, fill=False)[0]
 
     def __getitems__(self, indices: Iterable[Any]) -> list[Any]:
         """Return the samples of `indices`, in their order; negative ones count from the end.
 
         Where all their elements are numbers and arrays of fixed shape that nothing transforms, each is made when it is
-        looked at, and `storeds.collate` makes a batch of them in one step.
+        looked at, and `storeds.collate` or torch's ``default_collate`` makes a batch of them in one step.
 
         Raises
         ------

@@ -1,0 +1,286 @@
+"""What workers send: small tensors by value, larger ones in memory that the training process is sent once."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import pickle
+import subprocess
+import sys
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Subset, default_collate
+
+import storeds
+from storeds import StoreDataset, open_writer
+from storeds._by_value import MOST_BY_VALUE, _ByValue, by_value
+from storeds._known_pieces import KnownPieces
+from storeds._lent import _known
+
+COUNT, WIDTH, BATCH = 256, 4096, 16  # 256 KiB a batch: more than goes by value
+
+
+@pytest.fixture
+def in_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("storeds._by_value.get_worker_info", lambda: object())
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path: Path = tmp_path_factory.mktemp("sending") / "rows.h5"
+    fields: Any = {"row": {"kind": "array", "dtype": "f4", "shape": [WIDTH]}, "label": "int"}
+    with open_writer(f"hdf5://{path}", fields) as writer:
+        writer.append({"row": np.full(WIDTH, at, "f4"), "label": at} for at in range(COUNT))
+    return f"hdf5://{path}"
+
+
+def dataset(url: str, **options: Any) -> StoreDataset:
+    return StoreDataset(url, reader="array", **options)
+
+
+def received(tensor: torch.Tensor) -> torch.Tensor:
+    made: torch.Tensor = pickle.loads(ForkingPickler.dumps(tensor))
+    assert type(made) is torch.Tensor
+    return made
+
+
+# --- By value ---
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(12).reshape(3, 4),
+        torch.tensor(7.5),
+        torch.empty(0, 3),
+        torch.tensor([True, False]),
+        torch.rand(5).to(torch.bfloat16),
+        torch.rand(5, dtype=torch.complex64),
+        torch.rand(MOST_BY_VALUE // 4),
+    ],
+    ids=lambda tensor: f"{tensor.dtype} {tuple(tensor.shape)}",
+)
+def test_small_tensors_go_by_value(in_worker: None, tensor: torch.Tensor) -> None:
+    marked = by_value(tensor.clone())
+    assert type(marked) is _ByValue
+    made = received(marked)
+    assert (made.dtype, made.shape) == (tensor.dtype, tensor.shape)
+    assert torch.equal(made, tensor)
+    made.zero_()  # it can be written
+    assert torch.equal(marked.as_subclass(torch.Tensor), tensor)  # in memory of its own
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.rand(MOST_BY_VALUE // 4 + 1),
+        torch.rand(3, 4).T,
+        torch.rand(3).requires_grad_(),
+        torch.rand(3).to_sparse(),
+        torch.rand(3, dtype=torch.complex64).conj(),
+        torch.rand(3, device="meta"),
+        torch.nn.Parameter(torch.rand(3)),
+    ],
+    ids=["large", "in another order", "with gradients", "sparse", "conjugate", "without memory", "of another type"],
+)
+def test_other_tensors_go_as_torch_sends_them(in_worker: None, tensor: torch.Tensor) -> None:
+    assert by_value(tensor) is tensor
+
+
+def test_tensors_of_the_training_process_stay_as_they_are() -> None:
+    tensor = torch.arange(3)
+    assert by_value(tensor) is tensor
+
+
+def test_what_was_changed_since_is_sent_as_it_is_now(in_worker: None) -> None:
+    marked = by_value(torch.arange(6).reshape(2, 3))
+    marked.t_()
+    assert torch.equal(received(marked), torch.arange(6).reshape(2, 3).T)
+    wanted = by_value(torch.zeros(2)).requires_grad_()
+    assert received(wanted).requires_grad
+
+
+def test_results_and_copies_are_plain(in_worker: None) -> None:
+    marked = by_value(torch.arange(3))
+    for made in (marked + 1, marked[1:], copy.deepcopy(marked), pickle.loads(pickle.dumps(marked))):
+        assert type(made) is torch.Tensor
+
+
+# --- Batches of numbers, through any collating ---
+
+
+def rows(batches: Any) -> list[tuple[list[float], list[int]]]:
+    """Return the first number of each row and the labels, after a look at the rest; keeps no batch."""
+    found = []
+    for batch in batches:
+        data, labels = batch.values() if isinstance(batch, dict) else batch
+        assert type(data) is type(labels) is torch.Tensor
+        assert data.shape[1:] == (WIDTH,)
+        assert (data == data[:, :1]).all()
+        found.append((data[:, 0].tolist(), labels.tolist()))
+    return found
+
+
+def expected(order: Any = range(COUNT)) -> list[tuple[list[float], list[int]]]:
+    parts = [list(order)[at : at + BATCH] for at in range(0, COUNT, BATCH)]
+    return [([float(at) for at in part], part) for part in parts]
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+@pytest.mark.parametrize("collate_fn", [None, storeds.collate], ids=["torch's", "storeds'"])
+@pytest.mark.parametrize("as_dict", [False, True])
+def test_batches_are_right_whatever_is_held(url: str, start_method: str, collate_fn: Any, as_dict: bool) -> None:
+    loader: Any = DataLoader(
+        Subset(dataset(url, as_dict=as_dict), range(COUNT)),
+        BATCH,
+        num_workers=2,
+        collate_fn=collate_fn,
+        persistent_workers=True,
+        multiprocessing_context=start_method,
+    )
+    for _ in range(3):
+        assert rows(loader) == expected()  # each is let go at once
+    assert rows(list(loader)) == expected()  # all are held: more than are lent
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_torch_s_collating_makes_no_samples(url: str, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def count(self: Any, at: int) -> Any:
+        made.append(at)
+        return sample(self, at)
+
+    made: list[int] = []
+    sample = storeds._stacked.StackedSamples._sample
+    monkeypatch.setattr("storeds._stacked.StackedSamples._sample", count)
+    assert rows(DataLoader(dataset(url), BATCH, num_workers=workers)) == expected()
+    assert set(made) <= {0}  # torch looks at the first, to see what it is
+
+
+def test_collating_some_of_the_samples_copies_them(url: str) -> None:
+    samples = dataset(url).__getitems__(range(8))
+    some = default_collate(samples[2:5])
+    assert some[1].tolist() == [2, 3, 4]
+    assert default_collate(list(samples))[1].tolist() == list(range(8))
+    assert default_collate([(sample, 1) for sample in samples])[0][1].tolist() == list(range(8))
+
+
+@pytest.mark.parametrize("as_dict", [False, True])
+def test_samples_that_are_asked_for_are_plain(url: str, as_dict: bool) -> None:
+    store = dataset(url, as_dict=as_dict)
+    plain = dict if as_dict else tuple
+    assert [type(sample) for sample in (*store[[1, 2]], *store[3:5], store[7])] == [plain] * 5
+    (first, *_) = store.__getitems__([1, 2])
+    assert isinstance(first, plain)
+    for made in (copy.copy(first), copy.deepcopy(first), pickle.loads(pickle.dumps(first))):
+        assert type(made) is plain
+
+
+# --- Memory that is received once ---
+
+
+def test_a_piece_is_received_once(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def count(self: KnownPieces, *piece: Any) -> None:
+        new.append(piece[:2])
+        add(self, *piece)
+
+    new: list[Any] = []
+    add = KnownPieces.add
+    monkeypatch.setattr(KnownPieces, "add", count)
+    loader: Any = DataLoader(dataset(url), BATCH, num_workers=1, persistent_workers=True)
+    for _ in range(5):
+        assert rows(loader) == expected()
+    assert 0 < len(new) == len(set(new)) < 8  # of 80 batches
+
+
+def test_pieces_go_with_the_worker(url: str) -> None:
+    before = open_files()
+    for _ in range(3):
+        assert rows(DataLoader(dataset(url), BATCH, num_workers=2)) == expected()
+        abandoned = iter(DataLoader(dataset(url), BATCH, num_workers=2))
+        next(abandoned)
+        del abandoned
+    gc.collect()
+    assert not _known._workers
+    assert len(open_files() - before) == 0
+
+
+def open_files() -> set[str]:
+    """Return the shared memory that this process has open or mapped."""
+    shared = [
+        line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "torch" in line
+    ]
+    return {path for path in shared if "/dev/shm/" in path}
+
+
+class Growing(torch.utils.data.Dataset[Any]):
+    """Batches of which each needs more memory than the one before."""
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((60_000 + 30_000 * index,), float(index))
+
+    def __len__(self) -> int:
+        return 24
+
+
+def test_larger_batches_take_the_place_of_smaller_ones() -> None:
+    loader: Any = DataLoader(Growing(), 1, num_workers=1, collate_fn=storeds.collate, persistent_workers=True)
+    for _ in range(3):
+        for index, batch in enumerate(loader):
+            assert batch.shape == (1, 60_000 + 30_000 * index)
+            assert (batch == index).all()
+        pieces = _known._workers[loader._iterator._workers[0].pid]
+        assert len(pieces) <= 16
+
+
+KILLED = """
+import gc, os, signal, sys
+from torch.utils.data import DataLoader
+from storeds import StoreDataset
+from storeds._lent import _known
+
+def read():
+    loader = DataLoader(StoreDataset(sys.argv[1], reader="array"), 16, num_workers=1, persistent_workers=True)
+    batches = iter(loader)
+    held = next(batches)
+    assert len(_known._workers) == 1
+    os.kill(loader._iterator._workers[0].pid, signal.SIGKILL)
+    try:
+        list(batches)
+    except RuntimeError as error:
+        assert "killed" in str(error) or "exited" in str(error), error
+    return held
+
+held = read()
+gc.collect()
+assert not _known._workers, _known._workers
+assert held[1].tolist() == list(range(16)) and (held[0] == held[0][:, :1]).all()
+loader = DataLoader(StoreDataset(sys.argv[1], reader="array"), 16, num_workers=1)
+print(sum(int(labels.sum()) for _, labels in loader))
+"""
+
+
+def test_a_worker_that_was_killed_takes_its_pieces_along(url: str) -> None:
+    # In a process of its own: torch raises the worker's death wherever the training process is just then.
+    ended = subprocess.run(
+        [sys.executable, "-c", KILLED, url], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert int(ended.stdout) == sum(range(COUNT))
+
+
+def test_memory_of_an_unknown_worker_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="by the process that started its workers"):
+        KnownPieces(known=3, dropped=4).find(os.getpid(), 0)
+
+
+def test_memory_of_a_process_that_is_no_child_is_not_kept() -> None:
+    pieces, words = KnownPieces(known=3, dropped=4), np.zeros(8, np.int64)
+    pieces.add(os.getppid(), 0, words, words)
+    assert words[3] == 0
+    assert not pieces._workers
