@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Subset, default_collate
 import storeds
 import storeds._lent
 from photographs import jpeg
-from storeds import StoreDataset, open_writer
+from storeds import EpochSampler, StoreDataset, StoreLoader, open_writer
 from storeds._lent import Lender, LentTensor
 from storeds._rows import Row, in_rows
 from storeds.readers.image import ImageReader
@@ -347,3 +347,20 @@ def test_samples_of_a_reader_of_one_s_own_are_left_as_they_are(url: str) -> None
     own = StoreDataset(url, reader=Pair(fields=("image", "label")))
     found = [batch for (batch,) in DataLoader(own, batch_size=16, num_workers=1)]
     assert torch.cat(found).tolist() == list(range(COUNT))
+
+
+# --- Without workers ---
+
+
+def test_a_loader_without_workers_uses_the_memory_of_batches_again(url: str) -> None:
+    store = dataset(url)
+    expected = flat(DataLoader(store, batch_size=16))
+    loader = StoreLoader(store, batch_size=16, sampler=EpochSampler(store), collate_fn=storeds.collate)
+    places = set()
+    for batch, (images, labels) in zip(loader, expected, strict=True):
+        assert (batch[0].numpy() == images).all()
+        assert batch[1].tolist() == labels
+        places.add(batch[0].data_ptr())
+    assert len(places) <= 2
+    for found, (images, _) in zip(flat(list(loader)), expected, strict=True):  # all are held
+        assert (found[0] == images).all()

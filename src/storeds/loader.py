@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -10,7 +11,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Subset
 
-from storeds._deferred import defer_in_this_process
+from storeds._deferred import defer_in_this_process, deferring
+from storeds._reused import Reused, reusing
 from storeds.batching import makes_batches
 from storeds.dataset import StoreDataset
 from storeds.errors import ConfigError
@@ -38,13 +40,26 @@ class StoreLoader(DataLoader[Any]):
                 f"StoreLoader needs an EpochSampler, which shares an epoch out between ranks, and was given {sampler!r}; with "
                 "Lightning pass use_distributed_sampler=False to the Trainer"
             )
-        if arguments.get("num_workers") and defers(dataset, arguments.get("collate_fn")):
+        self._defers = defers(dataset, arguments.get("collate_fn"))
+        self._reused = Reused(limit=2)  # without workers: one batch in use, and the next
+        if arguments.get("num_workers") and self._defers:
             arguments["worker_init_fn"] = _Begin(arguments.get("worker_init_fn"))
         super().__init__(dataset, sampler=sampler, **arguments)
 
     def __iter__(self) -> Any:
         # Begun at the first batch, because Lightning calls iter() first and set_epoch() then.
-        yield from super().__iter__()
+        batches = super().__iter__()
+        yield from batches if self.num_workers else self._made_here(batches)
+
+    def _made_here(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield batches that this thread makes when they are asked for."""
+        end = object()
+        while True:
+            with deferring() if self._defers else contextlib.nullcontext(), reusing(self._reused):
+                batch = next(batches, end)
+            if batch is end:
+                return
+            yield batch
 
     def set_epoch(self, epoch: int) -> None:
         """Begin that epoch with the next iteration: another order, other random transforms."""

@@ -16,7 +16,7 @@ from storeds._readahead import ReadAhead
 from storeds._reused import Reused, reusing
 from storeds.batching import collate
 from storeds.errors import ConfigError
-from storeds.loader import StoreLoader, defers, map_tensors
+from storeds.loader import StoreLoader, map_tensors
 from storeds.sampling import EpochSampler
 
 __all__ = ["ThreadLoader"]
@@ -90,7 +90,6 @@ class ThreadLoader(StoreLoader):
         made = EpochSampler(dataset, shuffle=shuffle, seed=seed) if sampler is None else sampler
         super().__init__(dataset, sampler=made, num_workers=0, **arguments)
         self.num_threads, self.threads_ahead = num_workers, prefetch_factor
-        self._defers = defers(dataset, self.collate_fn)
         self._reused = Reused(num_workers * (prefetch_factor + 1) + 2)
 
     def __iter__(self) -> Any:
