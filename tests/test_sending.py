@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import os
 import pickle
@@ -15,13 +16,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Subset, default_collate
+from torch.utils.data._utils.collate import collate as torch_collate
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 import storeds
 from storeds import StoreDataset, open_writer
 from storeds._by_value import MOST_BY_VALUE, _ByValue, by_value
 from storeds._known_pieces import KnownPieces
-from storeds._lent import _known
+from storeds._lent import Lender, _known
 
 COUNT, WIDTH, BATCH = 256, 4096, 16  # 256 KiB a batch: more than goes by value
 
@@ -206,7 +210,7 @@ def test_pieces_go_with_the_worker(url: str) -> None:
         next(abandoned)
         del abandoned
     gc.collect()
-    assert not _known._workers
+    assert len(_known) == 0
     assert len(open_files() - before) == 0
 
 
@@ -234,21 +238,20 @@ def test_larger_batches_take_the_place_of_smaller_ones() -> None:
         for index, batch in enumerate(loader):
             assert batch.shape == (1, 60_000 + 30_000 * index)
             assert (batch == index).all()
-        pieces = _known._workers[loader._iterator._workers[0].pid]
-        assert len(pieces) <= 16
+        assert 0 < len(_known) <= 16
 
 
 KILLED = """
 import gc, os, signal, sys
 from torch.utils.data import DataLoader
 from storeds import StoreDataset
-from storeds._lent import _known
+from storeds._lent import Lender, _known
 
 def read():
     loader = DataLoader(StoreDataset(sys.argv[1], reader="array"), 16, num_workers=1, persistent_workers=True)
     batches = iter(loader)
     held = next(batches)
-    assert len(_known._workers) == 1
+    assert len(_known) > 0
     os.kill(loader._iterator._workers[0].pid, signal.SIGKILL)
     try:
         list(batches)
@@ -258,7 +261,7 @@ def read():
 
 held = read()
 gc.collect()
-assert not _known._workers, _known._workers
+assert len(_known) == 0
 assert held[1].tolist() == list(range(16)) and (held[0] == held[0][:, :1]).all()
 loader = DataLoader(StoreDataset(sys.argv[1], reader="array"), 16, num_workers=1)
 print(sum(int(labels.sum()) for _, labels in loader))
@@ -275,7 +278,7 @@ def test_a_worker_that_was_killed_takes_its_pieces_along(url: str) -> None:
 
 
 def test_memory_of_an_unknown_worker_is_refused() -> None:
-    with pytest.raises(RuntimeError, match="by the process that started its workers"):
+    with pytest.raises(RuntimeError, match="only the process which started the worker has"):
         KnownPieces(known=3, dropped=4).find(os.getpid(), 0)
 
 
@@ -283,4 +286,131 @@ def test_memory_of_a_process_that_is_no_child_is_not_kept() -> None:
     pieces, words = KnownPieces(known=3, dropped=4), np.zeros(8, np.int64)
     pieces.add(os.getppid(), 0, words, words)
     assert words[3] == 0
-    assert not pieces._workers
+    assert len(pieces) == 0
+
+
+class Process:
+    """What the end of a worker is told by."""
+
+
+def test_a_worker_with_the_number_of_one_that_ended_keeps_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def add(process: Process, serial: int) -> None:
+        monkeypatch.setattr("storeds._known_pieces._child", lambda _: process)
+        pieces.add(7, serial, np.zeros(8, np.int64), np.full(1, serial))
+
+    pieces, old, new = KnownPieces(known=3, dropped=4), Process(), Process()
+    add(old, 1)
+    add(new, 2)
+    monkeypatch.undo()
+    del old
+    assert pieces.find(7, 2)[1] == [2]
+    del new
+    assert len(pieces) == 0
+
+
+def test_no_more_is_kept_than_files_may_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces, process = KnownPieces(known=3, dropped=4), Process()
+    monkeypatch.setattr("storeds._known_pieces._child", lambda _: process)
+    monkeypatch.setattr("resource.getrlimit", lambda _: (40, 40))
+    words = [np.zeros(8, np.int64) for _ in range(12)]
+    for serial, each in enumerate(words):
+        pieces.add(7, serial, each, each)
+    assert [int(each[3]) for each in words] == [1] * 10 + [0] * 2
+    words[0][4] = 1
+    pieces.add(7, 12, words[11], words[11])
+    assert words[11][3] == 1
+    inner = pieces._workers[7].pieces
+    pieces.clear()  # as a forked child does
+    assert not inner
+
+
+def test_small_pieces_leave_room_for_large_ones_and_are_not_many() -> None:
+    lender = Lender()
+    for size in (1 << 20, 5 << 20, 1 << 15, 5 << 20):
+        held = []
+        while (tensor := lender.empty((size,), torch.uint8)) is not None:
+            held.append(tensor)
+            received(tensor)
+        assert len(held) == (8 if size > 4 << 20 else 16)
+        del tensor, held
+    assert sum(len(piece.bytes) for piece in lender._pieces) <= 16 * (4 << 20) + 8 * (5 << 20)
+
+
+# --- What collate functions of one's own do with batches of arrays ---
+
+
+def scaled(samples: Any, how: str, collate_fn: Any) -> Any:
+    if how == "in place":
+        for sample in samples:
+            sample["row"].mul_(-1)
+    elif how == "element":
+        for sample in samples:
+            sample["row"] = -sample["row"]
+    elif how == "first":
+        samples[0]["row"].mul_(-1)
+    elif how == "another":
+        samples[3]["row"].mul_(-1)
+    return collate_fn(samples)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("collate_fn", [default_collate, storeds.collate], ids=["torch's", "storeds'"])
+@pytest.mark.parametrize("how", ["in place", "element", "first", "another"])
+def test_what_is_done_to_samples_is_in_the_batch(url: str, how: str, collate_fn: Any, workers: int) -> None:
+    collating = functools.partial(scaled, how=how, collate_fn=collate_fn)
+    loader = DataLoader(dataset(url, as_dict=True), BATCH, num_workers=workers, collate_fn=collating)
+    batch = next(iter(loader))
+    changed = {"first": [0], "another": [3]}.get(how, range(BATCH))
+    # The first row is 0: look at the sign.
+    expected = [-float(at) if at in changed else float(at) for at in range(BATCH)]
+    assert batch["row"][:, 0].tolist() == expected
+    assert bool(torch.signbit(batch["row"][0, 0])) == (0 in changed)
+
+
+@pytest.mark.parametrize("collate_fn", [default_collate, storeds.collate], ids=["torch's", "storeds'"])
+def test_batches_and_samples_are_one_another_s_copies(url: str, collate_fn: Any) -> None:
+    samples = dataset(url).__getitems__(range(4))
+    one = collate_fn(samples)
+    one[0].add_(100)
+    other = collate_fn(samples)
+    other[0].add_(1000)
+    assert one[0][:, 0].tolist() == [100, 101, 102, 103]
+    assert other[0][:, 0].tolist() == [1000, 1001, 1002, 1003]
+    assert [float(row[0]) for row, _ in samples] == [0, 1, 2, 3]
+    third = collate_fn(samples)
+    third[0].zero_()
+    assert [float(row[0]) for row, _ in samples] == [0, 1, 2, 3]
+
+
+def test_a_map_of_one_s_own_is_heeded(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = dataset(url).__getitems__(range(4))
+    halves = {**default_collate_fn_map, int: lambda numbers, **_: torch.tensor(numbers, dtype=torch.float16)}
+    assert torch_collate(samples, collate_fn_map=halves)[1].dtype == torch.float16
+    monkeypatch.setitem(default_collate_fn_map, int, halves[int])
+    assert default_collate(dataset(url).__getitems__(range(4)))[1].dtype == torch.float16
+
+
+@pytest.mark.parametrize("as_dict", [False, True])
+def test_trees_of_samples_are_those_of_tuples_and_dicts(url: str, as_dict: bool) -> None:
+    samples = dataset(url, as_dict=as_dict).__getitems__(range(4))
+    batch = tree_map(lambda *values: torch.stack([torch.as_tensor(value) for value in values]), *samples)
+    assert type(batch) is (dict if as_dict else tuple)
+    row, label = batch.values() if isinstance(batch, dict) else batch
+    assert row.shape == (4, WIDTH)
+    assert label.tolist() == [0, 1, 2, 3]
+
+
+class Wanting(torch.utils.data.Dataset[Any]):
+    """Samples that want gradients, as a transform that is a module makes them."""
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((3,), float(index), requires_grad=True)
+
+    def __len__(self) -> int:
+        return 8
+
+
+def test_gradients_are_an_error_in_a_worker_and_no_hang() -> None:
+    loader = DataLoader(Wanting(), 4, num_workers=1, collate_fn=storeds.collate, timeout=60)
+    with pytest.raises(RuntimeError, match="automatic differentiation"):
+        list(loader)

@@ -14,7 +14,7 @@ from storeds._plain import PlainTensor
 
 __all__ = ["MOST_BY_VALUE", "by_value", "goes_by_value"]
 
-MOST_BY_VALUE = 1 << 17  # bytes; through a pipe, more takes as long as torch takes to share memory
+MOST_BY_VALUE = 1 << 14  # bytes; more is lent in less time, and does not fill the pipe, which workers take turns at
 
 
 class _ByValue(PlainTensor):

@@ -30,11 +30,8 @@ from storeds.protocols import Array
 __all__ = ["Lender", "LentTensor", "lent_memory"]
 
 _LEAST = MOST_BY_VALUE + 1  # bytes
-_MOST = 8  # pieces that a worker keeps: batches ahead, the one in use, and some that are held for longer
-_MOST_SMALL, _SMALL = (
-    16,
-    64 << 20,
-)  # as many while they are no more than that together, in bytes: batches of several tensors
+# Pieces that a worker keeps: for batches ahead, the one in use, and some that are held for longer.
+_MOST_LARGE, _MOST_SMALL, _LARGE = 8, 16, 4 << 20  # beyond so many bytes a piece is large
 _HEAD = 64  # bytes before a batch, which keep it aligned; the words below are in them
 _SENT, _LET_GO, _RETIRED, _KNOWN, _DROPPED = range(5)
 _serials = itertools.count()
@@ -53,7 +50,7 @@ class _Piece:
         storage = torch.UntypedStorage._new_shared(_HEAD + size)  # type: ignore[no-untyped-call]  # torch leaves it without types
         self.whole = torch.empty(0, dtype=torch.uint8).set_(storage)
         self.words, self.bytes = _parts(self.whole)
-        self.serial = next(_serials)
+        self.sender = os.getpid(), next(_serials)
         self._array: weakref.ref[Array] | None = None
         self._sent_before = 0
 
@@ -117,21 +114,26 @@ class Lender:
 
     def _free_piece(self, size: int) -> _Piece | None:
         for piece in [piece for piece in self._pieces if piece.is_retired]:
-            piece.drop()
-            self._pieces.remove(piece)
-        free = [at for at, piece in enumerate(self._pieces) if piece.is_free()]
-        fitting = [at for at in free if len(self._pieces[at].bytes) >= size]
+            self._drop(piece)
+        alike = [piece for piece in self._pieces if _is_large(len(piece.bytes)) == _is_large(size)]
+        free = [piece for piece in alike if piece.is_free()]
+        fitting = [piece for piece in free if len(piece.bytes) >= size]
         if fitting:
-            return self._pieces[min(fitting, key=lambda at: len(self._pieces[at].bytes))]
+            return min(fitting, key=lambda piece: len(piece.bytes))
         if free:
-            self._pieces[free[0]].drop()
-            self._pieces[free[0]] = _Piece(size)
-            return self._pieces[free[0]]
-        held = sum(len(piece.bytes) for piece in self._pieces)
-        if len(self._pieces) < (_MOST_SMALL if held + size <= _SMALL else _MOST):
-            self._pieces.append(_Piece(size))
-            return self._pieces[-1]
-        return None
+            self._drop(free[0])
+        elif len(alike) >= (_MOST_LARGE if _is_large(size) else _MOST_SMALL):
+            return None
+        self._pieces.append(_Piece(size))
+        return self._pieces[-1]
+
+    def _drop(self, piece: _Piece) -> None:
+        piece.drop()
+        self._pieces.remove(piece)
+
+
+def _is_large(size: int) -> bool:
+    return size > _LARGE
 
 
 def _reduce(tensor: LentTensor) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -141,10 +143,9 @@ def _reduce(tensor: LentTensor) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         copied = plain.detach().clone().requires_grad_(plain.requires_grad)
         return reduce_tensor(copied)  # type: ignore[no-any-return,no-untyped-call]  # torch leaves it without types
     piece.words[_SENT] += 1
-    sender = os.getpid(), piece.serial
     if piece.words[_KNOWN]:  # to open its file once more would take longer than to fill a small batch
-        return _receive_known, (*sender, tuple(plain.shape), plain.dtype)
-    return _receive, (*sender, piece.whole, tuple(plain.shape), plain.dtype)
+        return _receive_known, (*piece.sender, tuple(plain.shape), plain.dtype)
+    return _receive, (*piece.sender, piece.whole, tuple(plain.shape), plain.dtype)
 
 
 ForkingPickler.register(LentTensor, _reduce)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import register_pytree_node
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from storeds._by_value import by_value
@@ -51,12 +52,13 @@ class StackedSamples(list[Any]):
     """A batch of samples that are made when they are looked at; equal to what `ArrayReader` makes of the records.
 
     `storeds.collate` and torch's ``default_collate`` make tensors of the arrays as they are, in the same memory. A pickle or
-    copy of it is a plain list, and so it behaves once it is changed.
+    copy of it is a plain list, and so it behaves once samples were looked at.
 
     Parameters
     ----------
-    arrays : mapping of str to Array
-        Element → its values, shape (n, *shape); the index is not among them.
+    read : callable
+        Reads the values: element → array of shape (n, *shape); the index is not among them. Called at once, and again only
+        by who looks at samples after the batch was handed out.
     indices : sequence of int
         Of the samples.
     elements : mapping of str to Field
@@ -66,65 +68,104 @@ class StackedSamples(list[Any]):
     """
 
     def __init__(
-        self, arrays: Mapping[str, Array], indices: Sequence[int], elements: Mapping[str, Field], as_dict: bool
+        self,
+        read: Callable[[], Mapping[str, Array]],
+        indices: Sequence[int],
+        elements: Mapping[str, Field],
+        as_dict: bool,
     ) -> None:
         super().__init__(itertools.repeat(None, len(indices)))
-        every = {**arrays, INDEX: np.array(indices, np.int64)} if INDEX in elements else arrays
-        self._arrays = {name: every[name] for name in elements}
+        self._read, self._indices = read, indices
         self._elements, self._as_dict = elements, as_dict
-        self._is_whole = True  # as it was read: neither changed, nor handed out as tensors
+        self._arrays: dict[str, Array] | None = None
+        self._first: Any = None  # torch's default_collate looks at it, and then at nothing else
         self._made = False
+        self._stacked()
 
     def make(self) -> None:
-        """Make all samples, if that was not done."""
+        """Make all samples, if that was not done: from then on they are those of a list, and whoever changes one changes it."""
         if not self._made:
-            self._made, self._is_whole = True, False
-            self[:] = [self._sample(at) for at in range(len(self))]
+            samples = [self._sample(at) for at in range(len(self))]
+            if self._first is not None:
+                samples[0] = self._first
+            self._made, self._arrays = True, None
+            self[:] = samples
 
     def __getitem__(self, index: Any) -> Any:
         """Return a sample, or for a slice a list of them."""
-        if self._made:
-            return super().__getitem__(index)
-        places = range(len(self))[index]
-        return [self._sample(at) for at in places] if isinstance(places, range) else self._sample(places)
+        if not self._made and index == 0 and len(self):
+            self._first = self._sample(0) if self._first is None else self._first
+            return self._first
+        self.make()
+        return super().__getitem__(index)
 
     def __iter__(self) -> Iterator[Any]:
-        return super().__iter__() if self._made else map(self._sample, range(len(self)))
+        self.make()
+        return super().__iter__()
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return list, (list(self),)
+        return list, ([unmarked(sample) for sample in self],)
 
     def __repr__(self) -> str:
         return super().__repr__() if self._made else f"StackedSamples({', '.join(self._elements)}; count={len(self)})"
 
     def collated(self) -> Any:
-        """Return the batch, as PyTorch's ``default_collate`` makes it of the samples; None once they were changed."""
-        if self._made:
+        """Return the batch, as PyTorch's ``default_collate`` makes it of the samples; None once they were looked at."""
+        if self._made or not self._is_as_read(self._first):
             return None
-        tensors = {name: _tensor(array, copy=not self._is_whole) for name, array in self._arrays.items()}
-        self._is_whole = False
+        tensors = {name: _tensor(array) for name, array in self._stacked().items()}
+        self._arrays = None  # whoever got the tensors may write into them
         return tensors if self._as_dict else list(tensors.values())
 
+    def _stacked(self) -> dict[str, Array]:
+        """Return the values of each element, shape (n, *shape), read again after they were handed out."""
+        if self._arrays is None:
+            arrays = self._read()
+            every = {**arrays, INDEX: np.array(self._indices, np.int64)} if INDEX in self._elements else arrays
+            self._arrays = {name: every[name] for name in self._elements}
+        return self._arrays
+
     def _sample(self, at: int) -> Any:
-        sample = {name: self._element(array, self._elements[name], at) for name, array in self._arrays.items()}
+        stacked = self._stacked()
+        sample = {name: self._element(array, self._elements[name], at) for name, array in stacked.items()}
         return _Dict(sample) if self._as_dict else _Tuple(sample.values())
 
     def _element(self, array: Array, field: Field, at: int) -> Any:
         # A copy: who keeps one sample would keep the whole batch else, and who sends it to a process would send that.
         return array[at].item() if field.is_scalar else torch.from_numpy(array[at, ...].copy())
 
+    def _is_as_read(self, first: Any) -> bool:
+        """Whether the first sample, which somebody has looked at, is still what would be made."""
+        if first is None:
+            return True
+        made = self._sample(0)
+        if self._as_dict and list(first) != list(made):
+            return False
+        pairs = zip(first.values(), made.values(), strict=True) if self._as_dict else zip(first, made, strict=True)
+        return all(_is_same(one, other) for one, other in pairs)
 
-def _tensor(array: Array, *, copy: bool) -> torch.Tensor:
+
+def _is_same(value: Any, made: Any) -> bool:
+    if type(value) is not type(made):
+        return False
+    if not isinstance(made, torch.Tensor):
+        return bool(value == made or value != value)  # NaN is not changed into another one
+    if (value.dtype, value.shape, value.requires_grad) != (made.dtype, made.shape, False):
+        return False
+    same: bool = value.contiguous().numpy().tobytes() == made.numpy().tobytes()
+    return same
+
+
+def _tensor(array: Array) -> torch.Tensor:
     """Return the values where the training process sees them, if this is a worker with memory for that; else in place."""
     made = torch.from_numpy(array)
     lent = lent_memory(made.shape, made.dtype)
-    if lent is not None:
-        return lent.copy_(made)
-    return by_value(made.clone() if copy else made)
+    return by_value(made) if lent is None else lent.copy_(made)
 
 
 def _collate(batch: Sequence[Any], *, collate_fn_map: Any = None) -> Any:
-    made = batch.collated() if isinstance(batch, StackedSamples) else None
+    known = collate_fn_map is not None and all(collate_fn_map.get(kind) is made for kind, made in _COLLATED.items())
+    made = batch.collated() if known and isinstance(batch, StackedSamples) else None
     if made is not None:
         return made
     return collate([unmarked(sample) for sample in batch], collate_fn_map=collate_fn_map)
@@ -137,6 +178,14 @@ def unmarked(sample: Any) -> Any:
     return dict(sample) if type(sample) is _Dict else sample
 
 
+# What torch makes of elements, as long as nobody says otherwise.
+_COLLATED = {kind: default_collate_fn_map.get(kind) for kind in (torch.Tensor, int, float, bool, tuple, dict)}
+register_pytree_node(_Tuple, lambda sample: (list(sample), len(sample)), lambda values, _: tuple(values))
+register_pytree_node(
+    _Dict,
+    lambda sample: (list(sample.values()), list(sample)),
+    lambda values, names: dict(zip(names, values, strict=True)),
+)
 default_collate_fn_map[_Tuple] = default_collate_fn_map[_Dict] = _collate
 
 

@@ -145,10 +145,14 @@ def _stack(values: Sequence[torch.Tensor | Unscaled], *, collate_fn_map: Any = N
         if memory is not None:
             torch.stack(tensors, out=memory.as_subclass(torch.Tensor))
             return memory
-        if alike and goes_by_value(tensors[0].nbytes * len(tensors)):
+        if alike and all(_is_plain(tensor) for tensor in tensors) and goes_by_value(tensors[0].nbytes * len(tensors)):
             return torch.stack(tensors)
         return default_collate_fn_map[torch.Tensor](tensors, collate_fn_map=collate_fn_map)
     return _pad(tensors)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return tensor.layout == torch.strided and not tensor.requires_grad
 
 
 def _scale(images: Sequence[Any], *, collate_fn_map: Any = None) -> Any:

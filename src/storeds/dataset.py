@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -250,12 +251,13 @@ class StoreDataset(Dataset[Any]):
     def _stacked(self, indices: list[int]) -> StackedSamples | None:
         """Return the samples as arrays, or None if one is bad: the policy says what becomes of it."""
         freeze_inherited()
+        read = functools.partial(read_arrays, self._view, indices, self.reader.stored)
         try:
-            arrays = read_arrays(self._view, indices, self.reader.stored)
+            stacked = StackedSamples(read, indices, self._stacks, self.as_dict)
         except RecordError:
             return None
         self._tally.saw(len(indices), self.epoch)
-        return StackedSamples(arrays, indices, self._stacks, self.as_dict)
+        return stacked
 
     def _until_bad(self, indices: Iterable[Any]) -> tuple[list[Any], RecordError | None]:
         """Return what a stream gives for `indices`, and the error that ends it, if one does."""
