@@ -367,6 +367,20 @@ def test_what_is_done_to_samples_is_in_the_batch(url: str, how: str, collate_fn:
     assert bool(torch.signbit(batch["row"][0, 0])) == (0 in changed)
 
 
+@pytest.mark.parametrize(
+    "value", [float("nan"), -1, torch.full((WIDTH,), float("nan")), torch.rand(WIDTH).requires_grad_()]
+)
+def test_a_first_sample_that_was_changed_is_heeded(url: str, value: Any) -> None:
+    samples = dataset(url, as_dict=True).__getitems__(range(4))
+    name = "row" if isinstance(value, torch.Tensor) else "label"
+    samples[0][name] = value
+    for collate_fn in (default_collate, storeds.collate):
+        if name == "label":
+            assert str(collate_fn(samples)["label"][0].item()) == str(value)
+        else:
+            assert torch.allclose(collate_fn(samples)["row"][0], value, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("collate_fn", [default_collate, storeds.collate], ids=["torch's", "storeds'"])
 def test_batches_and_samples_are_one_another_s_copies(url: str, collate_fn: Any) -> None:
     samples = dataset(url).__getitems__(range(4))

@@ -93,7 +93,7 @@ class StackedSamples(list[Any]):
 
     def __getitem__(self, index: Any) -> Any:
         """Return a sample, or for a slice a list of them."""
-        if not self._made and index == 0 and len(self):
+        if not self._made and type(index) is int and index == 0 and len(self):
             self._first = self._sample(0) if self._first is None else self._first
             return self._first
         self.make()
@@ -149,8 +149,10 @@ def _is_same(value: Any, made: Any) -> bool:
     if type(value) is not type(made):
         return False
     if not isinstance(made, torch.Tensor):
-        return bool(value == made or value != value)  # NaN is not changed into another one
-    if (value.dtype, value.shape, value.requires_grad) != (made.dtype, made.shape, False):
+        return bool(value == made or (value != value and made != made))  # NaN
+    if (value.dtype, value.shape, value.device, value.layout) != (made.dtype, made.shape, made.device, made.layout):
+        return False
+    if value.requires_grad or value.is_conj() or value.is_neg():
         return False
     same: bool = value.contiguous().numpy().tobytes() == made.numpy().tobytes()
     return same
