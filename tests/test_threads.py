@@ -260,11 +260,11 @@ def test_images_are_scaled_as_samples_are_whoever_makes_the_batch(
 def test_a_collate_of_ones_own_is_given_floats(url: str, kind: Any) -> None:
     dataset = StoreDataset(url, decode="tensor", transform=TRANSFORM, on_error="replace", seed=1)
     loader = kind(dataset, sampler=storeds.EpochSampler(dataset), batch_size=4, num_workers=2, collate_fn=kinds)
-    assert {each for batch in loader for each in batch} == {"Tensor torch.float32"}
+    assert {each for batch in loader for each in batch} == {(True, torch.float32)}
 
 
-def kinds(samples: list[Any]) -> list[str]:
-    return [f"{type(image).__name__} {image.dtype}" for image, _ in samples]
+def kinds(samples: list[Any]) -> list[tuple[bool, torch.dtype]]:
+    return [(isinstance(image, torch.Tensor), image.dtype) for image, _ in samples]
 
 
 def test_only_a_last_step_waits_for_the_batch(tmp_path: Path) -> None:
