@@ -7,6 +7,7 @@ came out of each of two epochs, and leaves everything open for the interpreter's
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterable, Sequence
 from multiprocessing.connection import Connection
@@ -14,11 +15,12 @@ from typing import Any
 
 import torch
 import xxhash
-from torch.utils.data import ConcatDataset, DataLoader, Dataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, get_worker_info
 
 from storeds import StoreDataset
 
 __all__ = [
+    "KilledReader",
     "Row",
     "digest",
     "loader",
@@ -46,9 +48,9 @@ def rows(samples: Iterable[tuple[bytes, int, int]]) -> tuple[int, list[Row]]:
     return os.getpid(), [row(sample) for sample in samples]
 
 
-def open_rows(url: str, **arguments: Any) -> StoreDataset:
+def open_rows(url: str, kind: type[StoreDataset] = StoreDataset, **arguments: Any) -> StoreDataset:
     """Open a store for samples that `row` takes."""
-    return StoreDataset(url, fields=("image", "label", "index"), decode="bytes", **arguments)
+    return kind(url, fields=("image", "label", "index"), decode="bytes", **arguments)
 
 
 def loader(dataset: Dataset[Any], start_method: str, **arguments: Any) -> DataLoader[Any]:
@@ -82,6 +84,21 @@ def refuse_squares(image: Any) -> Any:
     if image.width == image.height:
         raise ValueError(f"cannot take {image.width} × {image.height}")
     return image
+
+
+class KilledReader(StoreDataset):
+    """A store whose last sample kills the worker process that reads it, and no other process.
+
+    It dies in the middle of its work: one that is killed between two batches may hold a lock that torch's own shutdown
+    then waits for, for ever.
+    """
+
+    def __getitems__(self, indices: Iterable[Any]) -> list[Any]:
+        wanted = list(indices)
+        samples = super().__getitems__(wanted)
+        if len(self) - 1 in wanted and get_worker_info() is not None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return samples
 
 
 def digest(found: Iterable[Row]) -> str:

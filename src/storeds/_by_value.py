@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
-from torch.multiprocessing.reductions import reduce_tensor
 from torch.utils.data import get_worker_info
 
 from storeds._plain import PlainTensor
@@ -41,11 +39,10 @@ def _can_go(tensor: torch.Tensor) -> bool:
     return not (shared or tensor.is_conj() or tensor.is_neg())
 
 
-def _reduce(tensor: _ByValue) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+def _reduce(tensor: _ByValue) -> Any:
     plain = tensor.plain()
-    if not _can_go(plain):  # it was changed into something else
-        copied = plain.detach().clone().requires_grad_(plain.requires_grad)
-        return reduce_tensor(copied)  # type: ignore[no-any-return,no-untyped-call]  # torch leaves it without types
+    if not _can_go(plain):
+        return tensor.reduce_copy()
     return _receive, (plain.reshape(-1).view(torch.uint8).numpy().tobytes(), tuple(plain.shape), plain.dtype)
 
 

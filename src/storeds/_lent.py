@@ -12,24 +12,22 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
 import torch
 from torch.multiprocessing import get_sharing_strategy
-from torch.multiprocessing.reductions import reduce_tensor
 from torch.utils.data import get_worker_info
 
-from storeds._by_value import MOST_BY_VALUE
+from storeds._by_value import goes_by_value
 from storeds._known_pieces import KnownPieces
 from storeds._plain import PlainTensor
 from storeds.protocols import Array
 
 __all__ = ["Lender", "LentTensor", "lent_memory"]
 
-_LEAST = MOST_BY_VALUE + 1  # bytes
 # Pieces that a worker keeps: for batches ahead, the one in use, and some that are held for longer.
 _MOST_LARGE, _MOST_SMALL, _LARGE = 8, 16, 4 << 20  # beyond so many bytes a piece is large
 _HEAD = 64  # bytes before a batch, which keep it aligned; the words below are in them
@@ -105,7 +103,7 @@ class Lender:
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> LentTensor | None:
         """Return a tensor that nobody else sees, its values undefined; None if all pieces are held, or it is too small."""
         size = math.prod(shape) * dtype.itemsize
-        if size < _LEAST:
+        if goes_by_value(size):
             return None
         with self._lock:  # until the tensor holds the piece
             self._stopped = self._stopped or any(piece.is_lost for piece in self._pieces)
@@ -136,12 +134,11 @@ def _is_large(size: int) -> bool:
     return size > _LARGE
 
 
-def _reduce(tensor: LentTensor) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+def _reduce(tensor: LentTensor) -> Any:
     """Send the piece that a tensor lies in, or a copy of a tensor that was changed into something else."""
     plain, piece = tensor.plain(), tensor._piece
     if not plain.is_contiguous() or plain.data_ptr() != piece.bytes.ctypes.data or plain.requires_grad:
-        copied = plain.detach().clone().requires_grad_(plain.requires_grad)
-        return reduce_tensor(copied)  # type: ignore[no-any-return,no-untyped-call]  # torch leaves it without types
+        return tensor.reduce_copy()
     piece.words[_SENT] += 1
     if piece.words[_KNOWN]:  # to open its file once more would take longer than to fill a small batch
         return _receive_known, (*piece.sender, tuple(plain.shape), plain.dtype)

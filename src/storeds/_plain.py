@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, SupportsIndex
 
 import torch
+from torch.multiprocessing.reductions import reduce_tensor
 
 __all__ = ["PlainTensor"]
 
@@ -17,6 +18,11 @@ class PlainTensor(torch.Tensor):
     def plain(self) -> torch.Tensor:
         """Return the same tensor, in the same memory, without what it carries."""
         return self.as_subclass(torch.Tensor)
+
+    def reduce_copy(self) -> Any:
+        """Return how torch sends a copy of it to another process: for what was changed into something else since it was made."""
+        copied = self.plain().detach().clone().requires_grad_(self.requires_grad)
+        return reduce_tensor(copied)  # type: ignore[no-untyped-call]  # torch leaves it without types
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         made = memo[id(self)] = self.plain().clone()
