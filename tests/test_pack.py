@@ -124,6 +124,38 @@ def test_larger_images_are_scaled_and_smaller_ones_left_alone(tmp_path: Path) ->
     assert small == jpeg(1, (50, 40))
 
 
+HALF = jpeg(2, (200, 100))[:1500]
+
+
+@pytest.mark.parametrize("options", [{"max_side": 80}, {"quality": 90}])
+def test_a_picture_of_which_a_part_is_lost_is_not_made_to_look_whole(tmp_path: Path, options: dict[str, Any]) -> None:
+    whole = jpeg(0, (200, 100))
+    zeros = whole[: len(whole) // 2].ljust(len(whole), b"\0")
+    root = write(
+        tmp_path / "tree", {"a/half.jpg": HALF, "a/zeros.jpg": zeros, "a/end.jpg": whole[:-2], "a/1.jpg": whole}
+    )
+    with pytest.raises(errors.RecordError) as caught:
+        storeds.pack(root, "memory://lossy", overwrite=True, **options)
+    assert all(part in str(caught.value) for part in ("half.jpg", "zeros.jpg", "is damaged", "--check"))
+    assert "end.jpg" not in str(caught.value)  # it lacks nothing but its end marker
+    assert storeds.pack(root, "memory://lossy", overwrite=True, on_bad="skip", **options).count == 2
+    # Or as it came, so that readers mend or refuse it, and are told.
+    storeds.pack(root, "memory://lossy", overwrite=True, on_bad="keep", **options)
+    kept = {record["key"]: record["image"] for record in records("memory://lossy")}
+    assert (kept["a/half.jpg"], kept["a/zeros.jpg"]) == (HALF, zeros)
+    # Or encoded anew where what was found is kept beside it.
+    storeds.pack(root, "memory://lossy", overwrite=True, check=True, **options)
+    found = {record["key"]: (record["finding"], record["recovered"]) for record in records("memory://lossy")}
+    assert found["a/half.jpg"][0] == "truncated_scan"
+    assert found["a/half.jpg"][1] < 1
+
+
+def test_a_damaged_picture_that_is_not_scaled_stays_as_it_is(tmp_path: Path) -> None:
+    root = write(tmp_path / "tree", {"a/half.jpg": HALF})
+    storeds.pack(root, "memory://unscaled", max_side=200, overwrite=True)
+    assert [record["image"] for record in records("memory://unscaled")] == [HALF]
+
+
 def test_quality_encodes_every_image_anew_upright(tmp_path: Path) -> None:
     turned = io.BytesIO()
     exif = Image.Exif()

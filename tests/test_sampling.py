@@ -277,6 +277,20 @@ class TestState:
             "and is False; block_size was 2 and is None; window was 3 and is None; drop_last was True and is False"
         )
 
+    def test_of_other_records_of_the_same_store_is_refused(self) -> None:
+        with storeds.open_writer("memory://sampling-where", {"x": "int", "label": "int"}, overwrite=True) as writer:
+            writer.append({"x": n, "label": n % 2} for n in range(10))
+
+        def sampler(label: Any) -> EpochSampler:
+            where = None if label is None else {"label": label}
+            return EpochSampler(StoreDataset("memory://sampling-where", reader="array", where=where))
+
+        state = sampler(0).state_dict()
+        with pytest.raises(ConfigError, match="another where="):
+            sampler(1).load_state_dict(state)
+        sampler([0]).load_state_dict(state)
+        sampler([1, 0]).load_state_dict(sampler(None).state_dict())  # which are all
+
     def test_the_store_is_compared_where_both_know_it(self, stores: Callable[[int], StoreDataset]) -> None:
         state = EpochSampler(stores(5)).state_dict()
         EpochSampler(5).load_state_dict(state)

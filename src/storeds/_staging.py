@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from storeds._files import sniff, staging_folder
+from storeds._writer import target_exists
 from storeds.errors import ConfigError, FormatError, StoredsError, StoreExistsError
 
 __all__ = ["Staging", "copy_range", "replace_text", "sync_path", "written_ranges"]
@@ -122,9 +123,7 @@ class Staging:
         if self.target.is_dir():
             raise StoreExistsError(f"{self.url} is a folder; a store is one file, so choose another path")
         if os.path.lexists(self.target) and not self.overwrite:
-            raise StoreExistsError(
-                f"{self.url} exists; pass overwrite=True (--overwrite) to replace it, or choose another path"
-            )
+            raise target_exists(self.url, (self.folder / "plan.json").exists())
         if self.target.is_file() and self.target.stat().st_size and sniff(str(self.target)) is None:
             raise StoreExistsError(f"{self.url} is a file, but no store, so it is not replaced; remove it yourself")
 

@@ -11,15 +11,23 @@ from typing import Any, ClassVar, Literal, Self
 
 from storeds._count import Count
 from storeds._meta import NATIVE, new_build
-from storeds.errors import ClosedError, ConfigError, RecordError, StoredsError, UnavailableError
+from storeds.errors import ClosedError, ConfigError, RecordError, StoredsError, StoreExistsError, UnavailableError
 from storeds.fields import parse_fields
 from storeds.protocols import JSON, Meta, Record
 from storeds.record import ContentHash, RecordCodec, canonical_json, checksum
 
-__all__ = ["BATCH_BYTES", "COMMIT_EVERY", "Sealed", "StoreWriter"]
+__all__ = ["BATCH_BYTES", "COMMIT_EVERY", "Sealed", "StoreWriter", "target_exists"]
 
 COMMIT_EVERY = 1000
 BATCH_BYTES = 32 << 20
+
+
+def target_exists(url: str, is_left: bool) -> StoreExistsError:
+    """Return the error for a target that is not to be replaced; `is_left` says that an interrupted writer left its work."""
+    goes_on = "; with resume=True (--resume) as well, it goes on from what an interrupted writer left"
+    return StoreExistsError(
+        f"{url} exists; pass overwrite=True (--overwrite) to replace it{goes_on if is_left else ''}, or choose another name"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,6 +181,11 @@ class StoreDataset(Dataset[Any]):
         return self.backend.url
 
     @property
+    def where(self) -> dict[str, list[Any]] | None:
+        """What records must have to be taken: field → values, any of which will do; None if all are taken."""
+        return self._view.where if isinstance(self._view, Selection) else None
+
+    @property
     def classes(self) -> list[str]:
         """The class names, in order of their label; AttributeError where the store has none."""
         classes = self.backend.meta.attrs.get("classes")

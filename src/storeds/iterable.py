@@ -19,7 +19,6 @@ from storeds._tally import Tally
 from storeds.dataset import StoreDataset
 from storeds.errors import ConfigError
 from storeds.report import SampleReport
-from storeds.selection import Selection
 
 __all__ = ["StoreIterable"]
 
@@ -211,10 +210,7 @@ class StoreIterable(IterableDataset[Any]):
 
     def _fingerprint(self) -> str:
         """Return a checksum over what the sources hold, wherever they are, and in which order they were given."""
-        contents = [
-            (dataset.backend.meta.id, len(dataset), dataset._view.where if isinstance(dataset._view, Selection) else {})
-            for dataset in self.datasets
-        ]
+        contents = [(dataset.backend.meta.id, len(dataset), dataset.where or {}) for dataset in self.datasets]
         return xxhash.xxh3_128_hexdigest(repr(contents).encode())
 
     def _check(self, state: Mapping[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sized
 from typing import Any
 
+import xxhash
 from torch.utils.data import Sampler
 
 from storeds._delivery import Pass
@@ -86,7 +87,7 @@ class EpochSampler(Sampler[int]):
         block_size: int | None = None,
         window: int | None = None,
     ) -> None:
-        self.count, self.store = _count(data), _store_id(data)
+        self.count, self.store, self._where = _count(data), _store_id(data), _where_digest(data)
         self.seed = integer("seed", seed)
         self.shuffle, self.drop_last = _flag("shuffle", shuffle), _flag("drop_last", drop_last)
         self.block_size, self.window = _blocks(block_size, window, shuffle)
@@ -139,7 +140,8 @@ class EpochSampler(Sampler[int]):
 
     def _state(self, epoch: int, position: int) -> dict[str, Any]:
         agreed = {name: getattr(self, name) for name in _AGREED}
-        return {"version": _VERSION, **agreed, "epoch": epoch, "position": position}
+        where = {} if self._where is None else {"where": self._where}
+        return {"version": _VERSION, **agreed, **where, "epoch": epoch, "position": position}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from where `state_dict` was taken, with any number of replicas.
@@ -171,6 +173,9 @@ class EpochSampler(Sampler[int]):
         ]
         if differing:
             raise ConfigError(f"the state belongs to another sampler: {'; '.join(differing)}")
+        # Without where= all records are taken, and their count says enough.
+        if None not in (state.get("where"), self._where) and state["where"] != self._where:
+            raise ConfigError("the state belongs to another sampler: its dataset took other records, by another where=")
         return integer("epoch", state["epoch"], 0), integer("position", state["position"], 0, self.count)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -244,6 +249,11 @@ def _count(data: Any) -> int:
 def _store_id(data: Any) -> str | None:
     identity = getattr(getattr(getattr(data, "backend", None), "meta", None), "id", None)
     return identity if isinstance(identity, str) else None
+
+
+def _where_digest(data: Any) -> str | None:
+    where = getattr(data, "where", None)
+    return xxhash.xxh3_64_hexdigest(repr(sorted(where.items())).encode()) if isinstance(where, Mapping) else None
 
 
 def _with_epoch(data: Any) -> list[Any]:

@@ -16,7 +16,7 @@ from pymongo.write_concern import WriteConcern
 from storeds._handles import Ticket
 from storeds._meta import meta_to_row, new_build
 from storeds._suggest import suggest
-from storeds._writer import COMMIT_EVERY, Sealed, StoreWriter
+from storeds._writer import COMMIT_EVERY, Sealed, StoreWriter, target_exists
 from storeds.backends._mongodb_arrival import arrived_digests, check_arrived, check_large, insert_missing
 from storeds.backends._mongodb_client import (
     CLIENTS,
@@ -120,11 +120,9 @@ class MongodbWriter(StoreWriter):
             return knows_server(client)
 
     def _begin(self, database: Any, *, overwrite: bool, resume: bool) -> None:
-        if identity_of(database, self._name) is not None and not overwrite:
-            raise StoreExistsError(
-                f"{self.url} exists; pass overwrite=True (--overwrite) to replace it, or choose another name"
-            )
         found = identity_of(database, self._partial)
+        if identity_of(database, self._name) is not None and not overwrite:
+            raise target_exists(self.url, found is not None)
         if found is not None and not self._entry(database, found) and not database[self._partial].find_one():
             found = None  # its writer died before it had begun
         if found is not None and not resume and not overwrite:

@@ -65,7 +65,8 @@ def pack(
     max_side : int, optional
         Scale larger images down to this many pixels on their longer side, and encode them anew as JPEG.
     quality : int, optional
-        Encode every image anew as JPEG of this quality, 1 to 95 (90 for those that `max_side` scales).
+        Encode every image anew as JPEG of this quality, 1 to 95 (90 for those that `max_side` scales). A damaged JPEG that
+        would be encoded anew is bad, unless `check` keeps what was found: it would look whole from then on.
     check : bool
         Triage every picture, as it came, and keep in two more fields what was found: ``finding`` (``intact``,
         ``truncated_scan``, …) and ``recovered`` (the share of the picture that is there), see `storeds.ops.repair`. Bytes

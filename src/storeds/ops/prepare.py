@@ -128,6 +128,18 @@ class Preparer:
         record.update(self.findings.values(record, image, picture))
         return picture.finding
 
+    def _loss(self, blob: bytes, finding: Finding) -> str | None:
+        """Return what is wrong with a picture that would look whole, once it is encoded anew, and nobody would be told."""
+        if self.findings is not None or not finding.is_damaged:
+            return None
+        exact = triage(blob)
+        if exact.kind in ("intact", "missing_eoi", "trailing_data"):
+            return None
+        return (
+            f"is damaged: {exact.reason}; encoded anew it would look whole, so keep what was found (check=True, --check), or "
+            "pack it as it is"
+        )
+
     def _image(self, blob: bytes, finding: Finding) -> tuple[bytes, str | None]:
         if not blob:
             return blob, "is empty (0 bytes)"
@@ -137,7 +149,10 @@ class Preparer:
             # Pillow reads the header only; the frame is decoded when it has to be encoded anew.
             with Image.open(io.BytesIO(blob)) as image:
                 large = self.max_side is not None and max(image.size) > self.max_side
-                return (self._encode(repair(blob, finding)) if large or self.quality is not None else blob), None
+            if not large and self.quality is None:
+                return blob, None
+            loss = self._loss(blob, finding)
+            return (self._encode(repair(blob, finding)), None) if loss is None else (blob, loss)
         except Exception as error:  # decoders raise whatever they like on damaged bytes
             return (
                 blob,
