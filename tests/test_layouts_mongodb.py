@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -184,6 +185,36 @@ def test_a_converted_store_has_the_same_records_and_verifies(
     assert [(digest(blob), label) for blob, label in by_url[:]] == truth
     found = storeds.open_backend(url, **options)  # by what is there
     assert (found.meta.layout, found.meta.id) == (layout, backend.meta.id)
+
+
+def test_a_bucket_is_found_by_its_name_alone(
+    database: Any, mongodb_database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    open_gridfs(database, mongodb_database, Path())[0].close()
+    url = with_path(mongodb_database, "photos")
+    with caplog.at_level(logging.INFO, "storeds"), storeds.open_backend(url) as backend:
+        assert backend.meta.layout == "gridfs"
+    assert "layout 'gridfs': there are collections 'photos.chunks', 'photos.files'" in caplog.text
+    blobs = [record[0] for record in StoreDataset(url, fields=("image",), decode="bytes")[:]]
+    assert blobs == IMAGES
+    found = storeds.info(url)
+    assert (found.layout, found.count) == ("gridfs", COUNT)
+    assert "'photos.files'" in str(found.recognised)
+
+
+def test_a_collection_comes_before_a_bucket_of_its_name(database: Any, mongodb_database: str) -> None:
+    open_gridfs(database, mongodb_database, Path())[0].close()
+    url = with_path(mongodb_database, "photos")
+    with storeds.open_writer(url, {"x": "int"}) as writer:
+        writer.append([{"x": 1}])
+    with storeds.open_backend(url) as backend:
+        assert backend.meta.layout == "storeds/1"
+    with storeds.open_backend(url, layout="gridfs") as backend:
+        assert len(backend) == COUNT
+    database.photos.drop()
+    database.photos.insert_one({"bson_img": IMAGES[0]})
+    with pytest.raises(errors.ConfigError, match=r"fits several layouts.*'gridfs': .*'query': "):
+        storeds.open_backend(url)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from bson import Binary, Int64, ObjectId
 
+import storeds
 from conftest import with_path
 from storeds import errors
 from storeds.layouts.mongodb_gridfs import GridfsLayout
@@ -236,6 +237,34 @@ def test_gridfs_files_that_are_not_whole(
     chunks.drop()
     with pytest.raises(errors.FormatError, match=r"no 'fs\.chunks'"):
         GridfsLayout(url)
+
+
+def test_what_exists_is_told_with_its_buckets(database: Any, mongodb_database: str) -> None:
+    gridfs.GridFSBucket(database).upload_from_stream("a", b"1")
+    url = with_path(mongodb_database, "none")
+    with pytest.raises(errors.StoreNotFoundError, match=r"has the collections fs \(GridFS\)$"):
+        storeds.open_backend(url)
+    database.create_collection("pictures")
+    database.create_collection("half.files")  # and no chunks: no bucket
+    with storeds.open_writer(with_path(mongodb_database, "ours"), {"b": "bytes"}) as writer:
+        writer.append([{"b": bytes(17 << 20)}])
+    with pytest.raises(errors.StoreNotFoundError, match=r"has the collections fs \(GridFS\), ours, pictures$"):
+        storeds.open_backend(url)
+    for no_bucket in ("half", "ours.values"):  # the latter holds large values of a native store
+        with pytest.raises(errors.StoreNotFoundError, match="no store at"):
+            storeds.open_backend(with_path(mongodb_database, no_bucket))
+
+
+def test_a_bucket_that_no_layout_recognises_is_told_to_be_one(database: Any, mongodb_database: str) -> None:
+    database.create_collection("empty.files")
+    database.create_collection("empty.chunks")
+    url = with_path(mongodb_database, "empty")
+    with pytest.raises(errors.FormatError, match=r"is a GridFS bucket.*looked for: gridfs, named, query") as raised:
+        storeds.open_backend(url)
+    assert "interrupted" not in str(raised.value)
+    storeds.open_writer(url, {"x": "int"}).suspend()
+    with pytest.raises(errors.FormatError, match=r"'empty.partial' is what an interrupted writer left"):
+        storeds.open_backend(url)
 
 
 def test_no_server_is_unavailable_and_no_password_is_shown(tmp_path: Path) -> None:

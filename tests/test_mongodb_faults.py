@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import pickle
 import socket
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
+import dns.exception
+import dns.message
+import dns.name
+import dns.resolver
+import gridfs
 import pymongo
 import pytest
 
 import storeds
 from conftest import with_path
 from storeds import errors
+from storeds.backends._mongodb_client import parse_location
+from storeds.backends._mongodb_retry import retried
+from storeds.layouts._mongodb_connection import Connection
 from storeds.testing.mongod import run_mongod
 
 
@@ -144,6 +154,124 @@ def test_a_large_value_that_lost_a_part_is_not_published(mongodb: str, mongodb_d
             writer.publish()
     with pytest.raises(errors.StoreNotFoundError):
         storeds.open_backend(url)
+
+
+def test_a_reader_opens_a_bucket_and_one_who_may_not_list_collections_is_told_so(guarded: str) -> None:
+    with connect(f"mongodb://owner:{ENCODED}@{guarded}/?authSource=admin") as client:
+        gridfs.GridFSBucket(client.db, "gfs").upload_from_stream("a", b"1")
+        may_find = [
+            {"resource": {"db": "db", "collection": f"gfs.{part}"}, "actions": ["find"]} for part in ("files", "chunks")
+        ]
+        client.db.command("createRole", "finds", privileges=may_find, roles=[])
+        client.db.command("createUser", "finder", pwd=PASSWORD, roles=["finds"])
+    with storeds.open_backend(f"mongodb://reader:{ENCODED}@{guarded}/db/gfs") as backend:
+        assert backend.get_many([0]) == [{"key": "a", "data": b"1", "metadata": {}}]
+    with pytest.raises(errors.UnavailableError, match="not authorised"):
+        storeds.open_backend(f"mongodb://finder:{ENCODED}@{guarded}/db/gfs")
+
+
+RESOLVER: Any = dns.resolver
+SRV = f"mongodb+srv://user:{ENCODED}@cluster.example.org/db/c"
+
+
+def eager(uri: str) -> pymongo.MongoClient[dict[str, Any]]:
+    """Make a client that looks the name up at once, as every client of PyMongo before 4.12 does."""
+    return pymongo.MongoClient(uri, connect=True)
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        RESOLVER.NXDOMAIN(qnames=["cluster.example.org."], responses={}),
+        RESOLVER.LifetimeTimeout(timeout=1.0, errors=[]),
+        RESOLVER.NoNameservers(),
+        RESOLVER.NoAnswer(response=dns.message.make_query("cluster.example.org.", "SRV")),
+    ],
+    ids=lambda failure: type(failure).__name__,
+)
+def test_a_name_that_name_servers_do_not_resolve_is_no_server(
+    failure: dns.exception.DNSException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def resolve(*_: Any, **__: Any) -> Any:
+        raise failure
+
+    monkeypatch.setattr(RESOLVER, "resolve", resolve)
+    actions: list[Callable[[], object]] = [
+        lambda: storeds.open_backend(SRV),
+        lambda: storeds.open_backend(SRV, client_factory=eager),
+        lambda: storeds.open_backend(SRV, layout="gridfs"),
+        lambda: storeds.open_writer(SRV, {"x": "int"}),
+        lambda: storeds.info(SRV),
+    ]
+    for action in actions:
+        with pytest.raises(errors.UnavailableError, match=r"user:\*\*\*@cluster.* cannot be reached: ") as raised:
+            action()
+        assert str(failure) in str(raised.value)
+        assert_no_secret(raised.value)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "a..example.org", f"{'a' * 64}.example.org"])
+def test_a_name_that_cannot_be_one_is_an_error_of_the_url(host: str) -> None:
+    for factory in (None, eager):
+        with pytest.raises(errors.ConfigError, match="mongodb\\+srv://"):
+            storeds.open_backend(f"mongodb+srv://{host}/db/c", client_factory=factory)
+
+
+def test_hosts_of_another_domain_than_the_url_are_an_error_of_the_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RESOLVER, "resolve", NameServer("db.example.com", 27017))
+    with pytest.raises(errors.ConfigError, match="Invalid SRV host"):
+        storeds.open_backend(SRV)
+
+
+class NameServer:
+    """Stands for the name servers: they know one host, after a number of failures."""
+
+    def __init__(self, host: str, port: int, failures: float = 0) -> None:
+        self.host, self.port, self.failures, self.asked = dns.name.from_text(host), port, failures, 0
+
+    def __call__(self, name: str, kind: str, **_: Any) -> list[Any]:
+        if kind == "TXT":
+            raise RESOLVER.NoAnswer(response=dns.message.make_query(name, kind))
+        self.asked += 1
+        if self.asked <= self.failures:
+            raise RESOLVER.LifetimeTimeout(timeout=1.0, errors=[])
+        return [SimpleNamespace(target=self.host, port=self.port)]
+
+
+def test_a_batch_waits_until_the_name_resolves_again(
+    mongodb: str, mongodb_database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with storeds.open_writer(with_path(mongodb_database, "c"), {"x": "int"}) as writer:
+        writer.append([{"x": 1}])
+    port = int(mongodb.rpartition(":")[2].partition("/")[0])
+    find = socket.getaddrinfo
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda host, *a, **k: find("127.0.0.1" if host == "db.example.org" else host, *a, **k)
+    )
+    database = mongodb_database.rpartition("/")[2].partition("?")[0]
+    url = f"mongodb+srv://cluster.example.org/{database}/c?tls=false&directConnection=false"
+    monkeypatch.setattr(RESOLVER, "resolve", NameServer("db.example.org", port))
+    with storeds.open_backend(url) as backend:
+        recipe = pickle.dumps(backend)
+    again = NameServer("db.example.org", port, failures=2)
+    monkeypatch.setattr(RESOLVER, "resolve", again)
+    with pickle.loads(recipe) as worker:
+        assert worker.get_many([0]) == [{"x": 1}]
+    assert again.asked == 3
+    assert "trying again" in caplog.text
+
+
+def test_a_name_that_never_resolves_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    never = NameServer("db.example.org", 27017, failures=float("inf"))
+    monkeypatch.setattr(RESOLVER, "resolve", never)
+    for limits in ("timeoutMS=600", "timeoutMS=0&serverSelectionTimeoutMS=200"):
+        location, start = parse_location(f"{SRV}?{limits}"), time.monotonic()
+        connection = Connection(location, None)
+        with pytest.raises(errors.UnavailableError, match=r"lifetime expired.*\(tried: \d+ attempts within"):
+            retried(location, connection.names, connection.knows_server)
+        connection.close()
+        assert time.monotonic() - start < 2
+    assert never.asked > 3
 
 
 def assert_no_secret(error: BaseException) -> None:

@@ -56,11 +56,15 @@ def test_a_writer_that_was_to_replace_a_store_goes_on(make_engine_url: MakeUrl, 
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_another_plan_cannot_be_resumed_and_says_both(make_engine_url: MakeUrl, engine: str) -> None:
+def test_another_plan_cannot_be_resumed_and_says_what_differs(make_engine_url: MakeUrl, engine: str) -> None:
     url = make_engine_url(engine)
-    storeds.open_writer(url, FIELDS, plan={"source": "cats"}).suspend()
-    with pytest.raises(errors.ConfigError, match="cats.*dogs"):
-        storeds.open_writer(url, FIELDS, plan={"source": "dogs"}, resume=True)
+    storeds.open_writer(url, FIELDS, plan={"source": "cats", "options": {"quality": 50}}).suspend()
+    with pytest.raises(errors.ConfigError, match="with other arguments: plan.options.quality was 50 and is null; use"):
+        storeds.open_writer(url, FIELDS, plan={"source": "cats", "options": {}}, resume=True)
+    with pytest.raises(
+        errors.ConfigError, match=r'fields was .* and is .*"y".*; plan was {.*"cats".*} and is null; use'
+    ):
+        storeds.open_writer(url, {**FIELDS, "y": "str"}, resume=True)
 
 
 def test_a_convert_resumes_only_from_the_same_source(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from storeds._files import sniff, staging_folder
-from storeds._writer import target_exists
+from storeds._writer import other_plan, target_exists
 from storeds.errors import ConfigError, FormatError, StoredsError, StoreExistsError
 
 __all__ = ["Staging", "copy_range", "replace_text", "sync_path", "written_ranges"]
@@ -175,10 +175,7 @@ class Staging:
                 f"{plan_file} is damaged, so {self.url} cannot be resumed; start anew with overwrite=True"
             ) from None
         if found != plan:
-            raise ConfigError(
-                f"{self.url} cannot be resumed: it was begun with {json.dumps(found)}, now it is {json.dumps(plan)}; "
-                "use the same fields, or start anew with overwrite=True"
-            )
+            raise other_plan(self.url, found, plan)
 
     def _empty(self) -> None:
         for entry in self.folder.iterdir():

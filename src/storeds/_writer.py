@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -16,7 +17,7 @@ from storeds.fields import parse_fields
 from storeds.protocols import JSON, Meta, Record
 from storeds.record import ContentHash, RecordCodec, canonical_json, checksum
 
-__all__ = ["BATCH_BYTES", "COMMIT_EVERY", "Sealed", "StoreWriter", "target_exists"]
+__all__ = ["BATCH_BYTES", "COMMIT_EVERY", "Sealed", "StoreWriter", "other_plan", "target_exists"]
 
 COMMIT_EVERY = 1000
 BATCH_BYTES = 32 << 20
@@ -28,6 +29,26 @@ def target_exists(url: str, is_left: bool) -> StoreExistsError:
     return StoreExistsError(
         f"{url} exists; pass overwrite=True (--overwrite) to replace it{goes_on if is_left else ''}, or choose another name"
     )
+
+
+def other_plan(url: str, begun: JSON, now: JSON) -> ConfigError:
+    """Return the error for a writer that cannot go on with another's work, because it was to write something else."""
+    differing = [
+        f"{name} was {json.dumps(old)} and is {json.dumps(new)}" for name, old, new in _differences(begun, now)
+    ]
+    return ConfigError(
+        f"{url} cannot be resumed, as it was begun with other arguments: {'; '.join(differing)}; use the same, or start anew "
+        "with overwrite=True (--overwrite), without resume=True"
+    )
+
+
+def _differences(old: JSON, new: JSON, name: str = "") -> Iterator[tuple[str, JSON, JSON]]:
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        yield name, old, new
+        return
+    for key in {**old, **new}:
+        if old.get(key) != new.get(key):
+            yield from _differences(old.get(key), new.get(key), f"{name}.{key}" if name else key)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ __all__ = [
     "ClientFactory",
     "ClientOpener",
     "Location",
+    "is_lookup_failure",
     "knows_server",
     "leased_database",
     "parse_location",
@@ -114,15 +116,28 @@ def _scrub(text: str, uri: str) -> str:
     return redact(text)
 
 
+def is_lookup_failure(error: BaseException | None) -> bool:
+    """Whether the name servers gave no hosts for a ``mongodb+srv://`` URL, which PyMongo calls a configuration error."""
+    dns = sys.modules.get("dns.exception")  # PyMongo itself imports it no sooner than it looks a name up
+    if dns is None or not isinstance(error, ConfigurationError):
+        return False
+    cause = error.__cause__ or error.__context__  # which of them depends on the version of PyMongo
+    # What dns.name raises is about a name that cannot be anyone's, such as one with an empty part.
+    return isinstance(cause, dns.DNSException) and type(cause).__module__ != "dns.name"
+
+
 @contextmanager
-def pymongo_errors(location: Location) -> Iterator[None]:
+def pymongo_errors(location: Location | ClientOpener) -> Iterator[None]:
     """Turn PyMongo's exceptions into UnavailableError or ConfigError that name the store, secrets removed."""
     try:
         yield
     except StoredsError:  # some of ours are ValueErrors too
         raise
     except (ConfigurationError, ValueError) as error:
-        raise ConfigError(f"{location.url}: {_scrub(str(error), location.uri)}") from None
+        reason = _scrub(str(error), location.uri)
+        if is_lookup_failure(error):
+            raise UnavailableError(f"{location.url}: MongoDB cannot be reached: {reason}") from error
+        raise ConfigError(f"{location.url}: {reason}") from None
     except PyMongoError as error:
         code = error.code if isinstance(error, OperationFailure) else None
         what = _REFUSED.get(code or 0, "MongoDB refused" if code else "MongoDB cannot be reached")
@@ -160,6 +175,14 @@ class ClientOpener:
         return None
 
     def open(self) -> Any:
+        try:
+            return self._client()
+        except ConfigurationError:
+            # PyMongo before 4.12 looks the name of a mongodb+srv:// URL up here, and so may a factory's client.
+            with pymongo_errors(self):
+                raise
+
+    def _client(self) -> Any:
         if self.factory is not None:
             return self.factory(self.uri)
         given = {name.lower() for name in re.findall(r"[?&]([A-Za-z]+)=", self.uri)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,11 +22,19 @@ from storeds.backends._mongodb_client import (
 )
 from storeds.backends._mongodb_documents import GUESSED_BYTES, references
 from storeds.backends._mongodb_find import guarded_find, is_other_collection
-from storeds.backends._mongodb_names import identity_of, meta_collection, partial_collection, values_collection
-from storeds.errors import FormatError, StoreNotFoundError, UnavailableError
+from storeds.backends._mongodb_names import (
+    buckets_of,
+    identity_of,
+    meta_collection,
+    partial_collection,
+    values_collection,
+)
+from storeds.errors import FormatError, StoredsError, StoreNotFoundError, UnavailableError
 from storeds.protocols import Meta
 
 __all__ = ["MongodbHandle", "MongodbOpener"]
+
+_WRITTEN_BY = "native stores are written by storeds.open_writer, `storeds pack` or `storeds convert`"
 
 
 @dataclass(frozen=True)
@@ -130,14 +138,22 @@ class MongodbHandle:
         with self.database() as database:
             identity = identity_of(database, name)
             if identity is None:
-                raise StoreNotFoundError(f"no store at {url}: {_existing(database)}{_begun(database, name)}")
+                raise _absent(database, name, url)
             row = database[meta_collection(name)].find_one({"_id": identity})
         if row is None or "layout" not in row:
             raise FormatError(
                 f"{url} is a collection, but no native store: {meta_collection(name)} has no entry for it; "
-                "native stores are written by storeds.open_writer, `storeds pack` or `storeds convert`"
+                f"{_WRITTEN_BY}"
             )
         return _Facts(identity, meta_from_row(row, url), int(row.get("document_bytes", GUESSED_BYTES)))
+
+
+def _absent(database: Any, name: str, url: str) -> StoredsError:
+    """Return the error for a name that no collection has."""
+    collections, begun = database.list_collection_names(), _begun(database, name)
+    if name in buckets_of(collections):
+        return FormatError(f"{url} is a GridFS bucket, but no native store; {_WRITTEN_BY}{begun}")
+    return StoreNotFoundError(f"no store at {url}: {_existing(database.name, collections)}{begun}")
 
 
 def _begun(database: Any, name: str) -> str:
@@ -146,16 +162,11 @@ def _begun(database: Any, name: str) -> str:
     return f"; {partial_collection(name)!r} is what an interrupted writer left: go on with resume=True (--resume)"
 
 
-def _existing(database: Any) -> str:
-    names = sorted(
-        name for name in database.list_collection_names() if not name.endswith((".meta", ".chunks", ".files"))
-    )
+def _existing(database: str, collections: Collection[str]) -> str:
+    plain = (name for name in collections if not name.endswith((".meta", ".chunks", ".files")))
+    names = sorted([*plain, *(f"{bucket} (GridFS)" for bucket in buckets_of(collections))])
     shown = ", ".join(names[:8]) + (" …" if len(names) > 8 else "")
-    return (
-        f"database {database.name!r} has the collections {shown}"
-        if names
-        else f"database {database.name!r} has no collections"
-    )
+    return f"database {database!r} has {f'the collections {shown}' if names else 'no collections'}"
 
 
 def _read_large(database: Any, name: str, ids: list[str]) -> dict[str, bytes]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["identity_of", "meta_collection", "partial_collection", "values_collection"]
+__all__ = ["buckets_of", "identity_of", "meta_collection", "partial_collection", "values_collection"]
 
 
 def meta_collection(name: str) -> str:
@@ -20,6 +21,18 @@ def values_collection(name: str) -> str:
 def partial_collection(name: str) -> str:
     """Return the collection in which a writer builds collection `name`."""
     return f"{name}.partial"
+
+
+def buckets_of(collections: Iterable[str]) -> list[str]:
+    """Return the GridFS buckets that these collections make, without those of native stores' large values."""
+    names = set(collections)
+    buckets = (name.removesuffix(".files") for name in names if name.endswith(".files"))
+    return sorted(name for name in buckets if f"{name}.chunks" in names and not _holds_values(name, names))
+
+
+def _holds_values(bucket: str, collections: Iterable[str]) -> bool:
+    store = bucket.removesuffix(".values")
+    return bucket == values_collection(store) and meta_collection(store) in collections
 
 
 def identity_of(database: Any, name: str) -> Any:

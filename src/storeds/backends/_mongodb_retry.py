@@ -17,7 +17,7 @@ from pymongo.errors import (
     ServerSelectionTimeoutError,
 )
 
-from storeds.backends._mongodb_client import Location
+from storeds.backends._mongodb_client import Location, is_lookup_failure
 from storeds.errors import UnavailableError
 
 __all__ = ["retried"]
@@ -72,6 +72,9 @@ def retried(location: Location, operation: Callable[[], T], knows_server: Callab
                 limit *= 2
             pause = min(_LONGEST_PAUSE, _PAUSE * 2**attempt) * random.uniform(0.5, 1)  # noqa: S311  # keeps workers apart
             left = _left(location, start)
+            if is_lookup_failure(cause):
+                # A name server may say at once that there is no such name: a few attempts would be no time at all.
+                left = _shorter(left, _SELECTIONS * location.selection - (time.monotonic() - start))
             if selections >= _SELECTIONS or (left is not None and left <= pause):
                 spent = f"{attempt} attempts within {time.monotonic() - start:.1f} s"
                 raise UnavailableError(f"{error} (tried: {spent}; {_told(location.deadline)})") from cause
@@ -102,6 +105,6 @@ def _shorter(one: float | None, other: float | None) -> float | None:
 
 
 def _may_pass(cause: BaseException | None) -> bool:
-    if isinstance(cause, (ConnectionFailure, ExecutionTimeout)):
+    if isinstance(cause, (ConnectionFailure, ExecutionTimeout)) or is_lookup_failure(cause):
         return True
     return isinstance(cause, OperationFailure) and (cause.code in _TRANSIENT or cause.has_error_label("RetryableError"))

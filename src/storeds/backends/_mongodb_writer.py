@@ -16,7 +16,7 @@ from pymongo.write_concern import WriteConcern
 from storeds._handles import Ticket
 from storeds._meta import meta_to_row, new_build
 from storeds._suggest import suggest
-from storeds._writer import COMMIT_EVERY, Sealed, StoreWriter, target_exists
+from storeds._writer import COMMIT_EVERY, Sealed, StoreWriter, other_plan, target_exists
 from storeds.backends._mongodb_arrival import arrived_digests, check_arrived, check_large, insert_missing
 from storeds.backends._mongodb_client import (
     CLIENTS,
@@ -160,10 +160,7 @@ class MongodbWriter(StoreWriter):
                 f"{self.url} cannot be resumed: {self._partial!r} has no entry in its meta; start anew with overwrite=True"
             )
         if entry["plan"] != self._plan:
-            raise ConfigError(
-                f"{self.url} cannot be resumed: it was begun with {entry['plan']}, now it is {self._plan}; "
-                "use the same fields, or start anew with overwrite=True"
-            )
+            raise other_plan(self.url, json.loads(entry["plan"]), json.loads(self._plan))
         self._identity, self._values = identity, entry["values"]
         self.note = json.loads(entry.get("note", "null"))
         digests = list(arrived_digests(database[self._partial]))

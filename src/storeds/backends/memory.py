@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 
 from storeds._columns import column_of
 from storeds._url import split_scheme
-from storeds._writer import COMMIT_EVERY, Sealed, StoreWriter
+from storeds._writer import COMMIT_EVERY, Sealed, StoreWriter, other_plan
 from storeds.backends.base import BackendOptions, StoreBackend, parse_options
 from storeds.errors import ClosedError, ConfigError, RecordError, StoreExistsError, StoreNotFoundError, UnavailableError
 from storeds.fields import fields_to_json
@@ -124,7 +124,7 @@ class MemoryWriter(StoreWriter):
         left = _PARTIAL.get(self._name)
         if left is not None and resume:
             if left.plan != fresh.plan:
-                raise ConfigError(f"{url} cannot be resumed: it was begun with {left.plan}, now it is {fresh.plan}")
+                raise other_plan(url, left.plan, fresh.plan)
             fresh = left
         elif left is not None and not overwrite:
             raise StoreExistsError(

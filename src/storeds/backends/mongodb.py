@@ -50,7 +50,7 @@ class MongodbBackend(HandleBackend[MongodbHandle, MongodbOpener]):
     ------
     StoreNotFoundError, FormatError, ConfigError, UnavailableError
         No such collection; not written by storeds; a malformed URL; no server within ``serverSelectionTimeoutMS``
-        (10 s unless given), or it refuses.
+        (10 s unless given), no name server that knows it, or it refuses.
 
     Notes
     -----
