@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +91,18 @@ def test_a_split_overrides_dataset_and_loader(config_file: Path) -> None:
     assert train.drop_last
     with pytest.raises(errors.ConfigError, match="unknown split 'vla'; did you mean 'val'"):
         build_loader(config, "vla")
+
+
+@pytest.mark.parametrize(
+    "splits", [{}, {"vla": {"dataset": {"where": {"split": "vla"}}}}], ids=["by column", "by a table"]
+)
+def test_a_split_of_which_there_is_no_record_is_an_error(url: str, splits: dict[str, Any]) -> None:
+    config = load_config({"dataset": {"url": url, "fields": ["label"]}, "splits": splits})
+    for build in (build_dataset, build_loader):
+        with pytest.raises(
+            errors.ConfigError, match="of the split 'vla'; did you mean 'val'. The splits are train, val"
+        ):
+            build(config, "vla")
 
 
 def test_without_a_splits_table_a_split_is_a_part_of_the_url_or_a_column(url: str) -> None:
@@ -181,6 +195,110 @@ def test_a_file_that_cannot_be_parsed_is_named(tmp_path: Path, name: str, text: 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(errors.StoreNotFoundError, match="none.toml"):
         load_config(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize("make", [str, Path])
+@pytest.mark.parametrize(
+    "url", ["mongodb://user:secret@h/a/b", "mongodb:/user:secret@h/a/b.toml", "https://user:secret@h/x.toml"]
+)
+def test_a_url_is_no_path_of_a_config(make: Any, url: str) -> None:
+    with pytest.raises(errors.ConfigError, match=r"user:\*\*\*@h.* is a URL; expected the path of a config") as raised:
+        load_config(make(url))
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("path", ["user:secret@h/a/b", "user:secret@h/a/b.toml"])
+def test_a_path_of_a_config_is_shown_without_what_may_be_a_password(path: str) -> None:
+    with pytest.raises(errors.StoredsError, match=r"user:\*\*\*@h/a/b") as raised:
+        load_config(path)
+    assert "secret" not in str(raised.value)
+
+
+def test_the_command_line_shows_no_password_of_a_url_given_as_config(tmp_path: Path) -> None:
+    arguments = ["bench", "--config", "mongodb://user:secret@h/a/b", "x.lmdb"]
+    command = [str(Path(sys.executable).with_name("storeds")), *arguments]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "expected the path of a config" in done.stderr
+    assert "secret" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "dataset:\n  url: mongodb://user:secret@localhost/photos/train, x: : ,",
+            ["line 2, column 55: mapping values are not allowed here"],
+        ),
+        ("dataset:\n  url: &a@secret x", ["line 2, column 10", "found character '@'"]),
+        (
+            'dataset:\n  password: "hush secret',
+            ["line 2, column 13: while scanning a quoted scalar", "line 2, column 25: found unexpected end of stream"],
+        ),
+        ("dataset:\n  password: @secret", ["line 2, column 13", "found character '@'"]),
+        ("dataset:\n  password: *secret", ["line 2, column 13: found undefined alias"]),
+        ("dataset:\n  password: !secret", ["line 2, column 13: could not determine a constructor for the tag"]),
+        ("dataset:\n  password: !secret'x", ["line 2, column 13: could not determine a constructor for the tag"]),
+        ("dataset:\n  password: !secret!x y", ["line 2, column 13: found undefined tag handle"]),
+        ("&secret a: 1\n&secret b: 2", ["line 1, column 1: found duplicate anchor", "line 2, column 1: second"]),
+        ("{secret: 1}: 2", ["line 1, column 1: found unhashable key"]),
+        ("dataset:\n  seed: !!int secret", ["line 2, column 9: this is no valid int"]),
+        ("dataset:\n  repair: !!bool secret", ["line 2, column 11: this is no valid bool"]),
+        ("dataset:\n  seed: !!timestamp secret", ["line 2, column 9: this is no valid timestamp"]),
+        ("a: 1\n---\nsecret: 1", ["line 2, column 1: but found another document"]),
+        ("password: \asecret", ["unacceptable character", "position 10"]),
+    ],
+)
+def test_what_is_wrong_with_yaml_is_told_without_what_the_file_holds(
+    tmp_path: Path, text: str, told: list[str]
+) -> None:
+    with pytest.raises(errors.ConfigError, match="config.yaml: ") as raised:
+        load_config(write(tmp_path / "config.yaml", text))
+    assert raised.value.__suppress_context__
+    for each in told:
+        assert each in str(raised.value)
+    assert "cret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("config.toml", "[dataset]\nurl = mongodb://user:secret@h/d/c"),
+        ("config.toml", '[dataset]\nurl = "mongodb://user:secret@h/d/c'),
+        ("config.toml", '[dataset]\nurl = "a" secret'),
+        ("config.json", '{"dataset": {"url": "secret'),
+        ("config.json", '{"dataset": {"url": secret}}'),
+    ],
+)
+def test_what_is_wrong_with_toml_and_json_is_told_without_what_the_file_holds(
+    tmp_path: Path, name: str, text: str
+) -> None:
+    with pytest.raises(errors.ConfigError, match=rf"{name}: .*(line .*column|at end of document)") as raised:
+        load_config(write(tmp_path / name, text))
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "mapping",
+    [
+        {"dataset": {"url": "mongodb://u:secret@h/d/c", "seed": "secret"}},
+        {"dataset": {"url": {"mongodb://u:secret@h/d/c": 1}}},
+        {"dataset": "mongodb://u:secret@h/d/c"},
+        {"dataset": {"options": {"password": "secret"}}},
+        {"dataset": {"url": "x", "mongodb://u:secret@h/d/c": 1}},
+        {"dataset": {"url": "x", "on_error": "secret"}},
+    ],
+)
+def test_a_wrong_value_is_never_shown(mapping: dict[str, Any]) -> None:
+    with pytest.raises(errors.ConfigError) as ours:
+        load_config(mapping)
+    assert "secret" not in str(ours.value)
+
+
+def test_not_even_by_pydantic_itself() -> None:
+    with pytest.raises(ValidationError, match="Field required") as raised:
+        storeds.Config(dataset={"options": {"password": "secret"}})
+    assert "secret" not in str(raised.value)
 
 
 def test_yaml_cannot_make_objects(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, Subset, default_collate
+from torch.utils.data._utils.collate import collate as torch_collate
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 import storeds
 import storeds._lent
@@ -22,6 +24,7 @@ from photographs import jpeg
 from storeds import EpochSampler, StoreDataset, StoreLoader, open_writer
 from storeds._lent import Lender, LentTensor
 from storeds._rows import Row, in_rows
+from storeds.errors import ConfigError
 from storeds.readers.image import ImageReader
 from storeds.transforms import Compose, build_transform
 
@@ -146,6 +149,23 @@ def test_a_batch_of_rows_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
         assert batch.data_ptr() == samples[0][0].data_ptr()
         assert torch.equal(batch.as_subclass(torch.Tensor), torch.stack(images))
         assert numbers.tolist() == [0, 1, 2, 3]
+
+
+def test_rows_are_collated_by_a_map_of_one_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def halves(tensors: Any, **_: Any) -> torch.Tensor:
+        return torch.stack([tensor.as_subclass(torch.Tensor) for tensor in tensors]).half()
+
+    images = list(torch.rand(SHAPE))
+    own = {**default_collate_fn_map, torch.Tensor: halves}
+    assert torch_collate(rows_of(images, monkeypatch), collate_fn_map=own)[0].dtype == torch.float16
+    monkeypatch.setitem(default_collate_fn_map, torch.Tensor, halves)
+    assert default_collate(rows_of(images, monkeypatch))[0].dtype == torch.float16
+
+
+def test_rows_of_several_sizes_are_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    small, large = (rows_of([torch.rand(3, side, side)] * 4, monkeypatch) for side in (64, 80))
+    with pytest.raises(ConfigError, match="make no batch"):
+        storeds.collate([*small, *large])
 
 
 @pytest.mark.parametrize("chosen", [[1, 0, 2, 3], [0, 1, 2], [0, 0, 1, 2], [3], [0, 1, 2, 3, 0]])

@@ -275,3 +275,12 @@ def test_the_command_packs_a_manifest_with_a_split_and_tells_problems(tree: Path
         result = CliRunner().invoke(app, [*arguments[:3], *wrong])
         assert result.exit_code == 2
         assert message in result.output
+
+
+def test_the_command_tells_how_many_damaged_jpegs_it_stored(tree: Path, tmp_path: Path) -> None:
+    write(tree, {"cat/half.jpg": jpeg(2)[:1000], "cat/end.jpg": jpeg(3)[:-2]})
+    said = CliRunner().invoke(app, ["pack", str(tree), f"lmdb://{tmp_path}/a.lmdb"])
+    assert said.exit_code == 0
+    assert "damaged JPEGs, stored as they are: 2; storeds verify says which" in said.output
+    told = CliRunner().invoke(app, ["pack", str(tree), f"lmdb://{tmp_path}/b.lmdb", "--json"])
+    assert json.loads(told.stdout)["damaged"] == 2

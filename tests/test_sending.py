@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import gc
+import operator
 import os
 import pickle
 import subprocess
@@ -293,11 +294,11 @@ def test_a_worker_that_was_killed_takes_its_pieces_along(url: str) -> None:
 
 def test_memory_of_an_unknown_worker_is_refused() -> None:
     with pytest.raises(RuntimeError, match="only the process which started the worker has"):
-        KnownPieces(known=3, dropped=4).find(os.getpid(), 0)
+        KnownPieces(known=3, is_over=lambda words: bool(words[4])).find(os.getpid(), 0)
 
 
 def test_memory_of_a_process_that_is_no_child_is_not_kept() -> None:
-    pieces, words = KnownPieces(known=3, dropped=4), np.zeros(8, np.int64)
+    pieces, words = KnownPieces(known=3, is_over=lambda words: bool(words[4])), np.zeros(8, np.int64)
     pieces.add(os.getppid(), 0, words, words)
     assert words[3] == 0
     assert len(pieces) == 0
@@ -312,7 +313,7 @@ def test_a_worker_with_the_number_of_one_that_ended_keeps_its_own(monkeypatch: p
         monkeypatch.setattr("storeds._known_pieces._child", lambda _: process)
         pieces.add(7, serial, np.zeros(8, np.int64), np.full(1, serial))
 
-    pieces, old, new = KnownPieces(known=3, dropped=4), Process(), Process()
+    pieces, old, new = KnownPieces(known=3, is_over=lambda words: bool(words[4])), Process(), Process()
     add(old, 1)
     add(new, 2)
     monkeypatch.undo()
@@ -323,7 +324,7 @@ def test_a_worker_with_the_number_of_one_that_ended_keeps_its_own(monkeypatch: p
 
 
 def test_no_more_is_kept_than_files_may_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    pieces, process = KnownPieces(known=3, dropped=4), Process()
+    pieces, process = KnownPieces(known=3, is_over=lambda words: bool(words[4])), Process()
     monkeypatch.setattr("storeds._known_pieces._child", lambda _: process)
     monkeypatch.setattr("resource.getrlimit", lambda _: (40, 40))
     words = [np.zeros(8, np.int64) for _ in range(12)]
@@ -382,7 +383,7 @@ def test_what_is_done_to_samples_is_in_the_batch(url: str, how: str, collate_fn:
 
 
 @pytest.mark.parametrize(
-    "value", [float("nan"), -1, torch.full((WIDTH,), float("nan")), torch.rand(WIDTH).requires_grad_()]
+    "value", [float("nan"), -1, -0.0, torch.full((WIDTH,), float("nan")), torch.rand(WIDTH).requires_grad_()]
 )
 def test_a_first_sample_that_was_changed_is_heeded(url: str, value: Any) -> None:
     samples = dataset(url, as_dict=True).__getitems__(range(4))
@@ -408,6 +409,76 @@ def test_batches_and_samples_are_one_another_s_copies(url: str, collate_fn: Any)
     third = collate_fn(samples)
     third[0].zero_()
     assert [float(row[0]) for row, _ in samples] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "join",
+    [
+        lambda a, b: a + b,
+        lambda a, b: operator.add(list(a), b),
+        lambda a, b: operator.add(a, list(b)),
+        lambda a, b: sum([a, b], []),
+        lambda a, b: a.extend(b) or a,
+        lambda a, b: a.__iadd__(b),
+        lambda a, b: a.__setitem__(slice(len(a), None), b) or a,
+    ],
+)
+def test_batches_are_joined_as_lists_are(url: str, join: Any) -> None:
+    several = dataset(url)
+    joined = join(several.__getitems__([1, 2]), several.__getitems__([5, 3]))
+    assert [label for _, label in joined] == [1, 2, 5, 3]
+    assert default_collate(joined)[1].tolist() == [1, 2, 5, 3]
+
+
+def test_batches_are_compared_by_their_samples(url: str) -> None:
+    labels = dataset(url, fields=["label"])
+    assert labels.__getitems__([1, 2]) == labels.__getitems__([1, 2]) == [(1,), (2,)]
+    assert labels.__getitems__([1, 2]) != labels.__getitems__([1, 3])
+    assert labels.__getitems__([1, 2]) < [(1,), (3,)]
+
+
+def test_a_list_made_by_the_type_of_a_batch_is_plain(url: str) -> None:
+    batch = dataset(url).__getitems__([1, 2])
+    made = type(batch)(label for _, label in batch)
+    assert type(made) is list
+    assert made == [1, 2]
+
+
+def test_a_tree_that_holds_a_batch_goes_on_to_its_samples(url: str) -> None:
+    halves = tree_map(
+        lambda value: value.half() if isinstance(value, torch.Tensor) else value, dataset(url).__getitems__([1, 2])
+    )
+    assert [row.dtype for row, _ in halves] == [torch.float16] * 2
+    assert default_collate(halves)[0].dtype == torch.float16
+
+
+class WithThePrevious:
+    """Collates, and sends the batch before once more, as who mixes two batches does."""
+
+    previous: Any = None
+
+    def __call__(self, samples: Any) -> Any:
+        batch = default_collate(samples)
+        both = batch, batch if self.previous is None else self.previous
+        self.previous = batch
+        return both
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_batch_may_be_sent_again_though_the_training_process_forked_while_it_had_it(url: str, workers: int) -> None:
+    seen = []
+    for step, (batch, previous) in enumerate(
+        DataLoader(dataset(url), 4, num_workers=workers, collate_fn=WithThePrevious())
+    ):
+        if step % 3 == 1:
+            child = os.fork()
+            if not child:
+                os._exit(0)
+            os.waitpid(child, 0)
+        for data, labels in (batch, previous):
+            assert data[:, 0].tolist() == labels.tolist()
+        seen += batch[1].tolist()
+    assert seen == list(range(COUNT))
 
 
 def test_a_map_of_one_s_own_is_heeded(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

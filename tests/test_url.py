@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import pickle
 import string
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus
@@ -18,11 +21,13 @@ from storeds._url import file_path, file_url, redact, split_scheme
 from storeds.backends._mongodb_client import ClientOpener, Location, parse_location
 from storeds.backends._mongodb_handle import MongodbOpener
 from storeds.errors import ConfigError, StoredsError
+from storeds.ops.pack import pack
 
 PRINTABLE = "".join(sorted(set(string.printable) - set(string.whitespace)))
 PASSWORDS = st.text(PRINTABLE, min_size=4)
 SECRET = "Sec:ret/Wo@rd?&%#+"  # every character that a URL gives a meaning
 ENCODED = quote_plus(SECRET)
+PIECES = ["mongodb:/", "://", ":/", "/", "user", ":", "@", "?pass=", "&token=", ";", ",", "'", " ", "***", "C:\\", "="]
 
 
 def shown_by(call: Any, *args: Any) -> str:
@@ -97,15 +102,64 @@ def test_secret_options_are_hidden(option: str) -> None:
         "memory://x",
         "data/train.h5",
         "",
+        "https://host:8080/path",
+        "/data/run:1@home.h5",
+        "C:/Users/me@home/x.h5",
+        r"C:\Users\me@home\x.h5",
+        "[C:/Users/me@home/x.h5, more]",
+        "at 12:30 from me@home.example",
+        "12:30:45.5 and 10:00-12:30",
+        "write to me@corp.example, or you@corp.example.",
+        "key: value @x",
+        "{'key': 'value', 'at': '@x'}",
+        "note:@jane",
+        "sha256:1234abcd",
+        "git@github.com:someone/something",
     ],
 )
 def test_what_is_no_secret_stays(url: str) -> None:
     assert redact(url) == url
 
 
-@given(st.text())
+@given(st.text() | st.text("ab1:/@?&=;., '[]*\\", max_size=20) | st.lists(st.sampled_from(PIECES)).map("".join))
 def test_redacting_twice_changes_nothing(text: str) -> None:
     assert redact(redact(text)) == redact(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("mongodb:/user:PW@host/db/c", "mongodb:/user:***@host/db/c"),
+        ("mongodb+srv:/us/er:PW@host/db/c", "mongodb+srv:/us/er:***@host/db/c"),
+        ("mongodb:///user:PW@host/db/c", "mongodb:///user:***@host/db/c"),
+        ("lmdb:/user:PW@x", "lmdb:/user:***@x"),
+        ("https:////user:PW@host", "https:////user:***@host"),
+        ("a://user:PW@host", "a://user:***@host"),
+        ("no store at /home/me/mongodb:/user:PW@host/db", "no store at /home/me/mongodb:/user:***@host/db"),
+        ("user:PW@host/db/c", "user:***@host/db/c"),
+        ("me@corp.example:PW@host", "me@corp.example:***@host"),
+        ("no store at user:PW@host: nothing", "no store at user:***@host: nothing"),
+        ("'user:PW@host/db' is no store", "'user:***@host/db' is no store"),
+        ('["user:PW@host", (user:PW@host)]', '["user:***@host", (user:***@host)]'),
+        ("url=user:PW@host,", "url=user:***@host,"),
+    ],
+)
+@pytest.mark.parametrize("password", ["secret", "se/cr?et", "se@cr:et", "@", "12"])
+def test_a_password_is_hidden_where_the_url_is_malformed(text: str, shown: str, password: str) -> None:
+    assert redact(text.replace("PW", password)) == shown
+
+
+@pytest.mark.parametrize(
+    "piece", ["a", "a:", ":/", ":", "/", "a://", "mongodb:/", "@", "a:b,", "=a:", "://a", "?pass", "pass", ":@", "a=b&"]
+)
+@pytest.mark.parametrize(
+    ("before", "after"), [("", ""), ("mongodb:", ""), ("@", ""), ("?", "="), ("", "@"), ("", " @")]
+)
+def test_redacting_takes_linear_time(before: str, piece: str, after: str) -> None:
+    text = before + piece * 200_000 + after
+    begun = time.process_time()
+    redact(text)
+    assert time.process_time() - begun < 2  # a quadratic search takes minutes
 
 
 # File URLs
@@ -118,11 +172,116 @@ def test_redacting_twice_changes_nothing(text: str) -> None:
         ("mongodb+srv://h/d/c", ("mongodb+srv", "h/d/c")),
         ("data/x.h5", (None, "data/x.h5")),
         ("1x://y", (None, "1x://y")),
-        ("lmdb:/x", (None, "lmdb:/x")),
+        ("./lmdb:/x", (None, "./lmdb:/x")),
+        ("other:/x", (None, "other:/x")),
+        ("run:1", (None, "run:1")),
+        ("data/run:1@home.h5", (None, "data/run:1@home.h5")),
+        ("lmdb://data/run:1@home.h5", ("lmdb", "data/run:1@home.h5")),
+        ("lmdb:///run:1@home.h5", ("lmdb", "/run:1@home.h5")),
+        ("./run:1@home.h5", (None, "./run:1@home.h5")),
+        ("C:/me@home.h5", (None, "C:/me@home.h5")),
+        ("[mongodb://user:***@h/d/c, hdf5:///x]", (None, "[mongodb://user:***@h/d/c, hdf5:///x]")),
     ],
 )
 def test_split_scheme(url: str, expected: tuple[str | None, str]) -> None:
     assert split_scheme(url) == expected
+
+
+def open_to_read(url: str) -> None:
+    storeds.open_backend(url)
+
+
+def open_to_write(url: str) -> None:
+    storeds.open_writer(url, {"a": "int"})
+
+
+def open_as_dataset(url: str) -> None:
+    storeds.StoreDataset(url)
+
+
+def pack_from(url: str) -> None:
+    pack(url, "packed.lmdb")
+
+
+def pack_into(url: str) -> None:
+    with storeds.open_writer("all.lmdb", {"image": "bytes"}, overwrite=True) as writer:
+        writer.append([{"image": b"x"}])
+    pack("all.lmdb", url)
+
+
+@pytest.mark.parametrize("call", [open_to_read, open_to_write, open_as_dataset, pack_from, pack_into])
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("mongodb:/user:secret@h/a/b", "'mongodb:/user:***@h/a/b': write two slashes, mongodb://…"),
+        ("mongodb:/user:secret@h/a/b.h5", "'mongodb:/user:***@h/a/b.h5': write two slashes, mongodb://…"),
+        ("mongodb+srv:/user:se*cret@h/a/b.h5", "'mongodb+srv:/user:***@h/a/b.h5': write two slashes"),
+        ("LMDB:/data/x.lmdb", "'LMDB:/data/x.lmdb': write two slashes"),
+        ("hdf5:/x", "'hdf5:/x': write two slashes"),
+        ("memory:/x", "'memory:/x': write two slashes"),
+        ("user:secret@h/a/b", "'user:***@h/a/b': a URL begins with its scheme"),
+        ("user:secret@h/a/b.h5", "'user:***@h/a/b.h5': a URL begins with its scheme"),
+        ("user:se*c/r?e[t]cret@h/a/b.lmdb", "'user:***@h/a/b.lmdb': a URL begins with its scheme"),
+        ("mongodb:user:secret@h/a/b.h5", "'mongodb:***@h/a/b.h5': a URL begins with its scheme"),
+        ("lmdb://user:secret@x", "'lmdb://user:***@x': lmdb:// is for files"),
+        ("hdf5://user:se*c?ret@x/y?a=1", "'hdf5://user:***@x/y?a=1': hdf5:// is for files"),
+        ("hdf5://user:secret@x?password=secret", "'hdf5://user:***@x?password=***': hdf5:// is for files"),
+    ],
+)
+def test_a_url_that_would_be_taken_for_a_path_is_refused_without_its_password(
+    call: Any, url: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        call(url)
+    assert str(caught.value).startswith(says)
+    assert "cret" not in str(caught.value)
+    assert "./" in str(caught.value) or "Path" in str(caught.value)
+    assert set(os.listdir(tmp_path)) <= {"all.lmdb"}
+
+
+@pytest.mark.parametrize("name", ["run:1@home.h5", "lmdb:/x.h5", "mongodb:/user:1@home/x.h5"])
+def test_a_path_that_looks_like_a_url_is_opened_with_a_dot_in_front(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with storeds.open_writer(f"./{name}", {"a": "int"}) as writer:
+        writer.append([{"a": 3}])
+    for path in (f"./{name}", tmp_path / name, f"hdf5://./{name}"):
+        with storeds.open_backend(path) as backend:
+            assert len(backend) == 1
+
+
+def test_a_file_that_is_there_needs_no_dot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with storeds.open_writer(tmp_path / "12:30@home.h5", {"a": "int"}) as writer:
+        writer.append([{"a": 3}])
+    for url in ("12:30@home.h5", "hdf5://12:30@home.h5", "hdf5://12:30@home.h5?locking=false"):
+        with storeds.open_backend(url) as backend:
+            assert len(backend) == 1
+
+
+def run_storeds(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).with_name("storeds")), *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("url", ["mongodb:/user:secret@host/db/c", "user:secret@host/db/c", "lmdb://user:secret@x"])
+def test_the_command_line_shows_no_password_of_a_malformed_url(url: str, tmp_path: Path) -> None:
+    done = run_storeds(tmp_path, "info", url)
+    assert done.returncode == 2
+    assert "user:***@" in done.stderr
+    assert "secret" not in done.stdout + done.stderr
+
+
+def test_the_command_line_packs_into_no_folder_that_is_called_like_a_url(tmp_path: Path) -> None:
+    with storeds.open_writer(tmp_path / "all.lmdb", {"image": "bytes"}) as writer:
+        writer.append([{"image": b"x"}])
+    done = run_storeds(tmp_path, "pack", "all.lmdb", "mongodb:/user:secret@h/a/b.h5")
+    assert done.returncode == 2
+    assert "mongodb:/user:***@h/a/b.h5" in done.stderr
+    assert "two slashes" in done.stderr
+    assert os.listdir(tmp_path) == ["all.lmdb"]
 
 
 def test_relative_absolute_and_home_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

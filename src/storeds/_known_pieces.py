@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing.process
 import resource
 import weakref
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 
 from storeds.protocols import Array
@@ -30,12 +31,14 @@ class KnownPieces:
 
     Parameters
     ----------
-    known, dropped : int
-        Which word says that the piece is kept here, and which that the worker uses it no more.
+    known : int
+        Which word says that the piece is kept here.
+    is_over : callable
+        Whether, by its words, nothing in a piece will come any more.
     """
 
-    def __init__(self, *, known: int, dropped: int) -> None:
-        self._is_known, self._is_dropped = known, dropped
+    def __init__(self, *, known: int, is_over: Callable[[Array], bool]) -> None:
+        self._is_known, self._is_over = known, is_over
         self._workers: dict[int, _Worker] = {}
 
     def __len__(self) -> int:
@@ -54,7 +57,7 @@ class KnownPieces:
             # Whoever reads what workers send keeps these objects: when one is gone, nothing of it will come any more.
             weakref.finalize(process, self._end, pid, worker).atexit = False
         for old, (others, _) in list(worker.pieces.items()):
-            if others[self._is_dropped]:
+            if self._is_over(others):
                 worker.pieces.pop(old, None)
         if len(self) < _most():
             worker.pieces[serial] = words, memory

@@ -31,7 +31,7 @@ __all__ = ["Lender", "LentTensor", "lent_memory"]
 # Pieces that a worker keeps: for batches ahead, the one in use, and some that are held for longer.
 _MOST_LARGE, _MOST_SMALL, _LARGE = 8, 16, 4 << 20  # beyond so many bytes a piece is large
 _HEAD = 64  # bytes before a batch, which keep it aligned; the words below are in them
-_SENT, _LET_GO, _RETIRED, _KNOWN, _DROPPED = range(5)
+_SENT, _LET_GO, _RETIRED, _KNOWN, _DROPPED, _RECEIVED = range(6)
 _serials = itertools.count()
 
 
@@ -140,7 +140,9 @@ def _reduce(tensor: LentTensor) -> Any:
     if not plain.is_contiguous() or plain.data_ptr() != piece.bytes.ctypes.data or plain.requires_grad:
         return tensor.reduce_copy()
     piece.words[_SENT] += 1
-    if piece.words[_KNOWN]:  # to open its file once more would take longer than to fill a small batch
+    if (
+        piece.words[_KNOWN] and not piece.words[_DROPPED]
+    ):  # to open its file once more would take longer than to fill a small batch
         return _receive_known, (*piece.sender, tuple(plain.shape), plain.dtype)
     return _receive, (*piece.sender, piece.whole, tuple(plain.shape), plain.dtype)
 
@@ -152,13 +154,21 @@ ForkingPickler.register(LentTensor, _reduce)
 
 _numbers = itertools.count()
 _held: dict[int, Array] = {}  # the words of the pieces that batches here lie in
-_known = KnownPieces(known=_KNOWN, dropped=_DROPPED)
+
+
+def _is_over(words: Array) -> bool:
+    """Whether a piece was dropped, and nothing is under way that was sent before."""
+    return bool(words[_DROPPED] and words[_SENT] == words[_RECEIVED])
+
+
+_known = KnownPieces(known=_KNOWN, is_over=_is_over)
 
 
 def _receive(worker: int, serial: int, whole: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Return a plain tensor in a piece that is new here; when nobody holds it any more, say so in its piece."""
     words, memory = _parts(whole)
-    _known.add(worker, serial, words, memory)
+    if not words[_DROPPED]:
+        _known.add(worker, serial, words, memory)
     return _batch(words, memory, shape, dtype)
 
 
@@ -168,6 +178,7 @@ def _receive_known(worker: int, serial: int, shape: tuple[int, ...], dtype: torc
 
 
 def _batch(words: Array, memory: Array, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    words[_RECEIVED] += 1
     array = memory[: math.prod(shape) * dtype.itemsize]
     number = next(_numbers)
     _held[number] = words

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import reduce_tensor
-from torch.utils.data._utils.collate import default_collate_fn_map
+from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
 from storeds._deferred import Unscaled
 from storeds._lent import lent_memory
@@ -96,14 +96,24 @@ def _row(image: Any, batch: _Batch, number: int, out: torch.Tensor) -> Row:
     return row
 
 
-def join_rows(rows: Sequence[torch.Tensor], *, collate_fn_map: Any = None) -> Any:
-    """Return the batch that the rows are, or a stack of them where some are missing or in another order."""
-    batch = getattr(rows[0], "_batch", None)
+def join_rows(rows: Sequence[torch.Tensor], *, stack: Any = None, collate_fn_map: Any = None) -> Any:
+    """Return the batch that the rows are, or a stack of them where some are missing or in another order.
+
+    Parameters
+    ----------
+    rows : sequence of torch.Tensor
+    stack : callable, optional
+        What makes a batch of other tensors; by default what the map has for them, which may be somebody's own.
+    collate_fn_map : mapping, optional
+        As torch's ``collate`` gives it.
+    """
+    make = (default_collate_fn_map if collate_fn_map is None else collate_fn_map)[torch.Tensor]
+    batch = None if stack is None and make is not collate_tensor_fn else getattr(rows[0], "_batch", None)
     if batch is not None and _is_all_of(batch, rows):
         batch.is_given = True
         return batch.tensor
     plain = [row.plain() if isinstance(row, PlainTensor) else row for row in rows]
-    return default_collate_fn_map[torch.Tensor](plain, collate_fn_map=collate_fn_map)
+    return (stack or make)(plain, collate_fn_map=collate_fn_map)
 
 
 def _is_all_of(batch: _Batch, rows: Sequence[torch.Tensor]) -> bool:

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import functools
 import itertools
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils._pytree import register_pytree_node
-from torch.utils.data._utils.collate import collate, default_collate_fn_map
+from torch.utils.data._utils.collate import (
+    collate,
+    collate_float_fn,
+    collate_int_fn,
+    collate_tensor_fn,
+    default_collate_fn_map,
+)
 
 from storeds._by_value import by_value
 from storeds._lent import lent_memory
@@ -67,6 +74,10 @@ class StackedSamples(list[Any]):
         Whether samples are dicts; tuples else.
     """
 
+    def __new__(cls, *arguments: Any) -> Any:
+        """Return a plain list of what is given, as who makes a list of a batch's own type expects."""
+        return super().__new__(cls) if len(arguments) > 1 else list(*arguments)
+
     def __init__(
         self,
         read: Callable[[], Mapping[str, Array]],
@@ -102,6 +113,9 @@ class StackedSamples(list[Any]):
     def __iter__(self) -> Iterator[Any]:
         self.make()
         return super().__iter__()
+
+    def __radd__(self, other: Any) -> Any:
+        return [*other, *self] if isinstance(other, list) else NotImplemented
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return list, ([unmarked(sample) for sample in self],)
@@ -148,8 +162,10 @@ class StackedSamples(list[Any]):
 def _is_same(value: Any, made: Any) -> bool:
     if type(value) is not type(made):
         return False
+    if isinstance(made, float):
+        return struct.pack("d", value) == struct.pack("d", made)  # which tells -0.0, and takes NaN for itself
     if not isinstance(made, torch.Tensor):
-        return bool(value == made or (value != value and made != made))  # NaN
+        return bool(value == made)
     if (value.dtype, value.shape, value.device, value.layout) != (made.dtype, made.shape, made.device, made.layout):
         return False
     if value.requires_grad or value.is_conj() or value.is_neg():
@@ -181,7 +197,11 @@ def unmarked(sample: Any) -> Any:
 
 
 # What torch makes of elements, as long as nobody says otherwise.
-_COLLATED = {kind: default_collate_fn_map.get(kind) for kind in (torch.Tensor, int, float, bool, tuple, dict)}
+_COLLATED = {
+    **{torch.Tensor: collate_tensor_fn, int: collate_int_fn, float: collate_float_fn},
+    **dict.fromkeys((bool, tuple, dict)),
+}
+register_pytree_node(StackedSamples, lambda batch: (list(batch), None), lambda samples, _: list(samples))
 register_pytree_node(_Tuple, lambda sample: (list(sample), len(sample)), lambda values, _: tuple(values))
 register_pytree_node(
     _Dict,
@@ -196,7 +216,9 @@ def _after_making(name: str) -> Callable[..., Any]:
 
     @functools.wraps(plain)
     def method(self: StackedSamples, *arguments: Any, **options: Any) -> Any:
-        self.make()
+        for each in (self, *arguments):  # a list takes the elements of another without asking for them
+            if isinstance(each, StackedSamples):
+                each.make()
         return plain(self, *arguments, **options)
 
     return method

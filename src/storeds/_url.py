@@ -7,28 +7,86 @@ import re
 from urllib.parse import unquote
 
 from storeds.errors import ConfigError
+from storeds.registry import BACKENDS
 
 __all__ = ["file_path", "file_url", "redact", "split_options", "split_scheme"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-# Greedy up to the *last* @: a password that should have been percent-encoded may hold @, / and ? itself. A user's
-# name may hold @ and, where the path is no file's, / too.
-_USERINFO = re.compile(r"((?:mongodb(?:\+srv)?://)[^\s:]*|[A-Za-z][A-Za-z0-9+.-]*://[^\s:/]*):\S*@", re.IGNORECASE)
+_ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/(?!/)")
+_FILES = (None, "lmdb", "hdf5")
+# A path with a : in its first part and an @ behind it. A drive, as in C:/ and C:\, is no user.
+_USER_OF_A_FILE = re.compile(r"[^\s/:?]*:(?![/\\\s]).*@", re.DOTALL)
+
+_WORD = re.compile(r"\S+")
+# What stands in front of a password. In none of the three can a scan run past the next colon, so a search is linear.
+# A user's name may hold @ and, where the path is no file's, / too. Quotes and the like are what messages put around a
+# URL; a / is not among them, because file names may hold : and @.
+_BEFORE_PASSWORD = re.compile(
+    r"""mongodb(?:\+srv)?:/[^:]*:"""
+    r"""|(?:://+|(?<=[\w+.-][\w+.-]):/)[^:/]*:"""
+    r"""|(?<![^'"`()\[\]{}<>=,;&?|])[^'"`()\[\]{}<>=,;&?|:/]*:(?=[^/\\])""",
+    re.IGNORECASE,
+)
+# The lookahead makes sure that whatever name is tried is followed by a value: no second try, so linear again.
 _SECRET_OPTION = re.compile(
-    r"([?&;\s](?:[\w.-]*(?:pass|pwd|secret|token|credential|apikey)[\w.-]*|authMechanismProperties)=)[^&;\s]+",
+    r"([?&;\s](?=[\w.-]+=[^&;\s])"
+    r"(?:[\w.-]*(?:pass|pwd|secret|token|credential|apikey)[\w.-]*|authMechanismProperties)=)[^&;\s]+",
     re.IGNORECASE,
 )
 
 
 def redact(text: str) -> str:
-    """Return `text` with passwords, tokens and other secrets of any URL in it replaced by ``***``."""
-    return _SECRET_OPTION.sub(r"\1***", _USERINFO.sub(r"\1:***@", text))
+    """Return `text` with passwords, tokens and other secrets of any URL in it replaced by ``***``.
+
+    Also where a URL lacks a slash, ``mongodb:/user:password@host``, or its scheme, ``user:password@host``.
+    """
+    return _SECRET_OPTION.sub(r"\1***", _WORD.sub(_without_password, text) if "@" in text else text)
+
+
+def _without_password(match: re.Match[str]) -> str:
+    # Up to the *last* @: a password that should have been percent-encoded may hold @, / and ? itself.
+    word, at = match[0], match[0].rfind("@")
+    before = _BEFORE_PASSWORD.search(word, 0, at) if at >= 0 else None
+    return f"{word[: before.end()]}***{word[at:]}" if before else word
 
 
 def split_scheme(url: str) -> tuple[str | None, str]:
-    """Return (lower-case scheme, the rest); the scheme of a bare path is None."""
+    """Return (lower-case scheme, the rest); the scheme of a bare path is None.
+
+    Raises
+    ------
+    ConfigError
+        What seems a path is a URL that lacks a slash or its scheme, or a file is given a user and a password.
+    """
     match = _SCHEME.match(url)
-    return (match[1].lower(), url[match.end() :]) if match else (None, url)
+    scheme, rest = (match[1].lower(), url[match.end() :]) if match else (None, url)
+    if scheme is None:
+        _refuse_one_slash(url)
+    if scheme in _FILES:
+        _refuse_user(url, scheme, rest)
+    return scheme, rest
+
+
+def _refuse_one_slash(url: str) -> None:
+    match = _ONE_SLASH.match(url)
+    if match and match[1].lower() in BACKENDS.names():
+        raise ConfigError(
+            f"{redact(url)!r}: write two slashes, {match[1]}://…, and give it as text, since a Path keeps one of them; "
+            "a path that is meant so begins with ./"
+        )
+
+
+def _refuse_user(url: str, scheme: str | None, rest: str) -> None:
+    """Refuse a password where a path belongs: as part of an absolute path, nothing would tell it from a folder's name."""
+    match = _USER_OF_A_FILE.match(rest)
+    if match is None or os.path.lexists(os.path.expanduser(rest.partition("?")[0] if scheme else rest)):
+        return
+    start = len(url) - len(rest) + rest.index(":") + 1
+    shown = redact(f"{url[:start]}***{url[url.rindex('@') :]}")  # its options too
+    what = (
+        f"{scheme}:// is for files, which have no password" if scheme else "a URL begins with its scheme, mongodb://…"
+    )
+    raise ConfigError(f"{shown!r}: {what}; a path that is meant so begins with ./")
 
 
 def file_path(url: str) -> tuple[str, dict[str, str]]:

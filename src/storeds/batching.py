@@ -236,7 +236,7 @@ _MAP: _Map = {
     dict: _stack_dicts,
     list: _stack_lists,
     torch.Tensor: _stack,
-    Row: join_rows,
+    Row: functools.partial(join_rows, stack=_stack),
     Unscaled: _scale,
     np.ndarray: _stack_arrays,
     Image.Image: _refuse_images,

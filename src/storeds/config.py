@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from pydantic import Field
 
+from storeds._columns import read_column
 from storeds._suggest import suggest
 from storeds.errors import ConfigError
 from storeds.registry import import_object
@@ -121,7 +122,7 @@ def load_config(path_or_mapping: str | os.PathLike[str] | Mapping[str, Any]) -> 
     Raises
     ------
     ConfigError
-        It cannot be parsed, a key is unknown, a value is of the wrong type, a variable is not set.
+        It cannot be parsed, a key is unknown, a value is of the wrong type, a variable is not set; it is a URL.
     StoreNotFoundError
         There is no such file.
     """
@@ -142,7 +143,19 @@ def build_dataset(config: Config, split: str | None = None) -> StoreDataset:
     """Return the dataset that `config` describes; see `Config.source_for` for what a split is."""
     from storeds.dataset import StoreDataset
 
-    return StoreDataset(config.source_for(split))
+    dataset = StoreDataset(config.source_for(split))
+    splits = (dataset.where or {}).get("split", [])
+    if splits and not len(dataset):
+        _check_splits(dataset, splits)
+    return dataset
+
+
+def _check_splits(dataset: StoreDataset, splits: list[Any]) -> None:
+    """Raise ConfigError if no record at all is of these splits: else nothing would tell of a misspelt one."""
+    names = sorted(set(read_column(dataset.backend, "split").tolist()))
+    if not set(splits) & set(names):
+        wanted = ", ".join(map(repr, splits))
+        raise ConfigError(f"no record of {dataset.url} is of the split {wanted}; {suggest(splits[0], names, 'splits')}")
 
 
 def build_loader(config: Config, split: str | None = None) -> StoreLoader:

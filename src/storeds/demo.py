@@ -82,7 +82,7 @@ def run_demo(work: Path | None, mongodb: str | None, *, as_json: bool = False) -
     as_json : bool
         Print one JSON object instead of a story.
     """
-    console = Console(stderr=as_json, soft_wrap=True)
+    console = Console(stderr=as_json, soft_wrap=True, markup=False, emoji=False, highlight=False)
     with _folder(work) as folder, _server(mongodb, folder) as server:
         urls = {
             "lmdb": f"lmdb://{folder}/stores/{{split}}.lmdb",

@@ -20,12 +20,14 @@ from storeds.errors import ConfigError, StoreNotFoundError
 __all__ = ["Settings", "Source", "expand", "read_mapping"]
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # one slash: of two, a Path keeps one
+_QUOTED_BY_YAML = re.compile(r"(alias|anchor|tag|handle) (['\"]).*\2")
 
 
 class Settings(BaseModel):
     """Base of everything that comes from a config: frozen, strict about keys, and shown without secrets."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, hide_input_in_errors=True)
     where_from: ClassVar[str] = "config"
 
     @classmethod
@@ -96,27 +98,60 @@ def read_mapping(path: str | os.PathLike[str]) -> dict[str, Any]:
     StoreNotFoundError
         There is no such file.
     ConfigError
-        It cannot be parsed, or holds no mapping.
+        It cannot be parsed, holds no mapping, or is a URL.
     """
     path = Path(path)
+    shown = redact(str(path))
     parsers: dict[str, Callable[[str], Any]] = {
         ".toml": tomllib.loads,
-        ".yaml": yaml.safe_load,
-        ".yml": yaml.safe_load,
+        ".yaml": _parse_yaml,
+        ".yml": _parse_yaml,
         ".json": json.loads,
     }
+    if _URL.match(shown):
+        raise ConfigError(f"{shown} is a URL; expected the path of a config, which ends in {', '.join(parsers)}")
     parse = parsers.get(path.suffix.lower())
     if parse is None:
-        raise ConfigError(f"{path}: a config ends in {', '.join(parsers)}")
+        raise ConfigError(f"{shown}: a config ends in {', '.join(parsers)}")
     try:
         found = parse(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
-        raise StoreNotFoundError(f"no config at {path}: {error.strerror}") from None
+        raise StoreNotFoundError(f"no config at {shown}: {error.strerror}") from None
+    except yaml.MarkedYAMLError as error:
+        raise ConfigError(f"{shown}: {_explain_yaml(error)}") from None
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: {redact(str(error))}") from None
+        raise ConfigError(f"{shown}: {redact(str(error))}") from None
     if not isinstance(found, dict):
-        raise ConfigError(f"{path}: expected tables such as [dataset], found {type(found).__name__}")
+        raise ConfigError(f"{shown}: expected tables such as [dataset], found {type(found).__name__}")
     return found
+
+
+class _YamlLoader(yaml.SafeLoader):
+    """For a value that does not fit its tag, PyYAML raises whatever comes, with the value in it; this says the place."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except yaml.YAMLError:
+            raise
+        except (ValueError, LookupError, TypeError, AttributeError):
+            kind = node.tag.rpartition(":")[2]
+            raise yaml.constructor.ConstructorError(None, None, f"this is no valid {kind}", node.start_mark) from None
+
+
+def _parse_yaml(text: str) -> Any:
+    return _YamlLoader(text).get_single_data()
+
+
+def _explain_yaml(error: yaml.MarkedYAMLError) -> str:
+    """Return what is wrong and where, without PyYAML's excerpt of the file, which may hold a secret, or part of one."""
+    told = [(error.context, error.context_mark), (error.problem, error.problem_mark)]
+    lines = [f"{_place(mark)}{text}" for text, mark in told if text]
+    return "; ".join(_QUOTED_BY_YAML.sub(r"\1 ***", line) for line in lines)
+
+
+def _place(mark: yaml.Mark | None) -> str:
+    return f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
 
 
 def expand(value: Any) -> Any:
@@ -150,7 +185,7 @@ def explain(error: ValidationError, cls: type[BaseModel]) -> str:
             )
         else:
             lines.append(f"{place or 'it'}: {item['msg'][0].lower()}{item['msg'][1:]}")
-    return "; ".join(lines)
+    return redact("; ".join(lines))
 
 
 def _known_keys(cls: type[BaseModel], table: tuple[int | str, ...]) -> list[str]:

@@ -81,7 +81,7 @@ def bench(
         return
     _show(report)
     if drawing is not None:
-        _print(f"{drawing.path}: drawn")
+        OUT.print(f"{drawing.path}: drawn")
 
 
 def _numbers(text: str | None) -> list[int] | None:
@@ -119,20 +119,17 @@ def _show(report: BenchReport) -> None:
     columns = {"stage": "left", "workers": "right", "cold /s": "right", "warm /s": "right", "warm MiB/s": "right"}
     print_table({**columns, "start s": "right", "where the time goes": "left"}, _rows(report))
     OUT.print()
-    _print(f"{report.url}: {report.count:,} samples, batches of {report.batch_size}, {report.seconds:g} s a figure")
-    cpu = f"{report.machine['cpu']}, {report.machine['cpus']} CPUs, load {report.machine['load_average']}"
-    _print(", ".join([f"on {cpu}", *([str(report.machine["file_system"])] if "file_system" in report.machine else [])]))
+    OUT.print(f"{report.url}: {report.count:,} samples, batches of {report.batch_size}, {report.seconds:g} s a figure")
+    machine = report.machine
+    disk = f", {machine['file_system']}" if "file_system" in machine else ""
+    OUT.print(f"on {machine['cpu']}, {machine['cpus']} CPUs, load {machine['load_average']}{disk}")
     for note in report.notes:
-        _print(f"note: {note}")
-    _print(f"bottleneck: {_named(report.bottleneck)}")
+        OUT.print(f"note: {note}")
+    OUT.print(f"bottleneck: {_named(report.bottleneck)}")
     if report.cold_bottleneck is not None:
-        _print(f"bottleneck of a first epoch: {_named(report.cold_bottleneck)}")
+        OUT.print(f"bottleneck of a first epoch: {_named(report.cold_bottleneck)}")
     for advice in report.advice:
-        _print(f"advice: {advice}")
-
-
-def _print(text: str) -> None:
-    OUT.print(text, markup=False, highlight=False)
+        OUT.print(f"advice: {advice}")
 
 
 def _named(found: Bottleneck | None) -> str:

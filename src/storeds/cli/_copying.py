@@ -29,6 +29,7 @@ from storeds.cli._frame import (
 from storeds.errors import ConfigError
 from storeds.ops.finding_fields import FindingFields, Tally
 from storeds.ops.pack import OnBad
+from storeds.ops.progress import Progress
 from storeds.ops.sources import Problem
 from storeds.stores import open_backend
 
@@ -77,7 +78,15 @@ def pack(
         "allow_outside": allow_outside or None,
     }
     problems: list[Problem] = []
+    damaged = 0
     with progress("pack", quiet=as_json) as hook:
+
+        def follow(step: Progress) -> None:
+            nonlocal damaged
+            damaged = step.odd
+            if hook is not None:
+                hook(step)
+
         meta = ops.pack(
             source,
             url,
@@ -92,19 +101,22 @@ def pack(
             resume=resume,
             commit_every=commit_every,
             index=index or (),
-            progress=hook,
+            progress=follow,
             on_problem=problems.append,
             **{name: value for name, value in options.items() if value is not None},
         )
     if not as_json:
         for problem in problems:
-            ERR.print(f"{'kept' if on_bad == 'keep' else 'left out'}: {problem}", markup=False, highlight=False)
+            ERR.print(f"{'kept' if on_bad == 'keep' else 'left out'}: {problem}")
+        if damaged and not check:
+            ERR.print(f"damaged JPEGs, stored as they are: {damaged:,}; storeds verify says which")
     kinds = _kinds(url) if check else {}
     _published(
         url,
         meta,
         as_json=as_json,
         problems=[vars(problem) for problem in problems],
+        damaged=damaged,
         **({"findings": kinds} if check else {}),
     )
     if check and not as_json:
@@ -203,4 +215,4 @@ def _published(url: str, meta: Any, *, as_json: bool, **more: Any) -> None:
     if as_json:
         print_json({"url": redact(url), "count": meta.count, "id": meta.id, "build": meta.build, **more})
     else:
-        OUT.print(f"{redact(url)}: {meta.count} records, id {meta.id}", markup=False, highlight=False)
+        OUT.print(f"{redact(url)}: {meta.count} records, id {meta.id}")

@@ -6,7 +6,7 @@ import functools
 import json
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any, TypeVar
 
@@ -43,8 +43,15 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, help="One dataset 
 config_app = typer.Typer(no_args_is_help=True, help="About config files.")
 app.add_typer(config_app, name="config")
 
-OUT, ERR = Console(soft_wrap=True), Console(stderr=True, soft_wrap=True)
+
+def _console(*, stderr: bool = False, width: int | None = None) -> Console:
+    # URLs, keys and messages come from anywhere, and none of them means markup by "[red]" or an emoji by ":smile:".
+    return Console(stderr=stderr, width=width, soft_wrap=True, markup=False, emoji=False, highlight=False)
+
+
+OUT, ERR = _console(), _console(stderr=True)
 _WIDE = 4000  # columns of what is no terminal: there a program reads, and a folded path is none
+_GO_ON = "; what is durable stays, --resume goes on from there"
 F = TypeVar("F", bound=Callable[..., Any])
 
 Layout = Annotated[str | None, typer.Option(help="The foreign layout, where it cannot be told by looking.")]
@@ -84,11 +91,10 @@ def command(function: F) -> F:
             if options.get("as_json"):
                 print_json({"error": {"type": type(error).__name__, "message": redact(str(error))}})
             else:
-                ERR.print(f"[bold red]error:[/] {type(error).__name__}: ", end="")
-                ERR.print(redact(str(error)), markup=False, highlight=False)
+                ERR.print(Text.assemble(("error:", "bold red"), f" {type(error).__name__}: {redact(str(error))}"))
             raise typer.Exit(_exit_code(error)) from None
         except KeyboardInterrupt:
-            ERR.print("interrupted; what is durable stays, --resume goes on from there")
+            ERR.print("interrupted" + (_GO_ON if "resume" in options else ""))
             raise typer.Exit(130) from None
 
     return run  # type: ignore[return-value]  # same signature, by wraps
@@ -99,22 +105,24 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
 
 
-def print_table(columns: Mapping[str, str], rows: Iterator[tuple[str, ...]]) -> None:
+def print_table(columns: Mapping[str, str], rows: Iterable[tuple[str, ...]], *, head: bool = True) -> None:
     """Print a table for people.
 
     Parameters
     ----------
     columns : mapping
         Heading → ``left`` or ``right``.
-    rows : iterator of tuple of str
+    rows : iterable of tuple of str
         Any text, names of users' files among it.
+    head : bool
+        Whether to print the headings.
     """
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, show_header=head)
     for heading, side in columns.items():
         table.add_column(heading, justify="right" if side == "right" else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text("".join(c if c.isprintable() else ascii(c)[1:-1] for c in cell)) for cell in row))
-    console = OUT if OUT.is_terminal else Console(width=_WIDE)
+    console = OUT if OUT.is_terminal else _console(width=_WIDE)
     with console.capture() as captured:
         console.print(table)
     # Rich fills lines up with spaces, to the width of the longest cell.

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from storeds import __version__, ops, registry
 from storeds.cli._frame import (
@@ -21,6 +20,7 @@ from storeds.cli._frame import (
     config_app,
     parse_option,
     print_json,
+    print_table,
 )
 
 __all__ = ["backends", "demo", "info", "root", "schema"]
@@ -39,17 +39,18 @@ def info(
     if as_json:
         print_json(found)
         return
-    table = Table(show_header=False, box=None)
     fields = found.pop("fields")
     found["fields"] = ", ".join(f"{row['name']}: {_kind(row)}" for row in fields)
     found["attrs"] = json.dumps(found.pop("attrs"), ensure_ascii=False)
     found["handle"] = ", ".join(f"{name}={value}" for name, value in found.pop("handle").items())
     found["advice"] = "; ".join(found.pop("advice")) or "none: all is well"
-    for name, value in found.items():
-        if value is not None:
-            text = f"{value:,}" if isinstance(value, int) else str(value)
-            table.add_row(name, text if len(text) < 400 else f"{text[:400]} …")
-    OUT.print(table)
+    rows = ((name, _brief(value)) for name, value in found.items() if value is not None)
+    print_table({"what": "left", "value": "left"}, rows, head=False)
+
+
+def _brief(value: Any) -> str:
+    text = f"{value:,}" if isinstance(value, int) else str(value)
+    return text if len(text) < 400 else f"{text[:400]} …"
 
 
 def _kind(row: dict[str, Any]) -> str:
@@ -65,10 +66,8 @@ def backends(as_json: AsJson = False) -> None:
     if as_json:
         print_json({"plugins": rows})
         return
-    table = Table(*("sort", "name", "origin", "needs", "state"))
-    for row in rows:
-        table.add_row(*row.values())
-    OUT.print(table)
+    columns = dict.fromkeys(("sort", "name", "origin", "needs", "state"), "left")
+    print_table(columns, (tuple(row.values()) for row in rows))
 
 
 @config_app.command("schema")
@@ -102,5 +101,5 @@ def demo(
 def root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
     """One dataset over HDF5, LMDB and MongoDB."""
     if version:
-        OUT.print(f"storeds {__version__}", highlight=False)
+        OUT.print(f"storeds {__version__}")
         raise typer.Exit

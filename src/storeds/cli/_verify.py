@@ -54,7 +54,7 @@ def verify(
     else:
         _show(report)
         if sheet is not None:
-            OUT.print(f"{sheet.path}: {drawn} pictures", markup=False, highlight=False)
+            OUT.print(f"{sheet.path}: {drawn} pictures")
     if not report.ok:
         raise typer.Exit(1)
 
@@ -65,17 +65,13 @@ def _show(report: Report) -> None:
         print_table(columns, _rows(report))
         hidden = len(report.notes) - _NOTES
         if hidden > 0:
-            OUT.print(f"… and {hidden:,} more that are harmless; --json lists them", highlight=False)
+            OUT.print(f"… and {hidden:,} more that are harmless; --json lists them")
         OUT.print()
         print_table({"finding": "left", "count": "right"}, ((kind, f"{n:,}") for kind, n in report.kinds.items()))
         OUT.print()
     verdict = "all is well" if report.ok else f"{len(report.findings)} findings"
     verdict += f", {len(report.notes)} harmless notes" if report.notes else ""
-    OUT.print(
-        f"{report.url}: {report.count} records, {report.images} images decoded: {verdict}",
-        markup=False,
-        highlight=False,
-    )
+    OUT.print(f"{report.url}: {report.count} records, {report.images} images decoded: {verdict}")
 
 
 def _rows(report: Report) -> Iterator[tuple[str, ...]]:

@@ -1,0 +1,151 @@
+"""What the command line prints: text from stores, URLs and files as it is, and what to do after Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import storeds
+from photographs import jpeg
+from storeds.cli import app
+
+ODD = ["[/b]", "[red]x", "[link=y]z[/link]", "\\[b]", ":smile:", "a  b", "0x1f 'quoted' /a/path"]
+"""What rich reads as markup or as emoji codes, or colours."""
+
+STOREDS = str(Path(sys.executable).with_name("storeds"))
+
+
+def run(*arguments: object, code: int = 0) -> str:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def row(shown: str, first: str) -> str:
+    """Return the rest of the one line that begins with a word."""
+    (found,) = re.findall(rf"^ *{re.escape(first)} +(.*)$", shown, re.MULTILINE)
+    return str(found)
+
+
+@pytest.fixture(params=["lmdb", "hdf5"])
+def odd_store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Write a store, with keys, attrs and a path that look like markup; its second image is broken."""
+    engine = request.param
+    plain, odd = tmp_path / "plain", tmp_path / "b[1]" / f"x[red]y::smile:.{engine}"
+    with storeds.open_writer(f"{engine}://{plain}", {"key": "str", "image": "image"}) as writer:
+        writer.append([{"key": "good", "image": jpeg(0)}, {"key": "[/b]:smile:", "image": b"<html>"}])
+        writer.publish({"classes": ODD})
+    odd.parent.mkdir()
+    plain.rename(odd)
+    return f"{engine}://{odd}"
+
+
+def test_info_shows_the_url_and_the_attrs_as_they_are(odd_store: str) -> None:
+    shown = run("info", odd_store)
+    assert row(shown, "url") == odd_store
+    assert json.loads(row(shown, "attrs")) == {"classes": ODD}
+
+
+def test_info_lets_no_store_steer_the_terminal(tmp_path: Path) -> None:
+    url = f"lmdb://{tmp_path}/a.lmdb"
+    with storeds.open_writer(url, {"n": "int"}) as writer:
+        writer.append([{"n": 1}])
+        writer.publish({"classes": ["\x9b31m"]})
+    assert row(run("info", url), "attrs") == r'{"classes": ["\x9b31m"]}'
+
+
+def test_on_a_terminal_no_colour_is_put_into_text(odd_store: str) -> None:
+    terminal = {**os.environ, "FORCE_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": "500"}
+    terminal.pop("NO_COLOR", None)
+    shown = [
+        subprocess.run(
+            [STOREDS, command, odd_store], env=terminal, stdout=subprocess.PIPE, text=True, check=False
+        ).stdout
+        for command in ("info", "verify")
+    ]
+    assert "\x1b[" in shown[1]
+    assert f"{odd_store}: 2 records, 1 images decoded: 1 findings" in shown[1]
+    assert odd_store in shown[0]
+    assert json.dumps({"classes": ODD}) in shown[0]
+
+
+def test_verify_shows_keys_and_the_url_as_they_are(odd_store: str) -> None:
+    shown = run("verify", odd_store, "--workers", 1, code=1)
+    assert row(shown, "1").startswith("[/b]:smile: ")
+    assert f"\n{odd_store}: 2 records" in shown
+
+
+def test_bench_shows_the_url_as_it_is(odd_store: str) -> None:
+    shown = run("bench", odd_store, "--seconds", 0.02, "--workers", 0, "--no-cold", "--reader", "image")
+    assert f"\n{odd_store}: 2 samples" in shown
+
+
+def test_repair_shows_the_copys_url_as_it_is(odd_store: str, tmp_path: Path) -> None:
+    target = f"lmdb://{tmp_path}/::smile:.lmdb"
+    assert f"\n{target}: 2 records" in run("repair", odd_store, target, code=1)
+
+
+@pytest.mark.parametrize("name", ["[/b].lmdb", "[red]x.lmdb", "::smile:.lmdb"])
+@pytest.mark.parametrize("command", ["info", "verify", "bench"])
+def test_an_error_names_what_is_missing_as_it_is(command: str, name: str, tmp_path: Path) -> None:
+    assert f"{tmp_path}/{name}" in run(command, f"lmdb://{tmp_path}/{name}", code=3)
+
+
+def test_pack_names_what_it_leaves_out_as_it_is(tmp_path: Path) -> None:
+    folder = tmp_path / "tree" / "[red]class"
+    folder.mkdir(parents=True)
+    (folder / "good.jpg").write_bytes(jpeg(0))
+    (folder / "[red]:smile:.jpg").write_bytes(b"<html>")
+    shown = run("pack", tmp_path / "tree", f"hdf5://{tmp_path}/::smile:.h5", "--on-bad", "skip")
+    assert "left out: [red]class/[red]:smile:.jpg: " in shown
+    assert f"hdf5://{tmp_path}/::smile:.h5: 1 records" in shown
+
+
+def test_backends_says_what_to_install() -> None:
+    assert "simplejpeg (pip install 'storeds[fast]')" in run("backends")
+
+
+@pytest.fixture
+def silent_server() -> Iterator[socket.socket]:
+    """Listen for a MongoDB client, that waits for the answer in vain."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(60)
+        yield server
+
+
+def interrupt(server: socket.socket, command: str, *more: str) -> str:
+    """Run a command on a store of a server that is silent; press Ctrl-C when it waits; return what it says."""
+    url = f"mongodb://127.0.0.1:{server.getsockname()[1]}/db/c"
+    pipe = subprocess.PIPE
+    process = subprocess.Popen([STOREDS, command, url, *more], stdout=pipe, stderr=pipe, text=True)
+    try:
+        connection, _ = server.accept()
+        with connection:
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert (process.returncode, out) == (130, ""), err
+    return err
+
+
+@pytest.mark.parametrize("command", ["info", "verify", "bench"])
+def test_what_only_reads_was_interrupted_and_that_is_all(command: str, silent_server: socket.socket) -> None:
+    assert interrupt(silent_server, command).strip() == "interrupted"
+
+
+@pytest.mark.parametrize("command", ["pack", "convert", "repair"])
+def test_what_writes_says_how_to_go_on(command: str, silent_server: socket.socket, tmp_path: Path) -> None:
+    shown = interrupt(silent_server, command, f"lmdb://{tmp_path}/a.lmdb")
+    assert shown.strip() == "interrupted; what is durable stays, --resume goes on from there"
