@@ -123,11 +123,22 @@ def silent_server() -> Iterator[socket.socket]:
         yield server
 
 
+# Whoever runs the tests in the background makes them ignore Ctrl-C.
+_HEEDING = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from storeds.cli import main
+main()
+"""
+
+
 def interrupt(server: socket.socket, command: str, *more: str) -> str:
     """Run a command on a store of a server that is silent; press Ctrl-C when it waits; return what it says."""
     url = f"mongodb://127.0.0.1:{server.getsockname()[1]}/db/c"
     pipe = subprocess.PIPE
-    process = subprocess.Popen([STOREDS, command, url, *more], stdout=pipe, stderr=pipe, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", _HEEDING, command, url, *more], stdout=pipe, stderr=pipe, text=True
+    )
     try:
         connection, _ = server.accept()
         with connection:
