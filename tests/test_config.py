@@ -105,6 +105,14 @@ def test_a_split_of_which_there_is_no_record_is_an_error(url: str, splits: dict[
             build(config, "vla")
 
 
+def test_a_split_may_be_a_number() -> None:
+    with storeds.open_writer("memory://config-folds", {"x": "int", "split": "int"}, overwrite=True) as writer:
+        writer.append({"x": n, "split": n % 3} for n in range(9))
+    config = load_config({"dataset": {"url": "memory://config-folds", "reader": "array", "where": {"split": 3}}})
+    with pytest.raises(errors.ConfigError, match="of the split 3; the splits are 0, 1, 2"):
+        build_dataset(config)
+
+
 def test_without_a_splits_table_a_split_is_a_part_of_the_url_or_a_column(url: str) -> None:
     by_column = load_config({"dataset": {"url": url, "fields": ["label"]}})
     assert [label for (label,) in build_dataset(by_column, "val")[:]] == [0, 3, 6, 9]

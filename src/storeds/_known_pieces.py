@@ -50,9 +50,8 @@ class KnownPieces:
         if process is None:
             return
         worker = self._workers.get(pid)
-        if (
-            worker is None or worker.process() is not process
-        ):  # the number may have been that of another, which has ended
+        # The number may have been that of another, which has ended.
+        if worker is None or worker.process() is not process:
             worker = self._workers[pid] = _Worker(process)
             # Whoever reads what workers send keeps these objects: when one is gone, nothing of it will come any more.
             weakref.finalize(process, self._end, pid, worker).atexit = False

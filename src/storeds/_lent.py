@@ -140,9 +140,8 @@ def _reduce(tensor: LentTensor) -> Any:
     if not plain.is_contiguous() or plain.data_ptr() != piece.bytes.ctypes.data or plain.requires_grad:
         return tensor.reduce_copy()
     piece.words[_SENT] += 1
-    if (
-        piece.words[_KNOWN] and not piece.words[_DROPPED]
-    ):  # to open its file once more would take longer than to fill a small batch
+    # To open its file once more would take longer than to fill a small batch.
+    if piece.words[_KNOWN] and not piece.words[_DROPPED]:
         return _receive_known, (*piece.sender, tuple(plain.shape), plain.dtype)
     return _receive, (*piece.sender, piece.whole, tuple(plain.shape), plain.dtype)
 

@@ -15,9 +15,10 @@ from storeds.fields import fields_from_json, fields_to_json
 from storeds.protocols import JSON, Field, Meta
 from storeds.record import canonical_json
 
-__all__ = ["NATIVE", "meta_from_row", "meta_from_text", "meta_to_row", "meta_to_text", "new_build"]
+__all__ = ["NATIVE", "WRITTEN_BY", "meta_from_row", "meta_from_text", "meta_to_row", "meta_to_text", "new_build"]
 
 NATIVE = "storeds/1"
+WRITTEN_BY = "native stores are written by storeds.open_writer, `storeds pack` or `storeds convert`"
 
 
 def new_build() -> str:

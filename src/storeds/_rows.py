@@ -107,13 +107,13 @@ def join_rows(rows: Sequence[torch.Tensor], *, stack: Any = None, collate_fn_map
     collate_fn_map : mapping, optional
         As torch's ``collate`` gives it.
     """
-    make = (default_collate_fn_map if collate_fn_map is None else collate_fn_map)[torch.Tensor]
-    batch = None if stack is None and make is not collate_tensor_fn else getattr(rows[0], "_batch", None)
+    make = stack or (collate_fn_map or default_collate_fn_map)[torch.Tensor]
+    batch = getattr(rows[0], "_batch", None) if stack or make is collate_tensor_fn else None
     if batch is not None and _is_all_of(batch, rows):
         batch.is_given = True
         return batch.tensor
     plain = [row.plain() if isinstance(row, PlainTensor) else row for row in rows]
-    return (stack or make)(plain, collate_fn_map=collate_fn_map)
+    return make(plain, collate_fn_map=collate_fn_map)
 
 
 def _is_all_of(batch: _Batch, rows: Sequence[torch.Tensor]) -> bool:

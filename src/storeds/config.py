@@ -152,9 +152,9 @@ def build_dataset(config: Config, split: str | None = None) -> StoreDataset:
 
 def _check_splits(dataset: StoreDataset, splits: list[Any]) -> None:
     """Raise ConfigError if no record at all is of these splits: else nothing would tell of a misspelt one."""
-    names = sorted(set(read_column(dataset.backend, "split").tolist()))
-    if not set(splits) & set(names):
-        wanted = ", ".join(map(repr, splits))
+    there = set(read_column(dataset.backend, "split").tolist())
+    if there.isdisjoint(splits):
+        wanted, names = ", ".join(map(repr, splits)), map(str, sorted(there))
         raise ConfigError(f"no record of {dataset.url} is of the split {wanted}; {suggest(splits[0], names, 'splits')}")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from pymongo.errors import OperationFailure
 
 from storeds._handles import Ticket
-from storeds._meta import meta_from_row
+from storeds._meta import WRITTEN_BY, meta_from_row
 from storeds.backends._mongodb_client import (
     CLIENTS,
     ClientFactory,
@@ -33,8 +33,6 @@ from storeds.errors import FormatError, StoredsError, StoreNotFoundError, Unavai
 from storeds.protocols import Meta
 
 __all__ = ["MongodbHandle", "MongodbOpener"]
-
-_WRITTEN_BY = "native stores are written by storeds.open_writer, `storeds pack` or `storeds convert`"
 
 
 @dataclass(frozen=True)
@@ -142,8 +140,7 @@ class MongodbHandle:
             row = database[meta_collection(name)].find_one({"_id": identity})
         if row is None or "layout" not in row:
             raise FormatError(
-                f"{url} is a collection, but no native store: {meta_collection(name)} has no entry for it; "
-                f"{_WRITTEN_BY}"
+                f"{url} is a collection, but no native store: {meta_collection(name)} has no entry for it; {WRITTEN_BY}"
             )
         return _Facts(identity, meta_from_row(row, url), int(row.get("document_bytes", GUESSED_BYTES)))
 
@@ -152,7 +149,7 @@ def _absent(database: Any, name: str, url: str) -> StoredsError:
     """Return the error for a name that no collection has."""
     collections, begun = database.list_collection_names(), _begun(database, name)
     if name in buckets_of(collections):
-        return FormatError(f"{url} is a GridFS bucket, but no native store; {_WRITTEN_BY}{begun}")
+        return FormatError(f"{url} is a GridFS bucket, but no native store; {WRITTEN_BY}{begun}")
     return StoreNotFoundError(f"no store at {url}: {_existing(database.name, collections)}{begun}")
 
 

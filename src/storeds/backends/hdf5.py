@@ -16,7 +16,7 @@ from storeds._batch_arrays import stack_records, stackable
 from storeds._columns import SCALARS, text_column
 from storeds._files import staging_folder
 from storeds._handles import HandlePool
-from storeds._meta import meta_from_row
+from storeds._meta import WRITTEN_BY, meta_from_row
 from storeds._mounts import file_system, file_system_advice
 from storeds._url import file_path
 from storeds.backends._hdf5_columns import Column, read_raw, read_values, typed
@@ -104,7 +104,7 @@ class Hdf5Opener(FileOpener[Hdf5Options]):
             raise FormatError(f"{self.url} was replaced while it was being opened; open it again")
         if "layout" not in file.attrs:
             raise FormatError(
-                f"{self.url} is an HDF5 file, but no native store: it has no root attribute 'layout'; {_NOT_OURS}"
+                f"{self.url} is an HDF5 file, but no native store: it has no root attribute 'layout'; {WRITTEN_BY}"
             )
         meta = meta_from_row(file.attrs, self.url)
         n, mapped = meta.count, FileMap(descriptor)
@@ -280,6 +280,3 @@ class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
         if rows.checksum not in (None, xxhash.xxh3_64_hexdigest(data)):
             raise FormatError(f"{self.url}: column {name!r} does not match its checksum; copy it again")
         return data
-
-
-_NOT_OURS = "native stores are written by storeds.open_writer, `storeds pack` or `storeds convert`"

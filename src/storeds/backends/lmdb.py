@@ -16,7 +16,7 @@ from storeds._columns import SCALARS, column_from_records, text_column
 from storeds._files import staging_folder
 from storeds._handles import HandlePool
 from storeds._lmdb_file import check_lmdb_file
-from storeds._meta import meta_from_text
+from storeds._meta import WRITTEN_BY, meta_from_text
 from storeds._mounts import file_system, file_system_advice
 from storeds._url import file_path
 from storeds.backends._openers import FileOpener
@@ -109,7 +109,7 @@ class LmdbOpener(FileOpener[LmdbOptions]):
         with env.begin(db=metas) as txn:
             text, entries = txn.get(META), txn.stat(records)["entries"]
         if text is None:
-            raise FormatError(f"{self.url}: no meta in it, so its writer never published it; {_NOT_OURS}")
+            raise FormatError(f"{self.url}: no meta in it, so its writer never published it; {WRITTEN_BY}")
         meta, body = meta_from_text(text, self.url)
         if entries != meta.count:
             raise FormatError(f"{self.url}: {entries} records are there, its meta says {meta.count}; copy it again")
@@ -230,9 +230,6 @@ def _damage_is_format_error(url: str) -> Iterator[None]:
     try:
         yield
     except lmdb.NotFoundError as error:
-        raise FormatError(f"{url} is an LMDB file, but no native store: {error}; {_NOT_OURS}") from error
+        raise FormatError(f"{url} is an LMDB file, but no native store: {error}; {WRITTEN_BY}") from error
     except lmdb.Error as error:
         raise FormatError(f"{url} cannot be read by LMDB: {error}; copy it again") from error
-
-
-_NOT_OURS = "native stores are written by storeds.open_writer, `storeds pack` or `storeds convert`"

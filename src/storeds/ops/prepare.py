@@ -133,7 +133,7 @@ class Preparer:
         if self.findings is not None or not finding.is_damaged:
             return None
         exact = triage(blob)
-        if exact.kind in ("intact", "missing_eoi", "trailing_data"):
+        if exact.kind == "missing_eoi" or not exact.is_damaged:
             return None
         return (
             f"is damaged: {exact.reason}; encoded anew it would look whole, so keep what was found (check=True, --check), or "
