@@ -197,9 +197,13 @@ def unmarked(sample: Any) -> Any:
 
 
 # What torch makes of elements, as long as nobody says otherwise.
-_COLLATED = {
-    **{torch.Tensor: collate_tensor_fn, int: collate_int_fn, float: collate_float_fn},
-    **dict.fromkeys((bool, tuple, dict)),
+_COLLATED: dict[type, Callable[..., Any] | None] = {
+    torch.Tensor: collate_tensor_fn,
+    int: collate_int_fn,
+    float: collate_float_fn,
+    bool: None,
+    tuple: None,
+    dict: None,
 }
 register_pytree_node(StackedSamples, lambda batch: (list(batch), None), lambda samples, _: list(samples))
 register_pytree_node(_Tuple, lambda sample: (list(sample), len(sample)), lambda values, _: tuple(values))
