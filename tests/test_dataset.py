@@ -6,6 +6,7 @@ import logging
 import math
 import pickle
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +18,8 @@ from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, RandomSamp
 import storeds
 from photographs import jpeg, photograph
 from storeds import SampleContext, StoreDataset, errors
+from storeds.policy import Skipped
+from storeds.readers.array import ArrayReader
 from storeds.selection import Selection
 
 COUNT = 24
@@ -278,6 +281,48 @@ def test_an_exception_in_a_transform_names_url_position_key_and_transform(url: s
         assert part in str(raised.value)
     assert raised.value.position == 4
     assert isinstance(raised.value.__cause__, ZeroDivisionError)
+
+
+@dataclass(frozen=True)
+class Picky(ArrayReader):
+    """A reader of a plug-in's, which does not expect what it finds in one record."""
+
+    error: Exception | None = None
+
+    def _choose(self, fields: dict[str, Any]) -> tuple[str, ...]:
+        return ("index", "label")
+
+    def build(self, records: Sequence[Any], context: SampleContext) -> Any:
+        if context.index == 1 and self.error is not None:
+            raise self.error
+        return super().build(records, context)
+
+
+class NoColourError(errors.RecordError):
+    """A plug-in's own word for a bad record."""
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"), [(errors.DecodeError("no colour"), "decode"), (NoColourError("no colour"), "record")]
+)
+def test_a_record_that_a_reader_refuses_is_told_by_place_and_heeds_the_policy(
+    url: str, error: errors.RecordError, kind: str
+) -> None:
+    with pytest.raises(type(error), match=rf"record 4 \(key 'p/4'\) of {url}: no colour") as raised:
+        StoreDataset(url, reader=Picky(error=error), where={"split": "val"})[:3]
+    assert (raised.value.position, raised.value.kind) == (4, kind)
+    dataset = StoreDataset(url, reader=Picky(error=error), where={"split": "val"}, on_error="skip")
+    assert isinstance(dataset[1], Skipped)
+    assert [index for index, _ in dataset[[0, 2]]] == [0, 2]
+    assert dataset.report().bad == {kind: 1}
+
+
+@pytest.mark.parametrize("error", [KeyError("a bug"), MemoryError(), errors.UnavailableError("gone")])
+def test_what_is_not_the_records_fault_escapes_from_a_reader_with_its_place_noted(url: str, error: Exception) -> None:
+    with pytest.raises(type(error)) as raised:
+        StoreDataset(url, reader=Picky(error=error), on_error="skip", where={"split": "val"})[:3]
+    assert raised.value is error
+    assert raised.value.__notes__ == [f"Picky was given record 4 of {url}"]
 
 
 def test_an_image_that_does_not_decode_is_told_by_place(tmp_path: Path) -> None:

@@ -336,3 +336,24 @@ def test_groups_that_are_neither_samples_nor_classes(path: Path) -> None:
     assert [cls.recognise(url) for cls in (ParallelHdf5, PerSampleHdf5, PerVideoHdf5)] == [None] * 3
     with pytest.raises(FormatError, match=r"groups of / \(a, b\) are neither samples, .* group= names"):
         PerSampleHdf5(url)
+
+
+def test_a_file_that_no_layout_fits_is_told_with_what_it_holds(path: Path) -> None:
+    def make(file: h5py.File) -> None:
+        file["weird"], file["gone"] = 3.0, h5py.SoftLink("/nothing")
+        file.create_group("inside/deeper")
+        file["type"] = np.dtype("int8")
+
+    url = write(path, make)
+    held = "it holds 'gone' (a link), 'inside' (a group of 1), 'type' (a named type), 'weird' (a dataset of shape ())"
+    with pytest.raises(FormatError, match=re.escape(held)):
+        storeds.open_backend(url)
+    with pytest.raises(StoredsError, match=r"its group /inside holds 'deeper' \(a group of 0\)"):
+        storeds.open_backend(url, group="inside")
+    with pytest.raises(StoredsError, match="its group /inside/deeper is empty"):
+        storeds.open_backend(url, group="inside/deeper")
+    with h5py.File(path, "w") as file:
+        for number in range(10):
+            file.create_group(f"g{number}/h")
+    with pytest.raises(FormatError, match="'g7' .a group of 1. …"):
+        storeds.open_backend(url)

@@ -453,3 +453,18 @@ def test_bytes_in_arrays_own_their_memory() -> None:
     view, _ = unpickle(data, views=True)
     assert isinstance(view, memoryview)
     assert io.BytesIO(view).read() == b"x" * 9000
+
+
+def test_an_environment_that_no_layout_fits_is_told_with_what_it_holds(tmp_path: Path) -> None:
+    put(tmp_path / "words", [(b"foo", b"bar"), (b"z\xff", b"bar")])
+    with pytest.raises(FormatError, match=r"it holds 2 entries under the keys 'foo', 'z\\\\xff'"):
+        storeds.open_backend(tmp_path / "words")
+    put(tmp_path / "many", [(f"{n:03}".encode(), b"bar") for n in range(10)])
+    with pytest.raises(FormatError, match=r"10 entries under the keys '000', .*'007' …"):
+        storeds.open_backend(tmp_path / "many")
+    put(tmp_path / "one", [(b"foo", b"bar")])
+    with pytest.raises(FormatError, match="it holds 1 entry under the keys 'foo'"):
+        storeds.open_backend(tmp_path / "one")
+    put(tmp_path / "none", [])
+    with pytest.raises(FormatError, match="; it is empty"):
+        storeds.open_backend(tmp_path / "none")

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import BatchSampler, SequentialSampler, default_collate
 
 import storeds
-from storeds import EpochSampler, build_loader, errors, load_config, to_device
+from storeds import EpochSampler, StoreDataset, ThreadLoader, build_loader, errors, load_config, to_device
 from storeds.loader import StoreLoader
 
 COUNT = 50
@@ -129,3 +129,26 @@ def test_batches_come_to_a_gpu_one_ahead_and_equal() -> None:
         assert tensor.is_cuda
         assert same == number
         assert (tensor * 1 == number).all()
+
+
+@pytest.mark.parametrize("kind", [StoreLoader, ThreadLoader])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_made_by_hand_needs_no_sampler(url: str, kind: type[StoreLoader], workers: int) -> None:
+    dataset = StoreDataset(url, reader="array")
+    by_hand = kind(dataset, batch_size=4, shuffle=True, seed=3, num_workers=workers)
+    sampler = EpochSampler(dataset, shuffle=True, seed=3)
+    assert ids(by_hand) == ids(StoreLoader(dataset, batch_size=4, sampler=sampler)) == list(sampler)
+    assert ids(kind(dataset, batch_size=4)) == list(range(COUNT))
+
+
+@pytest.mark.parametrize("kind", [StoreLoader, ThreadLoader])
+def test_samplers_that_do_not_know_where_the_loop_is_are_refused(url: str, kind: type[StoreLoader]) -> None:
+    dataset = StoreDataset(url, reader="array")
+    given: list[tuple[dict[str, Any], str]] = [
+        ({"sampler": SequentialSampler(dataset)}, f"{kind.__name__} needs an EpochSampler.*SequentialSampler"),
+        ({"batch_sampler": BatchSampler(EpochSampler(dataset), 2, False)}, "pass batch_size, not batch_sampler"),
+        ({"sampler": EpochSampler(dataset), "shuffle": True}, "shuffle belongs to the sampler"),
+    ]
+    for arguments, says in given:
+        with pytest.raises(errors.ConfigError, match=says):
+            kind(dataset, **arguments)

@@ -55,7 +55,7 @@ def detect_layout(url: str, scheme: str, options: Mapping[str, Any], why_not_nat
     looked = [_look(name, target, bare, given) for name, target in targets.items()]
     fitting = [one for one in looked if one.fits is not None]
     if not fitting:
-        raise _none_fits(url, looked, foreign, why_not_native) from why_not_native
+        raise _none_fits(url, looked, foreign, why_not_native, _glimpse(bare, given, targets)) from why_not_native
     if len(fitting) > 1:
         told = "; ".join(f"{one.name!r}: {one.fits}" for one in fitting)
         raise ConfigError(f"{redact(url)} fits several layouts, so pass layout= with one of them: {told}")
@@ -139,10 +139,22 @@ def _look(name: str, target: Any, url: str, given: Mapping[str, Any]) -> _Looked
     return _Looked(name, target, fits=why or None)
 
 
+def _glimpse(url: str, given: Mapping[str, Any], targets: Mapping[str, Any]) -> list[str]:
+    """Return what lies in a store that no layout recognises, if a layout of its engine can tell."""
+    for target in targets.values():
+        if hasattr(target, "glimpse"):
+            own = _options_of(target)
+            try:
+                return [target.glimpse(url, **{option: value for option, value in given.items() if option in own})]
+            except StoredsError:
+                return []  # it cannot be opened: that is what the other reasons say
+    return []
+
+
 def _none_fits(
-    url: str, looked: list[_Looked], foreign: Mapping[str, list[str]], why_not_native: StoredsError
+    url: str, looked: list[_Looked], foreign: Mapping[str, list[str]], why_not_native: StoredsError, seen: list[str]
 ) -> StoredsError:
-    """Return the error for a store that no layout recognises, with what each said."""
+    """Return the error for a store that no layout recognises, with what lies in it and what each said."""
     start, either = str(why_not_native), " either"
     if isinstance(
         why_not_native, ConfigError
@@ -153,7 +165,7 @@ def _none_fits(
         start, either = f"{redact(url)}: {'; '.join(told)}", ""
     names = ", ".join(one.name for one in looked)
     hint = f"no foreign layout recognises it{either} (looked for: {names}; layout= names one)"
-    return type(why_not_native)("; ".join([start, hint, *_refusals(looked, str(why_not_native))]))
+    return type(why_not_native)("; ".join([start, hint, *seen, *_refusals(looked, str(why_not_native))]))
 
 
 def _refusals(looked: list[_Looked], told: str) -> Iterator[str]:

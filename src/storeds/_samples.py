@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from storeds.concatenated import ConcatenatedBackend
-from storeds.errors import DecodeError, RecordError, StoredsError, TransformError
+from storeds.errors import RecordError, StoredsError, TransformError
 from storeds.protocols import Backend, Reader, Record, SampleContext
 from storeds.selection import Selection
 from storeds.transforms import BoundTransform
@@ -68,19 +68,17 @@ class SampleMaker:
                 return record
         try:
             sample = self.reader.build(records, context)  # type: ignore[arg-type]  # errors were returned above
-        except DecodeError as error:
-            return self.placed(DecodeError, positions, str(error), error.kind, error.__cause__)
+        except RecordError as error:
+            return self.placed(type(error), positions, error.reason or str(error), error.kind, error.__cause__)
+        except Exception as error:  # a fault of the reader's, which must not look like one of the data
+            position = self._in_store(positions[0]) if positions else -1
+            error.add_note(f"{type(self.reader).__name__} was given record {position} of {self.view.url}")
+            raise
         for name, transform in self.transforms:
             try:
                 sample[name] = transform(sample[name], context)
-            except (StoredsError, MemoryError, torch.OutOfMemoryError) as error:
-                if not isinstance(error, RecordError):  # the sample is not to blame
-                    raise
-                return self.placed(
-                    TransformError, positions, f"transform {transform!r} failed on {name!r}: {error}", None, error
-                )
             except Exception as error:  # whatever a user's transform raises
-                reason = f"transform {transform!r} failed on {name!r}: {type(error).__name__}: {error}"
+                reason = f"transform {transform!r} failed on {name!r}: {_blame(error)}"
                 return self.placed(TransformError, positions, reason, None, error)
         if self.as_dict or not isinstance(sample, dict):
             return sample
@@ -128,3 +126,12 @@ class SampleMaker:
         named = type(error).at(url, self._in_store(at), error.reason, key=str(record["key"]), kind=error.kind)
         named.__cause__ = error.__cause__
         return named
+
+
+def _blame(error: Exception) -> str:
+    """Return what is told of a transform's exception; raises it where the sample is not to blame."""
+    if isinstance(error, RecordError):
+        return str(error)
+    if isinstance(error, (StoredsError, MemoryError, torch.OutOfMemoryError)):
+        raise error
+    return f"{type(error).__name__}: {error}"

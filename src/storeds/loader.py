@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Subset
 
 from storeds._deferred import defer_in_this_process, deferring
 from storeds._reused import Reused, reusing
-from storeds.batching import makes_batches
+from storeds.batching import collate, makes_batches
 from storeds.dataset import StoreDataset
 from storeds.errors import ConfigError
 from storeds.sampling import EpochSampler
@@ -24,22 +24,52 @@ __all__ = ["StoreLoader", "map_tensors", "to_device"]
 class StoreLoader(DataLoader[Any]):
     """A `torch.utils.data.DataLoader` over an `EpochSampler`, which knows where the training loop is.
 
-    `storeds.build_loader` makes one. Parameters are those of DataLoader; `sampler` must be an `EpochSampler`.
+    `storeds.build_loader` makes one.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        Map-style.
+    sampler : EpochSampler, optional
+        By default one over all of `dataset`, with `shuffle` and `seed`.
+    shuffle : bool
+        Without a `sampler`: a new order each epoch.
+    seed : int
+        Without a `sampler`: of the order.
+    **arguments
+        As for `torch.utils.data.DataLoader`; by default batches are made by `storeds.collate`.
 
     Raises
     ------
     ConfigError
-        Another sampler is given, as by a framework that shares out what is shared out already.
+        Another sampler is given, as by a framework that shares out what is shared out already; or arguments contradict
+        each other.
     """
 
     sampler: EpochSampler
 
-    def __init__(self, dataset: Any, *, sampler: EpochSampler, **arguments: Any) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        sampler: EpochSampler | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
+        **arguments: Any,
+    ) -> None:
+        name = type(self).__name__
+        if arguments.get("batch_sampler") is not None:
+            raise ConfigError(f"{name} makes batches of what its sampler gives: pass batch_size, not batch_sampler")
+        if sampler is not None and shuffle:
+            raise ConfigError(f"{name}: shuffle belongs to the sampler that it makes itself; give one of the two")
+        if sampler is None:
+            sampler = EpochSampler(dataset, shuffle=shuffle, seed=seed)
         if not isinstance(sampler, EpochSampler):
             raise ConfigError(
-                f"StoreLoader needs an EpochSampler, which shares an epoch out between ranks, and was given {sampler!r}; with "
+                f"{name} needs an EpochSampler, which shares an epoch out between ranks, and was given {sampler!r}; with "
                 "Lightning pass use_distributed_sampler=False to the Trainer"
             )
+        arguments.setdefault("collate_fn", collate if arguments.get("batch_size", 1) is not None else None)
         self._defers = defers(dataset, arguments.get("collate_fn"))
         self._reused = Reused(limit=2)  # without workers: one batch in use, and the next
         if arguments.get("num_workers") and self._defers:

@@ -14,10 +14,8 @@ from storeds._deferred import deferring
 from storeds._delivery import Draws
 from storeds._readahead import ReadAhead
 from storeds._reused import Reused, reusing
-from storeds.batching import collate
 from storeds.errors import ConfigError
 from storeds.loader import StoreLoader, map_tensors
-from storeds.sampling import EpochSampler
 
 __all__ = ["ThreadLoader"]
 
@@ -33,19 +31,13 @@ class ThreadLoader(StoreLoader):
     ----------
     dataset : Dataset
         Map-style and thread-safe, as a `StoreDataset` is.
-    sampler : EpochSampler, optional
-        By default one over all of `dataset`, with `shuffle` and `seed`.
-    shuffle : bool
-        Without a `sampler`: a new order each epoch.
-    seed : int
-        Without a `sampler`: of the order.
     num_workers : int
         Threads; 0 makes each batch when it is asked for.
     prefetch_factor : int
         Batches that each thread is ahead.
     **arguments
-        `batch_size`, `drop_last`, `collate_fn`, `pin_memory` and `pin_memory_device`, as for
-        `torch.utils.data.DataLoader`; by default batches are made by `storeds.collate`.
+        `sampler`, or `shuffle` and `seed`, as for `StoreLoader`; `batch_size`, `drop_last`, `collate_fn`, `pin_memory` and
+        `pin_memory_device`, as for `torch.utils.data.DataLoader`. By default batches are made by `storeds.collate`.
 
     Raises
     ------
@@ -68,27 +60,20 @@ class ThreadLoader(StoreLoader):
         self,
         dataset: Any,
         *,
-        sampler: EpochSampler | None = None,
-        shuffle: bool = False,
-        seed: int = 0,
         num_workers: int = 0,
         prefetch_factor: int = 2,
         **arguments: Any,
     ) -> None:
-        for name in ("multiprocessing_context", "persistent_workers", "worker_init_fn", "timeout", "batch_sampler"):
+        for name in ("multiprocessing_context", "persistent_workers", "worker_init_fn", "timeout"):
             if arguments.get(name):
                 raise ConfigError(f"ThreadLoader takes no {name}: its workers are threads; leave it out")
-        if sampler is not None and shuffle:
-            raise ConfigError("ThreadLoader: shuffle belongs to the sampler that it makes itself; give one of the two")
         if isinstance(prefetch_factor, bool) or not isinstance(prefetch_factor, int) or prefetch_factor < 1:
             raise ConfigError(
                 f"ThreadLoader: prefetch_factor is a number of batches, 1 or more, got {prefetch_factor!r}"
             )
         if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0:
             raise ConfigError(f"ThreadLoader: num_workers is a number of threads, 0 or more, got {num_workers!r}")
-        arguments.setdefault("collate_fn", collate if arguments.get("batch_size", 1) is not None else None)
-        made = EpochSampler(dataset, shuffle=shuffle, seed=seed) if sampler is None else sampler
-        super().__init__(dataset, sampler=made, num_workers=0, **arguments)
+        super().__init__(dataset, num_workers=0, **arguments)
         self.num_threads, self.threads_ahead = num_workers, prefetch_factor
         self._reused = Reused(num_workers * (prefetch_factor + 1) + 2)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import xxhash
 
@@ -26,6 +26,8 @@ from storeds.protocols import JSON, Array, Field, Meta, Record
 from storeds.record import canonical_json
 
 __all__ = ["ForeignHdf5", "ForeignOpener", "Found", "Hdf5Handle"]
+
+_Told = TypeVar("_Told")
 
 
 @dataclass(frozen=True)
@@ -161,13 +163,19 @@ class ForeignHdf5(HandleBackend[Hdf5Handle, ForeignOpener]):
         if not cls.Options.model_fields.keys() >= {*in_url, *options} or not _may_be_foreign(path):
             return None  # options that are another layout's ask for that one
         opener = cls._make_opener(url, options)
-        with opener.look() as files:
-            try:
-                return opener.recognise(files)
-            except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
-                if isinstance(error, StoredsError):
-                    raise
-                raise _damaged(opener.url, error) from error
+        return _glance(opener, opener.recognise)
+
+    @classmethod
+    def glimpse(cls, url: str, **options: Any) -> str:
+        """Return what lies in the file at `url`, in half a sentence, for who has to find out why no layout fits.
+
+        Raises
+        ------
+        StoredsError
+            It cannot be opened.
+        """
+        opener = cls._make_opener(url, options)
+        return _glance(opener, lambda files: files.told(opener.settings.group))
 
     def _is_stale(self, handle: Hdf5Handle) -> bool:
         try:
@@ -220,6 +228,17 @@ class ForeignHdf5(HandleBackend[Hdf5Handle, ForeignOpener]):
 
 def _digest(content: Mapping[str, JSON]) -> str:
     return xxhash.xxh3_128_hexdigest(canonical_json(dict(content)).encode())
+
+
+def _glance(opener: ForeignOpener, told: Callable[[Hdf5Files], _Told]) -> _Told:
+    """Return what `told` says of a store that is not to stay open."""
+    with opener.look() as files:
+        try:
+            return told(files)
+        except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
+            if isinstance(error, StoredsError):
+                raise
+            raise _damaged(opener.url, error) from error
 
 
 def _damaged(url: str, error: Exception) -> FormatError:

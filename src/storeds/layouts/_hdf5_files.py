@@ -6,6 +6,7 @@ that environment variables choose, and give zeros where a virtual dataset's sour
 
 from __future__ import annotations
 
+import itertools
 import os
 from typing import Any, Literal
 
@@ -23,6 +24,7 @@ from storeds.protocols import JSON
 __all__ = ["ForeignOptions", "Hdf5Files", "NoSuchNameError"]
 
 _HOPS = 16
+_SHOWN = 8
 _LOCKING = {"auto": None, "true": True, "false": False}
 
 
@@ -185,6 +187,16 @@ class Hdf5Files:
             raise FormatError(f"{self.url}: {name} is no group")
         return found
 
+    def told(self, name: str) -> str:
+        """Return what lies in the group called `name`, in half a sentence."""
+        group = self.group(name)
+        names = list(itertools.islice(group, _SHOWN + 1))
+        where = "it" if group.name == "/" else f"its group {group.name}"
+        if not names:
+            return f"{where} is empty"
+        shown = ", ".join(_told(group, each) for each in names[:_SHOWN])
+        return f"{where} holds {shown}{' …' if len(names) > _SHOWN else ''}"
+
     def _checked(self, found: h5py.Group | h5py.Dataset, hops: int) -> h5py.Group | h5py.Dataset:
         if isinstance(found, h5py.Dataset):
             missing = [name for code, name in _filters(found) if not h5py.h5z.filter_avail(code)]
@@ -243,6 +255,16 @@ def _link_sort(group: h5py.Group, name: str) -> int | None:
         return int(group.id.links.get_info(name.encode("utf-8", "surrogateescape")).type)
     except (KeyError, RuntimeError):
         return None
+
+
+def _told(group: h5py.Group, name: str) -> str:
+    """Return one member's name and what it is; links are not followed."""
+    if _link_sort(group, name) != h5py.h5l.TYPE_HARD:
+        return f"{name!r} (a link)"
+    member = group[name]
+    if isinstance(member, h5py.Dataset):
+        return f"{name!r} (a dataset of shape {member.shape})"
+    return f"{name!r} (a group of {len(member)})" if isinstance(member, h5py.Group) else f"{name!r} (a named type)"
 
 
 def _lacks(found: h5py.Dataset, source: Any) -> bool:

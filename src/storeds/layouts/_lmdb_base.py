@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import lmdb
 import numpy as np
@@ -29,6 +29,8 @@ from storeds.protocols import JSON, Array, Field, Meta, Record
 from storeds.record import RecordCodec, canonical_json
 
 __all__ = ["ForeignLmdb", "Survey"]
+
+_Told = TypeVar("_Told")
 
 
 @dataclass(frozen=True)
@@ -91,16 +93,27 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
         """
         opener = cls._opener_of(url, options)
         try:
-            return cls._glance(opener)
+            return cls._glance(opener, cls._looks)
         except ConfigError as error:  # it may be open already, the other way round
             other = opener.settings.model_copy(update={"readahead": not opener.settings.readahead})
             try:
-                return cls._glance(EnvironmentOpener(opener.path, other))
+                return cls._glance(EnvironmentOpener(opener.path, other), cls._looks)
             except ConfigError:
                 raise error from None
 
     @classmethod
-    def _glance(cls, opener: EnvironmentOpener) -> str | None:
+    def glimpse(cls, url: str, **options: Any) -> str:
+        """Return what lies in the store at `url`, in half a sentence, for who has to find out why no layout fits.
+
+        Raises
+        ------
+        StoredsError
+            It cannot be opened.
+        """
+        return cls._glance(cls._opener_of(url, options), Look.told)
+
+    @classmethod
+    def _glance(cls, opener: EnvironmentOpener, told: Callable[[Look], _Told]) -> _Told:
         ticket = cls.pool.ticket(opener, opener)
         try:
             with (
@@ -108,7 +121,7 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
                 ticket.lease() as handle,
                 cls._look(handle, opener, check=True) as look,
             ):
-                return cls._looks(look)
+                return told(look)
         finally:
             ticket.close()
 

@@ -108,9 +108,9 @@ class ForeignHandle:
         return f"its main database holds the keys {_listed(keys)}" if keys else "it is empty"
 
 
-def _first_keys(txn: Any) -> list[bytes]:
+def _first_keys(txn: Any, *database: Any) -> list[bytes]:
     """Return as many keys as a message shows, and one more."""
-    return [bytes(key) for key in itertools.islice(txn.cursor().iternext(values=False), _SHOWN + 1)]
+    return [bytes(key) for key in itertools.islice(txn.cursor(*database).iternext(values=False), _SHOWN + 1)]
 
 
 def _listed(keys: Sequence[bytes]) -> str:
@@ -184,6 +184,13 @@ class Look:
         """Return the last key and value in the database's own order; nothing from an empty one."""
         cursor = self.txn.cursor(self.database)
         return [(bytes(key), value) for key, value in itertools.islice(cursor.iterprev(), 1)]
+
+    def told(self) -> str:
+        """Return what there is, in half a sentence."""
+        if not self.entries:
+            return "it is empty"
+        entries = "1 entry" if self.entries == 1 else f"{self.entries} entries"
+        return f"it holds {entries} under the keys {_listed(_first_keys(self.txn, self.database))}"
 
     def walk(self) -> Iterator[bytes]:
         """Yield every key in the database's own order."""
