@@ -100,7 +100,7 @@ def test_a_split_of_which_there_is_no_record_is_an_error(url: str, splits: dict[
     config = load_config({"dataset": {"url": url, "fields": ["label"]}, "splits": splits})
     for build in (build_dataset, build_loader):
         with pytest.raises(
-            errors.ConfigError, match="of the split 'vla'; did you mean 'val'. The splits are train, val"
+            errors.ConfigError, match="has the split 'vla'; did you mean 'val'. The values of split are train, val"
         ):
             build(config, "vla")
 
@@ -109,7 +109,7 @@ def test_a_split_may_be_a_number() -> None:
     with storeds.open_writer("memory://config-folds", {"x": "int", "split": "int"}, overwrite=True) as writer:
         writer.append({"x": n, "split": n % 3} for n in range(9))
     config = load_config({"dataset": {"url": "memory://config-folds", "reader": "array", "where": {"split": 3}}})
-    with pytest.raises(errors.ConfigError, match="of the split 3; the splits are 0, 1, 2"):
+    with pytest.raises(errors.ConfigError, match="has the split 3; the values of split are 0, 1, 2"):
         build_dataset(config)
 
 

@@ -12,7 +12,16 @@ import torch
 from torch.utils.data import BatchSampler, SequentialSampler, default_collate
 
 import storeds
-from storeds import EpochSampler, StoreDataset, ThreadLoader, build_loader, errors, load_config, to_device
+from storeds import (
+    EpochSampler,
+    StoreDataset,
+    ThreadLoader,
+    build_dataset,
+    build_loader,
+    errors,
+    load_config,
+    to_device,
+)
 from storeds.loader import StoreLoader
 
 COUNT = 50
@@ -21,13 +30,13 @@ COUNT = 50
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     url = f"lmdb://{tmp_path}/x.lmdb"
-    with storeds.open_writer(url, {"x": "int"}) as writer:
-        writer.append({"x": number} for number in range(COUNT))
+    with storeds.open_writer(url, {"x": "int", "half": "int"}) as writer:
+        writer.append({"x": number, "half": number // (COUNT // 2)} for number in range(COUNT))
     return url
 
 
 def loader(url: str, seed: int | None = 5, **settings: Any) -> StoreLoader:
-    dataset = {"url": url, "reader": "array", "seed": seed}
+    dataset = {"url": url, "reader": "array", "fields": ["x"], "seed": seed}
     settings = {"num_workers": 0, "batch_size": 4, "shuffle": True, **settings}
     return build_loader(load_config({"dataset": dataset, "loader": settings}))
 
@@ -134,7 +143,7 @@ def test_batches_come_to_a_gpu_one_ahead_and_equal() -> None:
 @pytest.mark.parametrize("kind", [StoreLoader, ThreadLoader])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loader_made_by_hand_needs_no_sampler(url: str, kind: type[StoreLoader], workers: int) -> None:
-    dataset = StoreDataset(url, reader="array")
+    dataset = StoreDataset(url, reader="array", fields=["x"])
     by_hand = kind(dataset, batch_size=4, shuffle=True, seed=3, num_workers=workers)
     sampler = EpochSampler(dataset, shuffle=True, seed=3)
     assert ids(by_hand) == ids(StoreLoader(dataset, batch_size=4, sampler=sampler)) == list(sampler)
@@ -143,7 +152,7 @@ def test_a_loader_made_by_hand_needs_no_sampler(url: str, kind: type[StoreLoader
 
 @pytest.mark.parametrize("kind", [StoreLoader, ThreadLoader])
 def test_samplers_that_do_not_know_where_the_loop_is_are_refused(url: str, kind: type[StoreLoader]) -> None:
-    dataset = StoreDataset(url, reader="array")
+    dataset = StoreDataset(url, reader="array", fields=["x"])
     given: list[tuple[dict[str, Any], str]] = [
         ({"sampler": SequentialSampler(dataset)}, f"{kind.__name__} needs an EpochSampler.*SequentialSampler"),
         ({"batch_sampler": BatchSampler(EpochSampler(dataset), 2, False)}, "pass batch_size, not batch_sampler"),
@@ -152,3 +161,31 @@ def test_samplers_that_do_not_know_where_the_loop_is_are_refused(url: str, kind:
     for arguments, says in given:
         with pytest.raises(errors.ConfigError, match=says):
             kind(dataset, **arguments)
+
+
+def test_a_value_that_no_record_has_is_told_with_those_that_there_are(url: str) -> None:
+    config = load_config({"dataset": {"url": url, "reader": "array", "where": {"x": [-1, -2]}}})
+    with pytest.raises(
+        errors.ConfigError, match=r"no record of .*x.lmdb has the x -1, -2; .*he values of x are 0, 1, 2"
+    ):
+        build_dataset(config)
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "thread"])
+def test_a_loader_that_would_give_nothing_says_why(url: str, tmp_path: Path, start_method: str) -> None:
+    empty = f"lmdb://{tmp_path}/empty.lmdb"
+    with storeds.open_writer(empty, {"x": "int"}):
+        pass
+    given: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+        ({"url": empty}, {}, "empty.lmdb holds no records"),
+        ({"url": url, "where": {"x": 1, "half": 1}}, {}, "no record of .*x.lmdb has all of where=.*half"),
+        (
+            {"url": url},
+            {"drop_last": True, "batch_size": COUNT + 1},
+            f"{COUNT} samples .* no whole batch of {COUNT + 1}, .*drop_last",
+        ),
+    ]
+    for dataset, settings, says in given:
+        config = {"dataset": {"reader": "array", **dataset}, "loader": {"start_method": start_method, **settings}}
+        with pytest.raises(errors.ConfigError, match=f"there is no batch to load: .*{says}"):
+            build_loader(load_config(config))

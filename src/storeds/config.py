@@ -140,22 +140,30 @@ def config_schema() -> dict[str, Any]:
 
 
 def build_dataset(config: Config, split: str | None = None) -> StoreDataset:
-    """Return the dataset that `config` describes; see `Config.source_for` for what a split is."""
+    """Return the dataset that `config` describes; see `Config.source_for` for what a split is.
+
+    Raises
+    ------
+    ConfigError
+        No record at all has the split, or another value that `where` asks for; the message lists those that there are.
+    """
     from storeds.dataset import StoreDataset
 
     dataset = StoreDataset(config.source_for(split))
-    splits = (dataset.where or {}).get("split", [])
-    if splits and not len(dataset):
-        _check_splits(dataset, splits)
+    if not len(dataset):
+        for name, wanted in (dataset.where or {}).items():
+            _check_values(dataset, name, wanted)
     return dataset
 
 
-def _check_splits(dataset: StoreDataset, splits: list[Any]) -> None:
-    """Raise ConfigError if no record at all is of these splits: else nothing would tell of a misspelt one."""
-    there = set(read_column(dataset.backend, "split").tolist())
-    if there.isdisjoint(splits):
-        wanted, names = ", ".join(map(repr, splits)), map(str, sorted(there))
-        raise ConfigError(f"no record of {dataset.url} is of the split {wanted}; {suggest(splits[0], names, 'splits')}")
+def _check_values(dataset: StoreDataset, name: str, wanted: list[Any]) -> None:
+    """Raise ConfigError if no record at all has one of these values: else nothing would tell of a misspelt one."""
+    there = set(read_column(dataset.backend, name).tolist())
+    if there.isdisjoint(wanted):
+        values, names = ", ".join(map(repr, wanted)), map(str, sorted(there))
+        raise ConfigError(
+            f"no record of {dataset.url} has the {name} {values}; {suggest(str(wanted[0]), names, f'values of {name}')}"
+        )
 
 
 def build_loader(config: Config, split: str | None = None) -> StoreLoader:
@@ -163,6 +171,11 @@ def build_loader(config: Config, split: str | None = None) -> StoreLoader:
 
     Workers: as many as the CPUs this process may use, shared with the ranks beside it. Persistent if there are any. Pinned memory with CUDA. The order of
     an epoch is that of the dataset's seed (0 without one), shared between the ranks of torch.distributed.
+
+    Raises
+    ------
+    ConfigError
+        There would be no batch at all: the store is empty, nothing is selected of it, or `drop_last` drops everything.
     """
     import torch
 
@@ -188,7 +201,23 @@ def build_loader(config: Config, split: str | None = None) -> StoreLoader:
         "pin_memory": pin,
     }
     make = _threaded if settings.start_method == "thread" else _with_processes
-    return make(settings, dataset, workers, arguments)
+    loader = make(settings, dataset, workers, arguments)
+    if not len(loader):  # a loop over it would end at once, and nobody would hear why
+        raise ConfigError(f"there is no batch to load: {_why_none(dataset, sampler.num_replicas, settings)}")
+    return loader
+
+
+def _why_none(dataset: StoreDataset, ranks: int, settings: Loader) -> str:
+    """Return why a loader of `dataset` has no batch."""
+    if not len(dataset.backend):
+        return f"{dataset.url} holds no records"
+    if not len(dataset):
+        return f"no record of {dataset.url} has all of where={dataset.where!r}"
+    shared = f", shared by {ranks} ranks," if ranks > 1 else ""
+    return (
+        f"{len(dataset)} samples of {dataset.url}{shared} make no whole batch of "
+        f"{settings.batch_size or 1}, and drop_last drops others; take smaller batches, or keep the last one"
+    )
 
 
 def _with_processes(settings: Loader, dataset: StoreDataset, workers: int, arguments: dict[str, Any]) -> StoreLoader:
