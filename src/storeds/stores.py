@@ -236,13 +236,17 @@ def _by_content(path: str) -> str | None:
     try:
         if os.path.isfile(os.path.join(path, _LMDB_DATA)):  # an environment that is a folder
             return "lmdb"
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            return None
-        found = sniff(path)
+        mode = os.stat(path).st_mode
+        found = sniff(path) if stat.S_ISREG(mode) else None
     except (FileNotFoundError, NotADirectoryError):
         raise StoreNotFoundError(f"no store at {path}: {nearest(path)}") from None
     except OSError as error:
         raise StoreNotFoundError(f"{path} cannot be read: {error.strerror}") from None
     if found is None and os.path.splitext(path)[1].lower() not in _SUFFIXES:
+        if stat.S_ISDIR(mode):
+            raise FormatError(
+                f"{path!r} is a folder without {_LMDB_DATA}, so no LMDB environment; of images or videos in it, "
+                "`storeds pack` makes a store"
+            )
         raise FormatError(f"{path!r} is neither an LMDB nor an HDF5 file")
     return found
