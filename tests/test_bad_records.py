@@ -13,6 +13,7 @@ import mongomock
 import pytest
 from bson import Binary, Int64
 
+from _foreign_lmdb import encoded, pickled
 from storeds import open_backend, open_writer
 from storeds.errors import RecordError
 
@@ -61,6 +62,47 @@ def test_bad_lmdb_records_are_errors_in_their_places(path: Path) -> None:
     assert "its checksum does not match its bytes" in says[2]
     assert "not the msgpack map of its fields" in says[5]
     assert all(f"lmdb://{path}" in text for text in says.values())
+
+
+@pytest.mark.parametrize("batch", [1, 7, 200])
+def test_a_damaged_page_of_lmdbs_spoils_its_own_record_alone(tmp_path: Path, batch: int) -> None:
+    path = tmp_path / "pages.lmdb"
+    records = [{"image": bytes([at]) * 9000, "label": at} for at in range(200)]
+    with open_writer(f"lmdb://{path}", {"image": "image", "label": "int"}) as writer:
+        writer.append(records)
+    data = bytearray(path.read_bytes())
+    for at in (57, 60, 199):  # the heads of the pages that hold these
+        page = data.find(bytes([at]) * 5000) // 4096 * 4096
+        data[page : page + 16] = b"\xff" * 16
+    path.write_bytes(data)
+    with open_backend(f"lmdb://{path}") as backend:
+        found = [
+            one for start in range(0, 200, batch) for one in backend.get_many(range(start, min(start + batch, 200)))
+        ]
+    bad = {at: one for at, one in enumerate(found) if isinstance(one, RecordError)}
+    assert list(bad) == [57, 60, 199]
+    assert not any("BAD_TXN" in str(error) for error in bad.values())
+    assert [one for at, one in enumerate(found) if at not in bad] == [
+        r for at, r in enumerate(records) if at not in bad
+    ]
+
+
+def test_a_damaged_page_of_a_foreign_environment_spoils_its_own_record_alone(tmp_path: Path) -> None:
+    samples = [(encoded(at) + bytes([at % 251]) * 9000, at) for at in range(400)]
+    pickled(tmp_path / "store", samples)
+    path = tmp_path / "store" / "data.mdb"
+    data = bytearray(path.read_bytes())
+    for at in (7, 8, 30):  # none of those that are looked at when the store is opened
+        page = data.find(samples[at][0]) // 4096 * 4096
+        data[page : page + 16] = b"\xff" * 16
+    path.write_bytes(data)
+    with open_backend(tmp_path / "store", layout="pickled", fields="image,label") as backend:
+        found = backend.get_many(range(400))
+    bad = [at for at, one in enumerate(found) if isinstance(one, RecordError)]
+    assert bad == [7, 8, 30]
+    assert not any("BAD_TXN" in str(found[at]) for at in bad)
+    for at, one in enumerate(found):
+        assert at in bad or one == {"image": samples[at][0], "label": at}
 
 
 def test_lmdb_records_read_again_after_a_bad_one_are_the_same(path: Path) -> None:

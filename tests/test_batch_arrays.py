@@ -145,7 +145,7 @@ class TestDatasets:
 
     def test_any_iterable_of_integers_gives_a_batch(self, numbers: str) -> None:
         stacked, plain = pair(numbers)
-        for asked in ([np.int64(3), -1], torch.tensor([2, 3]), (at for at in (4, 5)), [True, 2]):
+        for asked in ([np.int64(3), -1], torch.tensor([2, 3]), (at for at in (4, 5)), [np.uint8(1), 2]):
             known = list(asked)
             assert_equal(list(stacked.__getitems__(iter(known))), plain.__getitems__(known))
 

@@ -101,6 +101,11 @@ def test_a_mask_never_replaces_an_element_and_pad_names_what_is_there() -> None:
         collate([{"x": torch.ones(1)}], pad=["clip"])
 
 
+def test_no_samples_make_no_batch() -> None:
+    with pytest.raises(errors.ConfigError, match="at least one sample"):
+        collate([])
+
+
 def test_pillow_images_are_refused_with_what_to_do() -> None:
     with pytest.raises(errors.ConfigError, match="decode='tensor'"):
         collate([(photograph(0), 1)])

@@ -379,6 +379,12 @@ def test_the_advice_is_about_the_bottleneck(url: str, part: str, decode: str | N
     assert told in second
 
 
+def test_without_workers_nothing_is_said_of_handing_batches_over() -> None:
+    _, told = advise("lmdb:///a.lmdb", [figure(0, 100)], 0, (Bottleneck("transport", 0.6, 0, "warm"), None), None)
+    assert "larger batches" in told
+    assert "workers" not in told
+
+
 def test_a_first_epoch_that_waits_for_the_disk_has_advice_of_its_own() -> None:
     both = Bottleneck("decode", 0.6, 1, "warm"), Bottleneck("storage", 0.6, 1, "cold")
     assert "block_size in [loader]" in advise("lmdb:///a.lmdb", [figure(1, 100)], 1, both, None)[-1]

@@ -61,6 +61,16 @@ def test_pack_convert_verify_info(tree: Path, tmp_path: Path) -> None:
     assert run_json("info", hdf5)["attrs"] == {"classes": ["class0", "class1"]}
 
 
+def test_an_empty_class_is_packed_when_told(tree: Path, tmp_path: Path) -> None:
+    (tree / "empty").mkdir()
+    refused = CliRunner().invoke(app, ["pack", str(tree), f"lmdb://{tmp_path}/x.lmdb"])
+    assert refused.exit_code == 2
+    assert "--allow-empty" in refused.output
+    packed = CliRunner().invoke(app, ["pack", str(tree), f"lmdb://{tmp_path}/x.lmdb", "--allow-empty"])
+    assert packed.exit_code == 0
+    assert "empty" in storeds.StoreDataset(tmp_path / "x.lmdb").classes
+
+
 def test_the_same_for_people(tree: Path, tmp_path: Path) -> None:
     url = f"lmdb://{tmp_path}/a.lmdb"
     assert "6 records, id " in run("pack", tree, url)

@@ -368,3 +368,16 @@ def test_the_schema_names_every_key_of_dataset_and_loader() -> None:
 
 def test_url_may_also_be_called_source(url: str) -> None:
     assert load_config({"dataset": {"source": url}}).dataset.url == url
+
+
+def test_a_where_of_no_values_selects_nothing(tmp_path: Path) -> None:
+    url = f"lmdb://{tmp_path}/x.lmdb"
+    with storeds.open_writer(url, {"x": "int"}) as writer:
+        writer.append([{"x": 1}])
+    config = load_config({"dataset": {"url": url, "reader": "array", "where": {"x": []}}})
+    assert len(storeds.build_dataset(config)) == 0
+
+
+def test_a_text_where_a_list_belongs_is_told_so() -> None:
+    with pytest.raises(errors.ConfigError, match="fields: input should be a list"):
+        load_config({"dataset": {"url": "x.lmdb", "fields": "image"}})

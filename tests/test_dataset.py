@@ -416,7 +416,10 @@ def test_repr_and_length_do_no_io(url: str, tmp_path: Path) -> None:
         ({"seed": "7"}, "seed must be"),
         ({"layout": "orc"}, "layout 'lmdb/orc'.*'lmdb/ocr'"),
         ({"options": {"readahed": True}}, "did you mean 'readahead'"),
-        ({"reader_options": {"speed": 1}}, "no option 'speed'"),
+        ({"reader_options": {"speed": 1}}, "no option 'speed'; .*he options are orient, max_pixels$"),
+        ({"reader_options": {"kinds": 1}}, "no option 'kinds'"),
+        ({"reader_options": {"fields": ["label"]}}, "fields is an argument of StoreDataset"),
+        ({"target_transform": ["Resise"]}, r"^target_transform\[0\]: .*Resize"),
         ({"fields": ["index"], "transform": brightest}, "no element"),
     ],
 )
@@ -456,3 +459,26 @@ def test_where_takes_infinities(tmp_path: Path, limit: float) -> None:
         writer.append([{"image": b"", "score": score} for score in (0.0, math.inf, -math.inf, math.nan)])
     dataset = StoreDataset(url, reader="array", fields=["score"], where={"score": limit})
     assert [float(score) for (score,) in dataset[:]] == [limit]
+
+
+@pytest.mark.parametrize("asked", [[True, False], [0, True], [torch.tensor(True)], [np.bool_(True)]], ids=str)
+def test_a_mask_is_not_taken_for_numbers(url: str, asked: list[Any]) -> None:
+    dataset = StoreDataset(url, fields=["index"])
+    with pytest.raises(TypeError):
+        dataset[asked]
+    with pytest.raises(TypeError):
+        dataset[asked[-1]]
+
+
+@pytest.mark.parametrize("as_dict", [False, True])
+def test_a_field_called_index_is_read_as_it_is_stored(tmp_path: Path, as_dict: bool) -> None:
+    url = f"lmdb://{tmp_path}/x.lmdb"
+    with storeds.open_writer(url, {"index": "int", "image": "image", "label": "int"}) as writer:
+        writer.append({"index": 10 - at, "image": jpeg(at), "label": at} for at in range(4))
+    arrays = StoreDataset(url, reader="array", fields=["label", "index"], as_dict=as_dict)
+    for dataset in (arrays, StoreDataset(url, fields=["label", "index"], as_dict=as_dict)):
+        samples = [tuple(sample.values()) if as_dict else sample for sample in dataset[[2, 0]]]
+        assert samples == [(2, 8), (0, 10)]
+    batch = next(iter(DataLoader(arrays, batch_size=4)))
+    assert (batch["index"] if as_dict else batch[1]).tolist() == [10, 9, 8, 7]
+    assert StoreDataset(url, fields=["index"], where={"index": 9})[0] == (9,)

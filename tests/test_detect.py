@@ -91,6 +91,18 @@ def test_what_a_layout_says_against_a_store_is_told_once(tmp_path: Path) -> None
         storeds.open_backend(foreign(tmp_path / "green.h5"))
 
 
+def test_a_fault_of_a_layouts_own_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stumble(url: str, **options: Any) -> str | None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(LooksRed, "recognise", stumble)
+    with pytest.raises(RuntimeError, match="a bug") as raised:
+        storeds.open_backend(foreign(tmp_path / "x.h5"))
+    (note,) = raised.value.__notes__
+    assert "layout 'red'" in note
+    assert "LooksRed" in note
+
+
 def test_an_option_that_the_native_layout_lacks_may_be_the_foreign_ones(tmp_path: Path) -> None:
     backend: Any = storeds.open_backend(foreign(tmp_path / "red.h5"), colour="dark")
     assert backend.given == {"colour": "dark"}

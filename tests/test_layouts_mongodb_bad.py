@@ -276,3 +276,9 @@ def test_no_server_is_unavailable_and_no_password_is_shown(tmp_path: Path) -> No
             with pytest.raises(errors.UnavailableError, match="cannot be reached") as raised:
                 open_it(url)
             assert "hunter2" not in str(raised.value)
+
+
+def test_a_collection_that_no_layout_fits_is_told_with_what_it_holds(database: Any, mongodb_database: str) -> None:
+    database["numbers"].insert_many([{"a": 1}, {"b": 2}])
+    with pytest.raises(errors.StoredsError, match=r"its first document has the fields .*a.*option 'index' is needed"):
+        storeds.open_backend(f"{mongodb_database}/numbers")

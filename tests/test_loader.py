@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, SequentialSampler, default_collate
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, default_collate
 
 import storeds
+from photographs import jpeg
 from storeds import (
     EpochSampler,
     StoreDataset,
@@ -189,3 +190,63 @@ def test_a_loader_that_would_give_nothing_says_why(url: str, tmp_path: Path, sta
         config = {"dataset": {"reader": "array", **dataset}, "loader": {"start_method": start_method, **settings}}
         with pytest.raises(errors.ConfigError, match=f"there is no batch to load: .*{says}"):
             build_loader(load_config(config))
+
+
+def noisy(label: int, generator: Any = None) -> float:
+    return float(label + torch.rand((), generator=generator).item())
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_what_is_drawn_for_a_label_is_the_same_in_every_loader(tmp_path: Path, seed: int) -> None:
+    url = f"lmdb://{tmp_path}/photos.lmdb"
+    with storeds.open_writer(url, {"image": "image", "label": "int"}) as writer:
+        writer.append({"image": jpeg(at, (40, 30)), "label": at} for at in range(8))
+    steps = ["RandomHorizontalFlip", "ToTensor", {"name": "Normalize", "mean": [0.5], "std": [0.5]}]
+
+    def dataset() -> StoreDataset:
+        return StoreDataset(url, decode="tensor", transform=steps, target_transform=noisy, seed=seed)
+
+    expected = [label for _, label in dataset()[:]]
+    loaders: list[Iterable[Any]] = [
+        DataLoader(dataset(), batch_size=4),
+        DataLoader(dataset(), batch_size=4, num_workers=2),
+        StoreLoader(dataset(), batch_size=4),
+        StoreLoader(dataset(), batch_size=4, num_workers=2),
+        ThreadLoader(dataset(), batch_size=4, num_workers=2),
+    ]
+    for made in loaders:
+        assert [float(label) for _, labels in made for label in labels] == expected
+
+
+def test_a_stream_goes_into_pytorchs_own_loader(url: str) -> None:
+    for kind in (StoreLoader, ThreadLoader):
+        with pytest.raises(errors.ConfigError, match=f"{kind.__name__} is for datasets with indices; .*DataLoader"):
+            kind(storeds.StoreIterable([url], reader="array"), batch_size=4)
+
+
+def test_what_is_no_state_is_refused(url: str) -> None:
+    for state in ({}, {"position": 3}):
+        with pytest.raises(errors.ConfigError, match="not a state that a loader's state_dict"):
+            loader(url).load_state_dict(state)
+    with pytest.raises(errors.ConfigError, match=r"epoch must be from 0 to"):
+        loader(url).set_epoch(2**70)
+
+
+def tracked(value: Any) -> torch.Tensor:
+    return torch.as_tensor(value, dtype=torch.float32).requires_grad_()
+
+
+def sparse(value: Any) -> torch.Tensor:
+    return torch.eye(int(value) + 2).to_sparse()
+
+
+def test_tensors_that_are_more_than_their_values_are_stacked_as_pytorch_does(url: str) -> None:
+    dataset = StoreDataset(url, reader="array", fields=["x"], transform=tracked)
+    for made in (StoreLoader(dataset, batch_size=4), ThreadLoader(dataset, batch_size=4, num_workers=1)):
+        (batch,) = next(iter(made))
+        assert batch.requires_grad
+        assert batch.tolist() == [0, 1, 2, 3]
+    dataset = StoreDataset(url, reader="array", fields=["half"], transform=sparse)
+    for made in (StoreLoader(dataset, batch_size=4), ThreadLoader(dataset, batch_size=4, num_workers=1)):
+        with pytest.raises(RuntimeError, match="Batches of sparse tensors are not currently supported"):
+            next(iter(made))

@@ -296,3 +296,24 @@ def test_what_tests_register_is_forgotten(clean: None) -> None:
         warnings.simplefilter("error")
         assert "mine" not in [*BACKENDS.names(), *READERS.names()]
     assert registry.BACKENDS is BACKENDS
+
+
+@pytest.mark.parametrize(
+    ("register", "name"),
+    [
+        (storeds.register_backend, "b k"),
+        (storeds.register_backend, "Upper"),
+        (storeds.register_reader, "a b"),
+        (storeds.register_decoder, ""),
+    ],
+)
+def test_a_name_that_nothing_could_ask_for_is_refused(clean: None, register: Any, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name!r} is no name for a"):
+        register(name, MemoryBackend)
+    with pytest.raises(ConfigError, match="'hdf5/a b' is no name for a layout"):
+        storeds.register_layout("hdf5", "a b", MemoryBackend)
+
+
+def test_what_cannot_be_called_is_refused(clean: None) -> None:
+    with pytest.raises(ConfigError, match="decoder 'x' is a class, a function or package.module:name, not 3"):
+        storeds.register_decoder("x", 3)  # type: ignore[arg-type]

@@ -734,6 +734,33 @@ def test_without_a_seed_foreign_transforms_are_just_called() -> None:
     assert apply_transform(None, 3, SampleContext(1)) == 3
 
 
+@pytest.mark.parametrize("own", ["Resize", "CenterCrop", "ToTensor"])
+def test_what_draws_nothing_leaves_the_samples_numbers_alone(own: str, states: Any) -> None:
+    image = torch.zeros(3, 8, 8, dtype=torch.uint8)
+    steps = [own if own == "ToTensor" else {"name": own, "size": 4}]
+    context = SampleContext(1, seed=0)
+    apply_transform(build_transform(steps), image, context)
+    assert apply_transform(draw_all, 0, context) == apply_transform(draw_all, 0, SampleContext(1, seed=0))
+
+
+def test_steps_done_together_or_later_leave_what_follows_the_same_numbers(states: Any) -> None:
+    image = torch.arange(192, dtype=torch.uint8).reshape(3, 8, 8)
+    scaling: list[Any] = ["ToTensor", {"name": "Normalize", "mean": [0.5], "std": [0.5]}]
+    flip = {"name": "RandomHorizontalFlip"}
+    for index in range(20):
+        together, apart = SampleContext(index, seed=2), SampleContext(index, seed=2)
+        joined = apply_transform(build_transform([*scaling, flip]), image, together)
+        value: Any = image
+        for step in [*scaling, flip]:
+            value = apply_transform(build_transform(step), value, apart)
+        assert torch.equal(joined, value)
+        later = SampleContext(index, seed=2)
+        BoundTransform(cast("Any", build_transform([flip, *scaling])), may_wait=True)(image, later)
+        at_once = SampleContext(index, seed=2)
+        apply_transform(build_transform([flip, *scaling]), image, at_once)
+        assert apply_transform(draw_all, 0, later) == apply_transform(draw_all, 0, at_once)
+
+
 class Torchlike(torch.nn.Module):
     def forward(self, value: Any, generator: torch.Generator | None = None) -> Any:
         return generator

@@ -18,6 +18,8 @@ from storeds.transforms import first_crop, takes_strided
 
 __all__ = ["changed_arguments", "check_seed", "make_reader", "open_source", "spare_a_copy"]
 
+_ARGUMENTS = ("fields", "decode", "mode", "repair", "min_recovered")  # which a dataset hands on to its reader
+
 
 def changed_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return those of the `given` arguments of `function` that differ from its defaults."""
@@ -64,9 +66,14 @@ def make_reader(
         return cast("Reader[Any]", reader)
     target = READERS.get(reader) if isinstance(reader, str) else reader
     accepted = inspect.signature(target).parameters
+    options = [name for name in accepted if name not in (*_ARGUMENTS, *getattr(target, "internal", ()))]
     for name in own:
-        if name not in accepted:
-            raise ConfigError(f"reader {reader!r} has no option {name!r}; {suggest(name, accepted, 'options')}")
+        if name in _ARGUMENTS:
+            raise ConfigError(
+                f"{name} is an argument of StoreDataset, or a key of [dataset], not one of reader_options"
+            )
+        if name not in options:
+            raise ConfigError(f"reader {reader!r} has no option {name!r}; {suggest(name, options, 'options')}")
     if isinstance(fields, str):
         raise ConfigError(f"fields is a sequence of names, not the text {fields!r}")
     named = {name: value for name, value in image_options.items() if name in accepted}

@@ -130,6 +130,11 @@ def _look(name: str, target: Any, url: str, given: Mapping[str, Any]) -> _Looked
         raise
     except StoredsError as error:
         return _Looked(name, target, refusal=str(error))
+    except Exception as error:  # a fault of a plug-in's
+        error.add_note(
+            f"layout {name!r} ({target.__module__}.{target.__qualname__}) was asked whether {redact(url)} is one"
+        )
+        raise
     if why and lacking:
         return _Looked(
             name,

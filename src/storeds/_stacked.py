@@ -32,7 +32,7 @@ def stacking_elements(reader: Reader[Any], backend: Backend) -> Mapping[str, Fie
     """Return the elements of a reader's samples if arrays can stand for batches of them, else nothing."""
     if type(reader) is not ArrayReader or not reader.stored:  # a subclass may make anything of a record
         return {}
-    declared = {**backend.meta.fields, INDEX: Field("int")}
+    declared = {INDEX: Field("int"), **backend.meta.fields}
     elements = {name: declared[name] for name in reader.fields}
     return elements if all(field.is_fixed for field in elements.values()) else {}
 
@@ -135,7 +135,8 @@ class StackedSamples(list[Any]):
         """Return the values of each element, shape (n, *shape), read again after they were handed out."""
         if self._arrays is None:
             arrays = self._read()
-            every = {**arrays, INDEX: np.array(self._indices, np.int64)} if INDEX in self._elements else arrays
+            own = {INDEX: np.array(self._indices, np.int64)} if INDEX in self._elements else {}
+            every = {**own, **arrays}
             self._arrays = {name: every[name] for name in self._elements}
         return self._arrays
 

@@ -15,7 +15,6 @@ from storeds.dataset import StoreDataset
 from storeds.errors import ConfigError, RecordError
 from storeds.protocols import Array, Field, SampleContext
 from storeds.readers.array import ArrayReader
-from storeds.readers.base import INDEX
 from storeds.readers.image import ImageReader
 
 __all__ = ["Element", "Parts", "elements_of"]
@@ -205,7 +204,7 @@ def _declared(dataset: StoreDataset, name: str) -> Element | None:
     reader = dataset.reader
     if type(reader) not in (ImageReader, ArrayReader) or name in [each for each, _ in dataset._maker.transforms]:
         return None
-    field = Field("int") if name == INDEX else dataset.backend.meta.fields[name]
+    field = dataset.backend.meta.fields.get(name, Field("int"))  # of what the reader makes, the index
     if field.kind == "image" and isinstance(reader, ImageReader):
         return Element(name, TEXT, ()) if reader.decode == "bytes" else None
     if field.kind == "array":

@@ -16,12 +16,13 @@ import numpy as np
 import torch
 
 from storeds._transform_checks import is_list, set_frozen
+from storeds._transform_fused import ToNormalized
 from storeds.errors import ConfigError
 from storeds.protocols import SampleContext, Transform
 
 __all__ = ["BoundTransform", "Compose", "apply_transform"]
 
-_How = Literal["keyword", "position", "foreign"]
+_How = Literal["keyword", "position", "plain", "foreign"]
 
 # The global generators belong to the process: one foreign transform at a time has them. Re-entrant, because a foreign
 # transform may call one of ours that holds foreign ones.
@@ -41,7 +42,8 @@ os.register_at_fork(after_in_child=_renew_lock)
 class BoundTransform:
     """A transform, and how it gets its randomness: decided once, when it is bound, and kept through pickling.
 
-    A transform with a parameter named ``generator`` is given the sample's. Any other is *foreign*: it may draw from
+    A transform with a parameter named ``generator`` is given the sample's; one of storeds' own without it draws nothing.
+    Any other is *foreign*: it may draw from
     the global generators of torch (CPU), NumPy (legacy) and `random`, so under a seed these are set from the sample's
     generator around the call, and are back in their former states afterwards, also when the transform raises. That
     costs 0.1 ms a call. Without a seed, foreign transforms are just called.
@@ -84,7 +86,7 @@ class BoundTransform:
             return self.transform(value, generator=generator)
         if self._how == "position":
             return self.transform(value, generator)
-        if generator is None:
+        if generator is None or self._how == "plain":
             return self.transform(value)
         with _global_generators_from(generator):
             return self.transform(value)
@@ -136,12 +138,11 @@ class Compose:
         if not self._bound:
             return value
         *others, last = self._bound
-        later = getattr(last.transform, "later", None)
-        if later is None:
-            return self(value, generator)
         for transform in others:
             value = transform.draw(value, generator)
-        return later(value)
+        if isinstance(last.transform, ToNormalized):
+            return last.transform.later(value)
+        return last.draw(value, generator)
 
     def __repr__(self) -> str:
         return f"Compose([{', '.join(map(repr, self.transforms))}])"
@@ -183,7 +184,7 @@ def _how_to_call(transform: Transform) -> _How:
                 return "keyword"
             if parameter.kind == parameter.POSITIONAL_ONLY and position == 1:
                 return "position"
-    return "foreign"
+    return "plain" if type(transform).__module__.startswith(f"{__package__}.") else "foreign"
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 from storeds.errors import ConfigError
 from storeds.registry import BACKENDS
 
-__all__ = ["file_path", "file_url", "redact", "split_options", "split_scheme"]
+__all__ = ["file_path", "file_url", "redact", "redact_message", "split_options", "split_scheme"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/(?!/)")
@@ -18,6 +18,7 @@ _FILES = (None, "lmdb", "hdf5")
 _USER_OF_A_FILE = re.compile(r"[^\s/:?]*:(?![/\\\s]).*@", re.DOTALL)
 
 _WORD = re.compile(r"\S+")
+_WITH_BLANKS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://?[^/@].*\s.*@\S*\Z", re.DOTALL)
 # What stands in front of a password. In none of the three can a scan run past the next colon, so a search is linear.
 # A user's name may hold @ and, where the path is no file's, / too. Quotes and the like are what messages put around a
 # URL; a / is not among them, because file names may hold : and @.
@@ -35,17 +36,24 @@ _SECRET_OPTION = re.compile(
 )
 
 
-def redact(text: str) -> str:
-    """Return `text` with passwords, tokens and other secrets of any URL in it replaced by ``***``.
+def redact(url: str) -> str:
+    """Return a URL with passwords, tokens and other secrets in it replaced by ``***``, also where its password holds blanks."""
+    return redact_message(_without_password(url) if _WITH_BLANKS.match(url) else url)
+
+
+def redact_message(text: str) -> str:
+    """Return `text` with the secrets of any URL in it replaced by ``***``.
 
     Also where a URL lacks a slash, ``mongodb:/user:password@host``, or its scheme, ``user:password@host``.
     """
-    return _SECRET_OPTION.sub(r"\1***", _WORD.sub(_without_password, text) if "@" in text else text)
+    return _SECRET_OPTION.sub(
+        r"\1***", _WORD.sub(lambda word: _without_password(word[0]), text) if "@" in text else text
+    )
 
 
-def _without_password(match: re.Match[str]) -> str:
+def _without_password(word: str) -> str:
     # Up to the *last* @: a password that should have been percent-encoded may hold @, / and ? itself.
-    word, at = match[0], match[0].rfind("@")
+    at = word.rfind("@")
     before = _BEFORE_PASSWORD.search(word, 0, at) if at >= 0 else None
     return f"{word[: before.end()]}***{word[at:]}" if before else word
 
@@ -64,6 +72,10 @@ def split_scheme(url: str) -> tuple[str | None, str]:
         _refuse_one_slash(url)
     if scheme in _FILES:
         _refuse_user(url, scheme, rest)
+    elif _WITH_BLANKS.match(url):
+        raise ConfigError(
+            f"{redact(url)!r}: a user or password with blanks must be percent-encoded, as urllib.parse.quote_plus does"
+        )
     return scheme, rest
 
 

@@ -77,8 +77,10 @@ def collate(batch: Sequence[Any], *, pad: Collection[str | int] = ()) -> Any:
         return made
     skips = [_skip_in(sample) for sample in batch]
     samples = [sample for sample, skip in zip(batch, skips, strict=True) if skip is None]
+    if not skips:
+        raise ConfigError("a batch needs at least one sample, and was given none")
     if not samples:
-        skip = skips[0] if skips else None
+        skip = skips[0]
         first = f"; the first: sample {skip.index} of {skip.url}, {skip.reason}" if skip is not None else ""
         raise BadSamplesError(
             f"all {len(batch)} samples of a batch were skipped{first}. A StoreDataset puts others in their place where it is "
@@ -140,19 +142,20 @@ def _collate_values(values: Sequence[Any], always_pad: bool) -> Any:
 def _stack(values: Sequence[torch.Tensor | Unscaled], *, collate_fn_map: Any = None) -> Any:
     tensors = [value.scaled() if isinstance(value, Unscaled) else value for value in values]
     if len({tensor.shape for tensor in tensors}) == 1:
-        alike = len({(tensor.dtype, tensor.device.type) for tensor in tensors}) == 1 and tensors[0].device.type == "cpu"
+        alike = len({tensor.dtype for tensor in tensors}) == 1 and all(map(_is_plain, tensors))
         memory = _kept_memory((len(tensors), *tensors[0].shape), tensors[0].dtype) if alike else None
         if memory is not None:
             torch.stack(tensors, out=memory.as_subclass(torch.Tensor))
             return memory
-        if alike and all(_is_plain(tensor) for tensor in tensors) and goes_by_value(tensors[0].nbytes * len(tensors)):
+        if alike and goes_by_value(tensors[0].nbytes * len(tensors)):
             return torch.stack(tensors)
         return default_collate_fn_map[torch.Tensor](tensors, collate_fn_map=collate_fn_map)
     return _pad(tensors)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    return tensor.layout == torch.strided and not tensor.requires_grad
+    """Whether a copy of the values in ordinary memory is all there is to a tensor."""
+    return tensor.is_cpu and tensor.layout == torch.strided and not tensor.requires_grad
 
 
 def _scale(images: Sequence[Any], *, collate_fn_map: Any = None) -> Any:

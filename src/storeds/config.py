@@ -159,7 +159,7 @@ def build_dataset(config: Config, split: str | None = None) -> StoreDataset:
 def _check_values(dataset: StoreDataset, name: str, wanted: list[Any]) -> None:
     """Raise ConfigError if no record at all has one of these values: else nothing would tell of a misspelt one."""
     there = set(read_column(dataset.backend, name).tolist())
-    if there.isdisjoint(wanted):
+    if wanted and there.isdisjoint(wanted):
         values, names = ", ".join(map(repr, wanted)), map(str, sorted(there))
         raise ConfigError(
             f"no record of {dataset.url} has the {name} {values}; {suggest(str(wanted[0]), names, f'values of {name}')}"

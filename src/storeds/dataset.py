@@ -36,6 +36,8 @@ from storeds.transforms import BoundTransform, build_transform, takes_strided
 
 __all__ = ["StoreDataset"]
 
+_NO_MASK = "a mask is no list of indices; use where= or mask.nonzero()"
+
 
 class StoreDataset(Dataset[Any]):
     """Samples of a store, for `torch.utils.data.DataLoader` in every mode.
@@ -144,7 +146,8 @@ class StoreDataset(Dataset[Any]):
 
     def _setup(self, source: Any, *, reader: Any, transform: Any, target_transform: Any, **given: Any) -> None:
         self._policy = Policy(given["on_error"], given["max_bad"], given["max_bad_fraction"])
-        self.transform, self.target_transform = build_transform(transform), build_transform(target_transform)
+        self.transform = build_transform(transform)
+        self.target_transform = build_transform(target_transform, "target_transform")
         self.as_dict, self.seed = given["as_dict"], check_seed(given["seed"])
         self.backend = open_source(source, given["layout"], given["options"])
         self._view: Backend = self.backend if given["where"] is None else Selection(self.backend, given["where"])
@@ -276,12 +279,14 @@ class StoreDataset(Dataset[Any]):
 
     def _resolve(self, indices: Iterable[Any]) -> list[int]:
         if getattr(indices, "dtype", None) in (torch.bool, np.dtype(bool)):
-            raise TypeError("a mask is no list of indices; use where= or mask.nonzero()")
+            raise TypeError(_NO_MASK)
         count = len(self)
         if type(indices) is list and set(map(type, indices)) == {int} and min(indices) >= 0 and max(indices) < count:
             return indices  # what a sampler gives
         resolved = []
         for index in indices:
+            if isinstance(index, bool) or getattr(index, "dtype", None) is torch.bool:  # which Python takes for numbers
+                raise TypeError(_NO_MASK)
             at = operator.index(index)
             if not -count <= at < count:
                 raise IndexError(f"index {at} is outside [0, {count}) of {self.url}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from storeds._deferred import defer_in_this_process, deferring
 from storeds._reused import Reused, reusing
@@ -58,6 +58,8 @@ class StoreLoader(DataLoader[Any]):
         **arguments: Any,
     ) -> None:
         name = type(self).__name__
+        if isinstance(dataset, IterableDataset):
+            raise ConfigError(f"{name} is for datasets with indices; a stream goes into torch.utils.data.DataLoader")
         if arguments.get("batch_sampler") is not None:
             raise ConfigError(f"{name} makes batches of what its sampler gives: pass batch_size, not batch_sampler")
         if sampler is not None and shuffle:
@@ -66,8 +68,9 @@ class StoreLoader(DataLoader[Any]):
             sampler = EpochSampler(dataset, shuffle=shuffle, seed=seed)
         if not isinstance(sampler, EpochSampler):
             raise ConfigError(
-                f"{name} needs an EpochSampler, which shares an epoch out between ranks, and was given {sampler!r}; with "
-                "Lightning pass use_distributed_sampler=False to the Trainer"
+                f"{name} needs an EpochSampler, which shares an epoch out between ranks, and was given {sampler!r}; other "
+                "samplers are for torch.utils.data.DataLoader, which takes the same dataset; with Lightning pass "
+                "use_distributed_sampler=False to the Trainer"
             )
         arguments.setdefault("collate_fn", collate if arguments.get("batch_size", 1) is not None else None)
         self._defers = defers(dataset, arguments.get("collate_fn"))
@@ -112,7 +115,11 @@ class StoreLoader(DataLoader[Any]):
                 f"the state of a loader is a mapping, as state_dict() returns it, not {type(state).__name__}"
             )
         state = dict(state)
-        batch_size = state.pop("batch_size", None)
+        if "batch_size" not in state:
+            raise ConfigError(
+                f"not a state that a loader's state_dict() returned: it has {sorted(map(str, state)) or 'nothing'}"
+            )
+        batch_size = state.pop("batch_size")
         if batch_size != self.batch_size:
             raise ConfigError(
                 f"the state belongs to another loader: batch_size is {batch_size} there and {self.batch_size} here"

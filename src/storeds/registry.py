@@ -31,6 +31,8 @@ __all__ = [
 ]
 
 
+_NAME = re.compile(r"[\w+.-]+(/[\w+.-]+)?")
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")  # URLs are read in lower case
 _IMPORT_STRING = re.compile(r"[\w.]+\s*:\s*[\w.]+\s*(\[.*\])?")
 
 
@@ -54,10 +56,13 @@ class Registry:
         How messages call one, for example ``backend``.
     group : str
         The entry-point group that other packages fill.
+    form : re.Pattern
+        What names look like.
     """
 
     what: str
     group: str
+    form: re.Pattern[str] = _NAME
     _known: dict[str, _Known] = field(default_factory=dict)
     _scanned: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -65,7 +70,11 @@ class Registry:
     def add(
         self, name: str, target: Any, *, needs: str = "", clobber: bool = False, origin: str = "registered"
     ) -> None:
-        """Register `target`, an object or an import string; raises ConfigError if the name is taken."""
+        """Register `target`, a callable or an import string; raises ConfigError if the name is taken or makes no sense."""
+        if not isinstance(name, str) or not self.form.fullmatch(name):
+            raise ConfigError(f"{name!r} is no name for a {self.what}, which must match {self.form.pattern}")
+        if not callable(target) and not isinstance(target, str):
+            raise ConfigError(f"{self.what} {name!r} is a class, a function or package.module:name, not {target!r}")
         if not clobber and name in self._all():
             raise ConfigError(
                 f"{self.what} {name!r} exists already ({self._known[name].origin}); pass clobber=True to replace it"
@@ -148,7 +157,7 @@ def import_object(path: str) -> Any:
         raise ImportError(f"module {module!r} has no {name!r}") from None
 
 
-BACKENDS = Registry("backend", "storeds.backends")
+BACKENDS = Registry("backend", "storeds.backends", _SCHEME)
 LAYOUTS = Registry("layout", "storeds.layouts")
 READERS = Registry("reader", "storeds.readers")
 DECODERS = Registry("decoder", "storeds.decoders")

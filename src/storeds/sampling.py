@@ -17,6 +17,7 @@ __all__ = ["EpochSampler"]
 
 _VERSION = 1
 _WINDOW = 8
+_MOST = 2**63 - 1
 # What two runs must agree on for a position in the one's order to mean the same in the other's.
 _AGREED = ("count", "store", "seed", "shuffle", "block_size", "window", "drop_last")
 
@@ -112,7 +113,7 @@ class EpochSampler(Sampler[int]):
 
         The dataset is told too, where it has such a method, be it under a Subset or a ConcatDataset.
         """
-        self._asked = integer("epoch", epoch, 0)
+        self._asked = integer("epoch", epoch, 0, _MOST)
         self._go_to(self._asked)
 
     def _go_to(self, epoch: int) -> None:
@@ -176,7 +177,7 @@ class EpochSampler(Sampler[int]):
         # Without where= all records are taken, and their count says enough.
         if None not in (state.get("where"), self._where) and state["where"] != self._where:
             raise ConfigError("the state belongs to another sampler: its dataset took other records, by another where=")
-        return integer("epoch", state["epoch"], 0), integer("position", state["position"], 0, self.count)
+        return integer("epoch", state["epoch"], 0, _MOST), integer("position", state["position"], 0, self.count)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_start": self._next_start(), "_pass": None}

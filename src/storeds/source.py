@@ -14,7 +14,7 @@ import yaml
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from storeds._suggest import suggest
-from storeds._url import redact
+from storeds._url import redact, redact_message
 from storeds.errors import ConfigError, StoreNotFoundError
 
 __all__ = ["Settings", "Source", "expand", "read_mapping"]
@@ -120,7 +120,7 @@ def read_mapping(path: str | os.PathLike[str]) -> dict[str, Any]:
     except yaml.MarkedYAMLError as error:
         raise ConfigError(f"{shown}: {_explain_yaml(error)}") from None
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"{shown}: {redact(str(error))}") from None
+        raise ConfigError(f"{shown}: {redact_message(str(error))}") from None
     if not isinstance(found, dict):
         raise ConfigError(f"{shown}: expected tables such as [dataset], found {type(found).__name__}")
     return found
@@ -184,8 +184,10 @@ def explain(error: ValidationError, cls: type[BaseModel]) -> str:
                 f"unknown key {place!r}; {suggest(item['loc'][-1], _known_keys(cls, item['loc'][:-1]), 'keys')}"
             )
         else:
-            lines.append(f"{place or 'it'}: {item['msg'][0].lower()}{item['msg'][1:]}")
-    return redact("; ".join(lines))
+            # Neither TOML nor YAML has tuples, nor need who writes Python.
+            told = item["msg"].replace("valid tuple", "list")
+            lines.append(f"{place or 'it'}: {told[0].lower()}{told[1:]}")
+    return redact_message("; ".join(lines))
 
 
 def _known_keys(cls: type[BaseModel], table: tuple[int | str, ...]) -> list[str]:

@@ -60,7 +60,7 @@ __all__ = [
 ]
 
 
-def build_transform(spec: Any) -> Transform | None:
+def build_transform(spec: Any, where: str = "transform") -> Transform | None:
     """Return the transform that a config describes.
 
     Parameters
@@ -71,6 +71,8 @@ def build_transform(spec: Any) -> Transform | None:
         and the arguments: ``{"name": "RandomResizedCrop", "size": 224}``. A sequence of all these makes a `Compose`.
         A class at a dotted path is instantiated with the arguments; a function is called with them beside the value.
         A dotted path runs the code it names: load only configs that you would run as programs.
+    where : str
+        What messages call the place of the description.
 
     Returns
     -------
@@ -84,7 +86,7 @@ def build_transform(spec: Any) -> Transform | None:
     MissingDependencyError
         A dotted path leads to a package that is not installed.
     """
-    return None if spec is None else build(spec, _BUILT_IN)
+    return None if spec is None else build(spec, _BUILT_IN, where)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pymongo import uri_parser
 from pymongo.errors import ConfigurationError, OperationFailure, PyMongoError
 
 from storeds._handles import HandlePool, Ticket
-from storeds._url import redact, split_scheme
+from storeds._url import redact, redact_message, split_scheme
 from storeds.errors import ConfigError, StoredsError, UnavailableError
 
 __all__ = [
@@ -113,7 +113,7 @@ def _scrub(text: str, uri: str) -> str:
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         for form in {secret, unquote(secret), unquote_plus(secret)}:
             text = text.replace(form, "***")
-    return redact(text)
+    return redact_message(text)
 
 
 def is_lookup_failure(error: BaseException | None) -> bool:

@@ -45,8 +45,13 @@ def parse_options(cls: type[Opts], in_url: Mapping[str, str], keywords: Mapping[
     try:
         return cls(**given)
     except ValidationError as error:
-        wrong = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+        wrong = "; ".join(map(_told, error.errors()))
         raise ConfigError(f"{redact(url)}: {wrong}") from None
+
+
+def _told(item: Any) -> str:
+    name = ".".join(map(str, item["loc"]))
+    return f"option {name!r} is needed" if item["type"] == "missing" else f"{name}: {item['msg']}"
 
 
 _INT64, _UINT64 = np.dtype(np.int64), np.dtype(np.uint64)

@@ -177,20 +177,22 @@ class LmdbBackend(HandleBackend[LmdbHandle, LmdbOpener]):
         return str(folder) if folder.exists() else None
 
     def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
-        with self._lease() as handle, handle.env.begin(db=handle.records, buffers=True) as txn:
-            keys = [position.to_bytes(8, "big") for position in positions]
-            get: Callable[[bytes], Any] = txn.get
+        with self._lease() as handle:
             try:
-                return [*self._codec.open_all(map(get, keys))]
+                with handle.env.begin(db=handle.records, buffers=True) as txn:
+                    get: Callable[[bytes], Any] = txn.get
+                    return [*self._codec.open_all(map(get, [position.to_bytes(8, "big") for position in positions]))]
             except (ValueError, lmdb.Error):
-                return [self._read_one(txn, position) for position in positions]
+                return [self._read_one(handle, position) for position in positions]
 
-    def _read_one(self, txn: lmdb.Transaction, position: int) -> Record | RecordError:
+    def _read_one(self, handle: LmdbHandle, position: int) -> Record | RecordError:
         try:
-            sealed = txn.get(position_key(position))
-            if sealed is None:
-                raise ValueError("it is missing from the database")
-            return self._codec.open_sealed(sealed)
+            # A transaction of its own: after an error of LMDB's, one gives nothing else any more.
+            with handle.env.begin(db=handle.records, buffers=True) as txn:
+                sealed = txn.get(position_key(position))
+                if sealed is None:
+                    raise ValueError("it is missing from the database")
+                return self._codec.open_sealed(sealed)
         except (ValueError, lmdb.Error) as error:
             return self._fault(position, error)
 

@@ -60,6 +60,7 @@ def pack(
         bool | None, typer.Option("--labels/--no-labels", help="Whether sub-folders of videos are classes.")
     ] = None,
     allow_outside: Annotated[bool, typer.Option("--allow-outside", help="Take paths that leave the root.")] = False,
+    allow_empty: Annotated[bool, typer.Option("--allow-empty", help="Keep classes whose folder is empty.")] = False,
     overwrite: Overwrite = False,
     resume: Resume = False,
     commit_every: CommitEvery = 1000,
@@ -76,6 +77,7 @@ def pack(
         "fps": fps,
         "labels": labels,
         "allow_outside": allow_outside or None,
+        "allow_empty": allow_empty or None,
     }
     problems: list[Problem] = []
     damaged = 0

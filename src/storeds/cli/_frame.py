@@ -18,7 +18,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
-from storeds._url import redact
+from storeds._url import redact_message
 from storeds.errors import ConfigError, MissingDependencyError, StoredsError, UnavailableError
 from storeds.ops.progress import Progress, ProgressHook
 
@@ -89,9 +89,11 @@ def command(function: F) -> F:
             function(*args, **options)
         except StoredsError as error:
             if options.get("as_json"):
-                print_json({"error": {"type": type(error).__name__, "message": redact(str(error))}})
+                print_json({"error": {"type": type(error).__name__, "message": redact_message(str(error))}})
             else:
-                ERR.print(Text.assemble(("error:", "bold red"), f" {type(error).__name__}: {redact(str(error))}"))
+                ERR.print(
+                    Text.assemble(("error:", "bold red"), f" {type(error).__name__}: {redact_message(str(error))}")
+                )
             raise typer.Exit(_exit_code(error)) from None
         except KeyboardInterrupt:
             ERR.print("interrupted" + (_GO_ON if "resume" in options else ""))

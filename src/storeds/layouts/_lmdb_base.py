@@ -204,16 +204,30 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
 
     def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
         codec = self._codec if len(fields) == len(self.meta.fields) else _codec_of(self.meta.fields, fields)
+        with self._reading() as look:
+            asked = [
+                *zip(positions, self._survey_found.keys.many(positions, lambda: self._find_keys(look)), strict=True)
+            ]
+            out = self._read_until_error(look, asked, codec)
+        while len(out) < len(asked):
+            with self._reading() as look:
+                out += self._read_until_error(look, asked[len(out) :], codec)
+        return out
+
+    def _read_until_error(
+        self, look: Look, asked: Sequence[tuple[int, bytes]], codec: RecordCodec
+    ) -> list[Record | RecordError]:
+        """Return records as far as LMDB raises no error, after which a transaction gives nothing else, and that error."""
         names = tuple(codec.fields)
         out: list[Record | RecordError] = []
-        with self._reading() as look:
-            keys = self._survey_found.keys.many(positions, lambda: self._find_keys(look))
-            for position, key in zip(positions, keys, strict=True):
-                try:
-                    values = self._values(look, key, names)
-                    out.append(codec.revive_stored(codec.canonical({name: values[name] for name in names})))
-                except (ValueError, lmdb.Error) as error:
-                    out.append(self._fault(position, error, {"key": _shown(key)}))
+        for position, key in asked:
+            try:
+                values = self._values(look, key, names)
+                out.append(codec.revive_stored(codec.canonical({name: values[name] for name in names})))
+            except (ValueError, lmdb.Error) as error:
+                out.append(self._fault(position, error, {"key": _shown(key)}))
+                if isinstance(error, lmdb.Error):
+                    break
         return out
 
     def _fetch(self, look: Look, key: bytes) -> memoryview:

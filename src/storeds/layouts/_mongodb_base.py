@@ -85,6 +85,22 @@ class MongodbLayout(StoreBackend, Generic[Opts]):
         finally:
             connection.close()
 
+    @classmethod
+    def glimpse(cls, url: str, *, client_factory: ClientFactory | None = None, **_: Any) -> str:
+        """Return what the first document at `url` has, in half a sentence, for who has to find out why no layout fits.
+
+        Raises
+        ------
+        StoredsError
+            There is nothing, or no server.
+        """
+        connection = Connection(parse_location(url), client_factory)
+        try:
+            first = next(connection.find(connection.location.collection, {}, limit=1), None)
+        finally:
+            connection.close()
+        return "it is empty" if first is None else f"its first document has the fields {listed(sorted(first))}"
+
     # What a subclass says.
 
     @classmethod

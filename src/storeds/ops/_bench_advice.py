@@ -68,7 +68,12 @@ def _about_workers(measurements: Sequence[Measurement], workers: int | None) -> 
 
 
 def _about_parts(url: str, warm: Bottleneck | None, cold: Bottleneck | None, decode: str | None) -> Iterator[str]:
-    if warm is not None:
+    if warm is not None and warm.part == "transport" and not warm.workers:
+        yield (
+            "most of the time is the loader's own, calls for each batch and sample, as samples are so small: larger batches "
+            "have fewer of them"
+        )
+    elif warm is not None:
         yield _WHAT_TO_DO.get(warm.part) or (
             _faster_decoding(decode) if warm.part == "decode" else _faster_reading(url)
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from PIL import ImageMode
 
@@ -29,6 +29,8 @@ _LABELS = ("label", "labels", "target", "targets")
 @dataclass(frozen=True)
 class PictureReader(RecordReader):
     """Base of readers of pictures; `storeds.readers.image.ImageReader` says what each parameter means."""
+
+    internal: ClassVar[tuple[str, ...]] = (*RecordReader.internal, "strided", "cropper")
 
     decode: str | Decoder = "pil"
     mode: str = "RGB"

@@ -24,15 +24,19 @@ class RecordReader(ABC):
     Parameters
     ----------
     fields : sequence of str, optional
-        The sample's elements, in order: fields of the store, and ``"index"`` for the sample's own index.
+        The sample's elements, in order: fields of the store, and ``"index"`` for the sample's own index, where the store
+        has no field of that name.
     """
 
-    # Elements that the reader makes; a field of the store that is called so cannot be read.
+    # Elements that the reader makes where the store has no field that is called so.
     makes: ClassVar[tuple[str, ...]] = (INDEX,)
+    # What binding sets: no options for a user.
+    internal: ClassVar[tuple[str, ...]] = ("count", "kinds", "made")
 
     fields: tuple[str, ...] = ()
     count: int = 0
     kinds: tuple[Field, ...] = ()
+    made: tuple[str, ...] = ()
 
     @abstractmethod
     def _choose(self, fields: dict[str, Field]) -> tuple[str, ...]:
@@ -45,7 +49,7 @@ class RecordReader(ABC):
     @property
     def stored(self) -> tuple[str, ...]:
         # docstring inherited
-        return tuple(name for name in self.fields if name not in self.makes)
+        return tuple(name for name in self.fields if name not in self.made)
 
     @property
     def data(self) -> str | None:
@@ -61,15 +65,16 @@ class RecordReader(ABC):
     def bind(self, backend: Backend, /) -> Self:
         # docstring inherited
         declared = dict(backend.meta.fields)
+        made = tuple(name for name in self.makes if name not in declared)
         fields = tuple(self.fields) or self._choose(declared)
         for name in fields:
             if name not in self.makes and name not in declared:
-                known = [*declared, *self.makes]
+                known = [*declared, *made]
                 raise ConfigError(f"{backend.url} has no field {name!r}; {suggest(name, known, 'fields')}")
         if len(set(fields)) != len(fields):
             raise ConfigError(f"fields {fields} name an element twice")
         kinds = tuple(declared.get(name, Field("int")) for name in fields)
-        return replace(self, fields=fields, count=Count(len(backend)), kinds=kinds)
+        return replace(self, fields=fields, count=Count(len(backend)), kinds=kinds, made=made)
 
     def __len__(self) -> int:
         return self.count
@@ -82,6 +87,6 @@ class RecordReader(ABC):
         # docstring inherited
         record = records[0]
         return {
-            name: context.index if name == INDEX else self._value(field, record[name], context)
+            name: context.index if name in self.made else self._value(field, record[name], context)
             for name, field in zip(self.fields, self.kinds, strict=True)
         }

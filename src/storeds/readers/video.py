@@ -20,6 +20,7 @@ from storeds.readers.base import INDEX
 __all__ = ["VideoReader"]
 
 _FRAME, _DECODED = "frame", "decoded"
+_PER_FRAME = (_FRAME, "time")
 _IMAGE = Field("image")
 
 
@@ -57,7 +58,7 @@ class VideoReader(PictureReader):
         first), the report counts it as mended, and ``"decoded"`` is False there; a video of which no frame decodes is a
         `DecodeError` all the same.
     per_frame : sequence of str
-        Fields that differ from frame to frame.
+        Fields that differ from frame to frame; ``"frame"`` and ``"time"`` where the store has them.
     by : str
         The field, of kind int or str, that all frames of a video have in common.
 
@@ -67,6 +68,7 @@ class VideoReader(PictureReader):
     """
 
     makes: ClassVar[tuple[str, ...]] = (INDEX, _DECODED)
+    internal: ClassVar[tuple[str, ...]] = (*PictureReader.internal, "_runs", "_numbered")
 
     decode: str | Decoder = "tensor"
     frames: int | None = None
@@ -74,7 +76,7 @@ class VideoReader(PictureReader):
     clips: int = 1
     sampling: str | None = None
     short: str = "repeat"
-    per_frame: Sequence[str] = (_FRAME, "time")
+    per_frame: Sequence[str] = _PER_FRAME
     by: str = "video"
     bad_frames: str = "error"
     _plan: ClipPlan = field(init=False, repr=False, compare=False)
@@ -100,6 +102,11 @@ class VideoReader(PictureReader):
             )
         if declared[self.by].kind not in ("int", "str"):
             raise ConfigError(f"by={self.by!r} is a field of kind {declared[self.by].kind}; expected int or str")
+        for name in self.per_frame:
+            if name not in declared and name not in _PER_FRAME:
+                raise ConfigError(
+                    f"per_frame: {backend.url} has no field {name!r}; {suggest(name, declared, 'fields')}"
+                )
         numbered = _FRAME in declared and declared[_FRAME].kind == "int"
         bound = super().bind(backend)
         runs = Runs(backend, self.by, _FRAME if numbered else None)
@@ -114,7 +121,7 @@ class VideoReader(PictureReader):
     @property
     def target(self) -> str | None:
         # docstring inherited
-        named = (*self.makes, self.data, "key", self.by, *self.per_frame)
+        named = (*self.made, self.data, "key", self.by, *self.per_frame)
         others = [name for name in self.fields if name not in named]
         return others[0] if others else None
 
@@ -144,7 +151,7 @@ class VideoReader(PictureReader):
         made = {INDEX: context.index, _DECODED: self._by_clip(_flags(len(records), bad))}
         sample: dict[str, Any] = {}
         for name, declared in zip(self.fields, self.kinds, strict=True):
-            if name in made:
+            if name in self.made:
                 sample[name] = made[name]
             elif name in clips:
                 sample[name] = self._by_clip(clips[name])

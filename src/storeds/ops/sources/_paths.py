@@ -10,7 +10,7 @@ __all__ = ["IMAGE_SUFFIXES", "Root", "file_state", "is_text", "show", "text_faul
 # Those of torchvision's ImageFolder, whose letters may be capitals.
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
-_ALLOW = "pass allow_outside=True to take it all the same"
+_ALLOW = "pass allow_outside=True (--allow-outside) to take it all the same"
 
 
 def is_text(name: str) -> bool:

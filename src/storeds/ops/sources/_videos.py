@@ -61,7 +61,7 @@ class Videos:
         if empty and not self._allow_empty:
             raise ConfigError(
                 f"{show(self._root)}: no {what} in {', '.join(map(show, empty[:8]))}; remove these folders, fill them, or "
-                "pass allow_empty=True"
+                "pass allow_empty=True (--allow-empty)"
             )
         listed: list[JSON] = [show(name) for name in classes]
         self.attrs = {"classes": listed}

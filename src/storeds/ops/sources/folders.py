@@ -94,7 +94,7 @@ class ImageFolderSource(_Folder):
         if empty and not allow_empty:
             names = ", ".join(map(show, empty[:8])) + (f" and {len(empty) - 8} more" if len(empty) > 8 else "")
             raise ConfigError(
-                f"{root}: no images in {names}; remove these folders, put images ({_SUFFIXES}) in, or pass allow_empty=True"
+                f"{root}: no images in {names}; remove these folders, put images ({_SUFFIXES}) in, or pass allow_empty=True (--allow-empty)"
             )
         # A class whose name is no text is told as a problem; it keeps its place, or all labels after it would change.
         names_as_json: list[JSON] = [show(name) for name in classes]
