@@ -244,6 +244,29 @@ def test_ctrl_c_and_sigterm_keep_what_is_durable(
     assert run(operation, tree, packed, url, resume=True).id == storeds.info(packed).id
 
 
+def test_ctrl_c_is_no_business_of_processes_that_are_just_being_started(tree: Path, tmp_path: Path) -> None:
+    code = (
+        "import os, signal, subprocess, threading, multiprocessing, storeds\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "def interrupt_workers():\n"
+        "    while not (workers := multiprocessing.active_children()): pass\n"
+        "    for worker in workers: os.kill(worker.pid, signal.SIGINT)\n"
+        "class Interrupted(subprocess.Popen):\n"
+        "    def __init__(self, *a, **k):\n"
+        "        super().__init__(*a, **k)\n"
+        "        self.send_signal(signal.SIGINT)\n"
+        "if __name__ == '__main__':\n"
+        "    threading.Thread(target=interrupt_workers, daemon=True).start()\n"
+        f"    storeds.pack({str(tree)!r}, 'lmdb://{tmp_path}/a.lmdb', workers=2)\n"
+        "    subprocess.Popen = Interrupted\n"
+        f"    assert storeds.verify('lmdb://{tmp_path}/a.lmdb').ok\n"
+    )
+    script = tmp_path / "pack.py"
+    script.write_text(code)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_no_worker_outlives_a_pack_that_was_killed(tree: Path, tmp_path: Path) -> None:
     code = (
         "import os, signal, sys, multiprocessing, storeds\n"

@@ -350,7 +350,7 @@ def test_a_folder_that_cannot_be_listed_is_no_empty_folder(tmp_path: Path, monke
 
     write(tmp_path / "a.h5", [1])
     monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(StoreNotFoundError, match="cannot be listed: Permission denied"):
+    with pytest.raises(UnavailableError, match="cannot be listed: Permission denied"):
         storeds.open_backend(f"hdf5://{tmp_path}/**/*.h5")
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
 
-from storeds.errors import FormatError, StoreNotFoundError
+from storeds.errors import FormatError, StoredsError, StoreNotFoundError, UnavailableError
 
-__all__ = ["check_file", "nearest", "sniff"]
+__all__ = ["check_file", "nearest", "refused", "sniff"]
 
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _LMDB = b"\xde\xc0\xef\xbe"
@@ -42,6 +43,8 @@ def check_file(path: str, kind: str, url: str) -> os.stat_result:
     ------
     StoreNotFoundError
         Nothing is there.
+    UnavailableError
+        The system refuses to look, or to read: for want of permission, for example.
     FormatError
         Something else is there; the message says what.
     """
@@ -56,7 +59,7 @@ def check_file(path: str, kind: str, url: str) -> os.stat_result:
         )
         raise StoreNotFoundError(f"no store at {url}: {nearest(path)}{begun}") from None
     except OSError as error:
-        raise StoreNotFoundError(f"{url} cannot be looked at: {error.strerror}") from None
+        raise refused(url, "looked at", error) from None
     if stat.S_ISDIR(status.st_mode):
         raise FormatError(f"{url} is a folder; a native {kind} store is one file")
     if not stat.S_ISREG(status.st_mode):
@@ -64,11 +67,17 @@ def check_file(path: str, kind: str, url: str) -> os.stat_result:
     try:
         found = sniff(path)
     except OSError as error:
-        raise StoreNotFoundError(f"{url} cannot be read: {error.strerror}") from None
+        raise refused(url, "read", error) from None
     if found != kind:
         what = f"is a store of {found}; write {found}:// instead" if found else "does not begin as one"
         raise FormatError(f"{url} is no {kind} store: the file ({status.st_size} bytes) {what}")
     return status
+
+
+def refused(what: str, done: str, error: OSError) -> StoredsError:
+    """Return the error for a path at which the system does not let us look: nobody may take it for one where nothing is."""
+    never = error.errno in (errno.ENAMETOOLONG, errno.ELOOP)  # no store can be there
+    return (StoreNotFoundError if never else UnavailableError)(f"{what} cannot be {done}: {error.strerror}")
 
 
 def nearest(path: str) -> str:

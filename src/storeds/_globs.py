@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from storeds._files import nearest
+from storeds._files import nearest, refused
 from storeds._url import split_options, split_scheme
 from storeds.errors import StoreNotFoundError
 
@@ -124,4 +124,4 @@ def _list(folder: str) -> list[os.DirEntry[str]]:
         with os.scandir(folder) as entries:
             return list(entries)
     except OSError as error:
-        raise StoreNotFoundError(f"{folder} cannot be listed: {error.strerror}") from None
+        raise refused(folder, "listed", error) from None

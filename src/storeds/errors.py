@@ -6,7 +6,7 @@ StoredsError
 ├── StoreNotFoundError (FileNotFoundError) nothing is at that path or collection
 ├── StoreExistsError (FileExistsError)     a target, or what an interrupted writer left, is in the way
 ├── FormatError (ValueError)               something is there, but it is not a whole store of that kind
-├── UnavailableError (ConnectionError)     the engine cannot be reached, or the store was replaced
+├── UnavailableError (ConnectionError)     the engine cannot be reached, a file not be read, or the store was replaced
 ├── BadSamplesError (RuntimeError)         more samples were bad than the policy allows, or none was good
 ├── ClosedError (ValueError)               a backend or writer was used after ``close()``
 └── RecordError (ValueError)               one record is bad; the only branch an ``on_error`` policy deals with
@@ -59,7 +59,7 @@ class FormatError(StoredsError, ValueError):
 
 
 class UnavailableError(StoredsError, ConnectionError):
-    """The engine cannot be reached, or the opened store is no longer there; no policy swallows it."""
+    """The engine cannot be reached, a file may not be read, or the opened store is no longer there; no policy swallows it."""
 
 
 class BadSamplesError(StoredsError, RuntimeError):

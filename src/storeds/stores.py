@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from storeds._detect import detect_layout
-from storeds._files import nearest, sniff
+from storeds._files import nearest, refused, sniff
 from storeds._globs import Glob, glob_of
 from storeds._url import file_url, redact, split_scheme
 from storeds._writer import COMMIT_EVERY
@@ -241,7 +241,7 @@ def _by_content(path: str) -> str | None:
     except (FileNotFoundError, NotADirectoryError):
         raise StoreNotFoundError(f"no store at {path}: {nearest(path)}") from None
     except OSError as error:
-        raise StoreNotFoundError(f"{path} cannot be read: {error.strerror}") from None
+        raise refused(path, "read", error) from None
     if found is None and os.path.splitext(path)[1].lower() not in _SUFFIXES:
         if stat.S_ISDIR(mode):
             raise FormatError(

@@ -5,7 +5,6 @@ It says beforehand what comes next, so that what it said last tells what killed 
 
 from __future__ import annotations
 
-import ctypes
 import json
 import signal
 import subprocess
@@ -17,6 +16,7 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 from storeds.errors import StoredsError
+from storeds.ops._dependents import become_dependent, starting_dependents
 from storeds.ops.checks import Checker, RunResult
 from storeds.stores import open_backend
 
@@ -25,7 +25,6 @@ __all__ = ["DEADLINE", "Child", "Death", "run_child", "share_of", "start_child"]
 DEADLINE = 60.0
 """Seconds that a child may say nothing; ten times that to open the store, to read a column, or for one deep check."""
 
-_PR_SET_PDEATHSIG = 1
 _SIGN = 1.0  # seconds between two signs of life
 _FEWEST = 256  # records for which it pays to start another process
 
@@ -107,7 +106,8 @@ def start_child(
     receiver, sender = Pipe(duplex=False)
     with sender:
         command = [sys.executable, "-c", _BOOT]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[sender.fileno()])  # noqa: S603  # our own
+        with starting_dependents():
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[sender.fileno()])  # noqa: S603  # our own
         job = {"url": url, "start": start, "stop": stop, "step": step, "workers": workers, "skip": skip}
         job |= {"deep": deep, "descriptor": sender.fileno(), "path": sys.path}
         assert process.stdin is not None
@@ -131,8 +131,7 @@ def run_child(job: dict[str, Any]) -> None:
         sent first, and the share of one in ``workers`` is checked; ``skip``, columns to leave alone; ``deep`` as
         for `verify`; ``descriptor`` of the pipe to send through.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    become_dependent()
     with Connection(job["descriptor"]) as sender:
         try:
             _check(sender, job)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import io
 import multiprocessing
-import signal
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -20,6 +18,7 @@ from PIL import Image, ImageOps
 from storeds.decode import decode_reason
 from storeds.errors import StoredsError
 from storeds.jpeg import Finding, repair, triage
+from storeds.ops._dependents import become_dependent, starting_dependents
 from storeds.ops._jpeg_header import is_surely_whole, surely_opens
 from storeds.ops.finding_fields import FindingFields
 from storeds.ops.pictures import look
@@ -38,7 +37,6 @@ _CHUNK_BYTES = 8 << 20
 _AHEAD_BYTES = 4 << 20  # enough for what an engine writes at a time, and few, as they are held once more
 _AHEAD = 2  # chunks in flight for each worker
 _QUALITY = 90
-_PR_SET_PDEATHSIG = 1
 # A thread may call `read` of these while this one calls `size`. Others, a subclass too, may belong to one thread.
 _READ_IN_A_THREAD = frozenset[type](
     (
@@ -203,7 +201,8 @@ def prepared_chunks(preparer: Preparer, start: int, workers: int) -> Iterator[Ch
         running: deque[tuple[range, Future[list[Prepared]]]] = deque()
         try:
             for items in ranges:
-                running.append((items, pool.submit(_prepare_in_worker, items)))
+                with starting_dependents():  # a worker too, while there are too few
+                    running.append((items, pool.submit(_prepare_in_worker, items)))
                 if len(running) >= _AHEAD * workers:
                     yield _finish(running)
             while running:
@@ -266,9 +265,7 @@ _worker: Preparer | None = None
 def _start_worker(preparer: Preparer) -> None:
     global _worker
     _worker = preparer
-    # Ctrl-C is the parent's to handle; and no worker outlives a parent that was killed.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    become_dependent()
 
 
 def _prepare_in_worker(items: range) -> list[Prepared]:
