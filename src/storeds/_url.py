@@ -18,7 +18,8 @@ _FILES = (None, "lmdb", "hdf5")
 _USER_OF_A_FILE = re.compile(r"[^\s/:?]*:(?![/\\\s]).*@", re.DOTALL)
 
 _WORD = re.compile(r"\S+")
-_WITH_BLANKS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://?[^/@].*\s.*@\S*\Z", re.DOTALL)
+_BLANK = re.compile(r"\s")
+_START = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/+")
 # What stands in front of a password. In none of the three can a scan run past the next colon, so a search is linear.
 # A user's name may hold @ and, where the path is no file's, / too. Quotes and the like are what messages put around a
 # URL; a / is not among them, because file names may hold : and @.
@@ -38,7 +39,13 @@ _SECRET_OPTION = re.compile(
 
 def redact(url: str) -> str:
     """Return a URL with passwords, tokens and other secrets in it replaced by ``***``, also where its password holds blanks."""
-    return redact_message(_without_password(url) if _WITH_BLANKS.match(url) else url)
+    return redact_message(_without_password(url) if _has_blanks(url) else url)
+
+
+def _has_blanks(url: str) -> bool:
+    """Whether blanks stand where a URL has user and password, and nowhere behind."""
+    start, at = _START.match(url), url.rfind("@")
+    return start is not None and bool(_BLANK.search(url, start.end(), max(at, 0))) and not _BLANK.search(url, at)
 
 
 def redact_message(text: str) -> str:
@@ -72,7 +79,7 @@ def split_scheme(url: str) -> tuple[str | None, str]:
         _refuse_one_slash(url)
     if scheme in _FILES:
         _refuse_user(url, scheme, rest)
-    elif _WITH_BLANKS.match(url):
+    elif scheme.startswith("mongodb") and _has_blanks(url):
         raise ConfigError(
             f"{redact(url)!r}: a user or password with blanks must be percent-encoded, as urllib.parse.quote_plus does"
         )
