@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -381,3 +382,14 @@ def test_a_where_of_no_values_selects_nothing(tmp_path: Path) -> None:
 def test_a_text_where_a_list_belongs_is_told_so() -> None:
     with pytest.raises(errors.ConfigError, match="fields: input should be a list"):
         load_config({"dataset": {"url": "x.lmdb", "fields": "image"}})
+
+
+def test_many_and_long_values_are_told_in_short(tmp_path: Path) -> None:
+    url = f"lmdb://{tmp_path}/x.lmdb"
+    with storeds.open_writer(url, {"text": "str", "share": "float"}) as writer:
+        writer.append({"text": f"{number:05}" * 400, "share": math.nan} for number in range(1500))
+    for where, says in (({"text": "0" * 3000}, "and 1480 more"), ({"share": 0.5}, "there are no values of share")):
+        config = load_config({"dataset": {"url": url, "reader": "array", "where": where}})
+        with pytest.raises(errors.ConfigError, match=says) as raised:
+            storeds.build_dataset(config)
+        assert len(str(raised.value)) < 2500

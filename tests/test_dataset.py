@@ -301,14 +301,17 @@ class Picky(ArrayReader):
 class NoColourError(errors.RecordError):
     """A plug-in's own word for a bad record."""
 
+    def __init__(self, what: str, colour: str) -> None:
+        super().__init__(f"{what} {colour}")
+
 
 @pytest.mark.parametrize(
-    ("error", "kind"), [(errors.DecodeError("no colour"), "decode"), (NoColourError("no colour"), "record")]
+    ("error", "kind"), [(errors.DecodeError("no colour"), "decode"), (NoColourError("no", "colour"), "record")]
 )
 def test_a_record_that_a_reader_refuses_is_told_by_place_and_heeds_the_policy(
     url: str, error: errors.RecordError, kind: str
 ) -> None:
-    with pytest.raises(type(error), match=rf"record 4 \(key 'p/4'\) of {url}: no colour") as raised:
+    with pytest.raises(errors.RecordError, match=rf"record 4 \(key 'p/4'\) of {url}: no colour") as raised:
         StoreDataset(url, reader=Picky(error=error), where={"split": "val"})[:3]
     assert (raised.value.position, raised.value.kind) == (4, kind)
     dataset = StoreDataset(url, reader=Picky(error=error), where={"split": "val"}, on_error="skip")
@@ -416,7 +419,11 @@ def test_repr_and_length_do_no_io(url: str, tmp_path: Path) -> None:
         ({"seed": "7"}, "seed must be"),
         ({"layout": "orc"}, "layout 'lmdb/orc'.*'lmdb/ocr'"),
         ({"options": {"readahed": True}}, "did you mean 'readahead'"),
-        ({"reader_options": {"speed": 1}}, "no option 'speed'; .*he options are orient, max_pixels$"),
+        (
+            {"reader_options": {"speed": 1}},
+            "no option 'speed'; .*he options are decode, mode, repair, min_recovered, orient, max_pixels$",
+        ),
+        ({"reader_options": {"mode": "L"}, "mode": "RGBA"}, "mode is given to the dataset and, another one, in"),
         ({"reader_options": {"kinds": 1}}, "no option 'kinds'"),
         ({"reader_options": {"fields": ["label"]}}, "fields is an argument of StoreDataset"),
         ({"target_transform": ["Resise"]}, r"^target_transform\[0\]: .*Resize"),

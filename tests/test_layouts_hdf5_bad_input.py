@@ -357,3 +357,11 @@ def test_a_file_that_no_layout_fits_is_told_with_what_it_holds(path: Path) -> No
             file.create_group(f"g{number}/h")
     with pytest.raises(FormatError, match="'g7' .a group of 1. …"):
         storeds.open_backend(url)
+
+
+def test_a_name_that_is_no_text_is_shown_as_it_is(path: Path) -> None:
+    def make(file: h5py.File) -> None:
+        h5py.h5d.create(file.id, b"\xff\xfe", h5py.h5t.STD_I32LE, h5py.h5s.create(h5py.h5s.SCALAR))
+
+    with pytest.raises(FormatError, match=re.escape(r"it holds b'\xff\xfe'")):
+        storeds.open_backend(write(path, make))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self, cast
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ import torch
 from PIL import Image
 
 from photographs import jpeg, photograph
-from storeds import Backend, SampleContext, errors, open_backend, open_writer, register_decoder
+from storeds import Backend, SampleContext, StoreDataset, errors, open_backend, open_writer, register_decoder
+from storeds.protocols import Field
 from storeds.readers.array import ArrayReader
 from storeds.readers.image import ImageReader
 from storeds.registry import DECODERS
@@ -215,3 +217,25 @@ class TestArrayReaderKeepsTheContract(ReaderTests):
 def test_photographs_differ() -> None:
     assert len({jpeg(number) for number in range(6)}) == 6
     assert photograph().size == (96, 64)
+
+
+@dataclass(frozen=True)
+class BindsItself(ArrayReader):
+    """A plug-in's reader that does without the base's binding, and has a name for an option that others use for theirs."""
+
+    strided: str = "no"
+    mode: str = "train"
+
+    def bind(self, backend: Backend, /) -> Self:
+        kinds = tuple(backend.meta.fields.get(name, Field("int")) for name in ("x", "index"))
+        return replace(self, fields=("x", "index"), count=len(backend), kinds=kinds)
+
+
+def test_a_plug_ins_reader_may_bind_itself_and_name_its_options_as_it_likes() -> None:
+    with open_writer("memory://binds-itself", {"x": "int"}, overwrite=True) as writer:
+        writer.append([{"x": 5}, {"x": 6}])
+    options = {"mode": "val", "strided": "yes"}
+    dataset = StoreDataset("memory://binds-itself", reader=cast("Any", BindsItself), reader_options=options)
+    assert dataset[:] == [(5, 0), (6, 1)]
+    assert isinstance(dataset.reader, BindsItself)
+    assert (dataset.reader.mode, dataset.reader.strided) == ("val", "yes")

@@ -62,6 +62,7 @@ def test_no_password_survives(password: str) -> None:
 @example("1234 5")
 @example(" x")
 @example("a@b c")
+@example("/secret x")
 def test_no_password_with_blanks_survives_where_the_url_is_all_there_is(password: str) -> None:
     url = f"mongodb://user:{password}@host:27017/db/c"
     assert redact(url) == "mongodb://user:***@host:27017/db/c"
@@ -69,8 +70,15 @@ def test_no_password_with_blanks_survives_where_the_url_is_all_there_is(password
         with pytest.raises(ConfigError, match="blanks must be percent-encoded") as raised:
             storeds.open_backend(url)
         assert "mongodb://user:***@host:27017/db/c" in str(raised.value)
+        for more in ("", "?appName=my app", "\n", "/c d"):
+            assert redact(url + more) == f"mongodb://user:***@host:27017/db/c{more}"
         source = storeds.load_config({"dataset": {"url": url.replace("$", "")}})
         assert "mongodb://user:***@host:27017/db/c" in repr(source)
+
+
+@pytest.mark.parametrize("rest", ["localhost:1/db/my c@d", "u:pass@localhost:1/db/c d@e", "a:1,b,c:2/db/my c@d"])
+def test_blanks_behind_user_and_password_are_fine(rest: str) -> None:
+    assert split_scheme(f"mongodb://{rest}") == ("mongodb", rest)
 
 
 @given(PASSWORDS)

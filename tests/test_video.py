@@ -387,7 +387,7 @@ def test_a_store_of_no_videos_has_no_samples(tmp_path: Path) -> None:
         ({"per_frame": "frame"}, "sequence of names"),
         ({"by": "vido"}, "'video'"),
         ({"by": "time"}, "of kind float"),
-        ({"mode": "L"}, "mode is an argument of StoreDataset"),
+        ({"mode": "RGBX9"}, "neither 'unchanged'"),
         ({"_runs": 3}, "no option '_runs'; .*he options are (?!.*(_runs|strided|fields|made))"),
         ({"per_frame": ["time", "scoer"]}, "per_frame: .*no field 'scoer'"),
     ],

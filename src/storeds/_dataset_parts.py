@@ -18,7 +18,7 @@ from storeds.transforms import first_crop, takes_strided
 
 __all__ = ["changed_arguments", "check_seed", "make_reader", "open_source", "spare_a_copy"]
 
-_ARGUMENTS = ("fields", "decode", "mode", "repair", "min_recovered")  # which a dataset hands on to its reader
+_DEFAULTS = {"mode": "RGB", "repair": True, "min_recovered": 0.5}  # of a dataset, which hands them on to its reader
 
 
 def changed_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,18 +66,24 @@ def make_reader(
         return cast("Reader[Any]", reader)
     target = READERS.get(reader) if isinstance(reader, str) else reader
     accepted = inspect.signature(target).parameters
-    options = [name for name in accepted if name not in (*_ARGUMENTS, *getattr(target, "internal", ()))]
+    options = [name for name in accepted if name != "fields" and not _is_internal(name, target)]
     for name in own:
-        if name in _ARGUMENTS:
-            raise ConfigError(
-                f"{name} is an argument of StoreDataset, or a key of [dataset], not one of reader_options"
-            )
+        if name == "fields":
+            raise ConfigError("fields is an argument of StoreDataset, or a key of [dataset], not one of reader_options")
         if name not in options:
             raise ConfigError(f"reader {reader!r} has no option {name!r}; {suggest(name, options, 'options')}")
+        if name in image_options and image_options[name] not in (_DEFAULTS.get(name), own[name]):
+            raise ConfigError(f"{name} is given to the dataset and, another one, in reader_options; give it once")
     if isinstance(fields, str):
         raise ConfigError(f"fields is a sequence of names, not the text {fields!r}")
     named = {name: value for name, value in image_options.items() if name in accepted}
     return cast("Reader[Any]", target(fields=tuple(fields or ()), **{**named, **own}))
+
+
+def _is_internal(name: str, target: Any) -> bool:
+    """Whether an argument of a reader is what its binding sets, and not what a plug-in declares for itself."""
+    own = vars(target).get("__annotations__", {}) if isinstance(target, type) else {}
+    return name.startswith("_") or (name in getattr(target, "internal", ()) and name not in own)
 
 
 def spare_a_copy(reader: Reader[Any], transform: Transform | None) -> Reader[Any]:

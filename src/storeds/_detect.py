@@ -151,8 +151,8 @@ def _glimpse(url: str, given: Mapping[str, Any], targets: Mapping[str, Any]) -> 
             own = _options_of(target)
             try:
                 return [target.glimpse(url, **{option: value for option, value in given.items() if option in own})]
-            except StoredsError:
-                return []  # it cannot be opened: that is what the other reasons say
+            except Exception:  # what it decorates counts: that says what is wrong
+                return []
     return []
 
 

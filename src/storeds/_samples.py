@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from storeds.concatenated import ConcatenatedBackend
-from storeds.errors import RecordError, StoredsError, TransformError
+from storeds.errors import DecodeError, RecordError, StoredsError, TransformError
 from storeds.protocols import Backend, Reader, Record, SampleContext
 from storeds.selection import Selection
 from storeds.transforms import BoundTransform
@@ -69,7 +69,9 @@ class SampleMaker:
         try:
             sample = self.reader.build(records, context)  # type: ignore[arg-type]  # errors were returned above
         except RecordError as error:
-            return self.placed(type(error), positions, error.reason or str(error), error.kind, error.__cause__)
+            # A stranger's own child of it may be made otherwise.
+            kind = DecodeError if isinstance(error, DecodeError) else RecordError
+            return self.placed(kind, positions, error.reason or str(error), error.kind, error.__cause__)
         except Exception as error:  # a fault of the reader's, which must not look like one of the data
             position = self._in_store(positions[0]) if positions else -1
             error.add_note(f"{type(self.reader).__name__} was given record {position} of {self.view.url}")

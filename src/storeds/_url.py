@@ -13,13 +13,14 @@ __all__ = ["file_path", "file_url", "redact", "redact_message", "split_options",
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/(?!/)")
+_HOSTS = re.compile(r"[^:,]*(:\d+)?(,[^:,]*(:\d+)?)*")
 _FILES = (None, "lmdb", "hdf5")
 # A path with a : in its first part and an @ behind it. A drive, as in C:/ and C:\, is no user.
 _USER_OF_A_FILE = re.compile(r"[^\s/:?]*:(?![/\\\s]).*@", re.DOTALL)
 
 _WORD = re.compile(r"\S+")
 _BLANK = re.compile(r"\s")
-_START = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/+")
+_START = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]*:/+")
 # What stands in front of a password. In none of the three can a scan run past the next colon, so a search is linear.
 # A user's name may hold @ and, where the path is no file's, / too. Quotes and the like are what messages put around a
 # URL; a / is not among them, because file names may hold : and @.
@@ -43,9 +44,9 @@ def redact(url: str) -> str:
 
 
 def _has_blanks(url: str) -> bool:
-    """Whether blanks stand where a URL has user and password, and nowhere behind."""
+    """Whether blanks stand where a URL may have user and password, also if these hold what should have been encoded."""
     start, at = _START.match(url), url.rfind("@")
-    return start is not None and bool(_BLANK.search(url, start.end(), max(at, 0))) and not _BLANK.search(url, at)
+    return start is not None and bool(_BLANK.search(url, start.end(), max(at, 0)))
 
 
 def redact_message(text: str) -> str:
@@ -79,11 +80,19 @@ def split_scheme(url: str) -> tuple[str | None, str]:
         _refuse_one_slash(url)
     if scheme in _FILES:
         _refuse_user(url, scheme, rest)
-    elif scheme.startswith("mongodb") and _has_blanks(url):
+    elif scheme.startswith("mongodb") and _BLANK.search(_user_and_password(rest)):
         raise ConfigError(
             f"{redact(url)!r}: a user or password with blanks must be percent-encoded, as urllib.parse.quote_plus does"
         )
     return scheme, rest
+
+
+def _user_and_password(rest: str) -> str:
+    """Return what of a URL, behind its scheme, stands for them, also where a / in a password should have been encoded."""
+    hosts = rest.partition("/")[0]
+    if "@" in hosts or _HOSTS.fullmatch(hosts):
+        return hosts.rpartition("@")[0]
+    return rest.rpartition("@")[0]
 
 
 def _refuse_one_slash(url: str) -> None:

@@ -24,6 +24,7 @@ __all__ = ["Config", "Loader", "build_dataset", "build_loader", "config_schema",
 
 _LOG = logging.getLogger("storeds")
 _PLACEHOLDER = "{split}"
+_SHOWN, _LONG = 8, 60  # values in a message, characters of one
 
 
 class Loader(Settings):
@@ -158,9 +159,10 @@ def build_dataset(config: Config, split: str | None = None) -> StoreDataset:
 
 def _check_values(dataset: StoreDataset, name: str, wanted: list[Any]) -> None:
     """Raise ConfigError if no record at all has one of these values: else nothing would tell of a misspelt one."""
-    there = set(read_column(dataset.backend, name).tolist())
+    there = {value for value in read_column(dataset.backend, name).tolist() if value == value}  # NaN is like nothing
     if wanted and there.isdisjoint(wanted):
-        values, names = ", ".join(map(repr, wanted)), map(str, sorted(there))
+        values = ", ".join(repr(value)[:_LONG] for value in wanted[:_SHOWN])
+        names = [str(value)[:_LONG] for value in sorted(there)]
         raise ConfigError(
             f"no record of {dataset.url} has the {name} {values}; {suggest(str(wanted[0]), names, f'values of {name}')}"
         )

@@ -257,8 +257,10 @@ def _link_sort(group: h5py.Group, name: str) -> int | None:
         return None
 
 
-def _told(group: h5py.Group, name: str) -> str:
+def _told(group: h5py.Group, name: str | bytes) -> str:
     """Return one member's name and what it is; links are not followed."""
+    if isinstance(name, bytes):  # no UTF-8
+        return repr(name)
     if _link_sort(group, name) != h5py.h5l.TYPE_HARD:
         return f"{name!r} (a link)"
     member = group[name]

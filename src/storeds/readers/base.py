@@ -31,12 +31,12 @@ class RecordReader(ABC):
     # Elements that the reader makes where the store has no field that is called so.
     makes: ClassVar[tuple[str, ...]] = (INDEX,)
     # What binding sets: no options for a user.
-    internal: ClassVar[tuple[str, ...]] = ("count", "kinds", "made")
+    internal: ClassVar[tuple[str, ...]] = ("count", "kinds")
 
     fields: tuple[str, ...] = ()
     count: int = 0
     kinds: tuple[Field, ...] = ()
-    made: tuple[str, ...] = ()
+    _made: tuple[str, ...] | None = None
 
     @abstractmethod
     def _choose(self, fields: dict[str, Field]) -> tuple[str, ...]:
@@ -45,6 +45,11 @@ class RecordReader(ABC):
     @abstractmethod
     def _value(self, field: Field, value: Any, context: SampleContext) -> Any:
         """Return an element from a stored value."""
+
+    @property
+    def made(self) -> tuple[str, ...]:
+        """The elements that are not read from the store."""
+        return self.makes if self._made is None else self._made
 
     @property
     def stored(self) -> tuple[str, ...]:
@@ -74,7 +79,7 @@ class RecordReader(ABC):
         if len(set(fields)) != len(fields):
             raise ConfigError(f"fields {fields} name an element twice")
         kinds = tuple(declared.get(name, Field("int")) for name in fields)
-        return replace(self, fields=fields, count=Count(len(backend)), kinds=kinds, made=made)
+        return replace(self, fields=fields, count=Count(len(backend)), kinds=kinds, _made=made)
 
     def __len__(self) -> int:
         return self.count

@@ -68,7 +68,6 @@ class VideoReader(PictureReader):
     """
 
     makes: ClassVar[tuple[str, ...]] = (INDEX, _DECODED)
-    internal: ClassVar[tuple[str, ...]] = (*PictureReader.internal, "_runs", "_numbered")
 
     decode: str | Decoder = "tensor"
     frames: int | None = None
@@ -103,7 +102,7 @@ class VideoReader(PictureReader):
         if declared[self.by].kind not in ("int", "str"):
             raise ConfigError(f"by={self.by!r} is a field of kind {declared[self.by].kind}; expected int or str")
         for name in self.per_frame:
-            if name not in declared and name not in _PER_FRAME:
+            if name not in (*declared, *self.makes, *_PER_FRAME):
                 raise ConfigError(
                     f"per_frame: {backend.url} has no field {name!r}; {suggest(name, declared, 'fields')}"
                 )
