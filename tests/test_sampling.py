@@ -299,7 +299,7 @@ class TestState:
         ("change", "message"),
         [
             ({"version": 2}, "not a sampler's state of version 1: version is 2"),
-            ({"epoch": -1}, "epoch must be at least 0"),
+            ({"epoch": -1}, "epoch must be from 0 to"),
             ({"position": 11}, "position must be from 0 to 10, got 11"),
             ({"position": None}, "position must be an int"),
         ],

@@ -174,10 +174,8 @@ def build_loader(config: Config, split: str | None = None) -> StoreLoader:
     Workers: as many as the CPUs this process may use, shared with the ranks beside it. Persistent if there are any. Pinned memory with CUDA. The order of
     an epoch is that of the dataset's seed (0 without one), shared between the ranks of torch.distributed.
 
-    Raises
-    ------
-    ConfigError
-        There would be no batch at all: the store is empty, nothing is selected of it, or `drop_last` drops everything.
+    Where it has no batch at all, because the store is empty, nothing is selected of it, or `drop_last` drops everything,
+    a warning says so.
     """
     import torch
 
@@ -204,8 +202,8 @@ def build_loader(config: Config, split: str | None = None) -> StoreLoader:
     }
     make = _threaded if settings.start_method == "thread" else _with_processes
     loader = make(settings, dataset, workers, arguments)
-    if not len(loader):  # a loop over it would end at once, and nobody would hear why
-        raise ConfigError(f"there is no batch to load: {_why_none(dataset, sampler.num_replicas, settings)}")
+    if not len(loader):  # a loop over it ends at once, and nobody would hear why
+        _LOG.warning("there is no batch to load: %s", _why_none(dataset, sampler.num_replicas, settings))
     return loader
 
 
