@@ -308,7 +308,7 @@ def test_links_out_of_the_root_are_refused_unless_allowed(make: Any, tmp_path: P
     (root / "a" / "within.jpg").symlink_to("sub/in.jpg")
     source = make(root)
     assert column(source, "key") == ["a/1.jpg", "a/within.jpg", "a/sub/in.jpg"]
-    end = f"outside {root}; pass allow_outside=True to take it all the same"
+    end = f"outside {root}; pass allow_outside=True (--allow-outside) to take it all the same"
     assert sorted(told(source)) == [
         f"a/file.jpg: is a link to {tmp_path}/outside/x.jpg, {end}",
         f"a/folder: is a link to {tmp_path}/outside, {end}",
@@ -513,15 +513,15 @@ def test_bad_rows_are_told_by_line(tmp_path: Path) -> None:
         "5.jpg,a,1\n"
     )
     source = ManifestSource(written(root, text))
-    outside = f"outside {root}; pass allow_outside=True to take it all the same"
+    outside = f"outside {root}; pass allow_outside=True (--allow-outside) to take it all the same"
     assert column_keys(source) == ["1.jpg", "two\nlines.jpg"]
     assert told(source) == [
         "train.csv line 3 (2.jpg): no label is given in 'label'",
         "train.csv line 4: no path is given",
         "train.csv line 5 (./1.jpg): the path is listed already at train.csv line 2",
-        f"train.csv line 6 (../out.jpg): the path leads out of {root}; pass allow_outside=True to take it all the same",
+        f"train.csv line 6 (../out.jpg): the path leads out of {root}; pass allow_outside=True (--allow-outside) to take it all the same",
         f"train.csv line 7 (/etc/passwd): the path is absolute, and paths are taken below {root}; pass "
-        "allow_outside=True to take it all the same",
+        "allow_outside=True (--allow-outside) to take it all the same",
         f"train.csv line 8 (link.jpg): the path leads, by a link, to {tmp_path}/out.jpg, {outside}",
         f"train.csv line 9 (up/out.jpg): the path leads, by a link, to {tmp_path}/out.jpg, {outside}",
         "train.csv line 10: has 2 columns instead of 3",
@@ -857,7 +857,7 @@ def test_an_index_that_is_none_is_refused(index: Any, message: str, tmp_path: Pa
 def test_bad_items_of_an_index_are_told_by_position(tmp_path: Path) -> None:
     index = {"path_list": ["1.jpg", "../2.jpg", None, "1.jpg"], "label_list": [1, 2, 3, 4]}
     assert told(JsonIndexSource(indexed(tmp_path, index))) == [
-        f"index.json path_list[1] (../2.jpg): the path leads out of {tmp_path}; pass allow_outside=True to take it all "
+        f"index.json path_list[1] (../2.jpg): the path leads out of {tmp_path}; pass allow_outside=True (--allow-outside) to take it all "
         "the same",
         "index.json path_list[2]: no path is given",
         "index.json path_list[3] (1.jpg): the path is listed already at index.json path_list[0]",

@@ -113,7 +113,9 @@ class _Batches(Draws):
     def __init__(self, loader: ThreadLoader) -> None:
         self._num_yielded = self._send_idx = 0
         self._num_workers = loader.num_threads
-        self._sampler_iter: Iterator[Any] = iter(loader.batch_sampler or loader.sampler)
+        # Not `or`: a batch sampler that has no batch is false.
+        sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+        self._sampler_iter: Iterator[Any] = iter(sampler)
         ahead = loader.num_threads * loader.threads_ahead
         self._results: ReadAhead[Any, Any] = ReadAhead(
             loader._make,
