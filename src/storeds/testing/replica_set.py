@@ -139,14 +139,17 @@ class ReplicaSet:
         self.wait_until_whole(deadline)
 
     def _create_users(self, primary: Member) -> None:
+        everywhere = {"w": len(self.members), "wtimeout": 60_000}  # else a member may not know a user yet
         # The server lets a client on its own machine make the first user, who makes the others.
         with self._direct(primary) as client:
-            client.admin.command("createUser", "root", pwd=self._passwords["root"], roles=["root"])
+            client.admin.command(
+                "createUser", "root", pwd=self._passwords["root"], roles=["root"], writeConcern=everywhere
+            )
         owner: pymongo.MongoClient[Any] = pymongo.MongoClient(self.uri())
         with owner:
             for user in ("writer", "reader"):
                 roles = [{"role": _ROLES[user], "db": self.database}]
-                owner.admin.command("createUser", user, pwd=self._passwords[user], roles=roles)
+                owner.admin.command("createUser", user, pwd=self._passwords[user], roles=roles, writeConcern=everywhere)
 
 
 @contextmanager
