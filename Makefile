@@ -4,6 +4,8 @@ VENV ?= .venv
 TF_VENV ?= .venv-tf
 PEERS_VENV ?= .venv-peers
 TORCH ?= torch==2.13.0
+# Installed without their dependencies, which would replace the CPU build of torch.
+VISION ?= torchvision==0.29.* fastai==2.8.*
 TENSORFLOW ?= tensorflow-cpu==2.21.*
 
 BIN := $(VENV)/bin
@@ -70,6 +72,7 @@ $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet '$(TORCH)'
 	$(BIN)/python -m pip install --quiet --editable '.[dev,demo]'
+	$(BIN)/python -m pip install --quiet --no-deps $(VISION)
 	@touch $@
 
 # Apart, because TensorFlow holds back h5py and others.

@@ -11,6 +11,7 @@ from typing import Any
 
 import pymongo
 import pytest
+import torch
 from hypothesis import settings
 
 from storeds.testing.mongod import run_mongod
@@ -19,6 +20,11 @@ from storeds.testing.mongod import run_mongod
 settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
     settings.load_profile("ci")
+
+# torchvision is installed for its Python code; its compiled operators need the CUDA build of torch, but it
+# insists that they are declared.
+for _operator in ("nms", "qnms"):
+    torch.library.define(f"torchvision::{_operator}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 ENGINES = ("lmdb", "hdf5", "mongodb", "memory")
 
