@@ -13,7 +13,7 @@ READY := $(VENV)/.ready
 TF_READY := $(TF_VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full test-tf compose-test lint bench bench-peers docs clean server
+.PHONY: help demo test test-full test-gpu test-tf compose-test lint bench bench-peers docs clean server
 # A target that fails half-way must not look finished.
 .DELETE_ON_ERROR:
 
@@ -30,6 +30,11 @@ test: server ## run every test, a real MongoDB server included
 test-full: server ## the same with 1,000 damaged stores of each file format, which takes half an hour
 	@bash scripts/check_system.sh tools
 	STOREDS_TEST_FULL=1 $(BIN)/python -m pytest --timeout 3600
+
+test-gpu: $(READY) ## run the tests marked cuda, then measure how copies to the GPU overlap with training steps
+	$(BIN)/python -c "import torch; torch.cuda.is_available() or exit('make test-gpu needs a GPU: PyTorch sees no CUDA device')"
+	$(BIN)/python -m pytest -m cuda
+	$(BIN)/python -m benchmarks.device
 
 test-tf: $(TF_READY) ## run the tests of storeds.tf with real TensorFlow, in a virtual environment of its own
 	$(TF_VENV)/bin/python -m pytest tests_tf

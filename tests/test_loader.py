@@ -133,15 +133,6 @@ def test_tensors_in_any_nesting_come_to_the_device(device: str) -> None:
             assert batch["b"].names == ["n"]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_batches_come_to_a_gpu_one_ahead_and_equal() -> None:
-    batches = [(torch.full((1000, 1000), number), number) for number in range(20)]
-    for number, (tensor, same) in enumerate(to_device(batches, "cuda")):
-        assert tensor.is_cuda
-        assert same == number
-        assert (tensor * 1 == number).all()
-
-
 @pytest.mark.parametrize("kind", [StoreLoader, ThreadLoader])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loader_made_by_hand_needs_no_sampler(url: str, kind: type[StoreLoader], workers: int) -> None:

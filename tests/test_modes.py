@@ -114,17 +114,6 @@ class TestPinning:
             torch.cat([batch.images for batch in batches]), torch.stack([image for image, *_ in TRUTH["tensor"]])
         )
 
-    @pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch pins no memory without an accelerator")
-    @pytest.mark.parametrize("workers", [0, 1])
-    def test_tensors_are_pinned_and_right(self, stores: dict[str, str], workers: int) -> None:
-        dataset = StoreDataset(stores["lmdb"], fields=FIELDS, decode="tensor")
-        for collate in (None, storeds.collate):
-            loader = DataLoader(dataset, COUNT, collate_fn=collate, num_workers=workers, pin_memory=True)
-            ((images, labels, _),) = loader
-            assert images.is_pinned()
-            assert labels.is_pinned()
-            assert torch.equal(images, torch.stack([image for image, *_ in TRUTH["tensor"]]))
-
 
 AUGMENT = [{"name": "RandomResizedCrop", "size": 8}, "RandomHorizontalFlip", "ToTensor", jitter]
 
