@@ -14,6 +14,9 @@ import pytest
 import storeds
 from _foreign_lmdb import encoded, put
 from storeds import errors, registry
+from storeds._readings import Reading, ambiguous
+from storeds._unread import bounded, check_most_is_read
+from storeds.backends.base import StoreBackend
 from storeds.backends.memory import MemoryBackend
 
 
@@ -73,11 +76,62 @@ def test_the_one_layout_that_recognises_a_store_opens_it_and_says_why(
     assert storeds.info(url).recognised == "its name holds 'red'"
 
 
-def test_two_that_fit_are_an_error_that_names_both_and_layout_decides(tmp_path: Path) -> None:
+def test_two_that_fit_are_an_error_that_shows_what_both_give_and_layout_decides(tmp_path: Path) -> None:
     url = foreign(tmp_path / "red-blue.h5")
-    with pytest.raises(errors.ConfigError, match=r"layout=.*'blue': its name.*'red': its name"):
+    with pytest.raises(errors.ConfigError) as raised:
         storeds.open_backend(url)
+    assert str(raised.value).splitlines() == [
+        f"{url} can be read in 2 ways; pass the argument of one of them:",
+        "  layout='blue': 1 record of x (int); the first: x=1 (its name holds 'blue')",
+        "  layout='red': 1 record of x (int); the first: x=1 (its name holds 'red')",
+    ]
     assert type(storeds.open_backend(url, layout="blue")) is LooksBlue
+
+
+def test_the_readings_of_one_layout_are_shown_beside_those_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def recognise(url: str, **options: Any) -> str | None:
+        ways = (Reading(f"by={by!r}", f"its {by}", lambda: LooksRed(url)) for by in ("rows", "files"))
+        raise ambiguous(url, [*ways])
+
+    monkeypatch.setattr(LooksRed, "recognise", recognise)
+    with pytest.raises(errors.ConfigError, match=r"2 ways.*\n  by='rows': 1 record .*\n  by='files': 1 record "):
+        storeds.open_backend(foreign(tmp_path / "red.h5"))
+    with pytest.raises(errors.ConfigError, match=r"3 ways.*\n  layout='blue': .*\n  layout='red', by='rows': "):
+        storeds.open_backend(foreign(tmp_path / "red-blue.h5"))
+
+
+def test_a_store_that_no_layout_recognises_says_how_to_convert_it_by_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LooksRed, "by_hand", lambda url, **_: "for x in y: ...", raising=False)
+    with pytest.raises(errors.FormatError, match=r"\nTo convert it by hand:\nfor x in y: \.\.\.$"):
+        storeds.open_backend(foreign(tmp_path / "green.h5"))
+
+
+def test_what_a_layout_leaves_unread_is_logged_listed_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(LooksRed, "unread", lambda _: bounded(f"part {at} (a reason)" for at in range(300)))
+    url = foreign(tmp_path / "red.h5")
+    storeds.open_backend(url)
+    (warning,) = [told.getMessage() for told in caplog.records if told.levelno == logging.WARNING]
+    assert "not read: part 0 (a reason); part 1 (a reason); " in warning
+    assert "and 294 more" in warning
+    found = storeds.info(url).unread
+    assert (len(found), found[0], found[-1]) == (201, "part 0 (a reason)", "and 100 more")
+    caplog.clear()
+    many = storeds.open_backend([url, foreign(tmp_path / "red too.h5")])
+    assert isinstance(many, StoreBackend)
+    assert many.unread() == pickle.loads(pickle.dumps(many)).unread() == found
+    assert len([told for told in caplog.records if told.levelno == logging.WARNING]) == 1
+
+
+def test_leaving_most_of_a_store_unread_is_an_error_with_what_and_how_much() -> None:
+    check_most_is_read("x.h5", ["b (3 rows)"], 50, 100, "bytes", "columns= names what is read")
+    with pytest.raises(errors.ConfigError, match=r"51 of 100 bytes: b \(3 rows\); columns= names"):
+        check_most_is_read("x.h5", ["b (3 rows)"], 51, 100, "bytes", "columns= names what is read")
 
 
 def test_none_that_fits_is_the_native_error_and_what_was_looked_for(tmp_path: Path) -> None:

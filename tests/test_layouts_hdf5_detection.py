@@ -37,7 +37,9 @@ def test_what_fits_two_layouts_is_told_of_both(tmp_path: Path) -> None:
             file[f"series_{at}"] = np.arange(7.0) + at
     assert "columns" in (ParallelHdf5.recognise(str(path)) or "")
     assert "one a sample" in (PerSampleHdf5.recognise(str(path)) or "")
-    with pytest.raises(ConfigError, match="'parallel': .*'per_sample': "):
+    with pytest.raises(
+        ConfigError, match=r"\n  layout='parallel': 7 records of .*\n  layout='per_sample': 3 records of "
+    ):
         open_backend(path)
     assert (len(ParallelHdf5(str(path))), len(PerSampleHdf5(str(path)))) == (7, 3)
 
@@ -48,7 +50,7 @@ def test_digit_named_pictures_of_one_size_may_be_frames_as_well_as_samples(tmp_p
         for name in ("cat", "dog"):
             for at in range(4):
                 file[f"{name}/{at}"] = np.full((8, 8, 3), at, np.uint8)
-    with pytest.raises(ConfigError, match="'per_sample': .*'per_video': "):
+    with pytest.raises(ConfigError, match=r"\n  layout='per_sample': 8 records .*\n  layout='per_video': 8 records "):
         open_backend(path)
     assert PerSampleHdf5(str(path)).column("label").tolist() == [0] * 4 + [1] * 4
     assert PerVideoHdf5(str(path)).column("frame").tolist() == [0, 1, 2, 3] * 2

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from storeds._readings import AmbiguousError, Reading, ambiguous
 from storeds._suggest import suggest
 from storeds._url import redact, split_options
 from storeds.errors import ConfigError, MissingDependencyError, StoredsError, StoreNotFoundError, UnavailableError
@@ -21,12 +23,13 @@ _FILES = ("lmdb", "hdf5")  # of other URLs, the options are the engine's own
 
 @dataclass(frozen=True)
 class _Looked:
-    """What one layout said of a store."""
+    """What one layout said of a store: what speaks for it, several ways to read it, or why it cannot."""
 
     name: str
     target: Any
     fits: str | None = None
     refusal: str | None = None
+    readings: tuple[Reading, ...] = ()
 
 
 def layouts_of(scheme: str) -> list[str]:
@@ -40,7 +43,8 @@ def detect_layout(url: str, scheme: str, options: Mapping[str, Any], why_not_nat
     Raises
     ------
     ConfigError
-        Several do; the message says what each saw. Or no layout of the engine has one of the options.
+        There are several readings, of one layout or of several; the message shows what each gives and the argument that
+        selects it. Or no layout of the engine has one of the options.
     StoredsError
         None does: `why_not_native`, of its own class, what was looked for, and why layouts refused.
     """
@@ -53,12 +57,13 @@ def detect_layout(url: str, scheme: str, options: Mapping[str, Any], why_not_nat
     if isinstance(why_not_native, ConfigError) and not foreign:
         raise why_not_native  # what it is about, foreign layouts would say too
     looked = [_look(name, target, bare, given) for name, target in targets.items()]
-    fitting = [one for one in looked if one.fits is not None]
+    fitting = [one for one in looked if one.fits is not None or one.readings]
     if not fitting:
-        raise _none_fits(url, looked, foreign, why_not_native, _glimpse(bare, given, targets)) from why_not_native
-    if len(fitting) > 1:
-        told = "; ".join(f"{one.name!r}: {one.fits}" for one in fitting)
-        raise ConfigError(f"{redact(url)} fits several layouts, so pass layout= with one of them: {told}")
+        seen = _say(targets, "glimpse", bare, given)
+        by_hand = _say(targets, "by_hand", bare, given)
+        raise _none_fits(url, looked, foreign, why_not_native, seen, by_hand) from why_not_native
+    if len(fitting) > 1 or fitting[0].readings:
+        raise ambiguous(redact(url), [*_readings(fitting, bare, given)])
     (found,) = fitting
     _LOG.info("%s is opened with layout %r: %s", redact(url), found.name, found.fits)
     return found.target
@@ -128,6 +133,8 @@ def _look(name: str, target: Any, url: str, given: Mapping[str, Any]) -> _Looked
         why = recognise(url, **{option: value for option, value in given.items() if option not in lacking})
     except UnavailableError:
         raise
+    except AmbiguousError as error:
+        return _Looked(name, target, readings=error.readings)
     except StoredsError as error:
         return _Looked(name, target, refusal=str(error))
     except Exception as error:  # a fault of a plug-in's
@@ -144,33 +151,51 @@ def _look(name: str, target: Any, url: str, given: Mapping[str, Any]) -> _Looked
     return _Looked(name, target, fits=why or None)
 
 
-def _glimpse(url: str, given: Mapping[str, Any], targets: Mapping[str, Any]) -> list[str]:
-    """Return what lies in a store that no layout recognises, if a layout of its engine can tell."""
+def _readings(fitting: list[_Looked], url: str, given: Mapping[str, Any]) -> Iterator[Reading]:
+    """Yield the ways in which layouts can read a store, each with the argument that selects it among all of them."""
+    for one in fitting:
+        layout = f"layout={one.name!r}"
+        if one.fits is not None:
+            yield Reading(layout, one.fits, functools.partial(one.target, url, **given))
+        for reading in one.readings:
+            named = len(fitting) == 1 or reading.argument.startswith("layout=")
+            argument = reading.argument if named else f"{layout}, {reading.argument}"
+            yield Reading(argument, reading.why, reading.open)
+
+
+def _say(targets: Mapping[str, Any], what: str, url: str, given: Mapping[str, Any]) -> list[str]:
+    """Return what the first layout that can says of a store that none recognises: its class method `what`."""
     for target in targets.values():
-        if hasattr(target, "glimpse"):
+        if hasattr(target, what):
             own = _options_of(target)
             try:
-                return [target.glimpse(url, **{option: value for option, value in given.items() if option in own})]
-            except Exception:  # what it decorates counts: that says what is wrong
+                return [getattr(target, what)(url, **{name: value for name, value in given.items() if name in own})]
+            except Exception:  # the error that it would add to says what is wrong
                 return []
     return []
 
 
 def _none_fits(
-    url: str, looked: list[_Looked], foreign: Mapping[str, list[str]], why_not_native: StoredsError, seen: list[str]
+    url: str,
+    looked: list[_Looked],
+    foreign: Mapping[str, list[str]],
+    why_not_native: StoredsError,
+    seen: list[str],
+    by_hand: list[str],
 ) -> StoredsError:
-    """Return the error for a store that no layout recognises, with what lies in it and what each said."""
+    """Return the error for a store that no layout recognises: what lies in it, what each said, how to convert it by hand."""
     start, either = str(why_not_native), " either"
     if isinstance(
         why_not_native, ConfigError
     ):  # that the native layout lacks an option, which need not be what is wrong
-        told = (
+        options = (
             f"option {option!r} is one of {', '.join(names)}, not of native stores" for option, names in foreign.items()
         )
-        start, either = f"{redact(url)}: {'; '.join(told)}", ""
+        start, either = f"{redact(url)}: {'; '.join(options)}", ""
     names = ", ".join(one.name for one in looked)
     hint = f"no foreign layout recognises it{either} (looked for: {names}; layout= names one)"
-    return type(why_not_native)("; ".join([start, hint, *seen, *_refusals(looked, str(why_not_native))]))
+    told = "; ".join([start, hint, *seen, *_refusals(looked, str(why_not_native))])
+    return type(why_not_native)("\n".join([told, *(f"To convert it by hand:\n{loop}" for loop in by_hand)]))
 
 
 def _refusals(looked: list[_Looked], told: str) -> Iterator[str]:

@@ -15,6 +15,7 @@ from storeds._batch_arrays import read_arrays, stack_records, stackable
 from storeds._columns import SCALARS, read_column
 from storeds._count import Count
 from storeds._packed import PackedBackends, Packer
+from storeds._unread import bounded
 from storeds._where import matching_positions
 from storeds._where_checks import check_where
 from storeds.backends.base import StoreBackend
@@ -66,6 +67,8 @@ class ConcatenatedBackend(StoreBackend):
     The members that a call touches are read one after the other, with one ``get_many`` each.
     """
 
+    _unread: list[str] | None  # no part of a pickle
+
     def __init__(self, members: Iterable[Backend], url: str | None = None) -> None:
         packer, survey = Packer(), _Survey()
         for member in members:
@@ -76,6 +79,7 @@ class ConcatenatedBackend(StoreBackend):
             raise ConfigError("there is nothing to concatenate: the list of stores is empty")
         counts = np.array(survey.counts, np.int64)
         self._setup(url or survey.names(), survey.meta(), packer.finish(), counts)
+        self._unread = bounded(survey.unread)
 
     def _setup(self, url: str, meta: Meta, packed: PackedBackends, counts: Array) -> None:
         super().__init__(url, meta)
@@ -86,6 +90,7 @@ class ConcatenatedBackend(StoreBackend):
         # so that the handles go when `self` does. A backend that falls out of it while it is read is closed afterwards.
         self._member: Callable[[int], Backend] = functools.lru_cache(_LIVE)(packed.revive)
         self._closed = False
+        self._unread = None
 
     def _recipe(self) -> tuple[Any, ...]:
         return self.url, self.meta, self._packed, self._counts
@@ -137,6 +142,13 @@ class ConcatenatedBackend(StoreBackend):
         # docstring inherited
         told = [member.advice() for _, member in self._members() if isinstance(member, StoreBackend)]
         return list(dict.fromkeys(text for texts in told for text in texts))
+
+    def unread(self) -> list[str]:
+        # docstring inherited
+        if self._unread is None:
+            left = [member.unread() for _, member in self._members() if isinstance(member, StoreBackend)]
+            self._unread = bounded(dict.fromkeys(entry for entries in left for entry in entries))
+        return list(self._unread)
 
     def leftovers(self) -> str | None:
         # docstring inherited
@@ -224,9 +236,12 @@ class _Survey:
         self._fields: Mapping[str, Field] = {}
         self._attrs: dict[str, JSON] = {}
         self._classes: tuple[str, str] | None = None
+        self.unread: dict[str, None] = {}  # what equal stores leave unread is listed once
 
     def add(self, member: Backend) -> None:
         meta = member.meta
+        if isinstance(member, StoreBackend):
+            self.unread.update(dict.fromkeys(member.unread()))
         if not self.counts:
             self._fields, self._attrs = meta.fields, dict(meta.attrs)
         self._check_fields(member)

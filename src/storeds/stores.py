@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, cast
 from storeds._detect import detect_layout
 from storeds._files import nearest, refused, sniff
 from storeds._globs import Glob, glob_of
+from storeds._unread import log_unread
 from storeds._url import file_url, redact, split_scheme
 from storeds._writer import COMMIT_EVERY
+from storeds.backends.base import StoreBackend
 from storeds.errors import ConfigError, FormatError, StoreNotFoundError
 from storeds.registry import BACKENDS, LAYOUTS
 
@@ -61,10 +63,20 @@ def open_backend(
     Raises
     ------
     ConfigError
-        The URL, the scheme, the layout or an option is unknown or malformed; several foreign layouts fit.
+        The URL, the scheme, the layout or an option is unknown or malformed; a foreign store can be read in several ways,
+        or most of it would not be read: the message shows the argument that decides.
     StoreNotFoundError, FormatError, UnavailableError
         Nothing is there, or matches; something else is there; the server cannot be reached.
     """
+    backend = _open(url, layout, options)
+    if isinstance(backend, StoreBackend):
+        log_unread(backend.url, backend.unread())
+    return backend
+
+
+def _open(
+    url: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], layout: str | None, options: Mapping[str, Any]
+) -> Backend:
     if isinstance(url, Sequence) and not isinstance(url, (str, bytes)):
         from storeds.concatenated import ConcatenatedBackend
 
@@ -102,7 +114,7 @@ def _open_listed(
             raise ConfigError(f"a list of stores holds URLs and paths, not {type(url).__name__}")
         pattern = glob_of(os.fspath(url))
         if pattern is None:
-            yield open_backend(url, layout=layout, **options)
+            yield _open(url, layout, options)
         else:
             yield from _open_matching(pattern, layout, options)
 

@@ -147,6 +147,13 @@ class StoreBackend(ABC):
         """Return what about the store, its place or its settings may hurt, and what to do; nothing when all is well."""
         return []
 
+    def unread(self) -> list[str]:
+        """Return what of the store no record holds: groups, datasets, keys, collections, columns, each with a reason.
+
+        A foreign layout overrides this; use `storeds._unread.bounded`, so that the list stays short. It may read the store.
+        """
+        return []
+
     def leftovers(self) -> str | None:
         """Return where an interrupted writer of this store left its work, or None."""
         return None

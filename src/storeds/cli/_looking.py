@@ -43,8 +43,9 @@ def info(
     found["fields"] = ", ".join(f"{row['name']}: {_kind(row)}" for row in fields)
     found["attrs"] = json.dumps(found.pop("attrs"), ensure_ascii=False)
     found["handle"] = ", ".join(f"{name}={value}" for name, value in found.pop("handle").items())
+    found["unread"] = "\n".join(found["unread"]) or None
     found["advice"] = "; ".join(found.pop("advice")) or "none: all is well"
-    rows = ((name, _brief(value)) for name, value in found.items() if value is not None)
+    rows = ((name, value if name == "unread" else _brief(value)) for name, value in found.items() if value is not None)
     print_table({"what": "left", "value": "left"}, rows, head=False)
 
 

@@ -32,6 +32,8 @@ class Info:
         Class names and the like.
     bytes : int or None
         What the store takes in its engine; None where that cannot be told.
+    unread : list of str
+        What of a foreign store no record holds, each with a reason; at most 200, and the last may be a count.
     leftovers : str or None
         Where an interrupted writer of this store left its work.
     handle : dict
@@ -50,6 +52,7 @@ class Info:
     fields: JSON
     attrs: dict[str, JSON]
     bytes: int | None
+    unread: list[str]
     leftovers: str | None
     handle: dict[str, JSON]
     advice: list[str]
@@ -87,6 +90,7 @@ def info(url: str, *, layout: str | None = None, options: Mapping[str, Any] | No
             fields=fields_to_json(meta.fields),
             attrs=dict(meta.attrs),
             bytes=own.stored_bytes() if own else None,
+            unread=own.unread() if own else [],
             leftovers=own.leftovers() if own else None,
             handle=own.handle_settings() if own else {},
             advice=own.advice() if own else [],
