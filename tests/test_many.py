@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset
 
 import storeds
-from storeds import StoreDataset
+from storeds import StoreDataset, StoreIterable
 from storeds._globs import glob_of
 from storeds.backends.hdf5 import Hdf5Backend
 from storeds.backends.lmdb import LmdbBackend
@@ -411,6 +411,24 @@ def test_attrs_that_are_equal_are_kept_and_other_classes_refused(tmp_path: Path)
     write(tmp_path / "d.h5", [3], {"classes": ["dog", "cat"]})
     with pytest.raises(ConfigError, match=r'a\.h5 and .*d\.h5 have different class names.*\["cat", "dog"\].*pack both'):
         storeds.open_backend(f"hdf5://{tmp_path}/*.h5")
+
+
+def test_streams_and_sums_of_stores_with_other_classes_are_refused(tmp_path: Path) -> None:
+    urls = []
+    for name, classes in (("a", ["cat", "dog"]), ("b", ["dog", "eel"])):
+        urls.append(f"lmdb://{tmp_path}/{name}.lmdb")
+        with storeds.open_writer(urls[-1], {"x": "int", "label": "int"}) as writer:
+            writer.append([{"x": 1, "label": 0}])
+            writer.publish({"classes": classes})
+    several = r'a\.lmdb and .*b\.lmdb have different class names.*\["cat", "dog"\] and \["dog", "eel"\]'
+    with pytest.raises(ConfigError, match=several):
+        StoreIterable(urls, reader="array")
+    cats, dogs = (StoreDataset(url, reader="array") for url in urls)
+    with pytest.raises(ConfigError, match=several):
+        cats + dogs
+    # Without the label, nothing depends on the names.
+    only_x = [StoreDataset(url, reader="array", fields=["x"]) for url in urls]
+    assert len(only_x[0] + only_x[1]) == len(list(StoreIterable(only_x))) == 2
 
 
 def test_only_one_store_can_be_written(tmp_path: Path) -> None:

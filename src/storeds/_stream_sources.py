@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import xxhash
 
 from storeds._globs import glob_of
-from storeds.concatenated import ConcatenatedBackend
+from storeds.concatenated import ConcatenatedBackend, check_same_classes
 from storeds.dataset import StoreDataset
 from storeds.errors import ConfigError
 from storeds.protocols import Backend
@@ -59,12 +59,14 @@ def seed_of(seed: int | None, number: int) -> int | None:
 
 
 def check_alike(first: StoreDataset, other: StoreDataset) -> None:
-    """Raise ConfigError unless the samples of both can stand in one batch."""
+    """Raise ConfigError unless the samples of both can stand in one batch, and their labels mean the same."""
     for what, one, two in zip(("fields", "kinds", "as_dict"), _looks(first), _looks(other), strict=True):
         if one != two:
             raise ConfigError(
                 f"the samples of one stream are alike: {what} are {one} in {first.url}, {two} in {other.url}"
             )
+    if first.reader.target is not None:
+        check_same_classes(first.backend, other.backend)
 
 
 def _looks(dataset: StoreDataset) -> tuple[Any, ...]:

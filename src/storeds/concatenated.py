@@ -22,7 +22,7 @@ from storeds.backends.base import StoreBackend
 from storeds.errors import ClosedError, ConfigError, FormatError, RecordError
 from storeds.protocols import JSON, Array, Backend, Field, Meta, Record
 
-__all__ = ["CONCATENATED", "ConcatenatedBackend", "Place"]
+__all__ = ["CONCATENATED", "ConcatenatedBackend", "Place", "check_same_classes"]
 
 CONCATENATED = "concatenated"
 _SHOWN = 2
@@ -235,8 +235,12 @@ class _Survey:
         self._ids, self._builds = xxhash.xxh3_128(), xxhash.xxh3_128()
         self._fields: Mapping[str, Field] = {}
         self._attrs: dict[str, JSON] = {}
+<<<<<<< HEAD
         self._classes: tuple[str, str] | None = None
         self.unread: dict[str, None] = {}  # what equal stores leave unread is listed once
+=======
+        self._with_classes: Backend | None = None
+>>>>>>> f3adb00 (Refuse to stream or add stores whose class names differ)
 
     def add(self, member: Backend) -> None:
         meta = member.meta
@@ -280,16 +284,21 @@ class _Survey:
         )
 
     def _check_classes(self, member: Backend) -> None:
-        classes = _text(member.meta.attrs, "classes")
-        if classes is None:
+        if "classes" not in member.meta.attrs:
             return
-        if self._classes is None:
-            self._classes = classes, member.url
-        elif self._classes[0] != classes:
-            raise ConfigError(
-                f"{self._classes[1]} and {member.url} have different class names, so one label would mean different things: "
-                f"{_short(self._classes[0])} and {_short(classes)}; pack both with the same classes, or open each by itself"
-            )
+        if self._with_classes is None:
+            self._with_classes = member
+        check_same_classes(self._with_classes, member)
+
+
+def check_same_classes(one: Backend, other: Backend) -> None:
+    """Raise ConfigError if both stores name their classes, and name them differently."""
+    names, others = (_text(each.meta.attrs, "classes") for each in (one, other))
+    if names is not None and others is not None and names != others:
+        raise ConfigError(
+            f"{one.url} and {other.url} have different class names, so one label would mean different things: "
+            f"{_short(names)} and {_short(others)}; pack both with the same classes, or open each by itself"
+        )
 
 
 def _text(attrs: Mapping[str, JSON], name: str) -> str | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import ConcatDataset, Dataset, get_worker_info
 
 from storeds._batch_arrays import read_arrays
 from storeds._columns import read_column
@@ -26,6 +26,7 @@ from storeds._tally import Tally
 from storeds._transform_checks import check_picklable
 from storeds._transform_fused import in_order
 from storeds._workers import freeze_inherited
+from storeds.concatenated import check_same_classes
 from storeds.errors import ConfigError, RecordError
 from storeds.policy import Policy
 from storeds.protocols import Backend, Reader, SampleContext
@@ -292,6 +293,12 @@ class StoreDataset(Dataset[Any]):
                 raise IndexError(f"index {at} is outside [0, {count}) of {self.url}")
             resolved.append(at + count if at < 0 else at)
         return resolved
+
+    def __add__(self, other: Dataset[Any]) -> ConcatDataset[Any]:
+        """Return both datasets as one; raises ConfigError where a label would mean different classes."""
+        if isinstance(other, StoreDataset) and self.reader.target is not None:
+            check_same_classes(self.backend, other.backend)
+        return super().__add__(other)
 
     def report(self) -> SampleReport:
         """Return how many samples were asked for, mended and bad so far, here and in the workers started from here."""
