@@ -235,12 +235,8 @@ class _Survey:
         self._ids, self._builds = xxhash.xxh3_128(), xxhash.xxh3_128()
         self._fields: Mapping[str, Field] = {}
         self._attrs: dict[str, JSON] = {}
-<<<<<<< HEAD
-        self._classes: tuple[str, str] | None = None
-        self.unread: dict[str, None] = {}  # what equal stores leave unread is listed once
-=======
         self._with_classes: Backend | None = None
->>>>>>> f3adb00 (Refuse to stream or add stores whose class names differ)
+        self.unread: dict[str, None] = {}  # what equal stores leave unread is listed once
 
     def add(self, member: Backend) -> None:
         meta = member.meta
