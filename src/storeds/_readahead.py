@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -93,8 +94,10 @@ class ReadAhead(Generic[J, R]):
         """Give nothing more, and wait for jobs under way, or leave them to end by themselves."""
         self._stop(wait=wait)
 
-    def _stop(self, *, wait: bool) -> None:
+    def _stop(self, *, wait: bool, exiting: Callable[[], bool] = sys.is_finalizing) -> None:
         self._closed = True
+        if exiting():  # this module's globals may be gone, and the interpreter has joined the threads already
+            return
         self._pending.clear()
         pool, self._pool = self._pool, None
         # In a forked child, the pool's lock may be held by a thread that did not come along.

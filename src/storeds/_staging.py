@@ -8,8 +8,9 @@ import fcntl
 import json
 import os
 import shutil
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -122,10 +123,18 @@ class Staging:
     def _check_target(self) -> None:
         if self.target.is_dir():
             raise StoreExistsError(f"{self.url} is a folder; a store is one file, so choose another path")
+        if self.target.is_file() and self.target.stat().st_size and self._is_foreign():
+            raise StoreExistsError(f"{self.url} is a file, but no store, so it is not replaced; remove it yourself")
         if os.path.lexists(self.target) and not self.overwrite:
             raise target_exists(self.url, (self.folder / "plan.json").exists())
-        if self.target.is_file() and self.target.stat().st_size and sniff(str(self.target)) is None:
-            raise StoreExistsError(f"{self.url} is a file, but no store, so it is not replaced; remove it yourself")
+
+    def _is_foreign(self) -> bool:
+        try:
+            return sniff(str(self.target)) is None
+        except OSError as error:
+            raise StoreExistsError(
+                f"{self.url} exists and cannot be read ({error.strerror}), so it is not replaced; remove it yourself"
+            ) from None
 
     def _lock(self) -> int:
         with _ACTIVE_LOCK:
@@ -239,9 +248,10 @@ class Staging:
             self.folder.rmdir()
         self.release()
 
-    def __del__(self) -> None:
-        # A writer that was dropped without being closed must not keep its target from the next one.
-        if hasattr(self, "_lock_file"):
+    def __del__(self, exiting: Callable[[], bool] = sys.is_finalizing) -> None:
+        # A writer that was dropped without being closed must not keep its target from the next one. When the interpreter
+        # exits, this module's globals may be gone, and the kernel releases the lock.
+        if hasattr(self, "_lock_file") and not exiting():
             self.release()
 
     def release(self) -> None:

@@ -25,9 +25,11 @@ BATCH_BYTES = 32 << 20
 
 def target_exists(url: str, is_left: bool) -> StoreExistsError:
     """Return the error for a target that is not to be replaced; `is_left` says that an interrupted writer left its work."""
-    goes_on = "; with resume=True (--resume) as well, it goes on from what an interrupted writer left"
+    goes_on = "; with resume=True (--resume) as well, that continues the interrupted writer's work" if is_left else ""
     return StoreExistsError(
-        f"{url} exists; pass overwrite=True (--overwrite) to replace it{goes_on if is_left else ''}, or choose another name"
+        f"{url} exists, and a published store never changes. To add records, write them to a store of another name and read "
+        f"both as one with open_backend([{url!r}, …]) or a pattern; convert copies both into one. To delete what is there and "
+        f"write the store again, pass overwrite=True (--overwrite){goes_on}"
     )
 
 

@@ -30,6 +30,8 @@ T = TypeVar("T")
 # each later one twice as much as the one before, so that a slow answer still has its time.
 _FIRST_SHARE = 1 / 6
 _PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds
+# A failover must not change what a seeded program draws next, nor may forked workers all pause alike.
+_DRAW = random.SystemRandom()
 # A server that is not there at all is not waited for longer than serverSelectionTimeoutMS says, a few times.
 _SELECTIONS = 3
 # Beyond those of PyMongo: an interrupted or killed operation, a cursor that died with its server.
@@ -70,7 +72,7 @@ def retried(location: Location, operation: Callable[[], T], knows_server: Callab
             selections = selections + 1 if isinstance(cause, ServerSelectionTimeoutError) else 0
             if limit is not None and isinstance(cause, PyMongoError) and cause.timeout:
                 limit *= 2
-            pause = min(_LONGEST_PAUSE, _PAUSE * 2**attempt) * random.uniform(0.5, 1)  # noqa: S311  # keeps workers apart
+            pause = min(_LONGEST_PAUSE, _PAUSE * 2**attempt) * _DRAW.uniform(0.5, 1)  # keeps workers apart
             left = _left(location, start)
             if is_lookup_failure(cause):
                 # A name server may say at once that there is no such name: a few attempts would be no time at all.

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 
 from storeds._columns import column_of
 from storeds._url import split_scheme
-from storeds._writer import COMMIT_EVERY, Sealed, StoreWriter, other_plan
+from storeds._writer import COMMIT_EVERY, Sealed, StoreWriter, other_plan, target_exists
 from storeds.backends.base import BackendOptions, StoreBackend, parse_options
 from storeds.errors import ClosedError, ConfigError, RecordError, StoreExistsError, StoreNotFoundError, UnavailableError
 from storeds.fields import fields_to_json
@@ -136,7 +136,7 @@ class MemoryWriter(StoreWriter):
 
     def _check_target(self) -> None:
         if self._name in _STORES and not self._overwrite:
-            raise StoreExistsError(f"{self.url} exists; pass overwrite=True to replace it, or choose another name")
+            raise target_exists(self.url, is_left=False)
 
     def _commit(self, batch: list[Sealed], first: int) -> None:
         self._partial.records += [(sealed.packed, sealed.digest) for sealed in batch]

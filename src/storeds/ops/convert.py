@@ -19,7 +19,7 @@ __all__ = ["convert"]
 
 
 def convert(
-    src_url: str,
+    src_url: str | Sequence[str],
     dst_url: str,
     *,
     overwrite: bool = False,
@@ -34,8 +34,10 @@ def convert(
 
     Parameters
     ----------
-    src_url, dst_url : str
-        See `open_backend` and `open_writer`.
+    src_url : str or list of str
+        As for `open_backend`: one store, or a pattern or list of several, which become one.
+    dst_url : str
+        As for `open_writer`.
     overwrite, resume, commit_every, index
         As for `open_writer`.
     layout, options : str, mapping, optional
