@@ -263,7 +263,7 @@ def test_what_is_wrong_with_yaml_is_told_without_what_the_file_holds(
 ) -> None:
     with pytest.raises(errors.ConfigError, match="config.yaml: ") as raised:
         load_config(write(tmp_path / "config.yaml", text))
-    assert raised.value.__suppress_context__
+    assert raised.value.__context__ is None  # PyYAML's error quotes the file
     for each in told:
         assert each in str(raised.value)
     assert "cret" not in str(raised.value)

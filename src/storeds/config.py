@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 from pydantic import Field
 
 from storeds._columns import read_column
+from storeds._config_text import read_mapping
 from storeds._suggest import suggest
 from storeds.errors import ConfigError
 from storeds.registry import import_object
-from storeds.source import Settings, Source, read_mapping
+from storeds.source import Settings, Source
 
 if TYPE_CHECKING:
     from storeds.dataset import StoreDataset

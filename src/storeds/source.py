@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import tomllib
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Literal, Self, get_args
 
-import yaml
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
+from storeds._config_text import DEEPEST
+from storeds._omegaconf import is_omegaconf, plain
 from storeds._suggest import suggest
 from storeds._url import redact, redact_message
-from storeds.errors import ConfigError, StoreNotFoundError
+from storeds.errors import ConfigError
 
-__all__ = ["Settings", "Source", "expand", "read_mapping"]
+__all__ = ["Settings", "Source", "expand"]
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # one slash: of two, a Path keeps one
-_QUOTED_BY_YAML = re.compile(r"(alias|anchor|tag|handle) (['\"]).*\2")
+_MOST_VALUES = 1_000_000
 
 
 class Settings(BaseModel):
@@ -35,7 +32,7 @@ class Settings(BaseModel):
         """Validate a mapping; raises ConfigError that names each wrong key and the nearest right one."""
         if not isinstance(mapping, Mapping):
             raise ConfigError(f"{cls.where_from}: expected a mapping of keys to values, got {type(mapping).__name__}")
-        return cls.validated(expand(dict(mapping)))
+        return cls.validated(expand(mapping))
 
     @classmethod
     def validated(cls, mapping: Mapping[str, Any]) -> Self:
@@ -43,7 +40,8 @@ class Settings(BaseModel):
         try:
             return cls.model_validate(mapping)
         except ValidationError as error:
-            raise ConfigError(f"{cls.where_from}: {explain(error, cls)}") from None
+            wrong = f"{cls.where_from}: {explain(error, cls)}"
+        raise ConfigError(wrong)  # outside of the handler, since pydantic's error holds the values
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
         return [(name, _hide(value)) for name, value in super().__repr_args__()]
@@ -90,88 +88,54 @@ class Source(Settings):
         return {name: getattr(self, name) for name in type(self).model_fields if name != "url"}
 
 
-def read_mapping(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the mapping in a ``.toml``, ``.yaml``, ``.yml`` or ``.json`` file.
+def expand(value: Any) -> Any:
+    """Return `value` with each ``${NAME}`` in its texts replaced by that environment variable.
+
+    What OmegaConf made is resolved by OmegaConf instead.
 
     Raises
     ------
-    StoreNotFoundError
-        There is no such file.
     ConfigError
-        It cannot be parsed, holds no mapping, or is a URL.
+        A variable is not set, an integer has more than 64 bits, or `value` is nested more than 64 deep, holds itself or
+        repeats its parts more than a million times.
     """
-    path = Path(path)
-    shown = redact(str(path))
-    parsers: dict[str, Callable[[str], Any]] = {
-        ".toml": tomllib.loads,
-        ".yaml": _parse_yaml,
-        ".yml": _parse_yaml,
-        ".json": json.loads,
-    }
-    if _URL.match(shown):
-        raise ConfigError(f"{shown} is a URL; expected the path of a config, which ends in {', '.join(parsers)}")
-    parse = parsers.get(path.suffix.lower())
-    if parse is None:
-        raise ConfigError(f"{shown}: a config ends in {', '.join(parsers)}")
-    try:
-        found = parse(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
-        raise StoreNotFoundError(f"no config at {shown}: {error.strerror}") from None
-    except yaml.MarkedYAMLError as error:
-        raise ConfigError(f"{shown}: {_explain_yaml(error)}") from None
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"{shown}: {redact_message(str(error))}") from None
-    if not isinstance(found, dict):
-        raise ConfigError(f"{shown}: expected tables such as [dataset], found {type(found).__name__}")
-    return found
+    return _Expansion().of(value, ())
 
 
-class _YamlLoader(yaml.SafeLoader):
-    """For a value that does not fit its tag, PyYAML raises whatever comes, with the value in it; this says the place."""
+class _Expansion:
+    """One walk over a config, which ends however often its parts refer to each other."""
 
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        try:
-            return super().construct_object(node, deep)
-        except yaml.YAMLError:
-            raise
-        except (ValueError, LookupError, TypeError, AttributeError):
-            kind = node.tag.rpartition(":")[2]
-            raise yaml.constructor.ConstructorError(None, None, f"this is no valid {kind}", node.start_mark) from None
+    def __init__(self) -> None:
+        self._left = _MOST_VALUES
 
-
-def _parse_yaml(text: str) -> Any:
-    return _YamlLoader(text).get_single_data()
-
-
-def _explain_yaml(error: yaml.MarkedYAMLError) -> str:
-    """Return what is wrong and where, without PyYAML's excerpt of the file, which may hold a secret, or part of one."""
-    told = [(error.context, error.context_mark), (error.problem, error.problem_mark)]
-    lines = [f"{_place(mark)}{text}" for text, mark in told if text]
-    return "; ".join(_QUOTED_BY_YAML.sub(r"\1 ***", line) for line in lines)
-
-
-def _place(mark: yaml.Mark | None) -> str:
-    return f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+    def of(self, value: Any, path: tuple[Any, ...], *, variables: bool = True) -> Any:
+        self._left -= 1
+        if len(path) > DEEPEST or self._left < 0:
+            what = f"nested more than {DEEPEST} deep" if self._left >= 0 else f"more than {_MOST_VALUES:,} values"
+            raise ConfigError(f"config: {_dotted(path[:3])}: {what}, or part of itself")
+        if isinstance(value, str):
+            return _VARIABLE.sub(_variable, value) if variables else value
+        if isinstance(value, int) and not isinstance(value, bool) and not -(1 << 63) <= value < 1 << 64:
+            raise ConfigError(f"config: {_dotted(path)}: an integer of more than 64 bits")
+        if is_omegaconf(value):
+            return self.of(plain(value), path, variables=False)
+        if isinstance(value, Mapping):
+            return {key: self.of(item, (*path, key), variables=variables) for key, item in value.items()}
+        if type(value) in (list, tuple):
+            return type(value)(self.of(item, (*path, at), variables=variables) for at, item in enumerate(value))
+        return value
 
 
-def expand(value: Any) -> Any:
-    """Return `value` with each ``${NAME}`` in its texts replaced by that environment variable."""
-    if isinstance(value, str):
-        return _VARIABLE.sub(_variable, value)
-    if isinstance(value, dict):
-        return {key: expand(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [expand(item) for item in value]
-    return value
+def _dotted(path: tuple[Any, ...]) -> str:
+    return redact(".".join(map(str, path))) or "it"
 
 
 def _variable(match: re.Match[str]) -> str:
     try:
         return os.environ[match[1]]
     except KeyError:
-        raise ConfigError(
-            f"config: the environment variable {match[1]} is not set, and {match[0]} asks for it"
-        ) from None
+        pass
+    raise ConfigError(f"config: the environment variable {match[1]} is not set, and {match[0]} asks for it")
 
 
 def explain(error: ValidationError, cls: type[BaseModel]) -> str:
