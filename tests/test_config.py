@@ -360,7 +360,7 @@ def test_a_config_is_frozen(config_file: Path) -> None:
 
 def test_the_schema_names_every_key_of_dataset_and_loader() -> None:
     schema = config_schema()
-    assert set(schema["properties"]) == {"dataset", "loader", "splits"}
+    assert set(schema["properties"]) == {"dataset", "loader", "splits", "allow_overlap"}
     keys = set(schema["$defs"]["Source"]["properties"])
     assert {"url", "reader", "decode", "transform", "where", "seed"} <= keys
     assert not schema["$defs"]["Source"]["additionalProperties"]

@@ -5,12 +5,17 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import pairwise
 from pathlib import Path
 
+import h5py
+import hydra
 import numpy as np
 import pytest
 import torch
+import yaml
+from omegaconf import DictConfig, OmegaConf
 
 import storeds
 from photographs import jpeg
@@ -22,6 +27,69 @@ ENGINES = (*FILE_ENGINES, "mongodb")
 MakeUrl = Callable[[str], str]
 
 # 1. Validation data in training
+
+TWO_SPLITS = """
+[dataset]
+url = "{url}"
+fields = ["key"]
+decode = "bytes"
+[loader]
+batch_size = 3
+num_workers = 0
+[splits.train.loader]
+shuffle = true
+[splits.val.dataset]
+{val}
+"""
+
+
+@pytest.fixture
+def packed_in_two_splits(tmp_path: Path) -> str:
+    for number in range(20):
+        file = tmp_path / "photos" / ("cat" if number % 2 else "dog") / f"{number}.jpg"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(jpeg(number))
+    storeds.pack(tmp_path / "photos", f"hdf5://{tmp_path}/photos.h5", split={"train": 0.8, "val": 0.2})
+    return f"hdf5://{tmp_path}/photos.h5"
+
+
+def texts_of(url: str, field: str) -> list[str]:
+    """Return a text field of a native HDF5 store, read by h5py alone."""
+    with h5py.File(url.removeprefix("hdf5://")) as file:
+        data, offsets = bytes(file[f"records/{field}/data"][:]), file[f"records/{field}/offsets"][:].tolist()
+    return [data[start:stop].decode() for start, stop in pairwise(offsets)]
+
+
+def test_a_split_without_a_placeholder_takes_only_its_own_records(packed_in_two_splits: str, tmp_path: Path) -> None:
+    url, file = packed_in_two_splits, tmp_path / "config.toml"
+    file.write_text(TWO_SPLITS.format(url=url, val="seed = 1"))
+    written = list(zip(texts_of(url, "key"), texts_of(url, "split"), strict=True))
+    for split in ("train", "val"):
+        loader = storeds.build_loader(storeds.load_config(file), split)
+        assert sorted(key for (keys,) in loader for key in keys) == sorted(key for key, own in written if own == split)
+
+
+def test_two_splits_that_share_records_are_refused_unless_the_config_allows_it(
+    packed_in_two_splits: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "config.toml"
+    text = TWO_SPLITS.format(url=packed_in_two_splits, val="where = { label = 0 }")
+    file.write_text(text)
+    for split in ("train", "val"):
+        with pytest.raises(errors.ConfigError, match=r"splits .*train.* share \d+ records .*allow_overlap = true"):
+            storeds.build_loader(storeds.load_config(file), split)
+    file.write_text(f"allow_overlap = true\n{text}")
+    assert len(storeds.build_dataset(storeds.load_config(file), "val")) == 10
+
+
+def test_two_splits_of_a_store_without_splits_are_refused(tmp_path: Path) -> None:
+    with storeds.open_writer(tmp_path / "all.lmdb", {"image": "image", "label": "int"}) as writer:
+        writer.append({"image": jpeg(n), "label": n} for n in range(4))
+    tables = {"train": {}, "val": {"dataset": {"transform": ["ToTensor"]}}}
+    config = storeds.load_config({"dataset": {"url": f"lmdb://{tmp_path}/all.lmdb"}, "splits": tables})
+    with pytest.raises(errors.ConfigError, match=r"splits 'train' and 'val' of the config share 4 records"):
+        storeds.build_loader(config, "train")
+
 
 # 2. Frozen epochs
 
@@ -133,6 +201,74 @@ next(os.epoch)
 
 
 # 14. Configs in every form
+
+
+@pytest.fixture
+def config_file(tmp_path: Path) -> Path:
+    with storeds.open_writer(tmp_path / "all.lmdb", {"image": "image", "label": "int", "split": "str"}) as writer:
+        writer.append({"image": jpeg(n), "label": n, "split": "val" if n % 3 == 0 else "train"} for n in range(12))
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        f"dataset: {{url: 'lmdb://{tmp_path}/all.lmdb', transform: [{{name: Resize, size: [8, 8]}}, ToTensor]}}\n"
+        "loader: {batch_size: 4, num_workers: 0}\n"
+    )
+    return file
+
+
+def labels_in(loader: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> list[list[int]]:
+    return [labels.tolist() for _, labels in loader]
+
+
+def test_a_loader_and_a_dataset_are_built_from_the_path_of_a_config_or_a_mapping(config_file: Path) -> None:
+    mapping = yaml.safe_load(config_file.read_text())
+    for config in (config_file, str(config_file), mapping):
+        assert labels_in(storeds.build_loader(config, "val")) == [[0, 3, 6, 9]]
+        assert storeds.build_dataset(config, "train").targets == [1, 2, 4, 5, 7, 8, 10, 11]
+
+
+def test_a_dataset_takes_its_store_as_url(config_file: Path) -> None:
+    url = yaml.safe_load(config_file.read_text())["dataset"]["url"]
+    assert storeds.StoreDataset(url=url, where={"split": "val"}).targets == [0, 3, 6, 9]
+    for arguments in ({}, {"source": url, "url": url}):
+        with pytest.raises(errors.ConfigError, match="give it as the first argument or as url="):
+            storeds.StoreDataset(**arguments)
+
+
+def test_single_values_of_a_config_are_overridden(config_file: Path) -> None:
+    overrides = ["loader.batch_size=16", "dataset.transform.0.size=[4, 6]", "splits.val.dataset.transform=null"]
+    config = storeds.load_config(config_file, overrides=overrides)
+    assert config.loader.batch_size == 16
+    assert config.dataset.transform == [{"name": "Resize", "size": [4, 6]}, "ToTensor"]
+    assert config.source_for("val").transform is None
+    with pytest.raises(errors.ConfigError, match="unknown key 'loader.bach_size'; did you mean 'batch_size'"):
+        storeds.load_config(config_file, overrides=["loader.bach_size=16"])
+
+
+def test_a_config_of_omegaconf_is_taken_and_a_missing_value_named(config_file: Path) -> None:
+    config = OmegaConf.merge(OmegaConf.load(config_file), {"size": 2, "loader": {"batch_size": "${size}"}})
+    assert isinstance(config, DictConfig)
+    with pytest.raises(errors.ConfigError, match="unknown key 'size'"):
+        storeds.load_config(config)
+    assert labels_in(storeds.build_loader({"dataset": config.dataset, "loader": config.loader}, "val")) == [
+        [0, 3],
+        [6, 9],
+    ]
+    config.dataset.url = "???"
+    with pytest.raises(errors.ConfigError, match="url"):
+        storeds.build_dataset({"dataset": config.dataset})
+
+
+def test_hydra_instantiates_datasets_and_loaders(config_file: Path) -> None:
+    whole = OmegaConf.create(
+        {"_target_": "storeds.build_loader", "split": "val", "config": OmegaConf.load(config_file)}
+    )
+    assert labels_in(hydra.utils.instantiate(whole)) == [[0, 3, 6, 9]]
+    table = {"_target_": "storeds.StoreDataset", **yaml.safe_load(config_file.read_text())["dataset"]}
+    for given in (table, OmegaConf.create(table)):
+        dataset = hydra.utils.instantiate(given, where={"split": ["val"]}, as_dict=True)
+        assert dataset[1]["image"].shape == (3, 8, 8)
+        assert dataset[1]["label"] == 3
+
 
 # 15. Folders of 🤗 datasets, cut files, appending
 

@@ -16,7 +16,7 @@ from storeds.registry import READERS
 from storeds.stores import open_backend
 from storeds.transforms import first_crop, takes_strided
 
-__all__ = ["changed_arguments", "check_seed", "make_reader", "open_source", "spare_a_copy"]
+__all__ = ["changed_arguments", "check_seed", "make_reader", "one_of", "open_source", "spare_a_copy"]
 
 _DEFAULTS = {"mode": "RGB", "repair": True, "min_recovered": 0.5}  # of a dataset, which hands them on to its reader
 
@@ -37,6 +37,14 @@ def check_seed(seed: Any) -> int | None:
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise ConfigError(f"seed must be an int or None, got {seed!r}")
     return seed
+
+
+def one_of(source: Any, url: Any) -> Any:
+    """Return whichever of the two names of the store is given; raises ConfigError for both and for none."""
+    if (source is None) == (url is None):
+        given = "neither is" if source is None else "both are"
+        raise ConfigError(f"a dataset has one store: give it as the first argument or as url=, of which {given} given")
+    return url if source is None else source
 
 
 def open_source(source: Any, layout: str | None, options: Mapping[str, Any] | None) -> Backend:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
+from storeds._omegaconf import plain
 from storeds._suggest import suggest
 from storeds._transform_checks import is_list
 from storeds.errors import ConfigError, MissingDependencyError
@@ -22,6 +23,7 @@ def build(spec: Any, known: Mapping[str, type], where: str = "transform") -> Tra
 
     `where` is what errors call the place in the config.
     """
+    spec = plain(spec)
     if callable(spec):
         transform: Transform = spec
         return transform

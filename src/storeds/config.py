@@ -5,15 +5,19 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from storeds._columns import read_column
 from storeds._config_text import read_mapping
+from storeds._overrides import override
+from storeds._splits import shared_records, split_value, with_split
 from storeds._suggest import suggest
 from storeds.errors import ConfigError
+from storeds.protocols import Backend
+from storeds.protocols import Field as StoreField
 from storeds.registry import import_object
 from storeds.source import Settings, Source
 
@@ -59,6 +63,11 @@ class Loader(Settings):
     worker_init_fn: str | None = Field(None, description="The dotted path of a function called in each worker.")
 
 
+def _named_by_text(splits: Any) -> Any:
+    """Return the tables of splits by names that are text: in YAML, ``0:`` is a number."""
+    return {str(name): table for name, table in splits.items()} if isinstance(splits, Mapping) else splits
+
+
 class Config(Settings):
     """A whole config: ``[dataset]``, ``[loader]``, and ``[splits.NAME.dataset]`` or ``[splits.NAME.loader]`` over them.
 
@@ -68,40 +77,66 @@ class Config(Settings):
     loader : Loader
     splits : dict
         Split name → what differs for it.
+    allow_overlap : bool
+        Whether two splits may have records in common.
     """
 
     dataset: Source
     loader: Loader = Loader()
-    splits: dict[str, Split] = Field(default_factory=dict)
+    splits: Annotated[dict[str, Split], BeforeValidator(_named_by_text)] = Field(default_factory=dict)
+    allow_overlap: bool = Field(False, description="Two splits may have records in common; else that is an error.")
 
-    def source_for(self, split: str | None) -> Source:
-        """Return the dataset's description for one split.
+    def source_for(self, split: str | int | None, fields: Mapping[str, StoreField] | None = None) -> Source:
+        """Return the dataset's description for one split; no I/O.
 
-        A split is what ``[splits.NAME]`` makes of ``[dataset]``; where there is none, ``{split}`` in the URL; where
-        there is none either, the records whose field ``split`` has that value.
+        It is what ``[splits.NAME.dataset]`` makes of ``[dataset]``, with ``{split}`` in the URL replaced. Where neither
+        the URL has a ``{split}`` nor the table a ``url`` or a ``where``, the split is further limited to records whose
+        field ``split`` has its name.
+
+        Parameters
+        ----------
+        split : str, int or None
+            None for ``[dataset]`` as it is.
+        fields : mapping, optional
+            The fields of the store. If ``split`` is not among them, nothing is limited. If it holds integers, the name is
+            read as one. Without `fields`, it is taken to be there and to hold text.
+
+        Raises
+        ------
+        ConfigError
+            There is no such split, or its table is wrong.
         """
+        if split is None:
+            return self.dataset
+        split = str(split)
         table = self._split(split)
         changes = dict(table.dataset)
-        if split is not None:
-            url = changes.get("url", self.dataset.url)
-            urls = [url] if isinstance(url, str) else url
-            if any(_PLACEHOLDER in each for each in urls):
-                replaced = [each.replace(_PLACEHOLDER, split) for each in urls]
-                changes["url"] = replaced[0] if isinstance(url, str) else replaced
-            elif split not in self.splits:
-                changes["where"] = {**(self.dataset.where or {}), "split": split}
+        url = changes.get("url", self.dataset.url)
+        urls = [url] if isinstance(url, str) else url
+        if any(_PLACEHOLDER in each for each in urls):
+            replaced = [each.replace(_PLACEHOLDER, split) for each in urls]
+            changes["url"] = replaced[0] if isinstance(url, str) else replaced
+        elif "url" not in changes and "where" not in changes:
+            value = split_value(split, fields)
+            if value is not None:
+                changes["where"] = with_split(self.dataset.where, value)
+            elif not self.splits:
+                raise ConfigError(
+                    f"config: nothing says which records are split {split!r}: [dataset] url has no {_PLACEHOLDER}, the "
+                    f"store has no field 'split', and there is no [splits.{split}.dataset] with a where or url"
+                )
         return Source.validated({**dict(self.dataset), **changes})
 
-    def loader_for(self, split: str | None) -> Loader:
+    def loader_for(self, split: str | int | None) -> Loader:
         """Return the loader's settings for one split."""
         return Loader.validated({**dict(self.loader), **self._split(split).loader})
 
-    def _split(self, split: str | None) -> Split:
+    def _split(self, split: str | int | None) -> Split:
         if split is None:
             return Split()
-        if self.splits and split not in self.splits:
+        if self.splits and str(split) not in self.splits:
             raise ConfigError(f"config: unknown split {split!r}; {suggest(split, self.splits, 'splits')}")
-        return self.splits.get(split, Split())
+        return self.splits.get(str(split), Split())
 
 
 class Split(Settings):
@@ -116,24 +151,40 @@ class Split(Settings):
 Config.model_rebuild()
 
 
-def load_config(path_or_mapping: str | os.PathLike[str] | Mapping[str, Any]) -> Config:
+def load_config(
+    path_or_mapping: str | os.PathLike[str] | Mapping[str, Any], *, overrides: Iterable[str] = ()
+) -> Config:
     """Return the validated config in a TOML, YAML or JSON file, or in a mapping.
 
-    ``${NAME}`` in any text stands for that environment variable, so that no secret needs to stand in a file.
+    ``${NAME}`` in any text stands for that environment variable, so that no secret needs to stand in a file. In a
+    mapping, an OmegaConf ``DictConfig`` is resolved by OmegaConf's own rules instead.
+
+    Parameters
+    ----------
+    path_or_mapping : str, path or mapping
+        A mapping may be, or hold, an OmegaConf ``DictConfig``.
+    overrides : iterable of str
+        Values to change, in order: ``"loader.batch_size=16"``, ``"splits.val.dataset.transform=null"``. Each value is
+        read as TOML, else as YAML; a number in the path is a place in a list.
 
     Raises
     ------
     ConfigError
-        It cannot be parsed, a key is unknown, a value is of the wrong type, a variable is not set; it is a URL.
+        It cannot be parsed, a key is unknown, a value is of the wrong type, a variable is not set; it is a URL; an
+        override is malformed.
     StoreNotFoundError
         There is no such file.
     """
     mapping = path_or_mapping if isinstance(path_or_mapping, Mapping) else read_mapping(path_or_mapping)
-    config = Config.parse(mapping)
+    config = Config.parse(override(mapping, overrides) if overrides else mapping)
     for split in config.splits:  # say now what is wrong, not when the split is used
         config.source_for(split)
         config.loader_for(split)
     return config
+
+
+def _loaded(config: Config | str | os.PathLike[str] | Mapping[str, Any]) -> Config:
+    return config if isinstance(config, Config) else load_config(config)
 
 
 def config_schema() -> dict[str, Any]:
@@ -141,21 +192,67 @@ def config_schema() -> dict[str, Any]:
     return Config.model_json_schema()
 
 
-def build_dataset(config: Config, split: str | None = None) -> StoreDataset:
-    """Return the dataset that `config` describes; see `Config.source_for` for what a split is.
+def build_dataset(
+    config: Config | str | os.PathLike[str] | Mapping[str, Any], split: str | int | None = None
+) -> StoreDataset:
+    """Return the dataset that a config describes.
+
+    Parameters
+    ----------
+    config : Config, str, path or mapping
+        What is no `Config` goes through `load_config`.
+    split : str or int, optional
+        See `Config.source_for`.
 
     Raises
     ------
     ConfigError
         No record at all has the split, or another value that `where` asks for; the message lists those that there are.
+        Or another split of the config has some of the same records, and ``allow_overlap`` is not true.
     """
+    from storeds._dataset_parts import open_source
     from storeds.dataset import StoreDataset
 
-    dataset = StoreDataset(config.source_for(split))
+    config = _loaded(config)
+    unlimited = config.source_for(split)
+    if split is None:
+        _check_unsplit(config)
+    backend = open_source(unlimited.url, unlimited.layout, unlimited.options)
+    source = config.source_for(split, backend.meta.fields)
+    if split is not None and not config.allow_overlap:
+        _check_overlap(config, str(split), source, backend)
+    arguments = {**source.arguments(), "layout": None, "options": None}  # those of opening are used
+    dataset = StoreDataset(backend, **arguments)
     if not len(dataset):
         for name, wanted in (dataset.where or {}).items():
             _check_values(dataset, name, wanted)
     return dataset
+
+
+def _check_unsplit(config: Config) -> None:
+    url = config.dataset.url
+    names = ", ".join(config.splits) or "no names"
+    if any(_PLACEHOLDER in each for each in ([url] if isinstance(url, str) else url)):
+        raise ConfigError(f"config: [dataset] url has {_PLACEHOLDER}, so name a split; [splits] has {names}")
+    if config.splits:
+        _LOG.warning("no split is named, so the records of all splits (%s) are taken together", names)
+
+
+def _check_overlap(config: Config, split: str, source: Source, backend: Backend) -> None:
+    """Raise ConfigError if another split of the config has some of the records of `split`."""
+    for other in config.splits:
+        if other == split:
+            continue
+        shared = shared_records(source, backend, config.source_for(other, backend.meta.fields))
+        if shared is not None:
+            key = "" if shared.key is None else f", key {shared.key[:_LONG]!r}"
+            records = "1 record" if shared.records == 1 else f"{shared.records} records"
+            raise ConfigError(
+                f"splits {split!r} and {other!r} of the config share {records} of {shared.url} (the first at position "
+                f"{shared.position}{key}). Give each its own: put {_PLACEHOLDER} into the url of [dataset], or set where or "
+                f"url in [splits.{split}.dataset] and [splits.{other}.dataset], or pack with --split, which adds a field "
+                "'split'. If they are meant to overlap, set allow_overlap = true at the top of the config"
+            )
 
 
 def _check_values(dataset: StoreDataset, name: str, wanted: list[Any]) -> None:
@@ -169,7 +266,9 @@ def _check_values(dataset: StoreDataset, name: str, wanted: list[Any]) -> None:
         )
 
 
-def build_loader(config: Config, split: str | None = None) -> StoreLoader:
+def build_loader(
+    config: Config | str | os.PathLike[str] | Mapping[str, Any], split: str | int | None = None
+) -> StoreLoader:
     """Return a `DataLoader` over `build_dataset` and an `EpochSampler`; what the config leaves open is picked and logged.
 
     Workers: as many as the CPUs this process may use, shared with the ranks beside it. Persistent if there are any. Pinned memory with CUDA. The order of
@@ -182,6 +281,7 @@ def build_loader(config: Config, split: str | None = None) -> StoreLoader:
 
     from storeds.sampling import EpochSampler
 
+    config = _loaded(config)
     dataset, settings = build_dataset(config, split), config.loader_for(split)
     workers = _cpus_of_this_rank() if settings.num_workers is None else settings.num_workers
     pin = torch.cuda.is_available() if settings.pin_memory is None else settings.pin_memory

@@ -16,8 +16,9 @@ from torch.utils.data import ConcatDataset, Dataset, get_worker_info
 
 from storeds._batch_arrays import read_arrays
 from storeds._columns import read_column
-from storeds._dataset_parts import changed_arguments, check_seed, make_reader, open_source, spare_a_copy
+from storeds._dataset_parts import changed_arguments, check_seed, make_reader, one_of, open_source, spare_a_copy
 from storeds._deferred import asked_to_defer
+from storeds._omegaconf import plain
 from storeds._rows import image_element, in_rows
 from storeds._samples import SampleMaker
 from storeds._shared import SharedNumber
@@ -48,6 +49,8 @@ class StoreDataset(Dataset[Any]):
     source : str, path, sequence of them, Backend or Source
         What `open_backend` takes (a pattern or a list makes many stores one), an open backend, or a validated `Source`,
         whose settings then stand for every argument that is left at its default here.
+    url : str, path or sequence of them, optional
+        The same as `source`, by the name that it has in a config. Give one of the two.
     reader : str or Reader
         ``"image"``, ``"array"``, ``"video"`` or a registered name.
     fields : sequence of str, optional
@@ -100,8 +103,9 @@ class StoreDataset(Dataset[Any]):
 
     def __init__(
         self,
-        source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Backend | Source,
+        source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Backend | Source | None = None,
         *,
+        url: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
         reader: str | Reader[Any] = "image",
         fields: Sequence[str] | None = None,
         decode: Any = None,
@@ -140,6 +144,8 @@ class StoreDataset(Dataset[Any]):
             "options": options,
             "reader_options": reader_options,
         }
+        given = {name: plain(value) for name, value in given.items()}
+        source = plain(one_of(source, url))
         if isinstance(source, Source):
             self._setup(source.url, **{**source.arguments(), **changed_arguments(StoreDataset, given)})
         else:

@@ -31,6 +31,8 @@ class BenchSettings:
     from_config : bool
     pad : list
         Elements that `storeds.collate` pads.
+    where_of : callable or None
+        Gives what a config's split takes of a store with this `Meta`.
     workers : sequence of int
     batch_size : int
     seconds : float
@@ -41,6 +43,7 @@ class BenchSettings:
     options: dict[str, Any]
     from_config: bool
     pad: list[str | int] = field(default_factory=list)
+    where_of: Callable[[Meta], dict[str, Any] | None] | None = None
     workers: Sequence[int] = ()
     batch_size: int = _BATCH
     seconds: float = 3.0
@@ -63,6 +66,7 @@ class BenchSettings:
             loaded = load_config(config)
             arguments, loader = loaded.source_for(split).arguments(), loaded.loader_for(split)
             more = {"pad": loader.pad, "batch_size": loader.batch_size or 1}
+            more["where_of"] = lambda meta: loaded.source_for(split, meta.fields).where
         elif split is not None:
             raise ConfigError(f"split {split!r} is one of a config, and there is none; give both, or leave it out")
         arguments |= {name: value for name, value in given.items() if value is not None}
@@ -84,6 +88,8 @@ class BenchSettings:
     def fitted(self, meta: Meta) -> BenchSettings:
         """Return the settings with what is left open chosen for a store."""
         arguments = dict(self.arguments)
+        if self.where_of is not None:
+            arguments["where"] = self.where_of(meta)
         has_images = any(declared.kind == "image" for declared in meta.fields.values())
         arguments.setdefault("reader", "image" if has_images else "array")
         usual = not self.from_config and arguments["reader"] == "image" and arguments.get("decode") != "bytes"
