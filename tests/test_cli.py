@@ -95,7 +95,7 @@ def test_verify_draws_a_store_that_needs_options(tmp_path: Path) -> None:
     put(tmp_path / "foreign", entries, database=b"pictures")
     how = ["--layout", "keyed", "--option", "database=pictures"]
     shown = run("verify", foreign, *how, "--contact-sheet", sheet, code=1)
-    assert f"{sheet}: 1 pictures" in shown
+    assert f"{sheet}: 1 picture" in shown
     with Image.open(sheet) as image:
         assert image.format == "PNG"
 
@@ -108,7 +108,7 @@ def test_verify_shows_severity_and_counts_and_json_has_everything(tmp_path: Path
     assert ["1", "no", "end", "missing_eoi", "100", "%"] in [line[:6] for line in lines]
     assert ["truncated_scan", "4"] in lines
     assert ["8", "trailing", "trailing_data", "harmless"] in [line[:4] for line in lines]
-    assert "14 records, 9 images decoded: 11 findings, 1 harmless notes" in shown
+    assert "14 records, 9 images decoded: 11 findings, 1 harmless note" in shown
     found = run_json("verify", url, code=1)
     assert found["kinds"] == dict(Counter(p.told for p in PICTURES.values() if p.told))
     (note,) = found["notes"]

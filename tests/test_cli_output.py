@@ -74,7 +74,7 @@ def test_on_a_terminal_no_colour_is_put_into_text(odd_store: str) -> None:
         for command in ("info", "verify")
     ]
     assert "\x1b[" in shown[1]
-    assert f"{odd_store}: 2 records, 1 images decoded: 1 findings" in shown[1]
+    assert f"{odd_store}: 2 records, 1 image decoded: 1 finding" in shown[1]
     assert odd_store in shown[0]
     assert json.dumps({"classes": ODD}) in shown[0]
 
@@ -108,7 +108,7 @@ def test_pack_names_what_it_leaves_out_as_it_is(tmp_path: Path) -> None:
     (folder / "[red]:smile:.jpg").write_bytes(b"<html>")
     shown = run("pack", tmp_path / "tree", f"hdf5://{tmp_path}/::smile:.h5", "--on-bad", "skip")
     assert "left out: [red]class/[red]:smile:.jpg: " in shown
-    assert f"hdf5://{tmp_path}/::smile:.h5: 1 records" in shown
+    assert f"hdf5://{tmp_path}/::smile:.h5: 1 record," in shown
 
 
 def test_backends_says_what_to_install() -> None:

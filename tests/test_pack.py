@@ -271,7 +271,7 @@ def test_the_command_packs_a_manifest_with_a_split_and_tells_problems(tree: Path
     (problem,) = shown["problems"]
     assert "none.jpg" in problem["name"] + problem["reason"]
     assert list(records(url)[0]) == ["image", "label", "key", "weight", "split"]
-    for wrong, message in ((["--split", "train"], "must read"), (["--on-bad", "stop"], "the policies are")):
+    for wrong, message in ((["--split", "train"], "must read"), (["--on-bad", "stop"], "'stop' is not one of")):
         result = CliRunner().invoke(app, [*arguments[:3], *wrong])
         assert result.exit_code == 2
         assert message in result.output
@@ -281,6 +281,6 @@ def test_the_command_tells_how_many_damaged_jpegs_it_stored(tree: Path, tmp_path
     write(tree, {"cat/half.jpg": jpeg(2)[:1000], "cat/end.jpg": jpeg(3)[:-2]})
     said = CliRunner().invoke(app, ["pack", str(tree), f"lmdb://{tmp_path}/a.lmdb"])
     assert said.exit_code == 0
-    assert "damaged JPEGs, stored as they are: 2; storeds verify says which" in said.output
+    assert "2 damaged JPEGs stored as they are; storeds verify says which" in said.output
     told = CliRunner().invoke(app, ["pack", str(tree), f"lmdb://{tmp_path}/b.lmdb", "--json"])
     assert json.loads(told.stdout)["damaged"] == 2

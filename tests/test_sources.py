@@ -94,7 +94,9 @@ def manifest(root: Path) -> PackSource:
 
 def lines(root: Path) -> PackSource:
     put(root, "1.jpg", "2.jpg")
-    (root / "train.jsonl").write_text('{"path": "1.jpg", "box": [1, 2]}\n{"path": "2.jpg", "box": []}\n')
+    (root / "train.jsonl").write_text(
+        '{"path": "1.jpg", "label": 4, "box": [1, 2]}\n{"path": "2.jpg", "label": 5, "box": []}\n'
+    )
     return ManifestSource(root / "train.jsonl")
 
 
@@ -402,7 +404,7 @@ def test_a_csv_gives_labels_keys_and_further_columns(tmp_path: Path) -> None:
 def test_a_column_is_a_number_only_if_no_character_would_be_lost(cells: list[str], tmp_path: Path) -> None:
     put(tmp_path, "0.jpg", "1.jpg")
     rows = "".join(f"{number}.jpg,{cell}\n" for number, cell in enumerate(cells))
-    source = ManifestSource(written(tmp_path, "path,x\n" + rows), delimiter=",")
+    source = ManifestSource(written(tmp_path, "path,x\n" + rows), delimiter=",", label=False)
     assert column(source, "x") == cells
 
 
@@ -453,10 +455,10 @@ def test_an_encoding_can_be_said(encoding: str, tmp_path: Path) -> None:
         ("b,a,b", {}, [1, 0, 1], ["a", "b"]),
         ("b,a,b", {"classes": ["b", "a", "x"]}, [0, 1, 0], ["b", "a", "x"]),
         ("1,0,1", {"classes": ["x", "y"]}, [1, 0, 1], ["x", "y"]),
-        ("10,9,a", {"labels": "names"}, [0, 1, 2], ["10", "9", "a"]),
+        ("10,9,a", {"label_type": "names"}, [0, 1, 2], ["10", "9", "a"]),
         ("10,9,a", {"classes": ["a", "9", "10"]}, [2, 1, 0], ["a", "9", "10"]),
         ("7,8,7", {"classes": ["7", "8"]}, [0, 1, 0], ["7", "8"]),
-        ("1,0,1", {"classes": ["0", "1"], "labels": "int"}, [1, 0, 1], ["0", "1"]),
+        ("1,0,1", {"classes": ["0", "1"], "label_type": "int"}, [1, 0, 1], ["0", "1"]),
     ],
 )
 def test_labels_are_integers_or_names(
@@ -475,13 +477,14 @@ def test_labels_that_could_be_either_are_not_guessed(tmp_path: Path) -> None:
         ManifestSource(file)
     assert str(caught.value) == (
         "train.csv: labels are integers such as '0' at train.csv line 2, names such as 'label' at train.csv line 4; pass "
-        "labels='names' if all are class names, labels='int' to take integers only, or classes=[…] to say which there are"
+        "label_type='names' (--label-type names) if all are class names, 'int' to take integers only, classes=[…] to say "
+        "which there are, or label=False (--no-label) to keep them as another field"
     )
-    assert told(ManifestSource(file, labels="int")) == ["train.csv line 4 (path): label 'label' is no integer"]
+    assert told(ManifestSource(file, label_type="int")) == ["train.csv line 4 (path): label 'label' is no integer"]
     with pytest.raises(
-        ConfigError, match=r"labels are numbers such as '1\.0' at train.csv line 2; pass labels='names'"
+        ConfigError, match=r"labels are numbers such as '1\.5' at train.csv line 2; pass label_type='names'"
     ):
-        ManifestSource(written(tmp_path, "path,label\n1.jpg,1.0\n"))
+        ManifestSource(written(tmp_path, "path,label\n1.jpg,1.5\n"))
 
 
 def test_label_column_can_be_none(tmp_path: Path) -> None:
@@ -577,15 +580,19 @@ def test_a_label_that_is_none_of_the_classes_given_is_told(tmp_path: Path) -> No
         (
             "a,b\n1.jpg,2\n",
             {},
-            "none of its columns 'a', 'b' is one of path, image, file, filename, filepath, file_name, img; say path_column=, "
-            "or, for CSV without a header, columns=",
+            r"none of its columns 'a', 'b' is one of path, image, .*; say which with path_column= \(--path-column\), or, for CSV "
+            r"without a header, columns=\['path', …\] \(--columns path,label\)",
         ),
         ("path,label\n", {"path_column": "pth"}, "path_column='pth' is none of its columns 'path', 'label'"),
         ("path,label\n", {"label_column": "y"}, "label_column='y' is none of its columns 'path', 'label'"),
         ("path,label\n", {"label_column": "path"}, "column 'path' cannot hold both paths and labels"),
         ("path,x,x\n", {}, "there are two columns 'x'; rename one"),
-        ("path,A b,a_b\n", {}, "column 'a_b' becomes field 'a_b', and so does column 'A b'; rename one"),
-        ("path,Key\n", {}, "column 'Key' becomes field 'key', and so does what pack makes itself; rename one"),
+        ("path,A b,a_b\n", {"label": False}, "column 'a_b' becomes field 'a_b', and so does column 'A b'; rename one"),
+        (
+            "path,Key\n",
+            {"label": False},
+            "column 'Key' becomes field 'key', and so does what pack makes itself; rename one",
+        ),
         ("p\0ath,label\n", {}, "its header holds NUL characters; if it is UTF-16, pass encoding='utf-16'"),
         (
             "path,label\né.jpg,a\n".encode("latin-1"),
@@ -599,7 +606,7 @@ def test_a_label_that_is_none_of_the_classes_given_is_told(tmp_path: Path) -> No
         ("path\n", {"delimiter": ",,"}, "delimiter=',,' must be one character, and no line end"),
         ("path\n", {"delimiter": "\n"}, "must be one character, and no line end"),
         ("path\n", {"format": "xml"}, "format='xml'; the formats are csv and jsonl"),
-        ("path\n", {"labels": "float"}, "labels='float'; the choices are auto, int, names"),
+        ("path\n", {"label_type": "float"}, "label_type='float'; the choices are auto, int, names"),
         ("path,label\n", {"classes": "cat"}, "classes='cat' must be a list of class names"),
         ("path,label\n", {"classes": ["a", "a"]}, "classes: 'a' is there twice"),
         ("path,label\n", {"classes": []}, "classes: there is none"),
@@ -681,7 +688,11 @@ def test_what_csv_writes_comes_back(
         put(Path(folder), *(f"{number}.jpg" for number in range(len(rows))))
         file = written(Path(folder), buffer.getvalue())
         source = ManifestSource(
-            file, delimiter=delimiter, quotechar="" if quoting == csv.QUOTE_NONE else quotechar, escapechar=escapechar
+            file,
+            label=False,
+            delimiter=delimiter,
+            quotechar="" if quoting == csv.QUOTE_NONE else quotechar,
+            escapechar=escapechar,
         )
         assert told(source) == []
         assert [(str(record["a"]), str(record["b"])) for record in records(source)] == [
@@ -714,7 +725,7 @@ def test_the_dialect_of_what_python_or_a_spreadsheet_writes_is_found_out(
     writer.writerows([[f"{number}.jpg", *row] for number, row in enumerate(rows)])
     with tempfile.TemporaryDirectory() as folder:
         put(Path(folder), *(f"{number}.jpg" for number in range(len(rows))))
-        source = ManifestSource(written(Path(folder), buffer.getvalue()))
+        source = ManifestSource(written(Path(folder), buffer.getvalue()), label=False)
         assert told(source) == []
         assert [str(value) for value in column(source, "a")] == [normal(source, "a", first) for first, _ in rows]
 
@@ -798,7 +809,7 @@ def test_bad_lines_are_told_by_line_and_column(tmp_path: Path) -> None:
         "a.jsonl line 6: no path is given",
         "a.jsonl line 7: its path is a int, no text",
         "a.jsonl line 8 (8.jpg): its label is a bool; expected an integer or a class name",
-        "a.jsonl line 9 (9\0.jpg): its path holds a NUL character",
+        "a.jsonl line 9 (9\\x00.jpg): its path holds a NUL character",
         "a.jsonl line 10 (10\\ud800.jpg): its path is no valid UTF-8",
         "a.jsonl line 11 (11.jpg): holds text with a lone surrogate, which has no UTF-8 form",
         "a.jsonl line 12 (12.jpg): holds text with a lone surrogate, which has no UTF-8 form",
@@ -810,7 +821,7 @@ def test_bad_lines_are_told_by_line_and_column(tmp_path: Path) -> None:
 
 
 def test_json_that_no_store_keeps_is_told_when_it_is_read(tmp_path: Path) -> None:
-    source = ManifestSource(written(put(tmp_path, "1.jpg"), '{"path": "1.jpg", "x": [NaN]}', "a.jsonl"))
+    source = ManifestSource(written(put(tmp_path, "1.jpg"), '{"path": "1.jpg", "x": [NaN]}', "a.jsonl"), label=False)
     assert refused(source) == "a.jsonl line 1 (1.jpg): its x cannot be kept: JSON has no nan"
 
 
@@ -927,7 +938,7 @@ def test_tars_are_grouped_as_tarfile_reads_them(members: list[tuple[str, bytes]]
                     assert opened is not None
                     key = os.path.normpath(os.path.join(os.path.dirname(info.name), name))
                     expected.setdefault(key, {}).setdefault(ending, opened.read())
-        source = TarSource(path)
+        source = TarSource(path, label=False, include_hidden=True)
         # A sample without a jpg is no sample; what others hold besides the image makes those bad that lack it.
         whole = {key: parts for key, parts in expected.items() if "jpg" in parts}
         wanted = {ending for parts in whole.values() for ending in parts}
@@ -1009,11 +1020,11 @@ def test_hostile_members_are_told_and_never_taken(tmp_path: Path) -> None:
         "a.tar: ../up.jpg: its name leads out of the archive by ..",
         "a.tar: a/../../up.jpg: its name leads out of the archive by ..",
         "a.tar: plain: has no name with an ending, such as 0001.jpg, so it belongs to no sample",
-        "a.tar: .hidden: has no name with an ending, such as 0001.jpg, so it belongs to no sample",
         "a.tar: end.: has no name with an ending, such as 0001.jpg, so it belongs to no sample",
         r"a.tar: b\xff.jpg: its name is no valid UTF-8",
         "a.tar: good.PNG: is the second member of its sample that would be its image",
     ]
+    assert source.notes == ("left out 1 hidden file (.hidden); include_hidden=True (--include-hidden) takes them",)
     assert os.listdir(tmp_path) == ["a.tar"]
 
 
@@ -1129,7 +1140,7 @@ def test_a_shard_that_is_no_file_or_changes_is_told(tmp_path: Path) -> None:
 def test_members_that_do_not_parse_are_told_when_they_are_read(
     ending: str, data: bytes, message: str, tmp_path: Path
 ) -> None:
-    source = TarSource(shard(tmp_path / "a.tar", {"1.jpg": b"", f"1.{ending}": data}))
+    source = TarSource(shard(tmp_path / "a.tar", {"1.jpg": b"", f"1.{ending}": data}), label=ending == "cls")
     assert refused(source) == f"a.tar: 1: {message}"
 
 

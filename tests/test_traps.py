@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 import storeds
+from _traps_pack import photos, stored_records, storeds_command
 from photographs import jpeg
 from storeds import errors
 from storeds.testing.mongod import run_mongod
@@ -105,6 +107,32 @@ def test_two_splits_of_a_store_without_splits_are_refused(tmp_path: Path) -> Non
 
 # 8. Missing labels
 
+
+def test_a_list_without_a_column_of_labels_is_not_packed_unless_told(tmp_path: Path) -> None:
+    photos(tmp_path, "0.jpg", "1.jpg")
+    (tmp_path / "list.csv").write_text("file;klass\n0.jpg;cat\n1.jpg;dog\n")
+    target = f"lmdb://{tmp_path}/a.lmdb"
+    refused = storeds_command("pack", tmp_path / "list.csv", target, code=2)
+    assert "'klass'" in refused
+    assert "--label-column klass" in refused
+    assert "--no-label" in refused
+    assert not (tmp_path / "a.lmdb").exists()
+    packed = storeds_command("pack", tmp_path / "list.csv", target, "--label-column", "klass")
+    assert "file → image, klass → label" in packed
+    assert [record["label"] for record in stored_records(tmp_path / "a.lmdb")] == [0, 1]
+    unlabelled = json.loads(
+        storeds_command("pack", tmp_path / "list.csv", target, "--no-label", "--overwrite", "--json")
+    )
+    assert unlabelled["columns"] == {"file": "image", "klass": "klass"}
+
+
+def test_labels_that_a_table_with_missing_cells_wrote_as_floats_are_integers(tmp_path: Path) -> None:
+    photos(tmp_path, "0.jpg", "1.jpg", "2.jpg")
+    (tmp_path / "list.csv").write_text("path,label\n0.jpg,10.0\n1.jpg,2.0\n2.jpg,0.0\n")
+    storeds.pack(tmp_path / "list.csv", f"lmdb://{tmp_path}/a.lmdb")
+    assert [record["label"] for record in stored_records(tmp_path / "a.lmdb")] == [10, 2, 0]
+
+
 # 9. Records that moved, columns that changed
 
 # 10. A damaged LMDB file
@@ -154,6 +182,19 @@ def test_a_lost_mongodb_node_does_not_change_what_a_program_draws(tmp_path: Path
 
 
 # 12. Hostile text
+
+
+def test_the_name_of_a_file_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    name = "\x1b]0;title\x07\x9b31m\x1b[2J.jpg"
+    photos(tmp_path / "tree", "cat/1.jpg")
+    (tmp_path / "tree/cat" / name).write_bytes(b"<html>")
+    for options, code in ((["--on-bad", "skip"], 0), (["--overwrite"], 3)):
+        shown = storeds_command("pack", tmp_path / "tree", f"lmdb://{tmp_path}/a.lmdb", *options, code=code)
+        assert r"\x1b]0;title\x07\x9b31m\x1b[2J.jpg" in shown
+        assert not set(shown) & {"\x1b", "\x07", "\x9b"}
+    exact = storeds_command("pack", tmp_path / "tree", f"lmdb://{tmp_path}/b.lmdb", "--on-bad", "skip", "--json")
+    assert json.loads(exact)["problems"][0]["name"] == f"cat/{name}"
+
 
 # 13. Interpreter exit
 
@@ -310,3 +351,21 @@ def test_appending_to_a_store_is_refused_with_a_way_that_keeps_its_records(
 # 23. Layouts of well-known tools
 
 # 24. Hidden folders
+
+
+def test_a_hidden_folder_is_no_class(tmp_path: Path) -> None:
+    photos(tmp_path / "tree", ".ipynb_checkpoints/1.jpg", "__MACOSX/1.jpg", "cat/1.jpg", "cat/._1.jpg", "dog/2.jpg")
+    packed = storeds.pack(tmp_path / "tree", f"lmdb://{tmp_path}/a.lmdb")
+    assert packed.attrs["classes"] == ["cat", "dog"]
+    assert packed.notes == (
+        "left out 2 hidden folders (.ipynb_checkpoints, __MACOSX) and 1 hidden file (cat/._1.jpg); include_hidden=True "
+        "(--include-hidden) takes them",
+    )
+    assert [(record["key"], record["label"]) for record in stored_records(tmp_path / "a.lmdb")] == [
+        ("cat/1.jpg", 0),
+        ("dog/2.jpg", 1),
+    ]
+    shown = storeds_command(
+        "pack", tmp_path / "tree", f"lmdb://{tmp_path}/b.lmdb", "--include-hidden", "--on-bad", "skip"
+    )
+    assert "5 records" in shown

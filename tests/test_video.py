@@ -473,7 +473,7 @@ def test_a_folder_of_frames_is_a_video_in_the_order_of_their_numbers(folders: Pa
 def test_videos_without_classes_have_no_label(folders: Path) -> None:
     source = open_source(folders / "cats", kind="frames")
     assert list(source.fields) == ["image", "video", "frame", "key"]
-    assert list(open_source(folders, kind="frames", labels=False).fields) == ["image", "video", "frame", "key"]
+    assert list(open_source(folders, kind="frames", label=False).fields) == ["image", "video", "frame", "key"]
     assert source.name(11) == "one/img11.jpg"
 
 
@@ -497,5 +497,5 @@ def test_a_folder_that_holds_no_videos_is_an_error(folders: Path, tmp_path: Path
     assert FrameFolderSource(folders, allow_empty=True).attrs == {"classes": ["birds", "cats", "dogs"]}
     (folders / "loose").mkdir()
     (folders / "loose/0.jpg").write_bytes(frame(0, 0))
-    with pytest.raises(errors.ConfigError, match="labels=False"):
+    with pytest.raises(errors.ConfigError, match="label=False"):
         FrameFolderSource(folders, allow_empty=True)

@@ -141,7 +141,7 @@ def test_images_beside_films_make_no_folder_of_films(tmp_path: Path) -> None:
     assert list(open_source(tmp_path / "mixed").fields) == ["image", "label", "key"]
     assert "video" in open_source(tmp_path / "mixed", kind="videos").fields
     film(tmp_path / "mixed/b.mp4")
-    with pytest.raises(errors.ConfigError, match="labels=False"):
+    with pytest.raises(errors.ConfigError, match="label=False"):
         open_source(tmp_path / "mixed", kind="videos")
 
 

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 
 from storeds import ops
+from storeds._text import counted
 from storeds.cli._frame import (
     ERR,
     OUT,
@@ -23,6 +24,7 @@ from storeds.cli._frame import (
     parse_option,
     print_json,
     print_table,
+    say,
 )
 from storeds.errors import ConfigError
 from storeds.ops.bench import BenchPlot, BenchReport, Bottleneck, Measurement
@@ -81,7 +83,7 @@ def bench(
         return
     _show(report)
     if drawing is not None:
-        OUT.print(f"{drawing.path}: drawn")
+        say(f"{drawing.path}: drawn")
 
 
 def _numbers(text: str | None) -> list[int] | None:
@@ -101,7 +103,7 @@ def _progress(*, quiet: bool) -> Iterator[ProgressHook | None]:
         return
     columns = (TextColumn("bench"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     # Drawn by this thread alone: one that draws by itself may hold a lock while workers are forked.
-    with Bar(*columns, console=ERR, transient=True, auto_refresh=False) as bar:
+    with Bar(*columns, console=ERR, transient=True, auto_refresh=False, disable=not ERR.is_terminal) as bar:
         task = bar.add_task("bench", total=None)
         drawn = 0.0
 
@@ -119,23 +121,25 @@ def _show(report: BenchReport) -> None:
     columns = {"stage": "left", "workers": "right", "cold /s": "right", "warm /s": "right", "warm MiB/s": "right"}
     print_table({**columns, "start s": "right", "where the time goes": "left"}, _rows(report))
     OUT.print()
-    OUT.print(f"{report.url}: {report.count:,} samples, batches of {report.batch_size}, {report.seconds:g} s a figure")
+    say(
+        f"{report.url}: {counted(report.count, 'sample')}, batches of {report.batch_size}, {report.seconds:g} s a figure"
+    )
     machine = report.machine
     disk = f", {machine['file_system']}" if "file_system" in machine else ""
-    OUT.print(f"on {machine['cpu']}, {machine['cpus']} CPUs, load {machine['load_average']}{disk}")
+    say(f"on {machine['cpu']}, {machine['cpus']} CPUs, load {machine['load_average']}{disk}")
     for note in report.notes:
-        OUT.print(f"note: {note}")
-    OUT.print(f"bottleneck: {_named(report.bottleneck)}")
+        say(f"note: {note}")
+    say(f"bottleneck: {_named(report.bottleneck)}")
     if report.cold_bottleneck is not None:
-        OUT.print(f"bottleneck of a first epoch: {_named(report.cold_bottleneck)}")
+        say(f"bottleneck of a first epoch: {_named(report.cold_bottleneck)}")
     for advice in report.advice:
-        OUT.print(f"advice: {advice}")
+        say(f"advice: {advice}")
 
 
 def _named(found: Bottleneck | None) -> str:
     if found is None:
         return "none to tell, since no sample was good"
-    count = f"{found.workers} worker{'s' if found.workers > 1 else ''}" if found.workers else "no workers"
+    count = counted(found.workers, "worker") if found.workers else "no workers"
     return f"{found.part}, {found.share:.0%} of the time with {count}"
 
 

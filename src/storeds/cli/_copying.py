@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, cast, get_args
+from typing import Annotated, Any
 
 import typer
 
 from storeds import ops
-from storeds._suggest import suggest
+from storeds._text import counted
 from storeds._url import redact
 from storeds.cli._frame import (
-    ERR,
-    OUT,
     AsJson,
     CommitEvery,
     Index,
@@ -25,15 +23,20 @@ from storeds.cli._frame import (
     print_json,
     print_table,
     progress,
+    say,
+    say_error,
 )
 from storeds.errors import ConfigError
 from storeds.ops.finding_fields import FindingFields, Tally
 from storeds.ops.pack import OnBad
+from storeds.ops.packed import Packed, reasons, summary
 from storeds.ops.progress import Progress
-from storeds.ops.sources import Problem
+from storeds.ops.sources import LabelStyle, Problem, SourceKind
 from storeds.stores import open_backend
 
 __all__ = ["convert", "pack", "repair"]
+
+_SHOWN = 20  # lines
 
 
 @app.command()
@@ -41,8 +44,12 @@ __all__ = ["convert", "pack", "repair"]
 def pack(
     source: Annotated[str, typer.Argument(help="A folder, a .csv, .jsonl, .json or .tar file, or a store.")],
     url: Annotated[str, typer.Argument(help="Where the store goes: lmdb://…, hdf5://…, mongodb://…")],
-    kind: Annotated[str | None, typer.Option(help="What the source is, where that cannot be told by looking.")] = None,
-    on_bad: Annotated[str, typer.Option(help="What bad items do: raise, skip or keep.")] = "raise",
+    kind: Annotated[
+        SourceKind | None, typer.Option(help="What the source is, where that cannot be told by looking.")
+    ] = None,
+    on_bad: Annotated[
+        OnBad, typer.Option(help="Bad items: publish nothing and list them, leave them out, or keep what can be read.")
+    ] = "raise",
     split: Annotated[str | None, typer.Option(help="Adds a field split by hash of the key: train=0.9,val=0.1")] = None,
     max_side: Annotated[int | None, typer.Option(help="Scale larger images down to this many pixels.")] = None,
     quality: Annotated[int | None, typer.Option(help="Encode every image anew as JPEG of this quality.")] = None,
@@ -53,14 +60,21 @@ def pack(
     root: Annotated[str | None, typer.Option(help="Where a manifest's paths begin; its own folder by default.")] = None,
     path_column: Annotated[str | None, typer.Option(help="The manifest's column of paths.")] = None,
     label_column: Annotated[str | None, typer.Option(help="The manifest's column of labels.")] = None,
+    label_type: Annotated[
+        LabelStyle | None, typer.Option(help="What the manifest's labels are: integers, or names of classes.")
+    ] = None,
+    columns: Annotated[str | None, typer.Option(help="Names for a CSV without a header: path,label")] = None,
     delimiter: Annotated[str | None, typer.Option(help="The CSV's delimiter; found out by default.")] = None,
     encoding: Annotated[str | None, typer.Option(help="The manifest's text encoding; UTF-8 by default.")] = None,
     fps: Annotated[str | None, typer.Option(help="Frames a second that are taken of films; all by default.")] = None,
-    labels: Annotated[
-        bool | None, typer.Option("--labels/--no-labels", help="Whether sub-folders of videos are classes.")
+    label: Annotated[
+        bool | None, typer.Option("--label/--no-label", help="Whether records get a label; found out by default.")
     ] = None,
     allow_outside: Annotated[bool, typer.Option("--allow-outside", help="Take paths that leave the root.")] = False,
     allow_empty: Annotated[bool, typer.Option("--allow-empty", help="Keep classes whose folder is empty.")] = False,
+    include_hidden: Annotated[
+        bool, typer.Option("--include-hidden", help="Take hidden files and folders, such as .git, too.")
+    ] = False,
     overwrite: Overwrite = False,
     resume: Resume = False,
     commit_every: CommitEvery = 1000,
@@ -75,9 +89,12 @@ def pack(
         "delimiter": delimiter,
         "encoding": encoding,
         "fps": fps,
-        "labels": labels,
+        "label": label,
+        "label_type": label_type,
+        "columns": None if columns is None else [name.strip() for name in columns.split(",")],
         "allow_outside": allow_outside or None,
         "allow_empty": allow_empty or None,
+        "include_hidden": include_hidden or None,
     }
     problems: list[Problem] = []
     damaged = 0
@@ -93,7 +110,7 @@ def pack(
             source,
             url,
             kind=kind,
-            on_bad=_on_bad(on_bad),
+            on_bad=on_bad,
             split=_shares(split),
             max_side=max_side,
             quality=quality,
@@ -108,10 +125,9 @@ def pack(
             **{name: value for name, value in options.items() if value is not None},
         )
     if not as_json:
-        for problem in problems:
-            ERR.print(f"{'kept' if on_bad == 'keep' else 'left out'}: {problem}")
+        _report(meta, problems, kept=on_bad == "keep")
         if damaged and not check:
-            ERR.print(f"damaged JPEGs, stored as they are: {damaged:,}; storeds verify says which")
+            say_error("", f"{counted(damaged, 'damaged JPEG')} stored as they are; storeds verify says which")
     kinds = _kinds(url) if check else {}
     _published(
         url,
@@ -119,6 +135,9 @@ def pack(
         as_json=as_json,
         problems=[vars(problem) for problem in problems],
         damaged=damaged,
+        left_out=meta.left_out,
+        columns=meta.columns,
+        notes=meta.notes,
         **({"findings": kinds} if check else {}),
     )
     if check and not as_json:
@@ -130,10 +149,20 @@ def _kinds(url: str) -> dict[str, int]:
         return Tally.of(backend, FindingFields(backend.meta.fields, backend.url)).kinds
 
 
-def _on_bad(name: str) -> OnBad:
-    if name not in get_args(OnBad):
-        raise ConfigError(f"unknown --on-bad {name!r}; {suggest(name, get_args(OnBad), 'policies')}")
-    return cast("OnBad", name)
+def _report(packed: Packed, problems: list[Problem], *, kept: bool) -> None:
+    """Say on stderr how columns were understood, and which items are bad, and why."""
+    if packed.columns:
+        say_error("columns: ", ", ".join(f"{name} → {field or 'left out'}" for name, field in packed.columns.items()))
+        if "label" not in packed.fields:
+            say_error("columns: ", "none is a label, so records have none")
+    for problem in problems[:_SHOWN]:
+        say_error("", f"{'kept' if kept else 'left out'}: {problem}")
+    if len(problems) > _SHOWN:
+        say_error("", f"… and {len(problems) - _SHOWN:,} more; --json lists all of them")
+    if packed.reasons:
+        bad, items = sum(packed.reasons.values()), packed.count + packed.left_out
+        said = f"{bad:,} of {counted(items, 'item')} bad, {packed.left_out:,} left out: {summary(reasons(problems))}"
+        say_error("", said)
 
 
 def _shares(text: str | None) -> dict[str, float] | None:
@@ -217,4 +246,4 @@ def _published(url: str, meta: Any, *, as_json: bool, **more: Any) -> None:
     if as_json:
         print_json({"url": redact(url), "count": meta.count, "id": meta.id, "build": meta.build, **more})
     else:
-        OUT.print(f"{redact(url)}: {meta.count} records, id {meta.id}")
+        say(f"{redact(url)}: {counted(meta.count, 'record')}, id {meta.id}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,6 +19,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
+from storeds._text import printable
 from storeds._url import redact_message
 from storeds.errors import ConfigError, MissingDependencyError, StoredsError, UnavailableError
 from storeds.ops.progress import Progress, ProgressHook
@@ -37,10 +39,13 @@ __all__ = [
     "print_json",
     "print_table",
     "progress",
+    "say",
+    "say_error",
 ]
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="One dataset over HDF5, LMDB and MongoDB.")
-config_app = typer.Typer(no_args_is_help=True, help="About config files.")
+_SETTINGS = {"help_option_names": ["-h", "--help"]}
+app = typer.Typer(no_args_is_help=True, context_settings=_SETTINGS, help="One dataset over HDF5, LMDB and MongoDB.")
+config_app = typer.Typer(no_args_is_help=True, context_settings=_SETTINGS, help="About config files.")
 app.add_typer(config_app, name="config")
 
 
@@ -52,6 +57,7 @@ def _console(*, stderr: bool = False, width: int | None = None) -> Console:
 OUT, ERR = _console(), _console(stderr=True)
 _WIDE = 4000  # columns of what is no terminal: there a program reads, and a folded path is none
 _GO_ON = "; what is durable stays, --resume goes on from there"
+_LOG = logging.getLogger("storeds")
 F = TypeVar("F", bound=Callable[..., Any])
 
 Layout = Annotated[str | None, typer.Option(help="The foreign layout, where it cannot be told by looking.")]
@@ -85,21 +91,40 @@ def command(function: F) -> F:
 
     @functools.wraps(function)
     def run(*args: Any, **options: Any) -> None:
+        warnings = _Warnings(logging.WARNING)
+        _LOG.addHandler(warnings)
         try:
             function(*args, **options)
         except StoredsError as error:
             if options.get("as_json"):
                 print_json({"error": {"type": type(error).__name__, "message": redact_message(str(error))}})
             else:
-                ERR.print(
-                    Text.assemble(("error:", "bold red"), f" {type(error).__name__}: {redact_message(str(error))}")
-                )
+                say_error("error: ", f"{type(error).__name__}: {redact_message(str(error))}", "bold red")
             raise typer.Exit(_exit_code(error)) from None
         except KeyboardInterrupt:
             ERR.print("interrupted" + (_GO_ON if "resume" in options else ""))
             raise typer.Exit(130) from None
+        finally:
+            _LOG.removeHandler(warnings)
 
     return run  # type: ignore[return-value]  # same signature, by wraps
+
+
+class _Warnings(logging.Handler):
+    """Shows what the library logs on stderr, with names that cannot steer the terminal."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say_error(f"{record.levelname.lower()}: ", redact_message(record.getMessage()), "bold yellow")
+
+
+def say(text: str) -> None:
+    """Print a line to stdout; control characters in names are escaped."""
+    OUT.print(printable(text, "\n"))
+
+
+def say_error(head: str, text: str, style: str = "") -> None:
+    """Print a line to stderr, whose `head` may be coloured; control characters in `text` are escaped."""
+    ERR.print(Text.assemble((head, style), printable(text, "\n")))
 
 
 def print_json(value: Any) -> None:
@@ -123,7 +148,7 @@ def print_table(columns: Mapping[str, str], rows: Iterable[tuple[str, ...]], *, 
     for heading, side in columns.items():
         table.add_column(heading, justify="right" if side == "right" else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text("".join(c if c.isprintable() else ascii(c)[1:-1] for c in cell)) for cell in row))
+        table.add_row(*(Text(printable(cell)) for cell in row))
     console = OUT if OUT.is_terminal else _console(width=_WIDE)
     with console.capture() as captured:
         console.print(table)
@@ -145,7 +170,7 @@ def progress(what: str, *, quiet: bool) -> Iterator[ProgressHook | None]:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Bar(*columns, console=ERR, transient=True) as bar:
+    with Bar(*columns, console=ERR, transient=True, disable=not ERR.is_terminal) as bar:
         task = bar.add_task(what, total=None, rate="")
 
         def show(state: Progress) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from storeds import ops
+from storeds._text import counted
 from storeds.cli._frame import (
     OUT,
     AsJson,
@@ -20,6 +21,7 @@ from storeds.cli._frame import (
     print_json,
     print_table,
     progress,
+    say,
 )
 from storeds.ops.verify import Report
 
@@ -54,7 +56,7 @@ def verify(
     else:
         _show(report)
         if sheet is not None:
-            OUT.print(f"{sheet.path}: {drawn} pictures")
+            say(f"{sheet.path}: {counted(drawn or 0, 'picture')}")
     if not report.ok:
         raise typer.Exit(1)
 
@@ -65,13 +67,13 @@ def _show(report: Report) -> None:
         print_table(columns, _rows(report))
         hidden = len(report.notes) - _NOTES
         if hidden > 0:
-            OUT.print(f"… and {hidden:,} more that are harmless; --json lists them")
+            say(f"… and {hidden:,} more that are harmless; --json lists them")
         OUT.print()
         print_table({"finding": "left", "count": "right"}, ((kind, f"{n:,}") for kind, n in report.kinds.items()))
         OUT.print()
-    verdict = "all is well" if report.ok else f"{len(report.findings)} findings"
-    verdict += f", {len(report.notes)} harmless notes" if report.notes else ""
-    OUT.print(f"{report.url}: {report.count} records, {report.images} images decoded: {verdict}")
+    verdict = "all is well" if report.ok else counted(len(report.findings), "finding")
+    verdict += f", {counted(len(report.notes), 'harmless note')}" if report.notes else ""
+    say(f"{report.url}: {counted(report.count, 'record')}, {counted(report.images, 'image')} decoded: {verdict}")
 
 
 def _rows(report: Report) -> Iterator[tuple[str, ...]]:

@@ -5,6 +5,7 @@ from storeds.ops.contact_sheet import ContactSheet
 from storeds.ops.convert import convert
 from storeds.ops.info import Info, info
 from storeds.ops.pack import pack
+from storeds.ops.packed import Packed
 from storeds.ops.progress import Progress, ProgressHook
 from storeds.ops.repair import RepairReport, repair
 from storeds.ops.verify import Finding, Report, verify
@@ -17,6 +18,7 @@ __all__ = [
     "Finding",
     "Info",
     "Measurement",
+    "Packed",
     "Progress",
     "ProgressHook",
     "RepairReport",

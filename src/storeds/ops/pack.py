@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from storeds._suggest import suggest
+from storeds._text import counted, printable
 from storeds._url import redact
 from storeds._writer import COMMIT_EVERY
 from storeds.errors import ConfigError, FormatError, RecordError
 from storeds.ops.finding_fields import FindingFields
+from storeds.ops.packed import Packed, reasons
 from storeds.ops.prepare import Prepared, Preparer, prepared_chunks
 from storeds.ops.progress import Progress, ProgressHook
 from storeds.ops.resumable import resumable
@@ -24,6 +28,7 @@ __all__ = ["OnBad", "pack"]
 
 OnBad = Literal["raise", "skip", "keep"]
 _NOTED = 1000  # problems kept in a resumable note
+_LOG = logging.getLogger("storeds")
 
 
 def pack(
@@ -44,7 +49,7 @@ def pack(
     progress: ProgressHook | None = None,
     on_problem: Callable[[Problem], None] | None = None,
     **source_options: Any,
-) -> Meta:
+) -> Packed:
     """Pack a source into a store.
 
     Parameters
@@ -85,8 +90,9 @@ def pack(
 
     Returns
     -------
-    Meta
-        Of the published store.
+    Packed
+        `Meta` of the published store, how columns were understood, what was left out, and what to know about it. Its
+        notes are logged as warnings too.
 
     Raises
     ------
@@ -101,6 +107,11 @@ def pack(
     if workers is not None and workers < 0:
         raise ConfigError(f"workers must be 0 or more, got {workers}")
     opened = open_source(source, kind=kind, **source_options)
+    notes, columns = tuple(getattr(opened, "notes", ())), dict(getattr(opened, "columns", {}))
+    for note in notes:
+        _LOG.warning("%s: %s", _named(source), note)
+    if columns:
+        _LOG.info("%s: %s", _named(source), ", ".join(f"{name} is {field}" for name, field in columns.items()))
     fields = _fields(opened, shares)
     findings = FindingFields(fields, _named(source)) if check else None
     options: dict[str, JSON] = {"on_bad": on_bad, "split": dict(shares), "max_side": max_side, "quality": quality}
@@ -120,7 +131,10 @@ def pack(
         run = _Run(writer, opened, on_bad, progress, on_problem)
         run.feed(preparer, count, commit_every)
         run.judge()
-        return writer.publish(opened.attrs)
+        meta = writer.publish(opened.attrs)
+    found = {brief: count for brief, (count, _) in reasons(run.problems).items()}
+    own = {one.name: getattr(meta, one.name) for one in dataclasses.fields(Meta)}
+    return Packed(**own, columns=columns, notes=notes, left_out=run.left_out, reasons=found)
 
 
 def _check(
@@ -139,7 +153,11 @@ def _check(
 
 
 def _named(source: Any) -> str:
-    return redact(os.fspath(source)) if isinstance(source, (str, os.PathLike)) else f"the {type(source).__name__}"
+    return (
+        printable(redact(os.fspath(source)))
+        if isinstance(source, (str, os.PathLike))
+        else f"the {type(source).__name__}"
+    )
 
 
 def _fields(source: PackSource, shares: tuple[tuple[str, float], ...]) -> dict[str, Field]:
@@ -198,6 +216,11 @@ class _Run:
             if self.progress is not None:
                 self.progress(Progress(self.next, len(self.source), self.volume, self.bad, self.odd))
 
+    @property
+    def left_out(self) -> int:
+        """Items of the source that are not in the store."""
+        return len(self.source) + len(self.source.problems) - self.writer.count
+
     def _take(self, index: int, prepared: Prepared) -> dict[str, Any] | None:
         self.odd += prepared.odd
         if prepared.reason is not None:
@@ -236,6 +259,6 @@ class _Run:
                 else ""
             )
             raise RecordError(
-                f"{self.bad} of {len(self.source) + len(self.source.problems)} items cannot be packed, so nothing was "
+                f"{self.bad:,} of {counted(len(self.source) + len(self.source.problems), 'item')} cannot be packed, so nothing was "
                 f"published; mend them, or pass on_bad='skip' (--on-bad skip):\n{lines}{more}"
             )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from storeds.ops.sources._open import KINDS, open_source
+from storeds.ops.sources._labels import LabelStyle
+from storeds.ops.sources._open import KINDS, SourceKind, open_source
 from storeds.ops.sources._paths import IMAGE_SUFFIXES
 from storeds.ops.sources.base import BadItem, PackSource, Problem
 from storeds.ops.sources.folders import FlatFolderSource, ImageFolderSource
@@ -19,9 +20,11 @@ __all__ = [
     "FlatFolderSource",
     "ImageFolderSource",
     "JsonIndexSource",
+    "LabelStyle",
     "ManifestSource",
     "PackSource",
     "Problem",
+    "SourceKind",
     "StoreSource",
     "TarSource",
     "open_source",

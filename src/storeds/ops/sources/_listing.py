@@ -12,7 +12,8 @@ from typing import Any
 import xxhash
 
 from storeds.errors import ConfigError
-from storeds.ops.sources._labels import Labels
+from storeds.ops.sources._hidden import Hidden
+from storeds.ops.sources._labels import Labels, class_notes
 from storeds.ops.sources._packed import Fingerprint, Texts
 from storeds.ops.sources._paths import Root, file_state, is_text, show, text_fault
 from storeds.ops.sources._table import Column, JsonColumn, TextColumn
@@ -37,6 +38,8 @@ class ListingBuilder:
         What messages call the label.
     columns : mapping of str to TextColumn or JsonColumn
         Collect the further columns, by the names of their fields.
+    hidden : Hidden
+        Leaves out rows whose paths are hidden.
     """
 
     def __init__(
@@ -46,9 +49,10 @@ class ListingBuilder:
         labels: Labels | None,
         label_column: str | None,
         columns: Mapping[str, TextColumn | JsonColumn],
+        hidden: Hidden,
     ) -> None:
         self.place, self.root, self.labels, self.label_column = place, root, labels, label_column
-        self.columns = columns
+        self.columns, self.hidden = columns, hidden
         self.keys, self.numbers, self.sizes = Texts(), array("q"), array("q")
         self.fingerprint = Fingerprint()
         self.problems: list[Problem] = []
@@ -64,6 +68,8 @@ class ListingBuilder:
         )
         if fault:
             self.tell(number, fault, path)
+            return
+        if self.hidden.listed(path):
             return
         key = path.replace(os.sep, "/")
         size, mtime = file_state(os.path.join(self.root.path, path))
@@ -132,13 +138,14 @@ class Listing:
         self._rows = array("q", (row for row in range(len(self._keys)) if row not in faults))
         self.problems: Sequence[Problem] = tuple(built.problems)
         if not len(self) and not self.problems:
-            raise ConfigError(f"{file} lists no image")
+            raise ConfigError(f"{file} lists no image{''.join(f'; {note}' for note in built.hidden.notes())}")
         for label in self._labels or ():
             built.fingerprint.add("", label)
         with open(file, "rb") as opened:
             built.fingerprint.add(xxhash.xxh3_128_hexdigest(opened.read()))
         self.fingerprint: JSON = built.fingerprint.finish(kind, len(self))
         classes = built.labels.classes if built.labels is not None else None
+        self.notes: Sequence[str] = (*class_notes(classes or ()), *built.hidden.notes())
         named: list[JSON] = list(classes or ())
         self.attrs: Mapping[str, JSON] = {**({"classes": named} if classes is not None else {}), **attrs}
 

@@ -7,12 +7,13 @@ import os
 import stat
 from collections.abc import Callable, Sized
 from functools import partial
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 from storeds._files import nearest, sniff
 from storeds._suggest import suggest
 from storeds._url import redact, split_scheme
 from storeds.errors import ConfigError, StoreNotFoundError
+from storeds.ops.sources._hidden import is_hidden
 from storeds.ops.sources._paths import IMAGE_SUFFIXES, show
 from storeds.ops.sources._shards import is_pattern
 from storeds.ops.sources.base import PackSource
@@ -24,7 +25,11 @@ from storeds.ops.sources.tars import TarSource
 from storeds.ops.sources.videos import VIDEO_SUFFIXES, FrameFolderSource, VideoSource, holds_films
 from storeds.protocols import Backend
 
-__all__ = ["KINDS", "open_source"]
+__all__ = ["KINDS", "SourceKind", "open_source"]
+
+SourceKind: TypeAlias = Literal[
+    "imagefolder", "flat", "csv", "jsonl", "index", "tar", "store", "dataset", "videos", "frames"
+]
 
 _MAKERS: dict[str, Callable[..., PackSource]] = {
     "imagefolder": ImageFolderSource,
@@ -38,7 +43,7 @@ _MAKERS: dict[str, Callable[..., PackSource]] = {
     "videos": VideoSource,
     "frames": FrameFolderSource,
 }
-KINDS = tuple(_MAKERS)
+KINDS: tuple[str, ...] = get_args(SourceKind)
 _SUFFIXES = {
     ".csv": "csv",
     ".tsv": "csv",
@@ -81,12 +86,22 @@ def open_source(source: Any, *, kind: str | None = None, **options: Any) -> Pack
             raise ConfigError(f"a {type(source).__name__} is a source already; it takes no {', '.join(options)}")
         ready: PackSource = source
         return ready
-    kind = kind or _recognise(source)
+    kind = kind or _recognise(source, include_hidden=bool(options.get("include_hidden")))
+    if kind in ("imagefolder", "flat") and options.get("label") is not None:
+        kind = _with_label(source, kind, label=bool(options.pop("label")))
     if kind not in ("tar", "store", "dataset") and not isinstance(source, (str, os.PathLike)):
         raise ConfigError(f"kind={kind!r} wants a path, not a {type(source).__name__}")
     maker = _MAKERS[kind]
     _check_options(kind, maker, options)
     return maker(source, **options)
+
+
+def _with_label(source: Any, kind: str, *, label: bool) -> str:
+    if label and kind == "flat":
+        raise ConfigError(
+            f"{source} holds images only: no sub-folder or list says their labels; leave label=True (--label) out"
+        )
+    return "imagefolder" if label else "flat"
 
 
 def _is_source(source: Any) -> bool:
@@ -103,9 +118,9 @@ def _check_options(kind: str, maker: Callable[..., PackSource], options: dict[st
             raise ConfigError(f"a source of kind {kind} has no option {name!r}; {suggest(name, known, 'options')}")
 
 
-def _recognise(source: Any) -> str:
+def _recognise(source: Any, *, include_hidden: bool) -> str:
     if isinstance(source, (str, os.PathLike)):
-        return _recognise_path(os.fspath(source))
+        return _recognise_path(os.fspath(source), include_hidden=include_hidden)
     if isinstance(source, Backend):
         return "store"
     if isinstance(source, (list, tuple)) and source and all(isinstance(item, (str, os.PathLike)) for item in source):
@@ -119,7 +134,7 @@ def _recognise(source: Any) -> str:
     )
 
 
-def _recognise_path(path: str) -> str:
+def _recognise_path(path: str, *, include_hidden: bool) -> str:
     if split_scheme(path)[0] is not None:
         return "store"
     by_suffix = _SUFFIXES.get(os.path.splitext(path)[1].lower())
@@ -135,7 +150,7 @@ def _recognise_path(path: str) -> str:
         reason = getattr(error, "strerror", None) or error
         raise StoreNotFoundError(f"{redact(show(path))} cannot be looked at: {reason}") from None
     if stat.S_ISDIR(mode):
-        return "videos" if holds_films(path) else _recognise_folder(path, entries)
+        return "videos" if holds_films(path) else _recognise_folder(path, entries, include_hidden=include_hidden)
     if not stat.S_ISREG(mode):
         raise ConfigError(f"{show(path)} is neither a folder nor a regular file")
     if found is None:
@@ -152,9 +167,12 @@ def _content(path: str) -> str | None:
         return "tar" if file.read(262)[257:] == b"ustar" else None
 
 
-def _recognise_folder(path: str, entries: list[os.DirEntry[str]]) -> str:
-    folders, images, others = [], [], []
+def _recognise_folder(path: str, entries: list[os.DirEntry[str]], *, include_hidden: bool) -> str:
+    folders, images, others, hidden = [], [], [], []
     for entry in entries:
+        if is_hidden(entry.name) and not include_hidden:
+            hidden.append(entry.name)
+            continue
         if _is_folder(entry):
             folders.append(entry.name)
         elif entry.name.lower().endswith(IMAGE_SUFFIXES):
@@ -172,6 +190,7 @@ def _recognise_folder(path: str, entries: list[os.DirEntry[str]]) -> str:
     if images:
         return "flat"
     held = f"only {_some(others)}; name one of these files" if others else "nothing"
+    held += f"; {_some(hidden)} is hidden, and left out without --include-hidden" if hidden else ""
     raise ConfigError(f"{show(path)} has no sub-folders and no images ({' '.join(IMAGE_SUFFIXES)}), {held}")
 
 

@@ -8,6 +8,7 @@ import re
 import stat
 from array import array
 
+from storeds.ops.sources._hidden import Hidden
 from storeds.ops.sources._packed import Texts
 from storeds.ops.sources._paths import IMAGE_SUFFIXES, show, text_fault
 from storeds.ops.sources._tar_members import Member, TarDamage, members
@@ -17,7 +18,8 @@ from storeds.protocols import Field
 __all__ = ["SampleIndex", "field_of"]
 
 _IMAGES = tuple(suffix[1:] for suffix in IMAGE_SUFFIXES)
-_FIELDS = {"cls": "label", **dict.fromkeys(_IMAGES, "image")}
+_LABEL = "cls"
+_FIELDS = dict.fromkeys(_IMAGES, "image")
 _TYPED = {"image": Field("image"), "label": Field("int"), "json": Field("json"), "txt": Field("str")}
 
 
@@ -36,6 +38,10 @@ class SampleIndex:
         Endings to take; None for all.
     key_with_shard : bool
         Whether keys begin with the shard's name.
+    include_hidden : bool
+        Whether to take hidden members, such as ``._0001.jpg``.
+    label : str or None
+        The ending of the members that hold labels; None to leave ``.cls`` out.
 
     Attributes
     ----------
@@ -45,8 +51,11 @@ class SampleIndex:
         What was odd.
     """
 
-    def __init__(self, wanted: set[str] | None, *, key_with_shard: bool) -> None:
-        self._wanted, self._key_with_shard = wanted, key_with_shard
+    def __init__(
+        self, wanted: set[str] | None, *, key_with_shard: bool, include_hidden: bool, label: str | None
+    ) -> None:
+        self._wanted, self._key_with_shard, self._label = wanted, key_with_shard, label
+        self.hidden = Hidden(include=include_hidden)
         self._rows: dict[str, int] = {}
         self._names: list[str] = []
         self._doubled: set[str] = set()
@@ -81,6 +90,8 @@ class SampleIndex:
         return status.st_size, status.st_mtime_ns
 
     def _sort_in(self, member: Member, shard: str) -> None:
+        if self.hidden.listed(member.name):
+            return
         where = f"{shard}: {show(member.name)}"
         fault = _name_fault(member.name) or (f"is {member.odd}; only regular files are taken" if member.odd else None)
         if fault:
@@ -92,12 +103,12 @@ class SampleIndex:
             self._tell(where, "has no name with an ending, such as 0001.jpg, so it belongs to no sample")
             return
         ending = ending.lower()
-        if self._wanted is not None and ending not in self._wanted:
+        if (self._wanted is not None and ending not in self._wanted) or (self._label is None and ending == _LABEL):
             return
         row = self._row(posixpath.join(folder, stem), shard)
         if row is None:
             return
-        field = _field_name(ending)
+        field = "label" if ending == self._label else _field_name(ending)
         if field not in self.places:
             self.places[field] = array("q", [-1]) * len(self.keys), array("q", [0]) * len(self.keys)
         offsets, sizes = self.places[field]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import bisect
 import os
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from storeds.errors import ConfigError
+from storeds.ops.sources._labels import class_notes
 from storeds.ops.sources._packed import Fingerprint, Texts
 from storeds.ops.sources._paths import show
 from storeds.ops.sources._walk import Walk
@@ -25,7 +27,7 @@ class Videos:
     ----------
     root : str
         The folder.
-    labels : bool or None
+    label : bool or None
         Whether its folders are classes; None finds out.
     allow_empty : bool
         Whether a class may have no video.
@@ -33,11 +35,12 @@ class Videos:
 
     fields: Mapping[str, Field]
 
-    def __init__(self, root: str, *, labels: bool | None, allow_empty: bool) -> None:
-        self._root, self._allow_empty, self._has_labels = os.path.abspath(root), allow_empty, labels
+    def __init__(self, root: str, *, label: bool | None, allow_empty: bool) -> None:
+        self._root, self._allow_empty, self._has_labels = os.path.abspath(root), allow_empty, label
         self._keys, self._labels, self._ends = Texts(), array("q"), array("q")
         self._fingerprint = Fingerprint()
         self.problems: Sequence[Problem] = ()
+        self.notes: Sequence[str] = ()
         self.attrs: Mapping[str, JSON] = {}
 
     def _classify(self, names: Sequence[str], walk: Walk, what: str) -> dict[str, int]:
@@ -47,11 +50,11 @@ class Videos:
             outside = next(name for name in names if "/" not in name)
             raise ConfigError(
                 f"{show(self._root)} holds {what} beside its folders ({outside!r}) and in them ({inside[0]!r}); pass "
-                "labels=False to take all without labels"
+                "label=False (--no-label) to take all without labels"
             )
         if self._has_labels and len(inside) < len(names):
             outside = next(name for name in names if "/" not in name)
-            raise ConfigError(f"labels=True: {outside!r} lies in no folder that says its class")
+            raise ConfigError(f"label=True: {outside!r} lies in no folder that says its class")
         self._has_labels = bool(inside) if self._has_labels is None else self._has_labels
         if not self._has_labels:
             return {}
@@ -73,8 +76,9 @@ class Videos:
         self._ends.append(count + (self._ends[-1] if self._ends else 0))
         self._fingerprint.add(key, label, count, *numbers)
 
-    def _finish(self, kind: str, more: Mapping[str, Field], problems: Iterable[Problem]) -> None:
-        self.problems = tuple(problems)
+    def _finish(self, kind: str, more: Mapping[str, Field], walk: Walk) -> None:
+        names: Any = self.attrs.get("classes", [])
+        self.problems, self.notes = tuple(walk.problems), (*class_notes(names), *walk.hidden.notes())
         label = {"label": Field("int")} if self._has_labels else {}
         numbers = {"video": Field("int"), "frame": Field("int")}
         self.fields = {"image": Field("image"), **label, **numbers, "key": Field("str"), **more}

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from storeds.ops.sources._hidden import Hidden
 from storeds.ops.sources._paths import IMAGE_SUFFIXES, Root, is_text, show
 from storeds.ops.sources.base import Problem
 
@@ -43,15 +44,20 @@ class Walk:
         Where paths begin, and what they must not leave.
     suffixes : tuple of str
         How the names of the files end, in small letters.
+    include_hidden : bool
+        Whether to take hidden files and folders.
 
     Attributes
     ----------
     problems : list of Problem
         What was odd so far.
+    hidden : Hidden
+        What was left out for being hidden so far.
     """
 
-    def __init__(self, root: Root, suffixes: tuple[str, ...] = IMAGE_SUFFIXES) -> None:
+    def __init__(self, root: Root, suffixes: tuple[str, ...] = IMAGE_SUFFIXES, *, include_hidden: bool = False) -> None:
         self._root, self._suffixes = root, suffixes
+        self.hidden = Hidden(include=include_hidden)
         self._seen: Counter[tuple[int, int]] = Counter()
         self.problems: list[Problem] = []
 
@@ -121,6 +127,8 @@ class Walk:
             self._tell(path, f"cannot be looked at: {error.strerror}")
             return
         if not is_folder and not entry.name.lower().endswith(self._suffixes):
+            return
+        if self.hidden.folder(path) if is_folder else self.hidden.file(path):
             return
         fault = self._fault(entry)
         if fault:

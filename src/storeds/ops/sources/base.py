@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from storeds._text import printable
 from storeds.protocols import JSON, Field, Record
 
 __all__ = ["BadItem", "PackSource", "Problem", "read_file"]
@@ -33,7 +34,7 @@ class Problem:
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.reason}"
+        return f"{printable(self.name)}: {printable(self.reason)}"
 
 
 class PackSource(Protocol):
@@ -53,6 +54,11 @@ class PackSource(Protocol):
         number of items. A resumed pack compares it.
     problems : list of Problem
         Items found bad while listing, which `read` therefore does not offer.
+
+    Notes
+    -----
+    Two more attributes are optional. ``notes``, a sequence of sentences, says what `pack` should warn about; ``columns``
+    maps each column of a list to the field that it became, or to None.
     """
 
     @property

@@ -7,6 +7,8 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 
 from storeds.errors import ConfigError, StoreNotFoundError
+from storeds.ops.sources._hidden import is_hidden
+from storeds.ops.sources._labels import class_notes
 from storeds.ops.sources._packed import Fingerprint, Texts
 from storeds.ops.sources._paths import IMAGE_SUFFIXES, Root, show
 from storeds.ops.sources._walk import Found, Walk
@@ -26,6 +28,7 @@ class _Folder:
         self._keys, self._sizes = Texts(), array("q")
         self._fingerprint = Fingerprint()
         self.problems: Sequence[Problem] = ()
+        self.notes: Sequence[str] = ()
 
     def _take(self, found: Iterable[Found], label: int) -> int:
         before = len(self._keys)
@@ -35,10 +38,10 @@ class _Folder:
             self._fingerprint.add(key, size, mtime, label)
         return len(self._keys) - before
 
-    def _finish(self, kind: str, problems: Sequence[Problem]) -> None:
+    def _finish(self, kind: str, walk: Walk, notes: Iterable[str] = ()) -> None:
         self.fingerprint: JSON = self._fingerprint.finish(kind, len(self._keys))
         del self._fingerprint  # it does not pickle
-        self.problems = tuple(problems)
+        self.problems, self.notes = tuple(walk.problems), (*notes, *walk.hidden.notes())
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -66,6 +69,8 @@ class ImageFolderSource(_Folder):
         Whether links may lead out of it.
     allow_empty : bool
         Whether a class may have no image.
+    include_hidden : bool
+        Whether to take hidden files, and hidden folders as classes: ``.git``, ``.ipynb_checkpoints``, ``__MACOSX``.
 
     Raises
     ------
@@ -77,12 +82,19 @@ class ImageFolderSource(_Folder):
 
     fields: Mapping[str, Field] = {"image": Field("image"), "label": Field("int"), "key": Field("str")}
 
-    def __init__(self, root: str | os.PathLike[str], *, allow_outside: bool = False, allow_empty: bool = False) -> None:
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        allow_outside: bool = False,
+        allow_empty: bool = False,
+        include_hidden: bool = False,
+    ) -> None:
         super().__init__(os.fspath(root))
-        walk = Walk(Root(self._root, allow_outside=allow_outside))
+        walk = Walk(Root(self._root, allow_outside=allow_outside), include_hidden=include_hidden)
         classes = sorted(_folders_in(os.fspath(root), walk))
         if not classes:
-            raise ConfigError(f"{root} has no sub-folders; expected one per class, each with its images")
+            raise ConfigError(f"{root} has no sub-folders; expected one per class, each with its images{_said(walk)}")
         self._labels = array("q")
         empty = []
         for label, name in enumerate(classes):
@@ -99,7 +111,7 @@ class ImageFolderSource(_Folder):
         # A class whose name is no text is told as a problem; it keeps its place, or all labels after it would change.
         names_as_json: list[JSON] = [show(name) for name in classes]
         self.attrs: Mapping[str, JSON] = {"classes": names_as_json}
-        self._finish("imagefolder", walk.problems)
+        self._finish("imagefolder", walk, class_notes(classes))
 
     def read(self, index: int, /) -> Record:
         # docstring inherited
@@ -116,6 +128,8 @@ class FlatFolderSource(_Folder):
         The folder.
     allow_outside : bool
         Whether links may lead out of it.
+    include_hidden : bool
+        Whether to take hidden files and folders.
 
     Raises
     ------
@@ -127,14 +141,16 @@ class FlatFolderSource(_Folder):
 
     fields: Mapping[str, Field] = {"image": Field("image"), "key": Field("str")}
 
-    def __init__(self, root: str | os.PathLike[str], *, allow_outside: bool = False) -> None:
+    def __init__(
+        self, root: str | os.PathLike[str], *, allow_outside: bool = False, include_hidden: bool = False
+    ) -> None:
         super().__init__(os.fspath(root))
-        walk = Walk(Root(self._root, allow_outside=allow_outside))
+        walk = Walk(Root(self._root, allow_outside=allow_outside), include_hidden=include_hidden)
         _folders_in(os.fspath(root))
         if not self._take(walk.files(""), -1) and not walk.problems:
-            raise ConfigError(f"{root} holds no images ({_SUFFIXES}), in no folder below it either")
+            raise ConfigError(f"{root} holds no images ({_SUFFIXES}), in no folder below it either{_said(walk)}")
         self.attrs: Mapping[str, JSON] = {}
-        self._finish("flat", walk.problems)
+        self._finish("flat", walk)
 
     def read(self, index: int, /) -> Record:
         # docstring inherited
@@ -149,7 +165,8 @@ def _folders_in(root: str, walk: Walk | None = None) -> list[str]:
         with os.scandir(root) as entries:
             for entry in entries:
                 try:
-                    names += [entry.name] if entry.is_dir() else []
+                    if entry.is_dir() and not _is_left_out(entry.name, walk):
+                        names.append(entry.name)
                 except OSError as error:  # a link that leads to itself
                     if walk is not None:
                         walk.problems.append(Problem(show(entry.name), f"cannot be looked at: {error.strerror}"))
@@ -158,3 +175,11 @@ def _folders_in(root: str, walk: Walk | None = None) -> list[str]:
     except OSError as error:
         raise StoreNotFoundError(f"no folder at {root}: {error.strerror}") from None
     return names
+
+
+def _is_left_out(name: str, walk: Walk | None) -> bool:
+    return is_hidden(name) if walk is None else walk.hidden.folder(name)
+
+
+def _said(walk: Walk) -> str:
+    return "".join(f"; {note}" for note in walk.hidden.notes())

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from storeds.errors import ConfigError, StoreNotFoundError
+from storeds.ops.sources._hidden import Hidden
 from storeds.ops.sources._labels import Labels, LabelStyle, check_classes
 from storeds.ops.sources._listing import Listing, ListingBuilder
 from storeds.ops.sources._paths import Root, show
@@ -18,8 +19,38 @@ from storeds.protocols import JSON
 
 __all__ = ["LABEL_COLUMNS", "PATH_COLUMNS", "JsonIndexSource", "ManifestSource"]
 
-PATH_COLUMNS = ("path", "image", "file", "filename", "filepath", "file_name", "img")
+PATH_COLUMNS = (
+    "path",
+    "image",
+    "file",
+    "filename",
+    "filepath",
+    "file_name",
+    "img",
+    "file_path",
+    "image_path",
+    "img_path",
+    "image_file",
+    "image_name",
+    "img_name",
+)
 LABEL_COLUMNS = ("label", "class", "target")
+# Taken where none of the others exists, and only one of these does.
+_LESS_CERTAIN = (
+    "labels",
+    "classes",
+    "targets",
+    "category",
+    "class_name",
+    "class_id",
+    "class_idx",
+    "class_index",
+    "label_name",
+    "label_id",
+    "label_idx",
+    "category_name",
+    "category_id",
+)
 
 
 class ManifestSource(Listing):
@@ -36,10 +67,13 @@ class ManifestSource(Listing):
     path_column : str, optional
         By default the first that exists of ``PATH_COLUMNS``. What it holds becomes the record's ``key``.
     label_column : str, optional
-        By default the first that exists of ``LABEL_COLUMNS``; ``""`` for none.
+        By default the first that exists of ``LABEL_COLUMNS``, or else the only one of further usual names.
+    label : bool
+        False to pack without labels. Where there are columns beside the paths, and none looks like a label, that has to
+        be said: packing them without labels would train nothing.
     classes : sequence of str, optional
         The class names in the order of their labels; a label that is not among them is told as a problem.
-    labels : str
+    label_type : str
         ``int``, ``names``, or ``auto``: integers stay as they are, class names are sorted and numbered, both together
         are an error.
     columns : sequence of str, optional
@@ -50,6 +84,8 @@ class ManifestSource(Listing):
         By default UTF-8, with or without a byte order mark.
     allow_outside : bool
         Whether paths may leave `root`: by ``..``, by being absolute, by a link.
+    include_hidden : bool
+        Whether to take hidden files, and files in hidden folders, that the list names.
 
     Notes
     -----
@@ -73,14 +109,16 @@ class ManifestSource(Listing):
         root: str | os.PathLike[str] | None = None,
         path_column: str | None = None,
         label_column: str | None = None,
+        label: bool = True,
         classes: Sequence[str] | None = None,
-        labels: LabelStyle = "auto",
+        label_type: LabelStyle = "auto",
         columns: Sequence[str] | None = None,
         delimiter: str | None = None,
         quotechar: str | None = None,
         escapechar: str | None = None,
         encoding: str | None = None,
         allow_outside: bool = False,
+        include_hidden: bool = False,
     ) -> None:
         file = os.fspath(path)
         kind = format or ("jsonl" if file.lower().endswith((".jsonl", ".ndjson")) else "csv")
@@ -90,12 +128,16 @@ class ManifestSource(Listing):
         dialect = Dialect(delimiter, quotechar, escapechar)
         if kind == "jsonl" and (columns is not None or dialect != Dialect()):
             raise ConfigError(f"{where}: columns, delimiter, quotechar and escapechar are for CSV, not for JSONL")
-        chosen = _Choice(where, path_column, label_column, check_classes(classes, labels), labels)
+        if not label and label_column:
+            raise ConfigError(f"{where}: label_column={label_column!r} and label=False contradict each other")
+        wanted_label = label_column if label else ""
+        chosen = _Choice(where, path_column, wanted_label, check_classes(classes, label_type), label_type)
         place = Root(_root_of(file, root), allow_outside=allow_outside)
         if kind == "csv":
-            built = _read_csv(file, encoding, dialect, columns, chosen, place)
+            built = _read_csv(file, encoding, dialect, columns, chosen, place, Hidden(include=include_hidden))
         else:
-            built = _read_jsonl(file, encoding, chosen, place)
+            built = _read_jsonl(file, encoding, chosen, place, Hidden(include=include_hidden))
+        self.columns: Mapping[str, str | None] = chosen.roles
         provenance: dict[str, JSON] = {"kind": kind, "file": where}
         self._adopt(built, kind, file, {"source": provenance})
 
@@ -108,7 +150,7 @@ class JsonIndexSource(Listing):
     path : path
         The file. Of a key ``x_list`` with as many items, ``x`` becomes a field; ``classes``, a list of class names, is
         used as if it had been passed; other keys are named in ``attrs["source"]["ignored"]``.
-    root, classes, labels, encoding, allow_outside
+    root, label, classes, label_type, encoding, allow_outside, include_hidden
         As for `ManifestSource`.
 
     Raises
@@ -124,10 +166,12 @@ class JsonIndexSource(Listing):
         path: str | os.PathLike[str],
         *,
         root: str | os.PathLike[str] | None = None,
+        label: bool = True,
         classes: Sequence[str] | None = None,
-        labels: LabelStyle = "auto",
+        label_type: LabelStyle = "auto",
         encoding: str | None = None,
         allow_outside: bool = False,
+        include_hidden: bool = False,
     ) -> None:
         file = os.fspath(path)
         where = show(os.path.basename(file))
@@ -137,30 +181,45 @@ class JsonIndexSource(Listing):
         for name, values in lists.items():
             if len(values) != count:
                 raise ConfigError(f"{where}: path_list has {count} items, and {name}_list has {len(values)}")
-        given = check_classes(classes if classes is not None else index.get("classes"), labels)
-        collected = Labels(where, given, labels) if "label" in lists else None
-        names = field_names([name for name in lists if name not in ("path", "label")], _taken(collected), where)
+        given = check_classes(classes if classes is not None else index.get("classes"), label_type)
+        others = [name for name in lists if name not in ("path", "label")]
+        if label and "label" not in lists and others:
+            raise ConfigError(
+                _no_label(where, "list", [f"{name}_list" for name in others], "rename the one that is to label_list")
+            )
+        if not label and "label" in lists:
+            others.append("label")
+        collected = Labels(where, given, label_type) if label and "label" in lists else None
+        names = field_names(others, _taken(collected), where)
         root_folder = Root(_root_of(file, root), allow_outside=allow_outside)
         columns = {field: JsonColumn() for field in names.values()}
-        built = ListingBuilder((f"{where} path_list[", "]"), root_folder, collected, "label_list", columns)
-        label_list = lists.get("label")
+        hidden = Hidden(include=include_hidden)
+        built = ListingBuilder((f"{where} path_list[", "]"), root_folder, collected, "label_list", columns, hidden)
+        label_list = None if collected is None else lists["label"]
         for number, row in enumerate(lists["path"]):
-            label = None if label_list is None else label_list[number]
-            built.add(number, row, label, [lists[name][number] for name in names])
+            own = None if label_list is None else label_list[number]
+            built.add(number, row, own, [lists[name][number] for name in names])
         ignored = sorted(key for key, value in index.items() if not _is_list(key, value) and key != "classes")
+        self.columns: Mapping[str, str | None] = {
+            "path_list": "image",
+            **({} if collected is None else {"label_list": "label"}),
+            **{f"{name}_list": field for name, field in names.items()},
+            **dict.fromkeys(ignored),
+        }
         skipped: dict[str, JSON] = {"ignored": list(ignored)} if ignored else {}
         provenance: dict[str, JSON] = {"kind": "index", "file": where, **skipped}
         self._adopt(built, "index", file, {"source": provenance})
 
 
 class _Choice:
-    """Which columns hold paths and labels."""
+    """Which columns hold paths and labels; `roles` says what became of each."""
 
     def __init__(
         self, where: str, path: str | None, label: str | None, classes: list[str] | None, style: LabelStyle
     ) -> None:
         self.where, self.path, self.label = where, path, label
         self._classes, self._style = classes, style
+        self.roles: dict[str, str | None] = {}
 
     @property
     def wanted(self) -> tuple[str, ...]:
@@ -172,24 +231,53 @@ class _Choice:
         listed = ", ".join(map(repr, columns[:20]))
         if found is None:
             raise ConfigError(
-                f"{self.where}: none of its columns {listed} is one of {', '.join(PATH_COLUMNS)}; say path_column=, or, "
-                "for CSV without a header, columns=['path', …]"
+                f"{self.where}: none of its columns {listed} is one of {', '.join(PATH_COLUMNS)}; say which with path_column= "
+                "(--path-column), or, for CSV without a header, columns=['path', …] (--columns path,label)"
             )
         for option, name in (("path_column", found), ("label_column", self.label)):
             if name and name not in columns:
                 raise ConfigError(f"{self.where}: {option}={name!r} is none of its columns {listed}")
         self.path = found
         others = [name for name in columns if name != found]
-        self.label = _first(LABEL_COLUMNS, others) if self.label is None else self.label or None
+        self.label = self._find_label(others) if self.label is None else self.label or None
         if self.label == self.path:
             raise ConfigError(f"{self.where}: column {found!r} cannot hold both paths and labels")
 
-    def builder(self, columns: Sequence[str], place: Root, column: type[TextColumn | JsonColumn]) -> ListingBuilder:
+    def _find_label(self, others: Sequence[str]) -> str | None:
+        found = _first(LABEL_COLUMNS, others)
+        if found is not None or not others:  # nothing but paths: there is no label to miss
+            return found
+        likely = [name for name in others if name.strip().lower() in _LESS_CERTAIN]
+        if len(likely) == 1:
+            return likely[0]
+        if likely:
+            listed = ", ".join(map(repr, likely))
+            raise ConfigError(
+                f"{self.where}: columns {listed} all look like labels; choose with label_column= (--label-column)"
+            )
+        named = others[0] if len(others) == 1 else "NAME"
+        say = f"name the one that is with label_column= (--label-column {named})"
+        raise ConfigError(_no_label(self.where, "column", others, say))
+
+    def builder(
+        self, columns: Sequence[str], place: Root, column: type[TextColumn | JsonColumn], hidden: Hidden
+    ) -> ListingBuilder:
         labels = Labels(self.where, self._classes, self._style) if self.label is not None else None
         self.rest = [name for name in columns if name not in (self.path, self.label)]
         names = field_names(self.rest, _taken(labels), self.where)
         collected = {field: column() for field in names.values()}
-        return ListingBuilder((f"{self.where} line ", ""), place, labels, self.label, collected)
+        self.roles = {
+            name: "image" if name == self.path else "label" if name == self.label else names[name] for name in columns
+        }
+        return ListingBuilder((f"{self.where} line ", ""), place, labels, self.label, collected, hidden)
+
+
+def _no_label(where: str, what: str, others: Sequence[str], say: str) -> str:
+    listed = ", ".join(map(repr, others[:20]))
+    return (
+        f"{where}: no {what} looks like labels ({', '.join(LABEL_COLUMNS)}): beside the paths there {'is' if len(others) == 1 else 'are'} "
+        f"{listed}; {say}, or pass label=False (--no-label) to pack without labels"
+    )
 
 
 def _first(names: Sequence[str], columns: Sequence[str]) -> str | None:
@@ -210,12 +298,18 @@ def _root_of(file: str, root: str | os.PathLike[str] | None) -> str:
 
 
 def _read_csv(
-    file: str, encoding: str | None, dialect: Dialect, columns: Sequence[str] | None, chosen: _Choice, place: Root
+    file: str,
+    encoding: str | None,
+    dialect: Dialect,
+    columns: Sequence[str] | None,
+    chosen: _Choice,
+    place: Root,
+    hidden: Hidden,
 ) -> ListingBuilder:
     with open_text(file, encoding) as opened:
         names, rows = csv_rows(opened, dialect, columns, chosen.wanted, chosen.where)
         chosen.settle(names)
-        built = chosen.builder(names, place, TextColumn)
+        built = chosen.builder(names, place, TextColumn, hidden)
         at = {name: position for position, name in enumerate(names)}
         rest = [at[name] for name in chosen.rest]
         path, label = at[chosen.path or ""], at.get(chosen.label or "\0")
@@ -227,7 +321,7 @@ def _read_csv(
     return built
 
 
-def _read_jsonl(file: str, encoding: str | None, chosen: _Choice, place: Root) -> ListingBuilder:
+def _read_jsonl(file: str, encoding: str | None, chosen: _Choice, place: Root, hidden: Hidden) -> ListingBuilder:
     # Twice: only the whole file tells which keys there are, and so which objects lack one.
     names: dict[str, None] = {}
     with open_text(file, encoding) as opened:
@@ -237,7 +331,7 @@ def _read_jsonl(file: str, encoding: str | None, chosen: _Choice, place: Root) -
     with open_text(file, encoding) as opened:
         columns = list(names)
         chosen.settle(columns)
-        built = chosen.builder(columns, place, JsonColumn)
+        built = chosen.builder(columns, place, JsonColumn, hidden)
         for line, row in jsonl_rows(opened):
             if isinstance(row, BadRow):
                 built.tell(line, row.reason)

@@ -31,6 +31,12 @@ class TarSource:
         Which members to take; all of them by default. The image must be among them.
     key_with_shard : bool
         Whether keys begin with the name of their shard, for shards that number their samples alike.
+    label : bool
+        False to pack without labels. Where samples hold more than images, but no label, that has to be said.
+    label_column : str, optional
+        The ending of the members that hold labels, as integers; ``cls`` by default.
+    include_hidden : bool
+        Whether to take hidden members, such as macOS's ``._0001.jpg``.
 
     Notes
     -----
@@ -52,26 +58,47 @@ class TarSource:
         *,
         extensions: Sequence[str] | None = None,
         key_with_shard: bool = False,
+        label: bool = True,
+        label_column: str | None = None,
+        include_hidden: bool = False,
     ) -> None:
         self._paths = find_shards(shards)
         self._names = short_names(self._paths)
         wanted = None if extensions is None else {extension.lower().lstrip(".") for extension in extensions}
-        index = SampleIndex(wanted, key_with_shard=key_with_shard)
+        if not label and label_column:
+            raise ConfigError(f"label_column={label_column!r} and label=False contradict each other")
+        ending = (label_column or "cls").lower().lstrip(".") if label else None
+        index = SampleIndex(wanted, key_with_shard=key_with_shard, include_hidden=include_hidden, label=ending)
         self._states = [index.take(path, name) for path, name in zip(self._paths, self._names, strict=True)]
         index.settle()
         if not index.keys and not index.problems:
             raise ConfigError(
                 f"{', '.join(self._names[:4])}: no members that make a sample, such as 0001.jpg, 0001.cls"
             )
+        self.columns: Mapping[str, str | None] = {
+            f".{found}": field for field in index.places for found in sorted(index.endings[field])
+        }
+        if label and index.places and "label" not in index.places:
+            self._refuse_without_label(label_column)
         self._keys: Texts = index.keys
         self._shards: array[int] = index.shards
         self._places: dict[str, tuple[array[int], array[int]]] = index.places
         self._endings = {field: sorted(index.endings[field]) for field in index.places}
         self.problems: Sequence[Problem] = tuple(index.problems)
+        self.notes: Sequence[str] = index.hidden.notes()
         self.fields: Mapping[str, Field] = _fields(index.places)
         provenance: dict[str, JSON] = {"kind": "tar", "shards": len(self._paths)}
         self.attrs: Mapping[str, JSON] = {"source": provenance}
         self.fingerprint: JSON = self._hash()
+
+    def _refuse_without_label(self, label_column: str | None) -> None:
+        others = [ending for ending, field in self.columns.items() if field and field_of(field).kind != "image"]
+        if label_column or others:
+            held = f"beside the images they hold {', '.join(others)}" if others else "they hold images only"
+            raise ConfigError(
+                f"{', '.join(self._names[:4])}: samples have no .{label_column or 'cls'} with a label, {held}; say which "
+                "ending holds it with label_column= (--label-column), or pass label=False (--no-label) to pack without labels"
+            )
 
     def _hash(self) -> JSON:
         fingerprint = Fingerprint()

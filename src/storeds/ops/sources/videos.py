@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from storeds.errors import ConfigError
 from storeds.ops.sources._films import Film, FilmCursor, encode, import_av, list_film, scaled
+from storeds.ops.sources._hidden import is_hidden
 from storeds.ops.sources._packed import Texts
 from storeds.ops.sources._paths import IMAGE_SUFFIXES, Root
 from storeds.ops.sources._videos import Videos
@@ -35,7 +36,7 @@ class VideoSource(Videos):
         The folder, or the film. Where films lie in its folders only, these are their classes.
     fps : float or str, optional
         The most frames to take from a second, also as ``"30000/1001"``; all of them by default.
-    labels : bool, optional
+    label : bool, optional
         Whether the folders are classes; by default that is found out.
     max_side, quality : int, optional
         As for `storeds.pack`, whose own come here: no frame is encoded twice.
@@ -43,6 +44,8 @@ class VideoSource(Videos):
         Whether links may lead out of the folder.
     allow_empty : bool
         Whether a class may have no film.
+    include_hidden : bool
+        Whether to take hidden files and folders.
 
     Notes
     -----
@@ -69,20 +72,21 @@ class VideoSource(Videos):
         root: str | os.PathLike[str],
         *,
         fps: float | str | None = None,
-        labels: bool | None = None,
+        label: bool | None = None,
         max_side: int | None = None,
         quality: int | None = None,
         allow_outside: bool = False,
         allow_empty: bool = False,
+        include_hidden: bool = False,
     ) -> None:
         import_av()
         path = os.fspath(root)
         single = os.path.isfile(path)
         folder = os.path.dirname(os.path.abspath(path)) if single else path
-        super().__init__(folder, labels=False if single else labels, allow_empty=allow_empty)
+        super().__init__(folder, label=False if single else label, allow_empty=allow_empty)
         rate = _rate(fps)
         self._max_side, self._quality = max_side, quality
-        walk = Walk(Root(self._root, allow_outside=allow_outside), VIDEO_SUFFIXES)
+        walk = Walk(Root(self._root, allow_outside=allow_outside), VIDEO_SUFFIXES, include_hidden=include_hidden)
         if not single:
             _folders_in(folder)
         found = [(os.path.basename(path), *_state(path))] if single else list(walk.files(""))
@@ -94,7 +98,7 @@ class VideoSource(Videos):
             self._list(key, classes.get(key.split("/", 1)[0], -1), size, mtime, rate, walk.problems)
         self._fingerprint.add(f"{rate} {max_side} {quality}")
         self._cursor: FilmCursor | None = None
-        self._finish("videos", {"time": Field("float")}, walk.problems)
+        self._finish("videos", {"time": Field("float")}, walk)
 
     def _list(
         self, key: str, label: int, size: int, mtime: int, rate: Fraction | None, problems: list[Problem]
@@ -146,7 +150,7 @@ class FrameFolderSource(Videos):
     ----------
     root : path
         The folder. Where it holds folders of videos, these are their classes: ``root/class/video/0001.jpg``.
-    labels, allow_outside, allow_empty
+    label, allow_outside, allow_empty, include_hidden
         As for `VideoSource`.
 
     Raises
@@ -161,13 +165,14 @@ class FrameFolderSource(Videos):
         self,
         root: str | os.PathLike[str],
         *,
-        labels: bool | None = None,
+        label: bool | None = None,
         allow_outside: bool = False,
         allow_empty: bool = False,
+        include_hidden: bool = False,
     ) -> None:
-        super().__init__(os.fspath(root), labels=labels, allow_empty=allow_empty)
+        super().__init__(os.fspath(root), label=label, allow_empty=allow_empty)
         _folders_in(os.fspath(root))
-        walk = Walk(Root(self._root, allow_outside=allow_outside))
+        walk = Walk(Root(self._root, allow_outside=allow_outside), include_hidden=include_hidden)
         videos: dict[str, list[Found]] = {}
         for one in walk.files(""):
             videos.setdefault(os.path.dirname(one[0]), []).append(one)
@@ -183,7 +188,7 @@ class FrameFolderSource(Videos):
                 self._sizes.append(size)
                 self._fingerprint.add(path, size, mtime)
             self._add(key, classes.get(key.split("/", 1)[0], -1), len(frames))
-        self._finish("frames", {}, walk.problems)
+        self._finish("frames", {}, walk)
 
     def name(self, index: int, /) -> str:
         # docstring inherited
@@ -210,7 +215,7 @@ def holds_films(folder: str) -> bool:
 
 def _held(folder: str) -> bool | None:
     try:
-        names = [name.lower() for name in os.listdir(folder)]
+        names = [name.lower() for name in os.listdir(folder) if not is_hidden(name)]
     except OSError:  # the walk will tell
         return None
     if any(name.endswith(IMAGE_SUFFIXES) for name in names):

@@ -1,0 +1,51 @@
+"""Text for people: names made safe for a terminal, counts with the right plural, sizes with units."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable
+
+__all__ = ["byte_size", "counted", "printable", "some"]
+
+_UNITS = ("kB", "MB", "GB", "TB", "PB")
+
+
+def printable(text: str, keep: str = "") -> str:
+    r"""Return `text` with control characters and lone surrogates escaped, as in ``\x1b``.
+
+    Parameters
+    ----------
+    text : str
+        Any text: names of files and keys of records may hold sequences that steer a terminal.
+    keep : str
+        Characters that stay, such as the line ends of a message.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep or _is_blank(c) else ascii(c)[1:-1] for c in text)
+
+
+def _is_blank(character: str) -> bool:
+    return unicodedata.category(character) == "Zs"  # a no-break space, which str.isprintable leaves out
+
+
+def counted(count: int, one: str, many: str | None = None) -> str:
+    """Return a count with its noun: ``1 record``, ``1,234 records``."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def byte_size(count: int) -> str:
+    """Return a number of bytes in the unit that suits it, and exactly: ``1.2 MB (1,234,567 bytes)``."""
+    exact = counted(count, "byte")
+    if count < 1000:
+        return exact
+    value, unit = count / 1000, 0
+    while value >= 999.95 and unit + 1 < len(_UNITS):
+        value, unit = value / 1000, unit + 1
+    return f"{value:.1f} {_UNITS[unit]} ({exact})"
+
+
+def some(names: Iterable[str], most: int = 4) -> str:
+    """Return the first names of a list, made printable, and whether there are more."""
+    listed = list(names)
+    return ", ".join(map(printable, listed[:most])) + (", …" if len(listed) > most else "")
