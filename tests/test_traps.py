@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import io
 import json
+import pickle
 import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-import albumentations
 import h5py
 import hydra
 import numpy as np
 import pytest
 import torch
-import torchvision.transforms.v2
 import yaml
 from omegaconf import DictConfig, OmegaConf
-from PIL import Image
 
 import storeds
+from _foreign_lmdb import put
+from _traps_lmdb import numbered
 from _traps_pack import photos, stored_records, storeds_command
 from photographs import jpeg
 from storeds import errors
@@ -101,84 +99,6 @@ def test_two_splits_of_a_store_without_splits_are_refused(tmp_path: Path) -> Non
 # 2. Frozen epochs
 
 # 3. Several images in a sample
-
-
-def palette_png(number: int) -> bytes:
-    """Return a mask as VOC has them: class numbers, shown by a palette."""
-    image = Image.fromarray(np.full((64, 96), number % 5, np.uint8), "P")
-    image.putpalette([7 * each % 256 for each in range(768)])
-    file = io.BytesIO()
-    image.save(file, "png")
-    return file.getvalue()
-
-
-@pytest.fixture
-def segmentation(tmp_path: Path) -> str:
-    """URL of four records of an image, a mask and a label."""
-    url = f"lmdb://{tmp_path}/segmentation.lmdb"
-    with storeds.open_writer(url, {"image": "image", "mask": "image", "label": "int"}) as writer:
-        writer.append({"image": jpeg(n), "mask": palette_png(n), "label": n} for n in range(4))
-    return url
-
-
-PAIR = ["image", "mask"]
-FLIP = ["RandomHorizontalFlip", "ToTensor"]
-
-
-@pytest.mark.parametrize(
-    "transform",
-    [
-        "RandomHorizontalFlip",
-        [{"name": "Resize", "size": 32}, "ToTensor"],
-        "torchvision.transforms.v2.RandomCrop",
-        torchvision.transforms.v2.Compose([torchvision.transforms.v2.RandomRotation(9)]),
-        albumentations.Compose([albumentations.HorizontalFlip()]),
-        lambda image: image,
-    ],
-)
-def test_a_crop_of_the_image_does_not_leave_its_mask_behind(segmentation: str, transform: Any) -> None:
-    if isinstance(transform, str) and "." in transform:
-        transform = {"name": transform, "size": 32}
-    with pytest.raises(errors.ConfigError, match=r"'image'.*'mask' would stay.*do not exist yet.*fields=.*transform="):
-        storeds.StoreDataset(segmentation, fields=PAIR, transform=transform)
-    storeds.StoreDataset(segmentation, transform=transform)  # image and label
-
-
-def test_crops_drawn_for_image_and_mask_each_are_refused_and_alike_ones_are_not(segmentation: str) -> None:
-    with pytest.raises(errors.ConfigError, match="'image' and 'mask' would each be cropped or flipped in another way"):
-        storeds.StoreDataset(segmentation, fields=PAIR, transform={"image": FLIP, "mask": FLIP})
-    small = {"name": "Resize", "size": [8, 8], "interpolation": "nearest"}
-    dataset = storeds.StoreDataset(segmentation, fields=PAIR, transform={"image": small, "mask": small})
-    assert [each.size for each in dataset[1]] == [(8, 8), (8, 8)]
-    with pytest.raises(errors.ConfigError, match=r"'mask' would mix the numbers of classes.*'nearest'"):
-        storeds.StoreDataset(segmentation, fields=PAIR, transform={"mask": {"name": "Resize", "size": [8, 8]}})
-
-
-def test_who_names_the_element_has_it_transformed_alone(segmentation: str) -> None:
-    config = {"dataset": {"url": segmentation, "fields": PAIR, "transform": {"image": FLIP}, "decode": "tensor"}}
-    image, mask = storeds.build_dataset(storeds.load_config(config))[3]
-    assert image.dtype == torch.float32
-    assert mask.unique().tolist() == [3]
-
-
-@pytest.mark.parametrize("fields", [PAIR, ["mask", "image"]])
-def test_a_mask_beside_an_image_keeps_its_class_numbers(segmentation: str, fields: list[str]) -> None:
-    for decode in ("pil", "tensor"):
-        for number in range(4):
-            dataset = storeds.StoreDataset(segmentation, fields=fields, decode=decode, mode="L", as_dict=True)
-            sample = dataset[number]
-            with Image.open(io.BytesIO(palette_png(number))) as mask, Image.open(io.BytesIO(jpeg(number))) as image:
-                assert np.array_equal(np.squeeze(np.asarray(sample["mask"])), np.asarray(mask))
-                assert np.array_equal(np.squeeze(np.asarray(sample["image"])), np.asarray(image.convert("L")))
-    both = storeds.StoreDataset(segmentation, fields=PAIR, mode={"mask": "RGB"})[0]
-    assert [image.mode for image in both] == ["RGB", "RGB"]
-
-
-def test_labels_and_their_transform_are_the_labels_whatever_stands_before_them(segmentation: str) -> None:
-    dataset = storeds.StoreDataset(segmentation, fields=["image", "mask", "label"], target_transform=lambda n: n + 10)
-    assert dataset[3][2] == 13
-    assert dataset.targets == [0, 1, 2, 3]
-
 
 # 4. Channels-last arrays
 
@@ -428,6 +348,56 @@ def test_appending_to_a_store_is_refused_with_a_way_that_keeps_its_records(
 # 20. Trailing NUL bytes
 
 # 21. LMDB entries that are not records
+
+
+def a_picture(number: int) -> tuple[bytes, int]:
+    return jpeg(number), number % 2
+
+
+PICKLED = [pickle.dumps(a_picture(number)) for number in range(6)]
+
+
+@pytest.mark.parametrize("count", [pickle.dumps(6, 0), b"6", pickle.dumps(6)], ids=["protocol 0", "digits", "pickle"])
+@pytest.mark.parametrize("key", ["__len__", "length", "num_samples"])
+def test_a_count_in_any_form_is_no_record(key: str, count: bytes, tmp_path: Path) -> None:
+    dataset = storeds.StoreDataset(numbered(tmp_path / "s.lmdb", PICKLED, {key: count}), decode="bytes")
+    assert dataset[:] == [a_picture(number) for number in range(6)]
+
+
+def test_a_count_that_more_records_were_due_by_is_an_error(tmp_path: Path) -> None:
+    url = numbered(tmp_path / "s.lmdb", PICKLED, {"length": pickle.dumps(9)})
+    with pytest.raises(errors.FormatError, match="length says 9 records, so 10 entries are due, and 7 are there"):
+        storeds.open_backend(url)
+
+
+@pytest.mark.parametrize("key", ["classes", "class_names", "__classes__"])
+def test_pickled_class_names_are_the_classes_and_no_record(key: str, tmp_path: Path) -> None:
+    more = {key: pickle.dumps(["cat", "dog"]), "length": pickle.dumps(6), "mean": np.zeros(3, "f4").tobytes()}
+    url = numbered(tmp_path / "s.lmdb", PICKLED, more)
+    dataset = storeds.StoreDataset(url)
+    assert (len(dataset), dataset.classes, dataset.targets) == (6, ["cat", "dog"], [0, 1] * 3)
+    assert storeds.info(url).unread == [
+        "key 'mean': 12 bytes b'\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00'"
+    ]
+
+
+def test_class_names_beside_images_are_no_image(tmp_path: Path) -> None:
+    images = [(f"{name}.jpg".encode(), jpeg(n)) for n, name in enumerate(("ape", "cow", "owl"))]
+    put(tmp_path / "s", [*images, (b"classes", pickle.dumps(["a", "b"])), (b"length", b"3")])
+    dataset = storeds.StoreDataset(tmp_path / "s", decode="bytes", fields=["key", "image"])
+    assert dataset[:] == [(key.decode(), image) for key, image in images]
+    assert dataset.classes == ["a", "b"]
+
+
+def test_an_entry_that_may_be_a_record_or_not_is_the_users_to_decide(tmp_path: Path) -> None:
+    url = numbered(tmp_path / "s.lmdb", PICKLED, {"preview": PICKLED[0]})
+    with pytest.raises(errors.ConfigError, match="can be read in 2 ways") as caught:
+        storeds.open_backend(url)
+    for argument, count in {"exclude=''": 7, "exclude='preview'": 6}.items():
+        assert f"{argument}: {count} records of image (image), label (int); the first: image=" in str(caught.value)
+        with storeds.open_backend(url, **eval(f"dict({argument})")) as backend:
+            assert len(backend) == count
+
 
 # 22. Two readings of one store
 

@@ -12,6 +12,7 @@ from storeds.errors import FormatError, StoredsError, StoreNotFoundError, Unavai
 __all__ = ["check_file", "nearest", "refused", "sniff"]
 
 _HDF5 = b"\x89HDF\r\n\x1a\n"
+_ENVIRONMENT = "data.mdb"
 _LMDB = b"\xde\xc0\xef\xbe"
 
 
@@ -61,6 +62,8 @@ def check_file(path: str, kind: str, url: str) -> os.stat_result:
     except OSError as error:
         raise refused(url, "looked at", error) from None
     if stat.S_ISDIR(status.st_mode):
+        if kind == "lmdb" and os.path.isfile(os.path.join(path, _ENVIRONMENT)):
+            raise FormatError(f"{url} is an LMDB environment of another tool, a folder with {_ENVIRONMENT}")
         raise FormatError(f"{url} is a folder; a native {kind} store is one file")
     if not stat.S_ISREG(status.st_mode):
         raise FormatError(f"{url} is no regular file")

@@ -1,7 +1,7 @@
-"""Reads pickles of plain data and NumPy arrays, and runs nothing that they name.
+"""Reads pickles of plain data, NumPy arrays and tensors, and runs nothing that they name.
 
 The standard machine imports what a pickle names and calls it, and allocates what a pickle claims. This one knows plain data
-by itself and eight names, each by its exact module and name, for which it builds the value with code of its own; at
+by itself and a few names, each by its exact module and name, for which it builds the value with code of its own; at
 the first other name it stops. No object of a pickle's choosing is ever made, so nothing is there to be walked around.
 """
 
@@ -15,11 +15,24 @@ from typing import Any, ClassVar
 
 from storeds._unpickle_depth import MAX_DEPTH, check_depth
 from storeds._unpickle_numpy import CALLS, KNOWN, Name, PendingArray, PickledDtype, PickleError
+from storeds._unpickle_torch import (
+    LOAD_STORAGE,
+    OBJECTS,
+    TORCH_CALLS,
+    TORCH_NAMES,
+    PendingObject,
+    Storage,
+    check_header,
+    persistent_storage,
+    storage_of,
+)
 
 __all__ = ["MAX_DEPTH", "PickleError", "unpickle"]
 
 VIEW_FROM = 4096
-_HALF_BUILT = (Name, PendingArray, PickledDtype)
+_HALF_BUILT = (Name, PendingArray, PickledDtype, PendingObject, Storage)
+_NAMES = KNOWN | TORCH_NAMES
+_CALLS: dict[Name, Callable[..., Any]] = {**CALLS, **TORCH_CALLS}
 _INTEGER = re.compile(rb"-?[0-9]{1,4000}L?")
 _DOUBLE = struct.Struct(">d")
 
@@ -61,6 +74,13 @@ class _Machine:
         self.made = 0
 
     def run(self) -> Any:
+        value = self.next()
+        if self.at != len(self.data):
+            raise PickleError("the pickle is damaged: more is there than one value")
+        return value
+
+    def next(self) -> Any:
+        """Read the pickle that begins here; several may lie end to end."""
         data, table = self.data, self.TABLE
         while True:
             code = data[self.at]
@@ -71,9 +91,9 @@ class _Machine:
             if act is None:
                 raise PickleError(f"refused: the pickle uses operation {_shown(code)}, which plain data does not need")
             act(self)
-        if len(self.stack) != 1 or self.marks or self.at != len(data):
+        if len(self.stack) != 1 or self.marks:
             raise PickleError("the pickle is damaged: more is there than one value")
-        value = self.stack[0]
+        value = self.stack.pop()
         if isinstance(value, _HALF_BUILT):
             raise PickleError("refused: the pickle is of a class or of a half-built object")
         if self.made > MAX_DEPTH:
@@ -180,7 +200,7 @@ class _Machine:
         self.stack.append(codecs.escape_decode(line[1:-1])[0])  # as pickle itself does
 
     def find(self, module: str, name: str) -> None:
-        known = KNOWN.get((module, name))
+        known = _NAMES.get((module, name))
         if known is None:
             raise PickleError(f"refused: the pickle names {module}.{name}; only plain data and NumPy arrays are read")
         self.stack.append(known)
@@ -195,21 +215,53 @@ class _Machine:
         self.find(module, name)
 
     def new_object(self) -> None:
-        raise PickleError(f"refused: the pickle builds an object of {self.stack[-2]}; only plain data are read")
+        given, name = self.stack.pop(), self.stack[-1]
+        if not isinstance(name, Name) or name not in OBJECTS or given != ():
+            raise PickleError(f"refused: the pickle builds an object of {name}; only plain data are read")
+        self.stack[-1] = PendingObject(name)
 
     def reduce(self) -> None:
         given, known = self.stack.pop(), self.stack[-1]
         if not isinstance(known, Name) or type(given) is not tuple:
             raise PickleError("the pickle is damaged: it calls what is no name")
-        self.stack[-1] = CALLS[known](*given)
+        self.made += 1
+        call = _load_storage if known == LOAD_STORAGE else _CALLS.get(known)
+        if call is None:
+            raise PickleError(f"refused: the pickle calls {known}")
+        self.stack[-1] = call(*given)
 
     def build(self) -> None:
         state, target = self.stack.pop(), self.stack[-1]
-        if not isinstance(target, (PendingArray, PickledDtype)):
+        if not isinstance(target, (PendingArray, PickledDtype, PendingObject)):
             raise PickleError(f"refused: the pickle sets the state of a {type(target).__name__}")
+        self.made += 1
         self.stack[-1] = target.set_state(state)
 
+    def persistent(self) -> None:
+        raise PickleError("refused: the pickle refers to an object outside of it")
+
     TABLE: ClassVar[dict[int, Callable[[_Machine], Any]]] = {}
+
+
+class _StorageMachine(_Machine):
+    """Reads the pickles at the beginning of a tensor's storage, which may name a storage's kind, and call nothing."""
+
+    def reduce(self) -> None:
+        raise PickleError("refused: a tensor's storage that calls something")
+
+    def persistent(self) -> None:
+        self.stack[-1] = persistent_storage(self.stack[-1])
+
+
+def _load_storage(*given: Any) -> Storage:
+    """Return what ``torch.save`` wrote of one storage: five pickles end to end, a count, and the numbers."""
+    if len(given) != 1 or not isinstance(given[0], (bytes, memoryview)):
+        raise PickleError("the pickle is damaged: a storage without its bytes")
+    machine = _StorageMachine(memoryview(given[0]), True)
+    check_header(machine.next(), machine.next(), machine.next())
+    kind, count = machine.next()
+    machine.next()  # the storage's own name
+    return storage_of(kind, count, machine.data[machine.at :])
 
 
 def _pairs(items: list[Any]) -> dict[Any, Any]:
@@ -282,7 +334,8 @@ _Machine.TABLE = {
     ord("j"): lambda m: m.get(m.number(4)),
     ord("c"): _Machine.old_name,
     0x93: _Machine.stack_name,
-    ord("R"): _Machine.reduce,
+    ord("R"): lambda m: m.reduce(),
     0x81: _Machine.new_object,
     ord("b"): _Machine.build,
+    ord("Q"): lambda m: m.persistent(),
 }

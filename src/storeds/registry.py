@@ -176,6 +176,7 @@ for _name, _target, _needs in (
     ("lmdb/ocr", "lmdb_images:OcrLmdb", "lmdb"),
     ("lmdb/pickled", "lmdb_pickled:PickledLmdb", "lmdb"),
     ("lmdb/pyarrow", "lmdb_pyarrow:PyarrowLmdb", "lmdb"),
+    ("lmdb/resolutions", "lmdb_resolutions:ResolutionsLmdb", "lmdb"),
     ("lmdb/tensorpack", "lmdb_tensorpack:TensorpackLmdb", "lmdb"),
     ("hdf5/parallel", "hdf5_parallel:ParallelHdf5", "h5py"),
     ("hdf5/per_sample", "hdf5_per_sample:PerSampleHdf5", "h5py"),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self, TypeVar
 
 import lmdb
@@ -18,13 +19,17 @@ from storeds._count import Count
 from storeds._handles import HandlePool
 from storeds._index import index_path
 from storeds._mounts import file_system, file_system_advice
+from storeds._readings import AmbiguousError, Reading, ambiguous
+from storeds._unread import bounded
 from storeds._url import file_path
 from storeds.backends.base import HandleBackend, parse_options
 from storeds.backends.lmdb import LmdbBackend
 from storeds.errors import ConfigError, FormatError, RecordError
 from storeds.fields import fields_to_json
+from storeds.layouts._lmdb_entries import entries_of, record_keys
 from storeds.layouts._lmdb_env import EnvironmentOpener, ForeignHandle, ForeignOptions, Look, damage_is_format_error
 from storeds.layouts._lmdb_keys import IndexedKeys, Keys, iterate
+from storeds.layouts._lmdb_told import by_hand, check_databases, told, unread_entries
 from storeds.protocols import JSON, Array, Field, Meta, Record
 from storeds.record import RecordCodec, canonical_json
 
@@ -45,12 +50,15 @@ class Survey:
     attrs : mapping of str to JSON
     how : Any
         What else the layout needs for reading; small and picklable.
+    unread : tuple of str
+        What no record holds, beside what describes the database; short.
     """
 
     keys: Keys
     fields: Mapping[str, Field]
     attrs: Mapping[str, JSON] = field(default_factory=dict)
     how: Any = None
+    unread: tuple[str, ...] = ()
 
 
 class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
@@ -93,13 +101,56 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
         """
         opener = cls._opener_of(url, options)
         try:
-            return cls._glance(opener, cls._looks)
+            return cls._glance(opener, cls._settled)
+        except AmbiguousError:
+            raise
         except ConfigError as error:  # it may be open already, the other way round
             other = opener.settings.model_copy(update={"readahead": not opener.settings.readahead})
             try:
-                return cls._glance(EnvironmentOpener(opener.path, other), cls._looks)
+                return cls._glance(EnvironmentOpener(opener.path, other), cls._settled)
             except ConfigError:
                 raise error from None
+
+    @classmethod
+    def _settled(cls, look: Look) -> str | None:
+        """Return what `_looks` does, unless nobody can tell which entries are records."""
+        seen = cls._looks(look)
+        if seen is not None:
+            cls._check_doubt(look)
+        return seen
+
+    @classmethod
+    def _check_doubt(cls, look: Look) -> None:
+        """Raise AmbiguousError where an entry may be a record or not, with both readings."""
+        doubtful = [key.decode("utf-8", "backslashreplace") for key in entries_of(look).doubtful]
+        if not doubtful:
+            return
+        names, settings = ",".join(doubtful), look.opener.settings
+        readings = [
+            Reading(f"exclude={text!r}", why, functools.partial(cls._reopened, look.opener.path, settings, given))
+            for text, why, given in (
+                ("", f"{names} is a record like the others", ()),
+                (names, f"{names} is no number, as the other keys are", tuple(entries_of(look).doubtful)),
+            )
+        ]
+        raise ambiguous(look.url, readings)
+
+    @classmethod
+    def _reopened(cls, path: str, settings: ForeignOptions, exclude: tuple[bytes, ...]) -> Self:
+        backend = cls.__new__(cls)
+        HandleBackend.__init__(backend, EnvironmentOpener(path, settings.model_copy(update={"exclude": exclude})))
+        return backend
+
+    @classmethod
+    def by_hand(cls, url: str, **options: Any) -> str:
+        """Return the shortest program that would convert the store at `url`, for who knows what its values hold.
+
+        Raises
+        ------
+        StoredsError
+            It cannot be opened.
+        """
+        return cls._glance(cls._opener_of(url, options), by_hand)
 
     @classmethod
     def glimpse(cls, url: str, **options: Any) -> str:
@@ -110,7 +161,7 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
         StoredsError
             It cannot be opened.
         """
-        return cls._glance(cls._opener_of(url, options), Look.told)
+        return cls._glance(cls._opener_of(url, options), told)
 
     @classmethod
     def _glance(cls, opener: EnvironmentOpener, told: Callable[[Look], _Told]) -> _Told:
@@ -140,7 +191,7 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
 
     def _find_keys(self, look: Look) -> Iterable[bytes]:
         """Return the keys of all records in order, for a layout with `IndexedKeys`."""
-        return look.walk()
+        return record_keys(look)
 
     # Opening.
 
@@ -151,10 +202,19 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
 
     def _probe(self, handle: ForeignHandle) -> Meta:
         with damage_is_format_error(self._opener.url), self._look(handle, self._opener, check=True) as look:
-            found = self._survey_found = self._survey(look)
+            self._check_doubt(look)
+            found = self._survey(look)
+            entries = entries_of(look)
+            unread = bounded([*unread_entries(look), *found.unread])
+            found = self._survey_found = replace(found, attrs={**entries.attrs, **found.attrs}, unread=tuple(unread))
+            check_databases(look, found.keys.count, unread)
         return Meta(
             self._id(handle, found), handle.build, Count(found.keys.count), self.layout, found.fields, found.attrs
         )
+
+    def unread(self) -> list[str]:
+        # docstring inherited
+        return list(self._survey_found.unread)
 
     def _id(self, handle: ForeignHandle, found: Survey) -> str:
         _, size, modified = handle.build.split("-")
@@ -162,8 +222,9 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
         return xxhash.xxh3_128_hexdigest(canonical_json([*facts, fields_to_json(found.fields)]).encode())
 
     def _index_keys(self, look: Look, *more: JSON) -> IndexedKeys:
+        others: JSON = [*sorted(key.hex() for key in entries_of(look).keys)]
         path = index_path(
-            "lmdb-keys", self.layout, self._opener.path, look.build, self._opener.settings.database, *more
+            "lmdb-keys", self.layout, self._opener.path, look.build, self._opener.settings.database, others, *more
         )
         return IndexedKeys(path, lambda: self._find_keys(look))
 
@@ -190,9 +251,9 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
             raise FormatError(f"{opener.url} is a native store; open it without layout=")
         if check and opener.settings.database is None:
             handle.check_main_database()
-        database = handle.database(opener.settings.database)
+        database = handle.database(opener.settings.database or None)
         with handle.env.begin(db=database, buffers=True) as txn:
-            yield Look(txn, database, handle.build, opener)
+            yield Look(txn, database, handle.build, opener, handle)
 
     def _build_of(self, handle: ForeignHandle) -> str:
         return handle.build if isinstance(handle, ForeignHandle) else handle.meta.build

@@ -7,10 +7,11 @@ import os
 import threading
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import lmdb
+from pydantic import field_validator
 
 from storeds._lmdb_file import check_lmdb_file
 from storeds.backends._openers import FileOpener
@@ -18,11 +19,20 @@ from storeds.backends.lmdb import COLUMNS, META, RECORDS, LmdbOptions, open_envi
 from storeds.errors import ConfigError, FormatError
 from storeds.protocols import Meta
 
-__all__ = ["EnvironmentOpener", "ForeignHandle", "ForeignOptions", "Look", "damage_is_format_error"]
+__all__ = [
+    "DATA",
+    "EnvironmentOpener",
+    "ForeignHandle",
+    "ForeignOptions",
+    "Look",
+    "damage_is_format_error",
+    "listed_keys",
+]
 
 _MAX_DATABASES = 32
-_DATA = "data.mdb"
+DATA = "data.mdb"
 _SHOWN = 8
+_DATABASES = 16  # of an environment that are looked for
 
 
 class ForeignOptions(LmdbOptions):
@@ -31,14 +41,25 @@ class ForeignOptions(LmdbOptions):
     Attributes
     ----------
     database : str or None
-        The named database inside the environment that holds the records; the main one by default.
+        The named database inside the environment that holds the records; the main one by default, or ``""``.
     partial : bool
         Open a store that holds fewer records, or more, than it says: those that it lists are its records, and one that
         is missing is a `RecordError`.
+    exclude : str or list, optional
+        Keys of entries that are no records, beside those that are certainly none; ``""`` where every doubtful one is a record.
     """
 
     database: str | None = None
     partial: bool = False
+    exclude: tuple[bytes, ...] | None = None
+
+    @field_validator("exclude", mode="before")
+    @classmethod
+    def _keys(cls, given: Any) -> Any:
+        names = given.split(",") if isinstance(given, str) else given
+        if isinstance(names, (list, tuple)):
+            return tuple(name.encode() if isinstance(name, str) else name for name in names if name)
+        return names
 
 
 _NATIVE = {COLUMNS, META, RECORDS}
@@ -90,12 +111,18 @@ class ForeignHandle:
         """Raise ConfigError if the main database holds nothing but named ones, which are then where the records are."""
         with self.env.begin() as txn:
             names = _first_keys(txn)
-        if names and set(names) != _NATIVE and all(map(self._is_database, names[:_SHOWN])):
-            raise ConfigError(
-                f"{self.url} holds no records but named databases: {_listed(names)}; say with database= which one to read"
-            )
+        if names and set(names) != _NATIVE and all(map(self.is_database, names[:_SHOWN])):
+            sizes = ", ".join(f"database={name!r} ({count:,} entries)" for name, count in self.databases().items())
+            raise ConfigError(f"{self.url} holds no records but named databases; pass one of them: {sizes}")
 
-    def _is_database(self, name: bytes) -> bool:
+    def databases(self) -> dict[str, int]:
+        """Return the named databases, as far as the first keys of the main one tell, each with its number of entries."""
+        with self.env.begin() as txn:
+            names = [key.decode() for key in _first_keys(txn, count=_DATABASES) if self.is_database(key)]
+        with self.env.begin() as txn:  # an older transaction does not know a database that was opened since
+            return {name: int(txn.stat(self.database(name))["entries"]) for name in names}
+
+    def is_database(self, name: bytes) -> bool:
         try:
             self.database(name.decode())
         except (ConfigError, UnicodeDecodeError):
@@ -105,15 +132,15 @@ class ForeignHandle:
     def _what_there_is(self) -> str:
         with self.env.begin() as txn:
             keys = _first_keys(txn)
-        return f"its main database holds the keys {_listed(keys)}" if keys else "it is empty"
+        return f"its main database holds the keys {listed_keys(keys)}" if keys else "it is empty"
 
 
-def _first_keys(txn: Any, *database: Any) -> list[bytes]:
+def _first_keys(txn: Any, count: int = _SHOWN + 1) -> list[bytes]:
     """Return as many keys as a message shows, and one more."""
-    return [bytes(key) for key in itertools.islice(txn.cursor(*database).iternext(values=False), _SHOWN + 1)]
+    return [bytes(key) for key in itertools.islice(txn.cursor().iternext(values=False), count)]
 
 
-def _listed(keys: Sequence[bytes]) -> str:
+def listed_keys(keys: Sequence[bytes]) -> str:
     shown = ", ".join(repr(key.decode("utf-8", "backslashreplace")) for key in keys[:_SHOWN])
     return f"{shown} …" if len(keys) > _SHOWN else shown
 
@@ -126,12 +153,12 @@ class EnvironmentOpener(FileOpener[ForeignOptions]):
     @property
     def data_path(self) -> str:
         """The data file; in a folder it is ``data.mdb``."""
-        return os.path.join(self.path, _DATA) if os.path.isdir(self.path) else self.path
+        return os.path.join(self.path, DATA) if os.path.isdir(self.path) else self.path
 
     def key(self) -> Hashable:
         path = self.data_path
         if path != self.path and not os.path.exists(path):
-            raise FormatError(f"{self.url} is a folder without {_DATA}, so no LMDB environment")
+            raise FormatError(f"{self.url} is a folder without {DATA}, so no LMDB environment")
         return super().key()
 
     def options(self) -> Hashable:
@@ -160,6 +187,9 @@ class Look:
     database: Any
     build: str
     opener: EnvironmentOpener
+    handle: ForeignHandle
+    memo: dict[str, Any] = field(default_factory=dict, compare=False)
+    """What was found out already, for as long as the transaction."""
 
     @property
     def url(self) -> str:
@@ -185,12 +215,27 @@ class Look:
         cursor = self.txn.cursor(self.database)
         return [(bytes(key), value) for key, value in itertools.islice(cursor.iterprev(), 1)]
 
-    def told(self) -> str:
-        """Return what there is, in half a sentence."""
-        if not self.entries:
-            return "it is empty"
-        entries = "1 entry" if self.entries == 1 else f"{self.entries} entries"
-        return f"it holds {entries} under the keys {_listed(_first_keys(self.txn, self.database))}"
+    def first_keys(self, count: int) -> list[bytes]:
+        """Return the first few keys."""
+        return list(map(bytes, itertools.islice(self.txn.cursor(self.database).iternext(values=False), count)))
+
+    def last_keys(self, count: int) -> list[bytes]:
+        """Return the last few keys, the last one first."""
+        return list(map(bytes, itertools.islice(self.txn.cursor(self.database).iterprev(values=False), count)))
+
+    def first_from(self, key: bytes) -> bytes | None:
+        """Return the first key that is `key` or behind it; None where there is none."""
+        cursor = self.txn.cursor(self.database)
+        found = cursor.set_range(key) if key else cursor.first()
+        return bytes(cursor.key()) if found else None
+
+    def entries_of_database(self, key: bytes) -> int | None:
+        """Return how many entries the named database under `key` has; None if no database is there."""
+        if self.opener.settings.database or not self.handle.is_database(key):
+            return None
+        database = self.handle.database(key.decode())
+        with self.handle.env.begin() as txn:  # an older transaction does not know a database that was opened since
+            return int(txn.stat(database)["entries"])
 
     def walk(self) -> Iterator[bytes]:
         """Yield every key in the database's own order."""

@@ -10,15 +10,24 @@ import numpy as np
 
 from storeds.errors import ConfigError
 from storeds.fields import parse_fields
-from storeds.jpeg.sniff import sniff
+from storeds.layouts._embedded import image_of_text, is_image, is_video
 from storeds.protocols import KINDS, Array, Field, Kind
 
-__all__ = ["Wanted", "coerce", "is_image", "kind_of", "merge", "names_for", "parse_wanted"]
+__all__ = [
+    "Wanted",
+    "are_videos",
+    "coerce",
+    "fitting",
+    "kind_of",
+    "merge",
+    "names_for",
+    "parse_wanted",
+    "plain",
+]
 
 Wanted = tuple[tuple[str, Field | None], ...]
 """Names in the order of a record's parts, each with what it is declared as, or None."""
 
-_PICTURES = {"PNG", "GIF", "TIFF", "JPEG 2000", "JPEG XL", "WebP", "AVIF", "HEIC", "HEIF", "QOI"}
 _NAMES = {"image": "image", "int": "label", "str": "text", "array": "array", "float": "value", "bool": "flag"}
 _ARRAY_KINDS = "biufc"
 _SCALARS: tuple[tuple[Kind, type], ...] = (
@@ -28,14 +37,6 @@ _SCALARS: tuple[tuple[Kind, type], ...] = (
     ("str", str),
     ("bytes", bytes),
 )
-
-
-def is_image(blob: bytes | memoryview) -> bool:
-    """Whether the bytes begin as an encoded image does."""
-    head = bytes(blob[:32])
-    if head.startswith(b"BM"):  # two letters prove little, so the reserved bytes must be zeros too
-        return len(blob) > 26 and head[6:10] == b"\0\0\0\0"
-    return head.startswith(b"\xff\xd8\xff") or sniff(head) in _PICTURES
 
 
 def kind_of(value: Any) -> Field:
@@ -48,6 +49,8 @@ def kind_of(value: Any) -> Field:
         value = value.item()
     if isinstance(value, (list, tuple, dict)) or value is None:
         return Field("json")
+    if isinstance(value, str) and image_of_text(value) is not None:
+        return Field("image")
     for kind, types in _SCALARS:
         if isinstance(value, types):
             return Field(kind)
@@ -86,9 +89,18 @@ def merge(found: Sequence[Field], *, any_shape: bool) -> Field:
     return Field("array", found[0].dtype, tuple(None if any_shape or len(set(s)) > 1 else s[0] for s in sizes))
 
 
-def names_for(fields: Sequence[Field]) -> list[str]:
-    """Return names after the kinds: image, label, text, array, value, flag, json, bytes; numbered where several agree."""
+def are_videos(values: Sequence[Any]) -> bool:
+    """Whether every value is an encoded film."""
+    return all(isinstance(value, (bytes, memoryview)) and is_video(value) for value in values)
+
+
+def names_for(fields: Sequence[Field], videos: Sequence[bool] = ()) -> list[str]:
+    """Return names after the kinds: image, label, text, array, value, flag, json, bytes; numbered where several agree.
+
+    `videos` says of which fields all values are films: these are called video.
+    """
     bases = [_NAMES.get(field.kind, field.kind) for field in fields]
+    bases = ["video" if is_film else base for base, is_film in zip(bases, videos or [False] * len(bases), strict=True)]
     several, seen = Counter(bases), Counter[str]()
     out = []
     for base in bases:
@@ -102,20 +114,34 @@ def coerce(field: Field, value: Any) -> Any:
     if isinstance(value, np.ndarray) and field.kind in ("image", "bytes"):
         return value.tobytes() if value.dtype == np.uint8 else value
     if field.kind == "array":
-        return np.asarray(value) if isinstance(value, np.generic) else value
+        return fitting(field, np.asarray(value) if isinstance(value, np.generic) else value)
+    if field.kind == "image" and isinstance(value, str):
+        return image_of_text(value) or value
     if isinstance(value, np.generic):
         value = value.item()
     if field.kind == "str" and isinstance(value, (bytes, memoryview)):
         return str(value, "utf-8")
-    return _plain(value) if field.kind == "json" else value
+    return plain(value) if field.kind == "json" else value
 
 
-def _plain(value: Any) -> Any:
+def fitting(field: Field, value: Any) -> Any:
+    """Return an array; raises ValueError with what to do if its shape is not the one that others had when the store was opened."""
+    if isinstance(value, np.ndarray) and field.shape is not None:
+        fits = value.ndim == len(field.shape) and all(
+            size in (None, there) for size, there in zip(field.shape, value.shape, strict=True)
+        )
+        if not fits:
+            advice = "; any_shape=True reads arrays of any sizes" if value.ndim == len(field.shape) else ""
+            raise ValueError(f"its array has the shape {value.shape}, others {field.shape}{advice}")
+    return value
+
+
+def plain(value: Any) -> Any:
     """Return JSON for what Python and NumPy hold: tuples as lists, NumPy's numbers as numbers, bytes as text."""
     if isinstance(value, dict):
-        return {coerce(Field("str"), key): _plain(item) for key, item in value.items()}
+        return {coerce(Field("str"), key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, (np.generic, np.ndarray)):
         return value.tolist()
     return value

@@ -13,21 +13,25 @@ import numpy as np
 from pydantic import field_validator
 
 from storeds._suggest import suggest
+from storeds._unread import bounded
 from storeds.errors import ConfigError, FormatError
 from storeds.fields import parse_fields
 from storeds.layouts._lmdb_base import ForeignLmdb, Survey
+from storeds.layouts._lmdb_decode import decode_json, decompress
+from storeds.layouts._lmdb_entries import KEYS, LEN, entries_of, record_keys
 from storeds.layouts._lmdb_env import ForeignOptions, Look
-from storeds.layouts._lmdb_fields import Wanted, coerce, kind_of, merge, names_for, parse_wanted
+from storeds.layouts._lmdb_fields import Wanted, are_videos, coerce, kind_of, merge, names_for, parse_wanted
 from storeds.layouts._lmdb_keys import Keys, NumberedKeys, in_order_of_numbers
+from storeds.layouts._lmdb_told import by_hand
 from storeds.layouts.lmdb_pyarrow import is_pyarrow, why_not_pyarrow
 from storeds.protocols import Field
 
-__all__ = ["KEYS", "LEN", "SerialisedLmdb", "SerialisedOptions"]
+__all__ = ["SerialisedLmdb", "SerialisedOptions"]
 
-KEYS, LEN = b"__keys__", b"__len__"
 _SAMPLES = 32
 _COMMON_WIDTHS = (0, 4, 5, 6, 7, 8, 9, 10, 12)
 _WHOLE = -1
+_NODES = ("atomic_numbers", "pos", "numbers", "positions")  # entries with one item for each node of a graph
 _How = tuple[str, tuple[Any, ...]]
 
 
@@ -73,40 +77,48 @@ class SerialisedLmdb(ForeignLmdb):
             if value is not None and is_pyarrow(value):
                 raise FormatError(f"{look.url}: {why_not_pyarrow(key)}")
         keys = self._all_keys(look)
-        fields, how = self._derive(look, keys)
-        return Survey(keys, fields, how=how)
+        left = look.entries - keys.count - len(entries_of(look).keys)
+        unread = [f"{left:,} entries that are not listed"] if left > 0 else []
+        samples = list(self._samples(look, keys))
+        fields, how, others = self._derive(look, samples)
+        return Survey(keys, fields, how=how, unread=tuple(bounded([*unread, *others])))
 
     def _all_keys(self, look: Look) -> Keys:
         said = self._said_count(look)
-        special = (said is not None) + (look.get(KEYS) is not None)
+        entries = entries_of(look)
+        told = f"{entries.count[0].decode()} says {said} records" if entries.count else ""
         keys: Keys
         if look.get(KEYS) is not None:
             keys = self._index_keys(look)
             what = f"{KEYS.decode()} lists {keys.count}"
             if said not in (None, keys.count) and not self._settings.partial:
                 raise FormatError(
-                    f"{look.url} is not whole: {LEN.decode()} says {said} records and {what}; copy it again, or open it with "
+                    f"{look.url} is not whole: {told} and {what}; copy it again, or open it with "
                     "partial=True, which reads what is listed"
                 )
         elif said is not None and look.get(b"%0*d" % (self._width(look), 0)) is not None:
-            keys, what = NumberedKeys(said, width=self._width(look)), f"{LEN.decode()} says {said} records"
+            keys, what = NumberedKeys(said, width=self._width(look)), told
         else:
             keys = self._index_keys(look)
-            what = f"{keys.count} keys are there" if said is None else f"{LEN.decode()} says {said} records"
-        self._check_count(look, (keys.count if said is None else said) + special, what)
+            what = f"{keys.count} keys are there" if said is None else told
+        self._check_count(look, (keys.count if said is None else said) + len(entries.keys), what)
         return keys
 
     def _said_count(self, look: Look) -> int | None:
+        found = entries_of(look).count
+        if found is not None:
+            key, said = found
+            if said < 0:
+                raise FormatError(f"{look.url}: {key.decode()} is {said}, not a number of records")
+            return said
         value = look.get(LEN)
         if value is None:
             return None
         try:
-            said = self._load(value)
+            content = self._load(value)
         except ValueError as error:
             raise FormatError(f"{look.url}: {LEN.decode()} does not read: {error}") from None
-        if not isinstance(said, int) or isinstance(said, bool) or said < 0:
-            raise FormatError(f"{look.url}: {LEN.decode()} is {str(said)[:40]!r}, not a number of records")
-        return said
+        raise FormatError(f"{look.url}: {LEN.decode()} is {str(content)[:40]!r}, not a number of records")
 
     def _width(self, look: Look, number: int = 0) -> int:
         """Return how many digits the keys have at least, by the key of `number`; 0 if they have no leading zeros."""
@@ -115,13 +127,14 @@ class SerialisedLmdb(ForeignLmdb):
     def _find_keys(self, look: Look) -> Iterable[bytes]:
         value = look.get(KEYS)
         if value is None:
-            return in_order_of_numbers(lambda: (key for key in look.walk() if key not in (KEYS, LEN)))
+            return in_order_of_numbers(lambda: record_keys(look))
         said = self._said_count(look)
-        numbered = self._as_numbers(value, look.entries - 1 if said is None else said, self._width(look))
+        due = look.entries - len(entries_of(look).keys) if said is None else said
+        numbered = self._as_numbers(value, due, self._width(look))
         if numbered is not None:
             return numbered
         try:
-            found = self._load(value)
+            found = self._listed(value)
         except ValueError as error:
             raise FormatError(f"{look.url}: {KEYS.decode()} does not read: {error}") from None
         if isinstance(found, np.ndarray) and found.ndim == 1:
@@ -129,6 +142,15 @@ class SerialisedLmdb(ForeignLmdb):
         if not isinstance(found, (list, tuple)):
             raise FormatError(f"{look.url}: {KEYS.decode()} is a {type(found).__name__}, not a list of keys")
         return self._as_bytes(found, look)
+
+    def _listed(self, value: memoryview) -> Any:
+        """Return what ``__keys__`` holds: in the form of the records, or in JSON."""
+        try:
+            return self._load(value)
+        except ValueError:
+            if bytes(value[:1]) != b"[":
+                raise
+            return decode_json(decompress(value))
 
     def _as_numbers(self, value: memoryview, count: int, width: int) -> Sequence[bytes] | None:
         """Return the numbers from 0 as keys if that is what was pickled: comparing is faster than reading."""
@@ -153,41 +175,51 @@ class SerialisedLmdb(ForeignLmdb):
 
     # Fields.
 
-    def _derive(self, look: Look, keys: Keys) -> tuple[dict[str, Field], _How]:
-        """Return the fields, the form of a value, and where in it each field lies: an index, an entry, or the whole."""
-        samples = list(self._samples(look, keys))
+    def _derive(self, look: Look, samples: list[Any]) -> tuple[dict[str, Field], _How, list[str]]:
+        """Return the fields, the form of a value and where in it each field lies, and what of it is left unread."""
         wanted: Wanted | None = self._settings.fields
         if not samples:
-            return self._without_samples(look, wanted)
+            return *self._without_samples(look, wanted), []
         forms = Counter(_shape_of(value) for value in samples)
         ((form, count),) = forms.most_common(1)
         if 2 * count <= len(samples):
-            raise FormatError(f"{look.url}: its records are of several forms: {', '.join(sorted(forms))}")
+            raise self._unreadable(look, f"its records are of several forms: {', '.join(sorted(forms))}")
         samples = [value for value in samples if _shape_of(value) == form]  # the others are errors in their places
-        parts = _parts(samples[0])
+        parts, left = _parts(samples[0]), list[str]()
         if isinstance(samples[0], Mapping):
-            parts = self._entries(look.url, samples[0], wanted)
-        found = [self._field_at(look.url, samples, part, wanted, n) for n, part in enumerate(parts)]
-        names = [_field_name(part) for part in parts] if isinstance(samples[0], Mapping) else names_for(found)
+            parts, left = self._entries(look.url, samples, wanted)
+        found = [self._field_at(look, samples, part, wanted, n) for n, part in enumerate(parts)]
+        if isinstance(samples[0], Mapping):
+            names = [_field_name(part) for part in parts]
+        else:
+            names = names_for(found, [are_videos([_part(value, part) for value in samples]) for part in parts])
         if wanted is not None:
             if len(wanted) != len(parts):
                 raise ConfigError(
                     f"{look.url}: fields names {len(wanted)} parts, and a record has {len(parts)}: {', '.join(names)}"
                 )
             names = [name for name, _ in wanted]
-        return parse_fields(dict(zip(names, found, strict=True))), (form, parts)
+        return parse_fields(dict(zip(names, found, strict=True))), (form, parts), left
 
-    def _entries(self, url: str, sample: Mapping[Any, Any], wanted: Wanted | None) -> tuple[Any, ...]:
-        """Return the entries of a mapping that become fields: all, or those that the user names."""
-        entries = {_field_name(entry): entry for entry in sample}
-        if len(entries) < len(sample):
+    def _unreadable(self, look: Look, why: str) -> FormatError:
+        return FormatError(f"{look.url}: {why}\nTo convert it by hand:\n{by_hand(look)}")
+
+    def _entries(
+        self, url: str, samples: Sequence[Mapping[Any, Any]], wanted: Wanted | None
+    ) -> tuple[tuple[Any, ...], list[str]]:
+        """Return the entries of mappings that become fields, those of every record or those that the user names, and what is left."""
+        everywhere = dict.fromkeys(entry for sample in samples for entry in sample)
+        entries = {_field_name(entry): entry for entry in everywhere}
+        if len(entries) < len(everywhere):
             raise FormatError(f"{url}: several entries of its mappings have one name in lower case")
         if wanted is None:
-            return tuple(sample)
+            common = tuple(e for e in everywhere if all(sample.get(e) is not None for sample in samples))
+            left = [f"entry {str(e)!r}: absent or null in some records" for e in everywhere if e not in common]
+            return common or tuple(everywhere), left if common else []
         for name, _ in wanted:
             if name not in entries:
                 raise ConfigError(f"{url}: its records have no entry {name!r}; {suggest(name, entries, 'entries')}")
-        return tuple(entries[name] for name, _ in wanted)
+        return tuple(entries[name] for name, _ in wanted), []
 
     def _without_samples(self, look: Look, wanted: Wanted | None) -> tuple[dict[str, Field], _How]:
         if wanted is None or any(field is None for _, field in wanted):
@@ -210,17 +242,22 @@ class SerialisedLmdb(ForeignLmdb):
             except ValueError as error:
                 failed = failed or f"record {position}: {error}"
         if failed and not some:
-            raise FormatError(f"{look.url}: no record reads; {failed}")
+            raise self._unreadable(look, f"no record reads; {failed}")
 
-    def _field_at(self, url: str, samples: list[Any], part: str | int, wanted: Wanted | None, number: int) -> Field:
+    def _field_at(self, look: Look, samples: list[Any], part: str | int, wanted: Wanted | None, number: int) -> Field:
         declared = wanted[number][1] if wanted is not None and number < len(wanted) else None
         if declared is not None:
             return declared
         try:
-            return merge([kind_of(_part(value, part)) for value in samples], any_shape=self._settings.any_shape)
+            found = self._merged([_part(value, part) for value in samples])
         except ValueError as error:
             what = "its values" if part == _WHOLE else f"part {part!r} of its values"
-            raise FormatError(f"{url}: {what}: {error}; name a kind with fields=") from None
+            raise self._unreadable(look, f"{what}: {error}; name a kind with fields=") from None
+        return _open_dimensions(found, samples, part) if isinstance(samples[0], Mapping) else found
+
+    def _merged(self, values: list[Any]) -> Field:
+        """Return the field that holds all of `values`; raises ValueError."""
+        return merge([kind_of(value) for value in values], any_shape=self._settings.any_shape)
 
     def _values(self, look: Look, key: bytes, fields: tuple[str, ...]) -> dict[str, Any]:
         value = self._load(self._fetch(look, key), views=True)
@@ -251,6 +288,28 @@ def _part(value: Any, part: str | int) -> Any:
         return value[part]
     except (KeyError, IndexError, TypeError):
         raise ValueError(f"it has no part {part!r}") from None
+
+
+def _open_dimensions(field: Field, samples: Sequence[Mapping[Any, Any]], part: Any) -> Field:
+    """Return the field with those dimensions open that count the nodes or edges of a graph, as equal as they may be in some."""
+    if field.kind != "array" or not all(any(name in sample for name in _NODES) for sample in samples):
+        return field
+    counts = [_counts(sample) for sample in samples]
+    shapes = [np.shape(sample[part]) for sample in samples]
+    opened = tuple(
+        None
+        if any(all(shape[at] == each[n] for shape, each in zip(shapes, counts, strict=True)) for n in (0, 1))
+        else size
+        for at, size in enumerate(field.shape or ())
+    )
+    return Field("array", field.dtype, opened)
+
+
+def _counts(graph: Mapping[Any, Any]) -> tuple[int, int | None]:
+    """Return how many nodes and edges a graph has."""
+    nodes = next(len(graph[name]) for name in _NODES if name in graph)
+    edges = np.shape(graph["edge_index"]) if "edge_index" in graph else ()
+    return nodes, edges[-1] if edges else None
 
 
 def _field_name(part: Any) -> str:

@@ -10,10 +10,12 @@ from pydantic import field_validator
 
 from storeds.errors import ConfigError, FormatError
 from storeds.fields import parse_fields
+from storeds.layouts._embedded import is_image
 from storeds.layouts._lmdb_base import ForeignLmdb, Survey
 from storeds.layouts._lmdb_datum import Datum, parse_datum
+from storeds.layouts._lmdb_entries import entries_of, sample_records
 from storeds.layouts._lmdb_env import ForeignOptions, Look
-from storeds.layouts._lmdb_fields import is_image, merge
+from storeds.layouts._lmdb_fields import fitting, merge
 from storeds.layouts._lmdb_keys import Keys
 from storeds.protocols import Array, Field
 
@@ -68,7 +70,7 @@ class CaffeLmdb(ForeignLmdb):
 
     @classmethod
     def _looks(cls, look: Look) -> str | None:
-        first = look.first(2)
+        first = sample_records(look, 2)[:2]
         if not first:
             return None
         try:
@@ -83,7 +85,7 @@ class CaffeLmdb(ForeignLmdb):
 
     def _survey(self, look: Look) -> Survey:
         keys = self._index_keys(look)
-        self._check_count(look, keys.count, f"its index lists {keys.count} keys")
+        self._check_count(look, keys.count + len(entries_of(look).keys), f"its index lists {keys.count} keys")
         field = self._data_field(look, keys)
         given = self._settings.fields
         names = given or (field.kind, "label", "key")
@@ -136,7 +138,7 @@ def _field_of(datum: Datum) -> Field:
 def _value_of(datum: Datum, field: Field) -> Any:
     if datum.encoded != (field.kind == "image"):
         raise ValueError(f"its Datum holds {'an encoded image' if datum.encoded else 'raw pixels'}, unlike others'")
-    return datum.data if datum.encoded else _pixels(datum)
+    return datum.data if datum.encoded else fitting(field, _pixels(datum))
 
 
 def _pixels(datum: Datum) -> Array:

@@ -7,18 +7,21 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, Literal
 
+from storeds._unread import bounded
 from storeds.errors import FormatError
+from storeds.layouts._embedded import is_image, is_video
 from storeds.layouts._lmdb_base import ForeignLmdb, Survey
-from storeds.layouts._lmdb_env import ForeignOptions, Look
-from storeds.layouts._lmdb_fields import is_image
+from storeds.layouts._lmdb_entries import KEYS, beginning_of, entries_of, record_keys, sample_records
+from storeds.layouts._lmdb_env import DATA, ForeignOptions, Look
 from storeds.layouts._lmdb_keys import NumberedKeys
+from storeds.layouts.lmdb_resolutions import resolutions
 from storeds.protocols import Field
 
 __all__ = ["KeyedLmdb", "KeyedOptions", "OcrLmdb"]
 
 _COUNT, _IMAGE = b"num-samples", b"image-"
+_OWN = re.compile(rb"(image|label)-[0-9]{1,18}")
 _NUMBERED_IMAGE = re.compile(rb"image-[0-9]{1,18}")
-_SPECIAL = (_COUNT, b"__keys__", b"__len__")
 _META_INFO = "meta_info.txt"
 _LINE = re.compile(r"(?P<name>.+?)(?: \(\d+, ?\d+(?:, ?\d+)?\)(?: -?\d+)?)?")
 _GLANCES = 3
@@ -27,7 +30,7 @@ _GLANCES = 3
 class OcrLmdb(ForeignLmdb):
     """Text recognition: ``num-samples``, ``image-000000001`` and ``label-000000001``, counted from 1 or from 0.
 
-    Its fields are ``image`` and, unless no label is there, ``label`` (str). Other entries, a lexicon for instance, are left alone.
+    Its fields are ``image`` and, unless no label is there, ``label`` (str). Other entries, a lexicon for instance, are left unread.
     """
 
     layout = "ocr"
@@ -38,8 +41,10 @@ class OcrLmdb(ForeignLmdb):
         if value is None:
             numbers = _first_number(look)
             return None if numbers is None else f"image-{numbers} and label-{numbers}, but no {_COUNT.decode()}"
-        first = " and image-000000001" if look.get(b"image-%09d" % 1) is not None else ""
-        return f"{_COUNT.decode()} ({bytes(value[:20])!r}){first}"
+        first = next((key for key in (b"image-%09d" % 1, b"image-%09d" % 0) if look.get(key) is not None), None)
+        if first is None and bytes(value[:20]).strip(b"0 \n"):
+            return None  # a count of other things
+        return f"{_COUNT.decode()} ({bytes(value[:20])!r}){f' and {first.decode()}' if first else ''}"
 
     def _survey(self, look: Look) -> Survey:
         value = look.get(_COUNT)
@@ -55,7 +60,7 @@ class OcrLmdb(ForeignLmdb):
         due = 1 + count * (1 + labelled)
         if look.entries < due or look.get(b"image-%09d" % (last + 1)) is not None:
             self._check_count(look, due, f"{_COUNT.decode()} says {count}")
-        return self._survey_of(NumberedKeys(count, start=start, width=9), labelled=labelled)
+        return self._survey_of(look, NumberedKeys(count, start=start, width=9), labelled=labelled)
 
     def _survey_uncounted(self, look: Look) -> Survey:
         """Find out about a store without a count, which tools write last: it may be half of one."""
@@ -72,10 +77,16 @@ class OcrLmdb(ForeignLmdb):
                 f"which is written last: it may not be whole; write it anew, put {_COUNT.decode()!r} in, or open it with "
                 f"partial=True, which reads the {count} records up to the last image, {_IMAGE.decode()}{last:0{width}}"
             )
-        return self._survey_of(NumberedKeys(count, start=start, width=width), labelled=True)
+        return self._survey_of(look, NumberedKeys(count, start=start, width=width), labelled=True)
 
-    def _survey_of(self, keys: NumberedKeys, *, labelled: bool) -> Survey:
-        return Survey(keys, {"image": Field("image")} | ({"label": Field("str")} if labelled else {}))
+    def _survey_of(self, look: Look, keys: NumberedKeys, *, labelled: bool) -> Survey:
+        unread = list[str]()
+        if look.entries > len(entries_of(look).keys) + keys.count * (1 + labelled):
+            known = {_COUNT, *entries_of(look).keys}
+            others = (key for key in look.walk() if key not in known and not _OWN.fullmatch(key))
+            unread = bounded(f"key {_shown(key)!r}: {beginning_of(look.get(key) or b'')}" for key in others)
+        fields = {"image": Field("image")} | ({"label": Field("str")} if labelled else {})
+        return Survey(keys, fields, unread=tuple(unread))
 
     def _values(self, look: Look, key: bytes, fields: tuple[str, ...]) -> dict[str, Any]:
         values: dict[str, Any] = {}
@@ -86,6 +97,10 @@ class OcrLmdb(ForeignLmdb):
 
     def _key_text(self, key: bytes) -> str:
         return f"image-{key.decode()}"
+
+
+def _shown(key: bytes) -> str:
+    return key.decode("utf-8", "backslashreplace")
 
 
 def _first_number(look: Look) -> str | None:
@@ -109,9 +124,9 @@ class KeyedOptions(ForeignOptions):
 
 
 class KeyedLmdb(ForeignLmdb):
-    """Any key with an encoded image under it, as BasicSR, mmengine and LSUN keep them; fields ``image`` and ``key``.
+    """Any key with an encoded image or film under it, as BasicSR, mmengine and LSUN keep them.
 
-    Records come in the order of the keys' bytes, or, where BasicSR left a ``meta_info.txt`` beside the data, in the
+    Fields: ``image`` (or ``video``, bytes) and ``key``. Records come in the order of the keys' bytes, or, where BasicSR left a ``meta_info.txt`` beside the data, in the
     order of its lines, which then say what belongs to the store.
     """
 
@@ -120,15 +135,15 @@ class KeyedLmdb(ForeignLmdb):
 
     @classmethod
     def _looks(cls, look: Look) -> str | None:
-        first = look.first(_GLANCES)
-        if not first or any(look.get(key) is not None for key in _SPECIAL) or _first_number(look) is not None:
+        first = sample_records(look, _GLANCES)
+        if not first or look.get(KEYS) is not None or OcrLmdb._looks(look) or resolutions(look):
             return None
-        first += look.last()  # what is no image may have keys that come later
-        images = sum(is_image(value) for _, value in first)
+        images, videos = (sum(test(value) for _, value in first) for test in (is_image, is_video))
         listed = _meta_info(look)
-        if images == 0 or (images < len(first) and listed is None):
+        if max(images, videos) == 0 or (max(images, videos) < len(first) and listed is None):
             return None
-        return f"images under keys such as {first[0][0][:40]!r}{f', listed in {_META_INFO}' if listed else ''}"
+        what = "images" if images else "videos"
+        return f"{what} under keys such as {first[0][0][:40]!r}{f', listed in {_META_INFO}' if listed else ''}"
 
     def _survey(self, look: Look) -> Survey:
         listed = _meta_info(look)
@@ -139,12 +154,17 @@ class KeyedLmdb(ForeignLmdb):
             status = os.stat(listed)
             keys = self._index_keys(look, _META_INFO, status.st_size, status.st_mtime_ns)
             why = f"{_META_INFO} lists {keys.count}"
-        self._check_count(look, keys.count, why)
-        return Survey(keys, {"image": Field("image"), "key": Field("str")})
+        self._check_count(look, keys.count + len(entries_of(look).keys), why)
+        left = look.entries - keys.count - len(entries_of(look).keys)
+        unread = (f"{left:,} entries that {_META_INFO} does not list",) if left > 0 else ()
+        first = sample_records(look, 1)
+        is_film = bool(first) and is_video(first[0][1])
+        data = {"video": Field("bytes")} if is_film else {"image": Field("image")}
+        return Survey(keys, {**data, "key": Field("str")}, unread=unread)
 
     def _find_keys(self, look: Look) -> Iterable[bytes]:
         listed = _meta_info(look)
-        return self._checked(look.walk() if listed is None else _listed_keys(listed, look.url), look.url)
+        return self._checked(record_keys(look) if listed is None else _listed_keys(listed, look.url), look.url)
 
     def _checked(self, keys: Iterable[bytes], url: str) -> Iterator[bytes]:
         if self._as_hex:
@@ -170,13 +190,18 @@ class KeyedLmdb(ForeignLmdb):
         return settings.keys == "hex"
 
     def _values(self, look: Look, key: bytes, fields: tuple[str, ...]) -> dict[str, Any]:
-        return {"key": self._key_text(key), "image": self._fetch(look, key) if "image" in fields else b""}
+        values: dict[str, Any] = {"key": self._key_text(key)}
+        for name in fields:
+            if name != "key":
+                values[name] = self._fetch(look, key)
+        return values
 
 
 def _meta_info(look: Look) -> str | None:
-    if not os.path.isdir(look.opener.path):
+    folder, name = os.path.split(look.opener.data_path)
+    if name != DATA:
         return None
-    path = os.path.join(look.opener.path, _META_INFO)
+    path = os.path.join(folder, _META_INFO)
     return path if os.path.isfile(path) else None
 
 

@@ -6,8 +6,9 @@ from typing import Any
 
 from storeds._unpickle import PickleError, unpickle
 from storeds.errors import FormatError
+from storeds.layouts._lmdb_entries import KEYS, LEN, entries_of, sample_records
 from storeds.layouts._lmdb_env import Look
-from storeds.layouts._lmdb_serialised import KEYS, LEN, SerialisedLmdb
+from storeds.layouts._lmdb_serialised import SerialisedLmdb
 
 __all__ = ["PickledLmdb"]
 
@@ -25,29 +26,34 @@ class PickledLmdb(SerialisedLmdb):
 
     @classmethod
     def _looks(cls, look: Look) -> str | None:
-        value = look.get(LEN)
-        if value is None:
-            return _plain_pickles(look) if look.get(KEYS) is None else None
-        try:
-            said = unpickle(value)
-        except PickleError as error:
-            raise FormatError(f"{look.url}: {LEN.decode()} does not read as a pickle: {error}") from None
+        entries = entries_of(look)
+        if look.get(LEN) is not None and entries.count is None:
+            return _broken_count(look)
+        if look.get(KEYS) is not None and entries.count is None:
+            return None  # tensorpack's
+        shown = sample_records(look, 3)
+        if not shown:
+            return f"{entries.count[0].decode()} ({entries.count[1]})" if entries.count else None
+        if not all(_begins_as_pickle(value) for _, value in shown):
+            return None
+        counted = f", {entries.count[0].decode()} ({entries.count[1]})" if entries.count else ""
         listed = " and __keys__" if look.get(KEYS) is not None else ""
-        return f"a pickled __len__ ({said}){listed}" if isinstance(said, int) else None
+        where = "numbers" if all(key.isdigit() for key, _ in shown) else f"keys such as {shown[0][0][:40]!r}"
+        try:
+            unpickle(shown[0][1], views=True)
+        except PickleError as error:
+            return f"pickles under {where} (but {error})" if "refused" in str(error) or counted or listed else None
+        return f"pickles under {where}{counted}{listed}"
 
 
-def _plain_pickles(look: Look) -> str | None:
-    """Say so if the database holds pickles, and neither ``__keys__`` nor ``__len__``."""
-    shown = [*look.first(3), *look.last()]
-    if not shown or not all(_begins_as_pickle(value) for _, value in shown):
-        return None
-    key, value = shown[0]
-    where = "numbers" if all(key.isdigit() for key, _ in shown) else f"keys such as {key[:40]!r}"
+def _broken_count(look: Look) -> str | None:
+    """Say what is wrong with ``__len__``, if it is the kind of value that it should be."""
+    value = look.get(LEN)
     try:
-        unpickle(value, views=True)
+        unpickle(value or b"")
     except PickleError as error:
-        return f"pickles under {where} (but {error})" if "refused" in str(error) else None
-    return f"pickles under {where}"
+        raise FormatError(f"{look.url}: {LEN.decode()} does not read as a pickle: {error}") from None
+    return None
 
 
 def _begins_as_pickle(value: memoryview) -> bool:
