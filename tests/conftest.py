@@ -26,6 +26,9 @@ if os.environ.get("CI"):
 for _operator in ("nms", "qnms"):
     torch.library.define(f"torchvision::{_operator}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
+# Its import asks PyPI for a newer version otherwise.
+os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
+
 ENGINES = ("lmdb", "hdf5", "mongodb", "memory")
 
 

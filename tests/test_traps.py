@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
 import random
@@ -10,14 +11,18 @@ import sys
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import albumentations
 import h5py
 import hydra
 import numpy as np
 import pytest
 import torch
+import torchvision.transforms.v2
 import yaml
 from omegaconf import DictConfig, OmegaConf
+from PIL import Image
 
 import storeds
 from _foreign_lmdb import put
@@ -99,6 +104,84 @@ def test_two_splits_of_a_store_without_splits_are_refused(tmp_path: Path) -> Non
 # 2. Frozen epochs
 
 # 3. Several images in a sample
+
+
+def palette_png(number: int) -> bytes:
+    """Return a mask as VOC has them: class numbers, shown by a palette."""
+    image = Image.fromarray(np.full((64, 96), number % 5, np.uint8), "P")
+    image.putpalette([7 * each % 256 for each in range(768)])
+    file = io.BytesIO()
+    image.save(file, "png")
+    return file.getvalue()
+
+
+@pytest.fixture
+def segmentation(tmp_path: Path) -> str:
+    """URL of four records of an image, a mask and a label."""
+    url = f"lmdb://{tmp_path}/segmentation.lmdb"
+    with storeds.open_writer(url, {"image": "image", "mask": "image", "label": "int"}) as writer:
+        writer.append({"image": jpeg(n), "mask": palette_png(n), "label": n} for n in range(4))
+    return url
+
+
+PAIR = ["image", "mask"]
+FLIP = ["RandomHorizontalFlip", "ToTensor"]
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        "RandomHorizontalFlip",
+        [{"name": "Resize", "size": 32}, "ToTensor"],
+        "torchvision.transforms.v2.RandomCrop",
+        torchvision.transforms.v2.Compose([torchvision.transforms.v2.RandomRotation(9)]),
+        albumentations.Compose([albumentations.HorizontalFlip()]),
+        lambda image: image,
+    ],
+)
+def test_a_crop_of_the_image_does_not_leave_its_mask_behind(segmentation: str, transform: Any) -> None:
+    if isinstance(transform, str) and "." in transform:
+        transform = {"name": transform, "size": 32}
+    with pytest.raises(errors.ConfigError, match=r"'image'.*'mask' would stay.*do not exist yet.*fields=.*transform="):
+        storeds.StoreDataset(segmentation, fields=PAIR, transform=transform)
+    storeds.StoreDataset(segmentation, transform=transform)  # image and label
+
+
+def test_crops_drawn_for_image_and_mask_each_are_refused_and_alike_ones_are_not(segmentation: str) -> None:
+    with pytest.raises(errors.ConfigError, match="'image' and 'mask' would each be cropped or flipped in another way"):
+        storeds.StoreDataset(segmentation, fields=PAIR, transform={"image": FLIP, "mask": FLIP})
+    small = {"name": "Resize", "size": [8, 8], "interpolation": "nearest"}
+    dataset = storeds.StoreDataset(segmentation, fields=PAIR, transform={"image": small, "mask": small})
+    assert [each.size for each in dataset[1]] == [(8, 8), (8, 8)]
+    with pytest.raises(errors.ConfigError, match=r"'mask' would mix the numbers of classes.*'nearest'"):
+        storeds.StoreDataset(segmentation, fields=PAIR, transform={"mask": {"name": "Resize", "size": [8, 8]}})
+
+
+def test_who_names_the_element_has_it_transformed_alone(segmentation: str) -> None:
+    config = {"dataset": {"url": segmentation, "fields": PAIR, "transform": {"image": FLIP}, "decode": "tensor"}}
+    image, mask = storeds.build_dataset(storeds.load_config(config))[3]
+    assert image.dtype == torch.float32
+    assert mask.unique().tolist() == [3]
+
+
+@pytest.mark.parametrize("fields", [PAIR, ["mask", "image"]])
+def test_a_mask_beside_an_image_keeps_its_class_numbers(segmentation: str, fields: list[str]) -> None:
+    for decode in ("pil", "tensor"):
+        for number in range(4):
+            dataset = storeds.StoreDataset(segmentation, fields=fields, decode=decode, mode="L", as_dict=True)
+            sample = dataset[number]
+            with Image.open(io.BytesIO(palette_png(number))) as mask, Image.open(io.BytesIO(jpeg(number))) as image:
+                assert np.array_equal(np.squeeze(np.asarray(sample["mask"])), np.asarray(mask))
+                assert np.array_equal(np.squeeze(np.asarray(sample["image"])), np.asarray(image.convert("L")))
+    both = storeds.StoreDataset(segmentation, fields=PAIR, mode={"mask": "RGB"})[0]
+    assert [image.mode for image in both] == ["RGB", "RGB"]
+
+
+def test_labels_and_their_transform_are_the_labels_whatever_stands_before_them(segmentation: str) -> None:
+    dataset = storeds.StoreDataset(segmentation, fields=["image", "mask", "label"], target_transform=lambda n: n + 10)
+    assert dataset[3][2] == 13
+    assert dataset.targets == [0, 1, 2, 3]
+
 
 # 4. Channels-last arrays
 

@@ -149,8 +149,8 @@ def test_a_crop_of_somebody_else_s_is_not_guessed_at() -> None:
 class Halved(ImageReader):
     """A reader that looks at its images."""
 
-    def _value(self, field: Any, value: Any, context: Any) -> Any:
-        made = super()._value(field, value, context)
+    def _value(self, name: str, field: Any, value: Any, context: Any) -> Any:
+        made = super()._value(name, field, value, context)
         return made[:, ::2] if isinstance(made, torch.Tensor) else made
 
 

@@ -6,17 +6,31 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
+from storeds._spatial import check_spatial
 from storeds._suggest import suggest
 from storeds.errors import ConfigError
-from storeds.protocols import Backend, Reader, Transform
+from storeds.protocols import Backend, Field, Reader, Transform
 from storeds.readers.image import ImageReader
 from storeds.registry import READERS
 from storeds.stores import open_backend
-from storeds.transforms import first_crop, takes_strided
+from storeds.transforms import build_transform, first_crop, takes_strided
 
-__all__ = ["changed_arguments", "check_seed", "make_reader", "one_of", "open_source", "spare_a_copy"]
+__all__ = [
+    "Transforms",
+    "build_transforms",
+    "changed_arguments",
+    "check_seed",
+    "make_reader",
+    "one_of",
+    "open_source",
+    "spare_a_copy",
+    "transforms_by_element",
+]
+
+Transforms: TypeAlias = Transform | dict[str, Transform] | None
+"""For the sample's data, or for each of the elements that the user named."""
 
 _DEFAULTS = {"mode": "RGB", "repair": True, "min_recovered": 0.5}  # of a dataset, which hands them on to its reader
 
@@ -92,6 +106,42 @@ def _is_internal(name: str, target: Any) -> bool:
     """Whether an argument of a reader is what its binding sets, and not what a plug-in declares for itself."""
     own = vars(target).get("__annotations__", {}) if isinstance(target, type) else {}
     return name.startswith("_") or (name in getattr(target, "internal", ()) and name not in own)
+
+
+def build_transforms(spec: Any) -> Transforms:
+    """Return what `transform` describes: one transform, or a mapping of elements to theirs, which has no key ``name``."""
+    if not isinstance(spec, Mapping) or "name" in spec:
+        return build_transform(spec)
+    built = {name: build_transform(each, f"transform.{name}") for name, each in spec.items()}
+    return {name: each for name, each in built.items() if each is not None}
+
+
+def transforms_by_element(
+    reader: Reader[Any],
+    url: str,
+    fields: Mapping[str, Field],
+    transform: Transforms,
+    target_transform: Transform | None,
+) -> dict[str, Transform]:
+    """Return element → transform, the data first; raises ConfigError for those that elements of a sample do not fit."""
+    named = isinstance(transform, dict)
+    given = dict(transform) if isinstance(transform, dict) else {}
+    for name in given:
+        if name not in reader.fields:
+            raise ConfigError(f"transform names {name!r}; {suggest(name, reader.fields, 'elements of a sample')}")
+    own = ((reader.data, None if isinstance(transform, dict) else transform), (reader.target, target_transform))
+    for element, function in own:
+        if function is not None and element is None:
+            raise ConfigError(
+                f"the samples of {url}, {reader.fields}, have no element that this transform applies to: {function!r}"
+            )
+        if function is not None and element is not None:
+            if element in given:
+                raise ConfigError(f"transform and target_transform both name {element!r}; give it one")
+            given[element] = function
+    stored = {name: fields[name] for name in reader.fields if name in fields}
+    check_spatial(stored, reader.data, {name: each for name, each in given.items() if name in stored}, named)
+    return given
 
 
 def spare_a_copy(reader: Reader[Any], transform: Transform | None) -> Reader[Any]:

@@ -16,7 +16,16 @@ from torch.utils.data import ConcatDataset, Dataset, get_worker_info
 
 from storeds._batch_arrays import read_arrays
 from storeds._columns import read_column
-from storeds._dataset_parts import changed_arguments, check_seed, make_reader, one_of, open_source, spare_a_copy
+from storeds._dataset_parts import (
+    build_transforms,
+    changed_arguments,
+    check_seed,
+    make_reader,
+    one_of,
+    open_source,
+    spare_a_copy,
+    transforms_by_element,
+)
 from storeds._deferred import asked_to_defer
 from storeds._omegaconf import plain
 from storeds._rows import image_element, in_rows
@@ -28,7 +37,7 @@ from storeds._transform_checks import check_picklable
 from storeds._transform_fused import in_order
 from storeds._workers import freeze_inherited
 from storeds.concatenated import check_same_classes
-from storeds.errors import ConfigError, RecordError
+from storeds.errors import RecordError
 from storeds.policy import Policy
 from storeds.protocols import Backend, Reader, SampleContext
 from storeds.report import SampleReport
@@ -59,12 +68,14 @@ class StoreDataset(Dataset[Any]):
     decode : str or Decoder, optional
         ``"pil"``, ``"tensor"`` (uint8, channels × height × width), ``"bytes"`` (untouched) or a registered name. The
         reader's choice by default: ``"pil"`` for images, ``"tensor"`` for videos.
-    mode : str
-        The Pillow mode that images are converted to; ``"unchanged"`` leaves them as their files have them.
+    mode : str or mapping of str to str
+        The Pillow mode that the sample's image is converted to; ``"unchanged"`` leaves it as its file has it. Further images
+        of a sample, such as masks, stay unchanged. A mapping has the mode of each: ``{"image": "RGB", "depth": "F"}``.
     transform, target_transform : callable or config, optional
-        Applied to the image (the reader's data) and to the label (the first other element). Anything callable, or
-        what `storeds.transforms.build_transform` takes. A transform with a parameter ``generator`` is given the
-        sample's own.
+        Applied to the image (the reader's data) and to the label, or the first other element where there is no field
+        ``label``. Anything callable, or what `storeds.transforms.build_transform` takes. A mapping of elements to these
+        names what is transformed: ``{"image": […], "depth": […]}``. A transform with a parameter ``generator`` is given
+        the sample's own.
     as_dict : bool
         Give samples as dicts; tuples by default.
     repair : bool
@@ -91,7 +102,8 @@ class StoreDataset(Dataset[Any]):
     Raises
     ------
     ConfigError
-        A name or value is unknown; the message lists what exists.
+        A name or value is unknown; the message lists what exists. Or a transform would crop, flip or resize one element
+        and leave another, such as a mask, as it is.
     StoreNotFoundError, FormatError, UnavailableError
         From opening the store. Reading raises `RecordError` and its children for single samples.
 
@@ -109,7 +121,7 @@ class StoreDataset(Dataset[Any]):
         reader: str | Reader[Any] = "image",
         fields: Sequence[str] | None = None,
         decode: Any = None,
-        mode: str = "RGB",
+        mode: str | Mapping[str, str] = "RGB",
         transform: Any = None,
         target_transform: Any = None,
         as_dict: bool = False,
@@ -153,7 +165,7 @@ class StoreDataset(Dataset[Any]):
 
     def _setup(self, source: Any, *, reader: Any, transform: Any, target_transform: Any, **given: Any) -> None:
         self._policy = Policy(given["on_error"], given["max_bad"], given["max_bad_fraction"])
-        self.transform = build_transform(transform)
+        self.transform = build_transforms(transform)
         self.target_transform = build_transform(target_transform, "target_transform")
         self.as_dict, self.seed = given["as_dict"], check_seed(given["seed"])
         self.backend = open_source(source, given["layout"], given["options"])
@@ -162,10 +174,13 @@ class StoreDataset(Dataset[Any]):
         if given["decode"] is not None:
             image_options["decode"] = given["decode"]
         made = make_reader(reader, given["fields"], image_options, given["reader_options"])
-        self.reader: Reader[Any] = spare_a_copy(made.bind(self._view), self.transform)
-        self._finish = in_order if takes_strided(self.transform) else None
-        plain = self.transform is None and self.target_transform is None
-        self._stacks = stacking_elements(self.reader, self.backend) if plain else {}
+        bound = made.bind(self._view)
+        declared = self.backend.meta.fields
+        self._transforms = transforms_by_element(bound, self.url, declared, self.transform, self.target_transform)
+        image_transform = self._transforms.get(bound.data or "")
+        self.reader: Reader[Any] = spare_a_copy(bound, image_transform)
+        self._finish = in_order if takes_strided(image_transform) else None
+        self._stacks = {} if self._transforms else stacking_elements(self.reader, self.backend)
         self._image = image_element(self.reader, self.as_dict)
         self._maker = SampleMaker(self._view, self.reader, self._bind_transforms(), self.as_dict)
         self._waiting_maker = replace(self._maker, transforms=self._bind_transforms(may_wait=True))
@@ -174,16 +189,11 @@ class StoreDataset(Dataset[Any]):
         self._tally = Tally()
 
     def _bind_transforms(self, *, may_wait: bool = False) -> list[tuple[str, BoundTransform]]:
-        bound = []
-        for name, function in ((self.reader.data, self.transform), (self.reader.target, self.target_transform)):
-            if function is not None and name is None:
-                raise ConfigError(
-                    f"the samples of {self!r} have no element that this transform applies to: {function!r}"
-                )
-            if function is not None and name is not None:
-                is_data = name == self.reader.data
-                bound.append((name, BoundTransform(function, self._finish if is_data else None, may_wait and is_data)))
-        return bound
+        data = self.reader.data
+        return [
+            (name, BoundTransform(function, self._finish if name == data else None, may_wait and name == data))
+            for name, function in self._transforms.items()
+        ]
 
     @property
     def url(self) -> str:

@@ -69,8 +69,13 @@ class Source(Settings):
         None,
         description="pil, tensor, bytes, or a registered decoder; pil for images and tensor for videos by default.",
     )
-    mode: str = Field("RGB", description="The Pillow mode of images, or unchanged.")
-    transform: Any = Field(None, description="A list of transforms: names, or tables with name and arguments.")
+    mode: str | dict[str, str] = Field(
+        "RGB", description="The Pillow mode of the image, or unchanged; a table of modes for several images."
+    )
+    transform: Any = Field(
+        None,
+        description="A list of transforms: names, or tables with name and arguments. Or a table: element → such a list.",
+    )
     target_transform: Any = Field(None, description="The same, for the label.")
     as_dict: bool = Field(False, description="Samples as dicts instead of tuples.")
     repair: bool = Field(True, description="Mend a damaged JPEG before it is decoded.")

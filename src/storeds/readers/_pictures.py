@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import functools
 import inspect
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
 
 from PIL import ImageMode
 
 from storeds._checks import check_share
+from storeds._elements import is_mask
+from storeds._suggest import suggest
 from storeds._window import Cropper, Window, Windowed
 from storeds.decode import UNCHANGED, check_pixels, decode_reason, decode_window
 from storeds.errors import ConfigError, DecodeError, StoredsError
 from storeds.jpeg import Finding, triage
 from storeds.jpeg import repair as repair_jpeg
 from storeds.jpeg.estimate import MAX_PIXELS
-from storeds.protocols import Decoder, Field, Note, SampleContext
+from storeds.protocols import Backend, Decoder, Field, Note, SampleContext
 from storeds.readers.base import RecordReader
 from storeds.registry import DECODERS
 
@@ -33,13 +36,14 @@ class PictureReader(RecordReader):
     internal: ClassVar[tuple[str, ...]] = (*RecordReader.internal, "strided", "cropper")
 
     decode: str | Decoder = "pil"
-    mode: str = "RGB"
+    mode: str | Mapping[str, str] = "RGB"
     repair: bool = True
     min_recovered: float = 0.5
     orient: bool = False
     max_pixels: int = MAX_PIXELS
     strided: bool = False
     cropper: Cropper | None = None
+    _modes: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
     _decoder: Decoder = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -47,13 +51,8 @@ class PictureReader(RecordReader):
         object.__setattr__(self, "_decoder", self._make_decoder())
 
     def _check(self) -> None:
-        if self.mode != UNCHANGED:
-            try:
-                ImageMode.getmode(self.mode)
-            except KeyError:
-                raise ConfigError(
-                    f"mode {self.mode!r} is neither 'unchanged' nor a Pillow mode such as RGB, L or RGBA"
-                ) from None
+        for mode in self.mode.values() if isinstance(self.mode, Mapping) else (self.mode,):
+            _check_mode(mode)
         if not isinstance(self.repair, bool):
             raise ConfigError(f"repair is True or False, got {self.repair!r}")
         check_share("min_recovered", self.min_recovered)
@@ -70,6 +69,26 @@ class PictureReader(RecordReader):
         options = {name: value for name, value in options.items() if name in accepted}
         return functools.partial(decoder, **options) if options else decoder
 
+    def bind(self, backend: Backend, /) -> Self:
+        # docstring inherited
+        bound = super().bind(backend)
+        return replace(bound, _modes=bound._modes_by_element())
+
+    def _modes_by_element(self) -> dict[str, str]:
+        """Return the mode of each image of a sample: what is no image of colours keeps the values of its file."""
+        images = self._images()
+        if isinstance(self.mode, str):
+            return {name: self.mode if name == self.data else UNCHANGED for name in images}
+        for name in self.mode:
+            if name not in images:
+                raise ConfigError(
+                    f"mode names {name!r}, which is no image of a sample; {suggest(name, images, 'images')}"
+                )
+        return {name: "RGB" if name == self.data else UNCHANGED for name in images} | dict(self.mode)
+
+    def _images(self) -> list[str]:
+        return [name for name, declared in zip(self.fields, self.kinds, strict=False) if declared.kind == "image"]
+
     def _choose(self, fields: dict[str, Field]) -> tuple[str, ...]:
         images = [name for name, declared in fields.items() if declared.kind == "image"]
         if not images:
@@ -82,21 +101,24 @@ class PictureReader(RecordReader):
     @property
     def data(self) -> str | None:
         # docstring inherited
-        images = [name for name, declared in zip(self.fields, self.kinds, strict=False) if declared.kind == "image"]
-        return images[0] if images else None
+        images = self._images()
+        if "image" in images:
+            return "image"
+        return next((name for name in images if not is_mask(name)), images[0] if images else None)
 
-    def _value(self, field: Field, value: Any, context: SampleContext) -> Any:
+    def _value(self, name: str, field: Field, value: Any, context: SampleContext) -> Any:
         if field.kind != "image":
             return value
+        mode = self._modes[name]
         if self.decode == "bytes":
-            return self._decoder(value, self.mode)
+            return self._decoder(value, mode)
         finding = triage(value, effort="quick")
         if finding.frame is not None:
             check_pixels(finding.frame.width, finding.frame.height, self.max_pixels)
         blob = self._mend(value, finding, context) if finding.is_damaged else value
         window = self._window(finding, context)
         try:
-            return self._decoder(blob, self.mode) if window is None else self._windowed(blob, finding, window)
+            return self._decoder(blob, mode) if window is None else self._windowed(blob, mode, finding, window)
         except (StoredsError, MemoryError):
             raise
         except Exception as error:  # decoders raise whatever they like on damaged bytes
@@ -112,11 +134,11 @@ class PictureReader(RecordReader):
             return None
         return self.cropper.window(finding.frame.height, finding.frame.width, context.generator)
 
-    def _windowed(self, blob: bytes, finding: Finding, window: Window) -> Windowed:
+    def _windowed(self, blob: bytes, mode: str, finding: Finding, window: Window) -> Windowed:
         """Return the image, or as much of it as the window needs."""
         assert self.cropper is not None
-        part = decode_window(str(self.decode), blob, self.mode, finding, window, self.cropper.edges)
-        return Windowed(self._decoder(blob, self.mode), window) if part is None else part
+        part = decode_window(str(self.decode), blob, mode, finding, window, self.cropper.edges)
+        return Windowed(self._decoder(blob, mode), window) if part is None else part
 
     def _mend(self, blob: bytes, finding: Finding, context: SampleContext) -> bytes:
         """Return `blob` so that it decodes, with a note of what was wrong; raises DecodeError if too little is there."""
@@ -133,6 +155,15 @@ class PictureReader(RecordReader):
             Note(finding.kind, f"a damaged JPEG was mended, of which {finding.share} is there: {finding.reason}")
         )
         return repair_jpeg(blob, finding)
+
+
+def _check_mode(mode: Any) -> None:
+    try:
+        known = isinstance(mode, str) and (mode == UNCHANGED or bool(ImageMode.getmode(mode)))
+    except KeyError:
+        known = False
+    if not known:
+        raise ConfigError(f"mode {mode!r} is neither 'unchanged' nor a Pillow mode such as RGB, L or RGBA")
 
 
 def _label_of(fields: dict[str, Field]) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ class ArrayReader(RecordReader):
     def _choose(self, fields: dict[str, Field]) -> tuple[str, ...]:
         return tuple(fields)
 
-    def _value(self, field: Field, value: Any, context: SampleContext) -> Any:
+    def _value(self, name: str, field: Field, value: Any, context: SampleContext) -> Any:
         if not isinstance(value, np.ndarray):
             return value
         import torch

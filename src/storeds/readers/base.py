@@ -43,8 +43,8 @@ class RecordReader(ABC):
         """Return the elements when the user named none; raises ConfigError if the store cannot serve this reader."""
 
     @abstractmethod
-    def _value(self, field: Field, value: Any, context: SampleContext) -> Any:
-        """Return an element from a stored value."""
+    def _value(self, name: str, field: Field, value: Any, context: SampleContext) -> Any:
+        """Return the element `name` from a stored value."""
 
     @property
     def made(self) -> tuple[str, ...]:
@@ -65,7 +65,7 @@ class RecordReader(ABC):
     def target(self) -> str | None:
         # docstring inherited
         others = [name for name in self.stored if name not in (self.data, "key")]
-        return others[0] if others else None
+        return "label" if "label" in others else others[0] if others else None
 
     def bind(self, backend: Backend, /) -> Self:
         # docstring inherited
@@ -92,6 +92,6 @@ class RecordReader(ABC):
         # docstring inherited
         record = records[0]
         return {
-            name: context.index if name in self.made else self._value(field, record[name], context)
+            name: context.index if name in self.made else self._value(name, field, record[name], context)
             for name, field in zip(self.fields, self.kinds, strict=True)
         }

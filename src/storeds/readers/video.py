@@ -122,7 +122,7 @@ class VideoReader(PictureReader):
         # docstring inherited
         named = (*self.made, self.data, "key", self.by, *self.per_frame)
         others = [name for name in self.fields if name not in named]
-        return others[0] if others else None
+        return "label" if "label" in others else others[0] if others else None
 
     def __len__(self) -> int:
         return len(self._bound())
@@ -225,7 +225,7 @@ class VideoReader(PictureReader):
     def _frame(self, name: str, record: Record, at: int, context: SampleContext) -> Any:
         noted = len(context.notes)
         try:
-            frame = self._value(_IMAGE, record[name], context)
+            frame = self._value(name, _IMAGE, record[name], context)
         except DecodeError as error:
             placed = DecodeError(f"{self._named(record, at)}: {error}")
             placed.kind = error.kind
