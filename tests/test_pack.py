@@ -106,7 +106,7 @@ def test_a_split_goes_by_the_key_alone(tree: Path, tmp_path: Path) -> None:
 
 
 def test_the_shares_of_a_split_are_kept() -> None:
-    from storeds.ops.prepare import choose_split
+    from storeds.ops.splits import choose_split
 
     shares = (("train", 0.9), ("val", 0.1))
     chosen = [choose_split(f"image-{n}", shares) for n in range(20_000)]

@@ -13,12 +13,14 @@ from rich.progress import Progress as Bar
 
 from storeds import ops
 from storeds._text import counted
+from storeds.cli._complete import complete_decoder, complete_reader
 from storeds.cli._frame import (
     ERR,
     OUT,
     AsJson,
     Layout,
     Options,
+    StoreArgument,
     app,
     command,
     parse_option,
@@ -38,13 +40,18 @@ _SHOWN = 0.05  # of the time: what takes less is not worth a word
 @app.command()
 @command
 def bench(
-    url: Annotated[str, typer.Argument(help="The store.")],
+    url: StoreArgument,
     config: Annotated[
         Path | None, typer.Option(help="A training config: measure what its dataset table says, of this store.")
     ] = None,
     split: Annotated[str | None, typer.Option(help="The config's split.")] = None,
-    reader: Annotated[str | None, typer.Option(help="image, array, video or a registered one.")] = None,
-    decode: Annotated[str | None, typer.Option(help="pil, tensor, simplejpeg, bytes or a registered one.")] = None,
+    reader: Annotated[
+        str | None, typer.Option(help="image, array, video or a registered one.", autocompletion=complete_reader)
+    ] = None,
+    decode: Annotated[
+        str | None,
+        typer.Option(help="pil, tensor, fast, simplejpeg, bytes or a registered one.", autocompletion=complete_decoder),
+    ] = None,
     workers: Annotated[
         str | None, typer.Option(help="Numbers of workers: 0,2,8; by default 0, 1, 2, 4 … up to the CPUs.")
     ] = None,

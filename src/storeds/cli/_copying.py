@@ -9,6 +9,7 @@ import typer
 from storeds import ops
 from storeds._text import counted
 from storeds._url import redact
+from storeds.cli._complete import complete_url
 from storeds.cli._frame import (
     AsJson,
     CommitEvery,
@@ -17,6 +18,7 @@ from storeds.cli._frame import (
     Options,
     Overwrite,
     Resume,
+    Target,
     app,
     command,
     parse_option,
@@ -32,6 +34,7 @@ from storeds.ops.pack import OnBad
 from storeds.ops.packed import Packed, reasons, summary
 from storeds.ops.progress import Progress
 from storeds.ops.sources import LabelStyle, Problem, SourceKind
+from storeds.ops.splits import SplitBy
 from storeds.stores import open_backend
 
 __all__ = ["convert", "pack", "repair"]
@@ -42,15 +45,24 @@ _SHOWN = 20  # lines
 @app.command()
 @command
 def pack(
-    source: Annotated[str, typer.Argument(help="A folder, a .csv, .jsonl, .json or .tar file, or a store.")],
-    url: Annotated[str, typer.Argument(help="Where the store goes: lmdb://…, hdf5://…, mongodb://…")],
+    source: Annotated[
+        str,
+        typer.Argument(help="A folder, a .csv, .jsonl, .json or .tar file, or a store.", autocompletion=complete_url),
+    ],
+    url: Target,
     kind: Annotated[
         SourceKind | None, typer.Option(help="What the source is, where that cannot be told by looking.")
     ] = None,
     on_bad: Annotated[
         OnBad, typer.Option(help="Bad items: publish nothing and list them, leave them out, or keep what can be read.")
     ] = "raise",
-    split: Annotated[str | None, typer.Option(help="Adds a field split by hash of the key: train=0.9,val=0.1")] = None,
+    split: Annotated[
+        str | None, typer.Option(help="Adds a field split, each class divided by these shares: train=0.9,val=0.1")
+    ] = None,
+    split_by: Annotated[
+        SplitBy | None,
+        typer.Option(help="Divide class by class, or by a hash of the key; by label where there is one."),
+    ] = None,
     max_side: Annotated[int | None, typer.Option(help="Scale larger images down to this many pixels.")] = None,
     quality: Annotated[int | None, typer.Option(help="Encode every image anew as JPEG of this quality.")] = None,
     check: Annotated[
@@ -112,6 +124,7 @@ def pack(
             kind=kind,
             on_bad=on_bad,
             split=_shares(split),
+            split_by=split_by,
             max_side=max_side,
             quality=quality,
             check=check,

@@ -19,8 +19,10 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
+from storeds import registry
 from storeds._text import printable
 from storeds._url import redact_message
+from storeds.cli._complete import complete_layout, complete_url
 from storeds.errors import ConfigError, MissingDependencyError, StoredsError, UnavailableError
 from storeds.ops.progress import Progress, ProgressHook
 
@@ -32,6 +34,8 @@ __all__ = [
     "Index",
     "Overwrite",
     "Resume",
+    "StoreArgument",
+    "Target",
     "app",
     "command",
     "config_app",
@@ -60,7 +64,17 @@ _GO_ON = "; what is durable stays, --resume goes on from there"
 _LOG = logging.getLogger("storeds")
 F = TypeVar("F", bound=Callable[..., Any])
 
-Layout = Annotated[str | None, typer.Option(help="The foreign layout, where it cannot be told by looking.")]
+StoreArgument = Annotated[str, typer.Argument(help="The store: a URL or a file.", autocompletion=complete_url)]
+Target = Annotated[
+    str, typer.Argument(help="Where it goes: lmdb://…, hdf5://…, mongodb://… or a path.", autocompletion=complete_url)
+]
+Layout = Annotated[
+    str | None,
+    typer.Option(
+        help=f"The foreign layout, where looking does not tell: {', '.join(registry.LAYOUTS.names())}.",
+        autocompletion=complete_layout,
+    ),
+]
 Options = Annotated[
     list[str] | None, typer.Option("--option", help="An option of the store, name=value; the value may be JSON.")
 ]

@@ -10,11 +10,13 @@ from typing import Annotated, Any
 import typer
 
 from storeds import __version__, ops, registry
+from storeds._text import byte_size
 from storeds.cli._frame import (
     OUT,
     AsJson,
     Layout,
     Options,
+    StoreArgument,
     app,
     command,
     config_app,
@@ -25,11 +27,13 @@ from storeds.cli._frame import (
 
 __all__ = ["backends", "demo", "info", "root", "schema"]
 
+_MOST_NAMED = 30  # classes
+
 
 @app.command()
 @command
 def info(
-    url: Annotated[str, typer.Argument(help="The store.")],
+    url: StoreArgument,
     layout: Layout = None,
     option: Options = None,
     as_json: AsJson = False,
@@ -43,10 +47,19 @@ def info(
     found["fields"] = ", ".join(f"{row['name']}: {_kind(row)}" for row in fields)
     found["attrs"] = json.dumps(found.pop("attrs"), ensure_ascii=False)
     found["handle"] = ", ".join(f"{name}={value}" for name, value in found.pop("handle").items())
-    found["unread"] = "\n".join(found["unread"]) or None
+    for name in ("classes", "splits"):
+        found[name] = None if found[name] is None else _brief_counts(found[name])
+    found["bytes"] = None if found["bytes"] is None else byte_size(found["bytes"])
+    unread = found.pop("unread")
     found["advice"] = "; ".join(found.pop("advice")) or "none: all is well"
-    rows = ((name, value if name == "unread" else _brief(value)) for name, value in found.items() if value is not None)
+    rows = [(name, _brief(value)) for name, value in found.items() if value is not None]
+    rows += [("" if number else "unread", text) for number, text in enumerate(unread)]
     print_table({"what": "left", "value": "left"}, rows, head=False)
+
+
+def _brief_counts(counts: dict[str, int]) -> str:
+    named = [f"{name} {count:,}" for name, count in counts.items()]
+    return f"{len(named):,}: " + ", ".join(named[:_MOST_NAMED]) + (", …" if len(named) > _MOST_NAMED else "")
 
 
 def _brief(value: Any) -> str:

@@ -15,6 +15,7 @@ from storeds.cli._frame import (
     AsJson,
     Layout,
     Options,
+    StoreArgument,
     app,
     command,
     parse_option,
@@ -33,7 +34,7 @@ _NOTES = 20  # lines; of trailing bytes there may be as many as records
 @app.command()
 @command
 def verify(
-    url: Annotated[str, typer.Argument(help="The store.")],
+    url: StoreArgument,
     deep: Annotated[
         bool, typer.Option("--deep", help="Follow the codes of whole JPEGs too, at some ten times the cost.")
     ] = False,

@@ -6,10 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from storeds._columns import read_column
+from storeds._meta import NATIVE
 from storeds._url import split_scheme
 from storeds.backends.base import StoreBackend
+from storeds.errors import RecordError
 from storeds.fields import fields_to_json
-from storeds.protocols import JSON
+from storeds.protocols import JSON, Backend
 from storeds.stores import open_backend
 
 __all__ = ["Info", "info"]
@@ -30,6 +35,9 @@ class Info:
         Name and kind of each field, in order.
     attrs : dict
         Class names and the like.
+    classes, splits : dict or None
+        Of a native store: how many records have each label, by the name of its class where there is one; and how many
+        belong to each split. None where there is no such field.
     bytes : int or None
         What the store takes in its engine; None where that cannot be told.
     unread : list of str
@@ -51,6 +59,8 @@ class Info:
     count: int
     fields: JSON
     attrs: dict[str, JSON]
+    classes: dict[str, int] | None
+    splits: dict[str, int] | None
     bytes: int | None
     unread: list[str]
     leftovers: str | None
@@ -89,9 +99,35 @@ def info(url: str, *, layout: str | None = None, options: Mapping[str, Any] | No
             count=meta.count,
             fields=fields_to_json(meta.fields),
             attrs=dict(meta.attrs),
+            classes=_class_counts(backend),
+            splits=_counts(backend, "split", ("str",)),
             bytes=own.stored_bytes() if own else None,
             unread=own.unread() if own else [],
             leftovers=own.leftovers() if own else None,
             handle=own.handle_settings() if own else {},
             advice=own.advice() if own else [],
         )
+
+
+def _class_counts(backend: Backend) -> dict[str, int] | None:
+    counts = _counts(backend, "label", ("int", "str", "bool"))
+    classes = backend.meta.attrs.get("classes")
+    if counts is None or not isinstance(classes, list) or backend.meta.fields["label"].kind != "int":
+        return counts
+    names = {str(label): str(name) for label, name in enumerate(classes)}
+    if len(set(names.values())) < len(names):
+        return counts
+    # Classes without a record are shown too, and labels without a class under their number.
+    return {name: counts.pop(label, 0) for label, name in names.items()} | counts
+
+
+def _counts(backend: Backend, name: str, kinds: tuple[str, ...]) -> dict[str, int] | None:
+    """Return how many records have each value of a field; None without the field, or where only records tell."""
+    declared = backend.meta.fields.get(name)
+    if backend.meta.layout != NATIVE or declared is None or declared.kind not in kinds:
+        return None
+    try:
+        values, counts = np.unique(read_column(backend, name), return_counts=True)
+    except RecordError:  # a damaged column; `verify` says where
+        return None
+    return {str(value): count for value, count in zip(values.tolist(), counts.tolist(), strict=True)}

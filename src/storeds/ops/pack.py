@@ -21,6 +21,7 @@ from storeds.ops.resumable import resumable
 from storeds.ops.sources import open_source
 from storeds.ops.sources.base import PackSource, Problem
 from storeds.ops.sources.videos import VideoSource
+from storeds.ops.splits import SplitBy, make_split
 from storeds.protocols import JSON, Field, Meta, Writer
 from storeds.stores import open_writer
 
@@ -38,6 +39,7 @@ def pack(
     kind: str | None = None,
     on_bad: OnBad = "raise",
     split: Mapping[str, float] | None = None,
+    split_by: SplitBy | None = None,
     max_side: int | None = None,
     quality: int | None = None,
     check: bool = False,
@@ -66,7 +68,10 @@ def pack(
         ``"raise"``: look at everything, then raise one error that lists all bad items, and publish nothing.
         ``"skip"``: leave bad items out. ``"keep"``: leave out only what cannot be read at all.
     split : mapping, optional
-        Name → share; adds a field ``split`` that depends on a record's key alone: ``{"train": 0.9, "val": 0.1}``.
+        Name → share; adds a field ``split``: ``{"train": 0.9, "val": 0.1}``.
+    split_by : str, optional
+        ``"label"``: divide each class by these shares; ``"key"``: by a hash of the key alone, so that a record stays in
+        its split whatever else is packed. By default by label where there is one; see `storeds.ops.splits.make_split`.
     max_side : int, optional
         Scale larger images down to this many pixels on their longer side, and encode them anew as JPEG.
     quality : int, optional
@@ -107,22 +112,23 @@ def pack(
     if workers is not None and workers < 0:
         raise ConfigError(f"workers must be 0 or more, got {workers}")
     opened = open_source(source, kind=kind, **source_options)
-    notes, columns = tuple(getattr(opened, "notes", ())), dict(getattr(opened, "columns", {}))
-    for note in notes:
-        _LOG.warning("%s: %s", _named(source), note)
-    if columns:
-        _LOG.info("%s: %s", _named(source), ", ".join(f"{name} is {field}" for name, field in columns.items()))
     fields = _fields(opened, shares)
+    divided = make_split(opened, shares, split_by) if shares else None
+    notes = (*getattr(opened, "notes", ()), *(divided.notes if divided is not None else ()))
+    columns = dict(getattr(opened, "columns", {}))
+    _tell_notes(_named(source), notes, columns)
     findings = FindingFields(fields, _named(source)) if check else None
     options: dict[str, JSON] = {"on_bad": on_bad, "split": dict(shares), "max_side": max_side, "quality": quality}
     if check:
         options["check"] = True
+    if divided is not None:
+        options["split_by"] = "key" if divided.chosen is None else "label"
     plan: JSON = {"source": opened.fingerprint, "options": options}
     if isinstance(opened, VideoSource):  # it encodes each frame itself, once
         opened, max_side, quality = opened.encoded(max_side, quality), None, None
     encodes = max_side is not None or quality is not None
     count = workers if workers is not None else (len(os.sched_getaffinity(0)) if encodes else 0)
-    preparer = Preparer(opened, max_side, quality, shares, findings)
+    preparer = Preparer(opened, max_side, quality, divided, findings)
     fields = findings.fields if findings else fields
     writer = open_writer(
         url, fields, overwrite=overwrite, resume=resume, commit_every=commit_every, plan=plan, index=index
@@ -152,6 +158,13 @@ def _check(
     return shares
 
 
+def _tell_notes(where: str, notes: Sequence[str], columns: Mapping[str, str | None]) -> None:
+    for note in notes:
+        _LOG.warning("%s: %s", where, note)
+    if columns:
+        _LOG.info("%s: %s", where, ", ".join(f"{name} is {field}" for name, field in columns.items()))
+
+
 def _named(source: Any) -> str:
     return (
         printable(redact(os.fspath(source)))
@@ -165,8 +178,6 @@ def _fields(source: PackSource, shares: tuple[tuple[str, float], ...]) -> dict[s
     if shares:
         if "split" in fields:
             raise ConfigError("the source has a field 'split' already; leave split= out")
-        if "key" not in fields:
-            raise ConfigError("split= goes by the key of a record, and this source has none")
         fields["split"] = Field("str")
     return fields
 

@@ -12,7 +12,6 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import xxhash
 from PIL import Image, ImageOps
 
 from storeds.decode import decode_reason
@@ -28,6 +27,7 @@ from storeds.ops.sources.manifests import JsonIndexSource, ManifestSource
 from storeds.ops.sources.stores import StoreSource
 from storeds.ops.sources.tars import TarSource
 from storeds.ops.sources.videos import FrameFolderSource, VideoSource
+from storeds.ops.splits import Split
 from storeds.protocols import Record
 
 __all__ = ["Prepared", "Preparer", "prepared_chunks"]
@@ -82,8 +82,8 @@ class Preparer:
         Images with a longer side are scaled down to it and encoded anew.
     quality : int or None
         Every image is encoded anew as JPEG of this quality.
-    split : tuple of (str, float)
-        Names and shares; a record's ``split`` depends on its key alone.
+    split : Split, optional
+        Fills the field ``split``.
     findings : FindingFields, optional
         Fields to fill in with what is found in the pictures, as they came.
     """
@@ -91,7 +91,7 @@ class Preparer:
     source: PackSource
     max_side: int | None = None
     quality: int | None = None
-    split: tuple[tuple[str, float], ...] = ()
+    split: Split | None = None
     findings: FindingFields | None = None
 
     def prepare(self, index: int) -> Prepared:
@@ -100,8 +100,8 @@ class Preparer:
             record = self.source.read(index)
         except BadItem as error:
             return Prepared(None, str(error))
-        if self.split:
-            record = {**record, "split": choose_split(str(record["key"]), self.split)}
+        if self.split is not None:
+            record = {**record, "split": self.split.of(index, record)}
         reasons, odd = [], False
         takes_whole = self.findings is None and not self._encodes
         for name, field in self.source.fields.items():
@@ -168,16 +168,6 @@ class Preparer:
             buffer = io.BytesIO()
             image.save(buffer, "JPEG", quality=self.quality or _QUALITY, icc_profile=profile)
         return buffer.getvalue()
-
-
-def choose_split(key: str, split: tuple[tuple[str, float], ...]) -> str:
-    """Return the split of a key: the same in every run, whatever else is packed."""
-    at, total = xxhash.xxh3_64_intdigest(key.encode()) / 2**64, 0.0
-    for name, share in split:
-        total += share
-        if at < total:
-            return name
-    return split[-1][0]
 
 
 Chunk: TypeAlias = tuple[range, list[Prepared]]

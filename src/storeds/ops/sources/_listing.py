@@ -6,7 +6,7 @@ import json
 import os
 import posixpath
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import xxhash
@@ -168,6 +168,11 @@ class Listing:
     def size(self, index: int, /) -> int:
         # docstring inherited
         return self._sizes[self._rows[index]]
+
+    def strata(self) -> Iterator[tuple[str, int | None]]:
+        """Yield the key and the label of each item."""
+        for row in self._rows:
+            yield self._keys[row], None if self._labels is None else self._labels[row]
 
     def read(self, index: int, /) -> Record:
         # docstring inherited

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 import os
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from storeds.errors import ConfigError
@@ -93,6 +94,13 @@ class Videos:
         index = range(len(self))[index]
         video = bisect.bisect_right(self._ends, index)
         return video, index - (self._ends[video - 1] if video else 0)
+
+    def strata(self) -> Iterator[tuple[str, int]]:
+        """Yield the key and the label of each item."""
+        start = 0
+        for video, end in enumerate(self._ends):
+            yield from itertools.repeat((self._keys[video], self._labels[video]), end - start)
+            start = end
 
     def name(self, index: int, /) -> str:
         # docstring inherited

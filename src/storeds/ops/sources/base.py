@@ -58,7 +58,8 @@ class PackSource(Protocol):
     Notes
     -----
     Two more attributes are optional. ``notes``, a sequence of sentences, says what `pack` should warn about; ``columns``
-    maps each column of a list to the field that it became, or to None.
+    maps each column of a list to the field that it became, or to None. A method ``strata()`` yields the key and the label
+    of each item, None for a label that cannot be read, without reading images: `pack` divides classes by it.
     """
 
     @property

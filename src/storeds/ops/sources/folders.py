@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from storeds.errors import ConfigError, StoreNotFoundError
 from storeds.ops.sources._hidden import is_hidden
@@ -112,6 +112,10 @@ class ImageFolderSource(_Folder):
         names_as_json: list[JSON] = [show(name) for name in classes]
         self.attrs: Mapping[str, JSON] = {"classes": names_as_json}
         self._finish("imagefolder", walk, class_notes(classes))
+
+    def strata(self) -> Iterator[tuple[str, int]]:
+        """Yield the key and the label of each item."""
+        return zip(self._keys, self._labels, strict=True)
 
     def read(self, index: int, /) -> Record:
         # docstring inherited

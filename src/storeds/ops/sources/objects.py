@@ -77,10 +77,8 @@ class DatasetSource:
         fingerprint = Fingerprint()
         fingerprint.add(f"{kind} {token} {self._classes} {fields_to_json(self.fields)}")
         # What torchvision's datasets know without reading an image.
-        targets = getattr(dataset, "targets", None)
-        if isinstance(targets, Sized) and isinstance(targets, Iterable) and len(targets) == self._count:
-            for target in targets:
-                fingerprint.add(str(target.item() if callable(getattr(target, "item", None)) else target))
+        for target in _targets(dataset, self._count):
+            fingerprint.add(str(target))
         return fingerprint.finish("dataset", self._count)
 
     def __len__(self) -> int:
@@ -121,6 +119,13 @@ class DatasetSource:
             return self._dataset[index]
         except Exception as error:  # a stranger's __getitem__ may raise anything
             raise BadItem(f"cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _targets(dataset: Any, count: int) -> list[Any]:
+    targets = getattr(dataset, "targets", None)
+    if not (isinstance(targets, Sized) and isinstance(targets, Iterable) and len(targets) == count):
+        return []
+    return [target.item() if callable(getattr(target, "item", None)) else target for target in targets]
 
 
 def _elements(sample: Any) -> dict[Any, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from storeds._url import file_path, split_scheme
@@ -15,6 +15,7 @@ from storeds.stores import open_backend
 __all__ = ["StoreSource"]
 
 _GUESS = 1 << 16
+_BATCH = 1024
 
 
 class StoreSource:
@@ -69,6 +70,17 @@ class StoreSource:
     def size(self, index: int, /) -> int:
         # docstring inherited
         return self._size
+
+    def strata(self) -> Iterator[tuple[str, Any]]:
+        """Yield the key and the label of each item, without its images."""
+        fields = [name for name in ("key", "label") if name in self.fields]
+        for start in range(0, len(self), _BATCH):
+            positions = range(start, min(start + _BATCH, len(self)))
+            for index, record in zip(positions, self._backend.get_many(positions, fields), strict=True):
+                if isinstance(record, RecordError):
+                    yield str(index), None
+                else:
+                    yield str(record.get("key", index)), record["label"]
 
     def read(self, index: int, /) -> Record:
         # docstring inherited

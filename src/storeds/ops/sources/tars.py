@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from storeds.errors import ConfigError
@@ -122,6 +122,21 @@ class TarSource:
     def size(self, index: int, /) -> int:
         # docstring inherited
         return sum(sizes[index] for _, sizes in self._places.values())
+
+    def strata(self) -> Iterator[tuple[str, int | None]]:
+        """Yield the key and the label of each item; reads the members that hold labels."""
+        for index, key in enumerate(self._keys):
+            try:
+                yield key, self._label(index)
+            except (BadItem, OSError):
+                yield key, None
+
+    def _label(self, index: int) -> int:
+        descriptor = self._open(self._shards[index])
+        try:
+            return _integer(self._blob(descriptor, "label", index), "")
+        finally:
+            os.close(descriptor)
 
     def read(self, index: int, /) -> Record:
         # docstring inherited
