@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -18,6 +21,8 @@ from storeds import errors
 from storeds.cli import app
 from storeds.ops import Progress
 from storeds.ops.sources import Problem
+from storeds.ops.splits import make_split
+from storeds.protocols import Field
 
 GOOD = {f"{'cat' if n % 2 else 'dog'}/{n}.jpg": jpeg(n) for n in range(8)}
 BAD = {"cat/empty.jpg": b"", "dog/page.jpg": b"<html>404</html>", "dog/cut.jpg": jpeg(1)[:60]}
@@ -95,14 +100,96 @@ def test_the_result_does_not_depend_on_the_number_of_workers(
 
 def test_a_split_goes_by_the_key_alone(tree: Path, tmp_path: Path) -> None:
     shares = {"train": 0.5, "val": 0.3, "test": 0.2}
-    storeds.pack(tree, "memory://split-all", split=shares, overwrite=True)
+    storeds.pack(tree, "memory://split-all", split=shares, split_by="key", overwrite=True)
     for name in list(GOOD)[:3]:
         (tree / name).unlink()
-    storeds.pack(tree, "memory://split-rest", split=shares, overwrite=True)
+    storeds.pack(tree, "memory://split-rest", split=shares, split_by="key", overwrite=True)
     everything = {record["key"]: record["split"] for record in records("memory://split-all")}
     rest = {record["key"]: record["split"] for record in records("memory://split-rest")}
     assert rest.items() <= everything.items()
     assert set(everything.values()) <= set(shares)
+
+
+class Listed:
+    """A source of keys and labels in memory."""
+
+    problems: tuple[Problem, ...] = ()
+    fields = {"label": Field("int"), "key": Field("str")}
+    attrs: dict[str, Any] = {}
+    fingerprint = "listed"
+
+    def __init__(self, items: list[tuple[str, int]]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def name(self, index: int, /) -> str:
+        return self.items[index][0]
+
+    def size(self, index: int, /) -> int:
+        return 1
+
+    def read(self, index: int, /) -> Any:
+        return {"key": self.items[index][0], "label": self.items[index][1]}
+
+
+SHARES = st.sampled_from([(("a", 0.8), ("b", 0.2)), (("a", 0.5), ("b", 0.3), ("c", 0.2)), (("a", 1.0), ("b", 0.0))])
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    items=st.lists(st.tuples(st.integers(0, 200).map(str), st.integers(-2, 4)), min_size=1, max_size=120),
+    shares=SHARES,
+    order=st.randoms(use_true_random=False),
+)
+def test_each_class_is_divided_by_largest_remainder(
+    items: list[tuple[str, int]], shares: tuple[tuple[str, float], ...], order: Any
+) -> None:
+    split = make_split(Listed(items), shares, "label")
+    assert split.chosen is not None
+    chosen = {key: shares[int(number)][0] for (key, _), number in zip(items, split.chosen, strict=True)}
+    assert [shares[int(n)][0] for n in split.chosen] == [chosen[key] for key, _ in items]  # a key is in one split
+    shuffled = order.sample(items, len(items))
+    again = make_split(Listed(shuffled), shares, "label")
+    assert again.chosen is not None
+    assert {key: shares[int(n)][0] for (key, _), n in zip(shuffled, again.chosen, strict=True)} == chosen
+    labels: dict[str, int] = {}
+    for key, label in items:
+        labels[key] = min(label, labels.get(key, label))
+    for label in set(labels.values()):
+        keys = [key for key in labels if labels[key] == label]
+        got = Counter(chosen[key] for key in keys)
+        wanted = {name: len(keys) * share for name, share in shares}
+        if all(int(wanted[name] + 0.5) >= 1 for name, share in shares if share) or len(shares) == 1:
+            assert all(abs(got[name] - want) < 1 for name, want in wanted.items())
+
+
+def test_classes_too_small_for_every_split_are_divided_together(tmp_path: Path) -> None:
+    items = [(f"{label}-{n}", label) for label in range(100) for n in range(2)] + [(f"x{n}", 100) for n in range(10)]
+    split = make_split(Listed(items), (("train", 0.8), ("val", 0.2)), None)
+    assert split.chosen is not None
+    assert Counter(split.chosen[:200].tolist()) == {0: 160, 1: 40}
+    assert Counter(split.chosen[200:].tolist()) == {0: 8, 1: 2}
+    (note,) = split.notes
+    assert note.startswith("100 classes have too few records for every split (0, 1, 2, 3, …)")
+
+
+def test_a_split_by_label_resumes_and_needs_a_label(tree: Path, tmp_path: Path) -> None:
+    def interrupt(_: Progress) -> None:
+        raise KeyboardInterrupt
+
+    options: dict[str, Any] = {"split": {"a": 0.5, "b": 0.5}, "commit_every": 2}
+    whole = storeds.pack(tree, f"lmdb://{tmp_path}/whole.lmdb", **options)
+    url = f"lmdb://{tmp_path}/cut.lmdb"
+    with pytest.raises(KeyboardInterrupt):
+        storeds.pack(tree, url, progress=interrupt, **options)
+    with pytest.raises(errors.ConfigError, match="cannot be resumed"):
+        storeds.pack(tree, url, resume=True, split_by="key", **options)
+    assert storeds.pack(tree, url, resume=True, **options).id == whole.id
+    with pytest.raises(errors.ConfigError, match="records have no label; pass split_by='key'"):
+        storeds.pack(tree, url, kind="flat", overwrite=True, split_by="label", **options)
+    storeds.pack(tree, url, kind="flat", overwrite=True, **options)
 
 
 def test_the_shares_of_a_split_are_kept() -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import pickle
 import random
+import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 from pathlib import Path
@@ -35,6 +38,7 @@ from storeds.testing.mongod import run_mongod
 FILE_ENGINES = ("lmdb", "hdf5")
 ENGINES = (*FILE_ENGINES, "mongodb")
 MakeUrl = Callable[[str], str]
+STOREDS = str(Path(sys.executable).with_name("storeds"))
 
 # 1. Validation data in training
 
@@ -421,6 +425,65 @@ def test_appending_to_a_store_is_refused_with_a_way_that_keeps_its_records(
 
 
 # 16. The command line
+
+
+def test_a_split_has_its_share_of_every_class(tmp_path: Path) -> None:
+    names = [f"{kind}/{n}.jpg" for kind, count in (("cat", 10), ("dog", 20), ("emu", 5)) for n in range(count)]
+    source = photos(tmp_path / "tree", *names)
+    shown = storeds_command("pack", source, f"lmdb://{tmp_path}/a.lmdb", "--split", "train=0.8,val=0.2")
+    assert "35 records" in shown
+    records = stored_records(tmp_path / "a.lmdb")
+    counts = Counter((record["key"].split("/")[0], record["split"]) for record in records)
+    assert counts == {
+        ("cat", "train"): 8,
+        ("cat", "val"): 2,
+        ("dog", "train"): 16,
+        ("dog", "val"): 4,
+        ("emu", "train"): 4,
+        ("emu", "val"): 1,
+    }
+    info = storeds_command("info", f"lmdb://{tmp_path}/a.lmdb")
+    assert "cat 10, dog 20, emu 5" in info
+    assert "train 28, val 7" in info
+    assert f"({(tmp_path / 'a.lmdb').stat().st_size:,} bytes)" in info
+
+
+def test_pack_says_how_many_items_it_left_out_and_why(tmp_path: Path) -> None:
+    source = photos(tmp_path / "tree", "cat/1.jpg")
+    for number in range(3):
+        (source / "cat" / f"empty{number}.jpg").write_bytes(b"")
+    (source / "cat/page.jpg").write_bytes(b"<html>")
+    shown = storeds_command("pack", source, f"lmdb://{tmp_path}/a.lmdb", "--on-bad", "skip")
+    assert (
+        "4 of 5 items bad, 4 left out: 3 items: is empty (cat/empty0.jpg, cat/empty1.jpg, cat/empty2.jpg); 1 item: "
+        in shown
+    )
+    assert "a.lmdb: 1 record, id" in shown
+
+
+def test_the_command_line_helps(tmp_path: Path) -> None:
+    for command in ("pack", "convert", "info", "verify", "repair", "bench", "backends", "config", "demo"):
+        assert "Usage" in storeds_command(command, "-h")
+    choices = re.sub(r"[\s│]+", "", storeds_command("pack", "--help"))
+    assert "raise|skip|keep" in choices
+    assert "imagefolder|flat|" in choices
+    assert "--install-completion" in storeds_command("-h")
+    (tmp_path / "photos.lmdb").touch()
+    environment = {**os.environ, "_STOREDS_COMPLETE": "complete_bash", "COMP_CWORD": "2"}
+    for typed, offered in (("lm", "lmdb://"), ("lmdb://pho", "lmdb://photos.lmdb"), ("//pho", "//photos.lmdb")):
+        environment["COMP_WORDS"] = f"storeds info {typed}"
+        done = subprocess.run([STOREDS], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.stdout.split() == [offered]
+
+
+def test_a_pipe_gets_no_empty_lines(tmp_path: Path) -> None:
+    source = photos(tmp_path / "tree", "cat/1.jpg")
+    for command in (["pack", source], ["convert", tmp_path / "a.lmdb"]):
+        target = tmp_path / f"{'a' if command[0] == 'pack' else 'b'}.lmdb"
+        done = subprocess.run([STOREDS, *map(str, command), str(target)], capture_output=True, text=True, check=True)
+        assert done.stderr == ""
+        assert done.stdout.count("\n") == 1
+
 
 # 17. One picture a file
 

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from storeds._tally import FAULTS, Event, Tally
+from storeds._text import counted
 
 __all__ = ["Event", "SampleReport"]
 
@@ -51,7 +52,7 @@ class SampleReport:
 
     def __str__(self) -> str:
         total = f"{sum(self.bad.values()):,} bad ({self.skipped:,} skipped, {self.replaced:,} replaced)"
-        lines = [f"{self.url}: {self.seen:,} samples, {sum(self.mended.values()):,} mended, {total}"]
+        lines = [f"{self.url}: {counted(self.seen, 'sample')}, {sum(self.mended.values()):,} mended, {total}"]
         faults = [fault for fault in FAULTS if fault in self.bad or fault in self.mended]
         if faults:
             lines.append(f"  {'fault':<18}{'mended':>10}{'bad':>10}")

@@ -190,8 +190,8 @@ def _shares(text: str | None) -> dict[str, float] | None:
 @app.command()
 @command
 def convert(
-    source: Annotated[str, typer.Argument(help="The store to copy.")],
-    url: Annotated[str, typer.Argument(help="Where the copy goes.")],
+    source: Annotated[str, typer.Argument(help="The store to copy.", autocompletion=complete_url)],
+    url: Target,
     overwrite: Overwrite = False,
     resume: Resume = False,
     commit_every: CommitEvery = 1000,
@@ -220,8 +220,8 @@ def convert(
 @app.command()
 @command
 def repair(
-    source: Annotated[str, typer.Argument(help="The store to copy; it is only read.")],
-    url: Annotated[str, typer.Argument(help="Where the copy goes.")],
+    source: Annotated[str, typer.Argument(help="The store to copy; it is only read.", autocompletion=complete_url)],
+    url: Target,
     overwrite: Overwrite = False,
     resume: Resume = False,
     commit_every: CommitEvery = 1000,

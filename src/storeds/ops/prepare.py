@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from PIL import Image, ImageOps
 
+from storeds._text import counted
 from storeds.decode import decode_reason
 from storeds.errors import StoredsError
 from storeds.jpeg import Finding, repair, triage
@@ -154,7 +155,7 @@ class Preparer:
         except Exception as error:  # decoders raise whatever they like on damaged bytes
             return (
                 blob,
-                f"is no image that can be read ({len(blob)} bytes beginning {blob[:4].hex(' ')}): {decode_reason(error)}",
+                f"is no image that can be read ({counted(len(blob), 'byte')} beginning {blob[:4].hex(' ')}): {decode_reason(error)}",
             )
 
     def _encode(self, blob: bytes) -> bytes:

@@ -142,4 +142,8 @@ class Labels:
         number = as_int(text)
         if number is None:
             return f"label {text!r} is no integer"
-        return number if 0 <= number < len(given) else f"label {text} is outside the {len(given)} classes given"
+        return (
+            number
+            if 0 <= number < len(given)
+            else f"label {text} is outside the {counted(len(given), 'class', 'classes')} given"
+        )

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from storeds._files import nearest, sniff
 from storeds._suggest import suggest
+from storeds._text import counted
 from storeds._url import redact, split_scheme
 from storeds.errors import ConfigError, StoreNotFoundError
 from storeds.ops.sources._hidden import is_hidden
@@ -181,7 +182,7 @@ def _recognise_folder(path: str, entries: list[os.DirEntry[str]], *, include_hid
             others.append(entry.name)
     if folders and images:
         raise ConfigError(
-            f"{show(path)} holds {len(images)} images ({_some(images)}) and {len(folders)} folders ({_some(folders)}); pass "
+            f"{show(path)} holds {counted(len(images), 'image')} ({_some(images)}) and {counted(len(folders), 'folder')} ({_some(folders)}); pass "
             "kind='imagefolder' to take the folders as classes and leave these images out, or kind='flat' to take all "
             "images without labels"
         )
