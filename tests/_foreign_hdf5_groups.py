@@ -65,8 +65,9 @@ def digit_named(path: Path) -> Truth:
     with h5py.File(path, "w") as file:
         for label, name in enumerate(("cat", "dog")):
             for at in range(4):
-                file[f"{name}/{at}"] = pixels(1, (8 + at, 9))[0]
-                truth.append({"array": pixels(1, (8 + at, 9))[0], "label": label, "key": f"{name}/{at}"})
+                size = (8 + at, 9 + label * at)
+                file[f"{name}/{at}"] = pixels(1, size)[0]
+                truth.append({"array": pixels(1, size)[0], "label": label, "key": f"{name}/{at}"})
     return truth
 
 

@@ -13,6 +13,7 @@ import pytest
 import storeds
 from _foreign_hdf5 import blob
 from storeds import open_backend
+from storeds._readings import AmbiguousError
 from storeds.errors import ConfigError
 from storeds.layouts.hdf5_parallel import ParallelHdf5
 from storeds.layouts.hdf5_per_sample import PerSampleHdf5
@@ -27,7 +28,14 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 
 def fits(path: Path, **options: Any) -> list[str]:
-    return [name for name, cls in CLASSES.items() if cls.recognise(str(path), **options)]
+    return [name for name, cls in CLASSES.items() if recognises(cls, path, options)]
+
+
+def recognises(cls: Any, path: Path, options: Mapping[str, Any]) -> bool:
+    try:
+        return bool(cls.recognise(str(path), **options))
+    except AmbiguousError:
+        return True  # in several ways
 
 
 def test_what_fits_two_layouts_is_told_of_both(tmp_path: Path) -> None:
@@ -44,15 +52,22 @@ def test_what_fits_two_layouts_is_told_of_both(tmp_path: Path) -> None:
     assert (len(ParallelHdf5(str(path))), len(PerSampleHdf5(str(path)))) == (7, 3)
 
 
+DIGITS = (
+    r"\n  layout='per_sample', sample='name': 4 records of cat .*, dog .*"
+    r"\n  layout='per_sample', sample='dataset': 8 records of array .*, label .*"
+    r"\n  layout='per_video': 8 records of array .*, video .*, frame "
+)
+
+
 def test_digit_named_pictures_of_one_size_may_be_frames_as_well_as_samples(tmp_path: Path) -> None:
     path = tmp_path / "digits.h5"
     with h5py.File(path, "w") as file:
         for name in ("cat", "dog"):
             for at in range(4):
                 file[f"{name}/{at}"] = np.full((8, 8, 3), at, np.uint8)
-    with pytest.raises(ConfigError, match=r"\n  layout='per_sample': 8 records .*\n  layout='per_video': 8 records "):
+    with pytest.raises(ConfigError, match=DIGITS):
         open_backend(path)
-    assert PerSampleHdf5(str(path)).column("label").tolist() == [0] * 4 + [1] * 4
+    assert PerSampleHdf5(str(path), sample="dataset").column("label").tolist() == [0] * 4 + [1] * 4
     assert PerVideoHdf5(str(path)).column("frame").tolist() == [0, 1, 2, 3] * 2
 
 
@@ -164,9 +179,9 @@ def test_datasets_of_one_value_beside_the_frames_are_of_the_video(tmp_path: Path
 def test_what_libraries_note_of_themselves_is_no_field(tmp_path: Path) -> None:
     tables: Any = pytest.importorskip("tables")
     with tables.open_file(str(tmp_path / "a.h5"), "w") as file:
-        for name in ("cat", "dog"):
+        for name, wider in (("cat", 1), ("dog", 2)):
             for at in range(3):
-                file.create_array(f"/{name}", f"n{at}", np.zeros((4, 4 + at)), createparents=True)
+                file.create_array(f"/{name}", f"n{at}", np.zeros((4, 4 + at * wider)), createparents=True)
     with open_backend(tmp_path / "a.h5") as backend:
         assert (backend.meta.layout, list(backend.meta.fields)) == ("per_sample", ["array", "label", "key"])
 

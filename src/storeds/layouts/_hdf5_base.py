@@ -15,12 +15,14 @@ from storeds._count import Count
 from storeds._files import check_file
 from storeds._handles import HandlePool
 from storeds._mounts import file_system, file_system_advice
+from storeds._unread import bounded, check_most_is_read
 from storeds._url import file_path, file_url
 from storeds.backends._hdf5_map import FileMap
 from storeds.backends.base import HandleBackend, parse_options
 from storeds.errors import FormatError, RecordError, StoredsError
 from storeds.fields import fields_to_json
 from storeds.layouts._hdf5_files import ForeignOptions, Hdf5Files
+from storeds.layouts._hdf5_tree import Left
 from storeds.layouts._hdf5_values import Values
 from storeds.protocols import JSON, Array, Field, Meta, Record
 from storeds.record import canonical_json
@@ -41,7 +43,7 @@ class Found:
     count : int
     attrs : mapping of str to JSON
     where : JSON
-        The names and shapes of the datasets: a part of the content's id.
+        Where the fields lie: a part of the content's id, and shown by `storeds info`.
     """
 
     columns: Mapping[str, Values]
@@ -59,6 +61,7 @@ class Hdf5Handle:
     columns: Mapping[str, Values]
     identity: list[JSON]
     maps: Mapping[int, FileMap]
+    where: JSON
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,14 @@ class ForeignOpener:
     def recognise(self, files: Hdf5Files) -> str | None:
         """Return what was seen that speaks for this layout, in a sentence."""
 
+    def left(self, files: Hdf5Files) -> Left:
+        """Return what of the open store no field holds."""
+        return Left()
+
+    def advice(self, left: Left) -> str:
+        """Return the arguments that read what is left, and the one that leaves it out."""
+        return "partial=True leaves out what is listed"
+
     def key(self) -> Hashable:
         # One file may be several stores: other columns, or other groups of it.
         status = check_file(self.path, "hdf5", self.url)
@@ -101,7 +112,7 @@ class ForeignOpener:
             maps: dict[int, FileMap] = {}
             for values in found.columns.values():
                 values.map_files(maps)
-            return Hdf5Handle(files, self._meta(files, found), found.columns, files.identity(), maps)
+            return Hdf5Handle(files, self._meta(files, found), found.columns, files.identity(), maps, found.where)
         except StoredsError:
             files.close()
             raise
@@ -141,6 +152,7 @@ class ForeignHdf5(HandleBackend[Hdf5Handle, ForeignOpener]):
     Options: ClassVar[type[ForeignOptions]] = ForeignOptions
     Opener: ClassVar[type[ForeignOpener]]
     pool: ClassVar[HandlePool[Hdf5Handle]] = HandlePool(limit=128, quiesce=True)
+    _unread: list[str] | None = None  # no part of a pickle
 
     def __init__(self, url: str, **options: Any) -> None:
         super().__init__(self._make_opener(url, options))
@@ -176,6 +188,22 @@ class ForeignHdf5(HandleBackend[Hdf5Handle, ForeignOpener]):
         """
         opener = cls._make_opener(url, options)
         return _glance(opener, lambda files: files.told(opener.settings.group))
+
+    def _probe(self, handle: Hdf5Handle) -> Meta:
+        # docstring inherited
+        left = self._opener.left(handle.files)
+        if left.entries and not self._opener.settings.partial:
+            advice = self._opener.advice(left)
+            check_most_is_read(self._opener.url, left.entries, left.size, left.total, "bytes", advice)
+        self._unread = bounded(left.entries)
+        return handle.meta
+
+    def unread(self) -> list[str]:
+        # docstring inherited
+        if self._unread is None:
+            with self._lease() as handle:
+                self._unread = bounded(self._opener.left(handle.files).entries)
+        return list(self._unread)
 
     def _is_stale(self, handle: Hdf5Handle) -> bool:
         try:
@@ -219,7 +247,9 @@ class ForeignHdf5(HandleBackend[Hdf5Handle, ForeignOpener]):
 
     def handle_settings(self) -> dict[str, JSON]:
         # docstring inherited
-        return {"file_system": file_system(self._opener.path), **self._opener.settings.model_dump()}
+        with self._lease() as handle:
+            where = handle.where
+        return {"file_system": file_system(self._opener.path), **self._opener.settings.model_dump(), "where": where}
 
     def advice(self) -> list[str]:
         # docstring inherited

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -10,12 +9,11 @@ from typing import Literal
 
 import h5py
 import numpy as np
-from PIL import Image
 
-from storeds.errors import StoredsError
-from storeds.layouts._hdf5_elements import attributes, element_bytes, element_field
+from storeds.layouts._hdf5_elements import attributes, element_field
 from storeds.layouts._hdf5_files import Hdf5Files
 from storeds.layouts._hdf5_names import split, stem
+from storeds.layouts._hdf5_pairs import size_of
 from storeds.layouts._hdf5_series import numbered_parts, spread
 from storeds.layouts._hdf5_values import SCALAR_KINDS, is_encoded
 
@@ -75,8 +73,8 @@ def is_sample(files: Hdf5Files, group: str, names: Sequence[str]) -> bool:
     """Whether the datasets of a group are the fields of one sample: one is a picture or a single value, none has rows for it."""
     there = files.group(group)
     datasets = [files.dataset(f"{group}/{name}") for name in names if name in there]
-    if any(dataset.size == 1 for dataset in datasets):
-        return True
+    if any(dataset.size == 1 and not _is_opaque(dataset) for dataset in datasets):
+        return True  # one number or text
     rows = [dataset for dataset in datasets if not (dataset.ndim == 1 and is_picture(dataset))]
     lengths = [dataset.shape[0] for dataset in rows if dataset.ndim]
     if any(dataset.ndim == 1 and lengths.count(dataset.shape[0]) > 1 for dataset in rows):
@@ -89,6 +87,8 @@ def is_sample(files: Hdf5Files, group: str, names: Sequence[str]) -> bool:
 def is_picture(dataset: h5py.Dataset) -> bool:
     """Whether a dataset is one picture, by its values or its shape."""
     shape, dtype = dataset.shape, dataset.dtype
+    if _is_opaque(dataset):
+        return True  # what else would be kept as bytes, one by one
     if dtype == "u1" and len(shape) == 1:
         try:
             return is_encoded(dataset[:32].tobytes())
@@ -96,6 +96,10 @@ def is_picture(dataset: h5py.Dataset) -> bool:
             return False  # a damaged one tells nothing, and its record will say so
     in_colour = len(shape) == 3 and shape[2] in _COLOURS
     return bool(dtype == "u1" and (in_colour or len(shape) == 2))
+
+
+def _is_opaque(dataset: h5py.Dataset) -> bool:
+    return bool(not dataset.shape and dataset.dtype.kind == "V" and dataset.dtype.names is None)
 
 
 def are_encoded_images(files: Hdf5Files, datasets: Sequence[h5py.Dataset]) -> bool:
@@ -161,15 +165,5 @@ def _counts_evenly(names: Sequence[str]) -> bool:
 
 def _sizes(files: Hdf5Files, group: str, names: Sequence[str]) -> set[tuple[int, ...]]:
     """Return the sizes of the pictures looked at."""
-    sizes: set[tuple[int, ...]] = set()
-    for name in spread(names):
-        try:
-            dataset = files.dataset(f"{group}/{name}")
-            if dataset.ndim > 1:
-                sizes.add(tuple(dataset.shape))
-                continue
-            with Image.open(io.BytesIO(element_bytes(files, dataset))) as image:
-                sizes.add(image.size)
-        except (StoredsError, OSError, RuntimeError, ValueError, Image.DecompressionBombError):
-            continue  # a damaged one tells nothing, and its record will say so
-    return sizes
+    found = (size_of(files, files.dataset(f"{group}/{name}")) for name in spread(names))
+    return {size for size in found if size is not None}

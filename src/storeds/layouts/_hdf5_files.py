@@ -41,12 +41,15 @@ class ForeignOptions(BackendOptions):
         The group that holds the store; the root by default.
     allow_outside : bool
         Follow links, external storage and virtual datasets that leave the folder of the store.
+    partial : bool
+        Read what the layout takes, though that is less than half of the bytes.
     """
 
     locking: Literal["auto", "true", "false", "best-effort"] = "auto"
     cache_bytes: int = Option(default=8 << 20, ge=0)
     group: str = "/"
     allow_outside: bool = False
+    partial: bool = False
 
     @field_validator("group")
     @classmethod

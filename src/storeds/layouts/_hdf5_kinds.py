@@ -32,9 +32,18 @@ def _numbers(data: bytes, dtype: np.dtype[Any]) -> Array:
 
 
 def to_value(
-    field: Field, data: Any, dtype: np.dtype[Any] | None = None, shape: tuple[int, ...] = (), *, text: bool = False
+    field: Field,
+    data: Any,
+    dtype: np.dtype[Any] | None = None,
+    shape: tuple[int, ...] = (),
+    *,
+    text: bool = False,
+    padded: bool = False,
 ) -> Any:
-    """Return what a field holds, made of the bytes in the file; a ValueError if it cannot be made."""
+    """Return what a field holds, made of the bytes in the file; a ValueError if it cannot be made.
+
+    `padded` says that values of several lengths share one size in the file, so that NULs follow the shorter ones.
+    """
     if isinstance(data, ValueError):
         return data
     if field.kind == "array":
@@ -51,17 +60,17 @@ def to_value(
             return data.decode()
         except UnicodeDecodeError as error:
             return ValueError(f"its text is not UTF-8: {error}")
-    return _picture(data, text=text) if field.kind == "image" else data
+    return _picture(data, text=text, padded=padded) if field.kind == "image" else data
 
 
-def _picture(data: bytes, *, text: bool) -> bytes | ValueError:
+def _picture(data: bytes, *, text: bool, padded: bool) -> bytes | ValueError:
     # Every JPEG and PNG has NULs near its beginning, so one without was cut there: by the program that wrote it.
     if text and b"\0" not in data and is_encoded(data):
         return ValueError(
             f"it was kept as a string, and of its image only the {len(data)} bytes before the first NUL were written: the "
             "rest is lost; write it again as bytes (opaque, or uint8 of variable length)"
         )
-    return data.rstrip(b"\0") if data[:2] == b"\xff\xd8" or data[:4] == b"\x89PNG" else data
+    return data.rstrip(b"\0") if padded and (data[:2] == b"\xff\xd8" or data[:4] == b"\x89PNG") else data
 
 
 def is_encoded(data: bytes) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +13,19 @@ from storeds.fields import fields_from_json, fields_to_json
 from storeds.layouts._hdf5_elements import attribute_fields, attributes, element_field
 from storeds.layouts._hdf5_files import Hdf5Files, NoSuchNameError
 from storeds.layouts._hdf5_names import PackedIndex, field_names, natural_order, split
+from storeds.layouts._hdf5_pairs import Sample
 from storeds.layouts._hdf5_series import Arrangement, Part, arrange, spread
 from storeds.protocols import JSON, Array, Field
 
 __all__ = ["KEY", "SamplePlan", "SampleScan", "path_of"]
 
-KEY, LABEL, CLASS = "key", "label", "class"
+KEY, LABEL, CLASS, GROUP = "key", "label", "class", "group"
+_IN_A_ROW = re.compile(
+    r"(video|vid|v|clip|sequence|seq|episode|demo|traj(ectory)?|scene|shot|subject|subj|sub|s|patient|person|participant|user|case|"
+    r"session|trial|run|recording|sensor|camera|cam|fold|part|shard|chunk|batch|slide|study|scan|volume|frame|sample)s?"
+    r"[ _-]?\d+",
+    re.IGNORECASE,
+)
 _LOOKED_AT = 64  # more than to recognise a store: what is one number in all of them is taken to be one in all others
 
 
@@ -39,7 +47,8 @@ class SamplePlan:
     classes : sequence of str or None
         The groups that are classes; None where there are none.
     label : str
-        The field of the class: ``label``, or ``class`` where a dataset is the label.
+        The field of the class: ``label``, or ``class`` where a dataset is the label; ``group`` where groups need not be
+        classes.
     parts : mapping of str to Part
         Field → its datasets.
     fields : mapping of str to Field
@@ -90,14 +99,16 @@ class SampleScan:
     files : Hdf5Files
     group : str
         Below which they are.
+    sample : str or None
+        What one sample is, if the user said so.
     """
 
-    def __init__(self, files: Hdf5Files, group: str) -> None:
-        self._files, self._group = files, group
+    def __init__(self, files: Hdf5Files, group: str, sample: Sample | None) -> None:
+        self._files, self._group, self._sample = files, group, sample
 
     def scan(self) -> Array:
         """Return the array of a `PackedIndex`: the samples' names, the numbers of their classes, and the plan."""
-        found = arrange(self._files, self._group)
+        found = arrange(self._files, self._group, self._sample)
         if found is None:
             raise self._error()
         return PackedIndex.make(found.series.keys, found.labels, self._plan(found).to_json())
@@ -129,7 +140,9 @@ class SampleScan:
         names = field_names([name or _called(kinds[name]) for name in kinds], [KEY])
         fields = {field: kinds[name] for name, field in zip(kinds, names.values(), strict=True)}
         parts = dict(zip(fields, found.series.parts.values(), strict=True))
-        label = CLASS if LABEL in fields else LABEL
+        label = (
+            GROUP if classes and not are_classes(classes, [*fields.values()]) else CLASS if LABEL in fields else LABEL
+        )
         noted: dict[str, tuple[Part, str]] = {}
         noted_kinds: dict[str, Field] = {}
         for part, path in owners.items():
@@ -140,6 +153,16 @@ class SampleScan:
             ).items():
                 noted[field], noted_kinds[field] = (part, attribute), told[attribute]
         return SamplePlan(group, None if classes is None else list(classes), label, parts, fields, noted, noted_kinds)
+
+
+def are_classes(groups: Sequence[str], fields: Sequence[Field]) -> bool:
+    """Whether groups are classes: they hold pictures or other arrays of two dimensions, and are not called things in a row.
+
+    A group of feature vectors is a video or a person as well as a class: a label made of it would be invented.
+    """
+    if all(map(_IN_A_ROW.fullmatch, groups)):
+        return False
+    return any(field.kind == "image" or (field.kind == "array" and len(field.shape or ()) > 1) for field in fields)
 
 
 def _existing(files: Hdf5Files, paths: list[str]) -> list[str]:

@@ -14,6 +14,7 @@ from storeds.errors import FormatError
 from storeds.layouts._hdf5_elements import sort_of
 from storeds.layouts._hdf5_files import Hdf5Files
 from storeds.layouts._hdf5_names import natural_order, split, stem
+from storeds.layouts._hdf5_pairs import Sample, SeveralWaysError, are_field_names, are_fields
 from storeds.protocols import Array
 
 __all__ = ["LOOKED_AT", "Arrangement", "Part", "Series", "arrange", "enter", "numbered_parts", "series_of", "spread"]
@@ -24,9 +25,7 @@ Part = tuple[str, str]
 _MOST = 64  # fields; more than that are samples
 LOOKED_AT = 16
 _NUMBERED = re.compile(r"(\D*)(\d(?:.*\d)?)(\D*)")
-_FIELDS = re.compile(
-    r"(image|img|picture|label|target|mask|annotation|caption|bbox|box|depth|key)(s|es)?", re.IGNORECASE
-)
+_CLASS = re.compile(r"(class|label|category|cls)[ _-]?\d+", re.IGNORECASE)
 T = TypeVar("T")
 
 
@@ -72,10 +71,18 @@ def enter(files: Hdf5Files, group: str) -> str:
     return group if names or len(groups) != 1 else enter(files, f"{group.rstrip('/')}/{groups[0]}")
 
 
-def arrange(files: Hdf5Files, group: str) -> Arrangement | None:
-    """Return how samples lie below `group`, or None if none do; raises FormatError where some lack a field's dataset."""
+def arrange(files: Hdf5Files, group: str, sample: Sample | None = None) -> Arrangement | None:
+    """Return how samples lie below `group`, or None if none do.
+
+    Raises
+    ------
+    SeveralWaysError
+        In several ways, and `sample` says not in which.
+    FormatError
+        Some lack a field's dataset.
+    """
     group = enter(files, group)
-    series = series_of(files, group)
+    series = series_of(files, group, sample)
     if series is not None:
         return Arrangement(group, series, np.empty(0, np.int64))
     names, groups = split(files.group(group))
@@ -87,7 +94,7 @@ def arrange(files: Hdf5Files, group: str) -> Arrangement | None:
     first: Series | None = None
     for label, name in enumerate(classes):
         path = f"{group.rstrip('/')}/{name}"
-        inner = series_of(files, path)
+        inner = series_of(files, path, sample)
         if inner is None:
             if any(split(files.group(path))):
                 return None
@@ -102,14 +109,18 @@ def arrange(files: Hdf5Files, group: str) -> Arrangement | None:
     return Arrangement(group, Series(first.sort, keys, first.parts), np.array(labels, np.int64), classes)
 
 
-def series_of(files: Hdf5Files, group: str) -> Series | None:
+def series_of(files: Hdf5Files, group: str, sample: Sample | None = None) -> Series | None:
     """Return how the samples of one group lie, or None if it holds none, or is made of classes."""
     names, groups = split(files.group(group))
     if names and groups:
         return None
     if names:
-        return _numbered(files, group, names) or Series("datasets", natural_order(names), {"": ("", "")})
-    return _by_field(files, group, groups) or _by_group(files, group, groups)
+        series = _numbered(files, group, names, sample) if sample in (None, "name") else None
+        return series or Series("datasets", natural_order(names), {"": ("", "")})
+    series = _by_field(files, group, groups, sample) if sample in (None, "name") else None
+    if series is None and sample in (None, "group"):
+        series = _by_group(files, group, groups, sample)
+    return series
 
 
 def numbered_parts(names: Sequence[str]) -> dict[Part, list[str]] | None:
@@ -131,17 +142,32 @@ def _overlap(names: Sequence[Sequence[str]]) -> bool:
     return len(whole) > 1 and all(2 * len(part) > len(whole) for part in names)
 
 
-def _numbered(files: Hdf5Files, group: str, names: Sequence[str]) -> Series | None:
+def _numbered(files: Hdf5Files, group: str, names: Sequence[str], sample: Sample | None) -> Series | None:
     parts = numbered_parts(names)
     if parts is None:
         return None
-    _check_complete(files, group, parts)
     called = {f"{before}{after}".strip("_-./ "): (before, after) for before, after in parts}
-    return Series("numbered", natural_order(next(iter(parts.values()))), called) if len(called) == len(parts) else None
+    if len(called) != len(parts):
+        return None
+    if sample is None:
+        keys = spread(natural_order(set.intersection(*map(set, parts.values()))))
+        paths = {f"{before}{after}": [f"{group}/{before}{key}{after}" for key in keys] for before, after in parts}
+        said = are_fields(files, paths)
+        if said == "either":
+            raise SeveralWaysError.of(
+                {
+                    "name": f"the datasets of one number are a sample of {len(parts)} fields, {', '.join(called)}",
+                    "dataset": "each dataset is a sample",
+                }
+            )
+        if said == "no":
+            return None
+    _check_complete(files, group, parts)
+    return Series("numbered", natural_order(next(iter(parts.values()))), called)
 
 
-def _by_field(files: Hdf5Files, group: str, groups: Sequence[str]) -> Series | None:
-    """Return the samples where groups are called as fields are, or hold datasets of different kinds under the same names."""
+def _by_field(files: Hdf5Files, group: str, groups: Sequence[str], sample: Sample | None) -> Series | None:
+    """Return the samples where groups are fields: they are called so, or what they hold under equal names belongs together."""
     if not 1 < len(groups) <= _MOST:
         return None
     parts: dict[Part, list[str]] = {}
@@ -150,31 +176,57 @@ def _by_field(files: Hdf5Files, group: str, groups: Sequence[str]) -> Series | N
         parts[f"{name}/", ""] = names
         if nested or not names or not _overlap(list(parts.values())):
             return None
-    sorts = [
-        {sort_of(files.dataset(f"{group}/{before}{name}")) for name in spread(names)}
-        for (before, _), names in parts.items()
-    ]
-    called_so = all(map(_FIELDS.fullmatch, groups))
-    if not called_so and (any(len(found) != 1 for found in sorts) or len(set().union(*sorts)) == 1):
-        return None
+    equal = set.intersection(*map(set, parts.values()))
+    keys = spread(natural_order(equal))
+    same = all(len(names) == len(equal) for names in parts.values())
+    if sample is None:
+        said = are_fields(files, {name: [f"{group}/{name}/{key}" for key in keys] for name in groups}) if keys else "no"
+        if all(map(_CLASS.fullmatch, groups)) or said == "no" or (said == "either" and not same):
+            return None
+        if said == "either":
+            raise SeveralWaysError.of(
+                {
+                    "name": f"the datasets of one name are a sample of {len(groups)} fields, {', '.join(groups[:4])}",
+                    "dataset": "each dataset is a sample, and its group is its class",
+                }
+            )
     _check_complete(files, group, parts)
     keys = natural_order(next(iter(parts.values())))
     return Series("fields", keys, {before.rstrip("/"): (before, after) for before, after in parts})
 
 
-def _by_group(files: Hdf5Files, group: str, groups: Sequence[str]) -> Series | None:
+def _by_group(files: Hdf5Files, group: str, groups: Sequence[str], sample: Sample | None) -> Series | None:
     """Return the samples where most groups hold datasets of the same names, which are no series themselves."""
     groups = natural_order(groups)
-    members = [split(files.group(f"{group}/{name}")) for name in spread(groups)]
-    if not members or any(nested or not names for names, nested in members):
+    members = {name: split(files.group(f"{group}/{name}")) for name in spread(groups)}
+    if not members or any(nested or not names for names, nested in members.values()):
         return None
-    if any(numbered_parts(names) or {stem(name) for name in names} == {stem(names[0]) or ""} for names, _ in members):
+    if sample is None and any(
+        numbered_parts(names) or {stem(name) for name in names} == {stem(names[0]) or ""}
+        for names, _ in members.values()
+    ):
         return None
-    seen = Counter(name for names, _ in members for name in names)
+    seen = Counter(name for names, _ in members.values() for name in names)
     fields = [name for name, count in seen.items() if 2 * count > len(members)]
     if not 0 < len(fields) <= _MOST:
         return None
+    if sample is None and len(fields) > 1 and not are_field_names(fields):
+        whole = [name for name, (names, _) in members.items() if set(fields) <= set(names)]
+        sorts = {sort_of(files.dataset(f"{group}/{name}/{field}")) for name in whole for field in fields}
+        if len(sorts) == 1 and _are_encoded(files, [f"{group}/{whole[0]}/{field}" for field in fields]):
+            raise SeveralWaysError.of(
+                {
+                    "group": f"each group is a sample of {len(fields)} pictures, {', '.join(fields[:4])}",
+                    "dataset": "each dataset is a sample, and its group is its class",
+                }
+            )
     return Series("groups", groups, {name: ("", f"/{name}") for name in fields})
+
+
+def _are_encoded(files: Hdf5Files, paths: Sequence[str]) -> bool:
+    """Whether datasets are the bytes of one file each, encoded pictures or opaque."""
+    found = [files.dataset(path) for path in paths]
+    return all((not one.shape and one.dtype.kind == "V") or (one.ndim == 1 and one.dtype == "u1") for one in found)
 
 
 def _check_complete(files: Hdf5Files, group: str, parts: Mapping[Part, Sequence[str]]) -> None:

@@ -35,6 +35,7 @@ __all__ = [
 
 _CUT = ValueError("its bytes are cut short or damaged")
 _SAMPLED = 9
+_SHORTEST = 64  # bytes of an image file
 
 
 class Values(ABC):
@@ -135,17 +136,21 @@ class Blobs(Values):
         return Field(kind_of([value for value in self._load(taken) if isinstance(value, bytes)], self.is_text))
 
     is_text = False
+    is_padded = False
 
     @abstractmethod
     def _load(self, positions: Sequence[int]) -> list[bytes | ValueError]: ...
 
     def read(self, positions: Sequence[int]) -> list[Any]:
         # docstring inherited
-        return [to_value(self.field, data, text=self.is_text) for data in self._load(positions)]
+        text, padded = self.is_text, self.is_padded
+        return [to_value(self.field, data, text=text, padded=padded) for data in self._load(positions)]
 
 
 class FixedBlobs(Blobs):
-    """Opaque values and strings that all take the same number of bytes."""
+    """Opaque values, strings and rows of bytes that all take the same number of bytes."""
+
+    is_padded = True
 
     def __init__(self, rows: Rows, field: Field | None, *, text: bool) -> None:
         self.is_text, self._rows = text, rows
@@ -223,7 +228,12 @@ def _plain_values(files: Hdf5Files, dataset: h5py.Dataset, dtype: np.dtype[Any],
     string = h5py.check_string_dtype(dtype)
     base = h5py.check_vlen_dtype(dtype)
     if _is_numeric(dtype):
-        return Fixed(raw_rows(files, dataset, dtype), dtype, inner)
+        rows = raw_rows(files, dataset, dtype)
+        return (
+            FixedBlobs(rows, Field("image"), text=False)
+            if _holds_images(dataset, rows, field)
+            else Fixed(rows, dtype, inner)
+        )
     if dtype.kind in "SV" and not dtype.hasobject and flat:
         return FixedBlobs(raw_rows(files, dataset, dtype), field, text=dtype.kind == "S")
     if string is not None and string.length is None and not inner:
@@ -232,6 +242,17 @@ def _plain_values(files: Hdf5Files, dataset: h5py.Dataset, dtype: np.dtype[Any],
         one_byte = np.dtype(base).itemsize == 1
         return Variable(dataset, field, text=False) if one_byte else VariableArrays(dataset, np.dtype(base))
     raise unsupported(files, dataset)
+
+
+def _holds_images(dataset: h5py.Dataset, rows: Rows, field: Field | None) -> bool:
+    """Whether the rows of a dataset are image files, padded to one length, rather than arrays."""
+    if dataset.dtype != "u1" or dataset.ndim != 2 or dataset.shape[1] < _SHORTEST:
+        return False
+    if field is not None:
+        return field.kind == "image"
+    last = len(dataset) - 1
+    taken = sorted({round(at * last / (_SAMPLED - 1)) for at in range(_SAMPLED)}) if last >= 0 else []
+    return kind_of(rows.read([(at, at + 1) for at in taken]), False) == "image"
 
 
 def _member_values(files: Hdf5Files, dataset: h5py.Dataset, rows: Rows, dtype: np.dtype[Any], name: str) -> Values:

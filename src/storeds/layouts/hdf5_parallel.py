@@ -14,17 +14,18 @@ from storeds._suggest import suggest
 from storeds.errors import ConfigError, FormatError
 from storeds.fields import parse_fields
 from storeds.layouts._hdf5_base import ForeignHdf5, ForeignOpener, Found
-from storeds.layouts._hdf5_evidence import are_numbered_samples, is_picture
+from storeds.layouts._hdf5_columns import MOST_COLUMNS, Columns, check_lengths, enter_group, select_columns
+from storeds.layouts._hdf5_elements import attributes
+from storeds.layouts._hdf5_evidence import are_numbered_samples
 from storeds.layouts._hdf5_files import ForeignOptions, Hdf5Files, NoSuchNameError
-from storeds.layouts._hdf5_matlab import is_single, row_count
+from storeds.layouts._hdf5_matlab import row_count
 from storeds.layouts._hdf5_names import are_splits, field_names, split
-from storeds.layouts._hdf5_values import Values, values_of
-from storeds.protocols import JSON
+from storeds.layouts._hdf5_rows_or_file import rows_or_file
+from storeds.layouts._hdf5_tree import Left, left_of
+from storeds.layouts._hdf5_values import SCALAR_KINDS, Values, unsupported, values_of
+from storeds.protocols import JSON, Field
 
 __all__ = ["ParallelHdf5", "ParallelOptions"]
-
-_CLASSES = ("classes", "class_names", "list_classes", "label_names", "labels_names")
-_MOST = 64  # fields; more datasets than that are samples
 
 
 class ParallelOptions(ForeignOptions):
@@ -35,7 +36,8 @@ class ParallelOptions(ForeignOptions):
     columns : mapping of str to str, optional
         Field → dataset, as seen from `group`: ``{"image": "train_img", "label": "train_labels"}``, ``"table/x"`` for a
         column of a table, and ``"labels.h5::y"`` for a dataset in another file of the same folder. In a URL:
-        ``columns=image:train_img,label:train_labels``. By default every dataset of the group is a field.
+        ``columns=image:train_img,label:train_labels``. A dataset of a single value is the same in every record. By default
+        every dataset of the group is a field, and every one in groups below it that has as many rows.
     """
 
     columns: tuple[tuple[str, str], ...] | None = None
@@ -67,15 +69,37 @@ class ParallelOpener(ForeignOpener):
         # docstring inherited
         attrs: dict[str, JSON] = {}
         if self.settings.columns is None:
-            group, names = _members(files, self.settings.group)
-            found = dict(_default_columns(files, group, names, attrs))
+            columns = select_columns(files, self.settings.group)
+            found = dict(_default_columns(files, columns, attrs))
+            noted = attributes(files.group(columns.group))
+            if noted:
+                attrs["attributes"] = noted
         else:
-            found = {name: self._named(files, name, where) for name, where in self.settings.columns}
+            found = self._named_columns(files)
         count = _common_length(files, {name: (where, values) for name, (where, values) in found.items()})
-        columns = {name: values for name, (_, values) in found.items()}
-        return Found(columns, count, attrs, {name: where for name, (where, _) in found.items()})
+        values = {name: values for name, (_, values) in found.items()}
+        return Found(values, count, attrs, {name: where for name, (where, _) in found.items()})
 
-    def _named(self, files: Hdf5Files, field: str, where: str) -> tuple[str, Values]:
+    def _named_columns(self, files: Hdf5Files) -> dict[str, tuple[str, Values]]:
+        found: dict[str, Values] = {}
+        singles: dict[str, h5py.Dataset] = {}
+        columns = dict(self.settings.columns or ())
+        for name, where in columns.items():
+            dataset, member = self._named(files, name, where)
+            if not dataset.shape and dataset.dtype.names is None:
+                singles[name] = dataset
+                continue
+            values = values_of(files, dataset, member)
+            if member not in values:
+                raise ConfigError(
+                    f"{files.url}: columns[{name!r}] is {where!r}, a table; name a column: {where}/{next(iter(values))}"
+                )
+            found[name] = values[member]
+        count = next((values.count for values in found.values()), 1)
+        found |= {name: _Repeated(files, dataset, count) for name, dataset in singles.items()}
+        return {name: (where, found[name]) for name, where in columns.items()}
+
+    def _named(self, files: Hdf5Files, field: str, where: str) -> tuple[h5py.Dataset, str]:
         file, apart, name = where.rpartition("::")
         path = files.inside(file, os.path.dirname(self.path), f"columns[{field!r}]", ConfigError) if apart else None
         if path is None:
@@ -89,35 +113,50 @@ class ParallelOpener(ForeignOpener):
             raise ConfigError(
                 f"{files.url}: columns[{field!r}] is {where!r}, a group; {suggest(name, found.keys(), 'names in it')}"
             )
-        values = values_of(files, found, member)
-        if "" not in values and not member:
-            raise ConfigError(
-                f"{files.url}: columns[{field!r}] is {where!r}, a table; name a column: {where}/{next(iter(values))}"
-            )
-        return where, values[member]
+        return found, member
+
+    def left(self, files: Hdf5Files) -> Left:
+        # docstring inherited
+        if self.settings.columns is not None:
+            return Left()  # the user selected them
+        columns = select_columns(files, self.settings.group)
+        return left_of(files, columns.group, columns.why_left)
+
+    def advice(self, left: Left) -> str:
+        # docstring inherited
+        return (
+            "group= names a group to read by itself, columns= the datasets to read together, as "
+            f"{_example(left.entries[0].partition(' (')[0])}, and partial=True leaves out what is listed"
+        )
 
     def recognise(self, files: Hdf5Files) -> str | None:
         # docstring inherited
         if self.settings.columns is not None:
             self.find(files)
             return f"columns= names {len(self.settings.columns)} of its datasets"
-        group, names = _members(files, self.settings.group)
+        group, names = enter_group(files, self.settings.group)
         groups = split(files.group(group))[1]
         if not names and groups and are_splits(groups):
             return (
                 f"its groups are parts of a data set, each a store of its own ({', '.join(groups)}): group= names one"
             )
-        if not names or len(names) > _MOST:
+        if len(names) > MOST_COLUMNS:
             return None
-        datasets = {name: files.dataset(f"{group}/{name}") for name in names if name.lower() not in _CLASSES}
-        if are_numbered_samples(list(datasets), datasets):
+        found = select_columns(files, self.settings.group, check=False)
+        direct = {name: dataset for name, dataset in found.columns.items() if "/" not in name}
+        datasets = {**found.singles, **direct}
+        if direct and are_numbered_samples(list(datasets), datasets):
             return None
-        columns = [dataset for dataset in datasets.values() if not is_single(dataset)]
-        if not columns or any(dataset.ndim == 1 and is_picture(dataset) for dataset in columns):
-            return None  # the bytes of an image file are no column
-        _check_lengths(files, [(row_count(dataset), dataset.name) for dataset in columns])
-        told = ", ".join(f"{dataset.name} {dataset.shape}" for dataset in columns[:4])
+        if not found.columns or (direct and rows_or_file(found.singles, direct) == "file"):
+            return None
+        check_lengths(files, [(row_count(dataset), dataset.name) for dataset in (direct or found.columns).values()])
+        told = ", ".join(f"{dataset.name} {dataset.shape}" for dataset in list(found.columns.values())[:4])
         return f"its datasets are columns: {told}"
+
+
+def _example(path: str) -> str:
+    (field,) = field_names([path]).values()
+    return f"columns={{{field!r}: {path!r}}}"
 
 
 class ParallelHdf5(ForeignHdf5):
@@ -135,52 +174,56 @@ class ParallelHdf5(ForeignHdf5):
     Opener: ClassVar[type[ParallelOpener]] = ParallelOpener
 
 
-def _members(files: Hdf5Files, name: str) -> tuple[str, list[str]]:
-    """Return a group and its datasets' names; where it holds nothing but another group, that one's."""
-    group = files.group(name)
-    names, groups = split(group)
-    if not names and len(groups) == 1:
-        return _members(files, f"{name.rstrip('/')}/{groups[0]}")
-    if len(names) <= _MOST:
-        # What links lead to is looked at only where they may lead; one that they may not is an error, not left out.
-        names = [child for child in names if isinstance(files.find(f"{name}/{child}")[0], h5py.Dataset)]
-    return name, names
-
-
 def _default_columns(
-    files: Hdf5Files, group: str, names: list[str], attrs: dict[str, JSON]
+    files: Hdf5Files, found: Columns, attrs: dict[str, JSON]
 ) -> Iterator[tuple[str, tuple[str, Values]]]:
-    if not names:
-        there = ", ".join(list(files.group(group))[:8]) or "nothing"
-        raise FormatError(f"{files.url}: {group} holds no dataset, but {there}; group= or columns= say where they are")
+    if not found.columns and not found.singles:
+        there = ", ".join(list(files.group(found.group))[:8]) or "nothing"
+        raise FormatError(
+            f"{files.url}: {found.group} holds no dataset, but {there}; group= or columns= say where they are"
+        )
+    if found.classes is not None:
+        attrs["classes"] = values_of(files, found.classes)[""].column().tolist()
     many: dict[str, tuple[str, Values]] = {}
-    for name in names:
-        dataset = files.dataset(f"{group}/{name}")
-        if is_single(dataset):
-            continue
-        found = values_of(files, dataset)
-        if name.lower() in _CLASSES and "" in found and found[""].field.kind == "str":
-            attrs["classes"] = found[""].column().tolist()
-            continue
-        for member, values in found.items():
-            label = member if len(names) == 1 and member else f"{name}_{member}" if member else name
+    for path, dataset in found.columns.items():
+        for member, values in values_of(files, dataset).items():
+            alone = len(found.columns) == 1 and not found.singles
+            label = member if alone and member else f"{path}/{member}" if member else path
             many[label] = (f"{dataset.name}/{member}" if member else dataset.name, values)
-    yield from ((field, many[label]) for label, field in field_names(list(many)).items())
+    yield from ((field, many[label]) for label, field in _distinct_names(files, list(many)).items())
+
+
+def _distinct_names(files: Hdf5Files, paths: Sequence[str]) -> dict[str, str]:
+    """Return path → field; raises ConfigError where two paths make the same name, which would hide which is which."""
+    seen: dict[str, str] = {}
+    for path in paths:
+        (field,) = field_names([path]).values()
+        if field in seen:
+            raise ConfigError(
+                f"{files.url}: {seen[field]} and {path} would both be the field {field!r}; columns= names them, as "
+                f"columns={{{field!r}: {seen[field]!r}, {field + '_2'!r}: {path!r}}}"
+            )
+        seen[field] = path
+    return {path: field for field, path in seen.items()}
 
 
 def _common_length(files: Hdf5Files, found: Mapping[str, tuple[str, Values]]) -> int:
     lengths = [(values.count, where) for where, values in found.values()]
     if not lengths:
         raise FormatError(f"{files.url}: its datasets are single values, not one for each record")
-    return _check_lengths(files, lengths)
+    return check_lengths(files, lengths)
 
 
-def _check_lengths(files: Hdf5Files, lengths: Sequence[tuple[int, str]]) -> int:
-    first, where = lengths[0]
-    for count, other in lengths:
-        if count != first:
-            raise FormatError(
-                f"{files.url}: {where} has {first} rows and {other} has {count}, so they are not columns of the same records; "
-                "columns= names those that belong together"
-            )
-    return first
+class _Repeated(Values):
+    """A single value, the same in every record."""
+
+    def __init__(self, files: Hdf5Files, dataset: h5py.Dataset, count: int) -> None:
+        text = h5py.check_string_dtype(dataset.dtype) is not None
+        if not text and dataset.dtype.kind not in SCALAR_KINDS:
+            raise unsupported(files, dataset)
+        self.field, self.count = Field("str" if text else SCALAR_KINDS[dataset.dtype.kind]), count
+        self._value = dataset.asstr()[()] if text else dataset[()].item()
+
+    def read(self, positions: Sequence[int]) -> list[Any]:
+        # docstring inherited
+        return [self._value] * len(positions)

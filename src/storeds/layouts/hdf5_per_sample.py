@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from storeds._readings import AmbiguousError, Reading, ambiguous
 from storeds.errors import FormatError
 from storeds.layouts._hdf5_base import ForeignHdf5, ForeignOpener, Found
 from storeds.layouts._hdf5_elements import Attributes, Datasets, Elements, element_field
@@ -16,19 +17,30 @@ from storeds.layouts._hdf5_evidence import are_encoded_images, frames_or_samples
 from storeds.layouts._hdf5_files import ForeignOptions, Hdf5Files
 from storeds.layouts._hdf5_frames import holds_frames
 from storeds.layouts._hdf5_names import PackedIndex, are_splits, split, stem
+from storeds.layouts._hdf5_pairs import Sample, SeveralWaysError, are_field_names
 from storeds.layouts._hdf5_samples import KEY, SamplePlan, SampleScan, path_of
 from storeds.layouts._hdf5_series import Arrangement, arrange, enter, spread
+from storeds.layouts._hdf5_tree import Left, Member, members
 from storeds.layouts._hdf5_values import Values
 from storeds.protocols import Array, Field
 
 __all__ = ["PerSampleHdf5", "PerSampleOptions"]
 
 _FEW = 64  # datasets; fewer without numbers in their names are rather columns
-_INDEX = 2  # version of the kept index
+_INDEX = 3  # version of the kept index
 
 
 class PerSampleOptions(ForeignOptions):
-    """Options of layout ``per_sample``: those of every foreign HDF5 layout; `group` is where the samples lie."""
+    """Options of layout ``per_sample``, besides those that every foreign HDF5 layout has; `group` is where the samples lie.
+
+    Attributes
+    ----------
+    sample : str, optional
+        What one sample is: a ``dataset``, a ``group`` of datasets, or the datasets of one ``name`` or number, across
+        groups (``lr/0`` and ``hr/0``) or in one (``lr_0`` and ``hr_0``). By default what the file says with certainty.
+    """
+
+    sample: Sample | None = None
 
 
 @dataclass(frozen=True)
@@ -40,7 +52,8 @@ class PerSampleOpener(ForeignOpener):
 
     def find(self, files: Hdf5Files) -> Found:
         # docstring inherited
-        index = PackedIndex.load([self.layout, _INDEX, self.settings.group, *files.identity()], self._index)
+        settings = self.settings
+        index = PackedIndex.load([self.layout, _INDEX, settings.group, settings.sample, *files.identity()], self._index)
         if not index.count:
             raise FormatError(f"{files.url}: {self.settings.group} holds no dataset, so no sample")
         plan = SamplePlan.from_json(index.facts)
@@ -53,9 +66,9 @@ class PerSampleOpener(ForeignOpener):
             for name, part in plan.parts.items()
         }
         if plan.classes is not None:
-            # Where a dataset is the label, the classes say something else.
-            own_label = plan.label != "label"
-            columns[plan.label] = ClassNames(index.numbers, plan.classes) if own_label else Labels(index.numbers)
+            # Where a dataset is the label, or groups are no classes, their names say something else.
+            named = plan.label != "label"
+            columns[plan.label] = ClassNames(index.numbers, plan.classes) if named else Labels(index.numbers)
         columns[KEY] = Keys(index)
         for name, (part, attribute) in plan.attributes.items():
             where = functools.partial(paths, part)
@@ -67,7 +80,34 @@ class PerSampleOpener(ForeignOpener):
 
     def _index(self) -> Array:
         with self.look() as files:  # what it opens must not tell the store that was scanned from the same one later
-            return SampleScan(files, self.settings.group).scan()
+            try:
+                return SampleScan(files, self.settings.group, self.settings.sample).scan()
+            except SeveralWaysError as error:
+                raise self._ambiguous(error) from None
+
+    def _ambiguous(self, error: SeveralWaysError) -> AmbiguousError:
+        options = self.settings.model_dump()
+        readings = [
+            Reading(f"sample={way!r}", why, functools.partial(PerSampleHdf5, self.path, **{**options, "sample": way}))
+            for way, why in error.ways.items()
+        ]
+        return ambiguous(self.url, readings)
+
+    def left(self, files: Hdf5Files) -> Left:
+        # docstring inherited
+        left = Left()
+        found = arrange(files, self.settings.group, self.settings.sample)
+        if found is None or found.series.sort != "groups":
+            return left
+        taken = {after.strip("/") for _, after in found.series.parts.values()}
+        groups = spread(found.series.keys)
+        there: dict[str, list[Member]] = {}
+        for key in groups:
+            for member in members(files, f"{found.group}/{key}"):
+                there.setdefault(member.path, []).append(member)
+        for name, some in there.items():
+            left.add(some[0], None if name in taken else f"in {len(some)} of {len(groups)} groups looked at")
+        return left
 
     def recognise(self, files: Hdf5Files) -> str | None:
         # docstring inherited
@@ -77,15 +117,20 @@ class PerSampleOpener(ForeignOpener):
             return None
         if groups and holds_frames(files, group, groups):
             return None
-        found = arrange(files, group)
-        if found is None or not self._are_samples(files, found, groups):
+        try:
+            found = arrange(files, group, self.settings.sample)
+        except SeveralWaysError as error:
+            if groups and frames_or_samples(files, group, groups) == "frames":
+                return None
+            raise self._ambiguous(error) from None
+        if found is None or not (self.settings.sample or self._are_samples(files, found, groups)):
             return None
         return _told(found)
 
     def _are_samples(self, files: Hdf5Files, found: Arrangement, groups: Sequence[str]) -> bool:
         sort, group = found.series.sort, found.group
         if sort == "fields":
-            return True
+            return are_field_names(groups) or frames_or_samples(files, group, groups) != "frames"
         if found.classes is not None and _are_called_frames(found):
             return False
         inner = [group] if found.classes is None else [f"{group}/{name}" for name in found.classes]
@@ -104,7 +149,7 @@ def _are_alike(files: Hdf5Files, group: str, names: Sequence[str], sort: str) ->
     paths = [f"{group}/{name}" for name in spread(names)]
     one_series = len({stem(name) for name in names}) == 1 and stem(names[0]) is not None
     if not one_series and len(names) < _FEW:
-        return are_encoded_images(files, [files.dataset(path) for path in paths])
+        return not are_field_names(names) and are_encoded_images(files, [files.dataset(path) for path in paths])
     element_field(files, paths)
     return True
 
@@ -159,7 +204,7 @@ class Labels(Values):
 
 
 class ClassNames(Values):
-    """The name of each sample's class."""
+    """The name of each sample's class, or of its group."""
 
     def __init__(self, numbers: Array, names: Sequence[str]) -> None:
         self.field, self.count, self._numbers, self._names = Field("str"), len(numbers), numbers, names

@@ -16,6 +16,7 @@ from storeds.layouts._hdf5_evidence import frames_or_samples
 from storeds.layouts._hdf5_files import ForeignOptions, Hdf5Files
 from storeds.layouts._hdf5_frames import FRAME, VIDEO, VideoPlan, VideoScan, frame_source, video_sources
 from storeds.layouts._hdf5_names import PackedIndex, are_splits, split
+from storeds.layouts._hdf5_pairs import SeveralWaysError, are_field_names
 from storeds.layouts._hdf5_series import LOOKED_AT, series_of
 from storeds.layouts._hdf5_values import Values, values_of
 from storeds.protocols import Array, Field
@@ -113,9 +114,15 @@ def _enter(files: Hdf5Files, group: str, frames: str | None) -> str:
 
 def _are_numbered(files: Hdf5Files, group: str, groups: Sequence[str], video: str) -> bool:
     """Whether groups of numbered datasets may be videos, rather than the classes or the fields of samples."""
-    series = series_of(files, group)
+    try:
+        series = series_of(files, group)
+    except SeveralWaysError:
+        series = None  # what they are else, layout per_sample says
     members = split(files.group(f"{group}/{video}"))[0]
-    return series is None and len(members) > 1 and frames_or_samples(files, group, groups) != "samples"
+    if len(members) < 2 or (series is not None and (series.sort != "fields" or are_field_names(groups))):
+        return False
+    said = frames_or_samples(files, group, groups)
+    return said == "frames" or (series is None and said == "either")
 
 
 def _are_frames(files: Hdf5Files, video: str, name: str) -> bool:
