@@ -12,15 +12,28 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import av
 import lz4.frame
 import msgspec
 import numpy as np
 import torch
 
+import storeds
 from _foreign_lmdb import put
 
-__all__ = ["aselmdb", "atoms", "numbered", "open_catalyst", "stylegan2", "uniter_images", "uniter_texts"]
+__all__ = [
+    "aselmdb",
+    "atoms",
+    "film",
+    "numbered",
+    "open_catalyst",
+    "records_of",
+    "stylegan2",
+    "uniter_images",
+    "uniter_texts",
+]
 
 
 def numbered(path: Path, values: Sequence[bytes], more: Mapping[str, bytes] | None = None) -> str:
@@ -50,15 +63,12 @@ class _Storage:
 def _importable() -> Iterator[None]:
     """Make the two classes importable under torch_geometric's names, as pickle wants them to be."""
     names = {"torch_geometric.data.data": ("Data", _Data), "torch_geometric.data.storage": ("GlobalStorage", _Storage)}
+    modules = {name: types.ModuleType(name) for name in ("torch_geometric", "torch_geometric.data", *names)}
     for module, (name, cls) in names.items():
-        cls.__module__, cls.__qualname__ = module, name
-        sys.modules[module] = types.ModuleType(module)
-        setattr(sys.modules[module], name, cls)
-    try:
+        cls.__module__, cls.__name__, cls.__qualname__ = module, name, name
+        setattr(modules[module], name, cls)
+    with mock.patch.dict(sys.modules, modules):
         yield
-    finally:
-        for module in names:
-            del sys.modules[module]
 
 
 def atoms(number: int) -> dict[str, Any]:
@@ -128,3 +138,25 @@ def stylegan2(path: Path, images: Mapping[int, Sequence[bytes]]) -> str:
     entries = [(b"%d-%05d" % (size, n), blob) for size, blobs in images.items() for n, blob in enumerate(blobs)]
     put(path, [*entries, (b"length", str(len(next(iter(images.values())))).encode())])
     return f"lmdb://{path}"
+
+
+def film(brightness: Sequence[int]) -> bytes:
+    """Return an MP4 of grey frames."""
+    with io.BytesIO() as out:
+        with av.open(out, "w", format="mp4") as container:
+            stream = container.add_stream("mpeg4", rate=10)
+            stream.width, stream.height, stream.pix_fmt = 32, 24, "yuv420p"
+            for value in brightness:
+                frame = av.VideoFrame.from_ndarray(np.full((24, 32, 3), value, np.uint8), format="rgb24")
+                container.mux(stream.encode(frame))
+            container.mux(stream.encode())
+        return out.getvalue()
+
+
+def records_of(url: str, **options: Any) -> list[dict[str, Any]]:
+    """Return every record of a store; raises the error of one that is bad."""
+    with storeds.open_backend(url, **options) as backend:
+        records = backend.get_many(range(len(backend)))
+    good = [record for record in records if not isinstance(record, storeds.errors.RecordError)]
+    assert len(good) == len(records), records
+    return good

@@ -192,7 +192,7 @@ def test_an_option_that_no_layout_has_is_told_with_the_nearest_that_one_has(tmp_
 def test_an_option_of_another_layout_is_told_beside_the_layout_that_fits(tmp_path: Path) -> None:
     url = keyed(tmp_path / "s")
     why = (
-        "option 'fields' is one of caffe, pickled, tensorpack, not of native stores; no foreign layout recognises it .*"
+        "option 'fields' is one of caffe, json, msgpack, npz, pickled, tensorpack, not of native stores; no foreign layout recognises it .*"
         "keyed: it fits .images under keys.*., but has no option 'fields'; the options are database, exclude, keys, partial"
     )
     for given, options in ((url, {"fields": "picture"}), (f"{url}?fields=picture", {})):

@@ -347,7 +347,7 @@ def test_images_that_are_numbered_and_have_no_labels_are_images(tmp_path: Path) 
 def test_images_and_something_else_are_not_taken_for_images_alone(tmp_path: Path) -> None:
     images = [(b"%04d" % n, JPEGS[n]) for n in range(6)]
     url = f"lmdb://{put(tmp_path / 's', [*images, *((b'text-%04d' % n, b'words') for n in range(6))])}"
-    with pytest.raises(FormatError, match="looked for: caffe, keyed, ocr"):
+    with pytest.raises(FormatError, match="looked for: caffe, frames, json, keyed"):
         storeds.open_backend(url)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import os
@@ -29,7 +30,17 @@ from PIL import Image
 
 import storeds
 from _foreign_lmdb import put
-from _traps_lmdb import numbered
+from _traps_lmdb import (
+    aselmdb,
+    atoms,
+    film,
+    numbered,
+    open_catalyst,
+    records_of,
+    stylegan2,
+    uniter_images,
+    uniter_texts,
+)
 from _traps_pack import photos, stored_records, storeds_command
 from photographs import jpeg
 from storeds import errors
@@ -548,6 +559,105 @@ def test_an_entry_that_may_be_a_record_or_not_is_the_users_to_decide(tmp_path: P
 # 22. Two readings of one store
 
 # 23. Layouts of well-known tools
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_open_catalyst_graphs_are_arrays_without_torch_geometric(version: int, tmp_path: Path) -> None:
+    url = open_catalyst(tmp_path / "is2re.lmdb", 12, version=version)
+    with storeds.open_backend(url) as backend:
+        assert backend.meta.fields["pos"] == storeds.Field("array", "<f4", (None, 3))
+    for number, record in enumerate(records_of(url)):
+        assert record.keys() == atoms(number).keys()
+        assert all(np.array_equal(record[name], np.asarray(value)) for name, value in atoms(number).items())
+
+
+def test_a_pickle_in_an_open_catalyst_file_runs_nothing(tmp_path: Path) -> None:
+    class Harmful:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return exec, (f"open({str(tmp_path / 'harmed')!r}, 'w')",)
+
+    url = numbered(tmp_path / "s.lmdb", [pickle.dumps({"pos": Harmful()})] * 3)
+    with pytest.raises(errors.FormatError, match=r"builtins\.exec"):
+        storeds.open_backend(url)
+    assert not (tmp_path / "harmed").exists()
+
+
+def test_an_aselmdb_is_atoms_and_its_bookkeeping_no_record(tmp_path: Path) -> None:
+    rows = [
+        {"numbers": [1] * n, "positions": [[0.5 * n] * 3] * n, "energy": -1.5 * n, "sid": f"s{n}"} for n in (2, 4, 3)
+    ]
+    url = aselmdb(tmp_path / "val.aselmdb", rows)
+    with storeds.open_backend(url) as backend:
+        assert [
+            json.loads(json.dumps(record, default=np.ndarray.tolist)) for record in backend.get_many([0, 1, 2])
+        ] == rows
+        assert backend.meta.attrs == {"nextid": 4, "deleted_ids": [], "metadata": {"title": "atoms"}}
+
+
+@pytest.mark.parametrize("compress", [True, False])
+def test_uniter_features_and_texts(compress: bool, tmp_path: Path) -> None:
+    features = {
+        f"coco_{n:012}.npz": {"features": np.full((10 + n, 4), n, "f2"), "conf": np.ones(10 + n, "f2")}
+        for n in range(5)
+    }
+    url = uniter_images(tmp_path / "img", features, compress=compress)
+    assert [*storeds.open_backend(url).keys()] == [*features]  # type: ignore[attr-defined]
+    for record, due in zip(records_of(url), features.values(), strict=True):
+        assert all(np.array_equal(record[name], due[name]) for name in ("features", "conf"))
+    texts = {str(n): {"input_ids": [101] * n, "img_fname": f"{n}.npz", "target": {"labels": [n]}} for n in range(5)}
+    assert records_of(uniter_texts(tmp_path / "txt", texts)) == list(texts.values())
+
+
+def test_images_in_base64_in_json_are_images(tmp_path: Path) -> None:
+    texts = [base64.b64encode(jpeg(n)).decode() for n in range(4)]
+    values = [
+        json.dumps({"image": prefix + text, "label": n}).encode()
+        for n, (prefix, text) in enumerate(zip(["", "data:image/jpeg;base64,"] * 2, texts, strict=True))
+    ]
+    dataset = storeds.StoreDataset(numbered(tmp_path / "s.lmdb", values), decode="bytes")
+    assert dataset[:] == [(jpeg(n), n) for n in range(4)]
+
+
+def test_lists_of_frames_are_clips(tmp_path: Path) -> None:
+    clips = [([jpeg(10 * n + frame) for frame in range(3 + n)], n % 2) for n in range(4)]
+    url = numbered(tmp_path / "s.lmdb", list(map(pickle.dumps, clips)), {"__len__": pickle.dumps(4)})
+    dataset = storeds.StoreDataset(url, reader="video", decode="bytes")
+    assert dataset[:] == clips
+    assert dataset.targets == [0, 1, 0, 1]
+
+
+def test_lists_of_three_images_each_may_be_frames_or_fields(tmp_path: Path) -> None:
+    url = numbered(tmp_path / "s.lmdb", [pickle.dumps([jpeg(n)] * 3) for n in range(4)])
+    with pytest.raises(
+        errors.ConfigError, match="layout='frames': 12 records .*\n.*layout='pickled': 4 records of image0"
+    ):
+        storeds.open_backend(url)
+
+
+def test_a_resolution_of_stylegan2s_store_is_chosen(tmp_path: Path) -> None:
+    url = stylegan2(tmp_path / "ffhq", {size: [jpeg(size + n) for n in range(3)] for size in (128, 256, 1024)})
+    with pytest.raises(errors.ConfigError, match="resolution=128, resolution=256, resolution=1024"):
+        storeds.open_backend(url)
+    dataset = storeds.StoreDataset(f"{url}?resolution=256", decode="bytes", fields=["image"])
+    assert [image for (image,) in dataset[:]] == [jpeg(256 + n) for n in range(3)]
+    assert storeds.info(url, options={"resolution": 256}).unread == [
+        f"resolution {size}: 3 images; resolution={size} reads it" for size in (128, 1024)
+    ]
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_mp4_blobs_are_videos_and_never_images(alone: bool, tmp_path: Path) -> None:
+    films = [film(range(20, 20 + 30 * (4 + n), 30)) for n in range(3)]
+    values = films if alone else [pickle.dumps((blob, n)) for n, blob in enumerate(films)]
+    url = numbered(tmp_path / "s.lmdb", values)
+    with pytest.raises(errors.ConfigError, match="reader='video' films in 'video'"):
+        storeds.StoreDataset(url)
+    dataset = storeds.StoreDataset(url, reader="video", fields=["video"])
+    for n in range(3):
+        (clip,) = dataset[n]
+        assert clip.shape == (4 + n, 3, 24, 32)
+        assert np.allclose(clip.float().mean((1, 2, 3)), range(20, 20 + 30 * (4 + n), 30), atol=5)
+
 
 # 24. Hidden folders
 

@@ -172,7 +172,11 @@ for _name, _target, _needs in (
     BACKENDS._known[_name] = _Known(_target, _needs, "built in")
 for _name, _target, _needs in (
     ("lmdb/caffe", "lmdb_caffe:CaffeLmdb", "lmdb"),
+    ("lmdb/frames", "lmdb_frames:FramesLmdb", "lmdb"),
+    ("lmdb/json", "lmdb_documents:JsonLmdb", "lmdb"),
     ("lmdb/keyed", "lmdb_images:KeyedLmdb", "lmdb"),
+    ("lmdb/msgpack", "lmdb_documents:MsgpackLmdb", "lmdb"),
+    ("lmdb/npz", "lmdb_documents:NpzLmdb", "lmdb"),
     ("lmdb/ocr", "lmdb_images:OcrLmdb", "lmdb"),
     ("lmdb/pickled", "lmdb_pickled:PickledLmdb", "lmdb"),
     ("lmdb/pyarrow", "lmdb_pyarrow:PyarrowLmdb", "lmdb"),

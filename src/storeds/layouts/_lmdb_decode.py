@@ -15,7 +15,7 @@ from storeds._unpickle import MAX_DEPTH
 from storeds.errors import MissingDependencyError
 from storeds.protocols import Array
 
-__all__ = ["decode_json", "decode_msgpack", "decode_npz", "decompress", "is_compressed", "is_npz"]
+__all__ = ["decode_json", "decode_msgpack", "decode_npz", "decompress", "is_compressed", "is_msgpack_list", "is_npz"]
 
 _MOST = 1 << 30  # bytes that one value may unfold to
 _NUMBERS = "biufc"
@@ -36,6 +36,11 @@ def is_compressed(value: bytes | memoryview) -> bool:
 def is_npz(value: bytes | memoryview) -> bool:
     """Whether `value` begins as a zip file, which an ``.npz`` is."""
     return bytes(value[:4]) == _NPZ
+
+
+def is_msgpack_list(value: bytes | memoryview) -> bool:
+    """Whether `value` begins as a list in msgpack."""
+    return bytes(value[:1]) in (b"\xdc", b"\xdd") or 0x90 <= (value[0] if len(value) else 0) <= 0x9F
 
 
 def decompress(value: bytes | memoryview) -> bytes | memoryview:

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import field_validator
 
 from storeds._suggest import suggest
-from storeds._unread import bounded
+from storeds._unread import bounded, check_most_is_read
 from storeds.errors import ConfigError, FormatError
 from storeds.fields import parse_fields
 from storeds.layouts._lmdb_base import ForeignLmdb, Survey
@@ -215,7 +215,10 @@ class SerialisedLmdb(ForeignLmdb):
         if wanted is None:
             common = tuple(e for e in everywhere if all(sample.get(e) is not None for sample in samples))
             left = [f"entry {str(e)!r}: absent or null in some records" for e in everywhere if e not in common]
-            return common or tuple(everywhere), left if common else []
+            named = ",".join(map(_field_name, common))
+            advice = f"fields={named!r} reads what every record has" if common else "name them with fields="
+            check_most_is_read(url, left, len(left), len(everywhere), "entries of a record", advice)
+            return common, left
         for name, _ in wanted:
             if name not in entries:
                 raise ConfigError(f"{url}: its records have no entry {name!r}; {suggest(name, entries, 'entries')}")
@@ -266,7 +269,11 @@ class SerialisedLmdb(ForeignLmdb):
             raise ValueError(f"its value is {_shape_of(value)}, others' {form}")
         declared = self._survey_found.fields
         places = dict(zip(declared, parts, strict=True))
-        return {name: coerce(declared[name], _part(value, places[name])) for name in fields}
+        return {name: self._coerced(declared[name], _part(value, places[name])) for name in fields}
+
+    def _coerced(self, field: Field, value: Any) -> Any:
+        """Return a part of a value in the form that its field's kind has."""
+        return coerce(field, value)
 
 
 def _shape_of(value: Any) -> str:

@@ -42,7 +42,7 @@ def by_hand(look: Look) -> str:
     return _LOOP.format(
         path=path,
         folder=look.opener.data_path != path,
-        database=f"db=env.open_db({name.encode()!r})" if name else "",
+        database=f"db=env.open_db({name.encode()!r}, create=False)" if name else "",
         target=f"lmdb://{path.removesuffix('.lmdb')}-native.lmdb",
         fields=f'{{"key": "str", {field}}}',
         record=f'record = {{"key": key.decode(errors="backslashreplace"), {value}}}',

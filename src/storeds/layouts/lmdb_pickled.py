@@ -6,6 +6,7 @@ from typing import Any
 
 from storeds._unpickle import PickleError, unpickle
 from storeds.errors import FormatError
+from storeds.layouts._lmdb_clips import clips_of
 from storeds.layouts._lmdb_entries import KEYS, LEN, entries_of, sample_records
 from storeds.layouts._lmdb_env import Look
 from storeds.layouts._lmdb_serialised import SerialisedLmdb
@@ -34,7 +35,7 @@ class PickledLmdb(SerialisedLmdb):
         shown = sample_records(look, 3)
         if not shown:
             return f"{entries.count[0].decode()} ({entries.count[1]})" if entries.count else None
-        if not all(_begins_as_pickle(value) for _, value in shown):
+        if not all(_begins_as_pickle(value) for _, value in shown) or clips_of(look) == "certain":
             return None
         counted = f", {entries.count[0].decode()} ({entries.count[1]})" if entries.count else ""
         listed = " and __keys__" if look.get(KEYS) is not None else ""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from storeds._unpickle import PickleError, unpickle
-from storeds.layouts._lmdb_decode import decode_msgpack
+from storeds._unpickle import PickleError
+from storeds.layouts._lmdb_clips import clips_of, load_either
+from storeds.layouts._lmdb_decode import is_msgpack_list
 from storeds.layouts._lmdb_entries import KEYS, LEN, sample_records
 from storeds.layouts._lmdb_env import Look
 from storeds.layouts._lmdb_serialised import SerialisedLmdb
@@ -24,36 +24,24 @@ class TensorpackLmdb(SerialisedLmdb):
     layout = "tensorpack"
 
     def _load(self, value: memoryview, *, views: bool = False) -> Any:
-        return _either(value)(value, views)
+        return load_either(value, views=views)
 
     @classmethod
     def _looks(cls, look: Look) -> str | None:
         value = look.get(KEYS)
         if value is None or look.get(LEN) is not None or is_pyarrow(value):
             return None
+        form = "pickle" if bytes(value[:1]) == b"\x80" else "msgpack"
+        if form == "msgpack" and not is_msgpack_list(value):
+            return None  # keys in JSON are not its
         first = next(iter(sample_records(look, 1)), None)
-        form = "pickle" if _either(value) is _from_pickle else "msgpack"
         if first is not None:
             try:
-                _either(first[1])(first[1], True)
+                load_either(first[1], views=True)
             except PickleError as error:
                 return f"__keys__ in {form} without __len__ (but {error})"
             except ValueError:
                 return None
         elif len(value) > 1 << 20:
             return None
-        return f"__keys__ in {form}, and no __len__"
-
-
-def _from_pickle(value: memoryview, views: bool) -> Any:
-    return unpickle(value, views=views)
-
-
-def _from_msgpack(value: memoryview, views: bool) -> Any:
-    return decode_msgpack(value)
-
-
-def _either(value: memoryview) -> Callable[[memoryview, bool], Any]:
-    # A pickle of protocol 2 and later begins with 0x80 and its protocol, and ends with a full stop.
-    is_pickle = len(value) > 2 and value[0] == 0x80 and value[1] <= 5 and value[-1] == 0x2E
-    return _from_pickle if is_pickle else _from_msgpack
+        return None if clips_of(look) == "certain" else f"__keys__ in {form}, and no __len__"

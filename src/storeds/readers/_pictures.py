@@ -23,7 +23,7 @@ from storeds.protocols import Backend, Decoder, Field, Note, SampleContext
 from storeds.readers.base import RecordReader
 from storeds.registry import DECODERS
 
-__all__ = ["PictureReader"]
+__all__ = ["PictureReader", "label_of"]
 
 _BUILT_IN = ("pil", "tensor", "simplejpeg", "fast")  # whose images are of the size that the frame header says
 _LABELS = ("label", "labels", "target", "targets")
@@ -94,9 +94,9 @@ class PictureReader(RecordReader):
         if not images:
             kinds = ", ".join(f"{name} ({declared.kind})" for name, declared in fields.items())
             raise ConfigError(
-                f"{type(self).__name__} needs a field of kind image; the store has {kinds}; reader 'array' takes any"
+                f"{type(self).__name__} needs a field of kind image; the store has {kinds}; reader 'array' takes any{_films(fields)}"
             )
-        return ("image" if "image" in images else images[0], *_label_of(fields))
+        return ("image" if "image" in images else images[0], *label_of(fields))
 
     @property
     def data(self) -> str | None:
@@ -166,7 +166,16 @@ def _check_mode(mode: Any) -> None:
         raise ConfigError(f"mode {mode!r} is neither 'unchanged' nor a Pillow mode such as RGB, L or RGBA")
 
 
-def _label_of(fields: dict[str, Field]) -> tuple[str, ...]:
+def _films(fields: dict[str, Field]) -> str:
+    """Return how the first field of bytes would be read if it holds films."""
+    name = next((name for name, field in fields.items() if field.kind == "bytes"), None)
+    if name is None:
+        return ""
+    by = "" if name == "video" else f" and reader_options={{'by': {name!r}}}"
+    return f", and reader='video'{by} films in {name!r}"
+
+
+def label_of(fields: dict[str, Field]) -> tuple[str, ...]:
     """Return the label's field: ``label``, or the one whole number that is named as a label is elsewhere."""
     if "label" in fields:
         return ("label",)

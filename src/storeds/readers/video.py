@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 
@@ -60,7 +60,8 @@ class VideoReader(PictureReader):
     per_frame : sequence of str
         Fields that differ from frame to frame; ``"frame"`` and ``"time"`` where the store has them.
     by : str
-        The field, of kind int or str, that all frames of a video have in common.
+        The field, of kind int or str, that all frames of a video have in common. Or one of kind bytes that holds a whole
+        film, such as an MP4: then one record is one video, of which PyAV decodes the frames that are taken.
 
     Notes
     -----
@@ -99,8 +100,12 @@ class VideoReader(PictureReader):
                 f"reader 'video' needs a field that tells the videos apart, and {backend.url} has no {self.by!r}; "
                 f"{suggest(self.by, declared, 'fields')}; name another one with by="
             )
+        if declared[self.by].kind == "bytes":
+            from storeds.readers._films import FilmReader
+
+            return cast("Self", FilmReader.of(self, backend))
         if declared[self.by].kind not in ("int", "str"):
-            raise ConfigError(f"by={self.by!r} is a field of kind {declared[self.by].kind}; expected int or str")
+            raise ConfigError(f"by={self.by!r} is a field of kind {declared[self.by].kind}; expected int, str or bytes")
         for name in self.per_frame:
             if name not in (*declared, *self.makes, *_PER_FRAME):
                 raise ConfigError(
