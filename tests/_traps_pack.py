@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,9 @@ def storeds_command(*arguments: object, code: int = 0) -> str:
 
 def stored_records(path: Path) -> list[dict[str, Any]]:
     """Return the records of a native LMDB store, read without storeds."""
-    with lmdb.open(str(path), subdir=False, readonly=True, lock=False, max_dbs=4) as environment:
+    # A copy, because this process may have the store itself open.
+    copied = shutil.copy(path, path.with_name(f"{path.name}.copied"))
+    with lmdb.open(str(copied), subdir=False, readonly=True, lock=False, max_dbs=4) as environment:
         records = environment.open_db(b"records", create=False)
         with environment.begin(records) as transaction:
             return [msgspec.msgpack.decode(value) for _, value in transaction.cursor()]

@@ -23,7 +23,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 import storeds
 from photographs import jpeg, photograph
@@ -31,6 +31,7 @@ from storeds.errors import ConfigError, StoreNotFoundError
 from storeds.ops.sources import (
     BadItem,
     DatasetSource,
+    FilesSource,
     FlatFolderSource,
     ImageFolderSource,
     JsonIndexSource,
@@ -1220,6 +1221,65 @@ def test_a_pil_image_without_a_lossless_file_is_told() -> None:
     assert refused(source) == "sample 0: its image a PIL image of mode HSV has no lossless file; hand in its array"
 
 
+class Photographs:
+    """A dataset of files as people write them."""
+
+    def __init__(self, root: Path, count: int = 4, shift: int = 0) -> None:
+        put(root, *(f"{n % 2}/{n}.jpg" for n in range(count)))
+        self.root, self.shift = root, shift
+        self.image_paths = [f"{n % 2}/{n}.jpg" for n in range(count)]
+        self.labels = [n % 2 for n in range(count)]
+        self.transform: Any = None
+        self.target_transform: Any = None
+
+    def __len__(self) -> int:
+        return len(self.image_paths)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        image: Any = Image.open(self.root / self.image_paths[index]).convert("RGB")
+        label = self.labels[index] + self.shift
+        if self.transform is not None:
+            image = self.transform(image)
+        return image, label if self.target_transform is None else self.target_transform(label)
+
+
+def test_a_dataset_that_knows_its_files_gives_them(tmp_path: Path) -> None:
+    dataset = Photographs(tmp_path)
+    source = open_source(dataset)
+    assert type(source) is FilesSource
+    assert column(source, "key") == ["0/0.jpg", "1/1.jpg", "0/2.jpg", "1/3.jpg"]
+    assert column(source, "image") == [(tmp_path / key).read_bytes() for key in column(source, "key")]
+    dataset.target_transform = lambda label: 7 - label
+    assert column(open_source(dataset), "label") == [7, 6, 7, 6]
+    dataset.transform = lambda image: image.resize((2, 2))
+    source = open_source(Subset(dataset, [3, -4]))  # type: ignore[arg-type]  # a dataset by its methods
+    assert (column(source, "label"), column(source, "key")) == ([6, 7], ["1/3.jpg", "0/0.jpg"])
+    (note,) = source.notes  # type: ignore[attr-defined]
+    assert note.startswith("its transform is not applied: what is stored are the files as they are")
+    taken = records(open_source(dataset, files=False))[0]
+    with Image.open(io.BytesIO(taken["image"])) as image:
+        assert (image.size, taken["label"]) == ((2, 2), 7)
+    dataset.target_transform = str
+    assert type(open_source(dataset)) is DatasetSource
+
+
+def test_files_are_taken_only_where_samples_are_what_they_show(tmp_path: Path) -> None:
+    assert type(open_source(Photographs(tmp_path / "a", shift=1))) is DatasetSource
+    dataset = Photographs(tmp_path / "b")
+    dataset.image_paths[0], dataset.image_paths[3] = dataset.image_paths[3], dataset.image_paths[0]
+    assert column(open_source(dataset), "key")[0] == "1/3.jpg"  # its own order
+    with pytest.raises(ConfigError, match="files=True: it is not certain which files the list reads"):
+        open_source([(jpeg(0), 1)], files=True)
+
+
+def test_datasets_in_a_row_whose_classes_differ_are_refused(tmp_path: Path) -> None:
+    parts: list[Any] = [Photographs(tmp_path / name) for name in "ab"]
+    assert len(open_source(ConcatDataset(parts))) == 8
+    parts[0].classes, parts[1].classes = ["cat", "dog"], ["dog", "cat"]
+    with pytest.raises(ConfigError, match="have different classes, so one label would mean several"):
+        open_source(ConcatDataset(parts))
+
+
 class Broken(Sequence[Any]):
     classes = ("a", "b")
     targets = (0, 1, 0)
@@ -1388,7 +1448,7 @@ def test_what_a_file_holds_counts_more_than_its_name(tmp_path: Path) -> None:
             "both",
             {},
             ConfigError,
-            r"both holds 1 images \(x.jpg\) and 1 folders \(a\); pass kind='imagefolder' .* or kind='flat'",
+            r"both holds 1 image \(x.jpg\) and 1 folder \(a\); pass kind='imagefolder' .* or kind='flat'",
         ),
         ("empty", {}, ConfigError, r"empty has no sub-folders and no images \(.jpg .*\), nothing"),
         ("texts", {}, ConfigError, "no images .*, only a.csv, b.txt; name one of these files"),

@@ -27,6 +27,9 @@ import torchvision.transforms.v2
 import yaml
 from omegaconf import DictConfig, OmegaConf
 from PIL import Image
+from torch.utils.data import ConcatDataset, Subset
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import CenterCrop
 
 import storeds
 from _foreign_lmdb import put
@@ -205,6 +208,45 @@ def test_labels_and_their_transform_are_the_labels_whatever_stands_before_them(s
 # 6. External randomness
 
 # 7. Re-encoding
+
+
+def test_packing_an_imagefolder_is_packing_its_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tree = photos(tmp_path / "tree", *(f"{kind}/{n}.jpg" for kind in ("cat", "dog", "emu") for n in range(5)))
+    wanted = storeds.pack(tree, f"lmdb://{tmp_path}/folder.lmdb")
+    plain, both = ImageFolder(str(tree)), ImageFolder(str(tree), transform=CenterCrop(8))
+    assert storeds.pack(plain, f"lmdb://{tmp_path}/plain.lmdb").id == wanted.id
+    assert not caplog.records
+    assert storeds.pack(both, f"lmdb://{tmp_path}/both.lmdb").id == wanted.id
+    assert "its transform is not applied" in caplog.text
+    half: ConcatDataset[Any] = ConcatDataset([Subset(plain, [0, 7]), Subset(plain, [14])])
+    storeds.pack(half, f"lmdb://{tmp_path}/half.lmdb")
+    records = stored_records(tmp_path / "half.lmdb")
+    files = [Path(path) for path, _ in plain.samples]
+    assert [record["image"] for record in records] == [files[n].read_bytes() for n in (0, 7, 14)]
+    assert [record["label"] for record in records] == [0, 1, 2]
+
+
+def test_packing_a_dataset_of_a_store_copies_its_records(tmp_path: Path) -> None:
+    tree = photos(tmp_path / "tree", *(f"{kind}/{n}.jpg" for kind in ("cat", "dog") for n in range(5)))
+    source = storeds.pack(tree, f"lmdb://{tmp_path}/a.lmdb", split={"train": 0.8, "val": 0.2})
+    everything = storeds.StoreDataset(tmp_path / "a.lmdb", decode="tensor")
+    assert storeds.pack(everything, f"hdf5://{tmp_path}/b.h5").id == source.id
+    storeds.pack(storeds.StoreDataset(tmp_path / "a.lmdb", where={"split": "val"}), f"lmdb://{tmp_path}/val.lmdb")
+    storeds.pack(Subset(everything, [9, 0]), f"lmdb://{tmp_path}/two.lmdb")
+    original = stored_records(tmp_path / "a.lmdb")
+    content = [{name: r[name] for name in ("image", "label", "key", "split")} for r in original]
+    for name, wanted in (("val", [r for r in content if r["split"] == "val"]), ("two", [content[9], content[0]])):
+        copied = stored_records(tmp_path / f"{name}.lmdb")
+        assert [{field: r[field] for field in r if not field.startswith("_")} for r in copied] == wanted
+
+
+def test_pack_says_that_it_encodes_decoded_images_anew(tmp_path: Path) -> None:
+    pictures = [(Image.open(io.BytesIO(jpeg(n))).convert("RGB"), n) for n in range(3)]
+    packed = storeds.pack(pictures, f"lmdb://{tmp_path}/a.lmdb")
+    (note,) = packed.notes
+    assert re.search(r"stored as PNG; .* [0-9.]+ times as much as a JPEG of quality 90", note)
+    assert stored_records(tmp_path / "a.lmdb")[0]["image"].startswith(b"\x89PNG")
+
 
 # 8. Missing labels
 

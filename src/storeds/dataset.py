@@ -196,6 +196,11 @@ class StoreDataset(Dataset[Any]):
         ]
 
     @property
+    def view(self) -> Backend:
+        """The records that samples are made of: the backend, or the part of it that `where` selects."""
+        return self._view
+
+    @property
     def url(self) -> str:
         """The store's URL, secrets removed."""
         return self.backend.url

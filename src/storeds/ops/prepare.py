@@ -23,6 +23,7 @@ from storeds.ops._jpeg_header import is_surely_whole, surely_opens
 from storeds.ops.finding_fields import FindingFields
 from storeds.ops.pictures import look
 from storeds.ops.sources.base import BadItem, PackSource
+from storeds.ops.sources.files import FilesSource
 from storeds.ops.sources.folders import FlatFolderSource, ImageFolderSource
 from storeds.ops.sources.manifests import JsonIndexSource, ManifestSource
 from storeds.ops.sources.stores import StoreSource
@@ -41,6 +42,7 @@ _QUALITY = 90
 # A thread may call `read` of these while this one calls `size`. Others, a subclass too, may belong to one thread.
 _READ_IN_A_THREAD = frozenset[type](
     (
+        FilesSource,
         FlatFolderSource,
         FrameFolderSource,
         ImageFolderSource,

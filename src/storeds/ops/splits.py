@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Literal, TypeAlias, get_args
@@ -13,7 +13,7 @@ import xxhash
 from storeds._suggest import suggest
 from storeds._text import counted, some
 from storeds.errors import ConfigError
-from storeds.ops.sources.base import BadItem, PackSource
+from storeds.ops.sources.base import PackSource, strata_of
 from storeds.protocols import JSON, Array, Record
 
 __all__ = ["Split", "SplitBy", "choose_split", "make_split"]
@@ -103,9 +103,7 @@ def _strata(source: PackSource) -> tuple[Array, Array, list[Any]]:
     """Return the hash of each item's key, the number of its label, and the labels by number."""
     hashes, labels = np.empty(len(source), np.uint64), np.empty(len(source), np.int64)
     numbers: dict[Any, int] = {}
-    known = getattr(source, "strata", None)
-    items: Iterable[tuple[str, Any]] = known() if known is not None else _read_strata(source)
-    for index, (key, label) in enumerate(items):
+    for index, (key, label) in enumerate(strata_of(source)):
         hashes[index] = _hash(key)
         labels[index] = _UNKNOWN if label is None else numbers.setdefault(label, len(numbers))
     # Numbered in the order of the labels themselves, so that the order of items does not matter.
@@ -114,15 +112,6 @@ def _strata(source: PackSource) -> tuple[Array, Array, list[Any]]:
     ranks[-1] = _UNKNOWN
     ranks[[numbers[name] for name in names]] = np.arange(len(names))
     return hashes, ranks[labels], names
-
-
-def _read_strata(source: PackSource) -> Iterable[tuple[str, Any]]:
-    for index in range(len(source)):
-        try:
-            record = source.read(index)
-            yield str(record.get("key", index)), record["label"]
-        except BadItem:
-            yield source.name(index), None
 
 
 def _divide(hashes: Array, labels: Array, shares: Sequence[Fraction]) -> tuple[Array, list[int]]:

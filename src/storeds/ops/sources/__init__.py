@@ -6,6 +6,7 @@ from storeds.ops.sources._labels import LabelStyle
 from storeds.ops.sources._open import KINDS, SourceKind, open_source
 from storeds.ops.sources._paths import IMAGE_SUFFIXES
 from storeds.ops.sources.base import BadItem, PackSource, Problem
+from storeds.ops.sources.files import FilesSource
 from storeds.ops.sources.folders import FlatFolderSource, ImageFolderSource
 from storeds.ops.sources.manifests import JsonIndexSource, ManifestSource
 from storeds.ops.sources.objects import DatasetSource
@@ -17,6 +18,7 @@ __all__ = [
     "KINDS",
     "BadItem",
     "DatasetSource",
+    "FilesSource",
     "FlatFolderSource",
     "ImageFolderSource",
     "JsonIndexSource",

@@ -6,12 +6,13 @@ import io
 import os
 from typing import TYPE_CHECKING
 
+from storeds._text import byte_size
 from storeds.ops.sources.base import BadItem, read_file
 
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["encoded", "is_encoded"]
+__all__ = ["encoded", "is_encoded", "reencoding"]
 
 _MAGIC = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"BM", b"II*\0", b"MM\0*", b"GIF8")
 # PNG would have to change the pixels of all other modes.
@@ -37,6 +38,24 @@ def encoded(image: Image.Image) -> bytes:
     except (OSError, ValueError, SyntaxError) as error:
         raise BadItem(f"its PIL image cannot be encoded: {error}") from None
     return buffer.getvalue()
+
+
+def reencoding(image: Image.Image) -> str | None:
+    """Return what is stored for images such as `image`, as a sentence, or None if it is the file they come from."""
+    original = _original(image)
+    if original is not None and _shows(original, image):
+        return None
+    try:
+        blob, buffer = encoded(image), io.BytesIO()
+        image.convert("RGB").save(buffer, "JPEG", quality=90)
+    except (BadItem, OSError, ValueError):
+        return None
+    times = len(blob) / len(buffer.getvalue())
+    return (
+        f"are decoded, so each is stored as {'PNG' if image.mode in _PNG_MODES else 'TIFF'}; the first takes "
+        f"{byte_size(len(blob))}, {times:.1f} times as much as a JPEG of quality 90: pack the folder or a list of the "
+        "files to keep them as they are, or pass quality=90 to store JPEG"
+    )
 
 
 def _original(image: Image.Image) -> bytes | None:

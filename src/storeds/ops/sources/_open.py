@@ -15,12 +15,12 @@ from storeds._text import counted
 from storeds._url import redact, split_scheme
 from storeds.errors import ConfigError, StoreNotFoundError
 from storeds.ops.sources._hidden import is_hidden
+from storeds.ops.sources._originals import dataset_source
 from storeds.ops.sources._paths import IMAGE_SUFFIXES, show
 from storeds.ops.sources._shards import is_pattern
 from storeds.ops.sources.base import PackSource
 from storeds.ops.sources.folders import FlatFolderSource, ImageFolderSource
 from storeds.ops.sources.manifests import JsonIndexSource, ManifestSource
-from storeds.ops.sources.objects import DatasetSource
 from storeds.ops.sources.stores import StoreSource
 from storeds.ops.sources.tars import TarSource
 from storeds.ops.sources.videos import VIDEO_SUFFIXES, FrameFolderSource, VideoSource, holds_films
@@ -40,7 +40,7 @@ _MAKERS: dict[str, Callable[..., PackSource]] = {
     "index": JsonIndexSource,
     "tar": TarSource,
     "store": StoreSource,
-    "dataset": DatasetSource,
+    "dataset": dataset_source,
     "videos": VideoSource,
     "frames": FrameFolderSource,
 }

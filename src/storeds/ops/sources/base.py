@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from storeds._text import printable
 from storeds.protocols import JSON, Field, Record
 
-__all__ = ["BadItem", "PackSource", "Problem", "read_file"]
+__all__ = ["BadItem", "PackSource", "Problem", "read_file", "strata_of"]
 
 
 class BadItem(Exception):  # noqa: N818  # told by policy rather than raised to the user
@@ -87,6 +87,20 @@ class PackSource(Protocol):
     def read(self, index: int, /) -> Record:
         """Return the record of item `index`; raises `BadItem` with the reason."""
         ...
+
+
+def strata_of(source: PackSource) -> Iterator[tuple[str, Any]]:
+    """Yield the key and the label of each item: by the source's ``strata``, else by reading every item."""
+    known = getattr(source, "strata", None)
+    if known is not None:
+        yield from known()
+        return
+    for index in range(len(source)):
+        try:
+            record = source.read(index)
+            yield str(record.get("key", index)), record["label"]
+        except BadItem:
+            yield source.name(index), None
 
 
 def read_file(path: str) -> bytes:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
+import numpy as np
+
+from storeds._text import byte_size
 from storeds.errors import ConfigError
 from storeds.fields import fields_to_json, parse_fields
+from storeds.ops.sources._images import reencoding
 from storeds.ops.sources._packed import Fingerprint
 from storeds.ops.sources._table import field_names
 from storeds.ops.sources._values import infer, take
@@ -63,6 +67,8 @@ class DatasetSource:
         self.attrs: Mapping[str, JSON] = {**named, "source": provenance}
         self.fingerprint: JSON = self._hash(kind, token if isinstance(token, str) else "", dataset)
         self._size = _volume(first)
+        self.columns: Mapping[str, str | None] = {str(key): name for key, name in self._names.items()}
+        self.notes: Sequence[str] = tuple(_notes(_elements(first), self._names, self.fields))
 
     def _first(self) -> Any:
         reason = ""
@@ -119,6 +125,20 @@ class DatasetSource:
             return self._dataset[index]
         except Exception as error:  # a stranger's __getitem__ may raise anything
             raise BadItem(f"cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _notes(elements: Mapping[Any, Any], names: Mapping[Any, str], fields: Mapping[str, Field]) -> Iterator[str]:
+    for key, name in names.items():
+        value = elements[key]
+        said = reencoding(value) if callable(getattr(value, "getbands", None)) else None
+        if said is not None:
+            yield f"images of field {name!r} {said}"
+        if fields[name].kind == "array" and len(fields[name].shape or ()) >= 2:
+            size = int(np.prod(np.shape(value))) * np.dtype(fields[name].dtype).itemsize
+            yield (
+                f"field {name!r} is stored as an array of {fields[name].dtype} {tuple(np.shape(value))}, {byte_size(size)} a sample, "
+                "not as an image: reader='array' reads it"
+            )
 
 
 def _targets(dataset: Any, count: int) -> list[Any]:

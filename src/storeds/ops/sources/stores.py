@@ -43,6 +43,7 @@ class StoreSource:
             raise ConfigError(f"{store.url} is open already; {', '.join(options)} cannot be given now")
         else:
             self._backend = store
+        self.notes: Sequence[str] = ()
         self._size = _mean_size(self._backend)
 
     @property
@@ -58,7 +59,9 @@ class StoreSource:
     @property
     def fingerprint(self) -> JSON:
         # docstring inherited
-        return {"kind": "store", "count": len(self), "xxh3": self._backend.meta.id}
+        where = getattr(self._backend, "where", None)
+        selected: dict[str, JSON] = {} if where is None else {"where": repr(where)}
+        return {"kind": "store", "count": len(self), "xxh3": self._backend.meta.id, **selected}
 
     def __len__(self) -> int:
         return len(self._backend)
