@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from storeds._files import CutShortError
 from storeds._readings import AmbiguousError, Reading, ambiguous
 from storeds._suggest import suggest
 from storeds._url import redact, split_options
@@ -30,6 +31,7 @@ class _Looked:
     fits: str | None = None
     refusal: str | None = None
     readings: tuple[Reading, ...] = ()
+    option: bool = False  # whether the refusal is about an option, which the user can correct
 
 
 def layouts_of(scheme: str) -> list[str]:
@@ -49,7 +51,7 @@ def detect_layout(url: str, scheme: str, options: Mapping[str, Any], why_not_nat
         None does: `why_not_native`, of its own class, what was looked for, and why layouts refused.
     """
     names = layouts_of(scheme)
-    if not names or isinstance(why_not_native, StoreNotFoundError):
+    if not names or isinstance(why_not_native, (StoreNotFoundError, CutShortError)):
         raise why_not_native
     targets = dict(_loaded(scheme, names))
     bare, given = _without_options(url, scheme, options)
@@ -60,7 +62,8 @@ def detect_layout(url: str, scheme: str, options: Mapping[str, Any], why_not_nat
     fitting = [one for one in looked if one.fits is not None or one.readings]
     if not fitting:
         seen = _say(targets, "glimpse", bare, given)
-        by_hand = _say(targets, "by_hand", bare, given)
+        wrong_option = bool(foreign) or any(one.option for one in looked)
+        by_hand = [] if wrong_option else _say(targets, "by_hand", bare, given)
         raise _none_fits(url, looked, foreign, why_not_native, seen, by_hand) from why_not_native
     if len(fitting) > 1 or fitting[0].readings:
         raise ambiguous(redact(url), [*_readings(fitting, bare, given)])
@@ -136,7 +139,7 @@ def _look(name: str, target: Any, url: str, given: Mapping[str, Any]) -> _Looked
     except AmbiguousError as error:
         return _Looked(name, target, readings=error.readings)
     except StoredsError as error:
-        return _Looked(name, target, refusal=str(error))
+        return _Looked(name, target, refusal=str(error), option=isinstance(error, ConfigError))
     except Exception as error:  # a fault of a plug-in's
         error.add_note(
             f"layout {name!r} ({target.__module__}.{target.__qualname__}) was asked whether {redact(url)} is one"

@@ -9,7 +9,12 @@ from pathlib import Path
 
 from storeds.errors import FormatError, StoredsError, StoreNotFoundError, UnavailableError
 
-__all__ = ["check_file", "nearest", "refused", "sniff"]
+__all__ = ["CutShortError", "check_file", "nearest", "refused", "sniff"]
+
+
+class CutShortError(FormatError):
+    """A file ends before its own end: no layout can read it."""
+
 
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _ENVIRONMENT = "data.mdb"

@@ -183,6 +183,7 @@ for _name, _target, _needs in (
     ("lmdb/resolutions", "lmdb_resolutions:ResolutionsLmdb", "lmdb"),
     ("lmdb/tensorpack", "lmdb_tensorpack:TensorpackLmdb", "lmdb"),
     ("hdf5/parallel", "hdf5_parallel:ParallelHdf5", "h5py"),
+    ("hdf5/per_episode", "hdf5_per_episode:PerEpisodeHdf5", "h5py"),
     ("hdf5/per_file", "hdf5_per_file:PerFileHdf5", "h5py"),
     ("hdf5/per_sample", "hdf5_per_sample:PerSampleHdf5", "h5py"),
     ("hdf5/per_video", "hdf5_per_video:PerVideoHdf5", "h5py"),

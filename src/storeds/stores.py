@@ -20,7 +20,7 @@ from storeds.registry import BACKENDS, LAYOUTS
 if TYPE_CHECKING:
     from storeds.protocols import JSON, Backend, Writer
 
-__all__ = ["open_backend", "open_writer", "scheme_of"]
+__all__ = ["open_backend", "open_writer", "scheme_of", "with_scheme"]
 
 _LMDB_DATA = "data.mdb"
 _FILES = ("lmdb", "hdf5")
@@ -44,7 +44,8 @@ def open_backend(
     ----------
     url : str or path, or a list of them
         ``lmdb://path``, ``hdf5://path``, ``mongodb://host/db/collection``, ``memory://name``, the URL of a registered
-        backend, or a bare path, which opens as what the file *is*: its magic bytes first, its suffix second.
+        backend, or a bare path, which opens as what the file *is*: its magic bytes first, its suffix second. ``?`` starts
+        options, also behind a bare path, unless a file has that very name.
 
         A path may hold ``*``, ``[…]`` and ``**`` for any number of files, taken once, in the order of their paths' bytes;
         if a file of exactly that name exists, it alone is meant. A list, which may hold patterns too, mixes engines at will.
@@ -81,13 +82,22 @@ def _open(
         from storeds.concatenated import ConcatenatedBackend
 
         return ConcatenatedBackend(_open_listed(url, layout, options))
-    url = os.fspath(url)
+    url = with_scheme(os.fspath(url))
     pattern = glob_of(url)
     if pattern is not None:
         from storeds.concatenated import ConcatenatedBackend
 
         return ConcatenatedBackend(_open_matching(pattern, layout, options), _pattern_url(pattern))
     return _open_one(url, scheme_of(url, writing=False), layout, options)
+
+
+def with_scheme(url: str) -> str:
+    """Return a bare path with options, ``x.h5?group=train``, as a URL, unless a file has that very name."""
+    scheme, path = split_scheme(url)
+    file, mark, options = path.partition("?")
+    if scheme is not None or not mark or os.path.lexists(path) or not os.path.exists(file):
+        return url
+    return f"{scheme_of(file, writing=False)}://{os.path.abspath(file)}?{options}"
 
 
 def _open_one(url: str, scheme: str, layout: str | None, options: Mapping[str, Any]) -> Backend:

@@ -12,18 +12,21 @@ ranges; the number of ranges; ``storeds\x02``.
 from __future__ import annotations
 
 import os
+import re
 import struct
 from collections.abc import Iterable
 
 import xxhash
 
+from storeds._files import CutShortError
 from storeds.errors import FormatError
 
-__all__ = ["check_hdf5_file", "stamp_hdf5_file"]
+__all__ = ["check_hdf5_file", "not_opened", "stamp_hdf5_file"]
 
 _MAGIC = b"storeds\x02"
 _RANGE = struct.Struct("<QQ")
 _FOOT = struct.Struct("<8sQ8s")
+_CUT = re.compile(r"truncated file: eof = (\d+).*stored_eof = (\d+)")
 _MOST = 1 << 16  # ranges; a field makes three at most
 
 
@@ -40,6 +43,18 @@ def check_hdf5_file(descriptor: int, url: str) -> None:
     table = os.pread(descriptor, size - _FOOT.size - table_at, table_at) if table_at >= 0 else b""
     if _digest(descriptor, table) != digest:
         raise FormatError(f"{url}: its metadata do not match their checksum; copy it again")
+
+
+def not_opened(url: str, error: Exception) -> FormatError:
+    """Return the error for a file that libhdf5 does not open, in plain words where the file was cut short."""
+    cut = _CUT.search(str(error))
+    if cut is None:
+        return FormatError(f"{url} cannot be opened by HDF5: {error}")
+    there, due = int(cut[1]), int(cut[2])
+    return CutShortError(
+        f"{url} is cut short: {there:,} of its {due:,} bytes are there ({100 * there // due} %); the copy or download was "
+        "interrupted, or its writer never closed it: copy or download it again"
+    )
 
 
 def stamp_hdf5_file(path: str, raw: Iterable[tuple[int, int]]) -> None:

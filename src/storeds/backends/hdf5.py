@@ -21,7 +21,7 @@ from storeds._mounts import file_system, file_system_advice
 from storeds._url import file_path
 from storeds.backends._hdf5_columns import Column, read_raw, read_values, typed
 from storeds.backends._hdf5_digests import RecordDigests
-from storeds.backends._hdf5_file import check_hdf5_file
+from storeds.backends._hdf5_file import check_hdf5_file, not_opened
 from storeds.backends._hdf5_map import FileMap
 from storeds.backends._hdf5_rows import LibraryRows, Rows, gather, gather_any, open_rows
 from storeds.backends._openers import FileOpener
@@ -86,7 +86,7 @@ class Hdf5Opener(FileOpener[Hdf5Options]):
         try:
             file = h5py.File(self.path, "r", locking=locking, rdcc_nbytes=self.settings.cache_bytes)
         except Exception as error:  # a damaged header makes libhdf5 raise almost anything
-            raise FormatError(f"{self.url} cannot be opened by HDF5: {error}") from error
+            raise not_opened(self.url, error) from error
         try:
             handle = self._find_columns(file, descriptor)
         except StoredsError:

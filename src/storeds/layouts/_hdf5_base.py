@@ -21,6 +21,7 @@ from storeds.backends._hdf5_map import FileMap
 from storeds.backends.base import HandleBackend, parse_options
 from storeds.errors import FormatError, RecordError, StoredsError
 from storeds.fields import fields_to_json
+from storeds.layouts._hdf5_by_hand import conversion_loop
 from storeds.layouts._hdf5_files import ForeignOptions, Hdf5Files
 from storeds.layouts._hdf5_tree import Left
 from storeds.layouts._hdf5_values import Values
@@ -188,6 +189,18 @@ class ForeignHdf5(HandleBackend[Hdf5Handle, ForeignOpener]):
         """
         opener = cls._make_opener(url, options)
         return _glance(opener, lambda files: files.told(opener.settings.group))
+
+    @classmethod
+    def by_hand(cls, url: str, **options: Any) -> str:
+        """Return the shortest program that converts the file at `url`, for a file that no layout reads.
+
+        Raises
+        ------
+        StoredsError
+            It cannot be opened, or holds nothing that a field can hold.
+        """
+        opener = cls._make_opener(url, options)
+        return _glance(opener, lambda files: conversion_loop(files, opener.settings.group))
 
     def _probe(self, handle: Hdf5Handle) -> Meta:
         # docstring inherited

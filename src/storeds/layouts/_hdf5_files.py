@@ -16,7 +16,7 @@ from pydantic import field_validator
 
 from storeds._files import check_file
 from storeds._suggest import suggest
-from storeds.backends._hdf5_file import check_hdf5_file
+from storeds.backends._hdf5_file import check_hdf5_file, not_opened
 from storeds.backends.base import BackendOptions
 from storeds.errors import ConfigError, FormatError, StoredsError, UnavailableError
 from storeds.protocols import JSON
@@ -129,7 +129,7 @@ class Hdf5Files:
             try:
                 file = h5py.File(path, "r", locking=locking, rdcc_nbytes=self.settings.cache_bytes)
             except Exception as error:  # a damaged header makes libhdf5 raise almost anything
-                raise FormatError(f"{url} cannot be opened by HDF5: {error}") from error
+                raise not_opened(url, error) from error
             self._files[path] = file
         return self._files[path]
 

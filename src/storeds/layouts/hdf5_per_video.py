@@ -17,7 +17,8 @@ from storeds.layouts._hdf5_files import ForeignOptions, Hdf5Files
 from storeds.layouts._hdf5_frames import FRAME, VIDEO, VideoPlan, VideoScan, frame_source, video_sources
 from storeds.layouts._hdf5_names import PackedIndex, are_splits, split
 from storeds.layouts._hdf5_pairs import SeveralWaysError, are_field_names
-from storeds.layouts._hdf5_series import LOOKED_AT, series_of
+from storeds.layouts._hdf5_series import LOOKED_AT, series_of, spread
+from storeds.layouts._hdf5_tree import Left, members
 from storeds.layouts._hdf5_values import Values, values_of
 from storeds.protocols import Array, Field
 
@@ -50,13 +51,7 @@ class PerVideoOpener(ForeignOpener):
 
     def find(self, files: Hdf5Files) -> Found:
         # docstring inherited
-        group, frames, empty = self.settings.group, self.settings.frames, self.settings.empty
-
-        def scan() -> Array:
-            with self.look() as apart:  # what it opens must not tell the store that was scanned from the same one later
-                return VideoScan(apart, _enter(apart, group, frames), frames, skip_empty=empty == "skip").scan()
-
-        index = PackedIndex.load([self.layout, _INDEX, group, frames, empty, *files.identity()], scan)
+        index = self._index(files)
         plan = VideoPlan.from_json(index.facts["plan"])
         bounds, prefix = index.numbers, index.facts["group"]
         count = int(bounds[-1])
@@ -73,7 +68,32 @@ class PerVideoOpener(ForeignOpener):
         columns[FRAME] = FrameNumbers(bounds)
         for name, kind in plan.attribute_kinds.items():
             columns[name] = OfVideo(bounds, kind, index.facts["attributes"][name])
-        return Found(columns, count, {}, [group, bounds.tolist()[:: max(1, len(names) // 64)]])
+        return Found(columns, count, {}, [self.settings.group, bounds.tolist()[:: max(1, len(names) // 64)]])
+
+    def _index(self, files: Hdf5Files) -> PackedIndex:
+        group, frames, empty = self.settings.group, self.settings.frames, self.settings.empty
+
+        def scan() -> Array:
+            with self.look() as apart:  # what it opens must not tell the store that was scanned from the same one later
+                return VideoScan(apart, _enter(apart, group, frames), frames, skip_empty=empty == "skip").scan()
+
+        return PackedIndex.load([self.layout, _INDEX, group, frames, empty, *files.identity()], scan)
+
+    def left(self, files: Hdf5Files) -> Left:
+        # docstring inherited
+        index = self._index(files)
+        plan = VideoPlan.from_json(index.facts["plan"])
+        taken = {*plan.columns.values(), *plan.attributes.values()}
+        left, seen = Left(), set()
+        for video in spread(index.facts["videos"], LOOKED_AT):
+            for member in members(files, f"{index.facts['group']}/{video}"):
+                head, _, tail = member.path.rpartition("/")
+                numbered = plan.numbered is not None and head == plan.numbered and bool(tail)
+                read = numbered or member.path in taken
+                if read or member.path not in seen:
+                    left.add(member, None if read else f"not one value for each frame, in {video!r}")
+                seen.add(member.path)
+        return left
 
     def recognise(self, files: Hdf5Files) -> str | None:
         # docstring inherited

@@ -15,7 +15,7 @@ from storeds.backends.base import StoreBackend
 from storeds.errors import RecordError
 from storeds.fields import fields_to_json
 from storeds.protocols import JSON, Backend
-from storeds.stores import open_backend
+from storeds.stores import open_backend, with_scheme
 
 __all__ = ["Info", "info"]
 
@@ -93,7 +93,7 @@ def info(url: str, *, layout: str | None = None, options: Mapping[str, Any] | No
             url=backend.url,
             backend=split_scheme(backend.url)[0] or meta.layout,
             layout=meta.layout,
-            recognised=recognise(url, **(options or {})) if recognise else None,
+            recognised=recognise(with_scheme(url), **(options or {})) if recognise else None,
             id=meta.id,
             build=meta.build,
             count=meta.count,
