@@ -203,6 +203,84 @@ def test_labels_and_their_transform_are_the_labels_whatever_stands_before_them(s
 
 # 4. Channels-last arrays
 
+SHAPES = [(64, 48, 3), (3, 64, 48), (64, 64, 4), (4, 64, 64), (48, 64, 1), (64, 48), (5, 64, 48, 3), (5, 3, 64, 48)]
+
+
+def planes(array: np.ndarray[Any, Any], shape: tuple[int, ...]) -> torch.Tensor:
+    """Return an array image as a tensor with the channels first, by the test's own knowledge of its shape."""
+    tensor = torch.from_numpy(array)
+    if len(shape) == 2:
+        return tensor[None]
+    return tensor if shape[-3] in (1, 3, 4) else tensor.movedim(-1, -3)
+
+
+def pixels(shape: tuple[int, ...], count: int = 4, dtype: Any = np.uint8) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(0).integers(0, 200, (count, *shape)).astype(dtype)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_crops_of_arrays_cut_rows_and_columns_wherever_channels_lie(engine: str, make_engine_url: MakeUrl) -> None:
+    for shape in SHAPES:
+        images, url = pixels(shape), make_engine_url(engine)
+        with storeds.open_writer(url, {"x": {"kind": "array", "dtype": "uint8", "shape": shape}}) as writer:
+            writer.append({"x": image} for image in images)
+        crop = torchvision.transforms.CenterCrop((16, 24))
+        dataset = storeds.StoreDataset(url, reader="array", transform=[{"name": "CenterCrop", "size": [16, 24]}])
+        mirrored = storeds.StoreDataset(url, reader="array", transform=[{"name": "RandomHorizontalFlip", "p": 1}])
+        plain = storeds.StoreDataset(url, reader="array", decode="tensor")
+        for number, image in enumerate(images):
+            expected = planes(image, shape)
+            assert torch.equal(dataset[number][0], crop(expected))
+            assert torch.equal(mirrored[number][0], expected.flip(-1))
+            assert torch.equal(plain[number][0], expected)
+            assert torch.equal(storeds.StoreDataset(url, reader="array")[number][0], torch.from_numpy(image))
+        loaders = [storeds.StoreLoader(plain, batch_size=4), storeds.ThreadLoader(plain, batch_size=4, num_workers=1)]
+        for loader in (*loaders, torch.utils.data.DataLoader(plain, batch_size=4, num_workers=1)):
+            ((batch,),) = list(loader)
+            assert torch.equal(batch, torch.stack([planes(image, shape) for image in images]))
+            assert batch.is_contiguous()
+
+
+def test_an_hdf5_file_of_channels_last_images_trains_on_the_right_pixels(tmp_path: Path) -> None:
+    images = pixels((64, 64, 3), dtype=np.uint16)
+    with h5py.File(tmp_path / "plain.h5", "w") as file:
+        file["images"], file["labels"] = images, np.arange(4)
+    transform = [{"name": "RandomResizedCrop", "size": 32}, "RandomHorizontalFlip"]
+    config = {"dataset": {"url": str(tmp_path / "plain.h5"), "reader": "array", "seed": 3, "transform": transform}}
+    image, label = storeds.build_dataset(storeds.load_config(config))[1]
+    whole = storeds.StoreDataset(tmp_path / "plain.h5", reader="array", decode="tensor", fields=["labels", "images"])
+    assert (image.shape, image.dtype, label) == ((3, 32, 32), torch.uint16, 1)
+    assert torch.equal(whole[2][1], torch.from_numpy(images[2]).permute(2, 0, 1))
+    assert whole.reader.data == "images"
+
+
+@pytest.mark.parametrize("shape", [(3, 64, 3), (64, 64, 64), (4, 64, 4), (None, None, None), (64, 2, 64)])
+def test_where_nothing_tells_where_channels_are_the_user_has_to(shape: tuple[int, ...], tmp_path: Path) -> None:
+    stored = tuple(edge or 32 for edge in shape)
+    image = pixels(stored, 1)[0]
+    with storeds.open_writer(f"{tmp_path}/x.h5", {"x": {"kind": "array", "dtype": "uint8", "shape": shape}}) as writer:
+        writer.append([{"x": image}])
+    mirror = [{"name": "RandomHorizontalFlip", "p": 1}]
+    for arguments in ({"transform": mirror}, {"decode": "tensor"}):
+        with pytest.raises(errors.ConfigError, match=r"'x' holds arrays of shape .*channels='last'.*channels='first'"):
+            storeds.StoreDataset(f"{tmp_path}/x.h5", reader="array", **arguments)
+    expected = {"last": torch.from_numpy(image).permute(2, 0, 1).flip(-1), "first": torch.from_numpy(image).flip(-1)}
+    for channels in ("last", "first"):
+        table = {"url": f"{tmp_path}/x.h5", "reader": "array", "channels": channels, "transform": mirror}
+        dataset = storeds.build_dataset(storeds.load_config({"dataset": table}))
+        assert torch.equal(dataset[0][0], expected[channels])
+
+
+def test_settings_that_a_reader_would_ignore_are_refused(tmp_path: Path) -> None:
+    with storeds.open_writer(f"{tmp_path}/x.h5", {"x": "float", "image": "image"}) as writer:
+        writer.append([{"x": 1.0, "image": jpeg(0)}])
+    for ignored in ({"mode": "L"}, {"decode": "pil"}, {"transform": ["ToTensor"], "channels": "last"}):
+        with pytest.raises(errors.ConfigError, match=r"mode|decode|channels"):
+            storeds.StoreDataset(f"{tmp_path}/x.h5", reader="array", fields=["x"], **ignored)
+    with pytest.raises(errors.ConfigError, match="takes no channels"):
+        storeds.StoreDataset(f"{tmp_path}/x.h5", channels="last")
+
+
 # 5. Partly read files
 
 # 6. External randomness

@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias, cast
 
-from storeds._spatial import check_spatial
+from storeds._spatial import check_spatial, takes_images
 from storeds._suggest import suggest
 from storeds.errors import ConfigError
 from storeds.protocols import Backend, Field, Reader, Transform
+from storeds.readers.array import ArrayReader
 from storeds.readers.image import ImageReader
 from storeds.registry import READERS
 from storeds.stores import open_backend
@@ -27,12 +28,19 @@ __all__ = [
     "open_source",
     "spare_a_copy",
     "transforms_by_element",
+    "with_images",
 ]
 
 Transforms: TypeAlias = Transform | dict[str, Transform] | None
 """For the sample's data, or for each of the elements that the user named."""
 
-_DEFAULTS = {"mode": "RGB", "repair": True, "min_recovered": 0.5}  # of a dataset, which hands them on to its reader
+_DEFAULTS = {
+    "decode": None,
+    "channels": None,
+    "mode": "RGB",
+    "repair": True,
+    "min_recovered": 0.5,
+}  # of a dataset, which hands them on to its reader
 
 
 def changed_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,8 +91,11 @@ def make_reader(
     """Return the reader for a name, a class or an instance; only an image reader takes decode, mode, repair, …."""
     own = dict(reader_options or {})
     if not isinstance(reader, (str, type)):
-        if fields is not None or own:
-            raise ConfigError("fields and reader_options belong to the making of a reader; this one is made already")
+        given = ["fields"] if fields is not None else []
+        given += ["reader_options"] if own else []
+        given += [name for name, value in image_options.items() if value != _DEFAULTS[name]]
+        if given:
+            raise ConfigError(f"{', '.join(given)} belong to the making of a reader; this one is made already")
         return cast("Reader[Any]", reader)
     target = READERS.get(reader) if isinstance(reader, str) else reader
     accepted = inspect.signature(target).parameters
@@ -94,11 +105,19 @@ def make_reader(
             raise ConfigError("fields is an argument of StoreDataset, or a key of [dataset], not one of reader_options")
         if name not in options:
             raise ConfigError(f"reader {reader!r} has no option {name!r}; {suggest(name, options, 'options')}")
-        if name in image_options and image_options[name] not in (_DEFAULTS.get(name), own[name]):
+        if name in image_options and image_options[name] not in (_DEFAULTS[name], own[name]):
             raise ConfigError(f"{name} is given to the dataset and, another one, in reader_options; give it once")
     if isinstance(fields, str):
         raise ConfigError(f"fields is a sequence of names, not the text {fields!r}")
-    named = {name: value for name, value in image_options.items() if name in accepted}
+    for name, value in image_options.items():
+        if name not in accepted and value != _DEFAULTS[name]:
+            raise ConfigError(f"reader {reader!r} takes no {name}: it would be without effect; leave it out")
+    kept = ("decode", "channels")  # which a reader may declare with another default than None
+    named = {
+        name: value
+        for name, value in image_options.items()
+        if name in accepted and (name not in kept or value is not None)
+    }
     return cast("Reader[Any]", target(fields=tuple(fields or ()), **{**named, **own}))
 
 
@@ -144,11 +163,21 @@ def transforms_by_element(
     return given
 
 
+def with_images(reader: Reader[Any], fields: Mapping[str, Field], transforms: Mapping[str, Transform]) -> Reader[Any]:
+    """Return a bound reader whose arrays have their channels first where a transform takes images; raises ConfigError."""
+    if not isinstance(reader, ArrayReader):
+        return reader
+    images = [name for name, each in transforms.items() if takes_images(each)]
+    return reader.with_channels_first(name for name in images if name in fields and fields[name].kind == "array")
+
+
 def spare_a_copy(reader: Reader[Any], transform: Transform | None) -> Reader[Any]:
     """Return a bound reader that does no more than such a transform needs, if nobody else sees its image.
 
     Pixels stay where the decoder put them; and those below the window of a crop may not be decoded at all.
     """
+    if isinstance(reader, ArrayReader) and reader.data in reader.layouts:
+        return replace(reader, views=takes_strided(transform))
     crop = first_crop(transform)  # which gives pixels in order, whatever comes after it
     if type(reader) is not ImageReader or reader.strided or not (crop or takes_strided(transform)):
         return reader

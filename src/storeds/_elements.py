@@ -8,8 +8,9 @@ from typing import Literal, TypeAlias
 
 from storeds.protocols import Field
 
-__all__ = ["Layout", "holds_integers", "is_mask", "is_spatial", "layout_of"]
+__all__ = ["Channels", "Layout", "holds_integers", "is_image_like", "is_mask", "is_spatial", "layout_of"]
 
+Channels: TypeAlias = Literal["first", "last"]
 Layout: TypeAlias = Literal["first", "last", "none"]
 _CHANNELS = (1, 3, 4)
 _WORD = re.compile(r"[a-z]+")
@@ -35,6 +36,12 @@ def layout_of(shape: Sequence[int | None]) -> Layout | None:
 def is_mask(name: str) -> bool:
     """Whether an element is called as masks of classes are: ``mask``, ``seg_map``, ``labels``."""
     return any(map(_MASK.fullmatch, _WORD.findall(name)))
+
+
+def is_image_like(field: Field) -> bool:
+    """Whether the shape of an array says that it is an image with channels, or a run of frames."""
+    shape = field.shape or ()
+    return len(shape) > 2 and layout_of(shape) is not None and any(_fits(size, []) for size in _spatial_sizes(shape))
 
 
 def is_spatial(name: str, field: Field, data: Field | None) -> bool:

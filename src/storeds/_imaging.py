@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from storeds._elements import layout_of
 from storeds.protocols import Array
 
 __all__ = [
@@ -42,6 +43,7 @@ INTERPOLATIONS: dict[str, tuple[Image.Resampling, str | None]] = {
 }
 """What Pillow and torch call each interpolation; torch has no counterpart to some of Pillow's."""
 
+_UNSIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 _SMOOTH = ("bilinear", "bicubic")
 _MAX_PIXELS = 2**28
 
@@ -53,7 +55,12 @@ def size_of(image: object, who: str) -> tuple[int, int]:
     elif isinstance(image, torch.Tensor):
         if image.ndim < 3:
             raise ValueError(f"{who}: a tensor image has shape (channels, height, width), not {tuple(image.shape)}")
-        height, width = image.shape[-2:]
+        channels, height, width = image.shape[-3:]
+        if width in (3, 4) and channels not in (1, 3, 4) and height > 4:
+            raise ValueError(
+                f"{who}: a tensor image has shape (channels, height, width), and {tuple(image.shape)} looks like (height, "
+                "width, channels): put the channels first, image.permute(2, 0, 1)"
+            )
     else:
         raise TypeError(f"{who} takes a Pillow image or a torch tensor, not {type(image).__qualname__}")
     if not height or not width:
@@ -170,6 +177,8 @@ def flip(image: ImageT) -> ImageT:
     """Mirror left and right."""
     if isinstance(image, Image.Image):
         return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    if image.dtype in _UNSIGNED:  # which torch does not flip
+        return image.view(_UNSIGNED[image.dtype]).flip(-1).view(image.dtype)
     return image.flip(-1)
 
 
@@ -218,7 +227,10 @@ def to_tensor(image: object, who: str) -> torch.Tensor:
     if image.is_floating_point():
         return image.to(torch.float32)
     if image.dtype != torch.uint8:
-        raise TypeError(f"{who} takes a uint8 or floating tensor, not {image.dtype}, whose range nothing tells")
+        raise TypeError(
+            f"{who} takes a uint8 or floating tensor, not {image.dtype}, whose range nothing tells; "
+            "put a function before it that divides by the greatest value, 4095 for 12 bits or 65535 for 16"
+        )
     return _scaled(image)
 
 
@@ -231,6 +243,11 @@ def _scaled(image: torch.Tensor) -> torch.Tensor:
 def _from_array(image: Array, who: str) -> torch.Tensor:
     if image.ndim not in (2, 3):
         raise ValueError(f"{who}: an array image has shape (height, width[, channels]), not {image.shape}")
+    if layout_of(image.shape) == "first":
+        raise ValueError(
+            f"{who}: an array image has shape (height, width[, channels]), and {image.shape} looks like (channels, height, "
+            "width): hand in a tensor, torch.from_numpy(image)"
+        )
     channels = (image[:, :, None] if image.ndim == 2 else image).transpose(2, 0, 1)
     try:
         # Always a copy: the tensor must share no memory with the array, which may also be read-only or reversed.

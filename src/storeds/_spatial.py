@@ -13,7 +13,7 @@ from storeds._elements import holds_integers, is_mask, is_spatial
 from storeds.errors import ConfigError
 from storeds.protocols import Field, Transform
 
-__all__ = ["Moves", "check_spatial", "is_of_library", "leaves", "moves"]
+__all__ = ["Moves", "check_spatial", "moves", "takes_images"]
 
 
 class Moves(IntEnum):
@@ -34,6 +34,7 @@ _STAY = re.compile(
     "|Gaussian(Blur|Noise)|Random(Erasing|Invert|Posterize|Solarize|AdjustSharpness|Autocontrast|Equalize)"
 )
 _STAY_WITH_CHILDREN = frozenset(("ImageOnlyTransform", "IntensityAugmentationBase2D", "IntensityAugmentationBase3D"))
+_ANY = re.compile("Lambda|Identity|NoOp|ToDtype|ToPureTensor|ConvertImageDtype|BoundTransform")
 _ALIKE = frozenset(("Resize", "CenterCrop", "Pad", "SmallestMaxSize", "LongestMaxSize", "PadIfNeeded"))
 _LIBRARIES = ("storeds", "torchvision", "albumentations", "kornia")
 
@@ -48,7 +49,7 @@ def moves(transform: Any) -> Moves:
     name, bases = type(transform).__name__, {kind.__name__ for kind in type(transform).__mro__}
     if not _STAY_WITH_CHILDREN.isdisjoint(bases):
         return Moves.NOT
-    if not is_of_library(transform) or name == "Lambda":
+    if not _is_of_library(transform) or name == "Lambda":
         return Moves.UNKNOWN
     if _STAY.fullmatch(name):
         return Moves.NOT
@@ -56,7 +57,7 @@ def moves(transform: Any) -> Moves:
     return Moves.ALIKE if name in _ALIKE and getattr(transform, "p", 1) >= 1 else Moves.DRAWN
 
 
-def is_of_library(transform: Any) -> bool:
+def _is_of_library(transform: Any) -> bool:
     """Whether a transform is of a class of ours, of torchvision, albumentations or kornia, which take images."""
     return type(transform).__module__.partition(".")[0] in _LIBRARIES
 
@@ -66,19 +67,24 @@ def _parts(transform: Any) -> list[Any] | None:
     if isinstance(transform, torch.nn.Sequential):
         return list(transform)
     parts = getattr(transform, "transforms", None)
-    if not is_of_library(transform) or not isinstance(parts, (list, tuple, torch.nn.Module)):
+    if not _is_of_library(transform) or not isinstance(parts, (list, tuple, torch.nn.Module)):
         return None
     return list(parts) if isinstance(parts, (list, tuple, torch.nn.ModuleList)) else [parts]
 
 
-def leaves(transform: Any) -> Iterator[Any]:
+def takes_images(transform: Any) -> bool:
+    """Whether a transform, or a part of it, works only on images with their channels first."""
+    return any(_is_of_library(part) and not _ANY.fullmatch(type(part).__name__) for part in _leaves(transform))
+
+
+def _leaves(transform: Any) -> Iterator[Any]:
     """Yield the transforms that a composition applies, or the transform itself."""
     parts = _parts(transform)
     if parts is None:
         yield transform
     else:
         for part in parts:
-            yield from leaves(part)
+            yield from _leaves(part)
 
 
 def check_spatial(
@@ -127,7 +133,7 @@ _ADVICE = (
 
 
 def _check_interpolation(name: str, transform: Transform) -> None:
-    for part in leaves(transform):
+    for part in _leaves(transform):
         way = getattr(part, "interpolation", None)
         way = getattr(way, "value", way)  # torchvision's are an enumeration, albumentations' numbers of OpenCV
         if moves(part) and way is not None and way not in ("nearest", "nearest-exact", 0):

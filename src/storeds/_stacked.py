@@ -179,7 +179,7 @@ def _tensor(array: Array) -> torch.Tensor:
     """Return the values where the training process sees them, if this is a worker with memory for that; else in place."""
     made = torch.from_numpy(array)
     lent = lent_memory(made.shape, made.dtype)
-    return by_value(made) if lent is None else lent.copy_(made)
+    return by_value(made.contiguous()) if lent is None else lent.copy_(made)
 
 
 def _collate(batch: Sequence[Any], *, collate_fn_map: Any = None) -> Any:

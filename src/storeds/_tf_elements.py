@@ -208,7 +208,8 @@ def _declared(dataset: StoreDataset, name: str) -> Element | None:
     if field.kind == "image" and isinstance(reader, ImageReader):
         return Element(name, TEXT, ()) if reader.decode == "bytes" else None
     if field.kind == "array":
-        return Element(name, np.dtype(field.dtype), tuple(field.shape or ()))
+        shape = reader.shape(name) if isinstance(reader, ArrayReader) else tuple(field.shape or ())
+        return Element(name, np.dtype(field.dtype), shape)
     return Element(name, np.dtype(_SCALARS.get(field.kind, "O")), (), is_json=field.kind == "json")
 
 

@@ -25,6 +25,7 @@ from storeds._dataset_parts import (
     open_source,
     spare_a_copy,
     transforms_by_element,
+    with_images,
 )
 from storeds._deferred import asked_to_defer
 from storeds._omegaconf import plain
@@ -40,6 +41,7 @@ from storeds.concatenated import check_same_classes
 from storeds.errors import RecordError
 from storeds.policy import Policy
 from storeds.protocols import Backend, Reader, SampleContext
+from storeds.readers.array import ArrayReader
 from storeds.report import SampleReport
 from storeds.selection import Selection
 from storeds.source import Source
@@ -68,6 +70,10 @@ class StoreDataset(Dataset[Any]):
     decode : str or Decoder, optional
         ``"pil"``, ``"tensor"`` (uint8, channels × height × width), ``"bytes"`` (untouched) or a registered name. The
         reader's choice by default: ``"pil"`` for images, ``"tensor"`` for videos.
+        With the reader ``"array"``, ``"tensor"`` gives array images as channels × height × width.
+    channels : str or mapping of str to str, optional
+        Where the channels of array images lie, ``"last"`` or ``"first"``; for the reader ``"array"``, and needed where
+        shapes do not tell. A mapping says it for each of several elements.
     mode : str or mapping of str to str
         The Pillow mode that the sample's image is converted to; ``"unchanged"`` leaves it as its file has it. Further images
         of a sample, such as masks, stay unchanged. A mapping has the mode of each: ``{"image": "RGB", "depth": "F"}``.
@@ -121,6 +127,7 @@ class StoreDataset(Dataset[Any]):
         reader: str | Reader[Any] = "image",
         fields: Sequence[str] | None = None,
         decode: Any = None,
+        channels: str | Mapping[str, str] | None = None,
         mode: str | Mapping[str, str] = "RGB",
         transform: Any = None,
         target_transform: Any = None,
@@ -141,6 +148,7 @@ class StoreDataset(Dataset[Any]):
             "reader": reader,
             "fields": fields,
             "decode": decode,
+            "channels": channels,
             "mode": mode,
             "transform": transform,
             "target_transform": target_transform,
@@ -170,14 +178,13 @@ class StoreDataset(Dataset[Any]):
         self.as_dict, self.seed = given["as_dict"], check_seed(given["seed"])
         self.backend = open_source(source, given["layout"], given["options"])
         self._view: Backend = self.backend if given["where"] is None else Selection(self.backend, given["where"])
-        image_options = {name: given[name] for name in ("mode", "repair", "min_recovered")}
-        if given["decode"] is not None:
-            image_options["decode"] = given["decode"]
+        image_options = {name: given[name] for name in ("decode", "channels", "mode", "repair", "min_recovered")}
         made = make_reader(reader, given["fields"], image_options, given["reader_options"])
         bound = made.bind(self._view)
         declared = self.backend.meta.fields
         self._transforms = transforms_by_element(bound, self.url, declared, self.transform, self.target_transform)
         image_transform = self._transforms.get(bound.data or "")
+        bound = with_images(bound, declared, self._transforms)
         self.reader: Reader[Any] = spare_a_copy(bound, image_transform)
         self._finish = in_order if takes_strided(image_transform) else None
         self._stacks = {} if self._transforms else stacking_elements(self.reader, self.backend)
@@ -281,13 +288,17 @@ class StoreDataset(Dataset[Any]):
     def _stacked(self, indices: list[int]) -> StackedSamples | None:
         """Return the samples as arrays, or None if one is bad: the policy says what becomes of it."""
         freeze_inherited()
-        read = functools.partial(read_arrays, self._view, indices, self.reader.stored)
+        read = functools.partial(self._read_arrays, indices)
         try:
             stacked = StackedSamples(read, indices, self._stacks, self.as_dict)
         except RecordError:
             return None
         self._tally.saw(len(indices), self.epoch)
         return stacked
+
+    def _read_arrays(self, indices: list[int]) -> dict[str, Any]:
+        assert isinstance(self.reader, ArrayReader)
+        return self.reader.arranged(read_arrays(self._view, indices, self.reader.stored))
 
     def _until_bad(self, indices: Iterable[Any]) -> tuple[list[Any], RecordError | None]:
         """Return what a stream gives for `indices`, and the error that ends it, if one does."""

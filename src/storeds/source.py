@@ -69,6 +69,9 @@ class Source(Settings):
         None,
         description="pil, tensor, bytes, or a registered decoder; pil for images and tensor for videos by default.",
     )
+    channels: Literal["first", "last"] | dict[str, Literal["first", "last"]] | None = Field(
+        None, description="Where the channels of array images lie; a table for several arrays."
+    )
     mode: str | dict[str, str] = Field(
         "RGB", description="The Pillow mode of the image, or unchanged; a table of modes for several images."
     )
