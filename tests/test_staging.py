@@ -6,6 +6,7 @@ import errno
 import gc
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -81,7 +82,8 @@ def test_a_second_writer_is_refused_in_this_process_and_in_another(tmp_path: Pat
         with pytest.raises(errors.StoreExistsError, match="another writer of this process"):
             storeds.open_writer(url, FIELDS, overwrite=True)
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-        assert "being written by another process" in done.stderr
+        assert f"being written by process {os.getpid()} on {socket.gethostname()}, since 20" in done.stderr
+        assert "if it is dead" in done.stderr
     with storeds.open_backend(url) as backend:
         assert backend.get_many([0]) == [{"x": 1}]
 

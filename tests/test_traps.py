@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import datetime
 import io
 import json
 import os
@@ -21,6 +22,7 @@ import albumentations
 import h5py
 import hydra
 import numpy as np
+import pymongo
 import pytest
 import torch
 import torchvision.transforms.v2
@@ -45,6 +47,7 @@ from _traps_lmdb import (
     uniter_texts,
 )
 from _traps_pack import photos, stored_records, storeds_command
+from _writing import FIELDS, WriterProcess, die_at_command, leftovers_in
 from photographs import jpeg
 from storeds import errors
 from storeds.testing.mongod import run_mongod
@@ -359,6 +362,64 @@ def test_labels_that_a_table_with_missing_cells_wrote_as_floats_are_integers(tmp
 # 10. A damaged LMDB file
 
 # 11. Full disks, leftovers, two writers, deadlines
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_second_writer_is_told_who_the_first_is_and_harms_nothing(make_engine_url: MakeUrl, engine: str) -> None:
+    url = make_engine_url(engine)
+    first = WriterProcess(url)
+    first.ask("begin", "first", overwrite=True)
+    first.ask("append", "first", count=7)
+    with pytest.raises(
+        errors.StoreExistsError, match=rf"written by process {first.pid} on .*, since 20.*if it is dead"
+    ):
+        storeds.open_writer(url, FIELDS, overwrite=True)
+    first.ask("append", "first", count=2)
+    first.kill()
+    with storeds.open_writer(url, FIELDS, plan="first", resume=True) as writer:  # at once: the system knows it is dead
+        assert writer.count == 9
+    with storeds.open_backend(url) as backend:
+        assert backend.get_many(range(9)) == [{"job": "first", "at": n} for n in range(9)]
+
+
+def test_a_writer_that_stood_still_cannot_add_to_the_work_of_the_one_that_replaced_it(
+    mongodb: str, mongodb_database: str
+) -> None:
+    url, database = f"{mongodb_database}/store", mongodb_database.rpartition("/")[2]
+    asleep, second = WriterProcess(url), WriterProcess(url)
+    asleep.ask("begin", "asleep")
+    asleep.ask("append", "asleep", count=6)
+    with pymongo.MongoClient[Any](mongodb) as client:
+        an_hour_ago = datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=1)
+        client[database]["store.meta"].update_one({"_id": "writer"}, {"$set": {"renewed": an_hour_ago}})
+        assert second.ask("begin", "second", overwrite=True)[0] == 0
+        second.ask("append", "second", count=4)
+        lost = asleep.ask("append", "asleep", count=3)
+        assert f"taken over by process {second.pid}" in str(lost)
+        assert isinstance(asleep.ask("publish", "asleep"), errors.StoredsError)
+        second.ask("publish", "second")
+        assert [row["job"] for row in client[database]["store"].find()] == ["second"] * 4
+        assert leftovers_in(client, database, "store") == []
+    asleep.kill()
+    second.kill()
+
+
+def test_a_writer_killed_while_it_replaces_a_mongodb_store_leaves_nothing_for_ever(
+    mongodb: str, mongodb_database: str
+) -> None:
+    url, database = f"{mongodb_database}/store", mongodb_database.rpartition("/")[2]
+
+    def write(job: str) -> None:
+        with storeds.open_writer(url, FIELDS, overwrite=True) as writer:
+            writer.append({"job": job, "at": n} for n in range(4))
+
+    write("old")
+    with pymongo.MongoClient[Any](mongodb) as client:
+        for command in range(1, 40, 3):
+            die_at_command(lambda: write("new"), command)
+            assert {row["job"] for row in client[database]["store"].find()} in ({"old"}, {"new"})
+            write("old")
+            assert leftovers_in(client, database, "store") == []
 
 
 def drawn_next() -> tuple[float, float, float]:

@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import shutil
+import struct
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -15,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from storeds._files import sniff, staging_folder
+from storeds._owner import Owner
 from storeds._writer import other_plan, target_exists
 from storeds.errors import ConfigError, FormatError, StoredsError, StoreExistsError
 
-__all__ = ["Staging", "copy_range", "replace_text", "sync_path", "written_ranges"]
+__all__ = ["Staging", "active_writer", "copy_range", "replace_text", "sync_path", "written_ranges"]
 
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 _ACTIVE: set[str] = set()  # POSIX locks do not keep two writers of one process apart
@@ -79,6 +81,37 @@ def written_ranges(descriptor: int, at: int) -> Iterator[tuple[int, int]]:
             return
         at = os.lseek(descriptor, start, os.SEEK_HOLE)
         yield start, at
+
+
+def _write_owner(descriptor: int) -> None:
+    with contextlib.suppress(OSError):  # a full disk, for example: messages then name nobody
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(Owner.here().to_json()).encode(), 0)
+
+
+def _read_owner(descriptor: int) -> Owner | None:
+    try:
+        return Owner.from_json(json.loads(os.pread(descriptor, 1 << 12, 0)))
+    except (OSError, ValueError):
+        return None
+
+
+def active_writer(target: str | Path) -> str | None:
+    """Say which process is writing `target` now; None where nobody is, or where the system does not tell."""
+    folder = staging_folder(target)
+    # Closing the file would end this process's own lock on it, so no writer may begin here meanwhile.
+    with _ACTIVE_LOCK, contextlib.suppress(OSError):
+        if str(folder) in _ACTIVE:
+            return "another writer of this process"
+        if sys.platform == "linux":
+            descriptor = os.open(folder / "lock", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                asked = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+                if struct.unpack("hhqqi4x", fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))[0] != fcntl.F_UNLCK:
+                    return str(_read_owner(descriptor) or "another process")
+            finally:
+                os.close(descriptor)
+    return None
 
 
 class Staging:
@@ -148,11 +181,18 @@ class Staging:
                     continue  # its last writer has just removed the folder
                 try:
                     fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except OSError:
+                except OSError as error:
+                    owner = _read_owner(descriptor) or "another process"
                     os.close(descriptor)
-                    raise StoreExistsError(f"{self.url} is being written by another process") from None
+                    if error.errno not in (errno.EACCES, errno.EAGAIN):  # a file system without locks
+                        raise
+                    raise StoreExistsError(
+                        f"{self.url} is being written by {owner}. Wait until it ends, or end it; if it is dead, its lock on "
+                        f"{self.folder / 'lock'} has ended too, and resume=True (--resume) continues its work"
+                    ) from None
                 if self._is_current(descriptor):
                     _ACTIVE.add(str(self.folder))
+                    _write_owner(descriptor)
                     return descriptor
                 os.close(descriptor)
 

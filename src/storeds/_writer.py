@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -103,6 +104,7 @@ class StoreWriter(ABC):
         self._batch_bytes = self._part_bytes = 0
         self._durable = self._taken = 0
         self._state: Literal["open", "published", "closed"] = "open"
+        self._pid = os.getpid()
 
     engine_errors: ClassVar[tuple[type[Exception], ...]] = (OSError,)
     """What the engine raises when it cannot write."""
@@ -233,14 +235,14 @@ class StoreWriter(ABC):
 
     def abort(self) -> None:
         # docstring inherited
-        if self._state == "open":
+        if self._is_mine_and_open():
             self._state = "closed"
             self._batch = []
             self._discard()
 
     def suspend(self) -> None:
         """Stop without publishing and keep what is durable; ``open_writer(…, resume=True)`` goes on from there."""
-        if self._state == "open":
+        if self._is_mine_and_open():
             self._state = "closed"
             self._batch = []
             self._suspend()
@@ -277,6 +279,13 @@ class StoreWriter(ABC):
             self._content.update(part)
         self._durable = count
 
+    def _is_mine_and_open(self) -> bool:
+        return self._state == "open" and self._pid == os.getpid()  # what a forked child has is its parent's
+
     def _check_open(self) -> None:
+        if self._pid != os.getpid():
+            raise ClosedError(
+                f"the writer of {self.url} is for the process that opened it; open another with open_writer"
+            )
         if self._state != "open":
             raise ClosedError(f"the writer of {self.url} is {self._state}; open another with open_writer")

@@ -8,11 +8,12 @@ from typing import Any
 
 from pymongo.errors import BulkWriteError, OperationFailure
 
+from storeds.backends._mongodb_find import NO_UUID
 from storeds.errors import StoredsError
 from storeds.protocols import Meta
 from storeds.record import CHECKSUM, ContentHash
 
-__all__ = ["arrived_digests", "check_arrived", "check_large", "count_documents", "insert_missing"]
+__all__ = ["arrived_digests", "check_arrived", "check_large", "count_documents", "insert_fenced", "insert_missing"]
 
 _DUPLICATE = 11000
 _PAGE = 50_000
@@ -24,10 +25,29 @@ def insert_missing(collection: Any, documents: Sequence[Mapping[str, Any]]) -> N
     try:
         collection.insert_many(documents, ordered=False)
     except BulkWriteError as error:
-        failures = [one for one in error.details["writeErrors"] if one.get("code") != _DUPLICATE]
-        failures += error.details["writeConcernErrors"]
-        if failures:
-            raise OperationFailure(str(failures[0].get("errmsg")), failures[0].get("code"), failures[0]) from None
+        _check_failures([*error.details["writeErrors"], *error.details["writeConcernErrors"]])
+
+
+def insert_fenced(collection: Any, documents: Sequence[Mapping[str, Any]], identity: Any) -> bool:
+    """Do the same, if the collection still has this UUID and this name; False if the server cannot compare UUIDs.
+
+    All documents go into one command, so they may take 16 MiB together.
+    """
+    command = {"insert": collection.name, "documents": documents, "ordered": False, "collectionUUID": identity}
+    try:
+        reply = collection.database.command({**command, "writeConcern": collection.write_concern.document})
+    except OperationFailure as error:
+        if error.code in NO_UUID:
+            return False
+        raise
+    _check_failures([*reply.get("writeErrors", ()), *filter(None, [reply.get("writeConcernError")])])
+    return True
+
+
+def _check_failures(errors: list[dict[str, Any]]) -> None:
+    failures = [one for one in errors if one.get("code") != _DUPLICATE]
+    if failures:
+        raise OperationFailure(str(failures[0].get("errmsg")), failures[0].get("code"), failures[0])
 
 
 def arrived_digests(collection: Any) -> Iterator[bytes]:

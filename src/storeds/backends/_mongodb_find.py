@@ -7,11 +7,11 @@ from typing import Any
 
 from pymongo.errors import OperationFailure
 
-__all__ = ["guarded_find", "is_other_collection"]
+__all__ = ["NO_UUID", "guarded_find", "is_other_collection"]
 
 _BATCH_SIZE = 100_000  # the server ends a reply at 16 MiB anyway
 _OTHER_UUID = 361  # CollectionUUIDMismatch
-_NO_UUID = (40415, 323)  # an unknown field, before MongoDB 6.0; refused by a strict Stable API
+NO_UUID = (40415, 323)  # an unknown field, before MongoDB 6.0; refused by a strict Stable API
 
 
 def guarded_find(database: Any, command: Mapping[str, Any], identity: Any) -> Any:
@@ -36,7 +36,7 @@ def guarded_find(database: Any, command: Mapping[str, Any], identity: Any) -> An
     try:
         return database.cursor_command(guarded, read_preference=database.read_preference)
     except OperationFailure as error:
-        if error.code in _NO_UUID:
+        if error.code in NO_UUID:
             return None
         raise
 

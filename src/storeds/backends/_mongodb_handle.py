@@ -22,11 +22,12 @@ from storeds.backends._mongodb_client import (
 )
 from storeds.backends._mongodb_documents import GUESSED_BYTES, references
 from storeds.backends._mongodb_find import guarded_find, is_other_collection
+from storeds.backends._mongodb_lease import live_writer
+from storeds.backends._mongodb_leftovers import find_partial
 from storeds.backends._mongodb_names import (
     buckets_of,
     identity_of,
     meta_collection,
-    partial_collection,
     values_collection,
 )
 from storeds.errors import FormatError, StoredsError, StoreNotFoundError, UnavailableError
@@ -154,9 +155,13 @@ def _absent(database: Any, name: str, url: str) -> StoredsError:
 
 
 def _begun(database: Any, name: str) -> str:
-    if identity_of(database, partial_collection(name)) is None:
+    writing = live_writer(database, name)
+    if writing is not None:
+        return f"; it is being written by {writing}"
+    left = find_partial(database, name)
+    if left is None:
         return ""
-    return f"; {partial_collection(name)!r} is what an interrupted writer left: go on with resume=True (--resume)"
+    return f"; {left.collection!r} is what an interrupted writer left: go on with resume=True (--resume)"
 
 
 def _existing(database: str, collections: Collection[str]) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["buckets_of", "identity_of", "meta_collection", "partial_collection", "values_collection"]
+__all__ = ["buckets_of", "identities_of", "identity_of", "meta_collection", "partial_collection", "values_collection"]
 
 
 def meta_collection(name: str) -> str:
@@ -18,9 +19,9 @@ def values_collection(name: str) -> str:
     return f"{name}.values"
 
 
-def partial_collection(name: str) -> str:
-    """Return the collection in which a writer builds collection `name`."""
-    return f"{name}.partial"
+def partial_collection(name: str, token: str) -> str:
+    """Return the collection in which the writer with this token builds collection `name`."""
+    return f"{name}.partial.{token}"
 
 
 def buckets_of(collections: Iterable[str]) -> list[str]:
@@ -40,10 +41,13 @@ def identity_of(database: Any, name: str) -> Any:
 
     That is its UUID, which a rename carries along. A server without UUIDs (mongomock) gives its name instead.
     """
+    return identities_of(database, f"^{re.escape(name)}$").get(name)
+
+
+def identities_of(database: Any, pattern: str) -> dict[str, Any]:
+    """Return name → identity, see `identity_of`, of the collections whose names match a regular expression."""
     try:
-        listed = list(database.list_collections(filter={"name": name}))
+        listed = list(database.list_collections(filter={"name": {"$regex": pattern}}))
     except NotImplementedError:
-        return f"name:{name}" if name in database.list_collection_names() else None
-    if not listed:
-        return None
-    return listed[0]["info"].get("uuid", f"name:{name}")  # a view has none
+        return {name: f"name:{name}" for name in database.list_collection_names() if re.search(pattern, name)}
+    return {row["name"]: row["info"].get("uuid", f"name:{row['name']}") for row in listed}  # a view has no UUID

@@ -17,7 +17,13 @@ from storeds._handles import Ticket
 from storeds._meta import meta_to_row, new_build
 from storeds._suggest import suggest
 from storeds._writer import COMMIT_EVERY, Sealed, StoreWriter, other_plan, target_exists
-from storeds.backends._mongodb_arrival import arrived_digests, check_arrived, check_large, insert_missing
+from storeds.backends._mongodb_arrival import (
+    arrived_digests,
+    check_arrived,
+    check_large,
+    insert_fenced,
+    insert_missing,
+)
 from storeds.backends._mongodb_client import (
     CLIENTS,
     ClientFactory,
@@ -33,10 +39,13 @@ from storeds.backends._mongodb_documents import (
     large_value_files,
     to_document,
 )
+from storeds.backends._mongodb_find import is_other_collection
+from storeds.backends._mongodb_lease import WriterLease
+from storeds.backends._mongodb_leftovers import Partial, remove_values, remove_values_from, sweep
 from storeds.backends._mongodb_names import identity_of, meta_collection, partial_collection, values_collection
 from storeds.backends._mongodb_retry import retried
 from storeds.backends.base import BackendOptions, parse_options
-from storeds.errors import ConfigError, FormatError, StoredsError, StoreExistsError
+from storeds.errors import ConfigError, StoredsError, StoreExistsError
 from storeds.fields import fields_to_json
 from storeds.protocols import JSON, Meta
 from storeds.record import canonical_json
@@ -44,7 +53,8 @@ from storeds.record import canonical_json
 __all__ = ["MongodbWriter"]
 
 _DURABLE = WriteConcern(w="majority", j=True)
-_IDS = 10_000  # in one command
+_HEADER = 1024  # bytes of a document beyond its values, with room to spare
+_NO_COLLECTION = 26
 
 T = TypeVar("T")
 
@@ -52,8 +62,10 @@ T = TypeVar("T")
 class MongodbWriter(StoreWriter):
     """The `Writer` of ``mongodb://``; see `storeds.open_writer`.
 
-    The collection ``<collection>.partial`` holds what is being written; its entry in ``<collection>.meta`` is keyed
-    by the collection's UUID, which the rename carries along. Every write is acknowledged by the majority, from its
+    The collection ``<collection>.partial.<token>`` holds what is being written; its entry in ``<collection>.meta`` is
+    keyed by the collection's UUID, which the rename carries along. A lease there keeps other writers out. One that takes
+    over from a writer that seemed dead renames the collection, and every insert names the UUID that it expects, so what
+    the first one still sends is refused. Every write is acknowledged by the majority, from its
     journal, and each step may be repeated: a primary that dies or steps down is waited for, until ``timeoutMS`` have
     passed. Nothing is published before every record's checksum was found to have arrived.
 
@@ -86,19 +98,22 @@ class MongodbWriter(StoreWriter):
         self._location = parse_location(url)
         super().__init__(self._location.url, fields, commit_every)
         self._name = self._location.collection
-        self._partial = partial_collection(self._name)
         self._overwrite = overwrite
         self._sent = self._sent_bytes = 0
         self._replaced: tuple[Any, str | None] = None, None
         self._index = _check_index(index, self.fields, self.url)
         self._plan = canonical_json({"fields": fields_to_json(self.fields), "plan": plan})
+        self._values = new_build()
         opener = ClientOpener(self._location.uri, self.url, client_factory)
+        self._lease = WriterLease(self._location, opener)
+        self._partial = partial_collection(self._name, self._lease.token)
+        self._fences = client_factory is None  # a factory may make a client that knows no commands
         self._ticket: Ticket[Any] = CLIENTS.ticket(self, opener)
         try:
             with self._database() as database:
                 self._begin(database, overwrite=overwrite, resume=resume)
         except BaseException:
-            self._ticket.close()
+            self._let_go()
             raise
 
     @contextmanager
@@ -120,53 +135,64 @@ class MongodbWriter(StoreWriter):
             return knows_server(client)
 
     def _begin(self, database: Any, *, overwrite: bool, resume: bool) -> None:
-        found = identity_of(database, self._partial)
-        if identity_of(database, self._name) is not None and not overwrite:
-            raise target_exists(self.url, found is not None)
-        if found is not None and not self._entry(database, found) and not database[self._partial].find_one():
-            found = None  # its writer died before it had begun
-        if found is not None and not resume and not overwrite:
+        self._lease.take(database)
+        exists = identity_of(database, self._name) is not None
+        left = sweep(database, self._name, keep_partial=resume or not overwrite)
+        if exists and not overwrite:
+            raise target_exists(self.url, left is not None)
+        if left is not None and not resume:
             raise StoreExistsError(
-                f"collection {self._partial!r} holds what an interrupted writer of {self.url} left; pass resume=True "
-                "(--resume) to go on from there, or overwrite=True (--overwrite) to start anew"
+                f"collection {left.collection!r} holds what an interrupted writer of {self.url} left; pass resume=True "
+                "(--resume) to go on from there, or overwrite=True (--overwrite) to start again"
             )
-        if found is not None and resume:
-            self._take_over(database, found)
-        else:
+        if left is None:
             self._start(database)
+        else:
+            self._take_over(database, left)
         for name in self._index:  # before the records: to index many at once may take longer than a deadline
             database[self._partial].create_index(name)
+        self._lease.renew(database)  # all of this may have taken long
 
     def _start(self, database: Any) -> None:
-        left = identity_of(database, self._partial)
-        if left is not None:
-            values = self._entry(database, left).get("values")
-            database[self._partial].drop()
-            if values is not None:
-                self._remove_values(database, values)
-            self._metas(database).delete_one({"_id": left})
         database.create_collection(self._partial)
-        self._identity, self._values = identity_of(database, self._partial), new_build()
-        entry = {"_id": self._identity, "plan": self._plan, "values": self._values}
+        self._identity = identity_of(database, self._partial)
+        entry = {"_id": self._identity, "token": self._lease.token, "plan": self._plan, "values": self._values}
         self._metas(database).replace_one({"_id": self._identity}, entry, upsert=True)
 
-    def _entry(self, database: Any, identity: Any) -> dict[str, Any]:
-        return self._metas(database).find_one({"_id": identity}) or {}
-
-    def _take_over(self, database: Any, identity: Any) -> None:
-        entry = self._entry(database, identity)
-        if "plan" not in entry:
-            raise FormatError(
-                f"{self.url} cannot be resumed: {self._partial!r} has no entry in its meta; start anew with overwrite=True"
-            )
-        if entry["plan"] != self._plan:
-            raise other_plan(self.url, json.loads(entry["plan"]), json.loads(self._plan))
-        self._identity, self._values = identity, entry["values"]
-        self.note = json.loads(entry.get("note", "null"))
+    def _take_over(self, database: Any, left: Partial) -> None:
+        """Continue another writer's work, and fence that writer off: it may be alive after all."""
+        if left.entry["plan"] != self._plan:
+            raise other_plan(self.url, json.loads(left.entry["plan"]), json.loads(self._plan))
+        self._identity = left.identity
+        # From here on the other writer can complete no entry; from the rename on, insert no record and publish nothing.
+        # Its large values are adopted, so that any that arrive later belong to nobody.
+        adopted = [*left.entry.get("adopted", ()), left.entry["values"]]
+        mine = {"token": self._lease.token, "values": self._values, "adopted": adopted}
+        if not self._metas(database).update_one({"_id": left.identity}, {"$set": mine}).matched_count:
+            raise self._lease.lost(database)
+        if _is_uuid(left.identity):
+            database[left.collection].rename(self._partial)
+        else:
+            self._partial = left.collection
+        database[f"{values_collection(self._name)}.files"].update_many(
+            {"metadata.build": {"$in": adopted}}, {"$set": {"metadata.build": self._values}}
+        )
+        self._metas(database).update_one(self._own, {"$unset": {"adopted": ""}})
+        self.note = json.loads(left.entry.get("note", "null"))
         digests = list(arrived_digests(database[self._partial]))
         # What is after a gap came without its neighbours: a batch is inserted in any order.
         database[self._partial].delete_many({"_id": {"$gte": len(digests)}})
+        remove_values_from(database, self._name, self._values, len(digests))
         self._resume_from(len(digests), digests)
+
+    @property
+    def _own(self) -> dict[str, Any]:
+        """The entry in meta, for as long as no other writer has taken it over."""
+        return {"_id": self._identity, "token": self._lease.token}
+
+    def _change_own(self, database: Any, change: dict[str, Any]) -> None:
+        if not self._metas(database).update_one(self._own, change).matched_count:
+            raise self._lease.lost(database)
 
     def _commit(self, batch: list[Sealed], first: int) -> None:
         if batch:  # every part is durable already
@@ -177,9 +203,24 @@ class MongodbWriter(StoreWriter):
         for value in (value for _, large in made for value in large):
             self._retried(partial(self._put_large, value=value))
         documents = [document for document, _ in made]
-        self._retried(lambda database: insert_missing(database[self._partial], documents))
+        sizes = [min(sealed.size, DOCUMENT_BYTES) for sealed in part]
+        for some in _commands(documents, sizes):
+            self._retried(partial(self._insert, documents=some))
         self._sent += len(part)
-        self._sent_bytes += sum(min(sealed.size, DOCUMENT_BYTES) for sealed in part)
+        self._sent_bytes += sum(sizes)
+
+    def _insert(self, database: Any, documents: list[dict[str, Any]]) -> None:
+        collection = database[self._partial]
+        try:
+            if self._fences and not insert_fenced(collection, documents, self._identity):
+                self._fences = False
+            if not self._fences:
+                self._lease.renew(database)
+                insert_missing(collection, documents)
+        except OperationFailure as error:
+            if is_other_collection(error):
+                raise self._lease.lost(database) from None
+            raise
 
     def _put_large(self, database: Any, value: LargeValue) -> None:
         bucket = values_collection(self._name)
@@ -187,32 +228,28 @@ class MongodbWriter(StoreWriter):
         by_file = [("files_id", pymongo.ASCENDING), ("n", pymongo.ASCENDING)]
         database[f"{bucket}.chunks"].create_index(by_file, unique=True)
         insert_missing(database[f"{bucket}.chunks"], chunks)
-        database[f"{bucket}.files"].replace_one({"_id": file["_id"]}, file, upsert=True)
+        insert_missing(database[f"{bucket}.files"], [file])
 
     def _save_note(self, note: JSON) -> None:
-        change = {"$set": {"note": canonical_json(note)}}
-        self._retried(lambda database: self._metas(database).update_one({"_id": self._identity}, change))
+        self._retried(lambda database: self._change_own(database, {"$set": {"note": canonical_json(note)}}))
 
     def _metas(self, database: Any) -> Any:
         return database[meta_collection(self._name)]
 
     def _publish(self, meta: Meta) -> None:
-        self._retried(self._check_own)
-        check_large(self._retried, values_collection(self._name), self._values, self.url)
-        check_arrived(lambda read: self._retried(lambda database: read(database[self._partial])), meta, self.url)
+        self._retried(self._lease.renew)
+        try:
+            check_large(self._retried, values_collection(self._name), self._values, self.url)
+            check_arrived(lambda read: self._retried(lambda database: read(database[self._partial])), meta, self.url)
+        except StoredsError:
+            self._retried(self._lease.renew)  # a writer that took over is the better reason
+            raise
         row = {**meta_to_row(meta), "values": self._values, "document_bytes": self._document_bytes()}
-        own, change = {"_id": self._identity}, {"$set": row}
         # Beside the plan, without which a writer could not be resumed if the rename failed.
-        self._retried(lambda database: self._metas(database).update_one(own, change, upsert=True))
+        self._retried(lambda database: self._change_own(database, {"$set": row}))
         self._retried(self._rename)
         self._retried(lambda database: self._clean_up(database, row))
-        self._ticket.close()
-
-    def _check_own(self, database: Any) -> None:
-        if identity_of(database, self._partial) != self._identity:
-            raise StoredsError(
-                f"{self.url}: another writer replaced {self._partial!r} while this one was writing; nothing was published"
-            )
+        self._let_go()
 
     def _document_bytes(self) -> int:
         """Return what a document takes, on average over those sent from here; readers cut batches by it."""
@@ -222,53 +259,63 @@ class MongodbWriter(StoreWriter):
         target = identity_of(database, self._name)
         if target == self._identity:
             return  # an earlier attempt, whose answer was lost, did it
-        self._check_own(database)
         self._replaced = target, self._entry(database, target).get("values")
         try:
             database[self._partial].rename(self._name, dropTarget=self._overwrite)
-        except OperationFailure:
+        except OperationFailure as error:
             target = identity_of(database, self._name)
             if target == self._identity:
                 return
+            if error.code == _NO_COLLECTION:
+                raise self._lease.lost(database) from None
             if self._overwrite or target is None:
                 raise
             raise StoreExistsError(f"{self.url} appeared while it was being written; nothing was replaced") from None
 
+    def _entry(self, database: Any, identity: Any) -> dict[str, Any]:
+        return self._metas(database).find_one({"_id": identity}) or {}
+
     def _clean_up(self, database: Any, row: Mapping[str, Any]) -> None:
-        published = identity_of(database, self._name)
-        if published != self._identity and _is_uuid(self._identity):
-            return  # another writer has replaced it already
-        self._metas(database).replace_one({"_id": published}, {"_id": published, **row}, upsert=True)
+        published = self._identity if _is_uuid(self._identity) else identity_of(database, self._name)
+        # Another writer may have replaced it already, and its entry with it.
+        self._metas(database).replace_one({"_id": published}, {"_id": published, **row}, upsert=not _is_uuid(published))
         replaced, values = self._replaced
         for identity in {replaced, self._identity} - {published, None}:
             self._metas(database).delete_one({"_id": identity})
         if values is not None:
-            self._remove_values(database, values)
-
-    def _remove_values(self, database: Any, values: str) -> None:
-        files = database[f"{values_collection(self._name)}.files"]
-        stale = [row["_id"] for row in files.find({"metadata.build": values}, {"_id": True})]
-        for start in range(0, len(stale), _IDS):
-            ids = {"$in": stale[start : start + _IDS]}
-            database[f"{values_collection(self._name)}.chunks"].delete_many({"files_id": ids})
-            files.delete_many({"_id": ids})
+            remove_values(database, self._name, {"metadata.build": values})
 
     def _discard(self) -> None:
         try:
             self._remove_own()
         finally:
-            self._ticket.close()
+            self._let_go()
 
     def _remove_own(self) -> None:
         with self._database() as database:
-            if identity_of(database, self._partial) != self._identity:
-                return  # another writer has begun anew, and that one's is not ours to remove
-            database[self._partial].drop()
-            self._remove_values(database, self._values)
-            self._metas(database).delete_one({"_id": self._identity})
+            if self._metas(database).delete_one(self._own).deleted_count:
+                database[self._partial].drop()
+                remove_values(database, self._name, {"metadata.build": self._values})
 
     def _suspend(self) -> None:
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._lease.release()
         self._ticket.close()
+
+
+def _commands(documents: list[dict[str, Any]], sizes: list[int]) -> Iterator[list[dict[str, Any]]]:
+    """Cut `documents` into what fits into one command each."""
+    some: list[dict[str, Any]] = []
+    room = DOCUMENT_BYTES
+    for document, size in zip(documents, sizes, strict=True):
+        if some and size > room:
+            yield some
+            some, room = [], DOCUMENT_BYTES
+        some.append(document)
+        room -= size + _HEADER
+    yield some
 
 
 def _is_uuid(identity: Any) -> bool:

@@ -158,6 +158,10 @@ class StoreBackend(ABC):
         """Return where an interrupted writer of this store left its work, or None."""
         return None
 
+    def writer(self) -> str | None:
+        """Return which process is writing this store again at the moment, or None."""
+        return None
+
     def _check_fields(self, fields: Sequence[str] | None) -> tuple[str, ...]:
         if fields is None:
             return tuple(self.meta.fields)

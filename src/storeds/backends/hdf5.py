@@ -198,7 +198,13 @@ class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
     def leftovers(self) -> str | None:
         # docstring inherited
         folder = staging_folder(self._opener.path)
-        return str(folder) if folder.exists() else None
+        return str(folder) if folder.exists() and self.writer() is None else None
+
+    def writer(self) -> str | None:
+        # docstring inherited
+        from storeds._staging import active_writer
+
+        return active_writer(self._opener.path)
 
     def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
         whole = self._codec.needs_whole(fields)

@@ -174,7 +174,13 @@ class LmdbBackend(HandleBackend[LmdbHandle, LmdbOpener]):
     def leftovers(self) -> str | None:
         # docstring inherited
         folder = staging_folder(self._opener.path)
-        return str(folder) if folder.exists() else None
+        return str(folder) if folder.exists() and self.writer() is None else None
+
+    def writer(self) -> str | None:
+        # docstring inherited
+        from storeds._staging import active_writer
+
+        return active_writer(self._opener.path)
 
     def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
         with self._lease() as handle:

@@ -15,7 +15,9 @@ from storeds.backends._mongodb_arrival import count_documents
 from storeds.backends._mongodb_client import ClientFactory, parse_location
 from storeds.backends._mongodb_documents import from_document
 from storeds.backends._mongodb_handle import MongodbHandle, MongodbOpener
-from storeds.backends._mongodb_names import identity_of, partial_collection, values_collection
+from storeds.backends._mongodb_lease import live_writer
+from storeds.backends._mongodb_leftovers import stale_parts
+from storeds.backends._mongodb_names import values_collection
 from storeds.backends._mongodb_pairs import in_pairs
 from storeds.backends._mongodb_retry import retried
 from storeds.backends.base import BackendOptions, HandleBackend, parse_options
@@ -123,8 +125,14 @@ class MongodbBackend(HandleBackend[MongodbHandle, MongodbOpener]):
     def leftovers(self) -> str | None:
         # docstring inherited
         with self._lease() as handle, handle.database() as database:
-            partial = partial_collection(handle.location.collection)
-            return f"collection {partial}" if identity_of(database, partial) is not None else None
+            name = handle.location.collection
+            return None if live_writer(database, name) else ", ".join(stale_parts(database, name)) or None
+
+    def writer(self) -> str | None:
+        # docstring inherited
+        with self._lease() as handle, handle.database() as database:
+            writing = live_writer(database, handle.location.collection)
+            return str(writing) if writing else None
 
     def _retried(self, operation: Callable[[MongodbHandle], T]) -> T:
         """Return what `operation` returns; it is repeated, with a new lease, while the server may come back."""

@@ -44,6 +44,8 @@ class Info:
         What of a foreign store no record holds, each with a reason; at most 200, and the last may be a count.
     leftovers : str or None
         Where an interrupted writer of this store left its work.
+    writer : str or None
+        Which process is writing the store again at the moment.
     handle : dict
         How the store is opened: options, file system, pool.
     advice : list of str
@@ -64,6 +66,7 @@ class Info:
     bytes: int | None
     unread: list[str]
     leftovers: str | None
+    writer: str | None
     handle: dict[str, JSON]
     advice: list[str]
 
@@ -104,6 +107,7 @@ def info(url: str, *, layout: str | None = None, options: Mapping[str, Any] | No
             bytes=own.stored_bytes() if own else None,
             unread=own.unread() if own else [],
             leftovers=own.leftovers() if own else None,
+            writer=own.writer() if own else None,
             handle=own.handle_settings() if own else {},
             advice=own.advice() if own else [],
         )

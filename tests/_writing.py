@@ -1,0 +1,138 @@
+"""Writers in processes of their own, told step by step what to do; they can be stopped inside a step, and killed."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import traceback
+from collections.abc import Callable
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pymongo
+from pymongo import monitoring
+
+import storeds
+
+__all__ = ["WriterProcess", "die_at_command", "fork", "leftovers_in"]
+
+FIELDS = {"job": "str", "at": "int"}
+
+
+class _AtCommand(monitoring.CommandListener):
+    """Does something when this process is about to send its n-th command to MongoDB; 0 is never."""
+
+    def __init__(self, number: int, action: Callable[[], object]) -> None:
+        self.left, self.action = number, action
+
+    def started(self, event: monitoring.CommandStartedEvent) -> None:
+        self.left -= 1
+        if self.left == 0:
+            self.action()
+
+    def succeeded(self, event: monitoring.CommandSucceededEvent) -> None:
+        pass
+
+    def failed(self, event: monitoring.CommandFailedEvent) -> None:
+        pass
+
+
+def fork(work: Callable[[], object]) -> int:
+    """Run `work` in a forked child and return its pid; its exit code is 0, or 10 after an exception."""
+    pid = os.fork()
+    if pid == 0:
+        code = 10
+        try:
+            work()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return pid
+
+
+def die_at_command(work: Callable[[], object], number: int) -> int:
+    """Run `work` in a child that is killed when it is about to send this command; return its exit code."""
+
+    def watched() -> None:
+        monitoring.register(_AtCommand(number, lambda: os.kill(os.getpid(), signal.SIGKILL)))
+        work()
+
+    return os.waitstatus_to_exitcode(os.waitpid(fork(watched), 0)[1])
+
+
+class WriterProcess:
+    """A process with at most one writer of `url`, which appends records that say which job they are of."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._pipe, theirs = Pipe()
+        self.pid = fork(lambda: self._serve(theirs))
+        theirs.close()
+
+    def _serve(self, pipe: Connection) -> None:
+        self._pipe.close()
+        stop = _AtCommand(0, lambda: os.kill(os.getpid(), signal.SIGSTOP))
+        monitoring.register(stop)
+        writer: Any = None
+        reply: Any
+        while True:
+            action, job, stop.left, options = pipe.recv()
+            try:
+                if action == "begin":
+                    writer = storeds.open_writer(self.url, FIELDS, plan=job, commit_every=3, **options)
+                elif action == "append":
+                    first = writer.count
+                    writer.append({"job": job, "at": first + k} for k in range(options["count"]))
+                else:
+                    getattr(writer, action)()
+                reply = (writer.count, writer.meta.id if writer.meta else None)
+            except storeds.errors.StoredsError as error:
+                reply = error
+            stop.left = 0
+            pipe.send(pickle.dumps(reply))
+
+    def tell(self, action: str, job: str, *, stop_at: int = 0, **options: Any) -> None:
+        """Begin a step; it stops the process before its `stop_at`-th command to MongoDB, if it comes to that."""
+        self._pipe.send((action, job, stop_at, options))
+
+    def is_stopped(self) -> bool:
+        """Wait until the step ends, or stops the process; return which."""
+        while not self._pipe.poll(0.02):
+            if os.waitpid(self.pid, os.WUNTRACED | os.WNOHANG)[1]:
+                return True
+        return False
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def reply(self) -> Any:
+        """Return (count, id) of the writer, or the error."""
+        return pickle.loads(self._pipe.recv())
+
+    def ask(self, action: str, job: str, **options: Any) -> Any:
+        self.tell(action, job, **options)
+        return self.reply()
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        self._pipe.close()
+
+
+def leftovers_in(client: pymongo.MongoClient[Any], database: str, name: str) -> list[str]:
+    """Return what there is of a MongoDB store beyond its records, its one entry in meta and its own large values."""
+    db = client[database]
+    names = set(db.list_collection_names())
+    (target,) = db.list_collections(filter={"name": name})
+    found = sorted(names - {name, f"{name}.meta", f"{name}.values.files", f"{name}.values.chunks"})
+    rows = list(db[f"{name}.meta"].find())
+    own = [row for row in rows if row["_id"] == target["info"]["uuid"]]
+    found += [f"meta: {row}" for row in rows if row not in own]
+    used = {value["_gridfs"] for row in db[name].find() for value in row.values() if isinstance(value, dict)}
+    found += [f"file {row['_id']}" for row in db[f"{name}.values.files"].find() if row["_id"] not in used]
+    found += [f"part {id}" for id in db[f"{name}.values.chunks"].distinct("files_id") if id not in used]
+    return found
