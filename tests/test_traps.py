@@ -124,6 +124,108 @@ def test_two_splits_of_a_store_without_splits_are_refused(tmp_path: Path) -> Non
 
 # 2. Frozen epochs
 
+
+def jittered(value: Any, generator: torch.Generator | None = None) -> float:
+    """Stand for an augmentation: what it draws shows behind the decimal point."""
+    return int(value) + float(torch.rand((), generator=generator)) / 2
+
+
+def numbered_store(folder: Path, count: int = 12) -> str:
+    url = f"lmdb://{folder}/numbered.lmdb"
+    with storeds.open_writer(url, {"x": "int"}, overwrite=True) as writer:
+        writer.append({"x": number} for number in range(count))
+    return url
+
+
+def jittered_dataset(url: str, seed: int | None) -> storeds.StoreDataset:
+    return storeds.StoreDataset(url, reader="array", transform=jittered, seed=seed)
+
+
+def one_pass(loader: Iterable[Any]) -> list[float]:
+    return [float(value) for (values,) in loader for value in values]
+
+
+LOADERS: dict[str, tuple[type[storeds.StoreLoader], dict[str, Any]]] = {
+    "main process": (storeds.StoreLoader, {}),
+    "workers": (storeds.StoreLoader, {"num_workers": 2, "multiprocessing_context": "fork"}),
+    "spawned": (storeds.StoreLoader, {"num_workers": 1, "multiprocessing_context": "spawn"}),
+    "persistent": (storeds.StoreLoader, {"num_workers": 2, "persistent_workers": True}),
+    "threads": (storeds.ThreadLoader, {"num_workers": 2}),
+}
+all_loaders = pytest.mark.parametrize("how", LOADERS)
+
+
+def augmenting_loader(url: str, how: str, seed: int | None) -> storeds.StoreLoader:
+    kind, arguments = LOADERS[how]
+    return kind(jittered_dataset(url, seed), batch_size=4, shuffle=True, **arguments)
+
+
+@all_loaders
+@pytest.mark.parametrize("seed", [7, None])
+def test_each_pass_has_another_order_and_other_pixels_and_a_run_repeats(
+    tmp_path: Path, how: str, seed: int | None
+) -> None:
+    url = numbered_store(tmp_path)
+    runs = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        loader = augmenting_loader(url, how, seed)
+        runs.append([one_pass(loader) for _ in range(3)])
+    orders = [[int(value) for value in epoch] for epoch in runs[0]]
+    assert [sorted(order) for order in orders] == [list(range(12))] * 3
+    assert len(set(map(tuple, orders))) == 3
+    assert len({value for epoch in runs[0] for value in epoch}) == 3 * 12
+    assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("how", ["main process", "workers", "threads"])
+def test_without_a_seed_two_runs_differ(tmp_path: Path, how: str) -> None:
+    url = numbered_store(tmp_path)
+    first, second = (one_pass(augmenting_loader(url, how, None)) for _ in range(2))
+    assert [int(value) for value in first] != [int(value) for value in second]
+    assert set(first).isdisjoint(second)
+
+
+@all_loaders
+def test_set_epoch_on_the_loader_or_on_the_dataset_sets_both(tmp_path: Path, how: str) -> None:
+    url = numbered_store(tmp_path)
+    loader = augmenting_loader(url, how, 7)
+    counted = [one_pass(loader) for _ in range(4)]
+    for set_epoch in (loader.set_epoch, loader.sampler.set_epoch, loader.dataset.set_epoch):  # type: ignore[attr-defined]
+        set_epoch(2)
+        assert loader.dataset.epoch == 2  # type: ignore[attr-defined]
+        assert [one_pass(loader), one_pass(loader)] == counted[2:]
+
+
+@pytest.mark.parametrize("how", ["main process", "persistent", "threads"])
+def test_a_resumed_run_counts_on(tmp_path: Path, how: str) -> None:
+    url = numbered_store(tmp_path)
+    whole = augmenting_loader(url, how, 7)
+    epochs = [one_pass(whole) for _ in range(4)]
+    stopped = augmenting_loader(url, how, 7)
+    one_pass(stopped)
+    begun = one_pass([next(iter(stopped))])
+    resumed = augmenting_loader(url, how, 7)
+    resumed.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
+    assert [begun + one_pass(resumed), one_pass(resumed)] == epochs[1:3]
+    after = augmenting_loader(url, how, 7)  # a state from the end of an epoch
+    after.load_state_dict(resumed.state_dict())
+    assert one_pass(after) == epochs[3]
+
+
+@pytest.mark.parametrize("how", ["main process", "workers", "threads"])
+def test_passes_side_by_side_keep_to_their_own_epochs(tmp_path: Path, how: str) -> None:
+    dataset = jittered_dataset(numbered_store(tmp_path), 7)
+    kind, arguments = LOADERS[how]
+    one, other = (kind(dataset, batch_size=4, shuffle=True, **arguments) for _ in range(2))
+    expected = [one_pass(one) for _ in range(4)]
+    one.set_epoch(1)
+    other.set_epoch(3)
+    side_by_side = list(zip(one, other, strict=True))
+    assert one_pass(batch for batch, _ in side_by_side) == expected[1]
+    assert one_pass(batch for _, batch in side_by_side) == expected[3]
+
+
 # 3. Several images in a sample
 
 

@@ -19,21 +19,34 @@ class Draws:
 
     _num_yielded: int
     _send_idx: int
+    epoch = 0
+    """The epoch of the pass that it draws from."""
 
 
 class Pass:
     """One way through an epoch: how far the sampler is, and how far the training loop."""
 
-    def __init__(self, epoch: int, start: int, steps: int, replicas: int, count: int) -> None:
-        self.epoch = epoch
+    def __init__(
+        self,
+        epoch: int,
+        start: int,
+        steps: int,
+        replicas: int,
+        count: int,
+        enter: Callable[[int, int | None], object],
+    ) -> None:
+        self.epoch, self.start = epoch, start
         self.yielded = 0
-        self._start, self._steps, self._replicas, self._count = start, steps, replicas, count
+        self._steps, self._replicas, self._count = steps, replicas, count
         self._exhausted = False
-        self._delivery = _find_delivery()
+        self._delivery = _find_delivery(epoch)
+        self._enter = enter
+        enter(epoch, None if self._delivery is None else self._delivery.workers)
 
     def draw(self, indices: Iterator[int]) -> int:
-        if self._delivery is not None:
-            self._delivery.mark(self.yielded)
+        if self._delivery is not None and self._delivery.mark(self.yielded) and self._delivery.workers is None:
+            # The batch is made here and next, and another loader's pass may have come in between.
+            self._enter(self.epoch, None)
         try:
             index = next(indices)
         except StopIteration:
@@ -55,7 +68,7 @@ class Pass:
 
     def position(self, consumed: int) -> int:
         """Return the position in the epoch after so many samples of each rank; padding and what was dropped are past."""
-        return self._count if consumed == self._steps else self._start + consumed * self._replicas
+        return self._count if consumed == self._steps else self.start + consumed * self._replicas
 
 
 class _Delivery:
@@ -71,19 +84,23 @@ class _Delivery:
         self._offset: int = fields["_num_yielded"] if fields.get("_send_idx") == 0 else 0
         self._marks: deque[tuple[int, int]] = deque()
         self._final = (0, False)
+        self.workers: int | None = fields.get("_base_seed") if fields.get("_num_workers") else None
+        """What its worker processes know it by, if it has any."""
         self._watched = [_watch(each, self._freeze) for each in (loader, fields.get("_sampler_iter"))]
 
-    def mark(self, yielded: int) -> None:
-        """Note, before a draw, which batch it is for."""
+    def mark(self, yielded: int) -> bool:
+        """Note, before a draw, which batch it is for; return whether it is the first draw for that batch."""
         if self._fields is None:  # drawn from after its loader's end: by what is unknown, so what was yielded counts
             self._final = (sys.maxsize, True)
-            return
+            return False
         batch = self._fields.get("_send_idx", self._fields["_num_yielded"])
-        if not self._marks or batch != self._marks[-1][0]:
-            delivered = self._count()[0]
-            while self._marks and self._marks[0][0] < delivered:
-                self._marks.popleft()
-            self._marks.append((batch, yielded))
+        if self._marks and batch == self._marks[-1][0]:
+            return False
+        delivered = self._count()[0]
+        while self._marks and self._marks[0][0] < delivered:
+            self._marks.popleft()
+        self._marks.append((batch, yielded))
+        return True
 
     def consumed(self, yielded: int) -> int:
         delivered = self._count()[0]
@@ -108,14 +125,19 @@ class _Delivery:
         self._final, self._fields = self._count(), None
 
 
-def _find_delivery() -> _Delivery | None:
-    """Return the delivery of the DataLoader that draws, found on the stack; None without one, or of unknown make."""
+def _find_delivery(epoch: int) -> _Delivery | None:
+    """Return the delivery of the DataLoader that draws, found on the stack; None without one, or of unknown make.
+
+    A loader of ours that draws is given the epoch.
+    """
     kinds = (Draws, getattr(torch.utils.data.dataloader, "_BaseDataLoaderIter", Draws))
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         # Only this method draws: a sampler that a dataset reads inside a worker-less loader is none of that loader's.
         if frame.f_code.co_name == "_next_index":
             loader = frame.f_locals.get("self")
+            if isinstance(loader, Draws):
+                loader.epoch = epoch
             fields = getattr(loader, "__dict__", {}) if isinstance(loader, kinds) else {}
             known = "_num_yielded" in fields and ("_send_idx" in fields or not fields.get("_num_workers"))
             return _Delivery(loader, fields) if known else None

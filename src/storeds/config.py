@@ -38,7 +38,7 @@ class Loader(Settings):
     where_from: ClassVar[str] = "[loader]"
 
     batch_size: int | None = Field(32, ge=1, description="Samples a batch; null for samples that are not batched.")
-    shuffle: bool = Field(False, description="A new order each epoch, the same for the same dataset seed.")
+    shuffle: bool = Field(False, description="A new order each epoch, repeated by a run of the same dataset seed.")
     block_size: int | None = Field(None, ge=1, description="Shuffle blocks of so many neighbours, for cold disks.")
     window: int | None = Field(None, ge=1, description="Blocks whose samples are mixed; 8 by default.")
     drop_last: bool = Field(False, description="Drop the last batch when it is short, and what not every rank gets.")
@@ -272,7 +272,8 @@ def build_loader(
     """Return a `DataLoader` over `build_dataset` and an `EpochSampler`; what the config leaves open is picked and logged.
 
     Workers: as many as the CPUs this process may use, shared with the ranks beside it. Persistent if there are any. Pinned memory with CUDA. The order of
-    an epoch is that of the dataset's seed (0 without one), shared between the ranks of torch.distributed.
+    an epoch is that of the dataset's seed; without one it differs between runs. It is shared between the ranks of torch.distributed. Each new pass is the next
+    epoch: see `StoreLoader`.
 
     Where it has no batch at all, because the store is empty, nothing is selected of it, or `drop_last` drops everything,
     a warning says so.
@@ -288,7 +289,6 @@ def build_loader(
     sampler = EpochSampler(
         dataset,
         shuffle=settings.shuffle,
-        seed=dataset.seed or 0,
         drop_last=settings.drop_last,
         block_size=settings.block_size if settings.shuffle else None,
         window=settings.window if settings.shuffle else None,

@@ -28,10 +28,11 @@ from storeds._dataset_parts import (
     with_images,
 )
 from storeds._deferred import asked_to_defer
+from storeds._epoch import MOST, SharedEpoch
 from storeds._omegaconf import plain
+from storeds._ranks import integer
 from storeds._rows import image_element, in_rows
 from storeds._samples import SampleMaker
-from storeds._shared import SharedNumber
 from storeds._stacked import StackedSamples, stacking_elements, unmarked
 from storeds._tally import Tally
 from storeds._transform_checks import check_picklable
@@ -192,7 +193,7 @@ class StoreDataset(Dataset[Any]):
         self._maker = SampleMaker(self._view, self.reader, self._bind_transforms(), self.as_dict)
         self._waiting_maker = replace(self._maker, transforms=self._bind_transforms(may_wait=True))
         # Shared with workers, so that set_epoch reaches persistent ones (pytorch#97326).
-        self._epoch = SharedNumber()
+        self._epoch = SharedEpoch()
         self._tally = Tally()
 
     def _bind_transforms(self, *, may_wait: bool = False) -> list[tuple[str, BoundTransform]]:
@@ -242,12 +243,12 @@ class StoreDataset(Dataset[Any]):
 
     @property
     def epoch(self) -> int:
-        """The epoch that the randomness of samples belongs to."""
-        return self._epoch.get()
+        """The epoch that the randomness of samples belongs to: that of the pass that began last, or the one set since."""
+        return self._epoch.of_samples(None)[0]
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, for persistent workers too."""
-        self._epoch.set(epoch)
+        """Set the epoch, for persistent workers too, and for the next pass of every loader with an `EpochSampler`."""
+        self._epoch.set(integer("epoch", epoch, 0, MOST))
 
     def __len__(self) -> int:
         return len(self.reader)
@@ -307,8 +308,8 @@ class StoreDataset(Dataset[Any]):
 
     def _contexts(self, indices: Iterable[Any]) -> list[SampleContext]:
         freeze_inherited()
-        epoch = self.epoch
-        return [SampleContext(index, epoch, self.seed) for index in self._resolve(indices)]
+        epoch, seed = self._epoch.of_samples(self.seed)
+        return [SampleContext(index, epoch, seed) for index in self._resolve(indices)]
 
     def _resolve(self, indices: Iterable[Any]) -> list[int]:
         if getattr(indices, "dtype", None) in (torch.bool, np.dtype(bool)):

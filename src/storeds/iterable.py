@@ -9,8 +9,8 @@ from typing import Any, get_args
 import xxhash
 from torch.utils.data import IterableDataset, get_worker_info
 
+from storeds._epoch import SharedEpoch
 from storeds._ranks import integer, ranks
-from storeds._shared import SharedNumber
 from storeds._shares import Remainder, Share, pieces, rank_bounds
 from storeds._stream import Addresses, Place, Samples
 from storeds._stream_sources import SourceLike, check_alike, listed, seed_of, single
@@ -116,7 +116,7 @@ class StoreIterable(IterableDataset[Any]):
         self.read_batch, self.read_ahead = integer("read_batch", read_batch, 1), integer("read_ahead", read_ahead, 0)
         self.num_replicas, self.rank = ranks(num_replicas, rank)
         # One of each for all datasets opened here: under spawn, each takes a descriptor.
-        self._epoch, self._tally = SharedNumber(), Tally()
+        self._epoch, self._tally = SharedEpoch(), Tally()
         self.datasets = self._open(listed(sources), dataset_arguments)
         self._place = Place(0)
         self._loaded: Mapping[str, Any] | None = None
@@ -141,7 +141,7 @@ class StoreIterable(IterableDataset[Any]):
     @property
     def epoch(self) -> int:
         """The epoch that the order and the randomness of samples belong to."""
-        return self._epoch.get()
+        return self._epoch.number
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iterator, for persistent workers too; what was loaded for another one is dropped."""

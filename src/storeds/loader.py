@@ -24,7 +24,7 @@ __all__ = ["StoreLoader", "map_tensors", "to_device"]
 class StoreLoader(DataLoader[Any]):
     """A `torch.utils.data.DataLoader` over an `EpochSampler`, which knows where the training loop is.
 
-    `storeds.build_loader` makes one.
+    `storeds.build_loader` makes one. Each new pass is the next epoch: another order, other random transforms.
 
     Parameters
     ----------
@@ -34,8 +34,9 @@ class StoreLoader(DataLoader[Any]):
         By default one over all of `dataset`, with `shuffle` and `seed`.
     shuffle : bool
         Without a `sampler`: a new order each epoch.
-    seed : int
-        Without a `sampler`: of the order.
+    seed : int, optional
+        Without a `sampler`: of the order. By default the dataset's; if that has none, one that the sampler draws from
+        torch's default generator at the first pass.
     **arguments
         As for `torch.utils.data.DataLoader`; by default batches are made by `storeds.collate`.
 
@@ -44,6 +45,13 @@ class StoreLoader(DataLoader[Any]):
     ConfigError
         Another sampler is given, as by a framework that shares out what is shared out already; or arguments contradict
         each other.
+
+    Notes
+    -----
+    *Epochs*: a pass begins with its first batch; ``iter()`` alone changes nothing. The first pass is epoch 0, and each
+    later one the epoch after the pass that began last, also if that was broken off: ``next(iter(loader))`` twice is two
+    passes. `set_epoch`, here or of the dataset, chooses the epoch of the next pass, and counting goes on from there.
+    Epochs are counted by the loader: make it once, not in each epoch.
     """
 
     sampler: EpochSampler
@@ -54,7 +62,7 @@ class StoreLoader(DataLoader[Any]):
         *,
         sampler: EpochSampler | None = None,
         shuffle: bool = False,
-        seed: int = 0,
+        seed: int | None = None,
         **arguments: Any,
     ) -> None:
         name = type(self).__name__
@@ -95,7 +103,7 @@ class StoreLoader(DataLoader[Any]):
             yield batch
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin that epoch with the next iteration: another order, other random transforms."""
+        """Let the next pass be of that epoch, for the order and the random transforms; the ones after it count on."""
         self.sampler.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
@@ -103,7 +111,9 @@ class StoreLoader(DataLoader[Any]):
         return {**self.sampler.state_dict(), "batch_size": self.batch_size}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there with the next iteration, whatever the number of ranks or workers.
+        """Go on from there with the next pass, whatever the number of ranks or workers; after that comes the next epoch.
+
+        Where the state has no batch left of its epoch, the next pass is the next epoch.
 
         Raises
         ------
@@ -125,6 +135,8 @@ class StoreLoader(DataLoader[Any]):
                 f"the state belongs to another loader: batch_size is {batch_size} there and {self.batch_size} here"
             )
         self.sampler.load_state_dict(state)
+        if self.drop_last and self.sampler._remaining < (self.batch_size or 1):
+            self.sampler._end_epoch()
 
 
 def defers(dataset: Any, collate_fn: Any) -> bool:

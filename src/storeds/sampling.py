@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized, ValuesView
 from typing import Any
 
 import xxhash
-from torch.utils.data import Sampler
+from torch.utils.data import Dataset, Sampler
 
 from storeds._delivery import Pass
+from storeds._epoch import MOST, SharedEpoch
 from storeds._permutation import MAX_COUNT, Order
 from storeds._ranks import integer, ranks
+from storeds._seeds import agreed_seed, draw_seed, world_size
 from storeds.errors import ConfigError
 
 __all__ = ["EpochSampler"]
 
 _VERSION = 1
 _WINDOW = 8
-_MOST = 2**63 - 1
 # What two runs must agree on for a position in the one's order to mean the same in the other's.
 _AGREED = ("count", "store", "seed", "shuffle", "block_size", "window", "drop_last")
 
@@ -25,14 +26,17 @@ _AGREED = ("count", "store", "seed", "shuffle", "block_size", "window", "drop_la
 class EpochSampler(Sampler[int]):
     """Every index once an epoch, in an order that is computed as it goes and can be taken up anywhere.
 
+    Each new pass is the next epoch, without anybody calling anything.
+
     Parameters
     ----------
     data : Sized or int
         The dataset, or how many samples it has (at most 2**62). The state names the store of a `StoreDataset`.
     shuffle : bool
         A new order each epoch, a function of (count, seed, epoch) and nothing else: the same on every machine.
-    seed : int
-        The same on all ranks.
+    seed : int, optional
+        Of the order; the same on all ranks. By default the dataset's; if that has none, one drawn from torch's default
+        generator when the first pass begins, so that runs differ, and a run repeats after ``torch.manual_seed``.
     num_replicas, rank : int, optional
         How many processes share the epoch, and which of them this is: torch.distributed's where it is initialised,
         else 1 and 0.
@@ -48,15 +52,20 @@ class EpochSampler(Sampler[int]):
     Raises
     ------
     ConfigError
-        An argument is malformed or contradicts another.
+        An argument is malformed or contradicts another. From the first pass without a seed: the ranks cannot agree on one.
 
     Notes
     -----
-    *Ranks*: the epoch's order is one for all; from position p on, rank r of w takes p + r, p + r + w, ….
+    *Ranks*: the epoch's order is one for all; from position p on, rank r of w takes p + r, p + r + w, …. Without a seed,
+    all take rank 0's, from the store of torch.distributed's process group: one draw there serves all samplers of the run.
 
-    *Epochs*: iterating never changes the epoch; `set_epoch` does, here and in the dataset. Every pass begins where the
-    epoch does, which is at 0 or, until a pass has come to its end, at the position that was loaded. ``len()`` is what
-    this rank yields in a whole epoch, for schedules and progress bars, though the pass after loading yields less.
+    *Epochs*: a pass begins with its first index; ``iter()`` alone changes nothing. The first pass is epoch 0, and each
+    later one the epoch after the pass that began last, also if that was broken off: ``next(iter(loader))`` twice is two
+    passes. An epoch that was set, here or by ``dataset.set_epoch``, is that of the next pass, and counting goes on from
+    there. So a loop that calls ``set_epoch(epoch)`` before each pass gets exactly these epochs. The dataset's epoch follows
+    the passes; where several samplers read one dataset, each counts for itself, and each sample is made for the pass that
+    asked for it. ``len()`` is what this rank yields in a whole epoch, for schedules and progress bars, though the pass
+    after loading yields less.
 
     *Consumption*: `position` counts what the training loop was given, over all ranks, which take equal steps, so the
     state of any rank is that of all. What workers only prefetched is not counted (pytorch#36650): the DataLoader that
@@ -72,8 +81,8 @@ class EpochSampler(Sampler[int]):
     *Lightning and Accelerate* share out again what a rank's sampler yields, and samples are lost, unless told not to: by
     ``Trainer(use_distributed_sampler=False)``, and by not giving the loader to ``Accelerator.prepare``.
 
-    *Processes and threads*: for the main process, where DataLoader draws indices; one pass at a time. A pickle or copy
-    begins where this sampler's next pass would. Other threads may take the state.
+    *Processes and threads*: for the main process, where DataLoader draws indices. A pickle or copy begins where this
+    sampler's next pass would. Other threads may take the state.
     """
 
     def __init__(
@@ -81,7 +90,7 @@ class EpochSampler(Sampler[int]):
         data: Sized | int,
         *,
         shuffle: bool = True,
-        seed: int = 0,
+        seed: int | None = None,
         num_replicas: int | None = None,
         rank: int | None = None,
         drop_last: bool = False,
@@ -89,44 +98,89 @@ class EpochSampler(Sampler[int]):
         window: int | None = None,
     ) -> None:
         self.count, self.store, self._where = _count(data), _store_id(data), _where_digest(data)
-        self.seed = integer("seed", seed)
+        self._followers = epoch_takers(data)
+        self.seed = _seed_of(self._followers) if seed is None else integer("seed", seed)
+        self._draws = self.seed is None
         self.shuffle, self.drop_last = _flag("shuffle", shuffle), _flag("drop_last", drop_last)
         self.block_size, self.window = _blocks(block_size, window, shuffle)
         self.num_replicas, self.rank = ranks(num_replicas, rank)
-        self._followers = _with_epoch(data)
+        self._shares = self.num_replicas > 1 if num_replicas is not None else None
         self._epoch, self._start = 0, 0
+        self._begun, self._loaded = False, False
         self._asked: int | None = None
+        self._overruled: int | None = None  # what was asked for before a state was loaded
+        self._asked_in: Pass | None = None
+        self._heard = 0
         self._pass: Pass | None = None
 
     @property
     def epoch(self) -> int:
-        """The epoch whose order the next pass takes."""
-        return self._epoch
+        """The epoch of the pass that is under way (or was broken off), else of the next one."""
+        self._hear()
+        under_way = self._pass is not None and not self._pass.finished and not self._is_asked
+        return self._epoch if under_way else self._next()[0]
 
     @property
     def position(self) -> int:
         """How many samples of the epoch's order the training loops of all ranks were given; at the end, the count."""
+        self._hear()
         return self._start if self._pass is None else self._pass.position(self._pass.consumed)
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the beginning of `epoch`, unless it is the present one, whose position is kept.
+        """Let the next pass be of `epoch`: from the beginning, or for the epoch that was loaded, from where it was.
 
-        The dataset is told too, where it has such a method, be it under a Subset or a ConcatDataset.
+        The dataset is told too, where it has such a method, be it under a Subset or a ConcatDataset. While a pass of that
+        epoch has begun and given nothing yet, it is that pass which is meant.
         """
-        self._asked = integer("epoch", epoch, 0, _MOST)
-        self._go_to(self._asked)
+        self._hear()
+        self._ask(integer("epoch", epoch, 0, MOST))
+        self._enter(self._epoch, None)
 
-    def _go_to(self, epoch: int) -> None:
+    def _ask(self, epoch: int) -> None:
+        self._asked, self._overruled = epoch, None
+        current = self._pass if epoch == self._epoch else None
+        self._asked_in = current if current is not None and not current.consumed else None
         if epoch != self._epoch:
             self._epoch, self._start, self._pass = epoch, 0, None
+            self._begun, self._loaded = False, False
+
+    def _cells(self) -> list[SharedEpoch]:
+        """Return the epochs of the datasets that are storeds' own."""
+        found = (getattr(each, "_epoch", None) for each in self._followers)
+        return [each for each in found if isinstance(each, SharedEpoch)]
+
+    def _hear(self) -> None:
+        """Take over the epoch that was last set on a dataset, if that was after anything here."""
+        requests = [each.request for each in self._cells() if each.request and each.request.number > self._heard]
+        if requests:
+            self._heard, epoch = max(requests)
+            self._ask(epoch)
+
+    def _enter(self, epoch: int, workers: int | None) -> None:
+        """Have samples made of this epoch: all, or by these workers."""
         for dataset in self._followers:
-            dataset.set_epoch(epoch)
+            cell = getattr(dataset, "_epoch", None)
+            if not isinstance(cell, SharedEpoch):
+                dataset.set_epoch(epoch)
+            elif workers is not None or cell.number != epoch or not cell.is_set:
+                cell.enter(epoch, workers)
 
     def __len__(self) -> int:
         return self._steps(0)
 
-    def _next_start(self) -> int:
-        return 0 if self._pass is not None and self._pass.finished else self._start
+    def _next(self) -> tuple[int, int]:
+        """Return the epoch of the next pass, and the position that it begins at."""
+        if self._is_asked and self._pass is not None:
+            return self._epoch, 0 if self._pass.finished else self._pass.start
+        over = self._loaded and self.count > 0 and not self._steps(self._start)
+        if not self._is_asked and (self._begun or over):
+            return self._epoch + 1, 0
+        return self._epoch, self._start
+
+    @property
+    def _is_asked(self) -> bool:
+        """Whether an epoch was set for the next pass, and not of one that had just begun and went on."""
+        return self._asked is not None and not (self._asked_in is not None and self._asked_in.consumed)
 
     def _steps(self, start: int) -> int:
         rest = self.count - start
@@ -135,9 +189,40 @@ class EpochSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         return _PassIterator(self)
 
+    def _begin(self, place: tuple[int, int] | None) -> tuple[Pass, Iterator[int]]:
+        """Begin the next pass, or one at an epoch and a position; return it and its indices."""
+        self._hear()
+        epoch, start = self._next() if place is None else place
+        if self.shuffle and self.seed is None:
+            self.seed = self._drawn_seed()
+        order = Order(self.count, self.seed or 0, epoch, self.shuffle, self.block_size, self.window)
+        steps = self._steps(start)
+        self._epoch, self._start, self._begun, self._loaded = epoch, start, True, False
+        self._pass = Pass(epoch, start, steps, self.num_replicas, self.count, self._enter)
+        # StatefulDataLoader begins the rest of an epoch that was over, and lets it go, before it begins a pass.
+        self._asked, self._asked_in = (None, None) if place is None else (self._asked, self._pass)
+        self._overruled = None
+        return self._pass, order.walk(start + self.rank, self.num_replicas, steps)
+
+    @property
+    def _remaining(self) -> int:
+        """How many samples this rank has left in the epoch, as far as the training loop got."""
+        return self._steps(self.position)
+
+    def _end_epoch(self) -> None:
+        """Let the next pass be the next epoch, whatever is left of this one."""
+        self._start, self._pass = self.count, None
+
+    def _drawn_seed(self) -> int:
+        shares = world_size() > 1 if self._shares is None else self._shares
+        return agreed_seed(f"{self.count}/{self.store}/{self._where}") if shares else draw_seed()
+
     def state_dict(self) -> dict[str, Any]:
         """Return where the training loop is, as a small dict that JSON takes."""
-        return self._state(self._epoch, self.position)
+        position = self.position
+        # A pass that came to its end is over, also where a loader dropped its last samples.
+        over = self._pass is not None and self._pass.finished
+        return self._state(self._epoch, self.count if over else position)
 
     def _state(self, epoch: int, position: int) -> dict[str, Any]:
         agreed = {name: getattr(self, name) for name in _AGREED}
@@ -145,9 +230,10 @@ class EpochSampler(Sampler[int]):
         return {"version": _VERSION, **agreed, **where, "epoch": epoch, "position": position}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from where `state_dict` was taken, with any number of replicas.
+        """Go on from where `state_dict` was taken, with any number of replicas, and with its seed if none was given here.
 
-        The next pass is the rest of that epoch, which is nothing when the epoch was over; the one after, a whole epoch.
+        The next pass is the rest of that epoch or, if it was over, the whole of the next one. Only ``set_epoch`` with
+        an epoch that was over makes a pass of its rest, which is nothing.
 
         Raises
         ------
@@ -155,9 +241,14 @@ class EpochSampler(Sampler[int]):
             The state is another version's, malformed, or of a sampler with other data or arguments than this one; of
             the store, only if both are known.
         """
-        epoch, position = self._check(state)
-        self._go_to(epoch)
-        self._start, self._pass = position, None
+        epoch, start = self._check(state)
+        self._hear()
+        self._overruled = self._overruled if self._asked is None else self._asked
+        self._epoch, self._start = epoch, start
+        if self._draws:
+            self.seed = state["seed"]
+        self._pass, self._begun, self._loaded, self._asked, self._asked_in = None, False, True, None, None
+        self._enter(self._epoch, None)
 
     def _check(self, state: Mapping[str, Any]) -> tuple[int, int]:
         if not isinstance(state, Mapping) or state.get("version") != _VERSION:
@@ -170,23 +261,31 @@ class EpochSampler(Sampler[int]):
         differing = [
             f"{name} was {saved!r} and is {own!r}"
             for name, saved, own in pairs
-            if saved != own and not (name == "store" and None in (saved, own))
+            if saved != own and not (name == "store" and None in (saved, own)) and not (name == "seed" and self._draws)
         ]
         if differing:
             raise ConfigError(f"the state belongs to another sampler: {'; '.join(differing)}")
         # Without where= all records are taken, and their count says enough.
         if None not in (state.get("where"), self._where) and state["where"] != self._where:
             raise ConfigError("the state belongs to another sampler: its dataset took other records, by another where=")
-        return integer("epoch", state["epoch"], 0, _MOST), integer("position", state["position"], 0, self.count)
+        if state["seed"] is not None:
+            integer("seed", state["seed"])
+        return integer("epoch", state["epoch"], 0, MOST), integer("position", state["position"], 0, self.count)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_start": self._next_start(), "_pass": None}
+        self._hear()
+        epoch, start = self._next()
+        return {
+            **self.__dict__,
+            **{"_epoch": epoch, "_start": start, "_begun": False, "_loaded": start > 0},
+            **{"_asked": None, "_asked_in": None, "_pass": None},
+        }
 
     def __repr__(self) -> str:
         blocks = f", block_size={self.block_size}, window={self.window}" if self.block_size else ""
         return (
             f"EpochSampler({self.count}, shuffle={self.shuffle}, seed={self.seed}, rank={self.rank} of "
-            f"{self.num_replicas}, drop_last={self.drop_last}{blocks}, epoch={self.epoch}, position={self.position})"
+            f"{self.num_replicas}, drop_last={self.drop_last}{blocks}, position={self.position} of epoch {self._epoch})"
         )
 
 
@@ -204,38 +303,30 @@ class _PassIterator(Iterator[int]):
 
     def __next__(self) -> int:
         if self._pass is None:
-            self._pass = self._begin(self._sampler)
+            self._pass, self._indices = self._sampler._begin(self._place())
         return self._pass.draw(self._indices)
 
-    def _begin(self, sampler: EpochSampler) -> Pass:
-        start = self._start
-        steps = sampler._steps(start)
-        order = Order(sampler.count, sampler.seed, sampler.epoch, sampler.shuffle, sampler.block_size, sampler.window)
-        self._indices = order.walk(start + sampler.rank, sampler.num_replicas, steps)
-        sampler._start = start if self._loaded is None else 0
-        sampler._pass = Pass(sampler.epoch, start, steps, sampler.num_replicas, sampler.count)
-        return sampler._pass
-
-    @property
-    def _start(self) -> int:
-        if self._loaded is None or self._loaded[0] != self._sampler.epoch:
-            return self._sampler._next_start()
-        return self._loaded[1]
+    def _place(self) -> tuple[int, int] | None:
+        """Return where the pass begins if a state says so, unless another epoch was set since it was loaded."""
+        self._sampler._hear()
+        other = self._loaded is not None and self._sampler._asked not in (None, self._loaded[0])
+        return None if other else self._loaded
 
     def state_dict(self) -> dict[str, Any]:
         if self._pass is None:
-            return self._sampler._state(self._sampler.epoch, self._start)
+            return self._sampler._state(*(self._place() or self._sampler._next()))
         return self._sampler._state(self._pass.epoch, self._pass.position(self._pass.yielded))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         sampler = self._sampler
+        # StatefulDataLoader loads only when the loop begins, which is after the loop's set_epoch.
         sampler.load_state_dict(state)
+        asked = sampler._overruled
+        if asked is not None:
+            sampler.set_epoch(asked)
         # For this iterator alone: the loader makes another for the next epoch without a word to the sampler.
         self._pass, self._loaded = None, (sampler._epoch, sampler._start)
-        sampler._start = 0
-        # StatefulDataLoader loads only when the loop begins, which is after the loop's set_epoch.
-        if sampler._asked is not None:
-            sampler._go_to(sampler._asked)
+        sampler._start, sampler._begun = 0, asked is None
 
 
 def _count(data: Any) -> int:
@@ -257,13 +348,30 @@ def _where_digest(data: Any) -> str | None:
     return xxhash.xxh3_64_hexdigest(repr(sorted(where.items())).encode()) if isinstance(where, Mapping) else None
 
 
-def _with_epoch(data: Any) -> list[Any]:
-    """Return the datasets that take an epoch: this one, or those that a Subset or a ConcatDataset holds."""
+def epoch_takers(data: Any) -> list[Any]:
+    """Return the datasets that take an epoch: this one, or those that it is made of.
+
+    Those are found under the names that torch's own wrappers use, and in the attributes of others.
+    """
+    return list({id(each): each for each in _search(data, 4)}.values())
+
+
+def _search(data: Any, depth: int) -> Iterator[Any]:
     if callable(getattr(data, "set_epoch", None)):
-        return [data]
-    several = getattr(data, "datasets", ())
-    inner = [*(several.values() if isinstance(several, Mapping) else several), getattr(data, "dataset", None)]
-    return [found for each in inner if each is not None for found in _with_epoch(each)]
+        yield data
+    elif isinstance(data, Dataset) and depth:
+        for value in vars(data).values():
+            several = value.values() if isinstance(value, Mapping) else value
+            for each in several if isinstance(several, (list, tuple, ValuesView)) else [value]:
+                if isinstance(each, Dataset):
+                    yield from _search(each, depth - 1)
+
+
+def _seed_of(datasets: Sequence[Any]) -> int | None:
+    """Return the seed of the datasets' samples, if it is one."""
+    seeds = {getattr(each, "seed", None) for each in datasets}
+    seed = seeds.pop() if len(seeds) == 1 else None
+    return seed if isinstance(seed, int) else None
 
 
 def _flag(name: str, value: object) -> bool:

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from storeds._epoch import SharedEpoch
 from storeds._permutation import Order
 from storeds._ranks import integer
 from storeds._readahead import ReadAhead
-from storeds._shared import SharedNumber
 from storeds._stream import Address, _Failure, _read
 from storeds._tf_elements import Element, Parts, elements_of
 from storeds._tf_values import values_of
@@ -227,7 +227,8 @@ def _stream(source: Any, seed: int | None, order: Mapping[str, Any], arguments: 
 def _at_epoch(dataset: StoreDataset, epoch: int) -> StoreDataset:
     """Return the dataset with an epoch of this pass's own: another pass may be under way in another epoch."""
     twin = copy.copy(dataset)
-    twin._epoch = SharedNumber(epoch)
+    twin._epoch = SharedEpoch()
+    twin._epoch.enter(epoch)
     return twin
 
 

@@ -12,8 +12,10 @@ import torch
 
 from storeds._deferred import deferring
 from storeds._delivery import Draws
+from storeds._epoch import making_for
 from storeds._readahead import ReadAhead
 from storeds._reused import Reused, reusing
+from storeds._seeds import draw_seed
 from storeds.errors import ConfigError
 from storeds.loader import StoreLoader, map_tensors
 
@@ -89,8 +91,13 @@ class ThreadLoader(StoreLoader):
         finally:
             batches.close(wait=wait)
 
-    def _make(self, indices: Any) -> Any:
-        """Return the batch of `indices`: what a worker process does."""
+    def _make(self, seed: int, job: tuple[int, Any]) -> Any:
+        """Return the batch of an epoch and some indices: what a worker process does."""
+        epoch, indices = job
+        with making_for(epoch, seed):
+            return self._batch(indices)
+
+    def _batch(self, indices: Any) -> Any:
         if self.batch_size is None:
             return self._pinned(self._finished(self.dataset[indices]))
         many = getattr(self.dataset, "__getitems__", None)
@@ -118,7 +125,8 @@ class _Batches(Draws):
         self._sampler_iter: Iterator[Any] = iter(sampler)
         ahead = loader.num_threads * loader.threads_ahead
         self._results: ReadAhead[Any, Any] = ReadAhead(
-            loader._make,
+            # Drawn as a DataLoader does for its workers: threads cannot share torch's generator in any order of their own.
+            partial(loader._make, draw_seed()),
             self._draw(),
             ahead,
             threads=loader.num_threads,
@@ -133,7 +141,7 @@ class _Batches(Draws):
     def _next_index(self) -> Any:
         drawn = next(self._sampler_iter)
         self._send_idx += 1
-        return drawn
+        return self.epoch, drawn
 
     def __iter__(self) -> Iterator[Any]:
         for batch in self._results:
