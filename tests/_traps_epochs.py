@@ -1,0 +1,38 @@
+"""A store of numbers and a random transform over it: what comes out shows the index, the epoch and the run.
+
+A module of its own, with few imports, because spawned workers and the programs of `_frameworks.py` import it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import storeds
+
+__all__ = ["COUNT", "jittered", "jittered_dataset", "numbered_store", "one_pass"]
+
+COUNT = 12
+
+
+def jittered(value: Any, generator: torch.Generator | None = None) -> float:
+    """Stand for an augmentation: what it draws shows behind the decimal point."""
+    return int(value) + float(torch.rand((), generator=generator)) / 2
+
+
+def numbered_store(folder: Path, count: int = COUNT) -> str:
+    url = f"lmdb://{folder}/numbered.lmdb"
+    with storeds.open_writer(url, {"x": "int"}, overwrite=True) as writer:
+        writer.append({"x": number} for number in range(count))
+    return url
+
+
+def jittered_dataset(url: str, seed: int | None) -> storeds.StoreDataset:
+    return storeds.StoreDataset(url, reader="array", transform=jittered, seed=seed)
+
+
+def one_pass(loader: Iterable[Any]) -> list[float]:
+    return [float(value) for (values,) in loader for value in values]
