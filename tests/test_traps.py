@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import albumentations
+import gridfs
 import h5py
 import hydra
 import numpy as np
@@ -34,7 +35,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import CenterCrop
 
 import storeds
-from _foreign_lmdb import put
+from _foreign_lmdb import basicsr, caffe, datum, ocr, put
 from _traps_epochs import jittered_dataset, numbered_store, one_pass
 from _traps_lmdb import (
     aselmdb,
@@ -47,6 +48,7 @@ from _traps_lmdb import (
     uniter_images,
     uniter_texts,
 )
+from _traps_mongodb import filled
 from _traps_pack import photos, stored_records, storeds_command
 from _writing import FIELDS, WriterProcess, die_at_command, leftovers_in
 from photographs import jpeg
@@ -371,6 +373,50 @@ def test_settings_that_a_reader_would_ignore_are_refused(tmp_path: Path) -> None
 
 
 # 5. Partly read files
+
+
+def test_databases_beside_the_one_that_is_read_are_reported(tmp_path: Path) -> None:
+    put(tmp_path / "s", [(b"%d" % n, jpeg(n)) for n in range(6)])
+    put(tmp_path / "s", [(b"%d" % n, b"3") for n in range(4)], database=b"labels")
+    assert storeds.info(f"{tmp_path}/s").unread == ["database 'labels': 4 entries; database='labels' reads it"]
+    put(tmp_path / "s", [(b"%03d" % n, b"3") for n in range(40)], database=b"labels")
+    with pytest.raises(
+        errors.ConfigError, match="44 of 50 entries.*database='labels' reads that one, database='' the main"
+    ):
+        storeds.open_backend(tmp_path / "s")
+    with storeds.open_backend(tmp_path / "s", database="") as backend:
+        assert len(backend) == 6
+
+
+def test_entries_of_a_mapping_that_only_some_records_have_are_reported(tmp_path: Path) -> None:
+    records = [{"image": jpeg(n), "label": n, **({"box": [0, 1]} if n % 2 else {})} for n in range(6)]
+    url = numbered(tmp_path / "s.lmdb", list(map(pickle.dumps, records)))
+    assert storeds.info(url).unread == ["entry 'box': absent or null in some records"]
+    assert records_of(url) == [{"image": jpeg(n), "label": n} for n in range(6)]
+
+
+def test_lexicons_beside_pictures_of_words_are_reported(tmp_path: Path) -> None:
+    url = f"lmdb://{ocr(tmp_path / 's', [(jpeg(n), f'word {n}') for n in range(3)])}"
+    put(tmp_path / "s", [(b"lexicon-000000001", b"word,ward")])
+    assert storeds.info(url).unread == ["key 'lexicon-000000001': 'word,ward'"]
+
+
+def test_what_of_documents_is_not_read_is_reported(mongodb_database: str) -> None:
+    with filled(mongodb_database) as database:
+        database.photos.insert_many(
+            {"image": jpeg(n), "label": n, **({"note": "x"} if n % 2 else {})} for n in range(6)
+        )
+        database["photos.labels"].insert_many({"x": n} for n in range(3))
+        database.sparse.insert_many({"image": jpeg(n), **{f"f{n}_{k}": k for k in range(3)}} for n in range(6))
+    assert storeds.info(f"{mongodb_database}/photos").unread == [
+        "field 'note': absent or null in some documents",
+        "collection 'photos.labels': 3 documents",
+    ]
+    with pytest.raises(errors.ConfigError, match=r"18 of 19 fields: .* columns=\{\"image\": \"image\"\} reads"):
+        storeds.open_backend(f"{mongodb_database}/sparse")
+    with storeds.open_backend(f"{mongodb_database}/sparse", columns={"image": "image"}) as backend:
+        assert len(backend) == 6
+
 
 # 6. External randomness
 
@@ -825,6 +871,73 @@ def test_an_entry_that_may_be_a_record_or_not_is_the_users_to_decide(tmp_path: P
 
 # 22. Two readings of one store
 
+
+def run_loop(message: str, folder: Path) -> None:
+    """Run the program at the end of an error message in a new process."""
+    loop = message.partition("To convert it by hand:\n")[2]
+    assert loop, message
+    subprocess.run([sys.executable, "-c", loop], cwd=folder, check=True)
+
+
+def test_the_loop_in_an_error_converts_a_strange_lmdb(tmp_path: Path) -> None:
+    put(tmp_path / "strange", [(b"foo", b"\0\1bar"), (b"z\xff", b"baz")])
+    with pytest.raises(
+        errors.FormatError, match=r"the keys 'foo', .*; the first value: 5 bytes b'\\x00\\x01bar'"
+    ) as raised:
+        storeds.open_backend(tmp_path / "strange")
+    run_loop(str(raised.value), tmp_path)
+    assert records_of(f"{tmp_path}/strange-native.lmdb") == [
+        {"key": "foo", "data": b"\0\1bar"},
+        {"key": "z\\xff", "data": b"baz"},
+    ]
+
+
+def test_the_loop_in_an_error_converts_a_store_of_objects(tmp_path: Path) -> None:
+    values = [pickle.dumps(torch.nn.Linear(1, 1)) for _ in range(2)]
+    with pytest.raises(errors.FormatError, match=r"torch\.nn\.modules\.linear\.Linear") as raised:
+        storeds.open_backend(numbered(tmp_path / "s.lmdb", values))
+    run_loop(str(raised.value), tmp_path)
+    assert [record["data"] for record in records_of(f"{tmp_path}/s-native.lmdb")] == values
+
+
+def test_the_loop_in_an_error_converts_strange_documents(mongodb_database: str, tmp_path: Path) -> None:
+    with filled(mongodb_database) as database:
+        database.words.insert_many({"_id": n, "text": f"word {n}"} for n in range(3))
+    with pytest.raises(errors.FormatError, match="it begins _id=0, text='word 0'; layout='query' reads them") as raised:
+        storeds.open_backend(f"{mongodb_database}/words")
+    run_loop(str(raised.value), tmp_path)
+    assert records_of(f"{tmp_path}/words.lmdb") == [{"key": str(n), "data": f"word {n}"} for n in range(3)]
+    assert records_of(f"{mongodb_database}/words", layout="query") == [{"text": f"word {n}"} for n in range(3)]
+
+
+@pytest.mark.parametrize("spelling", ["{}", "{}/", "{}/data.mdb", "lmdb://{}", "lmdb://{}/", "lmdb://{}/data.mdb"])
+def test_an_environment_opens_in_every_spelling(spelling: str, tmp_path: Path) -> None:
+    basicsr(tmp_path / "ours", {"b.png": jpeg(0), "a.png": jpeg(1)})
+    assert [record["key"] for record in records_of(spelling.format(tmp_path / "ours"))] == ["b", "a"]
+    put(tmp_path / "strange", [(b"foo", b"bar")])
+    with pytest.raises(errors.FormatError) as raised:
+        storeds.open_backend(spelling.format(tmp_path / "strange"))
+    assert "is a folder" not in str(raised.value)
+
+
+def test_grey_pictures_among_coloured_ones_say_how_to_read_them(tmp_path: Path) -> None:
+    coloured, grey = datum(bytes(36), 1, (3, 3, 4)), datum(bytes(12), 2, (1, 3, 4))
+    url = f"lmdb://{caffe(tmp_path / 's', [coloured] * 40 + [grey, coloured])}"
+    with storeds.open_backend(url) as backend:
+        (bad,) = backend.get_many([40])
+    assert "any_shape=True reads arrays of any sizes" in str(bad)
+    assert records_of(url, any_shape=True)[40]["array"].shape == (1, 3, 4)
+
+
+def test_pictures_in_documents_inside_are_columns(mongodb_database: str) -> None:
+    with filled(mongodb_database) as database:
+        database.nested.insert_many({"_id": n, "image": {"data": jpeg(n), "type": "jpg"}, "label": n} for n in range(4))
+    dataset = storeds.StoreDataset(f"{mongodb_database}/nested", decode="bytes", fields=["image_data", "label"])
+    assert dataset[3] == (jpeg(3), 3)
+    columns = {"image": "image.data", "label": "label"}
+    assert records_of(f"{mongodb_database}/nested", columns=columns)[3] == {"image": jpeg(3), "label": 3}
+
+
 # 23. Layouts of well-known tools
 
 
@@ -924,6 +1037,60 @@ def test_mp4_blobs_are_videos_and_never_images(alone: bool, tmp_path: Path) -> N
         (clip,) = dataset[n]
         assert clip.shape == (4 + n, 3, 24, 32)
         assert np.allclose(clip.float().mean((1, 2, 3)), range(20, 20 + 30 * (4 + n), 30), atol=5)
+
+
+def test_base64_text_in_documents_is_an_image(mongodb_database: str) -> None:
+    with filled(mongodb_database) as database:
+        database.texts.insert_many(
+            {"_id": n, "photo": base64.b64encode(jpeg(n)).decode(), "label": n} for n in range(4)
+        )
+    dataset = storeds.StoreDataset(f"{mongodb_database}/texts", decode="bytes")
+    assert dataset[:] == [(jpeg(n), n) for n in range(4)]
+
+
+def test_crops_in_a_document_are_records(mongodb_database: str) -> None:
+    url = f"{mongodb_database}/pages"
+    with filled(mongodb_database) as database:
+        database.pages.insert_many(
+            {"_id": n, "page": f"p{n}", "crops": [{"image": jpeg(10 * n + k), "label": k} for k in range(n)]}
+            for n in (3, 0, 2)
+        )
+    with pytest.raises(
+        errors.ConfigError, match="'crops' .* is a list of documents with images .*unwind='crops' gives"
+    ):
+        storeds.open_backend(url)
+    due = [{"page": f"p{n}", "image": jpeg(10 * n + k), "label": k} for n in (2, 3) for k in range(n)]
+    assert records_of(url, unwind="crops") == due
+    assert storeds.info(url, options={"unwind": "crops"}).unread == ["1 documents without an element in 'crops'"]
+    second = storeds.StoreDataset(url, options={"unwind": "crops"}, where={"label": 1}, decode="bytes")
+    assert second[:] == [(jpeg(21), 1), (jpeg(31), 1)]
+    assert next(iter(storeds.StoreLoader(second, batch_size=2, num_workers=1)))[1].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("by", ["filename", "_id"])
+def test_gridfs_files_with_labels_in_another_collection(by: str, mongodb_database: str) -> None:
+    url = f"{mongodb_database}/fs"
+    with filled(mongodb_database) as database:
+        bucket = gridfs.GridFSBucket(database)
+        ids = {f"{n}.jpg": bucket.upload_from_stream(f"{n}.jpg", jpeg(n)) for n in range(5)}
+        database.annotations.insert_many(
+            {"ref": name if by == "filename" else id, "info": {"class": n % 2}}
+            for n, (name, id) in enumerate(ids.items())
+        )
+        dataset = storeds.StoreDataset(url, options={"labels": "annotations.info.class"}, decode="bytes")
+        assert dataset[:] == [(jpeg(n), n % 2) for n in range(5)]
+        assert dataset.targets == [0, 1, 0, 1, 0]
+        database.annotations.delete_one({})
+    with pytest.raises(errors.FormatError, match="1 of 5 files have no label .*: '0.jpg'; missing='skip'"):
+        storeds.open_backend(url, labels="annotations.info.class")
+    assert len(records_of(url, labels="annotations.info.class", missing="skip")) == 4
+
+
+def test_films_in_gridfs_are_videos(mongodb_database: str) -> None:
+    with filled(mongodb_database) as database:
+        gridfs.GridFSBucket(database).upload_from_stream("a.mp4", film([50, 100, 150]))
+    (clip,) = storeds.StoreDataset(f"{mongodb_database}/fs", reader="video", fields=["video"])[0]
+    assert np.allclose(clip.float().mean((1, 2, 3)), [50, 100, 150], atol=5)
 
 
 # 24. Hidden folders

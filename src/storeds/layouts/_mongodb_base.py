@@ -14,6 +14,9 @@ import xxhash
 from storeds._columns import column_of
 from storeds._count import Count
 from storeds._index import index_path, load_index, save_index
+from storeds._readings import shown_value
+from storeds._unread import bounded
+from storeds._url import redact
 from storeds.backends._mongodb_client import ClientFactory, Location, parse_location
 from storeds.backends._mongodb_retry import retried
 from storeds.backends.base import BackendOptions, StoreBackend, parse_options
@@ -21,7 +24,7 @@ from storeds.errors import ClosedError, RecordError, UnavailableError
 from storeds.fields import fields_to_json
 from storeds.layouts._mongodb_connection import Connection
 from storeds.layouts._mongodb_packed import Packed, id_of, key_of, pack_table, unpack_table
-from storeds.layouts._mongodb_values import Column, projection_of
+from storeds.layouts._mongodb_values import Column, infer, projection_of
 from storeds.protocols import Array, Field, Meta, Record
 from storeds.record import canonical_json
 
@@ -31,6 +34,15 @@ __all__ = ["MongodbLayout", "batches", "evenly", "listed"]
 _BATCH_BYTES = 8 << 20
 _SAMPLE = 16  # documents that fields are inferred from
 _SHOWN = 10
+
+_LOOP = """\
+import pymongo, storeds
+
+documents = pymongo.MongoClient({uri!r})[{database!r}][{collection!r}]
+with storeds.open_writer({target!r}, {{"key": "str", "data": "{kind}"}}) as writer:
+    for document in documents.find().sort("_id", 1):
+        record = {{"key": str(document["_id"]), "data": {taken}}}  # what the document holds goes here
+        writer.append([record])"""
 
 Opts = TypeVar("Opts", bound=BackendOptions)
 
@@ -56,7 +68,9 @@ class MongodbLayout(StoreBackend, Generic[Opts]):
         try:
             self._identity = self._connection.identity(self._collection)
             lists = self._resolve()
+            self._left: list[str] = []
             self._columns, fields = self._describe(lists)
+            self._unread = bounded([*self._left, *self._other_collections()])
             table = pack_table(lists)
             meta = Meta(
                 _digest(self.layout, fields, table), self._build(table), Count(len(lists[0])), self.layout, fields
@@ -94,12 +108,49 @@ class MongodbLayout(StoreBackend, Generic[Opts]):
         StoredsError
             There is nothing, or no server.
         """
+        first = cls._first(url, client_factory)
+        if first is None:
+            return "it is empty"
+        shown = ", ".join(f"{name}={shown_value(first[name])}" for name in sorted(first)[:_SHOWN])
+        reads = "" if cls._is_bucket(url) else "; layout='query' reads them as they are"
+        return f"its first document has the fields {listed(sorted(first))}; it begins {shown}{reads}"
+
+    @classmethod
+    def _is_bucket(cls, url: str) -> bool:
+        return parse_location(url).collection.endswith((".files", ".chunks", ".meta"))
+
+    @classmethod
+    def by_hand(cls, url: str, *, client_factory: ClientFactory | None = None, **_: Any) -> str:
+        """Return the shortest program that would convert the store at `url`, for who knows what its documents hold.
+
+        Raises
+        ------
+        StoredsError
+            There is nothing, or no server.
+        """
+        location, first = parse_location(url), cls._first(url, client_factory) or {}
+        name, value = next(
+            ((name, value) for name, value in first.items() if name != "_id" and value is not None), ("", "")
+        )
+        field, is_text = infer([value])
+        kind = field.kind if field.is_blob or (field.is_scalar and not is_text) else "str"
+        taken = f"document.get({name!r})"
+        return _LOOP.format(
+            uri=redact(location.uri),
+            database=location.database,
+            collection=location.collection,
+            target=f"lmdb://{location.collection}.lmdb",
+            kind=kind,
+            taken=taken if kind == field.kind and not is_text else f"str({taken})",
+        )
+
+    @classmethod
+    def _first(cls, url: str, client_factory: ClientFactory | None) -> dict[str, Any] | None:
         connection = Connection(parse_location(url), client_factory)
         try:
-            first = next(connection.find(connection.location.collection, {}, limit=1), None)
+            return next(connection.find(connection.location.collection, {}, limit=1), None)
         finally:
             connection.close()
-        return "it is empty" if first is None else f"its first document has the fields {listed(sorted(first))}"
 
     # What a subclass says.
 
@@ -133,6 +184,21 @@ class MongodbLayout(StoreBackend, Generic[Opts]):
     def _name(self, position: int, document: Mapping[str, Any] | None) -> str | None:
         """Return the record's own name, for messages."""
         return None
+
+    def unread(self) -> list[str]:
+        # docstring inherited
+        return list(self._unread)
+
+    def _own_collections(self) -> set[str]:
+        """Return the names of all collections that the layout reads."""
+        return {self._location.collection}
+
+    def _other_collections(self) -> Iterator[str]:
+        """Yield the collections whose names say that they belong to what is read, and are not read."""
+        own, collection = self._own_collections(), self._location.collection
+        for name in self._connection.names():
+            if name not in own and f"{name}.".startswith(f"{collection}."):
+                yield f"collection {name!r}: {self._connection.count(name):,} documents"
 
     # Reading.
 
@@ -214,12 +280,12 @@ class MongodbLayout(StoreBackend, Generic[Opts]):
     # Processes.
 
     def _recipe(self) -> tuple[Any, ...]:
-        return self._location, self._factory, self._settings, self._identity, self._columns, self.meta
+        return self._location, self._factory, self._settings, self._identity, self._columns, self._unread, self.meta
 
     @classmethod
     def _restore(cls, *recipe: Any) -> Self:
         backend = cls.__new__(cls)
-        location, factory, settings, backend._identity, backend._columns, meta = recipe
+        location, factory, settings, backend._identity, backend._columns, backend._unread, meta = recipe
         backend._prepare(location, factory, settings)
         StoreBackend.__init__(backend, location.url, meta)
         backend._kept = None

@@ -118,6 +118,10 @@ class ColumnLayout(MongodbLayout[ColumnOpts]):
             return Column(path, Field(kind), as_text=kind == "str")  # type: ignore[arg-type]  # the options checked it
         return Column(path, *infer(values))
 
+    def _is_known_to_server(self, column: Column) -> bool:
+        """Whether a query by the column's path finds the documents whose records have the value."""
+        return True
+
     def select(self, where: Mapping[str, Any], /) -> Array:
         # docstring inherited
         accepted = check_where(where, self.meta.fields, self.url)
@@ -126,15 +130,21 @@ class ColumnLayout(MongodbLayout[ColumnOpts]):
         conditions: list[dict[str, Any]] = [self._query]
         for name, values in accepted.items():
             column = self._columns.get(name)
-            if column is None or column.as_text:  # a text of our making, of which the server knows nothing
-                texts = self.column(name)
-                mask &= np.logical_or.reduce([texts == np.array(value, TEXT) for value in values], initial=False)
+            if column is None or column.as_text or not self._is_known_to_server(column):
+                there = self.column(name)
+                mask &= np.logical_or.reduce([_equals(there, value) for value in values], initial=False)
             else:
                 conditions.append({column.path: {"$in": [value for value in values if _is_storable(value)]}})
         if len(conditions) > 1:
             found = {key_of(ids.kind, document["_id"]) for document in self._find({"$and": conditions}, ())}
             mask &= np.fromiter((key in found for key in ids), bool, len(ids))
         return np.flatnonzero(mask).astype(np.int64)
+
+
+def _equals(column: Array, value: Any) -> Any:
+    if column.dtype == TEXT:
+        return column == np.array(value, TEXT)
+    return column == value if _is_storable(value) else np.zeros(len(column), bool)
 
 
 def _is_storable(value: Any) -> bool:

@@ -64,6 +64,11 @@ class Connection:
         with self.database() as database:
             return sorted(database.list_collection_names())
 
+    def count(self, name: str) -> int:
+        """Return about how many documents collection `name` has."""
+        with self.database() as database:
+            return int(database[name].estimated_document_count())
+
     def identity(self, name: str) -> Any:
         """Return what tells collection `name` from a later one of that name; None for a view, which has nothing such.
 

@@ -13,6 +13,7 @@ import numpy as np
 from bson import Decimal128, ObjectId, json_util
 
 from storeds.jpeg.sniff import sniff
+from storeds.layouts._embedded import image_of_text
 from storeds.protocols import JSON, Array, Field
 
 __all__ = ["Column", "infer", "looks_like_image", "paths_of", "pick", "projection_of", "to_json"]
@@ -94,7 +95,8 @@ def infer(values: Sequence[Any]) -> tuple[Field, bool]:
     if not any(isinstance(value, bool) for value in values) and _all(values, (int, float)):
         return Field("int" if _all(values, int) else "float"), False
     if _all(values, str):
-        return Field("str"), False
+        # Base64 of what begins as a picture, in every one of them, is that picture.
+        return Field("image" if all(image_of_text(value) is not None for value in values) else "str"), False
     if _all(values, (str, *_TEXTUAL)):
         return Field("str"), True
     arrays = [_numbers(value) for value in values]
@@ -137,6 +139,11 @@ def to_json(value: Any) -> JSON:
 
 
 def _blob(value: Any, column: Column) -> bytes:
+    if isinstance(value, str):
+        image = image_of_text(value)
+        if image is None:
+            raise TypeError("found text that is no image in base64")
+        return image
     if not isinstance(value, bytes):
         raise TypeError(f"found {type(value).__name__}")
     return bytes(value)  # other subtypes than 0 come as bson.Binary

@@ -10,9 +10,12 @@ from typing import Any, ClassVar, Literal
 from storeds._columns import column_of
 from storeds.backends.base import BackendOptions
 from storeds.errors import ConfigError, FormatError
+from storeds.layouts._embedded import is_video
 from storeds.layouts._mongodb_base import batches, evenly, listed
 from storeds.layouts._mongodb_columns import ColumnLayout, ColumnOptions
 from storeds.layouts._mongodb_connection import Connection
+from storeds.layouts._mongodb_join import LabelJoin
+from storeds.layouts._mongodb_labels import label_column, label_field, label_value, pack_labels
 from storeds.layouts._mongodb_packed import Packed, id_of, key_of, pack_ids, pack_items
 from storeds.layouts._mongodb_values import Column, looks_like_image, projection_of, to_json
 from storeds.protocols import Array, Field, Record
@@ -21,7 +24,9 @@ __all__ = ["GridfsLayout", "GridfsOptions"]
 
 _LOG = logging.getLogger("storeds")
 _CHUNKS = "\0chunks"  # no field of a document can be called that
-_OWN = ("key", "image", "data", "metadata")
+_LABEL = "label"
+_DATA = {"image", "data", "video"}
+_OWN = ("key", "metadata", *_DATA)
 _OWN_PATHS = ("length", "md5", "metadata")
 
 
@@ -32,9 +37,18 @@ class GridfsOptions(ColumnOptions):
     ----------
     revisions : str
         Of several files of one name: the ``newest``, as GridFS itself takes it, or ``all``.
+    labels : str, optional
+        Where in another collection the files' labels are: ``"annotations.label"``, a collection and a dotted path.
+    labels_on : str, optional
+        The dotted path there that has a file's name or ``_id``; by default the one field that has it in every document.
+    missing : str
+        What happens to files without a label: ``error``, or ``skip``, which leaves them out.
     """
 
     revisions: Literal["newest", "all"] = "newest"
+    labels: str | None = None
+    labels_on: str | None = None
+    missing: Literal["error", "skip"] = "error"
 
 
 class GridfsLayout(ColumnLayout[GridfsOptions]):
@@ -52,14 +66,14 @@ class GridfsLayout(ColumnLayout[GridfsOptions]):
     Raises
     ------
     ConfigError, FormatError
-        A column exists nowhere; there are files, but no chunks.
+        A column exists nowhere; there are files, but no chunks; files have no label, or several.
     StoreNotFoundError, UnavailableError
         No such bucket, or no file matches; no server.
 
     Notes
     -----
-    Fields: ``key`` (the file's name, or else its id), ``image`` (or ``data``, where most files are no pictures),
-    ``metadata`` and the columns. Of every file read, the length is checked, and the MD5 where an older driver left one.
+    Fields: ``key`` (the file's name, or else its id), ``image`` (or ``video``, where all files are films, or ``data``),
+    ``metadata``, with ``labels`` the ``label``, and the columns. Of every file read, the length is checked, and the MD5 where an older driver left one.
     """
 
     Options: ClassVar[type[BackendOptions]] = GridfsOptions
@@ -101,7 +115,28 @@ class GridfsLayout(ColumnLayout[GridfsOptions]):
         kept: Iterable[int] = range(len(ids))
         if self._settings.revisions == "newest":
             kept = self._newest(names, dates)
-        return [pack_ids(ids[at] for at in kept), pack_items([names[at].encode() for at in kept])]
+        if self._settings.labels is None:
+            return [pack_ids(ids[at] for at in kept), pack_items([names[at].encode() for at in kept])]
+        kept = list(kept)
+        labels = self._labels([ids[at] for at in kept], [names[at] for at in kept], self._settings.labels)
+        kept = [at for at, label in zip(kept, labels, strict=True) if label is not None]
+        packed = pack_labels([label for label in labels if label is not None], self._settings.labels)
+        return [pack_ids(ids[at] for at in kept), pack_items([names[at].encode() for at in kept]), packed]
+
+    def _labels(self, ids: Sequence[Any], names: Sequence[str], where: str) -> list[Any]:
+        """Return the label of each file; None where it has none and may be left out."""
+        join = LabelJoin(self._connection, where, self._settings.labels_on, sorted(self._own_collections()))
+        found = join.find(ids, names)
+        absent = [name for at, name in enumerate(names) if at not in found]
+        if absent:
+            told = f"{self._location.url}: {len(absent)} of {len(names)} files have no label in {where!r}: {listed(absent)}"
+            if self._settings.missing == "error" or not found:
+                raise FormatError(f"{told}; missing='skip' leaves them out")
+            _LOG.warning("%s; they are left out", told)
+        return [found.get(at) for at in range(len(names))]
+
+    def _own_collections(self) -> set[str]:
+        return {self._collection, self._chunks}
 
     def _newest(self, names: Sequence[str], dates: Sequence[Any]) -> list[int]:
         newest: dict[str, int] = {}
@@ -121,16 +156,18 @@ class GridfsLayout(ColumnLayout[GridfsOptions]):
     def _describe(self, lists: Sequence[Packed]) -> tuple[dict[str, Column], dict[str, Field]]:
         ids = lists[0]
         for name, _, _ in self._settings.columns:
-            if name in _OWN:
+            if name in _OWN or (name == _LABEL and self._settings.labels is not None):
                 raise ConfigError(
                     f"{self._location.url}: a column cannot be called {name!r}, which the layout itself has"
                 )
         columns = self._mapped_columns(ids, self._settings.columns)
         heads = self._heads([ids[at] for at in evenly(len(ids), 16)], ids.kind)
         images = 2 * sum(map(looks_like_image, heads)) > len(heads)
-        own = {"key": Field("str"), **({"image": Field("image")} if images else {"data": Field("bytes")})}
-        mapped = {name: column.field for name, column in columns.items()}
-        return columns, {**own, "metadata": Field("json"), **mapped}
+        videos = bool(heads) and all(map(is_video, heads))
+        data = {"image": Field("image")} if images else {"video" if videos else "data": Field("bytes")}
+        own = {"key": Field("str"), **data, "metadata": Field("json")}
+        label = {_LABEL: label_field(lists[2])} if self._settings.labels is not None else {}
+        return columns, {**own, **label, **{name: column.field for name, column in columns.items()}}
 
     def _heads(self, keys: Sequence[bytes], kind: int) -> list[bytes]:
         """Return how some files begin."""
@@ -143,7 +180,7 @@ class GridfsLayout(ColumnLayout[GridfsOptions]):
     def _fetch(self, keys: Sequence[bytes], kind: int, fields: Sequence[str]) -> dict[bytes, dict[str, Any]]:
         columns = [self._columns[name].path for name in fields if name in self._columns]
         files = self._documents(keys, kind, [*columns, *_OWN_PATHS])
-        if "image" not in fields and "data" not in fields:
+        if not _DATA.intersection(fields):
             return files
         for each in files.values():
             each[_CHUNKS] = {}
@@ -165,6 +202,8 @@ class GridfsLayout(ColumnLayout[GridfsOptions]):
                 record[name] = self._columns[name].value(document)
             elif name == "key":
                 record[name] = self._name(position, document)
+            elif name == _LABEL:
+                record[name] = label_value(self._lists[2], position, self.meta.fields[name])
             elif name == "metadata":
                 metadata = document.get("metadata")
                 record[name] = {} if metadata is None else to_json(metadata)
@@ -175,6 +214,8 @@ class GridfsLayout(ColumnLayout[GridfsOptions]):
     def _column(self, name: str, field: Field) -> Array:
         if name == "key":
             return column_of(field, [key.decode() for key in self._lists[1]])
+        if name == _LABEL and self._settings.labels is not None:
+            return label_column(self._lists[2], field)
         return super()._column(name, field)
 
 

@@ -12,6 +12,8 @@ from pydantic import BeforeValidator
 
 from storeds._columns import column_of
 from storeds._suggest import suggest
+from storeds._url import redact
+from storeds.backends._mongodb_client import ClientFactory
 from storeds.backends.base import BackendOptions
 from storeds.errors import ConfigError, FormatError
 from storeds.layouts._mongodb_base import MongodbLayout, batches, listed
@@ -88,6 +90,13 @@ class NamedLayout(MongodbLayout[NamedOptions]):
 
     Options: ClassVar[type[BackendOptions]] = NamedOptions
     layout = "named"
+
+    @classmethod
+    def recognise(cls, url: str, *, client_factory: ClientFactory | None = None, **options: Any) -> str | None:
+        # docstring inherited
+        if "index" not in options:  # nothing that the user gave is wrong, which a ConfigError would say
+            raise FormatError(f"{redact(url)}: option 'index' is needed")
+        return super().recognise(url, client_factory=client_factory, **options)
 
     @classmethod
     def _seen(cls, connection: Connection, settings: NamedOptions) -> str | None:
