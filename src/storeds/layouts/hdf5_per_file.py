@@ -76,7 +76,7 @@ class PerFileOpener(ForeignOpener):
             return None
         found = select_columns(files, group, check=False)
         arrays = {name: files.dataset(f"{group}/{name}") for name in names if name not in found.singles}
-        if arrays and are_numbered_samples(names, {**found.singles, **arrays}):
+        if are_numbered_samples(names, {**found.singles, **arrays}):
             return None
         if rows_or_file(found.singles, arrays) not in ("file", "either"):
             return None
