@@ -47,6 +47,9 @@ class AmbiguousError(ConfigError):
 
     readings: tuple[Reading, ...] = ()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self.args  # the readings open stores, which is no business of another process
+
 
 def ambiguous(url: str, readings: Sequence[Reading]) -> AmbiguousError:
     """Return the error that shows each reading of the store at `url`, a redacted one, in a line."""

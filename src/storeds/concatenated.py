@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -221,6 +222,14 @@ class ConcatenatedBackend(StoreBackend):
             raise ClosedError(f"{self.url} was closed; open it again with open_backend")
 
 
+def _columns_of(member: Backend) -> dict[str, str]:
+    """Return field → dataset of a foreign HDF5 file of columns, and nothing for another store."""
+    if member.meta.layout != "parallel" or not isinstance(member, StoreBackend):
+        return {}
+    where = member.handle_settings().get("where")
+    return {name: str(path).lstrip("/") for name, path in where.items()} if isinstance(where, dict) else {}
+
+
 def _empty(field: Field, count: int) -> Array:
     dtype = np.dtype(field.dtype).newbyteorder("=") if field.kind == "array" else SCALARS[field.kind]
     return np.empty((count, *(size or 0 for size in field.shape or ())), dtype)
@@ -236,6 +245,7 @@ class _Survey:
         self._fields: Mapping[str, Field] = {}
         self._attrs: dict[str, JSON] = {}
         self._with_classes: Backend | None = None
+        self._columns: dict[str, str] = {}
         self.unread: dict[str, None] = {}  # what equal stores leave unread is listed once
 
     def add(self, member: Backend) -> None:
@@ -244,6 +254,7 @@ class _Survey:
             self.unread.update(dict.fromkeys(member.unread()))
         if not self.counts:
             self._fields, self._attrs = meta.fields, dict(meta.attrs)
+            self._columns = _columns_of(member)
         self._check_fields(member)
         self._check_classes(member)
         for name in [name for name in self._attrs if _text(meta.attrs, name) != _text(self._attrs, name)]:
@@ -272,12 +283,23 @@ class _Survey:
                 has, had = _described(fields.get(name)), _described(self._fields.get(name))
                 raise FormatError(
                     f"stores with different fields cannot be read as one: {name!r} is {had} in {first}, and {has} in "
-                    f"{member.url}"
+                    f"{member.url}{self._side_by_side(member)}"
                 )
         raise FormatError(
             f"stores with different fields cannot be read as one: the order is {', '.join(self._fields)} in {first}, and "
             f"{', '.join(fields)} in {member.url}"
         )
+
+    def _side_by_side(self, member: Backend) -> str:
+        """Return how to read two files whose columns are of the same records, as PatchCamelyon's are; or nothing."""
+        columns, first = _columns_of(member), self._urls[0]
+        same_folder = os.path.dirname(first) == os.path.dirname(member.url)
+        apart = columns.keys().isdisjoint(self._columns)
+        if not (columns and self._columns and apart and same_folder and member.meta.count == self.counts[0]):
+            return ""
+        file = os.path.basename(member.url)
+        both = {**self._columns, **{name: f"{file}::{where}" for name, where in columns.items()}}
+        return f"; where both hold columns of the same records, open {first} with columns={both}"
 
     def _check_classes(self, member: Backend) -> None:
         if "classes" not in member.meta.attrs:
