@@ -302,10 +302,11 @@ class TestOrder:
                 writer.append({"source": number} for _ in range(number + 1))
         order: dict[str, Any] = {"cycle_length": 2, "seed": 1, "shuffle_buffer": 2, **arguments}
         listed = stream([files[2], *files[:2]], **order)
+        expected = list(listed)
         for pattern in (f"lmdb://{tmp_path}/*.lmdb", Path(f"{tmp_path}/*.lmdb")):
             found = stream([files[2], f"lmdb://{tmp_path}/[01].lmdb"], **order)
             assert [dataset.url for dataset in found.datasets] == [dataset.url for dataset in listed.datasets]
-            assert list(found) == list(listed)
+            assert list(found) == expected
             assert as_list(list(stream(pattern, **arguments))) == plain((1, 2, 3), Share())
         with pytest.raises(errors.StoreNotFoundError, match="no file matches"):
             stream(f"lmdb://{tmp_path}/*.h5")
@@ -375,8 +376,11 @@ class TestLoaders:
 
     def test_spawned_workers_yield_what_forked_ones_do(self, urls: list[str]) -> None:
         found = stream(urls, seed=2, shuffle_buffer=4, transform=draw)
-        found.set_epoch(3)
-        assert list(load(found, 2, "spawn")) == list(load(found, 2, "fork"))
+        both = []
+        for method in ("spawn", "fork"):
+            found.set_epoch(3)
+            both.append(list(load(found, 2, method)))
+        assert both[0] == both[1]
 
     @pytest.mark.filterwarnings("ignore:This DataLoader will create 5 worker processes:UserWarning")
     def test_a_worker_without_samples_yields_none(self, urls: list[str]) -> None:
@@ -401,6 +405,60 @@ class TestLoaders:
             epochs.append([sample for batch in loader for sample in batch])
         assert epochs[0] != epochs[1] == epochs[2]
         assert {index for index, _ in epochs[0]} != {index for index, _ in epochs[1]}  # the numbers drawn differ too
+
+    @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
+    def test_each_pass_is_the_next_epoch(self, urls: list[str], workers: int, persistent: bool) -> None:
+        def make() -> tuple[StoreIterable, DataLoader[Any]]:
+            made = stream(urls, seed=2, shuffle_buffer=4, transform=draw)
+            return made, load(made, workers, "fork", persistent_workers=persistent)
+
+        found, loader = make()
+        counted = [list(loader) for _ in range(4)]
+        assert found.epoch == 3
+        other, loader = make()
+        for epoch in (0, 1, 1, 3):
+            other.set_epoch(epoch)
+            assert list(loader) == counted[epoch]
+        other.set_epoch(0)
+        next(iter(loader))  # broken off
+        assert [list(loader), list(loader)] == counted[1:3]
+
+    def test_passes_of_two_loaders_side_by_side_keep_to_their_epochs(self, urls: list[str]) -> None:
+        found = stream(urls, seed=2, shuffle_buffer=4, transform=draw)
+        loader = load(found, 2, "fork")
+        counted = [list(loader) for _ in range(2)]
+        found.set_epoch(0)
+        side_by_side = list(zip(loader, loader, strict=True))
+        assert [one for one, _ in side_by_side] == counted[0]
+        assert [other for _, other in side_by_side] == counted[1]
+
+    def test_workers_that_draw_the_same_seed_in_each_pass_are_told_apart(self, urls: list[str]) -> None:
+        loader = load(stream(urls, seed=2, shuffle_buffer=4, transform=draw), 2, "fork")
+        passes = []
+        for _ in range(3):
+            torch.manual_seed(0)
+            passes.append(str(list(loader)))
+        assert len(set(passes)) == 3
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_without_a_seed_runs_differ_and_repeat_after_manual_seed(self, urls: list[str], workers: int) -> None:
+        def run() -> list[Any]:
+            loader = load(stream(urls, shuffle_buffer=4, transform=draw), workers, "fork")
+            return [list(loader), list(loader)]
+
+        torch.manual_seed(5)
+        runs = [run(), run()]
+        torch.manual_seed(5)
+        assert run() == runs[0]
+        assert len({str(each) for found in runs for each in found}) == 4
+
+    def test_a_drawn_seed_is_part_of_the_state(self, urls: list[str]) -> None:
+        found = stream(urls, shuffle_buffer=6)
+        samples = iter(found)
+        begun = [next(samples) for _ in range(9)]
+        other = stream(urls, shuffle_buffer=6)
+        other.load_state_dict(json.loads(json.dumps(found.state_dict())))
+        assert sorted(as_list(begun + list(other))) == EVERY
 
     def test_a_pickle_is_small_and_equal(self, urls: list[str]) -> None:
         found = stream(urls, seed=2, shuffle_buffer=4)
@@ -578,8 +636,9 @@ class TestState:
     def test_it_goes_on_at_every_position(self, urls: list[str], arguments: dict[str, Any]) -> None:
         found = stream(urls, read_batch=4, **arguments)
         found.set_epoch(2)
-        whole = as_list(list(found))
+        whole, following = as_list(list(found)), as_list(list(found))
         assert len(whole) == len(found)
+        found.set_epoch(2)
         samples = iter(found)
         for position in range(len(whole) + 1):
             state = found.state_dict()
@@ -589,8 +648,10 @@ class TestState:
             other.load_state_dict(json.loads(json.dumps(state)))
             assert other.state_dict() == state
             assert other.epoch == 2
-            assert as_list(list(other)) == whole[position:]
-            assert as_list(list(other)) == whole  # and then all of it again
+            if position < len(whole):
+                assert as_list(list(other)) == whole[position:]
+            assert as_list(list(other)) == following
+            assert other.epoch == 3
             if position < len(whole):
                 assert as_list([next(samples)]) == [whole[position]]
 
@@ -657,6 +718,15 @@ class TestState:
         monkeypatch.setattr("storeds.iterable.get_worker_info", lambda: SimpleNamespace(id=1, num_workers=2))
         with pytest.raises(errors.ConfigError, match="num_workers was 1 and is 2; worker was 0 and is 1"):
             iter(found)
+
+    def test_the_rest_of_an_epoch_that_was_over_is_nothing_if_it_is_set(self, urls: list[str]) -> None:
+        found = stream(urls)
+        list(found)
+        found.load_state_dict(found.state_dict())
+        found.set_epoch(0)
+        assert list(found) == []
+        assert len(list(found)) == TOTAL
+        assert found.epoch == 1
 
     def test_another_epoch_begins_at_its_beginning(self, urls: list[str]) -> None:
         found = stream(urls)
@@ -812,7 +882,7 @@ class TestBadInput:
             ({"block_length": 0}, "block_length must be at least 1"),
             ({"block_length": 1.5}, "block_length must be an int"),
             ({"shuffle_buffer": -1, "seed": 0}, "shuffle_buffer must be at least 0"),
-            ({"shuffle_buffer": 5}, "shuffle_buffer needs a seed"),
+            ({"shuffle_buffer": 5, "num_replicas": 2, "rank": 0}, "the ranks would shuffle differently"),
             ({"seed": True}, "seed must be an int, got True"),
             ({"seed": "x"}, "seed must be an int"),
             ({"read_batch": 0}, "read_batch"),

@@ -13,7 +13,7 @@ from torch.utils.data import get_worker_info
 
 from storeds._shared import SharedTable
 
-__all__ = ["MOST", "Request", "SharedEpoch", "loader_of_worker", "making_for"]
+__all__ = ["MOST", "Request", "SharedEpoch", "SharedPasses", "making_for"]
 
 MOST = 2**63 - 1
 """The largest epoch: it fits into an int64."""
@@ -30,16 +30,18 @@ class Request(NamedTuple):
 
 _numbers = itertools.count(1)
 
+_STREAMED, _WORKERS = 64, 256  # passes that are remembered, and workers of a loader
+
 
 class _Here(threading.local):
-    making_for: tuple[int, int] | None = None
+    making_for: tuple[int, int | None] | None = None
 
 
 _here = _Here()
 
 
 @contextmanager
-def making_for(epoch: int, seed: int) -> Iterator[None]:
+def making_for(epoch: int, seed: int | None) -> Iterator[None]:
     """Make samples of this epoch in this thread, and with this seed where their dataset has none."""
     before, _here.making_for = _here.making_for, (epoch, seed)
     try:
@@ -127,4 +129,93 @@ def _copied(number: int, is_set: bool) -> SharedEpoch:
     copy = SharedEpoch()
     if is_set:
         copy.enter(number)
+    return copy
+
+
+class SharedPasses(SharedTable):
+    """Counts the passes through a stream, which only its workers see begin.
+
+    Notes
+    -----
+    All workers of a loader must count alike, whichever begins first: the first enters the pass, and the others find it by
+    the loader and by how many passes they have begun themselves. No lock is needed: a worker reads the next epoch before it
+    looks for the pass, and a pass is entered before the next epoch is changed.
+    """
+
+    DTYPE = np.dtype(
+        [
+            ("number", "<i8"),
+            ("next", "<i8"),
+            ("is_asked", "?"),  # whether the next epoch was set, and no pass has begun since
+            ("passes", "<i8"),
+            ("loader", "<i8", _STREAMED),
+            ("turn", "<i8", _STREAMED),  # of the loader's workers; 0 is an empty row
+            ("epoch", "<i8", _STREAMED),
+            ("joined", "?", (_STREAMED, _WORKERS)),
+        ]
+    )
+
+    @property
+    def number(self) -> int:
+        """The epoch of the pass that began last, or the one that was set or loaded since."""
+        return int(self.table["number"])
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether an epoch was set for the next pass."""
+        return bool(self.table["is_asked"])
+
+    def set(self, epoch: int) -> None:
+        """Let the next pass be of this epoch."""
+        table = self.table
+        table["number"], table["next"], table["is_asked"] = epoch, epoch, True
+
+    def load(self, epoch: int) -> None:
+        """Let the next pass but the one that a state was loaded for be the epoch after this one."""
+        table = self.table
+        table["number"], table["next"], table["is_asked"] = epoch, epoch + 1, False
+
+    def peek(self, turn: int) -> int:
+        """Return the epoch that `begin` would."""
+        table, worker = self.table, get_worker_info()
+        following = int(table["next"])
+        at = self._find(table, worker, turn)
+        return following if at is None else int(table["epoch"][at])
+
+    def begin(self, turn: int, epoch: int | None = None) -> int:
+        """Begin a pass, this process's `turn`-th of the stream, and return its epoch: the given one, or the next."""
+        table, worker = self.table, get_worker_info()
+        following = int(table["next"])
+        if epoch is None:
+            at = self._find(table, worker, turn)
+            if at is not None and worker is not None:
+                table["joined"][at, worker.id % _WORKERS] = True
+                return int(table["epoch"][at])
+            epoch = following
+        if worker is not None:
+            at = int(table["passes"]) % _STREAMED
+            table["turn"][at] = 0
+            table["joined"][at] = False
+            table["joined"][at, worker.id % _WORKERS] = True
+            table["epoch"][at], table["loader"][at], table["turn"][at] = epoch, worker.seed - worker.id, turn
+            table["passes"] += 1
+        table["number"], table["next"], table["is_asked"] = epoch, min(epoch + 1, MOST), False
+        return epoch
+
+    def _find(self, table: Any, worker: Any, turn: int) -> int | None:
+        """Return the row of the pass that another worker of the same loader has begun."""
+        if worker is None:
+            return None
+        same = (table["turn"] == turn) & (table["loader"] == worker.seed - worker.id)
+        # With the same loader's seed, a worker that has joined is one of a later set of workers.
+        found = np.flatnonzero(same & ~table["joined"][:, worker.id % _WORKERS])
+        return int(found[0]) if found.size else None
+
+    def _copy(self) -> tuple[Any, ...]:
+        return _copied_passes, (self.number, int(self.table["next"]), self.is_asked)
+
+
+def _copied_passes(number: int, following: int, is_asked: bool) -> SharedPasses:
+    copy = SharedPasses()
+    copy.table["number"], copy.table["next"], copy.table["is_asked"] = number, following, is_asked
     return copy

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
+from storeds._epoch import making_for
 from storeds._interleave import Interleave
 from storeds._readahead import ReadAhead
 from storeds._shares import Piece
@@ -16,7 +17,7 @@ from storeds._shuffle_buffer import ShuffleBuffer
 from storeds.dataset import StoreDataset
 from storeds.policy import Skipped
 
-__all__ = ["Addresses", "Place", "Samples"]
+__all__ = ["Addresses", "Begun", "Place", "Samples"]
 
 Address: TypeAlias = tuple[int, int]
 """A source, and the index of a sample in it."""
@@ -28,6 +29,14 @@ class Place:
 
     epoch: int
     position: int = 0
+
+
+class Begun(NamedTuple):
+    """A pass that has begun: the addresses from its place on, and the seed of samples whose dataset has none."""
+
+    addresses: Iterator[Address]
+    place: Place
+    seed: int | None
 
 
 class Addresses:
@@ -69,10 +78,8 @@ class Samples(Iterator[Any]):
     ----------
     datasets : sequence of StoreDataset
         The sources.
-    addresses : iterator
-        From ``place.position`` on.
-    place : Place
-        Is moved on with each sample that is given out.
+    begin : callable
+        Begins the pass, when its first sample is asked for.
     read_batch, read_ahead
         As for `StoreIterable`.
 
@@ -84,19 +91,26 @@ class Samples(Iterator[Any]):
     def __init__(
         self,
         datasets: Sequence[StoreDataset],
-        addresses: Iterator[Address],
-        place: Place,
+        begin: Callable[[], Begun],
         *,
         read_batch: int,
         read_ahead: int,
     ) -> None:
-        batches = iter(lambda: list(itertools.islice(addresses, read_batch)), [])
-        # The function must not hold this object: threads that wait for work would keep it from being collected.
-        self._reads = ReadAhead(partial(_read, tuple(datasets)), batches, read_ahead)
+        self._datasets, self._begin = tuple(datasets), begin
+        self._read_batch, self._read_ahead = read_batch, read_ahead
+        self._reads: ReadAhead[Any, Any] | None = None
         self._ready: deque[Any] = deque()
-        self._place = place
+
+    def _reading(self) -> ReadAhead[Any, Any]:
+        addresses, self._place, seed = self._begin()
+        batches = iter(lambda: list(itertools.islice(addresses, self._read_batch)), [])
+        # The function must not hold this object: threads that wait for work would keep it from being collected.
+        read = partial(_read_for, self._place.epoch, seed, self._datasets)
+        return ReadAhead(read, batches, self._read_ahead)
 
     def __next__(self) -> Any:
+        if self._reads is None:
+            self._reads = self._reading()
         while True:
             if not self._ready:
                 self._ready.extend(next(self._reads))
@@ -111,13 +125,22 @@ class Samples(Iterator[Any]):
     def close(self) -> None:
         """End the iterator, and its threads with it."""
         self._ready.clear()
-        self._reads.close()
+        if self._reads is not None:
+            self._reads.close()
 
 
 class _Failure(NamedTuple):
     """Stands in the place of a sample that could not be made, until it is its turn to be raised."""
 
     error: Exception
+
+
+def _read_for(
+    epoch: int, seed: int | None, datasets: Sequence[StoreDataset], addresses: Sequence[Address]
+) -> list[Any]:
+    """Return what `_read` does, in this epoch; the seed is for datasets that have none."""
+    with making_for(epoch, seed):
+        return _read(datasets, addresses)
 
 
 def _read(datasets: Sequence[StoreDataset], addresses: Sequence[Address]) -> list[Any]:

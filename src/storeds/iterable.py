@@ -9,10 +9,11 @@ from typing import Any, get_args
 import xxhash
 from torch.utils.data import IterableDataset, get_worker_info
 
-from storeds._epoch import SharedEpoch
+from storeds._epoch import MOST, SharedEpoch, SharedPasses
 from storeds._ranks import integer, ranks
+from storeds._seeds import agreed_seed, draw_seed
 from storeds._shares import Remainder, Share, pieces, rank_bounds
-from storeds._stream import Addresses, Place, Samples
+from storeds._stream import Addresses, Begun, Place, Samples
 from storeds._stream_sources import SourceLike, check_alike, listed, seed_of, single
 from storeds._suggest import suggest
 from storeds._tally import Tally
@@ -23,7 +24,6 @@ from storeds.report import SampleReport
 __all__ = ["StoreIterable"]
 
 _VERSION = 1
-_MOST = 2**63 - 1
 
 
 class StoreIterable(IterableDataset[Any]):
@@ -39,12 +39,14 @@ class StoreIterable(IterableDataset[Any]):
     block_length : int
         How many consecutive samples of one source come before it is the next one's turn.
     shuffle_buffer : int
-        Shuffle the stream in a buffer of so many samples, which needs a seed. What the buffer holds is where samples are,
+        Shuffle the stream in a buffer of so many samples. What the buffer holds is where samples are,
         not the samples.
     seed : int, optional
-        Shuffles the sources anew in each epoch, and the stream, if there is a buffer. It is also the seed of the datasets
+        Shuffles the sources in each epoch, and the stream, if there is a buffer. It is also the seed of the datasets
         opened here: the first source's has it as it is, each other one's a number made from it, so that samples of the
-        same index in different sources do not share their randomness.
+        same index in different sources do not share their randomness. Without one, sources come in their order, unless
+        there is a buffer: then a seed for the order is drawn from torch's default generator when the stream is made, the
+        same for all ranks; and the samples' randomness begins with each pass at what that generator gives.
     remainder : str
         What happens when the ranks cannot all have the same number of samples. ``"keep"``: some have one more.
         ``"drop"``: the last ``total % num_replicas`` samples are left out. ``"pad"``: as many come twice as it takes.
@@ -78,6 +80,10 @@ class StoreIterable(IterableDataset[Any]):
     ``tf.data.Dataset.interleave`` does, and shuffles that. Parts differ by one sample at most. With a seed and more than
     one part, the row begins at another place in each epoch. A worker without samples yields none.
 
+    *Epochs*: a pass begins with its first sample; ``iter()`` alone changes nothing. The first pass is epoch 0, and each later
+    one the epoch after the pass that began last, with workers that are kept or not. `set_epoch` chooses the epoch of the
+    next pass, and counting goes on from there. A stream does not know its loaders: passes of several are counted together.
+
     *Order*: a function of the stores, the arguments, the epoch, the rank and the worker, and nothing else.
 
     *State*: `state_dict` counts what was yielded in the process that it is called in. Without workers it is exact with any
@@ -110,15 +116,17 @@ class StoreIterable(IterableDataset[Any]):
         self.seed = None if seed is None else integer("seed", seed)
         if remainder not in get_args(Remainder):
             raise ConfigError(f"unknown remainder {remainder!r}; {suggest(remainder, get_args(Remainder), 'values')}")
-        if self.shuffle_buffer > 1 and seed is None:
-            raise ConfigError("shuffle_buffer needs a seed, which all ranks share")
         self.remainder = remainder
         self.read_batch, self.read_ahead = integer("read_batch", read_batch, 1), integer("read_ahead", read_ahead, 0)
         self.num_replicas, self.rank = ranks(num_replicas, rank)
         # One of each for all datasets opened here: under spawn, each takes a descriptor.
-        self._epoch, self._tally = SharedEpoch(), Tally()
+        self._epoch, self._tally, self._passes = SharedEpoch(), Tally(), SharedPasses()
         self.datasets = self._open(listed(sources), dataset_arguments)
-        self._place = Place(0)
+        self._draws = seed is None and self.shuffle_buffer > 1
+        if self._draws:
+            self.seed = agreed_seed(f"stream/{self._fingerprint()}") if self.num_replicas > 1 else draw_seed()
+        self._turn = 1  # of this process's passes
+        self._place: Place | None = None
         self._loaded: Mapping[str, Any] | None = None
 
     def _open(self, sources: Sequence[SourceLike], arguments: Mapping[str, Any]) -> tuple[StoreDataset, ...]:
@@ -141,11 +149,11 @@ class StoreIterable(IterableDataset[Any]):
     @property
     def epoch(self) -> int:
         """The epoch that the order and the randomness of samples belong to."""
-        return self._epoch.number
+        return self._passes.number
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iterator, for persistent workers too; what was loaded for another one is dropped."""
-        self._epoch.set(integer("epoch", epoch, 0, _MOST))
+        """Set the epoch of the next pass, for persistent workers too; what was loaded for another one is dropped."""
+        self._passes.set(integer("epoch", epoch, 0, MOST))
         for dataset in self.datasets:
             dataset.set_epoch(epoch)
 
@@ -161,10 +169,25 @@ class StoreIterable(IterableDataset[Any]):
         return Share(self.rank, self.num_replicas, worker.id, worker.num_workers)
 
     def __iter__(self) -> Iterator[Any]:
-        place, self._loaded = self._next_place(), None
-        self._place = place
-        walk = self._addresses(place.epoch).walk(place.position)
-        return Samples(self.datasets, walk, place, read_batch=self.read_batch, read_ahead=self.read_ahead)
+        if self._loaded is not None:
+            self._check(self._loaded)  # it may have been loaded in another process than this, which has another share
+        else:
+            self._place = None
+        return Samples(self.datasets, self._begin, read_batch=self.read_batch, read_ahead=self.read_ahead)
+
+    def _begin(self) -> Begun:
+        place = self._resumed_place()
+        if place is None:
+            place = Place(self._passes.begin(self._turn))
+        elif place.position < len(self._addresses(place.epoch)) or get_worker_info() is None:
+            self._passes.begin(self._turn, place.epoch)
+        self._turn += 1
+        self._place, self._loaded = place, None
+        for dataset in self.datasets:
+            dataset._epoch.enter(place.epoch)
+        # Threads read ahead, and could draw from a global generator in any order.
+        seed = draw_seed() if any(dataset.seed is None for dataset in self.datasets) else None
+        return Begun(self._addresses(place.epoch).walk(place.position), place, seed)
 
     def _addresses(self, epoch: int) -> Addresses:
         share = self._share()
@@ -172,22 +195,33 @@ class StoreIterable(IterableDataset[Any]):
         key = self.seed, epoch, share.rank, share.worker
         return Addresses(own, self.cycle_length, self.block_length, self.shuffle_buffer, *key)
 
-    def _next_place(self) -> Place:
-        """Return where the next iterator begins: where the loaded state was, unless the epoch was set to another."""
-        if self._loaded is None or self._loaded["epoch"] != self.epoch:
-            return Place(self.epoch)
-        self._check(self._loaded)  # it may have been loaded in another process than this, which has another share
-        return Place(self.epoch, self._loaded["position"])
+    def _resumed_place(self) -> Place | None:
+        """Return where the next pass begins if a state says so."""
+        if self._loaded is None:
+            return None
+        place = Place(self._loaded["epoch"], self._loaded["position"])
+        if get_worker_info() is not None:
+            return place  # what is left to this worker, which may be nothing where others have something left
+        if self._passes.is_asked:
+            return place if self._passes.number == place.epoch else None
+        return place if place.position < len(self._addresses(place.epoch)) else None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the iterator made last is, as a small dict that JSON takes."""
-        place = self._place if self._loaded is None else self._next_place()
+        """Return where the pass is that began last, as a small dict that JSON takes."""
+        asked = self._passes.is_asked and get_worker_info() is None
+        if self._loaded is not None and not (asked and self._passes.number != self._loaded["epoch"]):
+            place = Place(self._loaded["epoch"], self._loaded["position"])
+        elif self._loaded is None and self._place is not None and not asked:
+            place = self._place
+        else:
+            place = Place(self._passes.peek(self._turn))
         return {"version": _VERSION, **self._agreed(), "epoch": place.epoch, "position": place.position}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iterator go on from where `state_dict` was taken; those after it begin at the beginning.
+        """Let the next pass go on from where `state_dict` was taken; the one after it is the next epoch.
 
-        The epoch becomes the state's, unless that was over and a later one has been set.
+        Where the state's epoch was over, the next pass is the next epoch, or a later one that has been set. In a worker,
+        which may have come to its end before others, it is nothing.
 
         Raises
         ------
@@ -195,10 +229,14 @@ class StoreIterable(IterableDataset[Any]):
             The state is another version's, malformed, or of a stream of other stores, arguments, ranks or workers.
         """
         self._check(state)
-        count = len(self._addresses(state["epoch"]))
+        if self._draws:
+            self.seed = state["seed"]
+        epoch, count = state["epoch"], len(self._addresses(state["epoch"]))
         over = integer("position", state["position"], 0, count) == count
-        if not (over and self.epoch > state["epoch"]):
-            self.set_epoch(state["epoch"])
+        if not (over and self._passes.is_asked and self._passes.number >= epoch):
+            self._passes.load(epoch)
+            for dataset in self.datasets:
+                dataset._epoch.enter(epoch)
         self._loaded = dict(state)
 
     def _agreed(self) -> dict[str, Any]:
@@ -221,10 +259,12 @@ class StoreIterable(IterableDataset[Any]):
         missing = [name for name in (*agreed, "epoch", "position") if name not in state]
         if missing:
             raise ConfigError(f"the stream's state lacks {', '.join(missing)}")
+        if self._draws and isinstance(state["seed"], int):
+            agreed["seed"] = state["seed"]
         differing = [f"{name} was {state[name]!r} and is {own!r}" for name, own in agreed.items() if state[name] != own]
         if differing:
             raise ConfigError(f"the state belongs to another stream: {'; '.join(differing)}")
-        integer("epoch", state["epoch"], 0, _MOST)
+        integer("epoch", state["epoch"], 0, MOST)
 
     def report(self) -> SampleReport:
         """Return what was read, mended and bad so far, here and in the workers started from here, over all sources.
