@@ -28,7 +28,7 @@ def stored_records(path: Path) -> list[dict[str, Any]]:
     with lmdb.open(str(copied), subdir=False, readonly=True, lock=False, max_dbs=4) as environment:
         records = environment.open_db(b"records", create=False)
         with environment.begin(records) as transaction:
-            return [msgspec.msgpack.decode(value) for _, value in transaction.cursor()]
+            return [msgspec.msgpack.decode(value[:-8]) for _, value in transaction.cursor()]  # a seal ends each
 
 
 def photos(root: Path, *names: str) -> Path:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,7 +38,8 @@ Row = dict[str, Any]  # stored values: JSON is text, an array is [dtype, shape, 
 
 ENGINES = ("lmdb", "hdf5", "mongodb")
 ATTRS: dict[str, Any] = {"classes": ["cat", "dög"], "made by": {"z": None, "a": [1.5, True]}}
-META = ("attrs", "build", "check", "count", "fields", "id", "layout")
+META = ("attrs", "build", "check", "count", "fields", "id", "layout", "salt")
+SALT = 0x1234567890ABCDEF
 SCALARS = {"int": "<i8", "float": "<f8", "bool": "?"}
 
 
@@ -73,6 +74,16 @@ def checksum(row: Row) -> bytes:
     return xxhash.xxh3_64_digest(msgspec.msgpack.encode(row))
 
 
+def seal(row: Row, at: int, salt: int = SALT) -> int:
+    return int.from_bytes(checksum(row), "big") ^ salt ^ at
+
+
+def document_seal(row: Row, fields: list[Row], at: int, salt: int = SALT) -> bytes:
+    small = (row[field["name"]] for field in fields if field["kind"] not in ("image", "bytes", "array"))
+    sums = (xxhash.xxh3_64_digest(msgspec.msgpack.encode(value), salt ^ at) for value in small)
+    return checksum(row) + seal(row, at, salt).to_bytes(8, "big") + b"".join(sums)
+
+
 def content_id(fields: list[Row], checksums: list[bytes]) -> str:
     head = canonical({"attrs": ATTRS, "fields": fields}).encode()
     return xxhash.xxh3_128_hexdigest(head + xxhash.xxh3_128_digest(b"".join(checksums)))
@@ -86,6 +97,7 @@ def meta_of(rows: list[Row], fields: list[Row], **extra: Any) -> Row:
         "fields": fields,
         "id": content_id(fields, [checksum(row) for row in rows]),
         "layout": "storeds/1",
+        "salt": f"{SALT:016x}",
         **extra,
     }
     return {**body, "check": check(body)}
@@ -103,6 +115,22 @@ def parsed_meta(row: Any) -> Row:
         "fields": json.loads(body["fields"]),
         "count": int(body["count"]),
     }
+
+
+def blocks_of(rows: list[Row], fields: list[Row]) -> bytes:
+    """Return the table of checksums of an HDF5 store: of each 64 KiB of each column."""
+    columns: list[bytes] = []
+    for field in fields:
+        values = [row[field["name"]] for row in rows]
+        if field["kind"] in SCALARS:
+            columns.append(np.array(values, SCALARS[field["kind"]]).tobytes())
+        elif field["kind"] == "array" and None not in field["shape"]:
+            columns.append(b"".join(data for _, _, data in values))
+        elif field["kind"] in ("str", "json"):
+            texts = [value.encode() for value in values]
+            columns += [b"".join(texts), _offsets(texts).tobytes()]
+    sums = [xxhash.xxh3_64_intdigest(data[at : at + 65_536]) for data in columns for at in range(0, len(data), 65_536)]
+    return np.array(sums, "<u8").tobytes()
 
 
 def flat_meta(body: Row) -> Row:
@@ -133,23 +161,29 @@ def read_lmdb(url: str) -> tuple[Row, list[Row], list[bytes]]:
     assert body["columns"] == {name.decode(): xxhash.xxh3_64_hexdigest(data) for name, data in column.items()}
     numbers, offsets = (np.frombuffer(column[name], "<i8") for name in (b"number", b"text.offsets"))
     assert list(pairs) == [at.to_bytes(8, "big") for at in range(len(pairs))]
-    rows = [msgspec.msgpack.decode(value) for value in pairs.values()]
-    assert all(list(row)[-1] == "_xxh3" for row in rows)
-    sums = [row.pop("_xxh3") for row in rows]
+    rows = [msgspec.msgpack.decode(value[:-8]) for value in pairs.values()]
+    assert all(value[:-8] == msgspec.msgpack.encode(row) for value, row in zip(pairs.values(), rows, strict=True))
+    sums = _unsealed((int.from_bytes(value[-8:], "big") for value in pairs.values()), body)
     assert numbers.tolist() == [row["number"] for row in rows]
     assert [column[b"text"][a:b].decode() for a, b in itertools.pairwise(offsets)] == [row["text"] for row in rows]
     return body, rows, sums
 
 
+def _unsealed(seals: Iterable[int], body: Row) -> list[bytes]:
+    return [(found ^ int(body["salt"], 16) ^ at).to_bytes(8, "big") for at, found in enumerate(seals)]
+
+
 def read_hdf5(url: str) -> tuple[Row, list[Row], list[bytes]]:
     with h5py.File(url.removeprefix("hdf5://")) as file:
-        body = parsed_meta(file.attrs)
+        body = parsed_meta(file.attrs) | {"blocks": file.attrs["blocks"]}
+        assert body["blocks"] == xxhash.xxh3_64_hexdigest(file["blocks"][:].tobytes())
         group = file["records"]
         rows = [
             {field["name"]: _hdf5_value(group[field["name"]], field, at) for field in body["fields"]}
             for at in range(body["count"])
         ]
-        return body, rows, [row.tobytes() for row in group["_xxh3"]]
+        assert file["blocks"][:].tobytes() == blocks_of(rows, body["fields"])
+        return body, rows, _unsealed(group["_seal"][:].tolist(), body)
 
 
 def _hdf5_value(node: Any, field: Row, at: int) -> Any:
@@ -176,7 +210,9 @@ def read_mongodb(url: str) -> tuple[Row, list[Row], list[bytes]]:
         {field["name"]: _mongodb_value(document[field["name"]], field) for field in body["fields"]}
         for document in documents
     ]
-    return body, rows, [document["_xxh3"] for document in documents]
+    for at, (row, document) in enumerate(zip(rows, documents, strict=True)):
+        assert document["_seal"] == document_seal(row, body["fields"], at, int(body["salt"], 16))
+    return body, rows, [document["_seal"][:8] for document in documents]
 
 
 def _mongodb_value(value: Any, field: Row) -> Any:
@@ -207,7 +243,7 @@ def write_lmdb(url: str, rows: list[Row], fields: list[Row]) -> None:
         databases = {name: env.open_db(name) for name in (b"records", b"columns", b"meta")}
         with env.begin(write=True) as txn:
             for at, row in enumerate(rows):
-                sealed = msgspec.msgpack.encode({**row, "_xxh3": checksum(row)})
+                sealed = msgspec.msgpack.encode(row) + seal(row, at).to_bytes(8, "big")
                 txn.put(at.to_bytes(8, "big"), sealed, db=databases[b"records"])
             for name, data in columns.items():
                 txn.put(name.encode(), data, db=databases[b"columns"])
@@ -221,13 +257,15 @@ def _offsets(blobs: list[bytes]) -> Any:
 
 def write_hdf5(url: str, rows: list[Row], fields: list[Row], **storage: Any) -> None:
     with h5py.File(url.removeprefix("hdf5://"), "w") as file:
-        file.attrs.update(flat_meta(meta_of(rows, fields)))
+        blocks = blocks_of(rows, fields)
+        file.attrs.update(flat_meta(meta_of(rows, fields, blocks=xxhash.xxh3_64_hexdigest(blocks))))
+        file["blocks"] = np.frombuffer(blocks, "<u8")
         group = file.create_group("records")
 
         def put(name: str, array: Any) -> None:
             group.create_dataset(name, data=array, **(storage if array.size else {}))
 
-        put("_xxh3", np.array([list(checksum(row)) for row in rows], "u1"))
+        put("_seal", np.array([seal(row, at) for at, row in enumerate(rows)], "<u8"))
         for field in fields:
             name, values = field["name"], [row[field["name"]] for row in rows]
             if field["kind"] in SCALARS:
@@ -254,7 +292,7 @@ def write_mongodb(url: str, rows: list[Row], fields: list[Row]) -> None:
     integers = {field["name"] for field in fields if field["kind"] == "int"}
     with database_of(url) as (database, name):
         for at, row in enumerate(rows):
-            document = {"_id": Int64(at), **row, "_xxh3": Binary(checksum(row))}
+            document = {"_id": Int64(at), **row, "_seal": Binary(document_seal(row, fields, at))}
             for field in arrays:
                 dtype, shape, data = row[field]
                 document[field] = {"dtype": dtype, "shape": [Int64(size) for size in shape], "data": data}

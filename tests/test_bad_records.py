@@ -163,11 +163,11 @@ def mocked() -> Mocked:
         ({"score": 1}, "field 'score' of its document is no float (found int)"),
         ({"good": 1}, "field 'good' of its document is no bool (found int)"),
         ({"note": [3]}, "field 'note' of its document is no json (found list)"),
-        ({"label": 4}, "its checksum does not match its values"),
-        ({"image": b"other"}, "its checksum does not match its values"),
-        ({"_xxh3": b"12345678"}, "its checksum does not match its values"),
-        ({"_xxh3": "12345678"}, "its checksum does not match its values"),
-        ({"_xxh3": 8}, "its checksum does not match its values"),
+        ({"label": 4}, "its checksum does not match its bytes"),
+        ({"image": b"other"}, "its checksum does not match its bytes"),
+        ({"_seal": b"12345678"}, "its document has no whole seal"),
+        ({"_seal": "12345678"}, "its document has no whole seal"),
+        ({"_seal": 8}, "its document has no whole seal"),
     ],
     ids=lambda value: repr(value)[:30],
 )
@@ -180,10 +180,10 @@ def test_a_bad_mongodb_document_is_an_error_in_its_place(mocked: Mocked, values:
     assert found[:3] + found[4:] == RECORDS[:3] + RECORDS[4:]
 
 
-@pytest.mark.parametrize("name", ["image", "label", "_xxh3"])
+@pytest.mark.parametrize("name", ["image", "label", "_seal"])
 def test_a_mongodb_document_that_lacks_something_is_an_error(mocked: Mocked, name: str) -> None:
     mocked.change(3, {}, remove=(name,))
-    says = "its checksum does not match" if name == "_xxh3" else f"its document has no field '{name}'"
+    says = "its document has no whole seal" if name == "_seal" else f"its document has no field '{name}'"
     assert says in str(mocked.read()[3])
 
 

@@ -356,7 +356,7 @@ class TestMapping:
     @pytest.mark.parametrize(("size", "wide"), [(1, 1), (8, 1), (8, 2), (24, 1), (700, 1), (0, 1)])
     def test_mapped_rows_are_those_that_are_read(self, noise: tuple[int, bytes], size: int, wide: int) -> None:
         mapped, count = FileMap(noise[0]), 250
-        rows = FlatRows(noise[0], 13, size, count + 1, None, mapped)
+        rows = FlatRows(noise[0], 13, size, count + 1, mapped)
         plain = FlatRows(noise[0], 13, size, count + 1, None)
         drawn = np.random.default_rng(1).integers(0, count, 300)
         found, whole = gather(rows, np.unique(drawn), wide)
@@ -371,7 +371,7 @@ class TestMapping:
         mapped.close()
 
     def test_mapped_spans_are_those_that_are_read(self, noise: tuple[int, bytes]) -> None:
-        rows = FlatRows(noise[0], 5, 1, 150_000, None, FileMap(noise[0]))
+        rows = FlatRows(noise[0], 5, 1, 150_000, FileMap(noise[0]))
         bounds = np.sort(np.random.default_rng(2).integers(0, 10_000, 200))
         bounds[50:60] = bounds[50]
         starts, stops = bounds[:-1], bounds[1:]
@@ -396,15 +396,15 @@ class TestMapping:
             raise OSError(12, "Cannot allocate memory")
 
         monkeypatch.setattr(mmap, "mmap", refuse)
-        rows = FlatRows(noise[0], 0, 8, 1000, None, FileMap(noise[0]))
+        rows = FlatRows(noise[0], 0, 8, 1000, FileMap(noise[0]))
         taken = gather_any(rows, np.arange(9))
         assert taken is not None
         assert taken.tobytes() == noise[1][:72]
 
     def test_large_rows_are_read(self, noise: tuple[int, bytes]) -> None:
         mapped = FileMap(noise[0])
-        assert FlatRows(noise[0], 0, 65_536, 3, None, mapped).take(np.array([2, 0, 1, 1])) is not None
-        assert FlatRows(noise[0], 0, 65_537, 3, None, mapped).take(np.array([2, 0, 1, 1])) is None
+        assert FlatRows(noise[0], 0, 65_536, 3, mapped).take(np.array([2, 0, 1, 1])) is not None
+        assert FlatRows(noise[0], 0, 65_537, 3, mapped).take(np.array([2, 0, 1, 1])) is None
 
     def test_rows_beyond_a_shorter_mapping_are_read(self, tmp_path: Path) -> None:
         path = tmp_path / "grown"
@@ -415,14 +415,14 @@ class TestMapping:
         with path.open("ab") as file:
             file.write(b"b" * 8000)
         assert mapped.bytes(8000, 8000) is None
-        taken = gather_any(FlatRows(descriptor, 8000, 8, 1000, None, mapped), np.arange(10))
+        taken = gather_any(FlatRows(descriptor, 8000, 8, 1000, mapped), np.arange(10))
         assert taken is not None
         assert taken.tobytes() == b"b" * 80
         os.close(descriptor)
 
     def test_a_closed_mapping_is_gone(self, noise: tuple[int, bytes]) -> None:
         mapped = FileMap(noise[0])
-        rows = FlatRows(noise[0], 0, 8, 1000, None, mapped)
+        rows = FlatRows(noise[0], 0, 8, 1000, mapped)
         assert rows.take(np.arange(9)) is not None
         assert "/noise" in Path("/proc/self/maps").read_text()
         mapped.close()
@@ -433,7 +433,7 @@ class TestMapping:
         self, noise: tuple[int, bytes], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         waits, announced = iter(range(100)), list[tuple[int, int]]()
-        rows = FlatRows(noise[0], 100, 1000, 50, None, FileMap(noise[0]))
+        rows = FlatRows(noise[0], 100, 1000, 50, FileMap(noise[0]))
         monkeypatch.setattr(_hdf5_map, "_waits", lambda: next(waits))
         monkeypatch.setattr(os, "posix_fadvise", lambda _, *span: announced.append(span[:2]))
         rows.take(np.array([9, 3, 3, 4]))
@@ -478,7 +478,7 @@ class TestDigests:
         fields, records = parse_fields(content[0]), content[1]
         codec, digests = RecordCodec(fields), RecordDigests(fields)
         for stored in map(codec.canonical, records):
-            assert digests.of_record(stored) == checksum(codec.pack(stored))
+            assert digests.of_records([stored]) == [checksum(codec.pack(stored))]
 
     @pytest.mark.parametrize("size", [0, 255, 256, 65_535, 65_536, 70_000])
     @pytest.mark.parametrize("others", [1, 13, 14, 16], ids="and {} more".format)
@@ -493,4 +493,4 @@ class TestDigests:
         stored = codec.canonical(
             {"first": bytes(size), **{f"n{at}": at * 99 for at in range(others)}, "last": np.ones((9000, 2))}
         )
-        assert RecordDigests(fields).of_record(stored) == checksum(codec.pack(stored))
+        assert RecordDigests(fields).of_records([stored]) == [checksum(codec.pack(stored))]

@@ -6,7 +6,7 @@ import enum
 import json
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -16,10 +16,11 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from storeds._seals import Places
 from storeds.errors import ConfigError
 from storeds.fields import fields_from_json, fields_to_json, parse_fields
 from storeds.protocols import KINDS, Field
-from storeds.record import CHECKSUM, ContentHash, RecordCodec, canonical_json, checksum
+from storeds.record import ContentHash, RecordCodec, canonical_json, checksum
 
 
 class Colour(str, enum.Enum):  # noqa: UP042  # StrEnum prints its value; the older idiom prints the member's name
@@ -88,6 +89,21 @@ def records(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
+PLACES = Places(0x0123456789ABCDEF, 1000)
+
+
+def sealed(packed: bytes, position: int = 0) -> bytes:
+    return packed + PLACES.seal(checksum(packed), position)
+
+
+def opened(codec: RecordCodec, stored: bytes) -> dict[str, Any]:
+    return codec.open_sealed(stored, 0, PLACES)
+
+
+def opened_all(codec: RecordCodec, stored: Sequence[bytes | bytearray]) -> list[dict[str, Any]]:
+    return codec.open_all([memoryview(each) for each in stored], range(len(stored)), PLACES)
+
+
 # What comes back
 
 
@@ -96,7 +112,7 @@ def test_a_record_comes_back_bit_for_bit(record: dict[str, Any]) -> None:
     made = RecordCodec(parse_fields(EVERY))
     stored = made.canonical(record)
     packed = made.pack(stored)
-    for back in (made.unpack(packed), made.open_sealed(made.seal(packed, checksum(packed)))):
+    for back in (made.unpack(packed), opened(made, sealed(packed))):
         assert list(back) == list(EVERY)
         assert back["grid"].tobytes() == record["grid"].tobytes()
         assert (back["grid"].dtype, back["grid"].shape) == (np.dtype("<f4"), record["grid"].shape)
@@ -268,17 +284,13 @@ def test_the_checksum_is_xxh3_of_the_plain_msgpack_map(record: dict[str, Any]) -
     digest = xxhash.xxh3_64_intdigest(expected).to_bytes(8, "big")
     assert packed == expected
     assert checksum(packed) == digest
-    assert made.seal(packed, digest) == msgspec.msgpack.encode({**plain, CHECKSUM: digest})
+    assert sealed(packed, 3) == packed + (int.from_bytes(digest, "big") ^ PLACES.salt ^ 3).to_bytes(8, "big")
 
 
 def test_the_encoding_is_pinned() -> None:
     made = RecordCodec(parse_fields({"image": "image", "label": "int"}))
     packed = made.pack(made.canonical({"label": 7, "image": b"\xff\xd8"}))
     assert packed.hex() == "82a5696d616765c402ffd8a56c6162656c07"
-    assert (
-        made.seal(packed, checksum(packed)).hex()
-        == "83" + packed.hex()[2:] + "a55f78786833c408" + checksum(packed).hex()
-    )
 
 
 @pytest.mark.parametrize("count", [1, 14, 15, 16, 17, 300])
@@ -286,7 +298,7 @@ def test_sealing_works_for_any_number_of_fields(count: int) -> None:
     made = RecordCodec(parse_fields({f"f{at}": "int" for at in range(count)}))
     record = {f"f{at}": at for at in range(count)}
     packed = made.pack(made.canonical(record))
-    assert made.open_sealed(made.seal(packed, checksum(packed))) == record
+    assert opened(made, sealed(packed)) == record
 
 
 def _long_form(value: Any) -> bytes:
@@ -312,10 +324,10 @@ def _long_form(value: Any) -> bytes:
 def test_a_record_packed_with_longer_headers_opens(record: dict[str, Any]) -> None:
     made = RecordCodec(parse_fields(EVERY))
     packed = made.pack(made.canonical(record))
-    plain = {**msgspec.msgpack.decode(packed), CHECKSUM: checksum(packed)}
+    plain = msgspec.msgpack.decode(packed)
     reordered = dict(reversed(plain.items()))
     for foreign in (plain, reordered, {**plain, "more": 1}):
-        back = made.open_sealed(_long_form(foreign))
+        back = opened(made, _long_form(foreign) + sealed(packed)[-8:])
         assert list(back) == list(EVERY)
         assert made.pack(made.canonical(back)) == packed
 
@@ -333,10 +345,9 @@ def test_every_flipped_bit_and_every_cut_of_a_sealed_record_is_noticed() -> None
         "note": {"a": [1]},
     }
     packed = made.pack(made.canonical(record))
-    sealed = made.seal(packed, checksum(packed))
-    for damaged in _damaged(sealed):
-        with pytest.raises(ValueError, match="checksum does not match|not the msgpack map"):
-            made.open_sealed(damaged)
+    for damaged in _damaged(sealed(packed)):
+        with pytest.raises(ValueError, match="checksum does not match|not the msgpack map|its seal is damaged"):
+            opened(made, damaged)
 
 
 def _damaged(sealed: bytes) -> Iterator[bytes]:
@@ -351,29 +362,44 @@ def _damaged(sealed: bytes) -> Iterator[bytes]:
 def test_many_sealed_records_open_as_each_does_alone(given_records: list[dict[str, Any]]) -> None:
     made = RecordCodec(parse_fields(EVERY))
     packed = [made.pack(made.canonical(record)) for record in given_records]
-    sealed = [made.seal(each, checksum(each)) for each in packed]
-    opened = made.open_all(map(memoryview, sealed))
-    assert [made.pack(made.canonical(record)) for record in opened] == packed
-    assert [list(record) for record in opened] == [list(EVERY)] * len(packed)
+    found = opened_all(made, [sealed(each, at) for at, each in enumerate(packed)])
+    assert [made.pack(made.canonical(record)) for record in found] == packed
+    assert [list(record) for record in found] == [list(EVERY)] * len(packed)
 
 
 def test_one_record_packed_with_longer_headers_opens_among_others() -> None:
     made = RecordCodec(parse_fields({"image": "image", "label": "int"}))
     wanted = [{"image": bytes([at]) * 300, "label": at} for at in range(4)]
     packed = [made.pack(record) for record in wanted]
-    sealed = [made.seal(each, checksum(each)) for each in packed]
-    sealed[2] = _long_form({**wanted[2], CHECKSUM: checksum(packed[2])})
-    assert made.open_all(map(memoryview, sealed)) == wanted
+    stored = [sealed(each, at) for at, each in enumerate(packed)]
+    stored[2] = _long_form(wanted[2]) + stored[2][-8:]
+    assert opened_all(made, stored) == wanted
 
 
 @pytest.mark.parametrize("at", range(3))
 def test_a_damaged_record_among_many_is_noticed(at: int) -> None:
     made = RecordCodec(parse_fields({"image": "image", "label": "int"}))
     packed = [made.pack({"image": bytes([label]) * 300, "label": label}) for label in range(3)]
-    sealed = [bytearray(made.seal(each, checksum(each))) for each in packed]
-    sealed[at][100] ^= 1
+    stored = [bytearray(sealed(each, number)) for number, each in enumerate(packed)]
+    stored[at][100] ^= 1
     with pytest.raises(ValueError, match="checksum does not match"):
-        made.open_all(map(memoryview, sealed))
+        opened_all(made, stored)
+
+
+@pytest.mark.parametrize("count", [2, 100])
+def test_records_at_each_others_places_are_noticed(count: int) -> None:
+    made = RecordCodec(parse_fields({"label": "int"}))
+    stored = [sealed(made.pack({"label": label}), label) for label in range(count)]
+    stored[0], stored[1] = stored[1], stored[0]
+    with pytest.raises(ValueError, match="the record that lies there belongs to position 1"):
+        opened_all(made, stored)
+
+
+def test_a_record_of_another_store_is_noticed() -> None:
+    made = RecordCodec(parse_fields({"label": "int"}))
+    packed = made.pack({"label": 3})
+    with pytest.raises(ValueError, match="or it belongs to another store"):
+        opened(made, packed + Places().seal(checksum(packed), 0))
 
 
 @pytest.mark.parametrize(
@@ -382,13 +408,13 @@ def test_a_damaged_record_among_many_is_noticed(at: int) -> None:
 )
 def test_what_is_no_record_is_refused(bad: bytes) -> None:
     with pytest.raises(ValueError, match="not the msgpack map of its fields"):
-        codec("int").open_sealed(bad)
+        opened(codec("int"), bad + bytes(8))
 
 
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_never_make_a_record(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
-        codec("image").open_sealed(data)
+        opened(codec("image"), data)
 
 
 @pytest.mark.parametrize(
@@ -408,7 +434,7 @@ def test_arbitrary_bytes_never_make_a_record(data: bytes) -> None:
 def test_a_stranger_who_checksums_nonsense_gets_a_value_error(spec: Any, value: Any, says: str) -> None:
     packed = msgspec.msgpack.encode({"f": value})
     with pytest.raises(ValueError, match=says):
-        codec(spec).open_sealed(codec(spec).seal(packed, checksum(packed)))
+        opened(codec(spec), sealed(packed))
 
 
 def test_revive_turns_only_what_is_there() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import xxhash
@@ -36,20 +36,29 @@ def meta_from_text(text: str | bytes, url: str) -> tuple[Meta, Mapping[str, Any]
     return _verified(lambda: json.loads(text), url)
 
 
-def meta_to_row(meta: Meta) -> dict[str, str | int]:
-    """Return `meta` as name → text or number, for engines whose users like to see it so."""
-    row = _body(meta, {})
+def meta_to_row(meta: Meta, **extra: JSON) -> dict[str, str | int]:
+    """Return `meta` and `extra` as name → text or number, for engines whose users like to see it so."""
+    row = _body(meta, extra)
     return {name: value if isinstance(value, (str, int)) else canonical_json(value) for name, value in row.items()}
 
 
-def meta_from_row(row: Mapping[str, Any], url: str) -> Meta:
-    """Return the `Meta` that `meta_to_row` laid out; raises FormatError when it was damaged."""
+def meta_from_row(row: Mapping[str, Any], extra: Iterable[str], url: str) -> tuple[Meta, Mapping[str, Any]]:
+    """Return the `Meta` that `meta_to_row` laid out, and all values; raises FormatError when it was damaged.
+
+    Parameters
+    ----------
+    row : mapping
+    extra : iterable of str
+        What else was laid out.
+    url : str
+        What messages call it.
+    """
 
     def body() -> dict[str, Any]:
-        texts = {name: json.loads(row[name]) if name in ("attrs", "fields") else row[name] for name in _ROW}
+        texts = {name: json.loads(row[name]) if name in _JSON else row[name] for name in (*_ROW, *extra)}
         return {**texts, "count": int(row["count"])}
 
-    return _verified(body, url)[0]
+    return _verified(body, url)
 
 
 def _body(meta: Meta, extra: Mapping[str, JSON]) -> dict[str, JSON]:
@@ -91,4 +100,5 @@ def _check(body: Mapping[str, JSON]) -> str:
 
 
 _ROW = ("attrs", "build", "check", "count", "fields", "id", "layout")
+_JSON = ("attrs", "columns", "fields")
 _ADVICE = "copy the store again from its source"

@@ -17,10 +17,11 @@ from typing import Any
 
 from storeds._files import sniff, staging_folder
 from storeds._owner import Owner
+from storeds._seals import Places
 from storeds._writer import other_plan, target_exists
 from storeds.errors import ConfigError, FormatError, StoredsError, StoreExistsError
 
-__all__ = ["Staging", "active_writer", "copy_range", "replace_text", "sync_path", "written_ranges"]
+__all__ = ["Staging", "active_writer", "copy_range", "kept_places", "replace_text", "sync_path", "written_ranges"]
 
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 _ACTIVE: set[str] = set()  # POSIX locks do not keep two writers of one process apart
@@ -52,6 +53,14 @@ def replace_text(path: Path, text: str) -> None:
     sync_path(fresh)
     os.replace(fresh, path)
     sync_path(path.parent)
+
+
+def kept_places(folder: Path) -> Places:
+    """Return the places for the writer in `folder`: with an interrupted writer's salt, or a new one, made durable."""
+    file = folder / "salt"
+    if not file.exists():
+        replace_text(file, Places().text)
+    return Places.of(file.read_text(), 0, str(file))
 
 
 def copy_range(source: int, start: int, target: int, place: int, size: int) -> None:

@@ -3,12 +3,14 @@
 from storeds._columns import column_from_records
 from storeds._handles import HandlePool, Opener
 from storeds._meta import meta_from_text, meta_to_text
+from storeds._seals import Places
 from storeds._url import file_path, redact
 from storeds._where_checks import check_where
 from storeds._writer import COMMIT_EVERY, Sealed, StoreWriter
 from storeds.backends.base import BackendOptions, HandleBackend, StoreBackend, parse_options
 from storeds.fields import fields_from_json, fields_to_json, parse_fields
 from storeds.readers.base import RecordReader
+from storeds.record import checksum
 
 __all__ = [
     "COMMIT_EVERY",
@@ -16,11 +18,13 @@ __all__ = [
     "HandleBackend",
     "HandlePool",
     "Opener",
+    "Places",
     "RecordReader",
     "Sealed",
     "StoreBackend",
     "StoreWriter",
     "check_where",
+    "checksum",
     "column_from_records",
     "fields_from_json",
     "fields_to_json",

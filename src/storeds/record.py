@@ -7,7 +7,7 @@ uses it, a record copied between engines keeps it. `docs/format.md` specifies th
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,15 +15,15 @@ import numpy as np
 import xxhash
 
 from storeds._canonical import canonical_json, canonical_value, preview
+from storeds._seals import Places
 from storeds.fields import fields_to_json
 from storeds.protocols import JSON, Array, Field, Record
 
-__all__ = ["CHECKSUM", "ContentHash", "RecordCodec", "canonical_json", "checksum"]
-
-CHECKSUM = "_xxh3"
+__all__ = ["ContentHash", "RecordCodec", "canonical_json", "checksum"]
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
+_digest = xxhash.xxh3_64_digest
 
 
 def checksum(packed: bytes) -> bytes:
@@ -67,9 +67,6 @@ class RecordCodec:
         self._json = [name for name, field in self.fields.items() if field.kind == "json"]
         self.has_json = bool(self._json)
         self._special = bool(self._arrays or self._json)
-        self._header = _header(len(self.fields))
-        self._sealed_header = _header(len(self.fields) + 1)
-        self._body = slice(len(self._sealed_header), -_CHECKSUM_SIZE)  # of a sealed map
 
     def canonical(self, record: Mapping[str, Any]) -> Record:
         """Return `record` in stored form, fields in declared order; raises ValueError with the reason."""
@@ -96,48 +93,51 @@ class RecordCodec:
                 stored[name] = [array.dtype.str, array.shape, array.reshape(-1).view(np.uint8).data]
         return _encode(stored)
 
-    def seal(self, packed: bytes, digest: bytes) -> bytes:
-        """Return the map of `packed` with ``_xxh3`` as its last entry."""
-        return b"".join((self._sealed_header, memoryview(packed)[len(self._header) :], _CHECKSUM_KEY, digest))
+    def open_sealed(self, sealed: memoryview | bytes, position: int, places: Places) -> Record:
+        """Return the record of a packed map with its seal behind it, after checking both; raises ValueError."""
+        return self.open_all([memoryview(sealed)], [position], places)[0]
 
-    def open_sealed(self, sealed: memoryview | bytes) -> Record:
-        """Return the record in a sealed map after checking it; raises ValueError."""
-        (record,) = self.open_all((memoryview(sealed),))
-        return record
+    def open_all(self, sealed: Sequence[memoryview], positions: Sequence[int], places: Places) -> list[Record]:
+        """Return the records of packed maps with their seals behind them, after checking all; raises ValueError.
 
-    def open_all(self, sealed: Iterable[memoryview]) -> list[Record]:
-        """Return the records in sealed maps after checking each; raises ValueError at the first that is damaged."""
-        hasher = xxhash.xxh3_64()
-        reset, update, digest = hasher.reset, hasher.update, hasher.digest  # one hasher, used again for each
-        header, body = self._header, self._body
+        Parameters
+        ----------
+        sealed : sequence of memoryview
+        positions : sequence of int
+            Where they lie.
+        places : Places
+            Of the store.
+        """
         records: list[Record] = []
-        for each in sealed:
-            # Decoding first is faster: it fetches the bytes from memory, and the checksum then finds them in the cache.
-            try:
-                record = _decode(each)
-                reset()
-                update(header)
-                update(each[body])
-                if digest() != record.pop(CHECKSUM):
-                    record = self._open_unusual(each)
-            except _UNDECODABLE:
-                record = self._open_unusual(each)
-            records.append(record)
+        digests: list[bytes] = []
+        seals: list[memoryview] = []
+        try:
+            for each in sealed:
+                packed = each[_PACKED]
+                # Decoding first is faster: it fetches the bytes from memory, and the checksum then finds them in the cache.
+                records.append(_decode(packed))
+                digests.append(_digest(packed))
+                seals.append(each[_SEAL])
+            hold = places.hold(digests, seals, positions)
+        except _UNDECODABLE:
+            hold = False
+        if not hold:
+            records = [self._open_unusual(each, at, places) for each, at in zip(sealed, positions, strict=True)]
         if self._special:
             for record in records:
                 self.revive(record)
         return records
 
-    def _open_unusual(self, sealed: memoryview) -> Record:
+    def _open_unusual(self, sealed: memoryview, position: int, places: Places) -> Record:
         # Another writer may have packed the same record with longer headers; only the values decide.
         try:
-            found = _decode(sealed)
+            found = _decode(sealed[_PACKED])
             record = {name: found[name] for name in self.fields}
-            matches = checksum(_encode(record)) == found[CHECKSUM]
+            fault = places.fault(int.from_bytes(sealed[_SEAL], "big"), checksum(_encode(record)), position)
         except _UNDECODABLE as error:
             raise ValueError(f"not the msgpack map of its fields ({error})") from None
-        if not matches:
-            raise ValueError("its checksum does not match its bytes")
+        if fault is not None:
+            raise ValueError(fault)
         return record
 
     def unpack(self, packed: bytes) -> Record:
@@ -172,15 +172,8 @@ class RecordCodec:
         return len(set(fields)) == len(self.fields) or any(self.fields[name].is_blob for name in fields)
 
 
-_CHECKSUM_KEY = _encode(CHECKSUM) + b"\xc4\x08"
-_CHECKSUM_SIZE = len(_CHECKSUM_KEY) + 8
+_PACKED, _SEAL = slice(-8), slice(-8, None)
 _UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, AttributeError, KeyError, TypeError, RecursionError)
-
-
-def _header(count: int) -> bytes:
-    if count < 16:
-        return bytes((0x80 | count,))
-    return b"\xde" + count.to_bytes(2, "big")
 
 
 def _mismatch(missing: list[str], extra: list[str], declared: list[str]) -> str:

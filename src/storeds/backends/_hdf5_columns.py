@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from storeds._columns import SCALARS
+from storeds.backends._hdf5_blocks import Blocks
 from storeds.backends._hdf5_rows import Rows, gather, gather_any, read_spans
 from storeds.protocols import Array, Field
 
-__all__ = ["Column", "read_raw", "read_values", "typed"]
+__all__ = ["Column", "check_alone", "read_raw", "read_values", "typed"]
 
 _CUT = ValueError("its bytes are cut short, or its offsets are damaged")
 
@@ -25,16 +26,27 @@ class Column:
     rows: Rows
     offsets: Rows | None = None
     shapes: Rows | None = None
+    blocks: Blocks | None = None
+    offset_blocks: Blocks | None = None
 
 
-def read_values(column: Column, positions: Array) -> list[Any]:
-    """Return stored values, in the order of `positions`, which ascend; a ValueError in the place of an unreadable one."""
+def read_values(column: Column, positions: Array, *, alone: bool = False) -> list[Any]:
+    """Return stored values, in the order of `positions`, which ascend; a ValueError in the place of an unreadable one.
+
+    Those that are read `alone`, without the records that they belong to, are checked: raises BlockError.
+    """
     field = column.field
     if column.offsets is None:
+        if alone:
+            check_alone(column, positions)
         return _fixed(*gather(column.rows, positions), field)
+    if alone and column.offset_blocks is not None:
+        column.offset_blocks.check_rows(positions, positions + 2)
     bounds, whole = gather(column.offsets, positions, 2)
     starts, stops = bounds.view("<i8").T
     good = whole & (starts >= 0) & (starts <= stops) & (stops <= column.rows.count)
+    if alone and column.blocks is not None:
+        column.blocks.check_rows(starts[good], stops[good])
     values = _between(column.rows, starts, stops, good)
     if field.kind in ("image", "bytes"):
         return values
@@ -42,6 +54,12 @@ def read_values(column: Column, positions: Array) -> list[Any]:
         return _texts(values, field)
     shapes: Sequence[Any] = gather(column.shapes, positions)[0].view("<i8").tolist() if column.shapes else values
     return [_variable(value, field, shape) for value, shape in zip(values, shapes, strict=True)]
+
+
+def check_alone(column: Column, positions: Array) -> None:
+    """Raise BlockError unless values of fixed size lie in blocks that are what was written."""
+    if column.blocks is not None:
+        column.blocks.check_rows(positions, positions + 1)
 
 
 def read_raw(column: Column, positions: Array) -> Array | None:

@@ -38,11 +38,11 @@ class RecordDigests:
         self._header = _encode(dict.fromkeys(fields))[: _header_size(len(fields))]
         self._steps = list(_steps(fields))
 
-    def of_records(self, stored: Sequence[Record]) -> bytes:
-        """Return the checksums of stored records end to end."""
+    def of_records(self, stored: Sequence[Record]) -> list[bytes]:
+        """Return the checksums of stored records."""
         if sum([_size(record[name]) for name in self._blobs for record in stored]) < _LARGE * len(stored):
             pack = self._codec.pack
-            return b"".join([checksum(pack(record)) for record in stored])
+            return [checksum(pack(record)) for record in stored]
         parts: list[Iterable[Any]] = []
         for key, names in self._steps:
             if key:
@@ -53,12 +53,8 @@ class RecordDigests:
                 parts.append([_packed({name: record[name] for name in names}) for record in stored])
         return self._of_parts(parts)
 
-    def of_record(self, stored: Record) -> bytes:
-        """Return the checksum of a stored record."""
-        return self.of_records([stored])
-
-    def of_columns(self, columns: Mapping[str, Array], raw: Mapping[str, Array]) -> bytes:
-        """Return the checksums of records end to end, of which every field is of fixed size.
+    def of_columns(self, columns: Mapping[str, Array], raw: Mapping[str, Array]) -> list[bytes]:
+        """Return the checksums of records, of which every field is of fixed size.
 
         Parameters
         ----------
@@ -78,7 +74,7 @@ class RecordDigests:
                 parts.append([_packed(dict(zip(names, row, strict=True))) for row in rows])
         return self._of_parts(parts)
 
-    def _of_parts(self, parts: Iterable[Iterable[Any]]) -> bytes:
+    def _of_parts(self, parts: Iterable[Iterable[Any]]) -> list[bytes]:
         """Return the checksums of records, of each of which every one of `parts` has the next bytes."""
         hasher, header = xxhash.xxh3_64(), self._header
         reset, update, digest = hasher.reset, hasher.update, hasher.digest  # one hasher, used again for each
@@ -89,7 +85,7 @@ class RecordDigests:
             for piece in pieces:
                 update(piece)
             digests.append(digest())
-        return b"".join(digests)
+        return digests
 
 
 def _steps(fields: Mapping[str, Field]) -> Iterator[tuple[bytes, tuple[str, ...]]]:

@@ -19,9 +19,8 @@ from storeds.backends._hdf5_map import FileMap
 from storeds.errors import FormatError
 from storeds.protocols import Array
 
-__all__ = ["COLUMN_CHECKSUM", "FlatRows", "LibraryRows", "Rows", "gather", "gather_any", "open_rows", "read_spans"]
+__all__ = ["FlatRows", "LibraryRows", "Rows", "gather", "gather_any", "open_rows", "read_spans"]
 
-COLUMN_CHECKSUM = "xxh3"  # attribute of datasets that are columns: xxh3-64 of all their bytes, 16 hexadecimal digits
 _GAP = 4096  # reading a page for nothing is cheaper than another call
 _GROUP = 1 << 20
 _MANY = 128  # rows; for fewer, NumPy's calls cost more than they save
@@ -39,11 +38,6 @@ class Rows(Protocol):
     @property
     def size(self) -> int: ...
 
-    @property
-    def checksum(self) -> str | None:
-        """What the xxh3-64 over all rows must be, in hexadecimal; None for datasets that are no column."""
-        ...
-
     def read(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
         """Return the bytes of row ranges ``[start, stop)``, which ascend; shorter where the file ends early."""
         ...
@@ -58,11 +52,10 @@ class FlatRows:
         offset: int,
         size: int,
         count: int,
-        checksum: str | None,
         mapped: FileMap | None = None,
     ) -> None:
         self.descriptor, self._offset, self.mapped = descriptor, offset, mapped
-        self.size, self.count, self.checksum = size, count, checksum
+        self.size, self.count = size, count
 
     def read(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
         # docstring inherited
@@ -127,9 +120,9 @@ class FlatRows:
 class LibraryRows:
     """Rows that only libhdf5 can find: chunked, compressed or otherwise filtered."""
 
-    def __init__(self, dataset: h5py.Dataset, size: int, count: int, checksum: str | None) -> None:
+    def __init__(self, dataset: h5py.Dataset, size: int, count: int) -> None:
         self._dataset = dataset
-        self.size, self.count, self.checksum = size, count, checksum
+        self.size, self.count = size, count
 
     def read(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
         # docstring inherited
@@ -225,18 +218,16 @@ def open_rows(
     count = int(dataset.shape[0])
     size = int(np.prod(dataset.shape[1:], dtype=np.int64)) * dtype.itemsize
     offset = dataset.id.get_offset()
-    sealed = dataset.attrs.get(COLUMN_CHECKSUM)
-    checksum = sealed.decode() if isinstance(sealed, bytes) else None
     if dataset.nbytes == 0:
-        return FlatRows(descriptor, 0, size, count, checksum)
+        return FlatRows(descriptor, 0, size, count)
     if dataset.chunks is not None or offset is None:
-        return LibraryRows(dataset, size, count, checksum)
+        return LibraryRows(dataset, size, count)
     available = os.fstat(descriptor).st_size
     if offset + count * size > available:
         raise FormatError(
             f"{url} is cut short: dataset {name} ends at byte {offset + count * size}, the file has {available}; copy it again"
         )
-    return FlatRows(descriptor, offset, size, count, checksum, mapped)
+    return FlatRows(descriptor, offset, size, count, mapped)
 
 
 def _local_dataset(file: h5py.File, name: str, url: str) -> h5py.Dataset:

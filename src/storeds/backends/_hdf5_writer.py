@@ -21,17 +21,17 @@ import xxhash
 
 from storeds._columns import SCALARS
 from storeds._meta import meta_to_row
-from storeds._staging import Staging, copy_range, replace_text, sync_path, written_ranges
+from storeds._seals import SEAL
+from storeds._staging import Staging, copy_range, kept_places, replace_text, sync_path, written_ranges
 from storeds._url import file_path, file_url
 from storeds._writer import COMMIT_EVERY, Sealed, StoreWriter
+from storeds.backends._hdf5_blocks import block_digests, column_datasets
 from storeds.backends._hdf5_file import stamp_hdf5_file
-from storeds.backends._hdf5_rows import COLUMN_CHECKSUM
 from storeds.backends.base import parse_options
 from storeds.backends.hdf5 import Hdf5Options
 from storeds.errors import FormatError
 from storeds.fields import fields_to_json
 from storeds.protocols import JSON, Array, Field, Meta
-from storeds.record import CHECKSUM
 
 __all__ = ["Hdf5Writer"]
 
@@ -70,6 +70,7 @@ class Hdf5Writer(StoreWriter):
             self._open()
 
     def _open(self) -> None:
+        self._places = kept_places(self._folder)
         count = self._take_state() if self._staging.resumed else 0
         for name, end in self._ends.items():
             path = self._path(name)
@@ -78,7 +79,8 @@ class Hdf5Writer(StoreWriter):
             if end and os.fstat(self._files[name]).st_size < self._begin(name) + end:
                 raise FormatError(f"{path} is shorter than its durable {end} bytes; start anew with overwrite=True")
             os.ftruncate(self._files[name], self._begin(name) + end)
-        self._resume_from(count, _parts(self._files[CHECKSUM], count * 8))
+        seals = np.frombuffer(_read(self._files[SEAL], count * 8), "<u8")
+        self._resume_from(count, [self._places.digests(seals, np.arange(count))])
 
     def _take_state(self) -> int:
         """Take over what is durable; return how many records."""
@@ -108,7 +110,8 @@ class Hdf5Writer(StoreWriter):
         self._save_state(first + len(batch), self.note)
 
     def _write_part(self, part: list[Sealed], first: int) -> None:
-        self._append(CHECKSUM, [sealed.digest for sealed in part])
+        seals = self._places.seals([sealed.digest for sealed in part], first)
+        self._append(SEAL, [seals.astype("<u8").tobytes()])
         for name, field in self.fields.items():
             self._append_field(name, field, [sealed.stored[name] for sealed in part])
 
@@ -173,6 +176,8 @@ class Hdf5Writer(StoreWriter):
         Returns column name → offset of its room, and the byte ranges of all raw data.
         """
         n, places = meta.count, {}
+        blocks = np.array(list(self._block_digests(n)), "<u8")
+        row = meta_to_row(meta, blocks=xxhash.xxh3_64_hexdigest(blocks.tobytes()), salt=self._places.text)
         raw: list[tuple[int, int]] = []
         with h5py.File(laid, "w", **self._alignment()) as file:
             records = file.create_group("records")
@@ -187,26 +192,23 @@ class Hdf5Writer(StoreWriter):
             data = {}
             if self._body is not None:  # first, so that nothing else takes its place
                 data[self._body] = room(self._body.replace(".", "/"), self._body, (self._ends[self._body],), "u1")
-            for key, value in meta_to_row(meta).items():
-                file.attrs[key] = value
+            file.attrs.update(row)
             for name, field in self.fields.items():
                 if field.is_fixed:
                     shape = () if field.is_scalar else tuple(size or 0 for size in field.shape or ())
-                    dataset = room(name, name, (n, *shape), field.dtype or SCALARS[field.kind])
-                    self._seal_column(dataset, name)
+                    room(name, name, (n, *shape), field.dtype or SCALARS[field.kind])
                     continue
                 column = f"{name}.data"
-                dataset = data.get(column) or room(f"{name}/data", column, (self._ends[column],), "u1")
-                stops = np.frombuffer(_read(self._files[f"{name}.stops"], n * 8), "<i8")
-                offsets = np.concatenate((np.zeros(1, "<i8"), stops))
-                records[f"{name}/offsets"] = offsets
+                if column not in data:
+                    data[column] = room(f"{name}/data", column, (self._ends[column],), "u1")
+                records[f"{name}/offsets"] = self._offsets(name, n)
                 raw.append(_raw_range(records[f"{name}/offsets"]))
-                if field.kind == "str":
-                    self._seal_column(dataset, f"{name}.data")
-                    records[f"{name}/offsets"].attrs[COLUMN_CHECKSUM] = _hex(xxhash.xxh3_64(offsets.tobytes()))
                 if field.kind == "array":
                     room(f"{name}/shapes", f"{name}.shapes", (n, len(field.shape or ())), "<i8")
-            room(CHECKSUM, CHECKSUM, (n, 8), "u1")
+            room(SEAL, SEAL, (n,), "<u8")
+            file["blocks"] = blocks
+            if len(blocks):
+                raw.append(_raw_range(file["blocks"]))
         return places, raw
 
     def _alignment(self) -> dict[str, int]:
@@ -214,12 +216,18 @@ class Hdf5Writer(StoreWriter):
         size = 0 if self._body is None else self._ends[self._body]
         return {"alignment_threshold": size, "alignment_interval": _ROOM} if size >= _WORTH else {}
 
-    def _seal_column(self, dataset: h5py.Dataset, column: str) -> None:
-        # The records' checksums do not help who reads one column alone.
-        hasher = xxhash.xxh3_64()
-        for part in _parts(self._files[column], self._ends[column]):
-            hasher.update(part)
-        dataset.attrs[COLUMN_CHECKSUM] = _hex(hasher)
+    def _offsets(self, name: str, n: int) -> Array:
+        stops = np.frombuffer(_read(self._files[f"{name}.stops"], n * 8), "<i8")
+        return np.concatenate((np.zeros(1, "<i8"), stops))
+
+    def _block_digests(self, n: int) -> Iterator[int]:
+        """Yield the checksums of the blocks of all columns: the records' seals do not help who reads one column alone."""
+        for name, dataset in column_datasets(self.fields):
+            if dataset.endswith("/offsets"):
+                yield from block_digests([self._offsets(name, n).tobytes()])
+            else:
+                column = dataset.replace("/", ".")
+                yield from block_digests(_parts(self._files[column], self._ends[column]))
 
     def _discard(self) -> None:
         self._close_files()
@@ -236,7 +244,7 @@ class Hdf5Writer(StoreWriter):
 
 
 def _column_names(fields: Mapping[str, Field]) -> list[str]:
-    names = [CHECKSUM]
+    names = [SEAL]
     for name, field in fields.items():
         if field.is_fixed:
             names.append(name)
@@ -273,10 +281,6 @@ def _create_flat(group: h5py.Group, name: str, shape: tuple[int, ...], dtype: np
 def _raw_range(dataset: h5py.Dataset) -> tuple[int, int]:
     start = dataset.id.get_offset()
     return start, start + dataset.nbytes
-
-
-def _hex(hasher: xxhash.xxh3_64) -> np.bytes_:
-    return np.bytes_(hasher.hexdigest())  # as text of fixed length, which every HDF5 reader reads
 
 
 def _read(descriptor: int, size: int) -> bytes:

@@ -16,17 +16,18 @@ import xxhash
 from storeds._columns import SCALARS
 from storeds._lmdb_file import stamp_lmdb_file
 from storeds._meta import meta_to_text
-from storeds._staging import Staging
+from storeds._staging import Staging, kept_places
 from storeds._url import file_path, file_url
 from storeds._writer import COMMIT_EVERY, Sealed, StoreWriter
 from storeds.backends.base import parse_options
 from storeds.backends.lmdb import COLUMNS, META, RECORDS, LmdbOptions, position_key, text_offsets_key
 from storeds.fields import fields_to_json
 from storeds.protocols import JSON, Meta
-from storeds.record import CHECKSUM, canonical_json
+from storeds.record import canonical_json
 
 __all__ = ["LmdbWriter"]
 
+_DIGESTS = "_xxh3"  # among the parts: the records' checksums
 _PARTS = b"parts"  # columns of each committed batch; gone from the published file
 _NOTE = b"note"  # beside them; their keys all have a slash
 _FIRST_MAP = 1 << 20
@@ -63,6 +64,7 @@ class LmdbWriter(StoreWriter):
         self._txn: lmdb.Transaction | None = None
         self._room = 0
         with self._opening():
+            self._places = kept_places(self._staging.folder)
             self._staging.separate(self._building)
             self._open(self._building)
 
@@ -88,7 +90,7 @@ class LmdbWriter(StoreWriter):
             self._write(self._take_back_columns)
         with self._env.begin() as txn:
             count = txn.stat(self._records)["entries"]
-            self._resume_from(count, list(self._read_parts(txn, CHECKSUM)))
+            self._resume_from(count, list(self._read_parts(txn, _DIGESTS)))
             self.note = json.loads(txn.get(_NOTE, db=self._parts) or b"null")
 
     def _commit(self, batch: list[Sealed], first: int) -> None:
@@ -98,8 +100,9 @@ class LmdbWriter(StoreWriter):
 
     def _write_part(self, part: list[Sealed], first: int) -> None:
         rows = dict(self._part_rows(part, first))
+        seal = self._places.seal
         items = [
-            (position_key(position), self._codec.seal(sealed.packed, sealed.digest))
+            (position_key(position), sealed.packed + seal(sealed.digest, position))
             for position, sealed in enumerate(part, first)
         ]
         room = self._page + _HEADER
@@ -144,7 +147,7 @@ class LmdbWriter(StoreWriter):
                 self._env.set_mapsize(2 * self._env.info()["map_size"])
 
     def _part_rows(self, part: list[Sealed], first: int) -> Iterator[tuple[bytes, bytes]]:
-        yield _part_key(CHECKSUM, first), b"".join(sealed.digest for sealed in part)
+        yield _part_key(_DIGESTS, first), b"".join(sealed.digest for sealed in part)
         for name, field in self.fields.items():
             values = [sealed.stored[name] for sealed in part]
             if field.is_scalar:
@@ -204,13 +207,13 @@ class LmdbWriter(StoreWriter):
             for key, data in columns.items():
                 txn.put(key, data, db=self._columns)
                 checksums[key.decode()] = xxhash.xxh3_64_hexdigest(data)
-        txn.put(META, meta_to_text(meta, columns=checksums).encode(), db=self._meta_db)
+        txn.put(META, meta_to_text(meta, columns=checksums, salt=self._places.text).encode(), db=self._meta_db)
         txn.drop(self._parts, delete=True)
 
     def _take_back_columns(self, txn: lmdb.Transaction) -> None:
         """Undo `_put_columns`: publishing failed after it, and now the writer goes on."""
-        digests = (bytes(value[-8:]) for _, value in txn.cursor(self._records))
-        txn.put(_part_key(CHECKSUM, 0), b"".join(digests), db=self._parts)
+        seals = np.frombuffer(b"".join(value[-8:] for _, value in txn.cursor(self._records)), ">u8")
+        txn.put(_part_key(_DIGESTS, 0), self._places.digests(seals, np.arange(len(seals))), db=self._parts)
         columns = {bytes(key).decode(): bytes(data) for key, data in txn.cursor(self._columns)}
         for name, field in self.fields.items():
             if field.is_scalar or field.kind == "str":

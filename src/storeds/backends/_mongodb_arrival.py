@@ -8,10 +8,12 @@ from typing import Any
 
 from pymongo.errors import BulkWriteError, OperationFailure
 
+from storeds._seals import SEAL
+from storeds.backends._mongodb_documents import DocumentSeals
 from storeds.backends._mongodb_find import NO_UUID
 from storeds.errors import StoredsError
 from storeds.protocols import Meta
-from storeds.record import CHECKSUM, ContentHash
+from storeds.record import ContentHash
 
 __all__ = ["arrived_digests", "check_arrived", "check_large", "count_documents", "insert_fenced", "insert_missing"]
 
@@ -50,12 +52,13 @@ def _check_failures(errors: list[dict[str, Any]]) -> None:
         raise OperationFailure(str(failures[0].get("errmsg")), failures[0].get("code"), failures[0])
 
 
-def arrived_digests(collection: Any) -> Iterator[bytes]:
-    """Yield the checksums of records 0, 1, …, up to the first that is not there."""
-    for position, row in enumerate(collection.find({}, {CHECKSUM: True}).sort("_id", 1)):
-        if row["_id"] != position:
+def arrived_digests(collection: Any, seals: DocumentSeals) -> Iterator[bytes]:
+    """Yield the checksums of records 0, 1, …, up to the first that is not there, or that another writer sent."""
+    for position, row in enumerate(collection.find({}, {SEAL: True}).sort("_id", 1)):
+        digest = seals.digest(row, position) if row["_id"] == position else None
+        if digest is None:
             return
-        yield bytes(row[CHECKSUM])
+        yield digest
 
 
 def count_documents(collection: Any, expected: int) -> int:
@@ -65,8 +68,8 @@ def count_documents(collection: Any, expected: int) -> int:
     return int(collection.count_documents({}))  # the estimate may be off after a crash
 
 
-def check_arrived(read: Callable[[Callable[[Any], Any]], Any], meta: Meta, url: str) -> None:
-    """Raise StoredsError unless exactly the records of `meta` have arrived.
+def check_arrived(read: Callable[[Callable[[Any], Any]], Any], meta: Meta, seals: DocumentSeals, url: str) -> None:
+    """Raise StoredsError unless exactly the records of `meta` have arrived, each from this writer.
 
     Parameters
     ----------
@@ -79,10 +82,10 @@ def check_arrived(read: Callable[[Callable[[Any], Any]], Any], meta: Meta, url: 
     content = ContentHash()
     for start in range(0, meta.count, _PAGE):
         stop = min(start + _PAGE, meta.count)
-        digests = read(partial(_page, start=start, stop=stop))
+        digests = read(partial(_page, start=start, stop=stop, seals=seals))
         if len(digests) != stop - start:
             raise StoredsError(
-                f"{url}: of records {start} to {stop - 1}, {len(digests)} arrived; nothing was published"
+                f"{url}: of records {start} to {stop - 1}, {len(digests)} arrived from this writer; nothing was published"
             )
         content.update(b"".join(digests))
     if content.finish(meta.fields, meta.attrs) != meta.id:
@@ -117,6 +120,7 @@ def _parts(database: Any, name: str, ids: list[str]) -> dict[str, int]:
     return {row["_id"]: row["parts"] for row in found}
 
 
-def _page(collection: Any, start: int, stop: int) -> list[bytes]:
+def _page(collection: Any, start: int, stop: int, seals: DocumentSeals) -> list[bytes]:
     query = {"_id": {"$gte": start, "$lt": stop}}
-    return [bytes(row[CHECKSUM]) for row in collection.find(query, {CHECKSUM: True}).sort("_id", 1)]
+    rows = collection.find(query, {SEAL: True}).sort("_id", 1)
+    return [digest for row in rows if (digest := seals.digest(row, row["_id"])) is not None]

@@ -7,16 +7,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
+import xxhash
 from bson import Binary, Int64
 
+from storeds._seals import SEAL, Places
 from storeds._writer import Sealed
 from storeds.protocols import Field, Record
-from storeds.record import CHECKSUM
 
 __all__ = [
     "DOCUMENT_BYTES",
     "GUESSED_BYTES",
+    "DocumentSeals",
     "LargeValue",
     "from_document",
     "large_value_files",
@@ -28,6 +31,8 @@ DOCUMENT_BYTES = 15 << 20  # below MongoDB's 16 MiB, with room for names
 GUESSED_BYTES = 64 << 10  # of a document whose size nobody knows
 CHUNK_BYTES = 255 * 1024  # GridFS's default
 _REFERENCE = "_gridfs"
+_SUM = 8  # bytes
+_encode = msgspec.msgpack.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +44,13 @@ class LargeValue:
 
 
 def to_document(
-    position: int, sealed: Sealed, fields: Mapping[str, Field], build: str
+    position: int, sealed: Sealed, fields: Mapping[str, Field], build: str, seals: DocumentSeals
 ) -> tuple[dict[str, Any], list[LargeValue]]:
     """Return the document of a record and the values that it only refers to."""
     document: dict[str, Any] = {"_id": Int64(position)}
     for name, field in fields.items():
         document[name] = _to_bson(field, sealed.stored[name])
-    document[CHECKSUM] = Binary(sealed.digest)
+    document[SEAL] = seals.make(sealed, position)
     large: list[LargeValue] = []
     size = sealed.size
     for name in sorted(fields, key=lambda name: -_weight(document[name])):
@@ -55,6 +60,65 @@ def to_document(
         document[name], value = _refer(document[name], f"{build}/{position}/{name}")
         large.append(value)
     return document, large
+
+
+class DocumentSeals:
+    """Makes and checks the seals of the documents of one store.
+
+    The seal of a document begins with the record's checksum and its seal, 8 bytes each. A checksum of 8 bytes follows for
+    each field that is no blob: a field that is read alone is checked too, and holds for no other record or store.
+
+    Parameters
+    ----------
+    fields : mapping of str to Field
+        In declared order.
+    places : Places
+        Of the store.
+    """
+
+    def __init__(self, fields: Mapping[str, Field], places: Places) -> None:
+        self._places = places
+        small = [name for name, field in fields.items() if not field.is_blob]
+        self._at = {name: 2 * _SUM + _SUM * number for number, name in enumerate(small)}
+        self._size = 2 * _SUM + _SUM * len(small)
+
+    def make(self, sealed: Sealed, position: int) -> Binary:
+        """Return the seal of a record."""
+        seal = self._places.seal(sealed.digest, position)
+        sums = (self._sum(sealed.stored[name], position) for name in self._at)
+        return Binary(b"".join((sealed.digest, seal, *sums)))
+
+    def _sum(self, value: Any, position: int) -> bytes:
+        return xxhash.xxh3_64_digest(_encode(value), self._places.salt ^ position)
+
+    def digest(self, document: Mapping[str, Any], position: int) -> bytes | None:
+        """Return the checksum of the record at `position`, or None if this document has no seal of that place."""
+        seal = document.get(SEAL)
+        if not isinstance(seal, bytes) or len(seal) != self._size:
+            return None
+        digest = bytes(seal[:_SUM])
+        return digest if self._places.seal(digest, position) == seal[_SUM : 2 * _SUM] else None
+
+    def check_record(self, seal: Any, digest: bytes, position: int) -> None:
+        """Raise ValueError unless the record at `position`, whose checksum is `digest`, has this seal."""
+        self._check_size(seal)
+        fault = self._places.fault(int.from_bytes(seal[_SUM : 2 * _SUM], "big"), digest, position)
+        if fault is not None:
+            raise ValueError(fault)
+
+    def check_values(self, seal: Any, stored: Record, position: int) -> None:
+        """Raise ValueError unless these small values of the record at `position` have their checksums in this seal."""
+        self._check_size(seal)
+        for name, value in stored.items():
+            at = self._at[name]
+            if seal[at : at + _SUM] != self._sum(value, position):
+                raise ValueError(
+                    f"field {name!r} does not match its checksum: somebody changed it, or the document is of another record"
+                )
+
+    def _check_size(self, seal: Any) -> None:
+        if not isinstance(seal, bytes) or len(seal) != self._size:
+            raise ValueError("its document has no whole seal")
 
 
 def _to_bson(field: Field, value: Any) -> Any:

@@ -12,6 +12,7 @@ from pymongo.errors import OperationFailure
 
 from storeds._handles import Ticket
 from storeds._meta import WRITTEN_BY, meta_from_row
+from storeds._seals import SEAL, Places
 from storeds.backends._mongodb_client import (
     CLIENTS,
     ClientFactory,
@@ -20,7 +21,7 @@ from storeds.backends._mongodb_client import (
     knows_server,
     leased_database,
 )
-from storeds.backends._mongodb_documents import GUESSED_BYTES, references
+from storeds.backends._mongodb_documents import GUESSED_BYTES, DocumentSeals, references
 from storeds.backends._mongodb_find import guarded_find, is_other_collection
 from storeds.backends._mongodb_lease import live_writer
 from storeds.backends._mongodb_leftovers import find_partial
@@ -40,6 +41,7 @@ __all__ = ["MongodbHandle", "MongodbOpener"]
 class _Facts:
     identity: Any
     meta: Meta
+    seals: DocumentSeals
     document_bytes: int
 
 
@@ -70,6 +72,11 @@ class MongodbHandle:
         return self._facts.identity
 
     @property
+    def seals(self) -> DocumentSeals:
+        """What checks that its documents are its own."""
+        return self._facts.seals
+
+    @property
     def document_bytes(self) -> int:
         """What a document takes, on average."""
         return self._facts.document_bytes
@@ -93,7 +100,7 @@ class MongodbHandle:
             yield database
 
     def find(self, query: Mapping[str, Any], fields: Iterable[str] | None) -> tuple[dict[int, Any], dict[str, bytes]]:
-        """Return position → document and the large values they refer to; all fields where `fields` is None.
+        """Return position → document with its seal, and the large values they refer to; all fields where `fields` is None.
 
         Raises UnavailableError if the collection is another than the one that was opened. The server itself makes
         sure, in the same round trip: a find may name the UUID that it expects (MongoDB 6.0 and later).
@@ -101,7 +108,7 @@ class MongodbHandle:
         name = self.location.collection
         command: dict[str, Any] = {"find": name, "filter": query}
         if fields is not None:
-            command["projection"] = dict.fromkeys(("_id", *fields), True)
+            command["projection"] = dict.fromkeys(("_id", *fields, SEAL), True)
         with self.database() as database:
             found = self._find_guarded(database, command) if self.checks_uuid else None
             if found is None:
@@ -143,7 +150,9 @@ class MongodbHandle:
             raise FormatError(
                 f"{url} is a collection, but no native store: {meta_collection(name)} has no entry for it; {WRITTEN_BY}"
             )
-        return _Facts(identity, meta_from_row(row, url), int(row.get("document_bytes", GUESSED_BYTES)))
+        meta, body = meta_from_row(row, ("salt",), url)
+        seals = DocumentSeals(meta.fields, Places.of(body["salt"], meta.count, url))
+        return _Facts(identity, meta, seals, int(row.get("document_bytes", GUESSED_BYTES)))
 
 
 def _absent(database: Any, name: str, url: str) -> StoredsError:

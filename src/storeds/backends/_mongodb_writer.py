@@ -15,6 +15,7 @@ from pymongo.write_concern import WriteConcern
 
 from storeds._handles import Ticket
 from storeds._meta import meta_to_row, new_build
+from storeds._seals import Places
 from storeds._suggest import suggest
 from storeds._writer import COMMIT_EVERY, Sealed, StoreWriter, other_plan, target_exists
 from storeds.backends._mongodb_arrival import (
@@ -35,6 +36,7 @@ from storeds.backends._mongodb_client import (
 from storeds.backends._mongodb_documents import (
     DOCUMENT_BYTES,
     GUESSED_BYTES,
+    DocumentSeals,
     LargeValue,
     large_value_files,
     to_document,
@@ -156,14 +158,18 @@ class MongodbWriter(StoreWriter):
     def _start(self, database: Any) -> None:
         database.create_collection(self._partial)
         self._identity = identity_of(database, self._partial)
+        places = Places()
+        self._salt, self._seals = places.text, DocumentSeals(self.fields, places)
         entry = {"_id": self._identity, "token": self._lease.token, "plan": self._plan, "values": self._values}
+        entry["salt"] = self._salt
         self._metas(database).replace_one({"_id": self._identity}, entry, upsert=True)
 
     def _take_over(self, database: Any, left: Partial) -> None:
         """Continue another writer's work, and fence that writer off: it may be alive after all."""
         if left.entry["plan"] != self._plan:
             raise other_plan(self.url, json.loads(left.entry["plan"]), json.loads(self._plan))
-        self._identity = left.identity
+        self._identity, self._salt = left.identity, str(left.entry.get("salt"))
+        self._seals = DocumentSeals(self.fields, Places.of(self._salt, 0, self.url))
         # From here on the other writer can complete no entry; from the rename on, insert no record and publish nothing.
         # Its large values are adopted, so that any that arrive later belong to nobody.
         adopted = [*left.entry.get("adopted", ()), left.entry["values"]]
@@ -179,7 +185,7 @@ class MongodbWriter(StoreWriter):
         )
         self._metas(database).update_one(self._own, {"$unset": {"adopted": ""}})
         self.note = json.loads(left.entry.get("note", "null"))
-        digests = list(arrived_digests(database[self._partial]))
+        digests = list(arrived_digests(database[self._partial], self._seals))
         # What is after a gap came without its neighbours: a batch is inserted in any order.
         database[self._partial].delete_many({"_id": {"$gte": len(digests)}})
         remove_values_from(database, self._name, self._values, len(digests))
@@ -199,7 +205,9 @@ class MongodbWriter(StoreWriter):
             self._write_part(batch, first)
 
     def _write_part(self, part: list[Sealed], first: int) -> None:
-        made = [to_document(at, sealed, self.fields, self._values) for at, sealed in enumerate(part, first)]
+        made = [
+            to_document(at, sealed, self.fields, self._values, self._seals) for at, sealed in enumerate(part, first)
+        ]
         for value in (value for _, large in made for value in large):
             self._retried(partial(self._put_large, value=value))
         documents = [document for document, _ in made]
@@ -240,11 +248,12 @@ class MongodbWriter(StoreWriter):
         self._retried(self._lease.renew)
         try:
             check_large(self._retried, values_collection(self._name), self._values, self.url)
-            check_arrived(lambda read: self._retried(lambda database: read(database[self._partial])), meta, self.url)
+            arrived = partial(check_arrived, meta=meta, seals=self._seals, url=self.url)
+            arrived(lambda read: self._retried(lambda database: read(database[self._partial])))
         except StoredsError:
             self._retried(self._lease.renew)  # a writer that took over is the better reason
             raise
-        row = {**meta_to_row(meta), "values": self._values, "document_bytes": self._document_bytes()}
+        row = {**meta_to_row(meta, salt=self._salt), "values": self._values, "document_bytes": self._document_bytes()}
         # Beside the plan, without which a writer could not be resumed if the rename failed.
         self._retried(lambda database: self._change_own(database, {"$set": row}))
         self._retried(self._rename)

@@ -16,6 +16,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from storeds._handles import HandlePool, Opener, Ticket
+from storeds._seals import Places
 from storeds._suggest import suggest
 from storeds._url import redact
 from storeds.errors import ConfigError, RecordError, StoreNotFoundError, UnavailableError
@@ -28,7 +29,7 @@ __all__ = ["BackendOptions", "Handle", "HandleBackend", "StoreBackend", "parse_o
 class BackendOptions(BaseModel):
     """Options of a backend, from the URL's ``?…`` or from keywords; a subclass lists its own."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 Opts = TypeVar("Opts", bound=BackendOptions)
@@ -46,7 +47,7 @@ def parse_options(cls: type[Opts], in_url: Mapping[str, str], keywords: Mapping[
         return cls(**given)
     except ValidationError as error:
         wrong = "; ".join(map(_told, error.errors()))
-    raise ConfigError(f"{redact(url)}: {wrong}")  # outside of the handler: pydantic's error holds the values
+        raise ConfigError(f"{redact(url)}: {wrong}") from None
 
 
 def _told(item: Any) -> str:
@@ -121,7 +122,7 @@ class StoreBackend(ABC):
             found = [_project(record, wanted) for record in found]
         by_position = dict(zip(ascending, found, strict=True))
         if len(ascending) == len(positions):
-            return [by_position[position] for position in positions]
+            return list(map(by_position.__getitem__, positions))
         return _spread(by_position, positions)
 
     def column(self, name: str, /) -> Array:
@@ -188,6 +189,15 @@ class StoreBackend(ABC):
         if low < 0 or high >= self.meta.count:
             bad = low if low < 0 else high
             raise IndexError(f"position {bad} is outside [0, {self.meta.count}) of {self.url}")
+
+    def _unsealed(self, position: int, sealed: memoryview | bytes | None, places: Places) -> Record | RecordError:
+        """Return the record in a packed map with its seal behind it, or what is wrong with it; None stands for no bytes."""
+        try:
+            if sealed is None:
+                raise ValueError("it is missing from the store")
+            return self._codec.open_sealed(sealed, position, places)
+        except ValueError as error:
+            return self._fault(position, error)
 
     def _fault(self, position: int, reason: object, record: Mapping[str, Any] | None = None) -> RecordError:
         key = (record or {}).get(self._key_field) if self._key_field else None

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import h5py
 import numpy as np
-import xxhash
 from pydantic import Field as Option
 
 from storeds._batch_arrays import stack_records, stackable
@@ -18,8 +17,10 @@ from storeds._files import staging_folder
 from storeds._handles import HandlePool
 from storeds._meta import WRITTEN_BY, meta_from_row
 from storeds._mounts import file_system, file_system_advice
+from storeds._seals import SEAL, Places
 from storeds._url import file_path
-from storeds.backends._hdf5_columns import Column, read_raw, read_values, typed
+from storeds.backends._hdf5_blocks import BlockError, Blocks, Table, column_datasets
+from storeds.backends._hdf5_columns import Column, check_alone, read_raw, read_values, typed
 from storeds.backends._hdf5_digests import RecordDigests
 from storeds.backends._hdf5_file import check_hdf5_file, not_opened
 from storeds.backends._hdf5_map import FileMap
@@ -28,14 +29,13 @@ from storeds.backends._openers import FileOpener
 from storeds.backends.base import BackendOptions, HandleBackend, parse_options
 from storeds.errors import FormatError, RecordError, StoredsError
 from storeds.protocols import JSON, Array, Field, Meta, Record
-from storeds.record import CHECKSUM
 
 if TYPE_CHECKING:
     from storeds.protocols import Writer
 
 __all__ = ["Hdf5Backend", "Hdf5Options"]
 
-_BYTE, _OFFSET, _DIGEST = np.dtype("u1"), np.dtype("<i8"), 8
+_BYTE, _OFFSET, _SEAL = np.dtype("u1"), np.dtype("<i8"), np.dtype("<u8")
 
 
 class Hdf5Options(BackendOptions):
@@ -63,7 +63,8 @@ class Hdf5Handle:
     file: h5py.File | None
     meta: Meta
     columns: Mapping[str, Column]
-    checksums: Rows
+    seals: Rows
+    places: Places
     digests: RecordDigests
 
 
@@ -106,18 +107,25 @@ class Hdf5Opener(FileOpener[Hdf5Options]):
             raise FormatError(
                 f"{self.url} is an HDF5 file, but no native store: it has no root attribute 'layout'; {WRITTEN_BY}"
             )
-        meta = meta_from_row(file.attrs, self.url)
+        meta, body = meta_from_row(file.attrs, ("blocks", "salt"), self.url)
         n, mapped = meta.count, FileMap(descriptor)
 
         def rows(name: str, dtype: np.dtype[Any], *shape: int | None) -> Rows:
             return open_rows(file, f"records/{name}", dtype, shape, descriptor, mapped, self.url)
 
         columns = {name: _find_column(name, field, n, rows) for name, field in meta.fields.items()}
-        checksums = rows(CHECKSUM, _BYTE, n, _DIGEST)
-        everything = [checksums, *(r for c in columns.values() for r in (c.rows, c.offsets, c.shapes) if r is not None)]
+        table = open_rows(file, "blocks", _SEAL, (None,), descriptor, mapped, self.url)
+        columns = _with_blocks(columns, table, body["blocks"], self.url)
+        seals = rows(SEAL, _SEAL, n)
+        everything = [
+            seals,
+            table,
+            *(r for c in columns.values() for r in (c.rows, c.offsets, c.shapes) if r is not None),
+        ]
         needs_library = any(isinstance(part, LibraryRows) for part in everything)
         kept = file if needs_library else None
-        return Hdf5Handle(descriptor, mapped, kept, meta, columns, checksums, RecordDigests(meta.fields))
+        places = Places.of(body["salt"], n, self.url)
+        return Hdf5Handle(descriptor, mapped, kept, meta, columns, seals, places, RecordDigests(meta.fields))
 
     def close(self, handle: Hdf5Handle, /) -> None:
         handle.mapped.close()
@@ -138,6 +146,20 @@ def _find_column(name: str, field: Field, n: int, rows: Callable[..., Rows]) -> 
     offsets = rows(f"{name}/offsets", _OFFSET, n + 1)
     shapes = rows(f"{name}/shapes", _OFFSET, n, len(field.shape or ())) if field.kind == "array" else None
     return Column(field, rows(f"{name}/data", _BYTE, None), offsets, shapes)
+
+
+def _with_blocks(columns: Mapping[str, Column], rows: Rows, checksum: str, url: str) -> dict[str, Column]:
+    """Return the columns with their parts of the table of checksums in `rows`."""
+    found, table, start = dict(columns), Table(rows, checksum), 0
+    for name, dataset in column_datasets({name: column.field for name, column in columns.items()}):
+        column, offsets = found[name], dataset.endswith("/offsets")
+        part = column.offsets if offsets and column.offsets is not None else column.rows
+        blocks = Blocks(part, table, start)
+        found[name] = replace(column, offset_blocks=blocks) if offsets else replace(column, blocks=blocks)
+        start += blocks.count
+    if start != rows.count:
+        raise FormatError(f"{url}: dataset blocks has {rows.count} checksums, expected {start}; copy it again")
+    return found
 
 
 class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
@@ -208,30 +230,37 @@ class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
 
     def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
         whole = self._codec.needs_whole(fields)
-        names = tuple(self.meta.fields) if whole else fields
         wanted = np.array(positions, np.int64)
         with self._lease() as handle:
-            columns = [read_values(handle.columns[name], wanted) for name in names]
-            expected = gather(handle.checksums, wanted)[0].tobytes() if whole else b""
-            digests = handle.digests
+            names, columns = fields, None if whole else _read_alone(handle, wanted, fields)
+            if columns is None:  # of a damaged block, the seals of whole records tell which are good
+                whole, names = True, tuple(self.meta.fields)
+                columns = [read_values(handle.columns[name], wanted) for name in names]
+            seals = gather(handle.seals, wanted)[0].view(_SEAL)[:, 0] if whole else None
+            digests, places = handle.digests, handle.places
         rows = zip(*columns, strict=True) if columns else ((),) * len(positions)
         records = [dict(zip(names, row)) for row in rows]  # noqa: B905  # as many as there are columns, checked for each
         try:
-            if whole and digests.of_records(records) == expected:
+            if seals is not None and b"".join(digests.of_records(records)) == places.digests(seals, wanted):
                 return [*map(self._codec.revive_stored, records)] if self._codec.has_json else [*records]
         except (TypeError, ValueError, AttributeError):  # a value could not be read, or makes no sense
             pass
+        each = [None] * len(positions) if seals is None else seals.tolist()
         return [
-            self._checked(position, record, expected[at * _DIGEST : (at + 1) * _DIGEST], digests)
-            for at, (position, record) in enumerate(zip(positions, records, strict=True))
+            self._checked(position, record, seal, digests, places)
+            for position, record, seal in zip(positions, records, each, strict=True)
         ]
 
-    def _checked(self, position: int, record: Record, expected: bytes, digests: RecordDigests) -> Record | RecordError:
+    def _checked(
+        self, position: int, record: Record, seal: int | None, digests: RecordDigests, places: Places
+    ) -> Record | RecordError:
+        """Return a record, checked where there is a seal: else only some fields were read."""
         for value in record.values():
             if isinstance(value, ValueError):
                 return self._fault(position, value, record)
-        if expected and digests.of_record(record) != expected:  # else only some fields were read
-            return self._fault(position, "its checksum does not match its bytes", record)
+        fault = None if seal is None else places.fault(seal, digests.of_records([record])[0], position)
+        if fault is not None:
+            return self._fault(position, fault, record)
         try:
             return self._codec.revive_stored(record)
         except ValueError as error:
@@ -251,15 +280,22 @@ class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
         if whole and not all(field.is_fixed for field in declared.values()):
             return None
         with self._lease() as handle:
+            try:
+                for name in () if whole else names:
+                    check_alone(handle.columns[name], positions)
+            except BlockError:
+                return None
             raw = {name: read_raw(handle.columns[name], positions) for name in (declared if whole else names)}
-            checksums = gather_any(handle.checksums, positions) if whole else None
-            digests = handle.digests.of_columns
+            seals = gather_any(handle.seals, positions) if whole else None
+            digests, places = handle.digests.of_columns, handle.places
         found = {name: data for name, data in raw.items() if data is not None}
-        if len(found) < len(raw) or (whole and checksums is None):
+        if len(found) < len(raw) or (whole and seals is None):
             return None
         columns = {name: typed(data, declared[name]) for name, data in found.items()}
-        if checksums is not None and digests(columns, found) != checksums.tobytes():
-            return None
+        if seals is not None:
+            expected = places.digests(seals.view(_SEAL)[:, 0], positions)
+            if b"".join(digests(columns, found)) != expected:
+                return None
         return {name: columns[name] for name in names}
 
     def _column(self, name: str, field: Field) -> Array:
@@ -268,10 +304,10 @@ class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
             column = handle.columns[name]
             if column.offsets is None:
                 dtype = np.dtype(field.dtype) if field.kind == "array" else SCALARS[field.kind]
-                flat = np.frombuffer(bytearray(self._whole(name, column.rows)), dtype)
+                flat = np.frombuffer(bytearray(self._whole(name, column.rows, column.blocks)), dtype)
                 return flat.reshape((n, *(size or 0 for size in field.shape or ())))
-            offsets = np.frombuffer(self._whole(name, column.offsets), _OFFSET)
-            text = self._whole(name, column.rows)
+            offsets = np.frombuffer(self._whole(name, column.offsets, column.offset_blocks), _OFFSET)
+            text = self._whole(name, column.rows, column.blocks)
         try:
             if offsets[0] < 0 or (np.diff(offsets) < 0).any() or offsets[-1] > len(text):
                 raise ValueError
@@ -279,10 +315,24 @@ class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
         except ValueError:  # in a file that another tool wrote, without checksums
             raise FormatError(f"{self.url}: the offsets of field {name!r} are damaged; copy it again") from None
 
-    def _whole(self, name: str, rows: Rows) -> bytes:
+    def _whole(self, name: str, rows: Rows, blocks: Blocks | None) -> bytes:
         (data,) = rows.read([(0, rows.count)])
         if len(data) != rows.count * rows.size:
             raise FormatError(f"{self.url} was cut short: column {name!r} has only {len(data)} bytes; copy it again")
-        if rows.checksum not in (None, xxhash.xxh3_64_hexdigest(data)):
-            raise FormatError(f"{self.url}: column {name!r} does not match its checksum; copy it again")
+        try:
+            if blocks is not None:
+                blocks.check_all(data)
+        except BlockError as error:
+            raise FormatError(
+                f"{self.url}: column {name!r} does not match its checksums ({error}); copy the file again, or run storeds "
+                "verify to learn which records are damaged"
+            ) from None
         return data
+
+
+def _read_alone(handle: Hdf5Handle, positions: Array, fields: tuple[str, ...]) -> list[list[Any]] | None:
+    """Return columns of values without the records that they belong to; None if a block of one is damaged."""
+    try:
+        return [read_values(handle.columns[name], positions, alone=True) for name in fields]
+    except BlockError:
+        return None

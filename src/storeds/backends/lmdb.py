@@ -18,6 +18,7 @@ from storeds._handles import HandlePool
 from storeds._lmdb_file import check_lmdb_file
 from storeds._meta import WRITTEN_BY, meta_from_text
 from storeds._mounts import file_system, file_system_advice
+from storeds._seals import Places
 from storeds._url import file_path
 from storeds.backends._openers import FileOpener
 from storeds.backends.base import BackendOptions, HandleBackend, parse_options
@@ -85,6 +86,7 @@ class LmdbHandle:
     records: Any
     columns: Any
     meta: Meta
+    places: Places
     column_checksums: Mapping[str, str]
 
 
@@ -113,7 +115,8 @@ class LmdbOpener(FileOpener[LmdbOptions]):
         meta, body = meta_from_text(text, self.url)
         if entries != meta.count:
             raise FormatError(f"{self.url}: {entries} records are there, its meta says {meta.count}; copy it again")
-        return LmdbHandle(env, records, columns, meta, body.get("columns", {}))
+        places = Places.of(body.get("salt"), meta.count, self.url)
+        return LmdbHandle(env, records, columns, meta, places, body.get("columns", {}))
 
     def close(self, handle: LmdbHandle, /) -> None:
         handle.env.close()
@@ -187,7 +190,8 @@ class LmdbBackend(HandleBackend[LmdbHandle, LmdbOpener]):
             try:
                 with handle.env.begin(db=handle.records, buffers=True) as txn:
                     get: Callable[[bytes], Any] = txn.get
-                    return [*self._codec.open_all(map(get, [position.to_bytes(8, "big") for position in positions]))]
+                    sealed = list(map(get, [position.to_bytes(8, "big") for position in positions]))
+                    return [*self._codec.open_all(sealed, positions, handle.places)]
             except (ValueError, lmdb.Error):
                 return [self._read_one(handle, position) for position in positions]
 
@@ -195,11 +199,8 @@ class LmdbBackend(HandleBackend[LmdbHandle, LmdbOpener]):
         try:
             # A transaction of its own: after an error of LMDB's, one gives nothing else any more.
             with handle.env.begin(db=handle.records, buffers=True) as txn:
-                sealed = txn.get(position_key(position))
-                if sealed is None:
-                    raise ValueError("it is missing from the database")
-                return self._codec.open_sealed(sealed)
-        except (ValueError, lmdb.Error) as error:
+                return self._unsealed(position, txn.get(position_key(position)), handle.places)
+        except lmdb.Error as error:
             return self._fault(position, error)
 
     def _column(self, name: str, field: Field) -> Array:

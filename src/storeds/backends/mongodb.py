@@ -6,14 +6,12 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-import numpy as np
-
-from storeds._columns import column_of
+from storeds._columns import column_from_records, column_of
 from storeds._handles import HandlePool
-from storeds._where_checks import check_where
+from storeds._seals import SEAL
 from storeds.backends._mongodb_arrival import count_documents
 from storeds.backends._mongodb_client import ClientFactory, parse_location
-from storeds.backends._mongodb_documents import from_document
+from storeds.backends._mongodb_documents import DocumentSeals, from_document
 from storeds.backends._mongodb_handle import MongodbHandle, MongodbOpener
 from storeds.backends._mongodb_lease import live_writer
 from storeds.backends._mongodb_leftovers import stale_parts
@@ -23,7 +21,7 @@ from storeds.backends._mongodb_retry import retried
 from storeds.backends.base import BackendOptions, HandleBackend, parse_options
 from storeds.errors import FormatError, RecordError
 from storeds.protocols import JSON, Array, Field, Meta, Record
-from storeds.record import CHECKSUM, checksum
+from storeds.record import checksum
 
 if TYPE_CHECKING:
     from storeds.protocols import Writer
@@ -156,9 +154,16 @@ class MongodbBackend(HandleBackend[MongodbHandle, MongodbOpener]):
     def _read_part(
         self, positions: Sequence[int], wanted: Mapping[str, Field], whole: bool
     ) -> list[Record | RecordError]:
-        query = {"_id": {"$in": positions}}
-        documents, large = self._retried(lambda handle: handle.find(query, None if whole else wanted))
-        return [self._record(position, documents.get(position), wanted, large, whole) for position in positions]
+        return self._found({"_id": {"$in": positions}}, positions, wanted, whole)
+
+    def _found(
+        self, query: Mapping[str, Any], positions: Sequence[int], wanted: Mapping[str, Field], whole: bool
+    ) -> list[Record | RecordError]:
+        def found(handle: MongodbHandle) -> tuple[dict[int, Any], dict[str, bytes], DocumentSeals]:
+            return *handle.find(query, None if whole else wanted), handle.seals
+
+        documents, large, seals = self._retried(found)
+        return [self._record(position, documents.get(position), wanted, large, seals, whole) for position in positions]
 
     def _parts(self, positions: Sequence[int], *, blobs: bool) -> Iterator[Sequence[int]]:
         """Cut a batch into queries of which each is answered at once, and so has the whole deadline.
@@ -179,47 +184,37 @@ class MongodbBackend(HandleBackend[MongodbHandle, MongodbOpener]):
         return self._document_bytes
 
     def _record(
-        self, position: int, document: Any, wanted: Mapping[str, Field], large: Mapping[str, bytes], whole: bool
+        self,
+        position: int,
+        document: Any,
+        wanted: Mapping[str, Field],
+        large: Mapping[str, bytes],
+        seals: DocumentSeals,
+        whole: bool,
     ) -> Record | RecordError:
         try:
             if document is None:
                 raise ValueError("its document is missing from the collection")
-            record = from_document(document, wanted, large)
-            if whole and not _equal(document.get(CHECKSUM), checksum(self._codec.pack(record))):
-                raise ValueError("its checksum does not match its values")
+            record, seal = from_document(document, wanted, large), document.get(SEAL)
+            if whole:
+                seals.check_record(seal, checksum(self._codec.pack(record)), position)
+            else:
+                seals.check_values(seal, record, position)
             return self._codec.revive_stored(record)
         except ValueError as error:
             return self._fault(position, error, document)
 
     def _column(self, name: str, field: Field) -> Array:
+        if field.is_blob:
+            return column_from_records(self, name)
         # Pages keep every query short, so that no cursor lives on between them.
         values: list[Any] = []
-        step = max(1, _REPLY_BYTES // (_SMALL + _array_bytes(field)))
+        step = _REPLY_BYTES // _SMALL
         for start in range(0, self.meta.count, step):
-            for record in self._page(name, field, start, min(start + step, self.meta.count)):
+            stop = min(start + step, self.meta.count)
+            page = {"_id": {"$gte": start, "$lt": stop}}
+            for record in self._found(page, range(start, stop), {name: field}, whole=False):
                 if isinstance(record, RecordError):
                     raise record
                 values.append(record[name])
         return column_of(field, values)
-
-    def _page(self, name: str, field: Field, start: int, stop: int) -> list[Record | RecordError]:
-        query = {"_id": {"$gte": start, "$lt": stop}}
-        found, large = self._retried(lambda handle: handle.find(query, (name,)))
-        return [self._record(at, found.get(at), {name: field}, large, whole=False) for at in range(start, stop)]
-
-    def select(self, where: Mapping[str, Any], /) -> Array:
-        # docstring inherited
-        accepted = check_where(where, self.meta.fields, self.url)
-        query = {name: {"$in": values} for name, values in accepted.items()}
-        found, _ = self._retried(lambda handle: handle.find(query, ()))
-        return np.array(sorted(found), np.int64)
-
-
-def _equal(found: Any, digest: bytes) -> bool:
-    return isinstance(found, bytes) and bytes(found) == digest  # of another subtype than 0 it is a bson.Binary
-
-
-def _array_bytes(field: Field) -> int:
-    return (
-        int(np.prod([size or 0 for size in field.shape or ()])) * np.dtype(field.dtype).itemsize if field.is_blob else 0
-    )

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from storeds._seals import SEAL
 from storeds._suggest import suggest
 from storeds._unread import check_most_is_read
 from storeds.backends.base import BackendOptions
@@ -18,7 +19,6 @@ from storeds.layouts._mongodb_places import holds_data, places_of
 from storeds.layouts._mongodb_unwind import element_of, elements, size_of
 from storeds.layouts._mongodb_values import Column, paths_of, pick
 from storeds.protocols import Field, Record
-from storeds.record import CHECKSUM
 
 __all__ = ["QueryLayout", "QueryOptions"]
 
@@ -71,7 +71,7 @@ class QueryLayout(ColumnLayout[QueryOptions]):
     def _seen(cls, connection: Connection, settings: QueryOptions) -> str | None:
         name = connection.location.collection
         shown = list(connection.find(name, {}, limit=_GLANCES))
-        if not shown or name.endswith((".files", ".chunks", ".meta")) or CHECKSUM in shown[0]:
+        if not shown or name.endswith((".files", ".chunks", ".meta")) or SEAL in shown[0]:
             return None  # of a bucket, or of a native store
         if settings.unwind:
             filled = next(

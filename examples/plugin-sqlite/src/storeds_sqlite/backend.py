@@ -28,6 +28,7 @@ class Handle:
 
     db: sqlite3.Connection
     meta: Meta
+    places: plugins.Places | None = None
     rowids: Array | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -78,7 +79,8 @@ class SqliteOpener:
         if self.settings.table is not None:
             raise FormatError(f"{self.url}: a native store has no table to choose")
         row = db.execute("SELECT text FROM storeds_meta WHERE name = 'meta'").fetchone()
-        return Handle(db, plugins.meta_from_text(row[0] if row else "", self.url)[0])
+        meta, body = plugins.meta_from_text(row[0] if row else "", self.url)
+        return Handle(db, meta, plugins.Places.of(body.get("salt"), meta.count, self.url))
 
     def close(self, handle: Handle, /) -> None:
         """Close a handle of this process."""
@@ -100,14 +102,8 @@ class SqliteBackend(plugins.HandleBackend[Handle, SqliteOpener]):
     def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
         query = "SELECT position, body FROM records WHERE position IN (SELECT value FROM json_each(?))"
         with self._lease() as handle, damage_told(self.url):
-            found = dict(handle.rows(query, positions))
-        return [self._record(position, found.get(position)) for position in positions]
-
-    def _record(self, position: int, body: bytes | None) -> Record | RecordError:
-        try:
-            return self._codec.open_sealed(b"" if body is None else body)
-        except ValueError as error:  # a value in its place: one bad record costs the others nothing
-            return self._fault(position, "it is missing" if body is None else error)
+            found, places = dict(handle.rows(query, positions)), handle.places
+        return [self._unsealed(position, found.get(position), places) for position in positions]
 
     def _column(self, name: str, field: Field) -> Array:
         return plugins.column_from_records(self, name)

@@ -35,7 +35,7 @@ class TableOpener(SqliteOpener):
         # What is no UTF-8 is told of its record, and not of all that are read with it.
         db.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
         build = str(os.stat(self.path).st_mtime_ns)
-        return Handle(db, Meta(build, build, len(rowids), f"sqlite/{table}", fields), rowids)
+        return Handle(db, Meta(build, build, len(rowids), f"sqlite/{table}", fields), rowids=rowids)
 
 
 class TableBackend(SqliteBackend):

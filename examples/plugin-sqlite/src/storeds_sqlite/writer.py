@@ -53,26 +53,29 @@ class SqliteWriter(plugins.StoreWriter):
         with self._db:
             self._db.execute("DELETE FROM records WHERE ?", [not resume])
             self._db.execute("DELETE FROM storeds_meta WHERE name = 'meta' OR ?", [not resume])
-            self._put("plan", plan)
+            self._places = plugins.Places.of(left["salt"], 0, self.url) if left and resume else plugins.Places()
+            self._put(plan=plan, salt=self._places.text)
         self.note = json.loads(left.get("note", "null")) if resume else None
-        checksums = [row[0] for row in self._db.execute("SELECT substr(body, -8) FROM records ORDER BY position")]
+        bodies = self._db.execute("SELECT body FROM records ORDER BY position")
+        checksums = [plugins.checksum(body[:-8]) for (body,) in bodies]
         self._resume_from(len(checksums), checksums)
 
-    def _put(self, name: str, text: str) -> None:
-        self._db.execute("INSERT OR REPLACE INTO storeds_meta VALUES (?, ?)", [name, text])
+    def _put(self, **texts: str) -> None:
+        self._db.executemany("INSERT OR REPLACE INTO storeds_meta VALUES (?, ?)", texts.items())
 
     def _commit(self, batch: list[plugins.Sealed], first: int) -> None:
-        bodies = (self._codec.seal(each.packed, each.digest) for each in batch)
+        # The seal behind each record binds it to its position and to this store.
+        rows = [(at, each.packed + self._places.seal(each.digest, at)) for at, each in enumerate(batch, first)]
         with self._db:
-            self._db.executemany("INSERT INTO records VALUES (?, ?)", enumerate(bodies, first))
+            self._db.executemany("INSERT INTO records VALUES (?, ?)", rows)
 
     def _save_note(self, note: JSON) -> None:
         with self._db:
-            self._put("note", json.dumps(note))
+            self._put(note=json.dumps(note))
 
     def _publish(self, meta: Meta) -> None:
         with self._db:
-            self._put("meta", plugins.meta_to_text(meta))
+            self._put(meta=plugins.meta_to_text(meta, salt=self._places.text))
         # Unlike a rename, a link replaces nothing that appeared meanwhile.
         (os.replace if self._overwrite else os.link)(self._building, self._target)
         self._discard()
