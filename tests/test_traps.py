@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import datetime
+import functools
 import io
 import json
 import os
@@ -501,6 +502,109 @@ def test_two_paths_that_make_one_field_are_an_error(tmp_path: Path) -> None:
 
 
 # 6. External randomness
+
+AUGMENT = [
+    {"name": "albumentations.RandomResizedCrop", "size": [24, 24]},
+    {"name": "albumentations.HorizontalFlip", "p": 0.5},
+    {
+        "name": "albumentations.OneOf",
+        "transforms": [{"name": "albumentations.ColorJitter"}, "albumentations.GaussNoise"],
+    },
+]
+SHIFTED = torchvision.transforms.v2.Compose(
+    [torchvision.transforms.v2.RandomCrop(24), torchvision.transforms.v2.ColorJitter(0.5, 0.5)]
+)
+
+
+@pytest.fixture
+def photographs(tmp_path: Path) -> str:
+    """URL of eight photographs."""
+    url = f"lmdb://{tmp_path}/photographs.lmdb"
+    with storeds.open_writer(url, {"image": "image"}) as writer:
+        writer.append({"image": jpeg(n)} for n in range(8))
+    return url
+
+
+def in_order(loader: Iterable[Any]) -> torch.Tensor:
+    return torch.cat([batch[0] for batch in loader])
+
+
+@pytest.mark.parametrize(
+    ("transform", "starts"),
+    [(AUGMENT, ("fork", "spawn")), (SHIFTED, ("fork",))],  # tests/conftest.py makes torchvision importable here only
+)
+def test_a_seed_decides_what_other_libraries_draw_in_every_kind_of_worker(
+    photographs: str, transform: Any, starts: tuple[str, ...]
+) -> None:
+    def dataset() -> storeds.StoreDataset:
+        return storeds.StoreDataset(photographs, decode="tensor", seed=5, transform=transform)
+
+    alone = [dataset()[at][0] for at in (7, 6, 5, 4, 3, 2, 1, 0)][::-1]
+    assert len({image.numpy().tobytes() for image in alone}) == 8
+    for start in starts:
+        loader = storeds.StoreLoader(dataset(), batch_size=2, num_workers=2, multiprocessing_context=start)
+        assert torch.equal(in_order(loader), torch.stack(alone))
+    threads = storeds.ThreadLoader(dataset(), batch_size=1, num_workers=4)
+    assert torch.equal(in_order(threads), torch.stack(alone))
+    again = dataset()
+    again.set_epoch(1)
+    assert not torch.equal(again[0][0], alone[0])
+
+
+@pytest.mark.parametrize("decode", ["pil", "tensor"])
+def test_albumentations_gives_what_it_gives_by_itself(photographs: str, decode: str) -> None:
+    steps = [albumentations.CenterCrop(24, 32), albumentations.VerticalFlip(p=1)]
+    for transform in (albumentations.Compose(steps), steps, [*steps, albumentations.Normalize(), "ToTensor"]):
+        (made,) = storeds.StoreDataset(photographs, decode=decode, transform=transform)[2]
+        with Image.open(io.BytesIO(jpeg(2))) as image:
+            expected = albumentations.Compose(steps)(image=np.array(image.convert("RGB")))["image"]
+        if transform is not steps and isinstance(transform, list):
+            expected = albumentations.Normalize()(image=expected)["image"]
+        is_tensor = isinstance(made, torch.Tensor)
+        assert np.array_equal(made.permute(1, 2, 0).numpy() if is_tensor else np.asarray(made), expected)
+
+
+def test_without_a_seed_workers_do_not_repeat_each_other(photographs: str) -> None:
+    dataset = storeds.StoreDataset(photographs, decode="tensor", transform=AUGMENT)
+    everything: Any = torch.utils.data.ConcatDataset([torch.utils.data.Subset(dataset, [0]) for _ in range(8)])
+    torch.manual_seed(1)
+    images = in_order(torch.utils.data.DataLoader(everything, batch_size=4, num_workers=2))
+    assert len({image.numpy().tobytes() for image in images}) == 8
+    torch.manual_seed(1)
+    again = in_order(torch.utils.data.DataLoader(everything, batch_size=4, num_workers=2))
+    assert torch.equal(again, images)
+
+
+RNG = np.random.default_rng(0)
+
+
+class KeepsItsOwn:
+    def __init__(self) -> None:
+        self.inner = [random.Random(3)]
+
+    def __call__(self, image: Any) -> Any:
+        return image.rotate(self.inner[0].random())
+
+
+def draws_from_a_global(image: Any) -> Any:
+    return image.rotate(RNG.random())
+
+
+def makes_one_each_time(image: Any) -> Any:
+    return image.rotate(np.random.default_rng().random())
+
+
+def well_behaved(image: Any, generator: torch.Generator | None = None) -> Any:
+    return image.rotate(torch.rand((), generator=generator).item() + np.random.rand())
+
+
+@pytest.mark.parametrize("transform", [KeepsItsOwn(), [draws_from_a_global], functools.partial(makes_one_each_time)])
+def test_a_transform_with_random_numbers_of_its_own_is_named_in_a_warning(photographs: str, transform: Any) -> None:
+    with pytest.warns(UserWarning, match=r"transform .* of 'image' has random numbers of its own.*'generator'") as seen:
+        storeds.StoreDataset(photographs, seed=1, transform=transform)
+    assert len(seen) == 1
+    storeds.StoreDataset(photographs, seed=1, transform=[well_behaved, SHIFTED, albumentations.Compose([])])
+
 
 # 7. Re-encoding
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from storeds._albumentations import adopted
 from storeds._transform_checks import is_list, set_frozen
 from storeds._transform_fused import ToNormalized
 from storeds.errors import ConfigError
@@ -43,6 +44,7 @@ class BoundTransform:
     """A transform, and how it gets its randomness: decided once, when it is bound, and kept through pickling.
 
     A transform with a parameter named ``generator`` is given the sample's; one of storeds' own without it draws nothing.
+    One of albumentations has its generators seeded from the sample's, see `storeds._albumentations.Albumentations`.
     Any other is *foreign*: it may draw from
     the global generators of torch (CPU), NumPy (legacy) and `random`, so under a seed these are set from the sample's
     generator around the call, and are back in their former states afterwards, also when the transform raises. That
@@ -61,7 +63,8 @@ class BoundTransform:
     -----
     *Threads*: foreign transforms under a seed run one at a time in a process. A thread that draws from a global
     generator meanwhile, and has nothing to do with this class, disturbs them and gets their numbers.
-    *Not covered*: generators that a foreign transform owns (`numpy.random.default_rng`), and those of accelerators.
+    *Not covered*: generators that a foreign transform owns (`numpy.random.default_rng`), and those of accelerators. A
+    `StoreDataset` warns of the former.
     """
 
     transform: Transform
@@ -70,7 +73,8 @@ class BoundTransform:
     _how: _How = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        set_frozen(self, _how=_how_to_call(self.transform))
+        transform = adopted(self.transform)
+        set_frozen(self, transform=transform, _how=_how_to_call(transform))
 
     def __call__(self, value: Any, context: SampleContext) -> Any:
         """Return the transformed value; what the transform raises is not caught."""
@@ -151,7 +155,7 @@ class Compose:
 def _merged(transforms: Sequence[Transform]) -> list[Transform]:
     """Return the transforms to call: one that knows how to be done together with its follower replaces both."""
     merged: list[Transform] = []
-    for transform in transforms:
+    for transform in map(adopted, transforms):
         together = getattr(merged[-1], "followed_by", None) if merged else None
         both = together(transform) if together is not None else None
         if both is None:

@@ -56,7 +56,15 @@ def _from_mapping(spec: Mapping[Any, Any], known: Mapping[str, type], where: str
     inner: Any = arguments.get("transforms")
     if name == "Compose" and set(arguments) == {"transforms"} and is_list(inner):
         return _compose(inner, known, where)
+    if name not in known and is_list(inner) and inner and all(map(_is_spec, inner)):
+        arguments["transforms"] = [
+            build(item, known, f"{where}.transforms[{index}]") for index, item in enumerate(inner)
+        ]
     return _make(name, arguments, known, where)
+
+
+def _is_spec(item: object) -> bool:
+    return isinstance(item, str) or (isinstance(item, Mapping) and "name" in item)
 
 
 def _make(name: str, arguments: dict[str, Any], known: Mapping[str, type], where: str) -> Transform:

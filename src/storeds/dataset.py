@@ -30,6 +30,7 @@ from storeds._dataset_parts import (
 from storeds._deferred import asked_to_defer
 from storeds._epoch import MOST, SharedEpoch
 from storeds._omegaconf import plain
+from storeds._own_generators import warn_of_own_generators
 from storeds._ranks import integer
 from storeds._rows import image_element, in_rows
 from storeds._samples import SampleMaker
@@ -184,6 +185,8 @@ class StoreDataset(Dataset[Any]):
         bound = made.bind(self._view)
         declared = self.backend.meta.fields
         self._transforms = transforms_by_element(bound, self.url, declared, self.transform, self.target_transform)
+        for name, function in self._transforms.items():
+            warn_of_own_generators(name, function)
         image_transform = self._transforms.get(bound.data or "")
         bound = with_images(bound, declared, self._transforms)
         self.reader: Reader[Any] = spare_a_copy(bound, image_transform)
