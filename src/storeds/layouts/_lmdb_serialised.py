@@ -18,7 +18,7 @@ from storeds.errors import ConfigError, FormatError
 from storeds.fields import parse_fields
 from storeds.layouts._lmdb_base import ForeignLmdb, Survey
 from storeds.layouts._lmdb_decode import decode_json, decompress
-from storeds.layouts._lmdb_entries import KEYS, LEN, entries_of, record_keys
+from storeds.layouts._lmdb_entries import KEYS, LEN, beginning_of, entries_of, record_keys, sample_records
 from storeds.layouts._lmdb_env import ForeignOptions, Look
 from storeds.layouts._lmdb_fields import Wanted, are_videos, coerce, kind_of, merge, names_for, parse_wanted
 from storeds.layouts._lmdb_keys import Keys, NumberedKeys, in_order_of_numbers
@@ -60,6 +60,11 @@ class SerialisedLmdb(ForeignLmdb):
     """What both do: keys in ``__keys__`` or counted, and fields by what some records hold."""
 
     Options: ClassVar[type[ForeignOptions]] = SerialisedOptions
+
+    @staticmethod
+    def _coerce(field: Field, value: Any) -> Any:
+        """Return a part of a value in the form that its field's kind has."""
+        return coerce(field, value)
 
     @property
     def _settings(self) -> SerialisedOptions:
@@ -202,7 +207,9 @@ class SerialisedLmdb(ForeignLmdb):
         return parse_fields(dict(zip(names, found, strict=True))), (form, parts), left
 
     def _unreadable(self, look: Look, why: str) -> FormatError:
-        return FormatError(f"{look.url}: {why}\nTo convert it by hand:\n{by_hand(look)}")
+        first = sample_records(look, 1)
+        begins = f"; the first value: {beginning_of(first[0][1])}" if first else ""
+        return FormatError(f"{look.url}: {why}{begins}\nTo convert it by hand:\n{by_hand(look)}")
 
     def _entries(
         self, url: str, samples: Sequence[Mapping[Any, Any]], wanted: Wanted | None
@@ -269,11 +276,8 @@ class SerialisedLmdb(ForeignLmdb):
             raise ValueError(f"its value is {_shape_of(value)}, others' {form}")
         declared = self._survey_found.fields
         places = dict(zip(declared, parts, strict=True))
-        return {name: self._coerced(declared[name], _part(value, places[name])) for name in fields}
-
-    def _coerced(self, field: Field, value: Any) -> Any:
-        """Return a part of a value in the form that its field's kind has."""
-        return coerce(field, value)
+        make = self._coerce
+        return {name: make(declared[name], _part(value, places[name])) for name in fields}
 
 
 def _shape_of(value: Any) -> str:

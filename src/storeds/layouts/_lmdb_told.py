@@ -12,13 +12,14 @@ from storeds.layouts._lmdb_env import Look, listed_keys
 __all__ = ["by_hand", "check_databases", "told", "unread_entries"]
 
 _SHOWN = 8
+_PICKLE = "pickle.loads(value) gives what it holds, and runs what it names: for files that you trust"
 _LOOP = """\
 import lmdb, storeds
 
 with lmdb.open({path!r}, subdir={folder}, readonly=True, lock=False, max_dbs=8) as env:
     with env.begin({database}) as txn, storeds.open_writer({target!r}, {fields}) as writer:
         for key, value in txn.cursor():
-            {record}  # what `value` holds goes here
+            {record}  # {advice}
             writer.append([record])"""
 
 
@@ -39,12 +40,14 @@ def by_hand(look: Look) -> str:
     images = bool(sample) and is_image(sample[0][1])
     field = '"image": "image"' if images else '"data": "bytes"'
     value = '"image": value' if images else '"data": value'
+    is_pickle = bool(sample) and bytes(sample[0][1][:1]) == b"\x80"
     return _LOOP.format(
         path=path,
         folder=look.opener.data_path != path,
         database=f"db=env.open_db({name.encode()!r}, create=False)" if name else "",
         target=f"lmdb://{path.removesuffix('.lmdb')}-native.lmdb",
         fields=f'{{"key": "str", {field}}}',
+        advice=_PICKLE if is_pickle else "what `value` holds goes here",
         record=f'record = {{"key": key.decode(errors="backslashreplace"), {value}}}',
     )
 

@@ -20,7 +20,7 @@ from storeds.layouts._lmdb_decode import (
 )
 from storeds.layouts._lmdb_entries import KEYS, sample_records
 from storeds.layouts._lmdb_env import Look
-from storeds.layouts._lmdb_fields import fitting, kind_of, merge
+from storeds.layouts._lmdb_fields import coerce, fitting, kind_of, merge
 from storeds.layouts._lmdb_serialised import SerialisedLmdb
 from storeds.protocols import Field
 
@@ -99,13 +99,15 @@ class JsonLmdb(_Documents):
         ]
         return merge(found or [Field("array", "<f8", (None,))], any_shape=self._settings.any_shape)
 
-    def _coerced(self, field: Field, value: Any) -> Any:
-        if field.kind == "array" and isinstance(value, list):
-            array = np.array(value, field.dtype)
-            if not array.size and array.ndim < len(field.shape or ()):
-                array = array.reshape(tuple(size or 0 for size in field.shape or ()))
-            return fitting(field, array)
-        return super()._coerced(field, value)
+    @staticmethod
+    def _coerce(field: Field, value: Any) -> Any:
+        # docstring inherited; a list of numbers is an array
+        if field.kind != "array" or not isinstance(value, list):
+            return coerce(field, value)
+        array = np.array(value, field.dtype)
+        if not array.size and array.ndim < len(field.shape or ()):
+            array = array.reshape(tuple(size or 0 for size in field.shape or ()))
+        return fitting(field, array)
 
 
 def _array_of(item: Any) -> Any:

@@ -13,6 +13,8 @@ from storeds.layouts._lmdb_serialised import SerialisedLmdb
 
 __all__ = ["PickledLmdb"]
 
+_OLD = (b"(", b"]", b"}", b"c")  # how tuples, lists, mappings and arrays begin in protocols 0 and 1
+
 
 class PickledLmdb(SerialisedLmdb):
     """Pickled values under ``0``, ``1``, …, or other keys, with pickled ``__len__`` and ``__keys__``, one of them, or neither.
@@ -35,7 +37,7 @@ class PickledLmdb(SerialisedLmdb):
         shown = sample_records(look, 3)
         if not shown:
             return f"{entries.count[0].decode()} ({entries.count[1]})" if entries.count else None
-        if not all(_begins_as_pickle(value) for _, value in shown) or clips_of(look) == "certain":
+        if not all(_is_pickle(value) for _, value in shown) or clips_of(look) == "certain":
             return None
         counted = f", {entries.count[0].decode()} ({entries.count[1]})" if entries.count else ""
         listed = " and __keys__" if look.get(KEYS) is not None else ""
@@ -57,5 +59,14 @@ def _broken_count(look: Look) -> str | None:
     return None
 
 
-def _begins_as_pickle(value: memoryview) -> bool:
-    return len(value) > 1 and value[0] == 0x80 and value[1] <= 5
+def _is_pickle(value: memoryview) -> bool:
+    """Whether a value is a pickle: from protocol 2 on it says so, before that it must read as one."""
+    if len(value) > 1 and value[0] == 0x80:
+        return value[1] <= 5
+    if len(value) < 3 or value[-1] != 0x2E or bytes(value[:1]) not in _OLD:
+        return False
+    try:
+        unpickle(value, views=True)
+    except PickleError as error:
+        return "refused" in str(error)
+    return True

@@ -27,6 +27,7 @@ _CHUNKS = "\0chunks"  # no field of a document can be called that
 _LABEL = "label"
 _DATA = {"image", "data", "video"}
 _OWN = ("key", "metadata", *_DATA)
+_STANDARD = ("_id", "length", "chunkSize", "uploadDate", "md5", "filename", "contentType", "aliases", "metadata")
 _OWN_PATHS = ("length", "md5", "metadata")
 
 
@@ -161,6 +162,9 @@ class GridfsLayout(ColumnLayout[GridfsOptions]):
                     f"{self._location.url}: a column cannot be called {name!r}, which the layout itself has"
                 )
         columns = self._mapped_columns(ids, self._settings.columns)
+        named = {*_STANDARD, *(path.partition(".")[0] for _, path, _ in self._settings.columns)}
+        there = dict.fromkeys(name for file in self._sample(ids, None) for name in file if name not in named)
+        self._left += [f"field {name!r} of the files; columns= reads it" for name in there]
         heads = self._heads([ids[at] for at in evenly(len(ids), 16)], ids.kind)
         images = 2 * sum(map(looks_like_image, heads)) > len(heads)
         videos = bool(heads) and all(map(is_video, heads))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import xxhash
@@ -167,7 +167,8 @@ class NamedLayout(MongodbLayout[NamedOptions]):
 
     def _describe(self, lists: Sequence[Packed]) -> tuple[dict[str, Column], dict[str, Field]]:
         path = self._settings.data_field
-        sample = self._sample(lists[0], [path])
+        sample = self._sample(lists[0], None)
+        self._left += self._not_read(sample, len(lists[0]))
         if all(pick(document, path) is None for document in sample):
             self._check_field(path, "data_field")
         elif not any(isinstance(pick(document, path), bytes) for document in sample):
@@ -175,6 +176,16 @@ class NamedLayout(MongodbLayout[NamedOptions]):
             raise ConfigError(f"{self._location.url}: field {path!r} (data_field) holds {kinds} instead of bytes")
         image = Field("image")
         return {"image": Column(path, image)}, {"key": Field("str"), "image": image, "label": label_field(lists[2])}
+
+    def _not_read(self, sample: Sequence[Mapping[str, Any]], read: int) -> Iterator[str]:
+        """Yield the fields of documents that are no field of a record, and how many documents the index does not name."""
+        own = {"_id", self._settings.name_field.partition(".")[0], self._settings.data_field.partition(".")[0]}
+        for name in dict.fromkeys(name for document in sample for name in document):
+            if name not in own:
+                yield f"field {name!r}"
+        others = self._connection.count(self._collection) - read
+        if others > 0:
+            yield f"{others:,} documents that the index does not name"
 
     def _build(self, table: Array) -> str:
         # Whatever can be selected by stands in the index file, so the same content is the same build.
