@@ -12,10 +12,13 @@ import pytest
 
 import storeds
 from _foreign_hdf5 import blob
+from _traps_hdf5 import demonstrations, write
 from storeds import open_backend
 from storeds._readings import AmbiguousError
-from storeds.errors import ConfigError
+from storeds.errors import ConfigError, FormatError, StoredsError
 from storeds.layouts.hdf5_parallel import ParallelHdf5
+from storeds.layouts.hdf5_per_episode import PerEpisodeHdf5
+from storeds.layouts.hdf5_per_file import PerFileHdf5
 from storeds.layouts.hdf5_per_sample import PerSampleHdf5
 from storeds.layouts.hdf5_per_video import PerVideoHdf5
 
@@ -196,3 +199,153 @@ def test_a_native_store_is_none_of_these(tmp_path: Path) -> None:
         assert cls.recognise(str(tmp_path / "no.h5")) is None
         assert cls.recognise(str(tmp_path / "absent.h5")) is None
         assert cls.recognise(url, columns=3, nothing="x") is None
+
+
+def array(*shape: int, dtype: str = "f4") -> Any:
+    return np.zeros(shape, dtype)
+
+
+ROWS, FILE, EITHER = ["parallel"], ["per_file"], ["parallel", "per_file"]
+NEITHER: list[str] = []
+
+
+@pytest.mark.parametrize(
+    ("expected", "datasets"),
+    [
+        (ROWS, {"x": array(60, 784, dtype="u1"), "y": array(60, dtype="u1")}),
+        (ROWS, {"image": array(600, 784, dtype="u1"), "label": array(600)}),  # flat pictures, a label for each
+        (ROWS, {"image": array(240, 240), "label": array(240, 1)}),
+        (ROWS, {"data": array(48, 2048, 3), "label": array(48, 1), "normal": array(48, 2048, 3)}),  # ModelNet40
+        (ROWS, {"data": array(50, 512, 9), "label": array(50, 512, dtype="u1")}),  # S3DIS
+        (ROWS, {"sen1": array(20, 32, 32, 8), "sen2": array(20, 32, 32, 10), "label": array(20, 17)}),  # So2Sat
+        (ROWS, {"image": array(20, 64, 64, 3, dtype="u1"), "mask": array(20, 64, 64, dtype="u1")}),
+        (ROWS, {"images": array(30, 28, 28), "masks": array(30, 28, 28)}),
+        (ROWS, {"data": array(100, 1, 33, 33), "label": array(100, 1, 21, 21)}),  # SRCNN
+        (ROWS, {"features": array(500, 512), "coords": array(500, 2)}),  # CLAM
+        (ROWS, {"embeddings": array(512, 512)}),
+        (ROWS, {"qpos": array(40, 14), "action": array(40, 14)}),
+        (ROWS, {"x": array(3, 8, 8, 3, dtype="u1")}),
+        (FILE, {"image": array(256, 216), "label": array(256, 216, dtype="u1")}),  # ACDC
+        (FILE, {"image": array(8, 8), "mask": array(8, 8)}),
+        (FILE, {"rgb": array(3, 48, 64, dtype="u1"), "depth": array(48, 64)}),  # NYU Depth, for FastDepth
+        (FILE, {"rgb": array(48, 64, 3, dtype="u1"), "depth": array(48, 64), "K": array(3, 3)}),
+        (FILE, {"data": array(30, 40, 3, dtype="u1")}),
+        (FILE, {"lr": array(8, 8, 3, dtype="u1"), "hr": array(32, 32, 3, dtype="u1")}),
+        (FILE, {"x": array(48, 64), "y": 3}),
+        (FILE, {"image": PICTURE, "mask": PICTURE}),
+        (FILE, {"image": np.void(blob(1)), "label": 1}),
+        (EITHER, {"x": array(240, 240), "y": array(240, 240)}),
+        (EITHER, {"image": array(48, 64, 64), "label": array(48, 64, 64)}),  # a volume, or slices of one
+        (EITHER, {"image": array(24, 24, 15, 4), "mask": array(24, 24, 15)}),  # four modalities
+        (EITHER, {"features": array(500, 512), "coords": array(500, 2), "label": 1}),  # rows would leave the label out
+        (EITHER, {"wave": array(700), "label": 1}),
+        (NEITHER, {"image": array(500, 784), "label": array(499)}),  # damaged columns, rather than one sample
+        (NEITHER, {"mean": 1.0, "std": 2.0}),
+    ],
+)
+def test_what_tells_rows_from_one_sample(tmp_path: Path, expected: list[str], datasets: dict[str, Any]) -> None:
+    path = write(tmp_path / "a.h5", datasets)
+    found = []
+    for name, cls in {**CLASSES, "per_file": PerFileHdf5, "per_episode": PerEpisodeHdf5}.items():
+        try:
+            found += [name] if recognises(cls, path, {}) else []
+        except FormatError:
+            assert expected == NEITHER
+    assert sorted(found) == expected
+
+
+@pytest.mark.parametrize(
+    ("expected", "low", "high", "sizes"),
+    [
+        ("name", "low_res", "high_res", [((8, 8), (8, 8))] * 4),  # names that fields have
+        ("name", "p", "q", [((8, 6), (16, 12)), ((8, 6), (16, 12)), ((9, 6), (18, 12))]),  # one factor
+        ("name", "p", "q", [((8, 6), (8, 6)), ((9, 6), (9, 6)), ((10, 6), (10, 6))]),  # sizes that agree
+        ("dataset", "p", "q", [((8, 6), (9, 7)), ((8, 7), (12, 6)), ((9, 6), (4, 4))]),
+        ("dataset", "class_1", "class_2", [((8, 6), (8, 6))] * 3),
+        (None, "p", "q", [((8, 8), (8, 8))] * 3),
+    ],
+)
+@pytest.mark.parametrize("place", ["{part}/pic{at}a", "{part}_{at}"])
+def test_what_tells_pairs_from_samples(
+    tmp_path: Path, expected: str | None, low: str, high: str, sizes: list[Any], place: str
+) -> None:
+    if low == "class_1" and not place.startswith("{part}/"):
+        pytest.skip("classes are groups")
+    names: dict[str, Any] = {}
+    for at, pair in enumerate(sizes):
+        for part, size in zip((low, high), pair, strict=True):
+            names[place.format(part=part, at=at)] = array(*size, 3, dtype="u1")
+    path = write(tmp_path / "a.h5", names)
+    if expected is None:
+        with pytest.raises(ConfigError, match=r"sample='name'.*\n.*sample='dataset'"):
+            PerSampleHdf5(str(path))
+        return
+    store = PerSampleHdf5(str(path))
+    assert len(store) == (len(sizes) if expected == "name" else 2 * len(sizes))
+    assert store.meta == PerSampleHdf5(str(path), sample=expected).meta
+
+
+def test_an_option_that_says_what_a_sample_is_decides(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "a.h5", {f"g{at}/{name}": np.void(blob(at)) for at in range(4) for name in ("ab", "cd", "ef")}
+    )
+    counts = {sample: len(PerSampleHdf5(str(path), sample=sample)) for sample in ("dataset", "group", "name")}
+    assert counts == {"dataset": 12, "group": 4, "name": 3}
+
+
+def test_columns_may_name_single_values_which_are_repeated(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.h5", {"x": np.arange(5), "label": 3, "task": "lift"})
+    with ParallelHdf5(str(path), columns={"x": "x", "label": "label", "task": "task"}) as store:
+        assert store.column("label").tolist() == [3] * 5
+        assert store.get_many([4]) == [{"x": 4, "label": 3, "task": "lift"}]
+        assert store.unread() == []
+
+
+def test_columns_of_different_lengths_suggest_those_that_agree(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.h5", {"in/depths": array(14, 6), "in/labels": array(14), "in/names": array(3)})
+    with pytest.raises(StoredsError) as raised:
+        open_backend(path)
+    columns = {"in_depths": "in/depths", "in_labels": "in/labels"}
+    assert f"columns={columns};" in str(raised.value)
+    assert len(open_backend(path, columns=columns)) == 14
+
+
+def test_links_in_a_circle_of_groups_are_walked_once(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"], file["obs/y"] = np.arange(5), array(5, 2)
+        file["obs/again"] = h5py.SoftLink("/")
+        file["obs/up"] = h5py.SoftLink("/obs")
+    with open_backend(tmp_path / "a.h5") as store:
+        assert list(store.meta.fields) == ["x", "obs_y"]
+
+
+def test_what_videos_and_samples_leave_unread_is_listed(tmp_path: Path) -> None:
+    videos = {
+        f"v{at}/{name}": value
+        for at in range(3)
+        for name, value in (("frames", array(9, 8, 8, 3)), ("cuts", array(2, 2)))
+    }
+    assert open_backend(write(tmp_path / "v.h5", videos)).unread() == [  # type: ignore[attr-defined]
+        "cuts (float32 [2, 2]: not one value for each frame, in 'v0')"
+    ]
+    samples: dict[str, Any] = {
+        f"s{at}/{name}": value for at in range(9) for name, value in (("image", array(8, 8, 3)), ("label", at))
+    }
+    assert open_backend(write(tmp_path / "s.h5", {**samples, "s5/note": 1})).unread() == [  # type: ignore[attr-defined]
+        "note (int64 []: in 1 of 9 groups looked at)"
+    ]
+
+
+def test_demonstrations_that_do_not_fit_together_are_errors(tmp_path: Path) -> None:
+    path = demonstrations(tmp_path / "a.hdf5")
+    with h5py.File(path, "a") as file:
+        file["mask/lost"] = np.array(["demo_7"], dtype="S")
+        file["data/demo_0/whole"] = array(3)
+    assert PerEpisodeHdf5(str(path)).unread() == ["whole (float32 [3]: not one row for each of 9 steps, in demo_0)"]
+    with pytest.raises(FormatError, match="mask 'lost' lists 'demo_7', which /data lacks"):
+        PerEpisodeHdf5(str(path), mask="lost")
+    with h5py.File(path, "a") as file:
+        del file["data/demo_1/rewards"]
+        file["data/demo_1/rewards"] = array(4)
+    with pytest.raises(FormatError, match=r"demo_1 has 11 actions, and rewards of shape \(4,\)"):
+        PerEpisodeHdf5(str(path))

@@ -172,11 +172,11 @@ class ForeignHdf5(HandleBackend[Hdf5Handle, ForeignOpener]):
         ConfigError, FormatError
             It looks like this layout, or an option asks for it, but it cannot be read so.
         """
-        path, in_url = file_path(url)
-        if not cls.Options.model_fields.keys() >= {*in_url, *options} or not _may_be_foreign(path):
+        _, in_url = file_path(url)
+        if not cls.Options.model_fields.keys() >= {*in_url, *options}:
             return None  # options that are another layout's ask for that one
         opener = cls._make_opener(url, options)
-        return _glance(opener, opener.recognise)
+        return _glance(opener, lambda files: opener.recognise(files) if _may_be_foreign(files) else None)
 
     @classmethod
     def glimpse(cls, url: str, **options: Any) -> str:
@@ -288,11 +288,10 @@ def _damaged(url: str, error: Exception) -> FormatError:
     return FormatError(f"{url} is damaged: {type(error).__name__}: {error}; copy it again")
 
 
-def _may_be_foreign(path: str) -> bool:
+def _may_be_foreign(files: Hdf5Files) -> bool:
     """Whether HDF5 opens the file and it is no native store; what is wrong with it else, opening it as one says."""
-    with Hdf5Files(path, file_url("hdf5", path), ForeignOptions()) as files:
-        try:
-            root = files.file(path).attrs
-            return not ("layout" in root and "fields" in root)
-        except (StoredsError, OSError, RuntimeError, ValueError, KeyError, TypeError):
-            return False
+    try:
+        root = files.file(files.path).attrs
+        return not ("layout" in root and "fields" in root)
+    except (StoredsError, OSError, RuntimeError, ValueError, KeyError, TypeError):
+        return False

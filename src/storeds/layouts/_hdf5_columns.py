@@ -12,7 +12,7 @@ import h5py
 from storeds.errors import FormatError
 from storeds.layouts._hdf5_files import Hdf5Files
 from storeds.layouts._hdf5_matlab import is_single, row_count
-from storeds.layouts._hdf5_names import split, stem
+from storeds.layouts._hdf5_names import field_names, split, stem
 from storeds.layouts._hdf5_tree import Member, members
 
 __all__ = ["MOST_COLUMNS", "Columns", "check_lengths", "enter_group", "select_columns"]
@@ -137,8 +137,17 @@ def check_lengths(files: Hdf5Files, lengths: Sequence[tuple[int, str]]) -> int:
     first, where = lengths[0]
     for count, other in lengths:
         if count != first:
+            most, times = Counter(count for count, _ in lengths).most_common(1)[0]
+            equal = [name for count, name in lengths if count == most] if times > 1 else [where]
             raise FormatError(
                 f"{files.url}: {where} has {first} rows and {other} has {count}, so they are not columns of the same records; "
-                "columns= names those that belong together; layout='per_file' reads the file as one record"
+                f"columns= names those that belong together, as {columns_argument(equal, files.settings.group)}; "
+                "layout='per_file' reads the file as one record"
             )
     return first
+
+
+def columns_argument(names: Sequence[str], group: str) -> str:
+    """Return the argument that reads datasets, named from the root, as columns of a store at `group`."""
+    below = [name.lstrip("/").removeprefix(f"{group.strip('/')}/") for name in names]
+    return f"columns={ {field: path for path, field in field_names(below).items()} }"

@@ -21,11 +21,11 @@ Reading = Literal["rows", "file", "either", "neither"]
 
 _PICTURE = re.compile(
     r"(image|img|im|picture|pic|photo|mask|seg|segmentation|annotation|density(_?map)?|heat_?map|depth(_?map)?|disparity|"
-    r"flow|normal|rgb|gr[ae]y|slice|gt|ground_?truth|(low|high)_?res|lr|hr)([_-]?\d+)?(\.\w+)?",
+    r"(mel_?)?spec(trogram)?|mel|mfcc|flow|normal|rgb|gr[ae]y|slice|gt|ground_?truth|(low|high)_?res|lr|hr)([_-]?\d+)?(\.\w+)?",
     re.IGNORECASE,
 )
 _VOLUME = re.compile(r"(volume|vol|scan|ct|mri?|pet|t1(ce|c|gd)?|t2|flair|raw)([_-]?\d+)?", re.IGNORECASE)
-_LABEL = re.compile(r"(label|target|class|class_id|category|cls|y|gt|grade|score|count)", re.IGNORECASE)
+_LABEL = re.compile(r"(label|target|class|class_id|category|cls|y|gt|grade)", re.IGNORECASE)
 _MANY = re.compile(r"(image|img|picture|pic|photo|mask|frame|slice|sample|segmentation|depth|label)e?s", re.IGNORECASE)
 _COLOURS = (1, 3, 4)
 _SMALLEST = 4  # pixels of a side of what is called a picture
@@ -60,7 +60,7 @@ def rows_or_file(singles: Mapping[str, h5py.Dataset], arrays: Mapping[str, h5py.
     if len({array.shape[0] for array in arrays.values()}) > 1:
         return "file" if _is_sample(arrays, named=named, labelled=labelled) else "neither"
     if _have_rows(arrays):
-        return "either" if labelled and named else "rows"
+        return "either" if labelled and (named or not _have_values(arrays)) else "rows"
     if any(array.ndim > 3 for array in arrays.values()):
         return _of_rank_four(arrays, labelled)
     return _of_equal_sides(arrays, named=named, labelled=labelled)
@@ -72,6 +72,11 @@ def _is_sample(arrays: Mapping[str, h5py.Dataset], *, named: bool, labelled: boo
         return False
     shaped = labelled and any(_is_picture_shaped(array, _SMALL) for array in arrays.values())
     return named or shaped or all(map(_is_in_colour, arrays.values()))
+
+
+def _have_values(arrays: Mapping[str, h5py.Dataset]) -> bool:
+    """Whether a dataset has one value for each row."""
+    return any(array.size == array.shape[0] for array in arrays.values())
 
 
 def _have_rows(arrays: Mapping[str, h5py.Dataset]) -> bool:

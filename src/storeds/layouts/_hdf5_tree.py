@@ -23,6 +23,11 @@ class Member:
     path: str
     dataset: h5py.Dataset
 
+    @property
+    def nbytes(self) -> int:
+        """Its size in memory; of values of variable length, only what refers to them."""
+        return int(self.dataset.size or 0) * int(self.dataset.dtype.itemsize)
+
 
 @dataclass
 class Left:
@@ -34,18 +39,23 @@ class Left:
         Each path with a reason.
     size, total : int
         Bytes that are left, and of everything.
+    largest : Member or None
+        What is left that has most bytes.
     """
 
     entries: list[str] = field(default_factory=list)
     size: int = 0
     total: int = 0
+    largest: Member | None = None
 
     def add(self, member: Member, reason: str | None) -> None:
         """Count a dataset; one with a reason is left unread."""
-        nbytes = int(member.dataset.size or 0) * member.dataset.dtype.itemsize
+        nbytes = member.nbytes
         self.total += nbytes
         if reason is not None:
             self.size += nbytes
+            if self.largest is None or nbytes > self.largest.nbytes:
+                self.largest = member
             self.entries.append(f"{member.path} ({describe(member.dataset)}: {reason})")
 
 

@@ -14,7 +14,14 @@ from storeds._suggest import suggest
 from storeds.errors import ConfigError, FormatError
 from storeds.fields import parse_fields
 from storeds.layouts._hdf5_base import ForeignHdf5, ForeignOpener, Found
-from storeds.layouts._hdf5_columns import MOST_COLUMNS, Columns, check_lengths, enter_group, select_columns
+from storeds.layouts._hdf5_columns import (
+    MOST_COLUMNS,
+    Columns,
+    check_lengths,
+    columns_argument,
+    enter_group,
+    select_columns,
+)
 from storeds.layouts._hdf5_elements import attributes
 from storeds.layouts._hdf5_evidence import are_numbered_samples
 from storeds.layouts._hdf5_files import ForeignOptions, Hdf5Files, NoSuchNameError
@@ -124,9 +131,10 @@ class ParallelOpener(ForeignOpener):
 
     def advice(self, left: Left) -> str:
         # docstring inherited
+        columns = columns_argument([left.largest.dataset.name] if left.largest else [], self.settings.group)
         return (
-            "group= names a group to read by itself, columns= the datasets to read together, as "
-            f"{_example(left.entries[0].partition(' (')[0])}, and partial=True leaves out what is listed"
+            f"columns= names the datasets to read together, as {columns}, group= a group to read by itself, and partial=True "
+            "leaves out what is listed"
         )
 
     def recognise(self, files: Hdf5Files) -> str | None:
@@ -154,11 +162,6 @@ class ParallelOpener(ForeignOpener):
         return f"its datasets are columns: {told}"
 
 
-def _example(path: str) -> str:
-    (field,) = field_names([path]).values()
-    return f"columns={{{field!r}: {path!r}}}"
-
-
 class ParallelHdf5(ForeignHdf5):
     """Reads datasets of equal length as the fields of records.
 
@@ -180,7 +183,8 @@ def _default_columns(
     if not found.columns and not found.singles:
         there = ", ".join(list(files.group(found.group))[:8]) or "nothing"
         raise FormatError(
-            f"{files.url}: {found.group} holds no dataset, but {there}; group= or columns= say where they are"
+            f"{files.url}: {found.group} holds no dataset, but {there}; group= names a group to read by itself, columns= "
+            "datasets to read together"
         )
     if found.classes is not None:
         attrs["classes"] = values_of(files, found.classes)[""].column().tolist()

@@ -173,10 +173,9 @@ class PerEpisodeOpener(ForeignOpener):
 
     def recognise(self, files: Hdf5Files) -> str | None:
         # docstring inherited
-        try:
-            datasets, groups = split(files.group(self._data))
-        except NoSuchNameError:
+        if _DATA not in split(files.group(self.settings.group))[1]:
             return None
+        datasets, groups = split(files.group(self._data))
         if datasets or not groups or not all(map(_DEMO.fullmatch, groups)):
             return None
         first = natural_order(groups)[0]
