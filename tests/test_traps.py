@@ -222,6 +222,35 @@ def test_a_stream_begins_a_new_epoch_with_each_pass(
     assert runs[0] == runs[1]
 
 
+@pytest.mark.parametrize("framework", ["lightning", "accelerate", "fastai", "transformers"])
+def test_every_framework_trains_on_other_orders_and_pixels_in_each_epoch(tmp_path: Path, framework: str) -> None:
+    script = Path(__file__).with_name("_frameworks.py")
+    command = [sys.executable, "-W", "ignore", str(script), framework, numbered_store(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    fits = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("[")]
+    assert len(fits) == 6, ended.stderr
+    for (what, seed, given), again in zip(fits[::2], fits[1::2], strict=True):
+        orders = {tuple(map(int, given[at : at + 12])) for at in range(0, 36, 12)}
+        assert [sorted(order) for order in orders] == [list(range(12))] * 3, (what, seed)
+        assert len(set(given)) == 36, (what, seed)
+        assert again == [what, seed, given]
+
+
+def test_ranks_agree_on_an_order_that_nobody_gave_a_seed_for(tmp_path: Path) -> None:
+    url, script = numbered_store(tmp_path), Path(__file__).with_name("_seedless_ranks.py")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    runs = []
+    for _ in range(2):
+        environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+        subprocess.run([*torchrun, str(script), url, str(tmp_path)], env=environment, timeout=200, check=True)
+        runs.append([json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)])
+    for one, other in zip(*runs[0], strict=True):  # the loader's epochs, and the stream's
+        epochs = [mine + theirs for mine, theirs in zip(one, other, strict=True)]
+        assert [sorted(epoch) for epoch in epochs] == [list(range(12))] * 3
+        assert len(set(map(tuple, epochs))) == 3
+    assert runs[1] == runs[0]  # each rank had called torch.manual_seed
+
+
 @pytest.mark.parametrize("how", ["main process", "workers", "threads"])
 def test_passes_side_by_side_keep_to_their_own_epochs(tmp_path: Path, how: str) -> None:
     dataset = jittered_dataset(numbered_store(tmp_path), 7)

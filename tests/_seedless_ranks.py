@@ -1,0 +1,41 @@
+"""One rank that shuffles without a seed: ``torchrun … _seedless_ranks.py URL FOLDER`` writes what it was given.
+
+Ranks seed torch differently, as many programs do, and rank 0 looks at a batch of its own first.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed
+
+import storeds
+from _traps_epochs import jittered_dataset
+
+
+def make_loaders(url: str) -> list[Any]:
+    stream = storeds.StoreIterable(url, reader="array", shuffle_buffer=12)
+    return [storeds.StoreLoader(jittered_dataset(url, None), batch_size=3, shuffle=True), stream]
+
+
+def numbers(samples: Any) -> list[int]:
+    return [int(x) for (x,) in samples]
+
+
+if __name__ == "__main__":
+    torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank()
+    torch.manual_seed(100 + rank)
+    url, folder = sys.argv[1], Path(sys.argv[2])
+    if rank == 0:
+        next(iter(make_loaders(url)[0]))
+    loader, stream = make_loaders(url)
+    epochs = [[int(x) for (batch,) in loader for x in batch] for _ in range(3)]
+    streamed = [numbers(stream) for _ in range(3)]
+    (folder / f"{rank}.json").write_text(json.dumps([epochs, streamed]))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
