@@ -493,6 +493,50 @@ def test_label_column_can_be_none(tmp_path: Path) -> None:
     assert kinds(source) == {"image": "image", "key": "str", "label": "float"}
 
 
+def test_classes_that_look_alike_or_are_numbers_are_warned_of(tmp_path: Path) -> None:
+    put(tmp_path / "a", "Cat/1.jpg", "cat/1.jpg", "caf\u00e9/1.jpg", "cafe\u0301/1.jpg", "dog/1.jpg")
+    (note,) = ImageFolderSource(tmp_path / "a").notes
+    assert note.startswith("2 groups of classes differ only in capitals, blanks or Unicode form, and stay apart: ")
+    assert "'Cat', 'cat'" in note
+    put(tmp_path / "b", "1/1.jpg", "2/1.jpg", "10/1.jpg")
+    (note,) = ImageFolderSource(tmp_path / "b").notes
+    assert note.endswith("so labels are not the numbers in their names: class '1' is label 0")
+    put(tmp_path / "c", *(f"{number}/1.jpg" for number in range(10)))
+    assert ImageFolderSource(tmp_path / "c").notes == ()
+
+
+def test_blanks_around_a_label_do_not_make_a_class(tmp_path: Path) -> None:
+    put(tmp_path, "1.jpg", "2.jpg", "3.jpg")
+    source = ManifestSource(written(tmp_path, "path,label\n1.jpg,cat\n2.jpg,cat \n3.jpg,dog\n"))
+    assert (column(source, "label"), source.attrs["classes"]) == ([0, 0, 1], ["cat", "dog"])
+
+
+def test_hidden_files_of_a_list_are_left_out_unless_asked_for(tmp_path: Path) -> None:
+    put(tmp_path, "a/1.jpg", "a/.ipynb_checkpoints/1.jpg", "__MACOSX/a/._1.jpg")
+    file = written(tmp_path, "path,label\na/1.jpg,x\na/.ipynb_checkpoints/1.jpg,y\n__MACOSX/a/._1.jpg,z\n")
+    source = ManifestSource(file)
+    assert (column(source, "key"), source.attrs["classes"]) == (["a/1.jpg"], ["x"])
+    assert source.notes[0].startswith("left out 2 hidden files (__MACOSX/a/._1.jpg, a/.ipynb_checkpoints/1.jpg); ")
+    assert len(ManifestSource(file, include_hidden=True)) == 3
+    with pytest.raises(ConfigError, match="lists no image; left out 1 hidden file"):
+        ManifestSource(written(tmp_path, "path\na/.ipynb_checkpoints/1.jpg\n"))
+
+
+def test_labels_of_a_tar_are_named_by_their_ending(tmp_path: Path) -> None:
+    path = shard(tmp_path / "a.tar", {"1.jpg": jpeg(0), "1.idx": b"4", "1.txt": b"t", "__MACOSX/._1.jpg": b""})
+    with pytest.raises(
+        ConfigError, match=r"no .cls with a label, beside the images they hold .idx, .txt; .*--no-label"
+    ):
+        TarSource(path)
+    source = TarSource(path, label_column="idx")
+    assert source.columns == {".jpg": "image", ".idx": "label", ".txt": "txt"}
+    assert list(source.strata()) == [("1", 4)]
+    assert column(TarSource(path, label=False), "idx") == [b"4"]
+    assert source.notes == (
+        "left out 1 hidden file (__MACOSX/._1.jpg); include_hidden=True (--include-hidden) takes them",
+    )
+
+
 def test_bad_rows_are_told_by_line(tmp_path: Path) -> None:
     put(tmp_path, "root/1.jpg", "out.jpg")
     root = tmp_path / "root"
@@ -1464,7 +1508,7 @@ def test_what_a_file_holds_counts_more_than_its_name(tmp_path: Path) -> None:
             "texts/a.csv",
             {"kind": "cvs"},
             ConfigError,
-            "unknown kind of source 'cvs'; did you mean 'csv'\\? The kinds are imagefolder, flat, csv, jsonl, index, tar, store, dataset",
+            "unknown kind of source 'cvs'; did you mean 'csv'\\? The kinds are imagefolder, flat, csv, jsonl, index, table, tar, store, dataset",
         ),
         (
             "both",
