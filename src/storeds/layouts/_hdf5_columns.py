@@ -14,6 +14,7 @@ from storeds.layouts._hdf5_files import Hdf5Files
 from storeds.layouts._hdf5_matlab import is_single, row_count
 from storeds.layouts._hdf5_names import field_names, split, stem
 from storeds.layouts._hdf5_tree import Member, members
+from storeds.layouts._hdf5_values import makes_fields
 
 __all__ = ["MOST_COLUMNS", "Columns", "check_lengths", "enter_group", "select_columns"]
 
@@ -54,7 +55,7 @@ class Columns:
             return "lengths of compressed frames, which the frames say themselves"
         count = next((row_count(dataset) for dataset in self.columns.values()), 0)
         if row_count(member.dataset) == count:
-            return "in one of several groups alike"
+            return "of a type that no field holds, or in one of several groups alike"
         return f"{row_count(member.dataset)} rows, not {count}"
 
 
@@ -110,7 +111,8 @@ def _nested(files: Hdf5Files, group: str, own: Mapping[str, h5py.Dataset]) -> di
         counts = {row_count(next(iter(own.values())))}
     elif len(counts) != 1 or not _are_parts_of_one(arrays):
         return {}
-    return {member.path: member.dataset for member in arrays if row_count(member.dataset) in counts}
+    chosen = [member for member in arrays if row_count(member.dataset) in counts]
+    return {member.path: member.dataset for member in chosen if makes_fields(files, member.dataset)}
 
 
 def _are_parts_of_one(arrays: Sequence[Member]) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import h5py
 
+from storeds.errors import FormatError
 from storeds.layouts._hdf5_files import Hdf5Files
 from storeds.layouts._hdf5_names import natural_order, split
 
@@ -59,38 +60,53 @@ class Left:
             self.entries.append(f"{member.path} ({describe(member.dataset)}: {reason})")
 
 
-def members(files: Hdf5Files, group: str, *, most: int = _MOST) -> Iterator[Member]:
-    """Yield the datasets below a group, those of the group itself first; links are followed, but in no circle."""
-    yield from _members(files, group, "", [most], frozenset(), 0)
+def members(files: Hdf5Files, group: str, *, most: int = _MOST, unfit: list[str] | None = None) -> Iterator[Member]:
+    """Yield the datasets below a group, those of the group itself first; links are followed, but in no circle.
+
+    What nested groups hold that cannot be followed or read is passed over, and noted in `unfit`. In the group itself, it
+    raises FormatError.
+    """
+    yield from _members(files, group, "", [most], frozenset(), [] if unfit is None else unfit)
 
 
 def _members(
-    files: Hdf5Files, group: str, prefix: str, budget: list[int], above: frozenset[tuple[int, int]], depth: int
+    files: Hdf5Files,
+    group: str,
+    prefix: str,
+    budget: list[int],
+    above: frozenset[tuple[int, int]],
+    unfit: list[str],
 ) -> Iterator[Member]:
     here = files.group(group)
     info = h5py.h5o.get_info(here.id)
     place = (info.fileno, info.addr)
-    if place in above or depth > _DEPTH:
+    if place in above or len(above) > _DEPTH:
         return
     names, groups = split(here)
     inner = list(groups)
     for name in names:
         if budget[0] <= 0:
             return
-        found, _ = files.find(f"{group}/{name}")
+        try:
+            found, _ = files.find(f"{group}/{name}")
+        except FormatError as error:
+            if not prefix:
+                raise
+            unfit.append(f"{prefix}{name} ({str(error).removeprefix(f'{files.url}: ')})")
+            continue
         if isinstance(found, h5py.Dataset):
             budget[0] -= 1
             yield Member(f"{prefix}{name}", found)
         elif isinstance(found, h5py.Group):
             inner.append(name)  # through a link
     for name in natural_order(inner):
-        yield from _members(files, f"{group}/{name}", f"{prefix}{name}/", budget, above | {place}, depth + 1)
+        yield from _members(files, f"{group}/{name}", f"{prefix}{name}/", budget, above | {place}, unfit)
 
 
 def left_of(files: Hdf5Files, group: str, why: Callable[[Member], str | None]) -> Left:
     """Return what of the datasets below a group is left unread: `why` gives the reason, or None for one that is read."""
     left = Left()
-    for member in members(files, group):
+    for member in members(files, group, unfit=left.entries):
         left.add(member, why(member))
     return left
 

@@ -27,6 +27,7 @@ __all__ = [
     "Values",
     "is_encoded",
     "kind_of",
+    "makes_fields",
     "numeric_field",
     "to_value",
     "unsupported",
@@ -218,6 +219,15 @@ def values_of(
             f"{files.url}: table {dataset.name} has no {member!r}; its columns are {', '.join(dtype.names)}"
         )
     return {name: _member_values(files, dataset, rows, dtype, name) for name in wanted}
+
+
+def makes_fields(files: Hdf5Files, dataset: h5py.Dataset) -> bool:
+    """Whether a dataset is of a type that fields hold; no value is read."""
+    try:
+        values_of(files, dataset, field=Field("bytes"))
+    except FormatError:
+        return False
+    return True
 
 
 def _plain_values(files: Hdf5Files, dataset: h5py.Dataset, dtype: np.dtype[Any], field: Field | None) -> Values:

@@ -52,8 +52,7 @@ class PerSampleOpener(ForeignOpener):
 
     def find(self, files: Hdf5Files) -> Found:
         # docstring inherited
-        settings = self.settings
-        index = PackedIndex.load([self.layout, _INDEX, settings.group, settings.sample, *files.identity()], self._index)
+        index = self._load(files)
         if not index.count:
             raise FormatError(f"{files.url}: {self.settings.group} holds no dataset, so no sample")
         plan = SamplePlan.from_json(index.facts)
@@ -78,6 +77,10 @@ class PerSampleOpener(ForeignOpener):
             columns, index.count, {"classes": list(plan.classes or [])} if named else {}, [plan.group, list(plan.parts)]
         )
 
+    def _load(self, files: Hdf5Files) -> PackedIndex:
+        settings = self.settings
+        return PackedIndex.load([self.layout, _INDEX, settings.group, settings.sample, *files.identity()], self._index)
+
     def _index(self) -> Array:
         with self.look() as files:  # what it opens must not tell the store that was scanned from the same one later
             try:
@@ -96,14 +99,15 @@ class PerSampleOpener(ForeignOpener):
     def left(self, files: Hdf5Files) -> Left:
         # docstring inherited
         left = Left()
-        found = arrange(files, self.settings.group, self.settings.sample)
-        if found is None or found.series.sort != "groups":
-            return left
-        taken = {after.strip("/") for _, after in found.series.parts.values()}
-        groups = spread(found.series.keys)
+        index = self._load(files)
+        plan = SamplePlan.from_json(index.facts)
+        taken = {after.removeprefix("/") for before, after in plan.parts.values() if not before and after[:1] == "/"}
+        if len(taken) != len(plan.parts):
+            return left  # a sample is no group, but made of all there is
+        groups = [index.name(at) for at in spread(range(index.count))]
         there: dict[str, list[Member]] = {}
         for key in groups:
-            for member in members(files, f"{found.group}/{key}"):
+            for member in members(files, f"{plan.group}/{key}"):
                 there.setdefault(member.path, []).append(member)
         for name, some in there.items():
             left.add(some[0], None if name in taken else f"in {len(some)} of {len(groups)} groups looked at")
