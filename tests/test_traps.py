@@ -344,6 +344,40 @@ def test_labels_and_their_transform_are_the_labels_whatever_stands_before_them(s
     assert dataset.targets == [0, 1, 2, 3]
 
 
+def encoded(array: Any, kind: str = "png") -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(array).save(file, kind)
+    return file.getvalue()
+
+
+def test_float_images_do_not_turn_black_nor_wide_ones_white(tmp_path: Path) -> None:
+    arrays = [np.full((8, 8), 0.5, np.float32), np.full((8, 8), 70_000, np.int32), np.full((8, 8), 200, np.float32)]
+    with storeds.open_writer(f"{tmp_path}/x.lmdb", {"image": "image"}) as writer:
+        writer.append({"image": encoded(array, "tiff")} for array in arrays)
+    dataset = storeds.StoreDataset(f"{tmp_path}/x.lmdb")
+    for at, mode in enumerate(("F", "I")):
+        with pytest.raises(errors.DecodeError, match=rf"values from .* would cut to 0 … 255.*mode='{mode}'"):
+            dataset[at]
+    assert np.asarray(dataset[2][0]).max() == 200
+    unchanged = storeds.StoreDataset(f"{tmp_path}/x.lmdb", mode="unchanged")
+    assert all(np.array_equal(unchanged[at][0], array) for at, array in enumerate(arrays))
+
+
+def test_grey_images_are_not_padded_with_empty_colours(tmp_path: Path) -> None:
+    with storeds.open_writer(f"{tmp_path}/x.lmdb", {"image": "image"}) as writer:
+        writer.append({"image": encoded(np.zeros(shape, np.uint8))} for shape in ((8, 8), (8, 8, 3)))
+    dataset = storeds.StoreDataset(f"{tmp_path}/x.lmdb", decode="tensor", mode="unchanged")
+    with pytest.raises(errors.ConfigError, match="images of 1 and 3 channels make no batch.*mode='RGB'.*pad"):
+        storeds.collate(dataset[:])
+    assert storeds.collate(dataset[:], pad=[0])[0].mask.shape == (2, 3)
+
+
+def test_class_numbers_of_a_palette_are_not_scaled_to_fractions(segmentation: str) -> None:
+    dataset = storeds.StoreDataset(segmentation, fields=PAIR, transform={"mask": "ToTensor"})
+    with pytest.raises(errors.TransformError, match="palette image holds numbers .*decode='tensor'"):
+        dataset[1]
+
+
 # 4. Channels-last arrays
 
 SHAPES = [(64, 48, 3), (3, 64, 48), (64, 64, 4), (4, 64, 64), (48, 64, 1), (64, 48), (5, 64, 48, 3), (5, 3, 64, 48)]

@@ -257,6 +257,11 @@ def _from_array(image: Array, who: str) -> torch.Tensor:
 
 
 def _pillow_array(image: Image.Image, who: str) -> Array:
+    if image.mode in ("P", "PA"):
+        raise TypeError(
+            f"{who}: a palette image holds numbers of colours or classes, which are no intensities to be scaled: read it with "
+            "mode='RGB' for its colours, or with decode='tensor' and mode='unchanged' for the numbers"
+        )
     if image.mode.startswith("I;16"):
         wide = np.array(image)
         # torchvision wraps these into negative numbers.

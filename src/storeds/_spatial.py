@@ -69,6 +69,8 @@ def _parts(transform: Any) -> list[Any] | None:
     parts = getattr(transform, "transforms", None)
     if not _is_of_library(transform) or not isinstance(parts, (list, tuple, torch.nn.Module)):
         return None
+    if "BasicTransform" in {kind.__name__ for kind in type(transform).__mro__}:
+        return None  # of albumentations, whose ColorJitter has a list of functions by that name
     return list(parts) if isinstance(parts, (list, tuple, torch.nn.ModuleList)) else [parts]
 
 

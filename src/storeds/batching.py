@@ -150,7 +150,18 @@ def _stack(values: Sequence[torch.Tensor | Unscaled], *, collate_fn_map: Any = N
         if alike and goes_by_value(tensors[0].nbytes * len(tensors)):
             return torch.stack(tensors)
         return default_collate_fn_map[torch.Tensor](tensors, collate_fn_map=collate_fn_map)
+    _check_channels(tensors)
     return _pad(tensors)
+
+
+def _check_channels(tensors: Sequence[torch.Tensor]) -> None:
+    """Refuse to pad what looks like images that differ in their channels: grey ones would lack green and blue."""
+    counts = {len(tensor) for tensor in tensors if tensor.ndim == 3 and tensor.dtype in (torch.uint8, torch.float32)}
+    if len(counts) > 1 and counts <= {1, 2, 3, 4}:
+        raise ConfigError(
+            f"images of {' and '.join(map(str, sorted(counts)))} channels make no batch: read them in one mode, mode='RGB' or "
+            "'L'. If they are no images but runs that differ in length, name their element in pad"
+        )
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

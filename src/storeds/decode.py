@@ -76,7 +76,7 @@ def decode_pil(blob: bytes, mode: str, *, orient: bool = False, max_pixels: int 
     mode : str
         A Pillow mode, to which the image is converted as ``PIL.Image.Image.convert`` does (CMYK and YCCK as their
         file says, palettes by their colours, alpha dropped), but that 16-bit samples keep their upper 8 bits, where
-        Pillow clips. ``"unchanged"`` leaves the image in the mode of its file: palette indices, alpha and 16 bits too.
+        Pillow clips; wider integers and floats that do not fit 0 … 255 are refused. ``"unchanged"`` leaves the image in the mode of its file: palette indices, alpha and 16 bits too.
     orient : bool
         Turn the image as its EXIF orientation says.
     max_pixels : int
@@ -85,7 +85,7 @@ def decode_pil(blob: bytes, mode: str, *, orient: bool = False, max_pixels: int 
     Raises
     ------
     DecodeError
-        It claims more; nothing was allocated. Pillow raises its own errors for bytes that it cannot decode.
+        It claims more; nothing was allocated. Or `mode` cannot hold its values. Pillow raises its own errors for bytes that it cannot decode.
     """
     try:
         opened = Image.open(io.BytesIO(blob))
@@ -102,11 +102,25 @@ def decode_pil(blob: bytes, mode: str, *, orient: bool = False, max_pixels: int 
 def _convert(image: Image.Image, mode: str) -> Image.Image:
     if mode in (UNCHANGED, image.mode):
         return image.copy()
+    if mode not in ("I", "F", *_SIXTEEN_BITS):
+        _check_range(image, mode)
     if image.mode in _SIXTEEN_BITS and mode not in ("I", "F", *_SIXTEEN_BITS):
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     elif image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")  # else Pillow warns
     return image.convert(mode)
+
+
+def _check_range(image: Image.Image, mode: str) -> None:
+    """Refuse values that Pillow would cut to 0 … 255: of an image in 0 … 1, black would be left."""
+    if image.mode not in ("F", "I"):
+        return
+    low, high = (float(end) for end in image.getextrema())  # type: ignore[arg-type]  # of one band
+    if low < 0 or high > 255 or (image.mode == "F" and 0 < high <= 1):
+        raise DecodeError(
+            f"the image has values from {low:g} to {high:g}, which mode {mode!r} would cut to 0 … 255: read it with "
+            f"mode={image.mode!r} or 'unchanged', and scale it in a transform"
+        )
 
 
 def decode_tensor(
