@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import sys
 import traceback
 from collections.abc import Callable
 from multiprocessing import Pipe
@@ -16,7 +17,7 @@ from pymongo import monitoring
 
 import storeds
 
-__all__ = ["WriterProcess", "die_at_command", "fork", "leftovers_in"]
+__all__ = ["WriterProcess", "die_at_command", "die_at_file_operation", "fork", "leftovers_in"]
 
 FIELDS = {"job": "str", "at": "int"}
 
@@ -59,6 +60,28 @@ def die_at_command(work: Callable[[], object], number: int) -> int:
 
     def watched() -> None:
         monitoring.register(_AtCommand(number, lambda: os.kill(os.getpid(), signal.SIGKILL)))
+        work()
+
+    return os.waitstatus_to_exitcode(os.waitpid(fork(watched), 0)[1])
+
+
+_FILE_EVENTS = {"open", "os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate"}
+
+
+def die_at_file_operation(work: Callable[[], object], below: str, number: int) -> int:
+    """Run `work` in a child that is killed at its n-th operation on a path that contains `below`; return its exit code."""
+
+    def watched() -> None:
+        left = number
+
+        def count(event: str, arguments: tuple[object, ...]) -> None:
+            nonlocal left
+            if event in _FILE_EVENTS and below in str(arguments[0]):
+                left -= 1
+                if left == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(count)
         work()
 
     return os.waitstatus_to_exitcode(os.waitpid(fork(watched), 0)[1])

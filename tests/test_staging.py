@@ -18,6 +18,7 @@ import pytest
 
 import storeds
 from _disks import small_disk
+from _writing import die_at_file_operation
 from storeds import errors
 from storeds._staging import Staging, copy_range
 
@@ -271,3 +272,34 @@ def test_a_published_file_never_changes_when_the_writer_that_died_behind_it_publ
         writer.append([{"x": 2}])
     assert (tmp_path / "kept").read_bytes() == before
     assert storeds.info(url).count == 2
+
+
+@pytest.mark.parametrize("resume", [True, False])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_after_a_death_at_any_file_operation_a_writer_can_resume_or_begin_again(
+    tmp_path: Path, scheme: str, resume: bool
+) -> None:
+    url, fields = f"{scheme}://{tmp_path}/store", {"key": "str", "blob": "bytes"}
+
+    def write(count: int, **options: bool) -> None:
+        with storeds.open_writer(url, fields, commit_every=4, **options) as writer:  # type: ignore[arg-type]
+            writer.append({"key": str(at), "blob": bytes(9000)} for at in range(writer.count, count))
+
+    def suspend() -> None:
+        writer = storeds.open_writer(url, fields, commit_every=4, overwrite=True)
+        writer.append({"key": str(at), "blob": bytes(9000)} for at in range(8))
+        writer.suspend()
+
+    write(3)
+    status, number = -signal.SIGKILL, -1 if resume else 0
+    while status == -signal.SIGKILL:
+        number += 1 if os.environ.get("STOREDS_TEST_FULL") else 4
+        suspend()
+        status = die_at_file_operation(lambda: write(10, overwrite=True), "store", number)
+        assert storeds.info(url).count in (3, 10)
+        write(11, overwrite=True, resume=resume)
+        assert storeds.info(url).count == 11
+        assert os.listdir(tmp_path) == ["store"]
+        write(3, overwrite=True)
+    assert status == 0
+    assert number > 15

@@ -11,6 +11,7 @@ import os
 import pickle
 import random
 import re
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -23,6 +24,7 @@ import albumentations
 import gridfs
 import h5py
 import hydra
+import lmdb
 import numpy as np
 import pymongo
 import pytest
@@ -36,6 +38,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import CenterCrop
 
 import storeds
+from _disks import small_disk
 from _foreign_lmdb import basicsr, caffe, datum, ocr, put
 from _traps_epochs import jittered, jittered_dataset, numbered_store, one_pass
 from _traps_format import change_label, exit_code, flip, graft_record, numbered_records, page_number_bits, swap_records
@@ -53,7 +56,7 @@ from _traps_lmdb import (
 )
 from _traps_mongodb import filled
 from _traps_pack import photos, stored_records, storeds_command
-from _writing import FIELDS, WriterProcess, die_at_command, leftovers_in
+from _writing import FIELDS, WriterProcess, die_at_command, fork, leftovers_in
 from photographs import jpeg
 from storeds import errors
 from storeds.protocols import SupportsBatchArrays
@@ -819,6 +822,55 @@ def test_a_flipped_bit_in_a_page_number_never_gives_another_record(tmp_path: Pat
 # 10. A damaged LMDB file
 
 # 11. Full disks, leftovers, two writers, deadlines
+
+
+@pytest.mark.parametrize("engine", FILE_ENGINES)
+def test_a_full_disk_is_called_full_and_every_resume_with_more_room_succeeds(tmp_path: Path, engine: str) -> None:
+    fields = {"key": "str", "blob": "bytes"}
+    records = [{"key": str(n), "blob": bytes([n]) * 3000} for n in range(60)]
+    with small_disk(tmp_path / "disk", "12k") as disk:
+        url, size, refused, done = f"{engine}://{disk}/store", 12, 0, 0
+        while not (disk / "store").exists():
+            try:
+                with storeds.open_writer(url, fields, commit_every=10, resume=True) as writer:
+                    assert writer.count >= done  # nothing durable is lost
+                    writer.append(records[writer.count :])
+            except errors.StoredsError as error:
+                assert "the disk is full" in str(error)
+                assert f"the tmpfs file system at {disk} has " in str(error)
+                kept = re.search(r"the first (\d+) records are safe", str(error))
+                size, refused, done = size + 37, refused + 1, int(kept[1]) if kept else done
+                subprocess.run(["mount", "-o", f"remount,size={size}k", str(disk)], check=True)
+        assert refused > 4
+        with storeds.open_backend(url) as backend:
+            assert backend.get_many(range(60)) == records
+
+
+@pytest.mark.parametrize("written", [1, 4096, 6000])
+def test_an_lmdb_writer_killed_while_its_file_is_created_can_be_resumed_or_begun_again(
+    tmp_path: Path, written: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"lmdb://{tmp_path}/store"
+    create = lmdb.open
+
+    def die(path: str, **options: Any) -> None:
+        create(path, **options).close()
+        os.truncate(path, written)  # the kernel has written this much when the signal arrives
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def write(*, resume: bool) -> None:
+        with storeds.open_writer(url, {"x": "int"}, resume=resume, overwrite=not resume) as writer:
+            writer.append([{"x": 1}])
+
+    for resume in (True, False):
+        with monkeypatch.context() as patched:
+            patched.setattr(lmdb, "open", die)
+            pid = fork(lambda: write(resume=False))
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+        again = fork(functools.partial(write, resume=resume))  # in a child, as reading half a page may end the process
+        assert os.waitstatus_to_exitcode(os.waitpid(again, 0)[1]) == 0
+        assert storeds.info(url).count == 1
+        os.remove(tmp_path / "store")
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["file_system", "file_system_advice"]
+__all__ = ["file_system", "file_system_advice", "file_system_of"]
 
 # Where locks, mappings or caches of other machines make a database file unsafe or slow.
 _NETWORK = ("9p", "afs", "ceph", "cifs", "fuse.sshfs", "glusterfs", "lustre", "nfs", "nfs4", "smb3", "smbfs")
@@ -12,6 +12,11 @@ _NETWORK = ("9p", "afs", "ceph", "cifs", "fuse.sshfs", "glusterfs", "lustre", "n
 
 def file_system(path: str) -> str:
     """Return the type of the file system that holds `path`, for example ``ext4``; ``unknown`` where that is hidden."""
+    return file_system_of(path)[0]
+
+
+def file_system_of(path: str) -> tuple[str, str]:
+    """Return the type of the file system that holds `path`, and where it is mounted."""
     path, best, kind = os.path.realpath(path), "", "unknown"
     try:
         with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as mounts:
@@ -22,8 +27,8 @@ def file_system(path: str) -> str:
                 if inside and len(place) >= len(best):
                     best, kind = place, found
     except OSError:
-        return "unknown"
-    return kind
+        pass
+    return kind, best or os.path.sep
 
 
 def file_system_advice(path: str) -> list[str]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from storeds._files import sniff, staging_folder
+from storeds._mounts import file_system_of
 from storeds._owner import Owner
 from storeds._seals import Places
 from storeds._writer import other_plan, target_exists
@@ -24,6 +25,8 @@ from storeds.errors import ConfigError, FormatError, StoredsError, StoreExistsEr
 __all__ = ["Staging", "active_writer", "copy_range", "kept_places", "replace_text", "sync_path", "written_ranges"]
 
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_LITTLE = 1 << 16  # bytes; with fewer free, a disk is full to whatever writes on
 _ACTIVE: set[str] = set()  # POSIX locks do not keep two writers of one process apart
 # Reentrant: the garbage collector may end a dropped writer in the middle of another's critical section.
 _ACTIVE_LOCK = threading.RLock()
@@ -35,6 +38,22 @@ def _renew_lock() -> None:
 
 
 os.register_at_fork(after_in_child=_renew_lock)
+
+
+def disk_space(folder: Path) -> int:
+    """Return how many bytes may still be written to the file system of `folder`."""
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
+
+
+def readable(size: int) -> str:
+    """Return a number of bytes in a unit that fits, for example ``1.5 MiB``."""
+    number, unit = float(size), "bytes"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if number < 1024:
+            break
+        number, unit = number / 1024, larger
+    return f"{number:.0f} bytes" if unit == "bytes" else f"{number:.1f} {unit}"
 
 
 def sync_path(path: str | Path) -> None:
@@ -153,14 +172,19 @@ class Staging:
         except StoredsError:  # some of ours are OSErrors too
             raise
         except OSError as error:
-            raise ConfigError(f"{url} cannot be written: {error}") from None
+            raise self._refused(error) from None
         try:
             self.resumed = self._enter(plan, overwrite=overwrite, resume=resume)
         except BaseException as error:
             self.release()
             if isinstance(error, OSError) and not isinstance(error, StoredsError):
-                raise ConfigError(f"{url} cannot be written: {error}") from None
+                raise self._refused(error) from None
             raise
+
+    def _refused(self, error: OSError) -> StoredsError:
+        if error.errno in _FULL:
+            return StoredsError(f"{self.url} cannot be written: {self.explain(error, 0)}; make room and try again")
+        return ConfigError(f"{self.url} cannot be written: {error}")
 
     def _check_target(self) -> None:
         if self.target.is_dir():
@@ -236,6 +260,8 @@ class Staging:
             raise other_plan(self.url, found, plan)
 
     def _empty(self) -> None:
+        # The plan first: without it, nobody resumes from what a death in the middle of this leaves.
+        (self.folder / "plan.json").unlink(missing_ok=True)
         for entry in self.folder.iterdir():
             if entry.name != "lock":
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
@@ -286,12 +312,24 @@ class Staging:
             self._check_target()
             os.rename(built, self.target)
 
+    def explain(self, error: BaseException, needed: int) -> str:
+        """Say why a step that needed about this many bytes failed: in plain words where the disk is full."""
+        try:
+            free = disk_space(self.target.parent)
+        except OSError:
+            return str(error)
+        # A write that is cut short is an "Input/output error" to LMDB.
+        is_full = "No space left" in str(error) or ("Input/output" in str(error) and free < max(needed, _LITTLE))
+        if not is_full and getattr(error, "errno", None) not in _FULL:
+            return str(error)
+        kind, place = file_system_of(str(self.target.parent))
+        step = f", and this step needs about {readable(needed)}" if needed else ""
+        return f"the disk is full ({error}): the {kind} file system at {place} has {readable(free)} free{step}"
+
     def discard(self) -> None:
         """Remove the folder."""
-        # Without a plan nobody goes on from what a death in the middle of this leaves. Without the lock, which goes last,
-        # all that is there may be another writer's.
+        # Without the lock, which goes last, all that is there may be another writer's.
         with contextlib.suppress(OSError):
-            (self.folder / "plan.json").unlink(missing_ok=True)
             self._empty()
             (self.folder / "lock").unlink()
             self.folder.rmdir()

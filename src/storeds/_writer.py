@@ -179,9 +179,10 @@ class StoreWriter(ABC):
         except StoredsError:
             raise
         except self.engine_errors as error:
+            reason = self._reason(error)
             self.suspend()
             raise StoredsError(
-                f"{self.url} cannot be written: {error}; the first {self._durable} records are safe: make room, then go on "
+                f"{self.url} cannot be written: {reason}; the first {self._durable} records are safe: make room, then go on "
                 "with resume=True (--resume)"
             ) from error
 
@@ -191,13 +192,18 @@ class StoreWriter(ABC):
         try:
             yield
         except BaseException as error:
+            reason = self._reason(error)
             self.suspend()
             if isinstance(error, self.engine_errors) and not isinstance(error, StoredsError):
                 raise StoredsError(
-                    f"{self.url} cannot be written: {error}; what an earlier writer made durable is safe: make room, then "
+                    f"{self.url} cannot be written: {reason}; what an earlier writer made durable is safe: make room, then "
                     "go on with resume=True (--resume)"
                 ) from error
             raise
+
+    def _reason(self, error: BaseException) -> str:
+        """Say why the engine cannot write; an engine that keeps files looks whether their disk is full."""
+        return str(error)
 
     def flush(self, note: JSON = None) -> None:
         """Make everything appended so far durable, and then `note`, if one is given: where its caller would go on."""

@@ -102,6 +102,10 @@ class Hdf5Writer(StoreWriter):
     def _begin(self, column: str) -> int:
         return _ROOM if column == self._body else 0
 
+    def _reason(self, error: BaseException) -> str:
+        others = sum(end for name, end in self._ends.items() if name != self._body)
+        return self._staging.explain(error, self._batch_bytes + self._part_bytes or others)
+
     def _commit(self, batch: list[Sealed], first: int) -> None:
         if batch:
             self._write_part(batch, first)

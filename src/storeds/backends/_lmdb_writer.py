@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -16,7 +17,7 @@ import xxhash
 from storeds._columns import SCALARS
 from storeds._lmdb_file import stamp_lmdb_file
 from storeds._meta import meta_to_text
-from storeds._staging import Staging, kept_places
+from storeds._staging import Staging, kept_places, sync_path
 from storeds._url import file_path, file_url
 from storeds._writer import COMMIT_EVERY, Sealed, StoreWriter
 from storeds.backends.base import parse_options
@@ -30,6 +31,7 @@ __all__ = ["LmdbWriter"]
 _DIGESTS = "_xxh3"  # among the parts: the records' checksums
 _PARTS = b"parts"  # columns of each committed batch; gone from the published file
 _NOTE = b"note"  # beside them; their keys all have a slash
+_DATABASES = (RECORDS, COLUMNS, META, _PARTS)
 _FIRST_MAP = 1 << 20
 _LOOSE = 1 / 32  # share of free pages up to which a file is published as it is
 _HEAP = (32 << 20) - (1 << 13)  # just below the largest block that glibc learns from
@@ -72,18 +74,11 @@ class LmdbWriter(StoreWriter):
         # LMDB frees a batch's pages at once, which glibc would give back to the kernel, to fault them in for the next
         # batch: a tenth of the time. Freeing one large block, never touched, teaches it to keep them (see mallopt(3)).
         bytes(_HEAP)
-        size = file.stat().st_size if file.exists() else 0
-        try:
-            self._env = lmdb.open(
-                str(file), subdir=False, lock=False, meminit=False, max_dbs=4, map_size=max(_FIRST_MAP, 2 * size)
-            )
-        except lmdb.Error:
-            if not size:
-                file.unlink(missing_ok=True)  # on a full disk it may have half a beginning, which nobody could open
-            raise
+        if not file.exists():
+            self._create(file)
+        self._env = _open_env(file)
         self._page = self._env.stat()["psize"]
-        names = (RECORDS, COLUMNS, META, _PARTS)
-        self._records, self._columns, self._meta_db, self._parts = (self._env.open_db(name) for name in names)
+        self._records, self._columns, self._meta_db, self._parts = (self._env.open_db(name) for name in _DATABASES)
         with self._env.begin(db=self._meta_db) as txn:
             publishing = txn.get(META) is not None
         if publishing:
@@ -92,6 +87,20 @@ class LmdbWriter(StoreWriter):
             count = txn.stat(self._records)["entries"]
             self._resume_from(count, list(self._read_parts(txn, _DIGESTS)))
             self.note = json.loads(txn.get(_NOTE, db=self._parts) or b"null")
+
+    def _create(self, file: Path) -> None:
+        """Make `file` an empty environment in one step: after a death in the middle, nobody could open it."""
+        fresh = file.with_name(f"{file.name}.fresh")
+        fresh.unlink(missing_ok=True)
+        with contextlib.closing(_open_env(fresh)) as env:
+            for name in _DATABASES:
+                env.open_db(name)
+        os.replace(fresh, file)
+        sync_path(file.parent)
+
+    def _reason(self, error: BaseException) -> str:
+        needed = self._batch_bytes + self._part_bytes
+        return self._staging.explain(error, needed or _size(self._building))
 
     def _commit(self, batch: list[Sealed], first: int) -> None:
         if batch:
@@ -238,6 +247,15 @@ class LmdbWriter(StoreWriter):
             self._txn = None
         if hasattr(self, "_env"):  # opening it may have failed
             self._env.close()
+
+
+def _open_env(file: Path) -> lmdb.Environment:
+    size = max(_FIRST_MAP, 2 * _size(file))
+    return lmdb.open(str(file), subdir=False, lock=False, meminit=False, max_dbs=4, map_size=size)
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
 
 
 def _part_key(name: str, first: int) -> bytes:
