@@ -22,9 +22,11 @@ __all__ = [
     "exit_code",
     "flip",
     "graft_record",
+    "lead_astray",
     "leaf_nodes",
     "numbered_records",
     "page_number_bits",
+    "root_pages",
     "swap_records",
 ]
 
@@ -66,6 +68,18 @@ def _write_pages(path: Path, moves: dict[int, int], origin: Path | None = None) 
     path.write_bytes(data)
 
 
+def root_pages(data: bytes) -> list[int]:
+    """Return the root pages of the databases ``records`` and ``columns``, which the main database names."""
+    main = struct.unpack_from("<Q", data, PAGE + 16 + 24 + 48 + 40)[0] * PAGE
+    lower = struct.unpack_from("<H", data, main + 12)[0]
+    roots = {}
+    for at in range(main + 16, main + lower, 2):
+        node = main + struct.unpack_from("<H", data, at)[0]
+        size = struct.unpack_from("<H", data, node + 6)[0]
+        roots[data[node + 8 : node + 8 + size]] = struct.unpack_from("<Q", data, node + 8 + size + 40)[0]
+    return [roots[b"records"], roots[b"columns"]]
+
+
 def leaf_nodes(data: bytes) -> Iterator[tuple[int, bytes, int | None]]:
     """Yield place in the file, key, and first overflow page of each node of LMDB's leaf pages with keys of 8 bytes."""
     for page in range(2, len(data) // PAGE):
@@ -94,6 +108,17 @@ def page_number_bits(data: bytes) -> Iterator[int]:
     for node, key, overflow in leaf_nodes(data):
         if overflow is not None:
             yield from range(8 * (node + 8 + len(key)), 8 * (node + 16 + len(key)))
+
+
+def lead_astray(path: Path, at: int) -> None:
+    """Flip the highest bit of the place of a record's node in its LMDB leaf page: reading it touches what no file has."""
+    data = path.read_bytes()
+    (node,) = [node for node, key, _ in leaf_nodes(data) if key == at.to_bytes(8, "big")]
+    page = node // PAGE * PAGE
+    lower = struct.unpack_from("<H", data, page + 12)[0]
+    for place in range(page + 16, page + lower, 2):
+        if struct.unpack_from("<H", data, place)[0] == node - page:
+            path.write_bytes(flip(data, 8 * place + 15))
 
 
 def flip(data: bytes, bit: int) -> bytes:

@@ -265,7 +265,9 @@ def test_verify_tells_records_that_changed_places(tmp_path: Path) -> None:
         first, second = (bytes(txn.get(n.to_bytes(8, "big"), db=records) or b"") for n in (0, 1))
         txn.put((0).to_bytes(8, "big"), second, db=records)
         txn.put((1).to_bytes(8, "big"), first, db=records)
-    assert [finding.kind for finding in storeds.verify(url).findings] == ["id"]
+    findings = storeds.verify(url).findings
+    assert [(finding.kind, finding.position) for finding in findings] == [("record", 0), ("record", 1)]
+    assert "belongs to position 1" in findings[0].message
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -41,7 +41,17 @@ import storeds
 from _disks import small_disk
 from _foreign_lmdb import basicsr, caffe, datum, ocr, put
 from _traps_epochs import jittered, jittered_dataset, numbered_store, one_pass
-from _traps_format import change_label, exit_code, flip, graft_record, numbered_records, page_number_bits, swap_records
+from _traps_format import (
+    change_label,
+    exit_code,
+    flip,
+    graft_record,
+    lead_astray,
+    numbered_records,
+    page_number_bits,
+    root_pages,
+    swap_records,
+)
 from _traps_hdf5 import aloha, brats_slice, columns_of, demonstrations, pairs, pictures_in_groups, write
 from _traps_lmdb import (
     aselmdb,
@@ -820,6 +830,68 @@ def test_a_flipped_bit_in_a_page_number_never_gives_another_record(tmp_path: Pat
 
 
 # 10. A damaged LMDB file
+
+
+@pytest.fixture(scope="module")
+def whole_lmdb(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("whole") / "train.lmdb"
+    with storeds.open_writer(path, {"image": "image", "label": "int", "key": "str"}) as writer:
+        writer.append(numbered_records(400))
+    return path.read_bytes()
+
+
+def test_read_safe_makes_all_damage_an_error(tmp_path: Path, whole_lmdb: bytes) -> None:
+    path, records, chance = tmp_path / "train.lmdb", numbered_records(400), random.Random(10)
+    heads = [8 * place + chance.randrange(128) for place in range(0, len(whole_lmdb), 4096)]
+    for bit in chance.sample(sorted(page_number_bits(whole_lmdb)), 40) + chance.sample(heads, 40):
+        path.write_bytes(flip(whole_lmdb, bit))
+        try:
+            with storeds.open_backend(f"lmdb://{path}?read=safe") as backend:
+                found = backend.get_many(range(400))
+        except errors.FormatError:
+            continue
+        bad = [at for at, one in enumerate(found) if isinstance(one, errors.RecordError)]
+        assert [one for at, one in enumerate(found) if at not in bad] == [
+            r for at, r in enumerate(records) if at not in bad
+        ]
+
+
+def test_a_damaged_page_at_the_top_of_the_tree_is_an_error_at_open(tmp_path: Path, whole_lmdb: bytes) -> None:
+    path, top = tmp_path / "train.lmdb", root_pages(whole_lmdb)
+
+    def is_refused() -> bool:
+        with pytest.raises(errors.FormatError, match="page .*storeds verify"):
+            storeds.open_backend(path)
+        return True
+
+    for place in (0, 10, 13, 15, 17):  # of page number, flags, ends of the free space, and first node
+        for page in top:
+            path.write_bytes(flip(whole_lmdb, 8 * (page * 4096 + place) + 7))
+            assert exit_code(is_refused) == 0, (page, place)
+
+
+@pytest.fixture
+def deadly(tmp_path: Path) -> Path:
+    """Path of an LMDB store of 200 records; reading the last one ends the process."""
+    path = tmp_path / "deadly.lmdb"
+    with storeds.open_writer(path, {"image": "bytes"}) as writer:
+        writer.append({"image": bytes(1000)} for _ in range(200))
+    lead_astray(path, 199)
+    return path
+
+
+def test_verify_names_the_record_whose_page_is_damaged(deadly: Path) -> None:
+    findings = storeds.verify(f"lmdb://{deadly}").findings
+    assert 199 in {finding.position for finding in findings}
+    assert {(finding.kind, finding.message) for finding in findings} == {("record", "a node lies outside of its page")}
+    assert len(findings) <= 4  # records of one page
+
+
+def test_a_worker_that_a_damaged_file_ends_is_an_error_that_names_the_file(deadly: Path) -> None:
+    dataset = storeds.StoreDataset(f"lmdb://{deadly}", reader="array", fields=["image"])
+    with pytest.raises(RuntimeError, match=rf"(?s)worker.*storeds verify lmdb://{deadly}.*read=safe"):
+        list(storeds.StoreLoader(dataset, batch_size=50, num_workers=1))
+
 
 # 11. Full disks, leftovers, two writers, deadlines
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from storeds._files import CutShortError
+from storeds._files import CutShortError, DamagedStoreError
 from storeds._readings import AmbiguousError, Reading, ambiguous
 from storeds._suggest import suggest
 from storeds._url import redact, split_options
@@ -51,7 +51,7 @@ def detect_layout(url: str, scheme: str, options: Mapping[str, Any], why_not_nat
         None does: `why_not_native`, of its own class, what was looked for, and why layouts refused.
     """
     names = layouts_of(scheme)
-    if not names or isinstance(why_not_native, (StoreNotFoundError, CutShortError)):
+    if not names or isinstance(why_not_native, (StoreNotFoundError, CutShortError, DamagedStoreError)):
         raise why_not_native
     targets = dict(_loaded(scheme, names))
     bare, given = _without_options(url, scheme, options)

@@ -9,7 +9,11 @@ from pathlib import Path
 
 from storeds.errors import FormatError, StoredsError, StoreNotFoundError, UnavailableError
 
-__all__ = ["CutShortError", "check_file", "nearest", "refused", "sniff"]
+__all__ = ["CutShortError", "DamagedStoreError", "check_file", "nearest", "refused", "sniff"]
+
+
+class DamagedStoreError(FormatError):
+    """A native store is damaged; no foreign layout need be looked for."""
 
 
 class CutShortError(FormatError):

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import os
 import struct
+from dataclasses import dataclass
 
 import xxhash
 
 from storeds.errors import FormatError
 
-__all__ = ["check_lmdb_file", "stamp_lmdb_file"]
+__all__ = ["Header", "check_lmdb_file", "read_header", "stamp_lmdb_file"]
 
 _MAGIC, _VERSION = 0xBEEFC0DE, 1
 _META_AT = 16  # a page header comes first
@@ -28,23 +29,39 @@ _NO_PAGE = 2**64 - 1
 _HEAD = _META_AT + _META.size + 2 * _DB.size + _TAIL.size
 
 
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What the newer meta page says: size of a page, root of the main database, last page, id of the last transaction."""
+
+    page_size: int
+    root: int
+    last: int
+    transaction: int
+
+
 def check_lmdb_file(path: str, url: str) -> None:
     """Raise FormatError unless the LMDB file at `path` is as long as its header says and its stamp holds."""
     with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        page_size, pages = _meta_pages(file.fileno(), size, url)
-        metas = [_parse(page, number, url) for number, page in enumerate(pages)]
-        root, last, transaction = max(metas, key=lambda meta: meta[2])
-        if (last + 1) * page_size > size:
-            raise FormatError(
-                f"{url} is cut short: its header speaks of {(last + 1) * page_size} bytes, the file has {size}; copy it again"
-            )
-        if root != _NO_PAGE and not 1 < root <= last:
-            raise FormatError(f"{url}: the header points outside the file; copy it again")
-        magic, stamped, digest = _STAMP.unpack(pages[0][-_STAMP.size :])
-        applies = magic == _STAMP_MAGIC and stamped == transaction
-        if applies and digest != _digest(file.fileno(), page_size, pages, root):
-            raise FormatError(f"{url}: the header does not match its checksum; copy it again")
+        read_header(file.fileno(), url)
+
+
+def read_header(descriptor: int, url: str) -> Header:
+    """Return the header of an open LMDB file; raises FormatError unless the file is as long as that says, and its stamp holds."""
+    size = os.fstat(descriptor).st_size
+    page_size, pages = _meta_pages(descriptor, size, url)
+    metas = [_parse(page, number, url) for number, page in enumerate(pages)]
+    root, last, transaction = max(metas, key=lambda meta: meta[2])
+    if (last + 1) * page_size > size:
+        raise FormatError(
+            f"{url} is cut short: its header speaks of {(last + 1) * page_size} bytes, the file has {size}; copy it again"
+        )
+    if root != _NO_PAGE and not 1 < root <= last:
+        raise FormatError(f"{url}: the header points outside the file; copy it again")
+    magic, stamped, digest = _STAMP.unpack(pages[0][-_STAMP.size :])
+    applies = magic == _STAMP_MAGIC and stamped == transaction
+    if applies and digest != _digest(descriptor, page_size, pages, root):
+        raise FormatError(f"{url}: the header does not match its checksum; copy it again")
+    return Header(page_size, root, last, transaction)
 
 
 def stamp_lmdb_file(path: str) -> None:

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from storeds._deferred import defer_in_this_process, deferring
 from storeds._reused import Reused, reusing
+from storeds._worker_deaths import explaining_deaths
 from storeds.batching import collate, makes_batches
 from storeds.dataset import StoreDataset
 from storeds.errors import ConfigError
@@ -90,7 +91,8 @@ class StoreLoader(DataLoader[Any]):
     def __iter__(self) -> Any:
         # Begun at the first batch, because Lightning calls iter() first and set_epoch() then.
         batches = super().__iter__()
-        yield from batches if self.num_workers else self._made_here(batches)
+        with explaining_deaths(self.dataset):
+            yield from batches if self.num_workers else self._made_here(batches)
 
     def _made_here(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield batches that this thread makes when they are asked for."""

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 import lmdb
 import numpy as np
 import xxhash
 
 from storeds._columns import SCALARS, column_from_records, text_column
-from storeds._files import staging_folder
+from storeds._files import DamagedStoreError, staging_folder
 from storeds._handles import HandlePool
 from storeds._lmdb_file import check_lmdb_file
+from storeds._lmdb_pages import DamagedPageError, LmdbPages, Tree
 from storeds._meta import WRITTEN_BY, meta_from_text
 from storeds._mounts import file_system, file_system_advice
 from storeds._seals import Places
@@ -40,6 +42,8 @@ __all__ = [
 ]
 
 RECORDS, COLUMNS, META = b"records", b"columns", b"meta"
+_TOP = 16  # pages of each tree that are checked when a store is opened
+_Get: TypeAlias = Callable[[bytes], bytes | memoryview | None]
 
 
 class LmdbOptions(BackendOptions):
@@ -50,9 +54,13 @@ class LmdbOptions(BackendOptions):
     readahead : bool
         Let the kernel read ahead: faster for whole passes in order, slower for random reads of a file larger
         than memory.
+    read : str
+        ``map``: LMDB maps the file, which is fast; a damaged page can end the process. ``safe``: storeds reads the file by
+        itself and checks every page, so that all damage is an error; several times as slow.
     """
 
     readahead: bool = False
+    read: Literal["map", "safe"] = "map"
 
 
 def position_key(position: int) -> bytes:
@@ -80,14 +88,34 @@ def open_environment(path: str, settings: LmdbOptions, *, databases: int) -> Any
 
 @dataclass(frozen=True)
 class LmdbHandle:
-    """An open environment, its databases, and what the store says about itself."""
+    """An open environment and its databases, and what the store says about itself."""
 
-    env: lmdb.Environment
+    env: Any
     records: Any
     columns: Any
     meta: Meta
     places: Places
     column_checksums: Mapping[str, str]
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.env.close()
+
+
+@dataclass(frozen=True)
+class SafeHandle:
+    """The same, of a file that is read without LMDB."""
+
+    pages: LmdbPages
+    records: Tree
+    columns: Tree
+    meta: Meta
+    places: Places
+    column_checksums: Mapping[str, str]
+
+    def close(self) -> None:
+        """Close the file."""
+        self.pages.close()
 
 
 class LmdbOpener(FileOpener[LmdbOptions]):
@@ -95,7 +123,14 @@ class LmdbOpener(FileOpener[LmdbOptions]):
 
     engine = "lmdb"
 
-    def open(self) -> LmdbHandle:
+    def key(self) -> Hashable:
+        # docstring inherited
+        key = super().key()
+        return ("safe", key) if self.settings.read == "safe" else key  # LMDB has no part in those
+
+    def open(self) -> LmdbHandle | SafeHandle:
+        if self.settings.read == "safe":
+            return self._open_safely()
         check_lmdb_file(self.path, self.url)
         with _damage_is_format_error(self.url):
             env = open_environment(self.path, self.settings, databases=3)
@@ -110,23 +145,62 @@ class LmdbOpener(FileOpener[LmdbOptions]):
         records, columns, metas = (env.open_db(name, create=False) for name in (RECORDS, COLUMNS, META))
         with env.begin(db=metas) as txn:
             text, entries = txn.get(META), txn.stat(records)["entries"]
+        return LmdbHandle(env, records, columns, *self._parse_meta(text, entries))
+
+    def _parse_meta(self, text: bytes | None, entries: int) -> tuple[Meta, Places, Mapping[str, str]]:
         if text is None:
             raise FormatError(f"{self.url}: no meta in it, so its writer never published it; {WRITTEN_BY}")
         meta, body = meta_from_text(text, self.url)
         if entries != meta.count:
             raise FormatError(f"{self.url}: {entries} records are there, its meta says {meta.count}; copy it again")
-        places = Places.of(body.get("salt"), meta.count, self.url)
-        return LmdbHandle(env, records, columns, meta, places, body.get("columns", {}))
+        return meta, Places.of(body.get("salt"), meta.count, self.url), body.get("columns", {})
 
-    def close(self, handle: LmdbHandle, /) -> None:
-        handle.env.close()
+    def _open_safely(self) -> SafeHandle:
+        with _damage_is_format_error(self.url):
+            pages = LmdbPages(self.path, self.url)
+            try:
+                records, columns, metas = self._trees(pages)
+                text = pages.get(metas, META)
+                return SafeHandle(pages, records, columns, *self._parse_meta(text, records.entries))
+            except BaseException:
+                pages.close()
+                raise
 
-    def disown(self, handle: LmdbHandle, /) -> None:
+    def _trees(self, pages: LmdbPages) -> list[Tree]:
+        found = []
+        for name in (RECORDS, COLUMNS, META):
+            tree = pages.tree(name)
+            if tree is None:
+                raise FormatError(
+                    f"{self.url} is an LMDB file, but no native store: it has no database {name.decode()!r}; {WRITTEN_BY}"
+                )
+            found.append(tree)
+        return found
+
+    def check_top(self) -> None:
+        """Raise FormatError unless the pages at the top of the file's trees are what LMDB writes; safe reads need no such check."""
+        self.key()  # raises where there is no such file
+        if self.settings.read == "safe":
+            return
+        with _damage_is_format_error(self.url):
+            pages = LmdbPages(self.path, self.url)
+            try:
+                for tree in self._trees(pages):
+                    pages.check_top(tree, _TOP)
+            except DamagedPageError as error:
+                raise DamagedStoreError(_damage(self.url, error)) from error
+            finally:
+                pages.close()
+
+    def close(self, handle: LmdbHandle | SafeHandle, /) -> None:
+        handle.close()
+
+    def disown(self, handle: LmdbHandle | SafeHandle, /) -> None:
         # Without a lock file nothing is shared with the parent; unclosed, the inode could not be opened again here.
-        handle.env.close()
+        handle.close()
 
 
-class LmdbBackend(HandleBackend[LmdbHandle, LmdbOpener]):
+class LmdbBackend(HandleBackend[LmdbHandle | SafeHandle, LmdbOpener]):
     """Reads a native LMDB store.
 
     Parameters
@@ -148,11 +222,13 @@ class LmdbBackend(HandleBackend[LmdbHandle, LmdbOpener]):
     """
 
     Options: ClassVar[type[LmdbOptions]] = LmdbOptions
-    pool: ClassVar[HandlePool[LmdbHandle]] = HandlePool(limit=128, quiesce=True)
+    pool: ClassVar[HandlePool[LmdbHandle | SafeHandle]] = HandlePool(limit=128, quiesce=True)
 
     def __init__(self, url: str, **options: Any) -> None:
         path, in_url = file_path(url)
-        super().__init__(LmdbOpener(path, parse_options(LmdbOptions, in_url, options, url)))
+        opener = LmdbOpener(path, parse_options(LmdbOptions, in_url, options, url))
+        opener.check_top()  # once, and before LMDB sees the file; a worker need not repeat it
+        super().__init__(opener)
 
     @staticmethod
     def open_writer(url: str, fields: Mapping[str, Any], **options: Any) -> Writer:
@@ -187,6 +263,8 @@ class LmdbBackend(HandleBackend[LmdbHandle, LmdbOpener]):
 
     def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
         with self._lease() as handle:
+            if isinstance(handle, SafeHandle):
+                return [self._read_safely(handle, position) for position in positions]
             try:
                 with handle.env.begin(db=handle.records, buffers=True) as txn:
                     get: Callable[[bytes], Any] = txn.get
@@ -203,25 +281,36 @@ class LmdbBackend(HandleBackend[LmdbHandle, LmdbOpener]):
         except lmdb.Error as error:
             return self._fault(position, error)
 
+    def _read_safely(self, handle: SafeHandle, position: int) -> Record | RecordError:
+        try:
+            return self._unsealed(position, handle.pages.get(handle.records, position_key(position)), handle.places)
+        except DamagedPageError as error:
+            return self._fault(position, error)
+
     def _column(self, name: str, field: Field) -> Array:
         if field.kind == "array":
             return column_from_records(self, name)
-        with self._lease() as handle, self._columns(handle) as txn:
-            data = self._column_value(handle, txn, name.encode())
+        with self._lease() as handle, self._columns(handle) as get:
+            data = self._column_value(handle, get, name.encode())
             if field.kind != "str":
                 return self._check_length(name, np.frombuffer(data, SCALARS[field.kind]).copy())
             offsets = self._check_length(
-                name, np.frombuffer(self._column_value(handle, txn, text_offsets_key(name)), "<i8")[1:]
+                name, np.frombuffer(self._column_value(handle, get, text_offsets_key(name)), "<i8")[1:]
             )
             return text_column(bytes(data), [0, *offsets.tolist()])
 
     @contextmanager
-    def _columns(self, handle: LmdbHandle) -> Iterator[lmdb.Transaction]:
-        with _damage_is_format_error(self.url), handle.env.begin(db=handle.columns, buffers=True) as txn:
-            yield txn
+    def _columns(self, handle: LmdbHandle | SafeHandle) -> Iterator[_Get]:
+        """Give what returns the value of a key of database ``columns``."""
+        with _damage_is_format_error(self.url):
+            if isinstance(handle, SafeHandle):
+                yield partial(handle.pages.get, handle.columns)
+            else:
+                with handle.env.begin(db=handle.columns, buffers=True) as txn:
+                    yield txn.get
 
-    def _column_value(self, handle: LmdbHandle, txn: lmdb.Transaction, key: bytes) -> memoryview:
-        value = txn.get(key)
+    def _column_value(self, handle: LmdbHandle | SafeHandle, get: _Get, key: bytes) -> memoryview:
+        value = get(key)
         if value is None:
             raise FormatError(f"{self.url}: column {key.decode()!r} is missing; copy it again")
         if xxhash.xxh3_64_hexdigest(value) != handle.column_checksums.get(key.decode()):
@@ -242,3 +331,9 @@ def _damage_is_format_error(url: str) -> Iterator[None]:
         raise FormatError(f"{url} is an LMDB file, but no native store: {error}; {WRITTEN_BY}") from error
     except lmdb.Error as error:
         raise FormatError(f"{url} cannot be read by LMDB: {error}; copy it again") from error
+    except DamagedPageError as error:
+        raise FormatError(_damage(url, error)) from error
+
+
+def _damage(url: str, error: DamagedPageError) -> str:
+    return f"{url} is damaged: {error}; copy it again, or see by `storeds verify {url}` what is lost"

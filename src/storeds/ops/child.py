@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
+from storeds._meta import NATIVE
 from storeds.errors import StoredsError
 from storeds.ops._dependents import become_dependent, starting_dependents
 from storeds.ops.checks import Checker, RunResult
-from storeds.stores import open_backend
+from storeds.protocols import Backend
+from storeds.stores import open_backend, scheme_of
 
-__all__ = ["DEADLINE", "Child", "Death", "run_child", "share_of", "start_child"]
+__all__ = ["DEADLINE", "Child", "Death", "open_to_check", "run_child", "share_of", "start_child"]
 
 DEADLINE = 60.0
 """Seconds that a child may say nothing; ten times that to open the store, to read a column, or for one deep check."""
@@ -141,7 +143,7 @@ def run_child(job: dict[str, Any]) -> None:
 
 def _check(sender: Connection, job: dict[str, Any]) -> None:
     start, stop, step = job["start"], job["stop"], job["step"]
-    with open_backend(job["url"]) as backend:
+    with open_to_check(job["url"]) as backend:
         if stop is None:
             sender.send(backend.meta)
             stop = min(share_of(len(backend), job["workers"]), len(backend))
@@ -151,6 +153,14 @@ def _check(sender: Connection, job: dict[str, Any]) -> None:
         for at in range(start, stop, step):
             sign.announce(at)
             sender.send(checker.check(at, min(at + step, stop)))
+
+
+def open_to_check(url: str) -> Backend:
+    """Open a store; a native LMDB one so that damaged pages are findings, and do not kill this process."""
+    if scheme_of(url, writing=False) == "lmdb":
+        with suppress(StoredsError):  # a foreign one; or what is wrong will be said below
+            return open_backend(url, layout=NATIVE, read="safe")
+    return open_backend(url)
 
 
 class _Sign:

@@ -12,6 +12,7 @@ from storeds._meta import NATIVE
 from storeds._url import redact
 from storeds.errors import ConfigError
 from storeds.ops.checks import Checker, Finding, RunResult
+from storeds.ops.child import open_to_check
 from storeds.ops.children import Children
 from storeds.ops.progress import Progress, ProgressHook
 from storeds.protocols import Backend, Meta
@@ -111,7 +112,8 @@ def verify(
             if isinstance(meta, Finding):
                 return Report(redact(url), "", 0, findings=[meta])
             return _collect(Report(redact(url), meta.id, meta.count), meta, children.check(), progress)
-    with open_backend(url, layout=layout, **(options or {})) as backend:
+    plain = layout is None and not options
+    with open_to_check(url) if plain else open_backend(url, layout=layout, **(options or {})) as backend:
         report = Report(backend.url, backend.meta.id, backend.meta.count)
         return _collect(report, backend.meta, _check_here(backend, deep), progress)
 
@@ -140,7 +142,9 @@ def _collect(report: Report, meta: Meta, runs: Iterator[RunResult], progress: Pr
         content.update(digests[start])
     complete = sum(map(len, digests.values())) == 8 * meta.count
     if complete and meta.layout == NATIVE and content.finish(meta.fields, meta.attrs) != meta.id:
-        message = f"the records are whole, but their content id is not {meta.id}: some were added, removed or moved"
+        message = (
+            f"the records are whole, but their content id is not {meta.id}: they are not those that were published"
+        )
         report.findings.append(Finding("id", message))
     for told in (report.findings, report.notes):
         told.sort(key=lambda finding: -1 if finding.position is None else finding.position)

@@ -1,0 +1,50 @@
+"""Says what probably ended a DataLoader's worker process, and what to do: PyTorch knows the signal alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+__all__ = ["explaining_deaths"]
+
+# What torch.utils.data says when a worker is gone.
+_DEATH = re.compile(r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) (is killed by signal|exited unexpectedly)")
+_SHOWN = 4
+
+
+@contextmanager
+def explaining_deaths(dataset: Any) -> Iterator[None]:
+    """Add to PyTorch's RuntimeError about a dead worker which stores it read, and what to run."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not _DEATH.search(str(error)):
+            raise
+        urls = list(dict.fromkeys(_urls(dataset)))
+        raise RuntimeError(f"{error}{_advice(urls)}") from error
+
+
+def _advice(urls: list[str]) -> str:
+    files = [url for url in urls if url.startswith("lmdb://")]
+    shown = ", ".join(urls[:_SHOWN]) + (f" and {len(urls) - _SHOWN} more" if len(urls) > _SHOWN else "")
+    read = f" It read {shown}." if urls else ""
+    if not files:
+        return f"\n{read.strip()}" if read else ""
+    return (
+        f"\n{read.strip()} LMDB maps its file: a damaged or truncated one ends the process that reads it, by SIGBUS or SIGSEGV. "
+        f"Run `storeds verify {files[0]}` to find damage; read=safe in the URL ({files[0]}?read=safe) makes it an error. "
+        "If the file is whole, look for the kernel's out-of-memory killer (SIGKILL) and for too little shared memory."
+    )
+
+
+def _urls(dataset: Any) -> Iterator[str]:
+    """Yield the URLs of the stores below a dataset: through Subset, ConcatDataset and the like."""
+    url = getattr(dataset, "url", None)
+    if isinstance(url, str):
+        yield url
+        return
+    inner = getattr(dataset, "dataset", None)
+    for each in [inner] if inner is not None else getattr(dataset, "datasets", ()):
+        yield from _urls(each)
