@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import albumentations
+import datasets
 import gridfs
 import h5py
 import hydra
@@ -31,6 +32,7 @@ import pytest
 import torch
 import torchvision.transforms.v2
 import yaml
+from datasets import Audio, ClassLabel, Dataset, DatasetDict, Features, List, Value
 from omegaconf import DictConfig, OmegaConf
 from PIL import Image
 from torch.utils.data import ConcatDataset, DataLoader, Subset
@@ -1175,6 +1177,46 @@ def test_hydra_instantiates_datasets_and_loaders(config_file: Path) -> None:
 
 
 # 15. Folders of 🤗 datasets, cut files, appending
+
+
+def labelled_pictures(count: int) -> Dataset:
+    features = Features(
+        {"img": datasets.Image(), "label": ClassLabel(names=["cat", "dog"]), "box": List(Value("float32"))}
+    )
+    rows = [{"img": {"bytes": jpeg(n), "path": None}, "label": n % 2, "box": [1.0, n]} for n in range(count)]
+    return Dataset.from_list(rows, features=features)
+
+
+def test_a_folder_that_save_to_disk_wrote_is_packed(tmp_path: Path) -> None:
+    splits = DatasetDict({"train": labelled_pictures(6), "test": labelled_pictures(2)})
+    splits.save_to_disk(str(tmp_path / "saved"))
+    for name, part in splits.items():
+        (tmp_path / "hub/data").mkdir(parents=True, exist_ok=True)
+        part.to_parquet(tmp_path / f"hub/data/{name}-00000-of-00001.parquet")
+    shown = storeds_command("pack", tmp_path / "saved", f"lmdb://{tmp_path}/a.lmdb")
+    assert "img → image, label → label, box → box" in shown
+    records = stored_records(tmp_path / "a.lmdb")
+    assert [record["image"] for record in records] == [jpeg(n) for n in (*range(6), 0, 1)]
+    assert [record["label"] for record in records] == [0, 1, 0, 1, 0, 1, 0, 1]
+    assert [record["split"] for record in records] == ["train"] * 6 + ["test"] * 2
+    assert storeds.StoreDataset(tmp_path / "a.lmdb").classes == ["cat", "dog"]
+    wanted = storeds.info(f"{tmp_path}/a.lmdb").id
+    assert storeds.pack(tmp_path / "hub", f"hdf5://{tmp_path}/b.h5").id == wanted
+    assert storeds.pack(splits, f"hdf5://{tmp_path}/c.h5").id == wanted
+    assert storeds.pack(tmp_path / "saved/test", f"hdf5://{tmp_path}/d.h5").count == 2
+
+
+def test_a_table_says_what_no_field_holds_and_which_column_is_the_label(tmp_path: Path) -> None:
+    pictures = labelled_pictures(3)
+    pictures.add_column("sound", [b""] * 3).cast_column("sound", Audio()).to_parquet(tmp_path / "sound.parquet")
+    refused = storeds_command("pack", tmp_path / "sound.parquet", f"{tmp_path}/a.lmdb", code=2)
+    assert "column 'sound' holds Audio values" in refused
+    assert "--columns" in refused
+    storeds_command("pack", tmp_path / "sound.parquet", f"{tmp_path}/a.lmdb", "--columns", "img,label")
+    pictures.rename_column("label", "a").add_column("b", [0, 1, 2]).cast_column("b", ClassLabel(3)).save_to_disk(
+        str(tmp_path / "two")
+    )
+    assert "'a', 'b' all look like labels" in storeds_command("pack", tmp_path / "two", f"{tmp_path}/b.lmdb", code=2)
 
 
 @pytest.mark.parametrize("engine", [*ENGINES, "memory"])

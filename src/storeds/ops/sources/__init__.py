@@ -11,6 +11,7 @@ from storeds.ops.sources.folders import FlatFolderSource, ImageFolderSource
 from storeds.ops.sources.manifests import JsonIndexSource, ManifestSource
 from storeds.ops.sources.objects import DatasetSource
 from storeds.ops.sources.stores import StoreSource
+from storeds.ops.sources.tables import TableSource
 from storeds.ops.sources.tars import TarSource
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "Problem",
     "SourceKind",
     "StoreSource",
+    "TableSource",
     "TarSource",
     "open_source",
 ]

@@ -18,10 +18,12 @@ from storeds.ops.sources._hidden import is_hidden
 from storeds.ops.sources._originals import dataset_source
 from storeds.ops.sources._paths import IMAGE_SUFFIXES, show
 from storeds.ops.sources._shards import is_pattern
+from storeds.ops.sources._tables import TABLE_SUFFIXES, holds_tables, is_saved
 from storeds.ops.sources.base import PackSource
 from storeds.ops.sources.folders import FlatFolderSource, ImageFolderSource
 from storeds.ops.sources.manifests import JsonIndexSource, ManifestSource
 from storeds.ops.sources.stores import StoreSource
+from storeds.ops.sources.tables import TableSource
 from storeds.ops.sources.tars import TarSource
 from storeds.ops.sources.videos import VIDEO_SUFFIXES, FrameFolderSource, VideoSource, holds_films
 from storeds.protocols import Backend
@@ -29,7 +31,7 @@ from storeds.protocols import Backend
 __all__ = ["KINDS", "SourceKind", "open_source"]
 
 SourceKind: TypeAlias = Literal[
-    "imagefolder", "flat", "csv", "jsonl", "index", "tar", "store", "dataset", "videos", "frames"
+    "imagefolder", "flat", "csv", "jsonl", "index", "table", "tar", "store", "dataset", "videos", "frames"
 ]
 
 _MAKERS: dict[str, Callable[..., PackSource]] = {
@@ -38,6 +40,7 @@ _MAKERS: dict[str, Callable[..., PackSource]] = {
     "csv": partial(ManifestSource, format="csv"),
     "jsonl": partial(ManifestSource, format="jsonl"),
     "index": JsonIndexSource,
+    "table": TableSource,
     "tar": TarSource,
     "store": StoreSource,
     "dataset": dataset_source,
@@ -51,6 +54,7 @@ _SUFFIXES = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
     ".json": "index",
+    **dict.fromkeys(TABLE_SUFFIXES, "table"),
     ".tar": "tar",
     ".gz": "tar",
     ".tgz": "tar",
@@ -128,7 +132,8 @@ def _recognise(source: Any, *, include_hidden: bool) -> str:
         if all(os.fspath(item).lower().endswith(".tar") for item in source):
             return "tar"
         raise ConfigError("a list of paths is a source only if all are .tar files; write the others into a manifest")
-    if callable(getattr(source, "__getitem__", None)) and isinstance(source, Sized) and not isinstance(source, dict):
+    is_dataset = not isinstance(source, dict) or type(source).__name__ == "DatasetDict"
+    if callable(getattr(source, "__getitem__", None)) and isinstance(source, Sized) and is_dataset:
         return "dataset"
     raise ConfigError(
         f"a {type(source).__name__} is no source: expected a path, a URL, or a dataset with __getitem__ and __len__"
@@ -151,6 +156,8 @@ def _recognise_path(path: str, *, include_hidden: bool) -> str:
         reason = getattr(error, "strerror", None) or error
         raise StoreNotFoundError(f"{redact(show(path))} cannot be looked at: {reason}") from None
     if stat.S_ISDIR(mode):
+        if is_saved(path) or holds_tables(path):
+            return "table"
         return "videos" if holds_films(path) else _recognise_folder(path, entries, include_hidden=include_hidden)
     if not stat.S_ISREG(mode):
         raise ConfigError(f"{show(path)} is neither a folder nor a regular file")
@@ -165,7 +172,10 @@ def _content(path: str) -> str | None:
     if sniff(path) is not None:
         return "store"
     with open(path, "rb") as file:
-        return "tar" if file.read(262)[257:] == b"ustar" else None
+        head = file.read(262)
+    if head.startswith((b"PAR1", b"ARROW1")):
+        return "table"
+    return "tar" if head[257:] == b"ustar" else None
 
 
 def _recognise_folder(path: str, entries: list[os.DirEntry[str]], *, include_hidden: bool) -> str:

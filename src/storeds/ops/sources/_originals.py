@@ -12,12 +12,13 @@ from storeds.ops.sources.combined import ChainedSource, PickedSource
 from storeds.ops.sources.files import NOT_APPLIED, FilesSource, find_files
 from storeds.ops.sources.objects import DatasetSource
 from storeds.ops.sources.stores import StoreSource
+from storeds.ops.sources.tables import TableSource, dataset_tables
 
 __all__ = ["dataset_source"]
 
 
 def dataset_source(
-    dataset: Any, *, fields: Sequence[str] | Mapping[str, Any] | None = None, files: bool | None = None
+    dataset: Any, *, fields: Sequence[str] | Mapping[str, Any] | None = None, files: bool | None = None, **options: Any
 ) -> PackSource:
     """Return the source of a map-style dataset.
 
@@ -30,6 +31,8 @@ def dataset_source(
         others are read sample by sample, see `DatasetSource`.
     fields : sequence of str or mapping, optional
         As for `DatasetSource`; samples are then read one by one.
+    **options
+        For a 🤗 ``Dataset`` or ``DatasetDict``: ``columns``, ``label`` and ``label_column``, as for `TableSource`.
     files : bool, optional
         False to take samples as the dataset returns them, transformed and decoded; True to raise ConfigError where its
         files are not known.
@@ -39,7 +42,11 @@ def dataset_source(
     ConfigError
         It is no dataset, or `files` is True and its files are not known.
     """
-    found = None if files is False or fields is not None else _original(dataset)
+    if options and (files is False or fields is not None):
+        raise ConfigError(
+            f"{', '.join(options)}: for samples taken as they are returned, only fields= says what is taken"
+        )
+    found = None if files is False or fields is not None else _original(dataset, options)
     if found is None and files:
         raise ConfigError(
             f"files=True: it is not certain which files the {type(dataset).__name__} reads; pack their folder, or a list of them"
@@ -47,19 +54,21 @@ def dataset_source(
     return DatasetSource(dataset, fields) if found is None else found
 
 
-def _original(dataset: Any) -> PackSource | None:
+def _original(dataset: Any, options: Mapping[str, Any]) -> PackSource | None:
+    if _is(dataset, "datasets", "Dataset") or _is(dataset, "datasets", "DatasetDict"):
+        return TableSource(dataset_tables(dataset), **options)
+    if options:
+        raise ConfigError(f"a {type(dataset).__name__} takes no {', '.join(options)}; these are for 🤗 datasets")
     if _is(dataset, "storeds.dataset", "StoreDataset"):
         return _stored(dataset)
     if _is(dataset, "torch.utils.data", "Subset"):
-        inner = _original(dataset.dataset)
+        inner = _original(dataset.dataset, options)
         return None if inner is None or not len(dataset.indices) else PickedSource(inner, dataset.indices)
     if _is(dataset, "torch.utils.data", "ConcatDataset"):
-        parts = [_original(part) for part in dataset.datasets]
+        parts = [_original(part, options) for part in dataset.datasets]
         known = [part for part in parts if part is not None]
         same = len(known) == len(parts) and all(part.fields == known[0].fields for part in known)
         return ChainedSource(known) if same else None
-    if hasattr(dataset, "features"):  # of Hugging Face, which hands out its files itself
-        return None
     known_files = find_files(dataset)
     return None if known_files is None else FilesSource(known_files)
 

@@ -17,7 +17,7 @@ from storeds.ops.sources._table import JsonColumn, TextColumn, field_names
 from storeds.ops.sources._text_files import open_text
 from storeds.protocols import JSON
 
-__all__ = ["LABEL_COLUMNS", "PATH_COLUMNS", "JsonIndexSource", "ManifestSource"]
+__all__ = ["LABEL_COLUMNS", "LESS_CERTAIN", "PATH_COLUMNS", "JsonIndexSource", "ManifestSource"]
 
 PATH_COLUMNS = (
     "path",
@@ -36,7 +36,7 @@ PATH_COLUMNS = (
 )
 LABEL_COLUMNS = ("label", "class", "target")
 # Taken where none of the others exists, and only one of these does.
-_LESS_CERTAIN = (
+LESS_CERTAIN = (
     "labels",
     "classes",
     "targets",
@@ -247,7 +247,7 @@ class _Choice:
         found = _first(LABEL_COLUMNS, others)
         if found is not None or not others:  # nothing but paths: there is no label to miss
             return found
-        likely = [name for name in others if name.strip().lower() in _LESS_CERTAIN]
+        likely = [name for name in others if name.strip().lower() in LESS_CERTAIN]
         if len(likely) == 1:
             return likely[0]
         if likely:
