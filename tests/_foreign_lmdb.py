@@ -169,6 +169,8 @@ def numpy_to_msgpack(value: Any) -> bytes:
 def _msgpack_form(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_msgpack_form(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _msgpack_form(item) for name, item in value.items()}
     if isinstance(value, np.ndarray):
         shape, data = value.shape, value.tobytes()
         return {b"nd": True, b"type": value.dtype.str, b"kind": b"", b"shape": shape, b"data": data}

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
+import json
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import lz4.frame
 import numpy as np
 
 from _foreign_lmdb import basicsr, caffe, datum, encoded, numpy_to_msgpack, ocr, pickled, put, tensorpack
+from _traps_lmdb import atoms, open_catalyst, stylegan2, uniter_images
 
 __all__ = ["CASES", "COUNT", "JPEGS", "NAMED", "NUMBERS", "Case"]
 
 COUNT = 24
 NUMBERS = range(COUNT)
+MP4 = b"\0\0\0\x18ftypisom\0\0\2\0isomiso2"
 
 
 def picture(number: int) -> np.ndarray[Any, Any]:
@@ -223,5 +229,90 @@ CASES |= {
         lambda path: tensorpack(path, [[JPEGS[n], n] for n in NUMBERS], pickle.dumps, database=b"train"),
         lambda n: {"image": JPEGS[n], "label": n},
         {"database": "train"},
+    ),
+}
+
+
+def frames(number: int) -> list[bytes]:
+    """Return the frames of a clip; all clips together have `COUNT` frames of 1 to 7 each."""
+    lengths = (3, 7, 1, 5, 6, 2)
+    start = sum(lengths[:number])
+    return JPEGS[start : start + lengths[number]]
+
+
+def frame_record(position: int) -> dict[str, Any]:
+    video, frame = next((v, f) for v in range(6) for f in range(len(frames(v))) if frames(v)[f] == JPEGS[position])
+    return {"image": JPEGS[position], "video": video, "frame": frame, "label": video * 2}
+
+
+def graph_record(number: int) -> dict[str, Any]:
+    return {name: np.asarray(value) if hasattr(value, "numpy") else value for name, value in atoms(number).items()}
+
+
+def numbers_entry(number: int) -> dict[str, Any]:
+    return {"features": np.full((1 + number % 4, 3), number, "<f2"), "name": f"é{number}"}
+
+
+def json_value(number: int) -> bytes:
+    entry = {"photo": base64.b64encode(JPEGS[number]).decode(), "box": [number, 0.5], "tags": ["a"] * (number % 2)}
+    return gzip.compress(json.dumps(entry).encode())
+
+
+CASES |= {
+    "graphs": Case("pickled", lambda path: Path(open_catalyst(path, COUNT).removeprefix("lmdb://")), graph_record),
+    "old-graphs": Case(
+        "pickled",
+        lambda path: Path(open_catalyst(path, COUNT, version=1, protocol=2).removeprefix("lmdb://")),
+        graph_record,
+    ),
+    "pickles-of-protocol-0-with-class-names": Case(
+        "pickled",
+        lambda path: put(
+            path,
+            [
+                *((b"%d" % n, pickle.dumps((JPEGS[n], n), 0)) for n in NUMBERS),
+                (b"classes", pickle.dumps(["a"], 0)),
+                (b"length", pickle.dumps(COUNT, 0)),
+            ],
+        ),
+        lambda n: {"image": JPEGS[n], "label": n},
+    ),
+    "json-in-gzip-with-images-in-base64": Case(
+        "json",
+        lambda path: put(path, [(b"%05d" % n, json_value(n)) for n in NUMBERS]),
+        lambda n: {"photo": JPEGS[n], "box": np.array([n, 0.5]), "tags": ["a"] * (n % 2)},
+    ),
+    "msgpack-in-lz4": Case(
+        "msgpack",
+        lambda path: put(
+            path,
+            [(f"n/{n:02}".encode(), lz4.frame.compress(numpy_to_msgpack(numbers_entry(n)))) for n in NUMBERS],
+        ),
+        numbers_entry,
+    ),
+    "npz": Case(
+        "npz",
+        lambda path: Path(
+            uniter_images(
+                path, {f"{n:02}.npz": {"conf": np.arange(n + 1.0), "size": np.int64(n)} for n in NUMBERS}, compress=True
+            ).removeprefix("lmdb://")
+        ),
+        lambda n: {"conf": np.arange(n + 1.0), "size": n},
+    ),
+    "frames-and-a-label": Case(
+        "frames",
+        lambda path: put(path, [(b"%d" % n, pickle.dumps((frames(n), n * 2))) for n in range(6)]),
+        frame_record,
+    ),
+    "stylegan2": Case(
+        "resolutions",
+        lambda path: Path(stylegan2(path, {64: PNGS, 128: JPEGS}).removeprefix("lmdb://")),
+        lambda n: {"image": JPEGS[n]},
+        {"resolution": 128},
+    ),
+    "films": Case(
+        "keyed",
+        lambda path: put(path, [(b"%02d.mp4" % n, MP4 + bytes([n])) for n in NUMBERS]),
+        lambda n: {"video": MP4 + bytes([n]), "key": f"{n:02}.mp4"},
     ),
 }

@@ -20,11 +20,9 @@ from _foreign_lmdb_cases import CASES, COUNT, JPEGS, NAMED, NUMBERS, Case
 from storeds import StoreDataset
 from storeds.errors import ConfigError, FormatError, StoreNotFoundError, UnavailableError
 from storeds.layouts._lmdb_base import ForeignLmdb
-from storeds.layouts.lmdb_caffe import CaffeLmdb
 from storeds.layouts.lmdb_images import KeyedLmdb, OcrLmdb
 from storeds.layouts.lmdb_pickled import PickledLmdb
 from storeds.layouts.lmdb_pyarrow import PyarrowLmdb
-from storeds.layouts.lmdb_tensorpack import TensorpackLmdb
 from storeds.protocols import Field, SupportsKeys
 from storeds.registry import LAYOUTS
 from storeds.testing._processes import PickleTests, ProcessTests
@@ -32,11 +30,8 @@ from storeds.testing._reads import ReadTests
 from storeds.testing._values import fingerprint
 
 LAYOUT_CLASSES: dict[str, type[ForeignLmdb]] = {
-    cls.layout: cls for cls in (PickledLmdb, TensorpackLmdb, OcrLmdb, KeyedLmdb, CaffeLmdb, PyarrowLmdb)
+    name.removeprefix("lmdb/"): LAYOUTS.get(name) for name in LAYOUTS.names() if name.startswith("lmdb/")
 }
-for _name, _class in LAYOUT_CLASSES.items():
-    if f"lmdb/{_name}" not in LAYOUTS.names():
-        storeds.register_layout("lmdb", _name, _class)
 
 
 @pytest.fixture(autouse=True)

@@ -6,12 +6,18 @@ import contextlib
 import io
 import os
 import pickle
+import pickletools
 import subprocess
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import lz4.frame
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,8 +26,10 @@ from _foreign_lmdb import Raw, basicsr, caffe, datum, encoded, numpy_to_msgpack,
 from storeds._unpickle import PickleError, unpickle
 from storeds._unpickle_numpy import PickledDtype, _from_buffer
 from storeds.errors import ConfigError, FormatError, RecordError, StoreNotFoundError
+from storeds.layouts import _lmdb_decode
 from storeds.layouts._lmdb_base import ForeignLmdb
 from storeds.layouts._lmdb_datum import parse_datum
+from storeds.layouts._lmdb_decode import decode_json, decode_npz, decompress
 from storeds.layouts.lmdb_caffe import CaffeLmdb
 from storeds.layouts.lmdb_images import KeyedLmdb, OcrLmdb
 from storeds.layouts.lmdb_pickled import PickledLmdb
@@ -250,8 +258,6 @@ def test_records_that_do_not_read_are_errors_in_their_places(tmp_path: Path) -> 
 
 
 def test_a_store_of_objects_names_their_class(tmp_path: Path) -> None:
-    import torch
-
     path = pickled(tmp_path / "s", [torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)])
     with pytest.raises(FormatError, match=r"record 0.*torch\.nn\.modules\.linear\.Linear.*\nTo convert it by hand:\n"):
         PickledLmdb(f"lmdb://{path}")
@@ -446,6 +452,115 @@ def test_a_file_cut_short_is_refused_before_it_is_mapped(tmp_path: Path) -> None
     for look in (KeyedLmdb, KeyedLmdb.recognise):
         with pytest.raises(FormatError, match="cut short"):
             look(f"lmdb://{path}")
+
+
+def storage(said: int = 4) -> bytes:
+    """Return what ``torch.save`` writes of a storage of 4 zeros, with another count in it if `said`."""
+    pickled = pickletools.genops(pickle.dumps(torch.zeros(4)))
+    data = next(given for _, given, _ in pickled if isinstance(given, bytes))
+    return data.replace(b"cpuq\x03K\x04", b"cpuq\x03K" + bytes([said]))
+
+
+class Tensor:
+    """Pickles as a call on a storage, with whatever sizes."""
+
+    def __init__(self, data: Any, offset: Any = 0, size: Any = (4,), stride: Any = (1,)) -> None:
+        self.given: tuple[Any, ...] = (data, offset, size, stride, False, OrderedDict())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return torch._utils._rebuild_tensor_v2, self.given
+
+
+class Stored:
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return torch.storage._load_from_bytes, (self.data,)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "why"),
+    [
+        (Tensor(Stored(storage()), size=(5,)), "outside its storage of 4"),
+        (Tensor(Stored(storage()), offset=1), "outside its storage"),
+        (Tensor(Stored(storage()), size=(10**9,), stride=(0,)), "outside its storage"),
+        (Tensor(Stored(storage()), offset=-1), "without a shape"),
+        (Tensor(Stored(storage()), stride=(-1,)), "no numbers"),
+        (Tensor(Stored(storage()), size=[4]), "no numbers"),
+        (Tensor(Stored(storage(said=9))), "a storage of 9 numbers"),
+        (Tensor(Stored(storage()[:-1])), "a storage of 4 numbers in 23 bytes"),
+        (Tensor(Stored(b"PK\x03\x04")), "damaged|refused"),
+        (Tensor(Stored(pickle.dumps(1) * 5)), "a form that only torch reads"),
+        (Tensor(Stored(pickle.dumps(Stored(storage())))), "calls something"),
+        (Tensor(b"zeros"), "without a storage"),
+        (Stored(storage()), "half-built"),
+        (Stored(b""), "cut short"),
+        (torch.zeros(2, requires_grad=True).to_sparse(), "refused"),
+    ],
+)
+def test_what_a_pickled_tensor_may_try(tensor: Any, why: str) -> None:
+    with pytest.raises(PickleError, match=why):
+        unpickle(pickle.dumps(tensor))
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_tensors_read_as_torch_reads_them(protocol: int) -> None:
+    kinds = [torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool]
+    plain = [torch.arange(24).reshape(2, 3, 4).to(kind) for kind in (*kinds, torch.complex64)]
+    views = [plain[0].mT, plain[1][:, 1:, ::2], plain[2][1, 2], torch.zeros(0, 3)]
+    for tensor in (*plain, *views):
+        for lent in (False, True):
+            found = unpickle(pickle.dumps([tensor], protocol), views=lent)[0]
+            assert (found.dtype, found.shape) == (tensor.numpy().dtype, tensor.shape)
+            assert np.array_equal(found, tensor.numpy())
+    halves = torch.tensor([1.5, -2.0, 3e38], dtype=torch.bfloat16)
+    assert np.array_equal(unpickle(pickle.dumps(halves, protocol)), halves.float().numpy())
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_no_damage_to_a_pickled_tensor_makes_it_raise_anything_else(data: st.DataObject) -> None:
+    blob = bytearray(pickle.dumps({"x": torch.arange(6.0).reshape(2, 3)}))
+    for _ in range(data.draw(st.integers(1, 4))):
+        blob[data.draw(st.integers(0, len(blob) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(PickleError):
+        unpickle(bytes(blob))
+
+
+@pytest.mark.parametrize(
+    ("decode", "value", "why"),
+    [
+        (decompress, zlib.compress(bytes(9))[:-3], "cut short"),
+        (decompress, b"\x78\x9c" + b"\xff" * 9, "damaged"),
+        (decompress, lz4.frame.compress(bytes(99))[:-9], "cut short"),
+        (decompress, b"\x04\x22\x4d\x18" + b"\xff" * 9, "damaged"),
+        (decode_json, b"{", "damaged"),
+        (decode_json, b"[" * 100_000, "deeper|damaged"),
+        (decode_npz, b"PK\x03\x04", "npz is damaged"),
+    ],
+)
+def test_values_that_are_damaged(decode: Callable[[bytes], Any], value: bytes, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        decode(value)
+
+
+def test_values_that_unfold_to_too_much_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_lmdb_decode, "_MOST", 1 << 16)
+    archive = io.BytesIO()
+    np.savez_compressed(archive, x=np.zeros(1 << 20, np.uint8))
+    for value in (zlib.compress(bytes(1 << 20)), lz4.frame.compress(bytes(1 << 20))):
+        with pytest.raises(ValueError, match="refused"):
+            decompress(value)
+    with pytest.raises(ValueError, match="refused"):
+        decode_npz(archive.getvalue())
+
+
+def test_an_npz_of_objects_is_refused() -> None:
+    archive = io.BytesIO()
+    np.savez(archive, x=np.array([Runs(os.system, "x")], object))
+    with pytest.raises(ValueError, match="array of objects"):
+        decode_npz(archive.getvalue())
 
 
 def test_bytes_in_arrays_own_their_memory() -> None:

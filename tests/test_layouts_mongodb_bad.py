@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import pickle
 import socket
 from pathlib import Path
 from typing import Any
@@ -282,3 +283,63 @@ def test_a_collection_that_no_layout_fits_is_told_with_what_it_holds(database: A
     database["numbers"].insert_many([{"a": 1}, {"b": 2}])
     with pytest.raises(errors.StoredsError, match=r"its first document has the fields .*a.*option 'index' is needed"):
         storeds.open_backend(f"{mongodb_database}/numbers")
+
+
+def test_elements_that_are_gone_are_errors_in_their_places(database: Any, mongodb_database: str) -> None:
+    database.pages.insert_many({"_id": n, "crops": [{"image": IMAGES[0], "n": k} for k in range(3)]} for n in range(2))
+    with QueryLayout(with_path(mongodb_database, "pages"), unwind="crops") as backend:
+        assert [record["n"] for record in backend.get_many(range(6), ("n",)) if isinstance(record, dict)] == [
+            0,
+            1,
+            2,
+        ] * 2
+        database.pages.update_one({"_id": 1}, {"$pop": {"crops": 1}})
+        database.pages.update_one({"_id": 0}, {"$set": {"crops": "none"}})
+        found = reasons(backend.get_many([4, 5, 0]))
+    assert found == [
+        "",
+        "its document has 2 elements in 'crops' now, so no element 2",
+        "its document has no list in 'crops' now, so no element 0",
+    ]
+
+
+def test_lists_of_documents_inside_documents_and_columns_of_them(database: Any, mongodb_database: str) -> None:
+    page = {"name": "p", "found": {"crops": [{"image": IMAGES[n], "name": f"c{n}"} for n in range(3)], "by": "me"}}
+    database.deep.insert_many([page, {"name": "q"}])
+    url = with_path(mongodb_database, "deep")
+    with storeds.open_backend(url, unwind="found.crops") as backend:
+        assert list(backend.meta.fields) == ["name", "image", "found_crops_name", "found_by"]
+        assert backend.get_many([2]) == [{"name": "p", "found_crops_name": "c2", "image": IMAGES[2], "found_by": "me"}]
+    columns = {"image": "found.crops.image", "page": "name"}
+    with QueryLayout(url, unwind="found.crops", columns=columns) as backend:
+        assert pickle.loads(pickle.dumps(backend)).get_many([1]) == [{"image": IMAGES[1], "page": "p"}]
+        assert backend.unread() == ["1 documents without an element in 'found.crops'"]
+    with pytest.raises(errors.ConfigError, match=r"no document has a list in 'found.crop' \(unwind\); did you mean"):
+        QueryLayout(url, unwind="found.crop")
+
+
+def test_labels_of_another_collection_that_nobody_can_find(database: Any, mongodb_database: str) -> None:
+    bucket = gridfs.GridFSBucket(database)
+    ids = [bucket.upload_from_stream(f"{n}.jpg", IMAGES[n]) for n in range(3)]
+    database.both.insert_many({"id": ids[n], "name": f"{n}.jpg", "label": n} for n in range(3))
+    database.twice.insert_many({"name": f"{n % 3}.jpg", "label": n} for n in range(4))
+    database.others.insert_many({"name": f"{n}.png", "label": n} for n in range(3))
+    url = with_path(mongodb_database, "fs")
+    for labels, why in {
+        "both.label": "several of its fields do: labels_on='id', labels_on='name'",
+        "twice.label": "several documents of 'twice' have a label for the file '0.jpg': 0 and 3",
+        "others.label": "none of its fields .* has the name or the id of a file in all of 3 documents; labels_on=",
+        "both.class": "no document of 'both' has the field 'class'; the fields",
+        "other.label": "names no collection and a field in it.*did you mean 'others'",
+    }.items():
+        with pytest.raises(errors.StoredsError, match=why):
+            GridfsLayout(url, labels=labels, labels_on="name" if labels == "both.class" else None)
+    with GridfsLayout(url, labels="both.label", labels_on="id") as backend:
+        assert backend.column("label").tolist() == [0, 1, 2]
+
+
+def test_what_an_index_leaves_unread_is_told(database: Any, mongodb_database: str, tmp_path: Path) -> None:
+    database.photos.insert_many({"img_name": f"{n}", "bson_img": IMAGES[n], "box": [n]} for n in range(3))
+    index = write_index(tmp_path / "i.json", ["0", "1"], [0, 1])
+    with NamedLayout(with_path(mongodb_database, "photos"), index=index) as backend:
+        assert backend.unread() == ["field 'box'", "1 documents that the index does not name"]
