@@ -19,11 +19,12 @@ import yaml
 from storeds._url import redact, redact_message
 from storeds.errors import ConfigError, StoreNotFoundError
 
-__all__ = ["DEEPEST", "parse_yaml", "read_mapping"]
+__all__ = ["DEEPEST", "parse_toml", "parse_yaml", "read_mapping"]
 
 DEEPEST = 64  # tables and lists inside each other
 _MOST_BYTES = 1 << 20  # of a file
-_MOST_EXPANDED = 16 << 20  # characters of YAML once each alias is written out; a node counts as 16 more
+_MOST_EXPANDED = 16 << 20  # characters of YAML once each alias is written out
+_NODE = 320  # characters that a node counts for: PyYAML composes 50,000 nodes in two seconds or so
 _MOST_DIGITS = 400  # of a number; a float64 needs 325 at most
 _MOST_PARTS = 64  # of a dotted key: tomllib needs time in proportion to their square
 
@@ -95,7 +96,8 @@ def _read(path: Path) -> str:
 # TOML and JSON
 
 
-def _parse_toml(text: str) -> Any:
+def parse_toml(text: str) -> dict[str, Any]:
+    """Return the tables in `text`; raises ValueError."""
     _check(text, _TOML_TEXT, dotted_keys=True)
     return tomllib.loads(text)
 
@@ -160,12 +162,12 @@ class _YamlLoader(yaml.SafeLoader):
                 raise _wrong("this alias stands inside what it refers to", event.start_mark)
             self._size += self._sizes[id(node)]
         else:
-            self._size += 16 + (len(node.value) if isinstance(node, yaml.ScalarNode) else 0)
+            self._size += _NODE + (len(node.value) if isinstance(node, yaml.ScalarNode) else 0)
             self._sizes[id(node)] = self._size - before
             if isinstance(node, yaml.MappingNode):
                 _check_keys(node)
         if self._size > _MOST_EXPANDED:
-            raise _wrong("aliases multiply this to more than 16 MiB", event.start_mark)
+            raise _wrong("more than 50,000 values or 16 MiB of text by now, aliases written out", event.start_mark)
         return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
@@ -212,7 +214,7 @@ def _place(mark: yaml.Mark | None) -> str:
 
 
 _PARSERS: dict[str, Callable[[str], Any]] = {
-    ".toml": _parse_toml,
+    ".toml": parse_toml,
     ".yaml": parse_yaml,
     ".yml": parse_yaml,
     ".json": _parse_json,

@@ -71,6 +71,9 @@ def one_of(source: Any, url: Any) -> Any:
 
 def open_source(source: Any, layout: str | None, options: Mapping[str, Any] | None) -> Backend:
     """Return the backend that `source` names, or is."""
+    for name in options or {}:
+        if not isinstance(name, str) or name in ("url", "layout"):
+            raise ConfigError(f"options: {name!r} is no option of a store; url and layout are arguments beside options")
     if isinstance(source, (str, os.PathLike, list, tuple)):
         return open_backend(source, layout=layout, **(options or {}))
     if not isinstance(source, Backend):

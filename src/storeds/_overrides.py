@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import tomllib
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import yaml
 
+from storeds._config_text import DEEPEST, parse_toml, parse_yaml
 from storeds._suggest import suggest
 from storeds.errors import ConfigError
 
 __all__ = ["override"]
+
+_SHOWN = 40  # characters
 
 
 def override(config: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
@@ -32,13 +35,16 @@ def override(config: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, A
     for text in overrides:
         path, equals, value = text.partition("=") if isinstance(text, str) else ("", "", "")
         keys = [key.strip() for key in path.split(".")]
-        if not equals or not all(keys):
-            raise ConfigError(
-                f"overrides: {keys[0] or 'an entry'!r}… must read table.key=value, as in loader.batch_size=16"
-            )
+        if not equals or not all(keys) or len(keys) > DEEPEST:
+            raise ConfigError(f"overrides: {_start(text)} must read table.key=value, as in loader.batch_size=16")
         _check_split(changed, keys, path)
         changed = _with(changed, keys, _value(value, path), path)
     return changed  # type: ignore[no-any-return]  # a mapping stays one
+
+
+def _start(text: Any) -> str:
+    """Return what of a malformed override can be shown: a secret would stand behind the first of these characters."""
+    return repr(re.split(r"[=:@/\s]", text)[0][:_SHOWN]) + "…" if isinstance(text, str) else f"a {type(text).__name__}"
 
 
 def _check_split(config: Mapping[str, Any], keys: list[str], path: str) -> None:
@@ -68,13 +74,13 @@ def _with(node: Any, keys: list[str], value: Any, path: str) -> Any:
 
 
 def _value(text: str, path: str) -> Any:
-    from storeds._config_text import parse_yaml
-
     text = text.strip()
+    if not text:
+        raise ConfigError(f"overrides: {path} has no value; write null for none, or two quotes for empty text")
     if "\n" not in text:
         try:
-            return tomllib.loads(f"value = {text}")["value"]
-        except (ValueError, RecursionError):
+            return parse_toml(f"value = {text}")["value"]
+        except ValueError:
             pass
     try:
         return parse_yaml(text)

@@ -1,4 +1,4 @@
-"""Reads store URLs and takes the secrets out of them before anyone sees them."""
+"""Reads store URLs, and refuses those whose password would be taken for something else."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import re
 from urllib.parse import unquote
 
+from storeds._redact import password_start, redact, redact_message
 from storeds.errors import ConfigError
 from storeds.registry import BACKENDS
 
@@ -13,57 +14,8 @@ __all__ = ["file_path", "file_url", "redact", "redact_message", "split_options",
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/(?!/)")
-_HOSTS = re.compile(r"[^:,]*(:\d+)?(,[^:,]*(:\d+)?)*")
 _FILES = (None, "lmdb", "hdf5")
-# A path with a : in its first part and an @ behind it. A drive, as in C:/ and C:\, is no user.
-_USER_OF_A_FILE = re.compile(r"[^\s/:?]*:(?![/\\\s]).*@", re.DOTALL)
-
-_WORD = re.compile(r"\S+")
-_BLANK = re.compile(r"\s")
-_START = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]*:/+")
-# What stands in front of a password. In none of the three can a scan run past the next colon, so a search is linear.
-# A user's name may hold @ and, where the path is no file's, / too. Quotes and the like are what messages put around a
-# URL; a / is not among them, because file names may hold : and @.
-_BEFORE_PASSWORD = re.compile(
-    r"""mongodb(?:\+srv)?:/[^:]*:"""
-    r"""|(?:://+|(?<=[\w+.-][\w+.-]):/)[^:/]*:"""
-    r"""|(?<![^'"`()\[\]{}<>=,;&?|])[^'"`()\[\]{}<>=,;&?|:/]*:(?=[^/\\])""",
-    re.IGNORECASE,
-)
-# The lookahead makes sure that whatever name is tried is followed by a value: no second try, so linear again.
-_SECRET_OPTION = re.compile(
-    r"([?&;\s](?=[\w.-]+=[^&;\s])"
-    r"(?:[\w.-]*(?:pass|pwd|secret|token|credential|apikey)[\w.-]*|authMechanismProperties)=)[^&;\s]+",
-    re.IGNORECASE,
-)
-
-
-def redact(url: str) -> str:
-    """Return a URL with passwords, tokens and other secrets in it replaced by ``***``, also where its password holds blanks."""
-    return redact_message(_without_password(url) if _has_blanks(url) else url)
-
-
-def _has_blanks(url: str) -> bool:
-    """Whether blanks stand where a URL may have user and password, also if these hold what should have been encoded."""
-    start, at = _START.match(url), url.rfind("@")
-    return start is not None and bool(_BLANK.search(url, start.end(), max(at, 0)))
-
-
-def redact_message(text: str) -> str:
-    """Return `text` with the secrets of any URL in it replaced by ``***``.
-
-    Also where a URL lacks a slash, ``mongodb:/user:password@host``, or its scheme, ``user:password@host``.
-    """
-    return _SECRET_OPTION.sub(
-        r"\1***", _WORD.sub(lambda word: _without_password(word[0]), text) if "@" in text else text
-    )
-
-
-def _without_password(word: str) -> str:
-    # Up to the *last* @: a password that should have been percent-encoded may hold @, / and ? itself.
-    at = word.rfind("@")
-    before = _BEFORE_PASSWORD.search(word, 0, at) if at >= 0 else None
-    return f"{word[: before.end()]}***{word[at:]}" if before else word
+_A_PATH = re.compile(r"\.{0,2}/(?!/)|~")  # meant as such, whatever it holds
 
 
 def split_scheme(url: str) -> tuple[str | None, str]:
@@ -80,19 +32,20 @@ def split_scheme(url: str) -> tuple[str | None, str]:
         _refuse_one_slash(url)
     if scheme in _FILES:
         _refuse_user(url, scheme, rest)
-    elif scheme.startswith("mongodb") and _BLANK.search(_user_and_password(rest)):
-        raise ConfigError(
-            f"{redact(url)!r}: a user or password with blanks must be percent-encoded, as urllib.parse.quote_plus does"
-        )
+    elif scheme.startswith("mongodb"):
+        _refuse_bare_characters(url, rest)
     return scheme, rest
 
 
-def _user_and_password(rest: str) -> str:
-    """Return what of a URL, behind its scheme, stands for them, also where a / in a password should have been encoded."""
-    hosts = rest.partition("/")[0]
-    if "@" in hosts or _HOSTS.fullmatch(hosts):
-        return hosts.rpartition("@")[0]
-    return rest.rpartition("@")[0]
+def _refuse_bare_characters(url: str, rest: str) -> None:
+    """Refuse a user and password that hold what ends them: which host is meant would be a guess."""
+    # A collection or an option may hold an @ by mistake; behind the one that counts come hosts, and a slash.
+    user, _, password = rest[: max(rest.rfind("/"), 0)].rpartition("@")[0].partition(":")
+    if any(c in "@:/?" or c.isspace() or not c.isprintable() for c in user + password):
+        raise ConfigError(
+            f"{redact(url)!r}: blanks, control characters, @, :, / and ? in the user or the password must be "
+            "percent-encoded, as urllib.parse.quote_plus does"
+        )
 
 
 def _refuse_one_slash(url: str) -> None:
@@ -105,12 +58,14 @@ def _refuse_one_slash(url: str) -> None:
 
 
 def _refuse_user(url: str, scheme: str | None, rest: str) -> None:
-    """Refuse a password where a path belongs: as part of an absolute path, nothing would tell it from a folder's name."""
-    match = _USER_OF_A_FILE.match(rest)
-    if match is None or os.path.lexists(os.path.expanduser(rest.partition("?")[0] if scheme else rest)):
+    """Refuse a password where a path or a name belongs: messages about paths show them whole."""
+    start = password_start(rest)
+    path = rest.partition("?")[0] if scheme else rest
+    if start is None or _A_PATH.match(rest) or os.path.lexists(os.path.expanduser(path)):
         return
-    start = len(url) - len(rest) + rest.index(":") + 1
-    shown = redact(f"{url[:start]}***{url[url.rindex('@') :]}")  # its options too
+    if rest.startswith("[") and redact_message(rest) == rest:  # how several stores are shown
+        return
+    shown = redact(f"{url[: len(url) - len(rest) + start]}***{url[url.rindex('@') :]}")
     what = (
         f"{scheme}:// is for files, which have no password" if scheme else "a URL begins with its scheme, mongodb://…"
     )

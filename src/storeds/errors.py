@@ -18,6 +18,8 @@ from __future__ import annotations
 
 from typing import Self
 
+from storeds._redact import redact_message
+
 __all__ = [
     "BadSamplesError",
     "ClosedError",
@@ -35,7 +37,10 @@ __all__ = [
 
 
 class StoredsError(Exception):
-    """Base of every exception that storeds raises on purpose."""
+    """Base of every exception that storeds raises on purpose; its message shows no password of a URL."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(redact_message(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class ConfigError(StoredsError, ValueError):

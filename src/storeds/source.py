@@ -176,7 +176,7 @@ def _hide(value: Any) -> Any:
     if isinstance(value, str):
         return redact(value)
     if isinstance(value, dict):
-        return {key: "***" if _is_secret(key) else _hide(item) for key, item in value.items()}
+        return {_hide(key): "***" if _is_secret(key) else _hide(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return type(value)(map(_hide, value))
     return value

@@ -98,8 +98,10 @@ def _check_uri(uri: str, query: str, shown: str) -> Mapping[str, Any]:
         plain = uri if uri.startswith("mongodb://") else f"mongodb://{uri.partition('://')[2].partition('?')[0]}"
         uri_parser.parse_uri(plain, validate=True, warn=False)
     except (PyMongoError, ValueError, TypeError, OSError) as error:  # OSError: a certificate's file
-        raise ConfigError(f"{shown}: {_scrub(str(error), uri)}") from None
-    return options
+        wrong = f"{shown}: {_scrub(str(error), uri)}"
+    else:
+        return options
+    raise ConfigError(wrong)  # outside of the handler: PyMongo's error quotes parts of the URL
 
 
 def _scrub(text: str, uri: str) -> str:

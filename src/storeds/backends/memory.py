@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from storeds._columns import column_of
-from storeds._url import split_scheme
+from storeds._url import redact, split_scheme
 from storeds._writer import COMMIT_EVERY, Sealed, StoreWriter, other_plan, target_exists
 from storeds.backends.base import BackendOptions, StoreBackend, parse_options
 from storeds.errors import ClosedError, ConfigError, RecordError, StoreExistsError, StoreNotFoundError, UnavailableError
@@ -36,8 +36,8 @@ _PARTIAL: dict[str, _Partial] = {}
 
 def _name(url: str) -> str:
     _, name = split_scheme(url)
-    if not name or "?" in name:
-        raise ConfigError(f"{url!r}: expected memory://name, without options")
+    if not name or "?" in name or redact(url) != url:
+        raise ConfigError(f"{redact(url)!r}: expected memory://name, without options or a password")
     return name
 
 

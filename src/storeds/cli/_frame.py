@@ -48,7 +48,12 @@ __all__ = [
 ]
 
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
-app = typer.Typer(no_args_is_help=True, context_settings=_SETTINGS, help="One dataset over HDF5, LMDB and MongoDB.")
+app = typer.Typer(
+    no_args_is_help=True,
+    context_settings=_SETTINGS,
+    pretty_exceptions_show_locals=False,  # passwords of URLs are among them
+    help="One dataset over HDF5, LMDB and MongoDB.",
+)
 config_app = typer.Typer(no_args_is_help=True, context_settings=_SETTINGS, help="About config files.")
 app.add_typer(config_app, name="config")
 
