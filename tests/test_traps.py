@@ -12,8 +12,11 @@ import pickle
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
+import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import pairwise
@@ -1047,6 +1050,97 @@ def test_a_lost_mongodb_node_does_not_change_what_a_program_draws(tmp_path: Path
 
 
 # 12. Hostile text
+
+BOMB = "x: &a0 [x, x, x]\n" + "".join(f"y{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 30))
+NESTED = "[" * 50_000 + "]" * 50_000
+DIGITS = "9" * 5000
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "place"),
+    [
+        ("aliases.yaml", BOMB, "line"),
+        ("itself.yaml", "dataset: &a\n  url: *a\n", "line 2, column 8"),
+        ("deep.yaml", f"dataset: {NESTED}", "line 1"),
+        ("deep.toml", f"dataset = {NESTED}", "line 1"),
+        ("deep.json", f'{{"dataset": {NESTED}}}', "line 1"),
+        ("digits.yaml", f"dataset:\n  seed: {DIGITS}", "line 2, column 9"),
+        ("digits.toml", f"[dataset]\nseed = {DIGITS}", "line 2, column 8"),
+        ("digits.json", f'{{"dataset": {{"seed": {DIGITS}}}}}', "line 1, column 22"),
+        ("hours.yaml", f"dataset:\n  seed: {'1:' * 100_000}1", "line 2, column 9"),
+        ("parts.toml", f"{'a.' * 100_000}a = 1", "line 1"),
+        ("large.json", " " * (2 << 20), "at most 1 MiB"),
+    ],
+    ids=lambda value: value if len(value) < 20 else "text",
+)
+def test_a_hostile_config_is_refused_at_once_with_its_place(name: str, text: str, place: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    begun = time.process_time()
+    with pytest.raises(errors.ConfigError, match=place) as raised:
+        storeds.load_config(tmp_path / name)
+    assert time.process_time() - begun < 5  # without bounds some of these take hours
+    assert name in str(raised.value)
+    assert len(str(raised.value)) < 500
+
+
+def test_numbers_of_5000_digits_are_refused_wherever_they_stand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEED", DIGITS)
+    config = {"dataset": {"url": f"lmdb://{tmp_path}/x.lmdb", "seed": "${SEED}"}}
+    for refused in (
+        lambda: storeds.load_config(config),
+        lambda: storeds.load_config({"dataset": {"url": "x", "where": {"label": 10**5000}}}),
+        lambda: storeds.load_config({"dataset": {"url": "x"}}, overrides=[f"loader.batch_size={DIGITS}"]),
+        lambda: storeds.open_backend(f"hdf5://{tmp_path}/x.h5?cache_bytes={DIGITS}"),
+        lambda: storeds.open_backend(f"mongodb://host.invalid/db/c?timeoutMS={DIGITS}"),
+        lambda: storeds.open_backend(f"mongodb://host.invalid:{DIGITS}/db/c"),
+    ):
+        with pytest.raises(errors.ConfigError):
+            refused()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "MongoDB://user:PW@host.invalid/db/c?tls=maybe",
+        "mongod@://user:PW@host.invalid/db/c",
+        "mongo db://user:PW@host.invalid/db/c",
+        "mongodb//user:PW@host.invalid/db/c",
+        "mongodb ://user:PW@host.invalid/db/c",
+        "mongdb://user:PW@host.invalid/db/c",
+        " mongodb://user:PW@host.invalid/db/c",
+        "//user:PW@host.invalid/db/c",
+        "memory://user:PW@host",
+        "mongodb://user:p@PW/wo@host.invalid/db/c",
+        "mongodb://user:PW/wo@host.invalid/db/c",
+        "mongodb://user:a?PW@host.invalid/db/c",
+        "mongodb://host.invalid/db/c?serverSelectionTimeoutMS=50&tlsCertificateKeyFilePassword=PW",
+    ],
+)
+@pytest.mark.parametrize(
+    "password", ["Hunter2Sesame", "x Hunter2Sesame", "x\N{NO-BREAK SPACE}Hunter2Sesame", "x\x1bHunter2Sesame"]
+)
+def test_no_error_and_no_repr_shows_the_password_of_a_misspelt_url(url: str, password: str, tmp_path: Path) -> None:
+    url = url.replace("PW", password)
+    shown = repr(storeds.load_config({"dataset": {"url": url}}))
+    for refused in (
+        lambda: storeds.open_backend(url),
+        lambda: storeds.open_writer(url, {"x": "int"}),
+        lambda: storeds.build_dataset({"dataset": {"url": url}}),
+    ):
+        with pytest.raises(errors.StoredsError) as raised:
+            refused()
+        shown += "".join(traceback.format_exception(raised.value))
+    assert "Sesame" not in shown
+
+
+def test_no_name_server_is_asked_for_a_part_of_a_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *rest, **options: asked.append(host))
+    with pytest.raises(errors.ConfigError, match=r"mongodb://user:\*\*\*@host/db/c.* must be percent-encoded"):
+        storeds.open_backend("mongodb://user:p@ss/wo@host/db/c?serverSelectionTimeoutMS=100")
+    assert asked == []
 
 
 def test_the_name_of_a_file_cannot_steer_the_terminal(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ __all__ = ["BackendOptions", "Handle", "HandleBackend", "StoreBackend", "parse_o
 class BackendOptions(BaseModel):
     """Options of a backend, from the URL's ``?…`` or from keywords; a subclass lists its own."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
 Opts = TypeVar("Opts", bound=BackendOptions)
@@ -47,7 +47,7 @@ def parse_options(cls: type[Opts], in_url: Mapping[str, str], keywords: Mapping[
         return cls(**given)
     except ValidationError as error:
         wrong = "; ".join(map(_told, error.errors()))
-        raise ConfigError(f"{redact(url)}: {wrong}") from None
+    raise ConfigError(f"{redact(url)}: {wrong}")  # outside of the handler: pydantic's error holds the values
 
 
 def _told(item: Any) -> str:
