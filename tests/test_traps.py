@@ -1681,6 +1681,15 @@ def test_a_bare_path_takes_options(tmp_path: Path) -> None:
     assert storeds.info(f"{path}?group=test").count == 3
 
 
+def test_options_without_a_scheme_say_so_where_no_file_tells_the_engine(tmp_path: Path) -> None:
+    write(tmp_path / "a.h5", {"x": np.arange(5)})
+    for name in ("*.h5?locking=false", "b.h5?locking=false"):
+        with pytest.raises(errors.ConfigError, match=re.escape(f"write hdf5://{tmp_path}/{name}")):
+            storeds.open_backend(f"{tmp_path}/{name}")
+    with pytest.raises(errors.ConfigError, match=r"options need a scheme: write lmdb://.*b\.lmdb\?readahead=true"):
+        storeds.open_writer(f"{tmp_path}/b.lmdb?readahead=true", {"x": "int"})
+
+
 # 23. Layouts of well-known tools
 
 

@@ -46,8 +46,8 @@ def redact(url: str) -> str:
 def password_start(url: str) -> int | None:
     """Return where in a URL the password begins, which ends at the last @; None where there is none."""
     at = url.rfind("@")
-    slashes = _SLASHES.search(url, 0, max(at, 0))
-    user = None if slashes else _USER_FIRST.match(url)
+    user = _USER_FIRST.match(url)
+    slashes = None if user else _SLASHES.search(url, 0, max(at, 0))
     colon = url.find(":", slashes.end(), at) if slashes else user.end() - 1 if user else -1
     if slashes and _FILE_URL.match(url) and "/" in url[slashes.end() : colon]:
         return None  # the names of files may hold both

@@ -13,7 +13,7 @@ from storeds._where import matching_positions
 from storeds._where_checks import check_where
 from storeds.errors import ConfigError, RecordError, StoredsError
 from storeds.protocols import Backend, Field
-from storeds.stores import open_backend
+from storeds.stores import open_backend, with_scheme
 
 if TYPE_CHECKING:
     from storeds.source import Source
@@ -142,6 +142,7 @@ def _holds_the_same(backend: Backend, unit: _Unit, source: Source, layout: str |
 
 def _units(source: Source) -> Iterator[_Unit]:
     for url in [source.url] if isinstance(source.url, str) else source.url:
+        url = with_scheme(url)
         pattern = glob_of(url)
         if pattern is None:
             scheme, path, options = split_options(url)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -25,6 +26,7 @@ __all__ = ["open_backend", "open_writer", "scheme_of", "with_scheme"]
 _LMDB_DATA = "data.mdb"
 _FILES = ("lmdb", "hdf5")
 _NATIVE = ("storeds/1", "native")
+_OPTIONS = re.compile(r"\w+=[^&?/]*(&\w+=[^&?/]*)*")  # a slash: the ? is part of a folder's name
 _SUFFIXES = {
     ".lmdb": "lmdb",
     ".mdb": "lmdb",
@@ -92,12 +94,22 @@ def _open(
 
 
 def with_scheme(url: str) -> str:
-    """Return a bare path with options, ``x.h5?group=train``, as a URL, unless a file has that very name."""
+    """Return a bare path with options, ``x.h5?group=train``, as a URL, unless a file has that very name.
+
+    Raises ConfigError for options where no file tells the engine: of a pattern, or of a store that is yet to be written.
+    """
     scheme, path = split_scheme(url)
     file, mark, options = path.partition("?")
-    if scheme is not None or not mark or os.path.lexists(path) or not os.path.exists(file):
+    if scheme is not None or not mark or os.path.lexists(path):
         return url
-    return f"{scheme_of(file, writing=False)}://{os.path.abspath(file)}?{options}"
+    if os.path.exists(file):
+        return f"{scheme_of(file, writing=False)}://{os.path.abspath(file)}?{options}"
+    if _OPTIONS.fullmatch(options):
+        known = _SUFFIXES.get(os.path.splitext(file)[1].lower())
+        schemes = [known] if known else _FILES
+        wanted = " or ".join(redact(f"{scheme}://{file}?{options}") for scheme in schemes)
+        raise ConfigError(f"{redact(path)!r}: no such path, and options need a scheme: write {wanted}")
+    return url
 
 
 def _open_one(url: str, scheme: str, layout: str | None, options: Mapping[str, Any]) -> Backend:
@@ -210,7 +222,7 @@ def open_writer(
         raise ConfigError(
             f"a writer writes one store, and this is a list of {len(url)}; write one after the other, then read the list as one"
         )
-    url = os.fspath(url)
+    url = with_scheme(os.fspath(url))
     if glob_of(url) is not None:
         raise ConfigError(
             f"{redact(url)!r} is a pattern, and a writer writes one store: name it without * and […]; patterns are for reading "
