@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from pydantic import ValidationError
 import storeds
 from photographs import jpeg
 from storeds import build_dataset, build_loader, errors, load_config
+from storeds.backends.lmdb import LmdbBackend
 from storeds.config import config_schema
 
 TOML = """
@@ -393,3 +395,185 @@ def test_many_and_long_values_are_told_in_short(tmp_path: Path) -> None:
         with pytest.raises(errors.ConfigError, match=says) as raised:
             storeds.build_dataset(config)
         assert len(str(raised.value)) < 2500
+
+
+# Splits that share records
+
+
+def write_store(url: str, **more: Any) -> str:
+    with storeds.open_writer(url, {"key": "str", "fold": "int"} | more, overwrite=True) as writer:
+        own = {"split": lambda n: n % 3 if more.get("split") == "int" else ("train", "val", "test")[n % 3]}
+        writer.append({"key": f"k{n}", "fold": n % 5} | {name: own[name](n) for name in more} for n in range(30))
+    return url
+
+
+def config_of(url: Any, splits: dict[str, Any], **more: Any) -> storeds.Config:
+    dataset = {"url": url, "reader": "array", "fields": ["key"], **more.pop("dataset", {})}
+    return load_config({"dataset": dataset, "splits": {k: {"dataset": v} for k, v in splits.items()}, **more})
+
+
+def keys(config: storeds.Config, split: str | int | None) -> list[str]:
+    return [key for (key,) in build_dataset(config, split)[:]]
+
+
+def test_a_where_of_the_dataset_is_combined_with_the_split(tmp_path: Path) -> None:
+    url = write_store(f"lmdb://{tmp_path}/x.lmdb", split="str")
+    config = config_of(url, {"train": {}, "val": {}}, dataset={"where": {"fold": [0, 1]}})
+    assert keys(config, "train") == ["k0", "k6", "k15", "k21"]
+    assert keys(config, "val") == ["k1", "k10", "k16", "k25"]
+    with pytest.raises(errors.ConfigError, match="which leaves none for split 'val'"):
+        config_of(url, {"train": {}, "val": {}}, dataset={"where": {"split": "train"}})
+
+
+def test_a_split_of_numbers_is_named_by_a_number(tmp_path: Path) -> None:
+    url = write_store(f"lmdb://{tmp_path}/x.lmdb", split="int")
+    config = load_config({"dataset": {"url": url, "reader": "array", "fields": ["key"]}, "splits": {0: {}, 1: {}}})
+    assert keys(config, 0) == keys(config, "0") == [f"k{n}" for n in range(0, 30, 3)]
+    with pytest.raises(errors.ConfigError, match="'split' holds integers, so split 'val'"):
+        build_dataset({"dataset": {"url": url}}, "val")
+
+
+def test_a_single_table_takes_all_records_of_a_store_without_splits(tmp_path: Path) -> None:
+    url = write_store(f"lmdb://{tmp_path}/x.lmdb")
+    assert len(keys(config_of(url, {"train": {}}), "train")) == 30
+    with pytest.raises(errors.ConfigError, match="nothing says which records are split 'train'"):
+        build_dataset(config_of(url, {}), "train")
+
+
+@pytest.mark.parametrize(
+    ("train", "val", "shared"),
+    [
+        ({}, {}, "30 records"),
+        ({"where": {"fold": [0, 1, 2]}}, {"where": {"fold": [2, 3]}}, "6 records"),
+        ({"where": {"fold": [0, 1, 2]}}, {"where": {"key": "k2"}}, "1 record "),
+        ({"where": {"fold": [0, 1, 2]}}, {"where": {"fold": 3}}, None),
+        ({"where": {"fold": [0, 1, 2]}}, {"where": {"key": "k3"}}, None),
+        ({"where": {"fold": 0}}, {"where": None}, "6 records"),
+        ({"where": {"fold": 0}}, {"url": "{other}"}, None),
+        ({}, {"url": "{same}"}, "30 records"),
+        ({}, {"url": "{same}?readahead=true"}, "30 records"),
+        ({}, {"url": "{link}"}, "30 records"),
+        ({}, {"url": "{copy}"}, "30 records"),
+        ({}, {"url": "{converted}"}, "30 records"),
+        ({}, {"url": ["{other}", "{link}"]}, "30 records"),
+        ({"url": "{folder}/*.lmdb"}, {"url": "{same}"}, "30 records"),
+        ({}, {"url": "{folder}/none.lmdb"}, None),
+        ({}, {"where": {"no_such_field": 1}}, None),
+        ({}, {"url": "mongodb://127.0.0.1:1/db/c"}, None),
+    ],
+)
+def test_records_that_two_splits_share_are_found(tmp_path: Path, train: Any, val: Any, shared: str | None) -> None:
+    same, other = write_store(f"lmdb://{tmp_path}/all.lmdb"), f"lmdb://{tmp_path}/other.lmdb"
+    with storeds.open_writer(other, {"key": "str", "fold": "int"}) as writer:
+        writer.append([{"key": "k", "fold": 0}])
+    (tmp_path / "link").symlink_to(tmp_path / "all.lmdb")
+    (tmp_path / "elsewhere").mkdir()
+    shutil.copy(tmp_path / "all.lmdb", tmp_path / "elsewhere" / "copy.lmdb")
+    storeds.convert(same, f"hdf5://{tmp_path}/elsewhere/all.h5")
+    places = {"same": same, "other": other, "link": f"{tmp_path}/link", "folder": str(tmp_path)}
+    places |= {"copy": f"{tmp_path}/elsewhere/copy.lmdb", "converted": f"hdf5://{tmp_path}/elsewhere/all.h5"}
+    tables = json.loads(json.dumps({"train": train, "val": val}))
+    for table in tables.values():
+        if isinstance(table.get("url"), str):
+            table["url"] = table["url"].format(**places)
+        elif "url" in table:
+            table["url"] = [url.format(**places) for url in table["url"]]
+    config = config_of(same, tables)
+    if shared is None:
+        build_dataset(config, "train")
+        return
+    with pytest.raises(errors.ConfigError, match=f"share {shared}.*position .*, key 'k.*allow_overlap = true"):
+        build_dataset(config, "train")
+    build_dataset(config_of(same, tables, allow_overlap=True), "train")
+
+
+def test_a_list_of_which_only_a_part_has_a_placeholder_shares_the_rest(tmp_path: Path) -> None:
+    for name in ("train", "val"):
+        with storeds.open_writer(f"lmdb://{tmp_path}/{name}.lmdb", {"key": "str"}) as writer:
+            writer.append([{"key": name}])
+    with storeds.open_writer(f"lmdb://{tmp_path}/extra.lmdb", {"key": "str"}) as writer:
+        writer.append([{"key": "extra"}])
+    urls = [f"{tmp_path}/{{split}}.lmdb", f"{tmp_path}/extra.lmdb"]
+    assert keys(config_of(urls[0], {"train": {}, "val": {}}), "val") == ["val"]
+    with pytest.raises(errors.ConfigError, match="splits 'val' and 'train' of the config share 1 record .*'extra'"):
+        build_dataset(config_of(urls, {"train": {}, "val": {}}), "val")
+
+
+def test_splits_of_a_store_in_memory_share_records_too() -> None:
+    write_store("memory://config-shared")
+    with pytest.raises(errors.ConfigError, match="share 30 records of memory://config-shared"):
+        build_dataset(config_of("memory://config-shared", {"train": {}, "val": {}}), "val")
+
+
+def test_looking_for_shared_records_reads_no_column_where_wheres_exclude_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = write_store(f"lmdb://{tmp_path}/x.lmdb", split="str")
+    read: list[str] = []
+    column = LmdbBackend.column
+
+    def counted(backend: LmdbBackend, name: str) -> Any:
+        read.append(name)
+        return column(backend, name)
+
+    monkeypatch.setattr(LmdbBackend, "column", counted)
+    monkeypatch.setenv("STOREDS_CACHE", str(tmp_path / "fresh"))
+    build_dataset(config_of(url, {name: {} for name in ("train", "val", "test")}), "train")
+    assert read == ["split"]  # for the selection itself
+
+
+def test_no_split_of_several_is_said_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    url = write_store(f"lmdb://{tmp_path}/x.lmdb", split="str")
+    assert len(keys(config_of(url, {"train": {}, "val": {}}), None)) == 30
+    assert "the records of all splits (train, val) are taken together" in caplog.text
+    with pytest.raises(errors.ConfigError, match=r"url has \{split\}, so name a split"):
+        build_dataset(config_of(f"{tmp_path}/{{split}}.lmdb", {}))
+
+
+# Keys that are there twice, aliases
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("c.yaml", "dataset: {url: x}\ndataset: {url: y}"), ("c.json", '{"dataset": {"url": "x", "url": "y"}}')],
+)
+def test_a_key_that_is_there_twice_is_refused(tmp_path: Path, name: str, text: str) -> None:
+    with pytest.raises(errors.ConfigError, match="there twice"):
+        load_config(write(tmp_path / name, text))
+
+
+def test_anchors_aliases_and_merge_keys_work(tmp_path: Path) -> None:
+    text = """
+    dataset: {url: x.lmdb}
+    splits:
+      train: &train
+        loader: {batch_size: 8, shuffle: true}
+        dataset: {where: {fold: 0}}
+      more: *train
+      val: {<<: *train, dataset: {where: {fold: 1}}}
+    """
+    config = load_config(write(tmp_path / "c.yaml", text))
+    assert config.loader_for("val") == config.loader_for("more") == config.loader_for("train")
+    assert config.source_for("val").where == {"fold": 1}
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("loader.batch_size", "must read table.key=value"),
+        ("loader..x=1", "must read table.key=value"),
+        ("loader.batch_size=", "has no value"),
+        ("loader.batch_size=[1", "neither TOML nor YAML"),
+        ("splits.vla.loader.shuffle=true", "unknown split 'vla'; did you mean 'val'"),
+        ("dataset.url.x=1", "no table but str"),
+        ("dataset.transform.7=null", "no place in a list of 1"),
+        ("datset.url=x", "unknown key 'datset'; did you mean 'dataset'"),
+        ("mongodb://user:secret@h/d/c", "must read table.key=value"),
+        ("loader.batch_size=secret: [", "neither TOML nor YAML"),
+    ],
+)
+def test_a_wrong_override_is_named_without_its_value(override: str, says: str) -> None:
+    config = {"dataset": {"url": "x", "transform": ["ToTensor"]}, "splits": {"val": {}}}
+    with pytest.raises(errors.ConfigError, match=says) as raised:
+        load_config(config, overrides=[override])
+    assert "secret" not in str(raised.value)
