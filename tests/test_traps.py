@@ -377,6 +377,7 @@ def test_float_images_do_not_turn_black_nor_wide_ones_white(tmp_path: Path) -> N
         with pytest.raises(errors.DecodeError, match=rf"values from .* would cut to 0 … 255.*mode='{mode}'"):
             dataset[at]
     assert np.asarray(dataset[2][0]).max() == 200
+    assert storeds.verify(f"{tmp_path}/x.lmdb").ok  # the files are whole
     unchanged = storeds.StoreDataset(f"{tmp_path}/x.lmdb", mode="unchanged")
     assert all(np.array_equal(unchanged[at][0], array) for at, array in enumerate(arrays))
 

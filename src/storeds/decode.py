@@ -117,10 +117,12 @@ def _check_range(image: Image.Image, mode: str) -> None:
         return
     low, high = (float(end) for end in image.getextrema())  # type: ignore[arg-type]  # of one band
     if low < 0 or high > 255 or (image.mode == "F" and 0 < high <= 1):
-        raise DecodeError(
+        error = DecodeError(
             f"the image has values from {low:g} to {high:g}, which mode {mode!r} would cut to 0 … 255: read it with "
             f"mode={image.mode!r} or 'unchanged', and scale it in a transform"
         )
+        error.kind = "out_of_range"
+        raise error
 
 
 def decode_tensor(

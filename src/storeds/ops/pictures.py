@@ -79,6 +79,8 @@ def _decode(finding: Finding, mended: bytes) -> Picture:
             check_pixels(finding.frame.width, finding.frame.height, MAX_PIXELS)
         decode_pil(mended, "RGB", max_pixels=MAX_PIXELS)
     except DecodeError as error:
+        if error.kind == "out_of_range":  # it decodes, and is read in a mode of its own
+            return Picture(finding, mended)
         return Picture(finding, mended, str(error), error.kind == "too_large")
     except Image.DecompressionBombError as error:  # Pillow's own limit, on the header as well
         return Picture(finding, mended, str(error), too_large=True)
