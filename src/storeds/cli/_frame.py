@@ -116,9 +116,9 @@ def command(function: F) -> F:
             function(*args, **options)
         except StoredsError as error:
             if options.get("as_json"):
-                print_json({"error": {"type": type(error).__name__, "message": redact_message(str(error))}})
+                print_json({"error": {"type": _kind_of(error), "message": redact_message(str(error))}})
             else:
-                say_error("error: ", f"{type(error).__name__}: {redact_message(str(error))}", "bold red")
+                say_error("error: ", f"{_kind_of(error)}: {redact_message(str(error))}", "bold red")
             raise typer.Exit(_exit_code(error)) from None
         except KeyboardInterrupt:
             ERR.print("interrupted" + (_GO_ON if "resume" in options else ""))
@@ -139,6 +139,11 @@ class _Warnings(logging.Handler):
 def say(text: str) -> None:
     """Print a line to stdout; control characters in names are escaped."""
     OUT.print(printable(text, "\n"))
+
+
+def _kind_of(error: StoredsError) -> str:
+    """Return the public class of an error: that of a private subclass is what the documentation lists."""
+    return next(each.__name__ for each in type(error).__mro__ if each.__module__ == StoredsError.__module__)
 
 
 def say_error(head: str, text: str, style: str = "") -> None:

@@ -51,7 +51,7 @@ def info(
         found[name] = None if found[name] is None else _brief_counts(found[name])
     found["bytes"] = None if found["bytes"] is None else byte_size(found["bytes"])
     unread = found.pop("unread")
-    found["advice"] = "; ".join(found.pop("advice")) or "none: all is well"
+    found["advice"] = "; ".join(found.pop("advice")) or ("none" if unread else "none: all is well")
     rows = [(name, _brief(value)) for name, value in found.items() if value is not None]
     rows += [("" if number else "unread", text) for number, text in enumerate(unread)]
     print_table({"what": "left", "value": "left"}, rows, head=False)
