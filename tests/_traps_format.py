@@ -133,7 +133,7 @@ def _write_rows(path: Path, moves: dict[int, int], origin: Path | None = None) -
         group = file["records"]
         whole = [name for name in group if isinstance(group[name], h5py.Dataset)]
         cut = [name for name in group if name not in whole]
-        places = {name: (group[name].id.get_offset(), group[name].dtype.itemsize) for name in whole}
+        places = {name: (group[name].id.get_offset(), group[name].nbytes // len(group[name])) for name in whole}
         places |= {name: (group[name]["data"].id.get_offset(), int(group[name]["offsets"][1])) for name in cut}
     data, before = bytearray(path.read_bytes()), (origin or path).read_bytes()
     for start, size in places.values():
