@@ -8,6 +8,7 @@ import os
 import pickle
 import pickletools
 import subprocess
+import sys
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable
@@ -25,7 +26,7 @@ import storeds
 from _foreign_lmdb import Raw, basicsr, caffe, datum, encoded, numpy_to_msgpack, ocr, pickled, put, tensorpack
 from storeds._unpickle import PickleError, unpickle
 from storeds._unpickle_numpy import PickledDtype, _from_buffer
-from storeds.errors import ConfigError, FormatError, RecordError, StoreNotFoundError
+from storeds.errors import ConfigError, FormatError, MissingDependencyError, RecordError, StoreNotFoundError
 from storeds.layouts import _lmdb_decode
 from storeds.layouts._lmdb_base import ForeignLmdb
 from storeds.layouts._lmdb_datum import parse_datum
@@ -554,6 +555,14 @@ def test_values_that_unfold_to_too_much_are_refused(monkeypatch: pytest.MonkeyPa
             decompress(value)
     with pytest.raises(ValueError, match="refused"):
         decode_npz(archive.getvalue())
+
+
+def test_values_in_lz4_say_which_package_they_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = [(b"%d" % n, lz4.frame.compress(numpy_to_msgpack({"x": n}))) for n in range(3)]
+    url = f"lmdb://{put(tmp_path / 's', values)}"
+    monkeypatch.setitem(sys.modules, "lz4.frame", None)
+    with pytest.raises(MissingDependencyError, match="pip install lz4"):
+        storeds.open_backend(url)
 
 
 def test_an_npz_of_objects_is_refused() -> None:

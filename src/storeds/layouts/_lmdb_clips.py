@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from storeds._unpickle import unpickle
+from storeds.errors import MissingDependencyError
 from storeds.layouts._embedded import is_image
 from storeds.layouts._lmdb_decode import decode_msgpack, decompress
 from storeds.layouts._lmdb_entries import sample_records
@@ -36,7 +37,7 @@ def clips_of(look: Look) -> Literal["certain", "possible"] | None:
 def _clips_of(look: Look) -> Literal["certain", "possible"] | None:
     try:
         values = [load_either(value, views=True) for _, value in sample_records(look, _GLANCES)]
-    except ValueError:
+    except (ValueError, MissingDependencyError):
         return None
     parts = {frames_part(value) for value in values}
     if len(parts) != 1 or None in parts:

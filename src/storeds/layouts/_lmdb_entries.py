@@ -16,6 +16,7 @@ import numpy as np
 
 from storeds._readings import shown_value
 from storeds._unpickle import unpickle
+from storeds.errors import MissingDependencyError
 from storeds.layouts._embedded import is_image, is_video
 from storeds.layouts._lmdb_decode import decode_json, decode_msgpack, decompress, is_compressed, is_npz
 from storeds.layouts._lmdb_env import Look
@@ -227,7 +228,10 @@ def _pickled(raw: bytes) -> Any:
 def _json(raw: bytes) -> Any:
     if raw[:1] not in b'{["' and not is_compressed(raw):
         raise ValueError("no JSON")
-    return decode_json(decompress(raw))
+    try:
+        return decode_json(decompress(raw))
+    except MissingDependencyError as error:
+        raise ValueError(str(error)) from None
 
 
 def _is_count(raw: bytes, count: int) -> bool:

@@ -56,8 +56,8 @@ class _Documents(SerialisedLmdb):
             return None
         try:
             found = [cls._decode(value) for _, value in shown]
-        except MissingDependencyError as error:
-            return f"values compressed by lz4, which cannot be read: {error}"
+        except MissingDependencyError as error:  # msgpack is what tools compress by lz4; opening raises it
+            return str(error) if cls.layout == "msgpack" else None
         except ValueError:
             return None
         if not all(isinstance(content, (dict, list)) and content for content in found) or cls._is_another_s(look):
