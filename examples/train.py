@@ -1,6 +1,6 @@
 """Train a small network on any store: the data is chosen by the config alone.
 
-    python examples/train.py --config config.toml --epochs 4
+    python examples/train.py --config config.toml --epochs 4 --set loader.batch_size=16
 
 The config names the store (``[dataset] url = "lmdb://data/{split}.lmdb"``), the transforms and the loader; putting
 ``hdf5://…`` or ``mongodb://…`` there trains on the same samples from another engine.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -36,9 +37,9 @@ def make_network(channels: int, classes: int) -> nn.Module:
     )
 
 
-def train(config_file: str, epochs: int) -> float:
+def train(config_file: str, epochs: int, overrides: Sequence[str] = ()) -> float:
     """Train on split ``train`` and return the accuracy on split ``val``, between 0 and 1."""
-    config = storeds.load_config(config_file)
+    config = storeds.load_config(config_file, overrides=overrides)
     loaders = {split: storeds.build_loader(config, split) for split in ("train", "val")}
     dataset = loaders["train"].dataset
     torch.manual_seed(dataset.seed or 0)
@@ -77,9 +78,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Train a small network on the store that a config names.")
     parser.add_argument("--config", required=True, help="a TOML, YAML or JSON config")
     parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a value of the config")
     parser.add_argument("--min-accuracy", type=float, default=0.0, help="exit with 1 below this")
     arguments = parser.parse_args()
-    accuracy = train(arguments.config, arguments.epochs)
+    accuracy = train(arguments.config, arguments.epochs, arguments.set)
     return 0 if accuracy >= arguments.min_accuracy else 1
 
 
