@@ -313,7 +313,7 @@ def test_lists_of_documents_inside_documents_and_columns_of_them(database: Any, 
     columns = {"image": "found.crops.image", "page": "name"}
     with QueryLayout(url, unwind="found.crops", columns=columns) as backend:
         assert pickle.loads(pickle.dumps(backend)).get_many([1]) == [{"image": IMAGES[1], "page": "p"}]
-        assert backend.unread() == ["1 documents without an element in 'found.crops'"]
+        assert backend.unread() == ["1 document without an element in 'found.crops'"]
     with pytest.raises(errors.ConfigError, match=r"no document has a list in 'found.crop' \(unwind\); did you mean"):
         QueryLayout(url, unwind="found.crop")
 
@@ -342,4 +342,4 @@ def test_what_an_index_leaves_unread_is_told(database: Any, mongodb_database: st
     database.photos.insert_many({"img_name": f"{n}", "bson_img": IMAGES[n], "box": [n]} for n in range(3))
     index = write_index(tmp_path / "i.json", ["0", "1"], [0, 1])
     with NamedLayout(with_path(mongodb_database, "photos"), index=index) as backend:
-        assert backend.unread() == ["field 'box'", "1 documents that the index does not name"]
+        assert backend.unread() == ["field 'box'", "1 document that the index does not name"]

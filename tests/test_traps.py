@@ -1840,7 +1840,7 @@ def test_crops_in_a_document_are_records(mongodb_database: str) -> None:
         storeds.open_backend(url)
     due = [{"page": f"p{n}", "image": jpeg(10 * n + k), "label": k} for n in (2, 3) for k in range(n)]
     assert records_of(url, unwind="crops") == due
-    assert storeds.info(url, options={"unwind": "crops"}).unread == ["1 documents without an element in 'crops'"]
+    assert storeds.info(url, options={"unwind": "crops"}).unread == ["1 document without an element in 'crops'"]
     second = storeds.StoreDataset(url, options={"unwind": "crops"}, where={"label": 1}, decode="bytes")
     assert second[:] == [(jpeg(21), 1), (jpeg(31), 1)]
     assert next(iter(storeds.StoreLoader(second, batch_size=2, num_workers=1)))[1].tolist() == [1, 1]

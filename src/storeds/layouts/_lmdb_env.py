@@ -14,6 +14,7 @@ import lmdb
 from pydantic import field_validator
 
 from storeds._lmdb_file import check_lmdb_file
+from storeds._text import counted
 from storeds.backends._openers import FileOpener
 from storeds.backends.lmdb import COLUMNS, META, RECORDS, LmdbOptions, open_environment
 from storeds.errors import ConfigError, FormatError
@@ -112,7 +113,9 @@ class ForeignHandle:
         with self.env.begin() as txn:
             names = _first_keys(txn)
         if names and set(names) != _NATIVE and all(map(self.is_database, names[:_SHOWN])):
-            sizes = ", ".join(f"database={name!r} ({count:,} entries)" for name, count in self.databases().items())
+            sizes = ", ".join(
+                f"database={name!r} ({counted(count, 'entry', 'entries')})" for name, count in self.databases().items()
+            )
             raise ConfigError(f"{self.url} holds no records but named databases; pass one of them: {sizes}")
 
     def databases(self) -> dict[str, int]:

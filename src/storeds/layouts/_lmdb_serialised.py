@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import field_validator
 
 from storeds._suggest import suggest
+from storeds._text import counted
 from storeds._unread import bounded, check_most_is_read
 from storeds.errors import ConfigError, FormatError
 from storeds.fields import parse_fields
@@ -83,7 +84,7 @@ class SerialisedLmdb(ForeignLmdb):
                 raise FormatError(f"{look.url}: {why_not_pyarrow(key)}")
         keys = self._all_keys(look)
         left = look.entries - keys.count - len(entries_of(look).keys)
-        unread = [f"{left:,} entries that are not listed"] if left > 0 else []
+        unread = [f"{counted(left, 'entry', 'entries')} not listed"] if left > 0 else []
         samples = list(self._samples(look, keys))
         fields, how, others = self._derive(look, samples)
         return Survey(keys, fields, how=how, unread=tuple(bounded([*unread, *others])))

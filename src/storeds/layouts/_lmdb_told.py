@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from storeds._text import counted
 from storeds._unread import check_most_is_read
 from storeds.layouts._embedded import is_image
 from storeds.layouts._lmdb_entries import beginning_of, entries_of, sample_records
@@ -27,7 +28,7 @@ def told(look: Look) -> str:
     """Return what lies in the database, in half a sentence."""
     if not look.entries:
         return "it is empty"
-    entries = "1 entry" if look.entries == 1 else f"{look.entries} entries"
+    entries = counted(look.entries, "entry", "entries")
     first = look.first(1)[0]
     return f"it holds {entries} under the keys {listed_keys(look.first_keys(_SHOWN + 1))}; the first value: {beginning_of(first[1])}"
 
@@ -58,7 +59,7 @@ def unread_entries(look: Look) -> Iterator[str]:
     for key, what in entries.unread.items():
         yield f"key {_text(key)!r}: {what}"
     for name, count in _others(look).items():
-        yield f"database {name!r}: {count:,} entries; database={name!r} reads it"
+        yield f"database {name!r}: {counted(count, 'entry', 'entries')}; database={name!r} reads it"
 
 
 def _others(look: Look) -> dict[str, int]:

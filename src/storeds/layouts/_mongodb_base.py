@@ -15,6 +15,7 @@ from storeds._columns import column_of
 from storeds._count import Count
 from storeds._index import index_path, load_index, save_index
 from storeds._readings import shown_value
+from storeds._text import counted
 from storeds._unread import bounded
 from storeds._url import redact
 from storeds.backends._mongodb_client import ClientFactory, Location, parse_location
@@ -198,7 +199,7 @@ class MongodbLayout(StoreBackend, Generic[Opts]):
         own, collection = self._own_collections(), self._location.collection
         for name in self._connection.names():
             if name not in own and f"{name}.".startswith(f"{collection}."):
-                yield f"collection {name!r}: {self._connection.count(name):,} documents"
+                yield f"collection {name!r}: {counted(self._connection.count(name), 'document')}"
 
     # Reading.
 

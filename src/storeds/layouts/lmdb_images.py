@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, Literal
 
+from storeds._text import counted
 from storeds._unread import bounded
 from storeds.errors import FormatError
 from storeds.layouts._embedded import is_image, is_video
@@ -156,7 +157,7 @@ class KeyedLmdb(ForeignLmdb):
             why = f"{_META_INFO} lists {keys.count}"
         self._check_count(look, keys.count + len(entries_of(look).keys), why)
         left = look.entries - keys.count - len(entries_of(look).keys)
-        unread = (f"{left:,} entries that {_META_INFO} does not list",) if left > 0 else ()
+        unread = (f"{counted(left, 'entry', 'entries')} that {_META_INFO} does not list",) if left > 0 else ()
         first = sample_records(look, 1)
         is_film = bool(first) and is_video(first[0][1])
         data = {"video": Field("bytes")} if is_film else {"image": Field("image")}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, ClassVar
 
+from storeds._text import counted
 from storeds.errors import ConfigError, FormatError
 from storeds.layouts._embedded import is_image
 from storeds.layouts._lmdb_base import ForeignLmdb, Survey
@@ -55,7 +56,7 @@ class ResolutionsLmdb(ForeignLmdb):
             look, said * len(found) + len(entries_of(look).keys), f"length says {said} images of each size"
         )
         unread = tuple(
-            f"resolution {other}: {said:,} images; resolution={other} reads it"
+            f"resolution {other}: {counted(said, 'image')}; resolution={other} reads it"
             for other in found
             if other != resolution
         )

@@ -12,6 +12,7 @@ from pydantic import BeforeValidator
 
 from storeds._columns import column_of
 from storeds._suggest import suggest
+from storeds._text import counted
 from storeds._url import redact
 from storeds.backends._mongodb_client import ClientFactory
 from storeds.backends.base import BackendOptions
@@ -185,7 +186,7 @@ class NamedLayout(MongodbLayout[NamedOptions]):
                 yield f"field {name!r}"
         others = self._connection.count(self._collection) - read
         if others > 0:
-            yield f"{others:,} documents that the index does not name"
+            yield f"{counted(others, 'document')} that the index does not name"
 
     def _build(self, table: Array) -> str:
         # Whatever can be selected by stands in the index file, so the same content is the same build.

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from storeds._seals import SEAL
 from storeds._suggest import suggest
+from storeds._text import counted
 from storeds._unread import check_most_is_read
 from storeds.backends.base import BackendOptions
 from storeds.errors import ConfigError
@@ -119,7 +120,9 @@ class QueryLayout(ColumnLayout[QueryOptions]):
 
     def _describe(self, lists: Sequence[Packed]) -> tuple[dict[str, Column], dict[str, Field]]:
         if self._settings.unwind is not None and self._without_elements:
-            self._left.append(f"{self._without_elements:,} documents without an element in {self._settings.unwind!r}")
+            self._left.append(
+                f"{counted(self._without_elements, 'document')} without an element in {self._settings.unwind!r}"
+            )
         columns = self._mapped_columns(lists[0], self._settings.columns or self._all_fields(lists[0]))
         return columns, {name: column.field for name, column in columns.items()}
 
