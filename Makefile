@@ -4,7 +4,7 @@ VENV ?= .venv
 TF_VENV ?= .venv-tf
 PEERS_VENV ?= .venv-peers
 TORCH ?= torch==2.13.0
-# Installed without their dependencies, which would replace the CPU build of torch.
+# Without their dependencies, which would replace the CPU build of torch; tests/_torchvision.py says why apart.
 VISION ?= torchvision==0.29.* fastai==2.8.*
 TENSORFLOW ?= tensorflow-cpu==2.21.*
 
@@ -77,7 +77,7 @@ $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet '$(TORCH)'
 	$(BIN)/python -m pip install --quiet --editable '.[dev,demo]'
-	$(BIN)/python -m pip install --quiet --no-deps $(VISION)
+	$(BIN)/python -m pip install --quiet --no-deps --target $(VENV)/vision $(VISION)
 	@touch $@
 
 # Apart, because TensorFlow holds back h5py and others.

@@ -18,15 +18,14 @@ import torch
 from torch.utils.data import DataLoader
 
 import storeds
+from _torchvision import enable_torchvision
 from _traps_epochs import jittered_dataset
 
 __all__ = ["FRAMEWORKS"]
 
 EPOCHS = 3
 
-# torchvision is installed without its compiled operators, and insists that they are declared.
-for _operator in ("nms", "qnms"):
-    torch.library.define(f"torchvision::{_operator}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+enable_torchvision()
 
 
 class Network(torch.nn.Module):

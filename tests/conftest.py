@@ -11,9 +11,9 @@ from typing import Any
 
 import pymongo
 import pytest
-import torch
 from hypothesis import settings
 
+from _torchvision import enable_torchvision
 from storeds.testing.mongod import run_mongod
 
 # A change is judged by the same examples each time; at a desk, every run looks for new ones.
@@ -21,12 +21,9 @@ settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
     settings.load_profile("ci")
 
-# torchvision is installed for its Python code; its compiled operators need the CUDA build of torch, but it
-# insists that they are declared.
-for _operator in ("nms", "qnms"):
-    torch.library.define(f"torchvision::{_operator}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+enable_torchvision()
 
-# Its import asks PyPI for a newer version otherwise.
+# albumentations asks PyPI for a newer version when it is imported.
 os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
 
 ENGINES = ("lmdb", "hdf5", "mongodb", "memory")
