@@ -17,7 +17,7 @@ from pymongo.errors import (
 )
 
 from storeds.backends._mongodb_client import parse_location, pymongo_errors
-from storeds.backends._mongodb_retry import retried
+from storeds.backends._mongodb_retry import retried, shared_deadline
 from storeds.errors import UnavailableError
 
 URL = "mongodb://user:hunter2@127.0.0.1:9/db/c?timeoutMS=1000&serverSelectionTimeoutMS=50"
@@ -101,3 +101,12 @@ def test_no_deadline_is_no_deadline() -> None:
     assert location.deadline is None
     server = Server(*[AutoReconnect("connection closed")] * 3)
     assert retried(location, server, lambda: True) == "answer"
+
+
+def test_two_parts_of_a_batch_share_one_deadline() -> None:
+    server, start = Server(always=AutoReconnect("connection closed")), time.monotonic()
+    with shared_deadline():
+        for _ in range(3):
+            with pytest.raises(UnavailableError, match="the deadline is timeoutMS=1000"):
+                ask(server)
+    assert time.monotonic() - start < 2

@@ -1037,6 +1037,21 @@ def test_nothing_draws_from_the_global_generators(make_engine_url: MakeUrl, tmp_
     assert drawn_next() == before
 
 
+def test_a_lost_mongodb_ends_an_epoch_within_its_deadline_in_threads_too(tmp_path: Path) -> None:
+    with run_mongod(tmp_path / "server") as uri:
+        url = f"{uri}/db/lost?timeoutMS=5000"
+        with storeds.open_writer(url, {"x": "int"}) as writer:
+            writer.append({"x": n} for n in range(1000))
+        dataset = storeds.StoreDataset(url, reader="array", fields=["x"])
+        epoch = iter(storeds.ThreadLoader(dataset, batch_size=4, num_workers=4))
+        next(epoch)
+    start = time.monotonic()
+    with pytest.raises(errors.UnavailableError, match="timeoutMS=5000"):
+        list(epoch)
+    assert time.monotonic() - start < 9.5  # each thread once spent the deadline a second time
+    dataset.close()
+
+
 def test_a_lost_mongodb_node_does_not_change_what_a_program_draws(tmp_path: Path) -> None:
     before = drawn_next()
     with run_mongod(tmp_path / "server") as uri:

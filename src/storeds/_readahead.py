@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections import deque
@@ -54,6 +55,7 @@ class ReadAhead(Generic[J, R]):
         self._pool: ThreadPoolExecutor | None = None
         self._pid = os.getpid()
         self._closed = False
+        self._begun, self._failed = 0, [math.inf]
 
     def __iter__(self) -> Iterator[R]:
         return self
@@ -88,7 +90,8 @@ class ReadAhead(Generic[J, R]):
             if self._pool is None:
                 self._pid = os.getpid()
                 self._pool = ThreadPoolExecutor(self._threads, "storeds-read-ahead", self._begin)
-            self._pending.append(self._pool.submit(self._function, job))
+            self._begun += 1
+            self._pending.append(self._pool.submit(_do, self._function, job, self._begun, self._failed))
 
     def close(self, *, wait: bool = True) -> None:
         """Give nothing more, and wait for jobs under way, or leave them to end by themselves."""
@@ -108,3 +111,14 @@ class ReadAhead(Generic[J, R]):
         # Not waiting: the collector runs anywhere, also where a lock is held that a job under way waits for.
         if hasattr(self, "_pool"):
             self._stop(wait=False)
+
+
+def _do(function: Callable[[J], R], job: J, number: int, failed: list[float]) -> R:
+    """Do a job, unless one before it failed, which ends the iteration: it might wait for the same lost server again."""
+    if failed[0] < number:
+        raise ClosedError("an earlier job failed")
+    try:
+        return function(job)
+    except BaseException:
+        failed[0] = min(failed[0], number)
+        raise

@@ -34,6 +34,7 @@ ClientFactory = Callable[[str], Any]
 
 # Small on purpose: workers × ranks clients come together at the server. A user's URI overrides each.
 SELECTION = 10.0  # seconds
+_CLOSING = 0.5  # seconds
 DEADLINE = 30.0  # seconds; more than an election takes
 _DEFAULTS = {"maxPoolSize": 2, "serverSelectionTimeoutMS": int(SELECTION * 1000), "appName": "storeds"}
 _UNAUTHENTICATED = "authentication failed"
@@ -192,7 +193,9 @@ class ClientOpener:
         return pymongo.MongoClient(self.uri, connect=False, **defaults)
 
     def close(self, handle: Any, /) -> None:
-        handle.close()
+        # PyMongo tells the server that its sessions end; one that is gone is not waited for.
+        with pymongo.timeout(_CLOSING):
+            handle.close()
 
     def disown(self, handle: Any, /) -> None:
         # Closing would talk to the server over the parent's connections; dropping it would warn that it is unclosed.

@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import TypeVar
 
+from storeds.backends._mongodb_retry import shared_deadline
+
 __all__ = ["in_pairs"]
 
 P = TypeVar("P")
@@ -25,18 +27,21 @@ def in_pairs(function: Callable[[P], R], parts: Iterable[P]) -> Iterator[R]:
         if len(pair) == 1:
             yield function(pair[0])
             return
-        try:
-            second = _threads(os.getpid()).submit(contextvars.copy_context().run, function, pair[1])
-        except RuntimeError:  # the interpreter is ending, and takes no more work
-            yield from map(function, pair)
-            continue
-        try:
-            first = function(pair[0])
-        except BaseException:
-            second.exception()  # waits
-            raise
-        yield first
-        yield second.result()
+        # The second may have to wait for a thread, and must not have the whole deadline once the first has spent it.
+        with shared_deadline():
+            try:
+                second = _threads(os.getpid()).submit(contextvars.copy_context().run, function, pair[1])
+            except RuntimeError:  # the interpreter is ending, and takes no more work
+                both = [function(part) for part in pair]
+            else:
+                try:
+                    first = function(pair[0])
+                except BaseException:
+                    if not second.cancel():
+                        second.exception()  # waits
+                    raise
+                both = [first, second.result()]
+        yield from both
 
 
 @functools.lru_cache(maxsize=1)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TypeVar
 
 import pymongo
@@ -20,11 +22,24 @@ from pymongo.errors import (
 from storeds.backends._mongodb_client import Location, is_lookup_failure
 from storeds.errors import UnavailableError
 
-__all__ = ["retried"]
+__all__ = ["retried", "shared_deadline"]
 
 _LOG = logging.getLogger("storeds")
 
 T = TypeVar("T")
+
+_since: ContextVar[float | None] = ContextVar("_since", default=None)
+
+
+@contextmanager
+def shared_deadline() -> Iterator[None]:
+    """Let everything that is asked for in the body, or in a copy of its context, have one deadline together."""
+    token = _since.set(time.monotonic())
+    try:
+        yield
+    finally:
+        _since.reset(token)
+
 
 # A frozen node answers nothing and closes nothing: only a time limit tells. The first attempt gets a share of the deadline,
 # each later one twice as much as the one before, so that a slow answer still has its time.
@@ -57,7 +72,7 @@ def retried(location: Location, operation: Callable[[], T], knows_server: Callab
     UnavailableError
         The deadline has passed, or the cause is not one that passes: refused, replaced.
     """
-    start, selections, attempt = time.monotonic(), 0, 0
+    start, selections, attempt = _since.get() or time.monotonic(), 0, 0
     limit = None if location.deadline is None else location.deadline * _FIRST_SHARE
     while True:
         attempt += 1
