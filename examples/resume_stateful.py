@@ -42,8 +42,7 @@ def train(url: str, checkpoint: Path, stop: int | None = None) -> str:
         first, step = saved["epoch"], saved["step"]
         print(f"go on after step {step}, in epoch {first}", flush=True)
     for epoch in range(first, EPOCHS):
-        loader.sampler.set_epoch(epoch)  # keeps the position within this epoch that was loaded
-        for images, labels in loader:
+        for images, labels in loader:  # first the rest of the epoch that was loaded, then whole ones
             optimizer.zero_grad()
             nn.functional.cross_entropy(network(images), labels).backward()
             optimizer.step()

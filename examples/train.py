@@ -50,7 +50,6 @@ def train(config_file: str, epochs: int, overrides: Sequence[str] = ()) -> float
     accuracy = 0.0
     for epoch in range(epochs):
         start, seen = time.perf_counter(), 0
-        dataset.set_epoch(epoch)
         network.train()
         for images, labels in loaders["train"]:
             loss = nn.functional.cross_entropy(network(images), labels)

@@ -39,8 +39,7 @@ def train(url: str, checkpoint: Path, *, resume: bool = False, stop: int | None 
     seen: list[set[int]] = [set() for _ in range(EPOCHS)]
     step = 0
     for epoch in range(loader.sampler.epoch, EPOCHS):
-        loader.set_epoch(epoch)  # keeps the position within this epoch that was loaded
-        for batch in loader:
+        for batch in loader:  # first the rest of the epoch that was loaded, then whole ones
             images, labels, indices = send_to_device(batch, accelerator.device)
             optimizer.zero_grad()
             accelerator.backward(nn.functional.cross_entropy(network(images), labels))

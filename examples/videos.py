@@ -59,9 +59,8 @@ def main() -> None:
     print(f"{meta.count} frames of {len(loader.dataset)} films: {', '.join(classes)}")
     model = network(len(classes))
     optimizer = torch.optim.Adam(model.parameters(), 0.005)
-    for epoch in range(EPOCHS):
-        loader.dataset.set_epoch(epoch)  # other clips in each
-        for clips, labels in loader:
+    for _ in range(EPOCHS):
+        for clips, labels in loader:  # other clips in each pass
             loss = nn.functional.cross_entropy(scores(model, clips), labels)
             optimizer.zero_grad()
             loss.backward()

@@ -240,6 +240,16 @@ def test_a_stream_begins_a_new_epoch_with_each_pass(
     assert runs[0] == runs[1]
 
 
+def test_a_plain_dataloader_that_repeats_its_pixels_is_warned_of_once(tmp_path: Path) -> None:
+    loader = DataLoader(jittered_dataset(numbered_store(tmp_path), 7), batch_size=4, shuffle=True)
+    repeats = r"made again in epoch 0.*call dataset.set_epoch\(epoch\) before each pass"
+    first = one_pass(loader)
+    with pytest.warns(UserWarning, match=repeats) as told:
+        later = [sorted(one_pass(loader)) for _ in range(2)]
+    assert later == [sorted(first)] * 2
+    assert len(told) == 1
+
+
 @pytest.mark.parametrize("framework", ["lightning", "accelerate", "fastai", "transformers"])
 def test_every_framework_trains_on_other_orders_and_pixels_in_each_epoch(tmp_path: Path, framework: str) -> None:
     script = Path(__file__).with_name("_frameworks.py")

@@ -32,6 +32,7 @@ from storeds._epoch import MOST, SharedEpoch
 from storeds._omegaconf import plain
 from storeds._own_generators import warn_of_own_generators
 from storeds._ranks import integer
+from storeds._repeats import Repeats
 from storeds._rows import image_element, in_rows
 from storeds._samples import SampleMaker
 from storeds._stacked import StackedSamples, stacking_elements, unmarked
@@ -198,6 +199,8 @@ class StoreDataset(Dataset[Any]):
         # Shared with workers, so that set_epoch reaches persistent ones (pytorch#97326).
         self._epoch = SharedEpoch()
         self._tally = Tally()
+        is_random = self.seed is not None and (self._transforms or hasattr(self.reader, "sampling"))
+        self._repeats = Repeats() if is_random else None
 
     def _bind_transforms(self, *, may_wait: bool = False) -> list[tuple[str, BoundTransform]]:
         data = self.reader.data
@@ -261,7 +264,9 @@ class StoreDataset(Dataset[Any]):
         if isinstance(index, slice):
             index = range(*index.indices(len(self)))
         if isinstance(index, (list, tuple, range)) or getattr(index, "ndim", None):
-            return [*map(unmarked, self.__getitems__(index))]
+            return [*map(unmarked, self._many(index))]
+        if get_worker_info() is not None:  # elsewhere, this is not a loader's way to ask, except for a wrapper's
+            self._watch([index])
         return self._policy.samples(self._maker, self._contexts([index]), self._tally, fill=False)[0]
 
     def __getitems__(self, indices: Iterable[Any]) -> list[Any]:
@@ -279,6 +284,24 @@ class StoreDataset(Dataset[Any]):
         UnavailableError
             The engine cannot be reached.
         """
+        self._watch(indices)
+        return self._many(indices)
+
+    def _watch(self, indices: Iterable[Any]) -> None:
+        """Warn where a loader makes the same random samples in each pass, as nobody tells this dataset of passes."""
+        if self._repeats is None or self._epoch.is_set:
+            return
+        resolved = self._resolve(indices)
+        if self._repeats.check(resolved, len(self)):
+            epoch, seed = self._epoch.of_samples(self.seed)
+
+            def make(at: int) -> Any:
+                (made,) = self._maker.make([SampleContext(resolved[0], at, seed)])
+                return made.sample
+
+            self._repeats.settle(make, epoch, f"sample {resolved[0]} of {self.url}")
+
+    def _many(self, indices: Iterable[Any]) -> list[Any]:
         if self._stacks:
             indices = self._resolve(indices)
             if indices and (stacked := self._stacked(indices)) is not None:
