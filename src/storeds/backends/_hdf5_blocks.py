@@ -85,6 +85,8 @@ class Blocks:
     ----------
     count : int
         How many there are.
+    all_good : bool
+        Whether all were found to be good, so that nothing is left to check.
     """
 
     def __init__(self, rows: Rows, table: Table, start: int) -> None:
@@ -92,11 +94,11 @@ class Blocks:
         self.count = block_count(rows.count * rows.size)
         self._digests: Array | None = None
         self._good = np.zeros(self.count, bool)
-        self._all_good = not self.count
+        self.all_good = not self.count
 
     def check_rows(self, starts: Array, stops: Array) -> None:
         """Raise BlockError unless the blocks that hold the row ranges between `starts` and `stops` are what was written."""
-        if self._all_good:
+        if self.all_good:
             return
         filled = stops > starts
         first = starts[filled] * self._rows.size // BLOCK
@@ -110,13 +112,13 @@ class Blocks:
                 needed[low:high] = True
         for number in np.flatnonzero(needed & ~self._good).tolist():
             self._check(number, self._read(number))
-        self._all_good = bool(self._good.all())
+        self.all_good = bool(self._good.all())
 
     def check_all(self, data: bytes) -> None:
         """Raise BlockError unless `data`, all bytes of the column, are what was written."""
         for number in range(self.count):
             self._check(number, memoryview(data)[number * BLOCK : (number + 1) * BLOCK])
-        self._all_good = True
+        self.all_good = True
 
     def _read(self, number: int) -> bytes | memoryview:
         size, total = self._rows.size, self._rows.size * self._rows.count
