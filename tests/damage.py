@@ -119,9 +119,14 @@ def judge(url: str, truth: Truth) -> str:
                 return f"WRONG meta: {backend.meta}"
             return _judge_values(list(map(value_of, read(backend))), columns(backend), truth)
     except StoredsError as error:
-        return type(error).__name__ if str(error) else "WRONG: an error without a message"
+        return _public_name(error) if str(error) else "WRONG: an error without a message"
     except BaseException as error:
         return f"WRONG exception {type(error).__name__}: {error}"
+
+
+def _public_name(error: StoredsError) -> str:
+    """Return the public class of an error, whose private subclasses tell callers inside the library more."""
+    return next(each.__name__ for each in type(error).__mro__ if each.__module__ == StoredsError.__module__)
 
 
 def _judge_values(found: list[Any], columns: dict[str, Any], truth: Truth) -> str:
