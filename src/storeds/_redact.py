@@ -27,7 +27,7 @@ _BEFORE_PASSWORD = re.compile(
 _HIDDEN_NAME = (
     r"(?=[\w.-]+=[^&;\s])(?:[\w.-]*(?:pass|pwd|secret|token|credential|apikey)[\w.-]*|authMechanismProperties)="
 )
-_NOT_HIDDEN = r"(?!\*{3}(?:[^\w*]|$))"  # what was hidden before keeps the punctuation behind it
+_NOT_HIDDEN = r"(?!\*{3}(?:[^\w*\s]|$))"  # what was hidden before keeps the punctuation behind it
 _SECRET_OPTION = re.compile(rf"([?&;\s]{_HIDDEN_NAME}){_NOT_HIDDEN}[^&;\s]+", re.IGNORECASE)
 _SECRET_OPTION_OF_URL = re.compile(rf"([?&;]{_HIDDEN_NAME}){_NOT_HIDDEN}[^&;]+", re.IGNORECASE)
 
@@ -38,9 +38,13 @@ def redact(url: str) -> str:
     Also where they hold blanks, where the URL lacks a slash or its scheme, and where its scheme is misspelt. Of a text
     that may be more than one URL, everything between the first password's start and the last one's end is hidden.
     """
-    hidden = _SECRET_OPTION_OF_URL.sub(r"\1***", redact_message(url))
-    start = password_start(hidden)
-    return hidden if start is None else f"{hidden[:start]}***{hidden[hidden.rindex('@') :]}"
+    hidden = redact_message(_SECRET_OPTION_OF_URL.sub(r"\1***", _without_any_password(url)))
+    return _without_any_password(hidden)  # what stood before the password may be gone, and another one be the first
+
+
+def _without_any_password(url: str) -> str:
+    start = password_start(url)
+    return url if start is None else f"{url[:start]}***{url[url.rindex('@') :]}"
 
 
 def password_start(url: str) -> int | None:
