@@ -18,6 +18,7 @@ from storeds._reused import Reused, reusing
 from storeds._seeds import draw_seed
 from storeds.errors import ConfigError
 from storeds.loader import StoreLoader, map_tensors
+from storeds.sampling import epoch_takers
 
 __all__ = ["ThreadLoader"]
 
@@ -91,7 +92,7 @@ class ThreadLoader(StoreLoader):
         finally:
             batches.close(wait=wait)
 
-    def _make(self, seed: int, job: tuple[int, Any]) -> Any:
+    def _make(self, seed: int | None, job: tuple[int, Any]) -> Any:
         """Return the batch of an epoch and some indices: what a worker process does."""
         epoch, indices = job
         with making_for(epoch, seed):
@@ -124,9 +125,10 @@ class _Batches(Draws):
         sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
         self._sampler_iter: Iterator[Any] = iter(sampler)
         ahead = loader.num_threads * loader.threads_ahead
+        # Threads cannot share torch's generator in any order of their own, so samples without a seed share a drawn one.
+        seedless = any(getattr(dataset, "seed", 0) is None for dataset in epoch_takers(loader.dataset))
         self._results: ReadAhead[Any, Any] = ReadAhead(
-            # Drawn as a DataLoader does for its workers: threads cannot share torch's generator in any order of their own.
-            partial(loader._make, draw_seed()),
+            partial(loader._make, draw_seed() if seedless else None),
             self._draw(),
             ahead,
             threads=loader.num_threads,
