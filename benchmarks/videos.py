@@ -40,7 +40,7 @@ class Counts:
 
 def cut(films: Path, work: Path, files: int, lengths: tuple[int, int], max_side: int) -> tuple[list[str], list[Path]]:
     """Write native stores of clips cut from `films`, and the same clips as a group of frames each."""
-    pack(films, f"hdf5://{work}/films.h5", kind="videos", labels=False, max_side=max_side)
+    pack(films, f"hdf5://{work}/films.h5", kind="videos", label=False, max_side=max_side)
     with open_backend(f"hdf5://{work}/films.h5") as backend:
         fields = backend.meta.fields
         frames: list[Any] = backend.get_many(range(len(backend)))

@@ -7,6 +7,7 @@ import os
 import stat
 from pathlib import Path
 
+from storeds._text import some
 from storeds.errors import FormatError, StoredsError, StoreNotFoundError, UnavailableError
 
 __all__ = ["CutShortError", "DamagedStoreError", "check_file", "nearest", "refused", "sniff"]
@@ -106,5 +107,4 @@ def _contents(folder: str) -> str:
         names = sorted(os.listdir(folder))
     except OSError as error:
         return f"{folder} cannot be listed ({error.strerror})"
-    shown = ", ".join(names[:8]) + (" …" if len(names) > 8 else "")
-    return f"{folder} holds {shown}" if names else f"{folder} is empty"
+    return f"{folder} holds {some(names, 8)}" if names else f"{folder} is empty"

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from storeds._text import counted
 from storeds.errors import ConfigError, RecordError, StoredsError
 from storeds.protocols import Backend, Field
 
@@ -41,14 +42,13 @@ class Reading:
 class AmbiguousError(ConfigError):
     """A store can be read in several ways, and no option says which; `readings` are these ways.
 
-    A layout raises it when it is opened and when it is asked whether it recognises a store. Detection adds what the other
-    layouts see.
+    Layouts raise it when they open a store, and when detection calls them. Detection adds the readings of other layouts.
     """
 
     readings: tuple[Reading, ...] = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), self.args  # the readings open stores, which is no business of another process
+        return type(self), self.args  # a reading opens a store, so it cannot be pickled
 
 
 def ambiguous(url: str, readings: Sequence[Reading]) -> AmbiguousError:
@@ -65,11 +65,11 @@ def _given(reading: Reading) -> str:
         with reading.open() as backend:
             fields = backend.meta.fields
             names = list(fields)[:_FIELDS]
-            told = ", ".join(_shown_field(name, fields[name]) for name in names)
+            described = ", ".join(_shown_field(name, fields[name]) for name in names)
             more = f" and {len(fields) - len(names)} more fields" if len(fields) > len(names) else ""
             count = len(backend)
             first = _first(backend, names) if count else ""
-            return f"{count} record{'' if count == 1 else 's'} of {told}{more}{first}"
+            return f"{counted(count, 'record')} of {described}{more}{first}"
     except StoredsError as error:
         return "cannot be opened: " + str(error).partition("\n")[0]
 

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from storeds._text import some
+
 __all__ = ["explaining_deaths"]
 
 # What torch.utils.data says when a worker is gone.
 _DEATH = re.compile(r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) (is killed by signal|exited unexpectedly)")
-_SHOWN = 4
 
 
 @contextmanager
@@ -28,12 +29,11 @@ def explaining_deaths(dataset: Any) -> Iterator[None]:
 
 def _advice(urls: list[str]) -> str:
     files = [url for url in urls if url.startswith("lmdb://")]
-    shown = ", ".join(urls[:_SHOWN]) + (f" and {len(urls) - _SHOWN} more" if len(urls) > _SHOWN else "")
-    read = f" It read {shown}." if urls else ""
+    read = f"It read {some(urls)}." if urls else ""
     if not files:
-        return f"\n{read.strip()}" if read else ""
+        return f"\n{read}" if read else ""
     return (
-        f"\n{read.strip()} LMDB maps its file: a damaged or truncated one ends the process that reads it, by SIGBUS or SIGSEGV. "
+        f"\n{read} LMDB maps its file: a damaged or truncated one ends the process that reads it, by SIGBUS or SIGSEGV. "
         f"Run `storeds verify {files[0]}` to find damage; read=safe in the URL ({files[0]}?read=safe) makes it an error. "
         "If the file is whole, look for the kernel's out-of-memory killer (SIGKILL) and for too little shared memory."
     )

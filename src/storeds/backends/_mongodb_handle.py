@@ -13,6 +13,7 @@ from pymongo.errors import OperationFailure
 from storeds._handles import Ticket
 from storeds._meta import WRITTEN_BY, meta_from_row
 from storeds._seals import SEAL, Places
+from storeds._text import some
 from storeds.backends._mongodb_client import (
     CLIENTS,
     ClientFactory,
@@ -176,8 +177,7 @@ def _begun(database: Any, name: str) -> str:
 def _existing(database: str, collections: Collection[str]) -> str:
     plain = (name for name in collections if not name.endswith((".meta", ".chunks", ".files")))
     names = sorted([*plain, *(f"{bucket} (GridFS)" for bucket in buckets_of(collections))])
-    shown = ", ".join(names[:8]) + (" …" if len(names) > 8 else "")
-    return f"database {database!r} has {f'the collections {shown}' if names else 'no collections'}"
+    return f"database {database!r} has {f'the collections {some(names, 8)}' if names else 'no collections'}"
 
 
 def _read_large(database: Any, name: str, ids: list[str]) -> dict[str, bytes]:

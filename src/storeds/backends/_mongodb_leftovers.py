@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from storeds._meta import NATIVE
+from storeds._text import counted
 from storeds.backends._mongodb_names import identities_of, meta_collection, values_collection
 
 __all__ = ["Partial", "find_partial", "remove_values", "remove_values_from", "stale_parts", "sweep"]
@@ -76,9 +77,7 @@ def stale_parts(database: Any, name: str) -> list[str]:
     stale = [f"collection {collection}" for collection in sorted(state.partials)]
     orphans = len(state.entries.keys() - state.live)
     if orphans:
-        stale.append(
-            f"{orphans} {'entry' if orphans == 1 else 'entries'} of replaced stores in {meta_collection(name)}"
-        )
+        stale.append(f"{counted(orphans, 'entry', 'entries')} of replaced stores in {meta_collection(name)}")
     if database[f"{values_collection(name)}.files"].find_one(state.stale_values):
         stale.append(f"large values of replaced stores in {values_collection(name)}")
     return stale

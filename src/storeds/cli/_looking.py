@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from storeds import __version__, ops, registry
-from storeds._text import byte_size
+from storeds._text import byte_size, some
 from storeds.cli._frame import (
     OUT,
     AsJson,
@@ -59,7 +59,7 @@ def info(
 
 def _brief_counts(counts: dict[str, int]) -> str:
     named = [f"{name} {count:,}" for name, count in counts.items()]
-    return f"{len(named):,}: " + ", ".join(named[:_MOST_NAMED]) + (", …" if len(named) > _MOST_NAMED else "")
+    return f"{len(named):,}: " + some(named, _MOST_NAMED)
 
 
 def _brief(value: Any) -> str:

@@ -26,10 +26,17 @@ from storeds.backends.base import HandleBackend, parse_options
 from storeds.backends.lmdb import LmdbBackend
 from storeds.errors import ConfigError, FormatError, RecordError
 from storeds.fields import fields_to_json
+from storeds.layouts._lmdb_description import by_hand, check_databases, described, unread_entries
 from storeds.layouts._lmdb_entries import entries_of, record_keys
-from storeds.layouts._lmdb_env import EnvironmentOpener, ForeignHandle, ForeignOptions, Look, damage_is_format_error
+from storeds.layouts._lmdb_env import (
+    EnvironmentOpener,
+    ForeignHandle,
+    ForeignOptions,
+    Look,
+    damage_is_format_error,
+    key_text,
+)
 from storeds.layouts._lmdb_keys import IndexedKeys, Keys, iterate
-from storeds.layouts._lmdb_told import by_hand, check_databases, told, unread_entries
 from storeds.protocols import JSON, Array, Field, Meta, Record
 from storeds.record import RecordCodec, canonical_json
 
@@ -122,7 +129,7 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
     @classmethod
     def _check_doubt(cls, look: Look) -> None:
         """Raise AmbiguousError where an entry may be a record or not, with both readings."""
-        doubtful = [key.decode("utf-8", "backslashreplace") for key in entries_of(look).doubtful]
+        doubtful = [key_text(key) for key in entries_of(look).doubtful]
         if not doubtful:
             return
         names, settings = ",".join(doubtful), look.opener.settings
@@ -161,7 +168,7 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
         StoredsError
             It cannot be opened.
         """
-        return cls._glance(cls._opener_of(url, options), told)
+        return cls._glance(cls._opener_of(url, options), described)
 
     @classmethod
     def _glance(cls, opener: EnvironmentOpener, told: Callable[[Look], _Told]) -> _Told:
@@ -286,7 +293,7 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
                 values = self._values(look, key, names)
                 out.append(codec.revive_stored(codec.canonical({name: values[name] for name in names})))
             except (ValueError, lmdb.Error) as error:
-                out.append(self._fault(position, error, {"key": _shown(key)}))
+                out.append(self._fault(position, error, {"key": key_text(key)}))
                 if isinstance(error, lmdb.Error):
                     break
         return out
@@ -295,7 +302,7 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
         """Return the value under a record's key, valid as long as the transaction."""
         value = look.get(key)
         if value is None:
-            raise ValueError(f"its key {_shown(key)!r} is missing from the database")
+            raise ValueError(f"its key {key_text(key)!r} is missing from the database")
         return value
 
     def _column(self, name: str, field: Field) -> Array:
@@ -310,7 +317,7 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
         return map(self._key_text, iterate(self._survey_found.keys, lambda: self._find_keys(look)))
 
     def _key_text(self, key: bytes) -> str:
-        return _shown(key)
+        return key_text(key)
 
     def positions(self, keys: Sequence[str], /) -> Array:
         """Return the positions, int64, of the records with these keys, in the order asked for.
@@ -360,7 +367,3 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
 
 def _codec_of(fields: Mapping[str, Field], wanted: tuple[str, ...]) -> RecordCodec:
     return RecordCodec({name: fields[name] for name in fields if name in wanted})
-
-
-def _shown(key: bytes) -> str:
-    return key.decode("utf-8", "backslashreplace")

@@ -19,11 +19,11 @@ from storeds._unpickle import unpickle
 from storeds.errors import MissingDependencyError
 from storeds.layouts._embedded import is_image, is_video
 from storeds.layouts._lmdb_decode import decode_json, decode_msgpack, decompress, is_compressed, is_npz
-from storeds.layouts._lmdb_env import Look
+from storeds.layouts._lmdb_env import Look, key_text
 from storeds.layouts._lmdb_fields import plain
 from storeds.protocols import JSON
 
-__all__ = ["KEYS", "LEN", "Entries", "beginning_of", "entries_of", "plain_value", "record_keys", "sample_records"]
+__all__ = ["KEYS", "LEN", "Entries", "beginning_of", "entries_of", "record_keys", "sample_records"]
 
 KEYS, LEN = b"__keys__", b"__len__"
 _COUNTS = (
@@ -146,7 +146,7 @@ def _judge(
     if key == KEYS:
         found.keys.add(key)
         return
-    content = plain_value(value, others)
+    content = _plain_value(value, others)
     is_number = isinstance(content, int) and not isinstance(content, bool)
     is_record = _signature(value) in alike
     says_count = content == others or key == LEN or (key in _COUNTS and not is_record)
@@ -175,7 +175,7 @@ def _keep(found: Entries, key: bytes, content: Any) -> bool:
     if names is not None and "classes" not in found.attrs:
         found.attrs["classes"] = list(names)
     else:
-        found.attrs[key.decode("utf-8", "backslashreplace").strip("_") or "entry"] = content
+        found.attrs[key_text(key).strip("_") or "entry"] = content
     return True
 
 
@@ -195,7 +195,7 @@ def _class_names(key: bytes, content: Any) -> list[str] | None:
     return None
 
 
-def plain_value(value: memoryview, count: int | None = None) -> Any:
+def _plain_value(value: memoryview, count: int | None = None) -> Any:
     """Return what a short value says in any of the forms that tools use, or a mark that says nothing.
 
     Numbers of 4 or 8 bytes, and in msgpack, are read as such where they are `count`: nothing else tells them apart.
@@ -278,7 +278,7 @@ def beginning_of(value: bytes | memoryview) -> str:
         return f"an image of {len(value)} bytes"
     if is_video(value):
         return f"a video of {len(value)} bytes"
-    content = plain_value(memoryview(value))
+    content = _plain_value(memoryview(value))
     if content is _UNKNOWN or isinstance(content, np.ndarray):
         form = _form(value)
         return f"{form}{shown_value(value if content is _UNKNOWN else content)}"

@@ -27,6 +27,7 @@ __all__ = [
     "ForeignOptions",
     "Look",
     "damage_is_format_error",
+    "key_text",
     "listed_keys",
 ]
 
@@ -143,8 +144,14 @@ def _first_keys(txn: Any, count: int = _SHOWN + 1) -> list[bytes]:
     return [bytes(key) for key in itertools.islice(txn.cursor().iternext(values=False), count)]
 
 
+def key_text(key: bytes) -> str:
+    r"""Return a key as text: bytes that are not UTF-8 as ``\xff``."""
+    return key.decode("utf-8", "backslashreplace")
+
+
 def listed_keys(keys: Sequence[bytes]) -> str:
-    shown = ", ".join(repr(key.decode("utf-8", "backslashreplace")) for key in keys[:_SHOWN])
+    """Return the first keys, and whether there are more."""
+    shown = ", ".join(repr(key_text(key)) for key in keys[:_SHOWN])
     return f"{shown} …" if len(keys) > _SHOWN else shown
 
 

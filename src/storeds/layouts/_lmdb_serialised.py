@@ -19,11 +19,11 @@ from storeds.errors import ConfigError, FormatError
 from storeds.fields import parse_fields
 from storeds.layouts._lmdb_base import ForeignLmdb, Survey
 from storeds.layouts._lmdb_decode import decode_json, decompress
+from storeds.layouts._lmdb_description import by_hand
 from storeds.layouts._lmdb_entries import KEYS, LEN, beginning_of, entries_of, record_keys, sample_records
 from storeds.layouts._lmdb_env import ForeignOptions, Look
 from storeds.layouts._lmdb_fields import Wanted, are_videos, coerce, kind_of, merge, names_for, parse_wanted
 from storeds.layouts._lmdb_keys import Keys, NumberedKeys, in_order_of_numbers
-from storeds.layouts._lmdb_told import by_hand
 from storeds.layouts.lmdb_pyarrow import is_pyarrow, why_not_pyarrow
 from storeds.protocols import Field
 

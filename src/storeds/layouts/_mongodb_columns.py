@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeAlias, TypeVar
 
@@ -26,7 +25,6 @@ from storeds.protocols import Array, Field
 
 __all__ = ["ColumnLayout", "ColumnOptions", "Mapped"]
 
-_LOG = logging.getLogger("storeds")
 _FORCEABLE = ("image", "bytes", "str", "int", "float", "bool", "json")
 
 Mapped: TypeAlias = tuple[str, str, str | None]

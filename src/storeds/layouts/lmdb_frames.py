@@ -10,7 +10,7 @@ from storeds.fields import parse_fields
 from storeds.layouts._lmdb_base import ForeignLmdb, Survey
 from storeds.layouts._lmdb_clips import WHOLE, clips_of, frames_part, load_either
 from storeds.layouts._lmdb_entries import entries_of, record_keys
-from storeds.layouts._lmdb_env import Look
+from storeds.layouts._lmdb_env import Look, key_text
 from storeds.layouts._lmdb_fields import coerce, kind_of, merge, names_for
 from storeds.layouts._lmdb_keys import in_order_of_numbers
 from storeds.protocols import Field
@@ -118,7 +118,7 @@ class FramesLmdb(ForeignLmdb):
 
     def _key_text(self, key: bytes) -> str:
         key, _, frame = _split(key)
-        return f"{key.decode('utf-8', 'backslashreplace')}/{frame}"
+        return f"{key_text(key)}/{frame}"
 
 
 def _split(key: bytes) -> tuple[bytes, int, int]:

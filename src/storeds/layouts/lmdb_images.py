@@ -13,7 +13,7 @@ from storeds.errors import FormatError
 from storeds.layouts._embedded import is_image, is_video
 from storeds.layouts._lmdb_base import ForeignLmdb, Survey
 from storeds.layouts._lmdb_entries import KEYS, beginning_of, entries_of, record_keys, sample_records
-from storeds.layouts._lmdb_env import DATA, ForeignOptions, Look
+from storeds.layouts._lmdb_env import DATA, ForeignOptions, Look, key_text
 from storeds.layouts._lmdb_keys import NumberedKeys
 from storeds.layouts.lmdb_resolutions import resolutions
 from storeds.protocols import Field
@@ -75,7 +75,7 @@ class OcrLmdb(ForeignLmdb):
         if not self._opener.settings.partial:
             raise FormatError(
                 f"{look.url} has image-{first} and label-{first}, as stores of text recognition have, and no entry {_COUNT.decode()!r}, "
-                f"which is written last: it may not be whole; write it anew, put {_COUNT.decode()!r} in, or open it with "
+                f"which is written last: it may not be whole; write it again, put {_COUNT.decode()!r} in, or open it with "
                 f"partial=True, which reads the {count} records up to the last image, {_IMAGE.decode()}{last:0{width}}"
             )
         return self._survey_of(look, NumberedKeys(count, start=start, width=width), labelled=True)
@@ -85,7 +85,7 @@ class OcrLmdb(ForeignLmdb):
         if look.entries > len(entries_of(look).keys) + keys.count * (1 + labelled):
             known = {_COUNT, *entries_of(look).keys}
             others = (key for key in look.walk() if key not in known and not _OWN.fullmatch(key))
-            unread = bounded(f"key {_shown(key)!r}: {beginning_of(look.get(key) or b'')}" for key in others)
+            unread = bounded(f"key {key_text(key)!r}: {beginning_of(look.get(key) or b'')}" for key in others)
         fields = {"image": Field("image")} | ({"label": Field("str")} if labelled else {})
         return Survey(keys, fields, unread=tuple(unread))
 
@@ -98,10 +98,6 @@ class OcrLmdb(ForeignLmdb):
 
     def _key_text(self, key: bytes) -> str:
         return f"image-{key.decode()}"
-
-
-def _shown(key: bytes) -> str:
-    return key.decode("utf-8", "backslashreplace")
 
 
 def _first_number(look: Look) -> str | None:

@@ -13,7 +13,7 @@ from storeds.errors import ConfigError
 from storeds.ops.sources._packed import Texts
 from storeds.ops.sources._table import is_int, is_number
 
-__all__ = ["LabelStyle", "Labels", "as_int", "check_classes", "class_notes"]
+__all__ = ["LabelStyle", "Labels", "check_classes", "class_notes"]
 
 LabelStyle: TypeAlias = Literal["auto", "int", "names"]
 
@@ -55,7 +55,7 @@ def class_notes(classes: Sequence[str]) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def as_int(text: str) -> int | None:
+def _as_int(text: str) -> int | None:
     """Return the integer that a label is, also one that a table with missing cells wrote as ``3.0``; None for others."""
     text = text.removesuffix(".0")
     return int(text) if is_int(text) else None
@@ -87,7 +87,7 @@ class Labels:
         if text not in self._index:
             text = text.strip()
         self._texts.append(text)
-        if as_int(text) is not None:
+        if _as_int(text) is not None:
             sort = "integer"
         else:
             sort = "number" if is_number(text) else "name"
@@ -101,9 +101,9 @@ class Labels:
         style = self._decide() if self._style == "auto" else self._style
         if style == "int":
             faults = {
-                row: f"label {text!r} is no integer" for row, text in enumerate(self._texts) if as_int(text) is None
+                row: f"label {text!r} is no integer" for row, text in enumerate(self._texts) if _as_int(text) is None
             }
-            return array("q", (as_int(text) or 0 for text in self._texts)), faults
+            return array("q", (_as_int(text) or 0 for text in self._texts)), faults
         self.classes = sorted(set(self._texts))
         self._index = {name: label for label, name in enumerate(self.classes)}
         return array("q", (self._index[text] for text in self._texts)), {}
@@ -139,7 +139,7 @@ class Labels:
         if not as_index:
             known = self._index.get(text)
             return f"unknown label {text!r}; {suggest(text, given, 'classes')}" if known is None else known
-        number = as_int(text)
+        number = _as_int(text)
         if number is None:
             return f"label {text!r} is no integer"
         return (

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from storeds._files import nearest, sniff
 from storeds._suggest import suggest
-from storeds._text import counted
+from storeds._text import counted, some
 from storeds._url import redact, split_scheme
 from storeds.errors import ConfigError, StoreNotFoundError
 from storeds.ops.sources._hidden import is_hidden
@@ -190,9 +190,11 @@ def _recognise_folder(path: str, entries: list[os.DirEntry[str]], *, include_hid
             images.append(entry.name)
         else:
             others.append(entry.name)
+    for names in (folders, images, others, hidden):
+        names[:] = sorted(map(show, names))
     if folders and images:
         raise ConfigError(
-            f"{show(path)} holds {counted(len(images), 'image')} ({_some(images)}) and {counted(len(folders), 'folder')} ({_some(folders)}); pass "
+            f"{show(path)} holds {counted(len(images), 'image')} ({some(images)}) and {counted(len(folders), 'folder')} ({some(folders)}); pass "
             "kind='imagefolder' to take the folders as classes and leave these images out, or kind='flat' to take all "
             "images without labels"
         )
@@ -200,8 +202,8 @@ def _recognise_folder(path: str, entries: list[os.DirEntry[str]], *, include_hid
         return "imagefolder"
     if images:
         return "flat"
-    held = f"only {_some(others)}; name one of these files" if others else "nothing"
-    held += f"; {_some(hidden)} is hidden, and left out without --include-hidden" if hidden else ""
+    held = f"only {some(others)}; name one of these files" if others else "nothing"
+    held += f"; {some(hidden)} is hidden, and left out without --include-hidden" if hidden else ""
     raise ConfigError(f"{show(path)} has no sub-folders and no images ({' '.join(IMAGE_SUFFIXES)}), {held}")
 
 
@@ -210,7 +212,3 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return entry.is_dir()
     except OSError:  # a link that leads to itself
         return False
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(map(show, sorted(names)[:4])) + (", …" if len(names) > 4 else "")

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TextIO
 
+from storeds._text import counted
 from storeds.errors import ConfigError
 
 __all__ = ["BadRow", "Dialect", "csv_rows", "jsonl_rows"]
@@ -141,11 +142,7 @@ def _csv_rows(reader: Any, width: int) -> Iterator[tuple[int, list[str] | BadRow
         if len(row) == width:
             yield line, BadRow("holds a NUL character") if any("\0" in cell for cell in row) else row
         elif row:  # an empty line is none
-            yield line, BadRow(f"has {_count(len(row))} instead of {width}")
-
-
-def _count(columns: int) -> str:
-    return f"{columns} column{'' if columns == 1 else 's'}"
+            yield line, BadRow(f"has {counted(len(row), 'column')} instead of {width}")
 
 
 def _csv_reason(text: str, line: int) -> str:

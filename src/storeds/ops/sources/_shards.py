@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from storeds._files import nearest
+from storeds._text import some
 from storeds.errors import ConfigError, StoreNotFoundError
 
 __all__ = ["find_shards", "is_pattern", "short_names"]
@@ -38,9 +39,8 @@ def find_shards(shards: str | os.PathLike[str] | Iterable[str | os.PathLike[str]
         raise ConfigError("no tar file is given")
     missing = [path for path in paths if not os.path.exists(path)]
     if missing:
-        shown = ", ".join(missing[:4]) + (" …" if len(missing) > 4 else "")
         count = f"{len(missing)} of {len(paths)} tar files are missing" if len(paths) > 1 else "no tar file"
-        raise StoreNotFoundError(f"{count}: {shown}; {nearest(missing[0])}")
+        raise StoreNotFoundError(f"{count}: {some(missing)}; {nearest(missing[0])}")
     if len(set(paths)) < len(paths):
         doubled = next(path for path in paths if paths.count(path) > 1)
         raise ConfigError(f"{doubled} is given twice")

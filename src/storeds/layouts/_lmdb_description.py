@@ -1,4 +1,4 @@
-"""Says what a database holds, what of it no record holds, and how a program would convert it by hand."""
+"""Describes a database: what it holds, what of it no record holds, and a program that converts it by hand."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from storeds._text import counted
 from storeds._unread import check_most_is_read
 from storeds.layouts._embedded import is_image
 from storeds.layouts._lmdb_entries import beginning_of, entries_of, sample_records
-from storeds.layouts._lmdb_env import Look, listed_keys
+from storeds.layouts._lmdb_env import Look, key_text, listed_keys
 
-__all__ = ["by_hand", "check_databases", "told", "unread_entries"]
+__all__ = ["by_hand", "check_databases", "described", "unread_entries"]
 
 _SHOWN = 8
 _PICKLE = "pickle.loads(value) gives what it holds, and runs what it names: for files that you trust"
@@ -24,8 +24,8 @@ with lmdb.open({path!r}, subdir={folder}, readonly=True, lock=False, max_dbs=8) 
             writer.append([record])"""
 
 
-def told(look: Look) -> str:
-    """Return what lies in the database, in half a sentence."""
+def described(look: Look) -> str:
+    """Return what the database holds, in half a sentence."""
     if not look.entries:
         return "it is empty"
     entries = counted(look.entries, "entry", "entries")
@@ -34,7 +34,7 @@ def told(look: Look) -> str:
 
 
 def by_hand(look: Look) -> str:
-    """Return the shortest program that would convert the store, for who knows what its values hold."""
+    """Return the shortest program that would convert the store, for a user who knows what its values hold."""
     path = look.opener.path
     name = look.opener.settings.database
     sample = sample_records(look, 1)
@@ -57,7 +57,7 @@ def unread_entries(look: Look) -> Iterator[str]:
     """Yield what describes the database and is not read, and the other databases."""
     entries = entries_of(look)
     for key, what in entries.unread.items():
-        yield f"key {_text(key)!r}: {what}"
+        yield f"key {key_text(key)!r}: {what}"
     for name, count in _others(look).items():
         yield f"database {name!r}: {counted(count, 'entry', 'entries')}; database={name!r} reads it"
 
@@ -65,7 +65,7 @@ def unread_entries(look: Look) -> Iterator[str]:
 def _others(look: Look) -> dict[str, int]:
     """Return the databases beside the one that is read, each with its number of entries."""
     if not look.opener.settings.database:
-        return {_text(key): count for key, count in entries_of(look).databases.items()}
+        return {key_text(key): count for key, count in entries_of(look).databases.items()}
     return {name: count for name, count in look.handle.databases().items() if name != look.opener.settings.database}
 
 
@@ -77,7 +77,3 @@ def check_databases(look: Look, count: int, unread: Sequence[str]) -> None:
         largest = max(others, key=lambda name: others[name])
         advice = f"database={largest!r} reads that one, database='' the main one"
         check_most_is_read(look.url, unread, left, left + count, "entries", advice)
-
-
-def _text(key: bytes) -> str:
-    return key.decode("utf-8", "backslashreplace")
