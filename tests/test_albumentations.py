@@ -73,6 +73,12 @@ def test_values_that_pillow_cannot_hold_become_a_tensor() -> None:
     assert apply_transform(albumentations.ToTensorV2(), clip, context()).shape == (4, 3, 20, 30)
 
 
+def test_a_tensor_made_of_a_pillow_image_can_be_written_to() -> None:
+    made = apply_transform(albumentations.ToTensorV2(), Image.fromarray(pixels(20, 30, 3)), context())
+    made.zero_()
+    assert made.shape == (3, 20, 30)
+
+
 def test_an_array_that_looks_channels_first_is_refused() -> None:
     assert np.array_equal(apply_transform(MIRROR, pixels(20, 30, 3), context()), pixels(20, 30, 3)[:, ::-1])
     with pytest.raises(ValueError, match=r"takes arrays of \(height, width, channels\).*\(3, 20, 30\)"):
@@ -155,6 +161,10 @@ def closing_over(generator: Any) -> Any:
         Compose([Owner(rng=random.Random(0))]),
         Owner(rng=np.random.default_rng(0)).__call__,
         albumentations.Compose([MIRROR], seed=3),
+        Owner(inside=albumentations.Compose([CROP])),
+        lambda image: CROP(image=np.asarray(image))["image"],
+        functools.partial(lambda image, crop: crop(image=image)["image"], crop=CROP),
+        Compose([Owner(inside=[CROP])]),
     ],
 )
 def test_generators_that_a_transform_keeps_are_found(transform: Any) -> None:
@@ -170,6 +180,8 @@ def test_generators_that_a_transform_keeps_are_found(transform: Any) -> None:
         lambda image: image + np.random.default_rng(int(np.random.randint(9))).random(),
         torch.nn.Dropout(),
         albumentations.Compose([MIRROR]),
+        Compose([CROP, Compose([MIRROR])]),
+        lambda image, generator: CROP.set_random_seed(generator.initial_seed())(image=image),
         abs,
         Owner,
     ],

@@ -15,14 +15,19 @@ from storeds._elements import layout_of
 from storeds.errors import ConfigError
 from storeds.protocols import Array
 
-__all__ = ["Albumentations", "adopted"]
+__all__ = ["Albumentations", "adopted", "is_albumentations"]
 
 _INCREMENT = 0x5851F42D4C957F2D14057B7EF767814F  # any odd number: it selects one of PCG64's sequences
 
 
+def is_albumentations(value: Any) -> bool:
+    """Whether a value is a transform or composition of that library."""
+    return any(kind.__module__.startswith("albumentations.") for kind in type(value).__mro__)
+
+
 def adopted(transform: Any) -> Any:
     """Return an `Albumentations` for a transform or composition of that library; any other transform as it is."""
-    if not any(kind.__module__.startswith("albumentations.") for kind in type(transform).__mro__):
+    if not is_albumentations(transform):
         return transform
     if not hasattr(transform, "set_random_state"):
         raise ConfigError(
@@ -142,7 +147,7 @@ class Albumentations:
 
 
 def _pixels(image: Image.Image) -> Array:
-    pixels = np.asarray(image)
+    pixels = np.array(image)  # a copy: ToTensorV2 makes a tensor of this memory, which may be written to
     return pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from storeds._albumentations import Albumentations, adopted
+from storeds._albumentations import Albumentations, adopted, is_albumentations
 
 __all__ = ["warn_of_own_generators"]
 
@@ -34,7 +34,7 @@ def warn_of_own_generators(element: str, transform: Any) -> None:
 
     It is not called for that: what its attributes, closures and the globals of its functions hold is looked at.
     """
-    found = list(dict.fromkeys(_find(transform, "", _DEPTH, set())))
+    found = list(dict.fromkeys(_find(transform, "", _DEPTH, set(), is_seeded=True)))
     if not found:
         return
     warnings.warn(
@@ -45,8 +45,11 @@ def warn_of_own_generators(element: str, transform: Any) -> None:
     )
 
 
-def _find(value: Any, path: str, depth: int, seen: set[int]) -> Iterator[str]:
-    """Yield how each generator is called that can be reached from `value`, which is called `path`."""
+def _find(value: Any, path: str, depth: int, seen: set[int], *, is_seeded: bool) -> Iterator[str]:
+    """Yield how each generator is called that can be reached from `value`, which is called `path`.
+
+    Where `is_seeded`, storeds calls the value, or hands it the sample's generator, so it seeds one of albumentations.
+    """
     if id(value) in seen or depth < 0 or len(seen) > _MOST:
         return
     seen.add(id(value))
@@ -54,13 +57,20 @@ def _find(value: Any, path: str, depth: int, seen: set[int]) -> Iterator[str]:
         if not any(value is each for each in (random._inst, np.random.mtrand._rand, torch.default_generator)):
             yield f"{path} ({type(value).__module__.partition('.')[0]}'s {type(value).__name__})"
         return
+    if is_albumentations(value) and not is_seeded:
+        yield f"{path} (albumentations' {type(value).__name__}: it is seeded where it is itself what transform= gets)"
+        return
     adoptee = adopted(value)
     if isinstance(adoptee, Albumentations):
         if getattr(adoptee.transform, "seed", None) is not None:
             yield f"{type(adoptee.transform).__name__}(seed=…), which is not used: give the dataset the seed"
         return
+    is_seeded = (is_seeded and (isinstance(value, (list, tuple, dict)) or _is_of_storeds(value))) or _takes_generator(
+        value
+    )
     for name, part in _parts(value):
-        yield from _find(part, f"{path}.{name}".lstrip(".") if name else path, depth - 1, seen)
+        inner = f"{path}.{name}".lstrip(".") if name else path
+        yield from _find(part, inner, depth - 1, seen, is_seeded=is_seeded)
     if isinstance(value, types.FunctionType) and _makes_generators(value.__code__):
         yield f"default_rng() in {value.__qualname__}"
 
@@ -106,6 +116,17 @@ def _is_filled(cell: types.CellType) -> bool:
 
 def _is_of_library(value: Any) -> bool:
     return (getattr(value, "__module__", None) or "").partition(".")[0] in _LIBRARIES
+
+
+def _is_of_storeds(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] == __package__
+
+
+def _takes_generator(value: Any) -> bool:
+    try:
+        return callable(value) and "generator" in inspect.signature(value).parameters
+    except (TypeError, ValueError):
+        return False
 
 
 def _makes_generators(code: types.CodeType) -> bool:
