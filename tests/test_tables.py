@@ -109,8 +109,17 @@ def test_a_table_that_leaves_open_what_is_meant_is_refused(
 def test_without_labels_only_if_that_is_said_or_there_is_nothing_but_images(tmp_path: Path) -> None:
     file = table(tmp_path / "a.parquet", klass=["a"] * 4)
     assert list(open_source(file, label=False).fields) == ["image", "klass"]
+    with pytest.raises(ConfigError, match="label_column='klass' and label=False contradict each other"):
+        open_source(file, label=False, label_column="klass")
     assert list(open_source(file, label_column="klass").fields) == ["image", "label"]
     assert list(open_source(table(tmp_path / "b.parquet")).fields) == ["image"]
+
+
+def test_without_labels_a_column_called_label_is_stored_as_it_is(tmp_path: Path) -> None:
+    source = open_source(table(tmp_path / "a.parquet", label=["cat", "dog", "cat", "dog"]), label=False)
+    assert (source.fields["label"].kind, "classes" in source.attrs) == ("str", False)
+    assert column(source, "label") == ["cat", "dog", "cat", "dog"]
+    assert [label for _, label in source.strata()] == ["cat", "dog", "cat", "dog"]  # type: ignore[attr-defined]
 
 
 def test_rows_without_an_image_or_a_label_are_bad_items(tmp_path: Path) -> None:

@@ -240,6 +240,8 @@ class _Plan:
 
     def __init__(self, where: str, columns: Sequence[TableColumn], label_column: str | None, label: bool) -> None:
         self._where, self._columns = where, {column.name: column for column in columns}
+        if label_column is not None and not label:
+            raise ConfigError(f"label_column={label_column!r} and label=False contradict each other; leave one out")
         if label_column is not None and label_column not in self._columns:
             raise ConfigError(f"{where} has no column {label_column!r}, only {', '.join(map(repr, self._columns))}")
         images = [column.name for column in columns if column.field.kind == "image"]
@@ -294,11 +296,14 @@ class _Plan:
     @property
     def fields(self) -> dict[str, Field]:
         return {
-            field: Field("int") if field == "label" else self._columns[name].field for name, field in self.names.items()
+            field: Field("int") if name == self._label else self._columns[name].field
+            for name, field in self.names.items()
         }
 
-    def label_of(self, value: Any) -> int | None:
-        """Return the label for what the table holds, or None if it is none."""
+    def label_of(self, value: Any) -> Any:
+        """Return the label for what the table holds, None if it is not a label; any value where no column is the label."""
+        if self._label is None:
+            return value
         if isinstance(value, str):
             return self._numbers.get(value)
         known = isinstance(value, int) and (self.classes is None or 0 <= value < len(self.classes))
@@ -308,7 +313,7 @@ class _Plan:
         """Return the record of a row; raises `BadItem`."""
         record: Record = {}
         for name, field in self.names.items():
-            if field != "label":
+            if name != self._label:
                 record[field] = self._columns[name].value(row[name])
                 continue
             label = self.label_of(row[name])
