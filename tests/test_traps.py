@@ -170,7 +170,7 @@ def augmenting_loader(url: str, how: str, seed: int | None) -> storeds.StoreLoad
 @pytest.mark.parametrize(
     ("how", "seed"), [*((how, 7) for how in LOADERS), *((how, None) for how in LOADERS if how != "spawned")]
 )
-def test_each_pass_has_another_order_and_other_pixels_and_a_run_repeats(
+def test_each_pass_has_a_new_order_and_new_pixels_and_a_run_can_be_repeated(
     tmp_path: Path, how: str, seed: int | None
 ) -> None:
     url = numbered_store(tmp_path)
@@ -206,7 +206,7 @@ def test_set_epoch_on_the_loader_or_on_the_dataset_sets_both(tmp_path: Path, how
 
 
 @pytest.mark.parametrize("how", ["main process", "persistent", "threads"])
-def test_a_resumed_run_counts_on(tmp_path: Path, how: str) -> None:
+def test_a_resumed_run_continues_with_the_next_epoch(tmp_path: Path, how: str) -> None:
     url = numbered_store(tmp_path)
     whole = augmenting_loader(url, how, 7)
     epochs = [one_pass(whole) for _ in range(4)]
@@ -240,18 +240,18 @@ def test_a_stream_begins_a_new_epoch_with_each_pass(
     assert runs[0] == runs[1]
 
 
-def test_a_plain_dataloader_that_repeats_its_pixels_is_warned_of_once(tmp_path: Path) -> None:
+def test_a_plain_dataloader_that_repeats_its_pixels_causes_one_warning(tmp_path: Path) -> None:
     loader = DataLoader(jittered_dataset(numbered_store(tmp_path), 7), batch_size=4, shuffle=True)
     repeats = r"made again in epoch 0.*call dataset.set_epoch\(epoch\) before each pass"
     first = one_pass(loader)
-    with pytest.warns(UserWarning, match=repeats) as told:
+    with pytest.warns(UserWarning, match=repeats) as warned:
         later = [sorted(one_pass(loader)) for _ in range(2)]
     assert later == [sorted(first)] * 2
-    assert len(told) == 1
+    assert len(warned) == 1
 
 
 @pytest.mark.parametrize("framework", ["lightning", "accelerate", "fastai", "transformers"])
-def test_every_framework_trains_on_other_orders_and_pixels_in_each_epoch(tmp_path: Path, framework: str) -> None:
+def test_every_framework_gets_a_new_order_and_new_pixels_in_each_epoch(tmp_path: Path, framework: str) -> None:
     script = Path(__file__).with_name("_frameworks.py")
     command = [sys.executable, "-W", "ignore", str(script), framework, numbered_store(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
@@ -264,7 +264,7 @@ def test_every_framework_trains_on_other_orders_and_pixels_in_each_epoch(tmp_pat
         assert again == [what, seed, given]
 
 
-def test_ranks_agree_on_an_order_that_nobody_gave_a_seed_for(tmp_path: Path) -> None:
+def test_ranks_without_a_seed_agree_on_one_order(tmp_path: Path) -> None:
     url, script = numbered_store(tmp_path), Path(__file__).with_name("_seedless_ranks.py")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     runs = []
@@ -280,7 +280,7 @@ def test_ranks_agree_on_an_order_that_nobody_gave_a_seed_for(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("how", ["main process", "workers", "threads"])
-def test_passes_side_by_side_keep_to_their_own_epochs(tmp_path: Path, how: str) -> None:
+def test_loaders_iterated_side_by_side_keep_their_own_epochs(tmp_path: Path, how: str) -> None:
     dataset = jittered_dataset(numbered_store(tmp_path), 7)
     kind, arguments = LOADERS[how]
     one, other = (kind(dataset, batch_size=4, shuffle=True, **arguments) for _ in range(2))
@@ -328,7 +328,7 @@ FLIP = ["RandomHorizontalFlip", "ToTensor"]
         lambda image: image,
     ],
 )
-def test_a_crop_of_the_image_does_not_leave_its_mask_behind(segmentation: str, transform: Any) -> None:
+def test_cropping_the_image_without_its_mask_is_refused(segmentation: str, transform: Any) -> None:
     if isinstance(transform, str) and "." in transform:
         transform = {"name": transform, "size": 32}
     with pytest.raises(errors.ConfigError, match=r"'image'.*'mask' would stay.*do not exist yet.*fields=.*transform="):
@@ -336,7 +336,7 @@ def test_a_crop_of_the_image_does_not_leave_its_mask_behind(segmentation: str, t
     storeds.StoreDataset(segmentation, transform=transform)  # image and label
 
 
-def test_crops_drawn_for_image_and_mask_each_are_refused_and_alike_ones_are_not(segmentation: str) -> None:
+def test_separate_random_flips_of_image_and_mask_are_refused_and_equal_resizes_are_not(segmentation: str) -> None:
     with pytest.raises(errors.ConfigError, match="'image' and 'mask' would each be cropped or flipped in another way"):
         storeds.StoreDataset(segmentation, fields=PAIR, transform={"image": FLIP, "mask": FLIP})
     small = {"name": "Resize", "size": [8, 8], "interpolation": "nearest"}
@@ -346,7 +346,7 @@ def test_crops_drawn_for_image_and_mask_each_are_refused_and_alike_ones_are_not(
         storeds.StoreDataset(segmentation, fields=PAIR, transform={"mask": {"name": "Resize", "size": [8, 8]}})
 
 
-def test_who_names_the_element_has_it_transformed_alone(segmentation: str) -> None:
+def test_a_transform_named_for_an_element_changes_only_that_element(segmentation: str) -> None:
     config = {"dataset": {"url": segmentation, "fields": PAIR, "transform": {"image": FLIP}, "decode": "tensor"}}
     image, mask = storeds.build_dataset(storeds.load_config(config))[3]
     assert image.dtype == torch.float32
@@ -366,7 +366,7 @@ def test_a_mask_beside_an_image_keeps_its_class_numbers(segmentation: str, field
     assert [image.mode for image in both] == ["RGB", "RGB"]
 
 
-def test_labels_and_their_transform_are_the_labels_whatever_stands_before_them(segmentation: str) -> None:
+def test_target_transform_and_targets_take_the_field_label_at_any_position(segmentation: str) -> None:
     dataset = storeds.StoreDataset(segmentation, fields=["image", "mask", "label"], target_transform=lambda n: n + 10)
     assert dataset[3][2] == 13
     assert dataset.targets == [0, 1, 2, 3]
@@ -378,7 +378,7 @@ def encoded(array: Any, kind: str = "png") -> bytes:
     return file.getvalue()
 
 
-def test_float_images_do_not_turn_black_nor_wide_ones_white(tmp_path: Path) -> None:
+def test_float_images_do_not_turn_black_and_wide_integers_do_not_turn_white(tmp_path: Path) -> None:
     arrays = [np.full((8, 8), 0.5, np.float32), np.full((8, 8), 70_000, np.int32), np.full((8, 8), 200, np.float32)]
     with storeds.open_writer(f"{tmp_path}/x.lmdb", {"image": "image"}) as writer:
         writer.append({"image": encoded(array, "tiff")} for array in arrays)
@@ -425,7 +425,7 @@ def pixels(shape: tuple[int, ...], count: int = 4, dtype: Any = np.uint8) -> np.
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_crops_of_arrays_cut_rows_and_columns_wherever_channels_lie(engine: str, make_engine_url: MakeUrl) -> None:
+def test_crops_of_arrays_cut_rows_and_columns_in_both_channel_orders(engine: str, make_engine_url: MakeUrl) -> None:
     for shape in SHAPES:
         images, url = pixels(shape), make_engine_url(engine)
         with storeds.open_writer(url, {"x": {"kind": "array", "dtype": "uint8", "shape": shape}}) as writer:
@@ -461,7 +461,7 @@ def test_an_hdf5_file_of_channels_last_images_trains_on_the_right_pixels(tmp_pat
 
 
 @pytest.mark.parametrize("shape", [(3, 64, 3), (64, 64, 64), (4, 64, 4), (None, None, None), (64, 2, 64)])
-def test_where_nothing_tells_where_channels_are_the_user_has_to(shape: tuple[int, ...], tmp_path: Path) -> None:
+def test_an_ambiguous_channel_axis_is_an_error_that_asks_for_channels(shape: tuple[int, ...], tmp_path: Path) -> None:
     stored = tuple(edge or 32 for edge in shape)
     image = pixels(stored, 1)[0]
     with storeds.open_writer(f"{tmp_path}/x.h5", {"x": {"kind": "array", "dtype": "uint8", "shape": shape}}) as writer:
@@ -516,7 +516,7 @@ def test_lexicons_beside_pictures_of_words_are_reported(tmp_path: Path) -> None:
     assert storeds.info(url).unread == ["key 'lexicon-000000001': 'word,ward'"]
 
 
-def test_what_of_documents_is_not_read_is_reported(mongodb_database: str) -> None:
+def test_unread_parts_of_documents_are_reported(mongodb_database: str) -> None:
     with filled(mongodb_database) as database:
         database.photos.insert_many(
             {"image": jpeg(n), "label": n, **({"note": "x"} if n % 2 else {})} for n in range(6)
@@ -552,7 +552,7 @@ def test_frames_that_aloha_compressed_are_images(tmp_path: Path) -> None:
     ]
 
 
-def test_episodes_of_a_pattern_are_steps_not_pictures(tmp_path: Path) -> None:
+def test_episodes_of_a_pattern_are_read_as_steps_not_as_pictures(tmp_path: Path) -> None:
     for number, steps in enumerate((14, 30)):
         aloha(tmp_path / f"episode_{number}.hdf5", steps, seed=number)
     records = records_of(f"{tmp_path}/episode_*.hdf5")
@@ -560,7 +560,7 @@ def test_episodes_of_a_pattern_are_steps_not_pictures(tmp_path: Path) -> None:
     np.testing.assert_array_equal(records[14]["action"], columns_of(tmp_path / "episode_1.hdf5")["action"][0])
 
 
-def test_what_is_not_read_is_logged_and_listed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unread_datasets_are_logged_and_listed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     arrays = {"data": np.zeros((50, 8)), "label": np.arange(50), "test/data": np.zeros((9, 8)), "fps": 25}
     path = write(tmp_path / "a.h5", arrays)
     storeds.open_backend(path)
@@ -572,8 +572,8 @@ def test_what_is_not_read_is_logged_and_listed(tmp_path: Path, caplog: pytest.Lo
     shown = subprocess.run([STOREDS, "info", str(path)], capture_output=True, text=True, check=True)
     assert "test/data (float64 [9, 8]: 9 rows, not 50)" in shown.stdout
     assert "all is well" not in shown.stdout
-    told = subprocess.run([STOREDS, "info", str(path), "--json"], capture_output=True, text=True, check=True)
-    assert len(json.loads(told.stdout)["unread"]) == 2
+    listed = subprocess.run([STOREDS, "info", str(path), "--json"], capture_output=True, text=True, check=True)
+    assert len(json.loads(listed.stdout)["unread"]) == 2
 
 
 def test_leaving_most_of_a_file_unread_is_an_error_until_the_user_selects(tmp_path: Path) -> None:
@@ -645,7 +645,7 @@ def test_a_seed_decides_what_other_libraries_draw_in_every_kind_of_worker(
 
 
 @pytest.mark.parametrize("decode", ["pil", "tensor"])
-def test_albumentations_gives_what_it_gives_by_itself(photographs: str, decode: str) -> None:
+def test_albumentations_gives_the_same_pixels_as_without_storeds(photographs: str, decode: str) -> None:
     steps = [albumentations.CenterCrop(24, 32), albumentations.VerticalFlip(p=1)]
     for transform in (albumentations.Compose(steps), steps, [*steps, albumentations.Normalize(), "ToTensor"]):
         (made,) = storeds.StoreDataset(photographs, decode=decode, transform=transform)[2]
@@ -702,7 +702,9 @@ def test_a_transform_with_random_numbers_of_its_own_is_named_in_a_warning(photog
 # 7. Re-encoding
 
 
-def test_packing_an_imagefolder_is_packing_its_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_packing_an_imagefolder_gives_the_same_store_as_packing_its_folder(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     tree = photos(tmp_path / "tree", *(f"{kind}/{n}.jpg" for kind in ("cat", "dog", "emu") for n in range(5)))
     wanted = storeds.pack(tree, f"lmdb://{tmp_path}/folder.lmdb")
     plain, both = ImageFolder(str(tree)), ImageFolder(str(tree), transform=CenterCrop(8))
@@ -732,7 +734,7 @@ def test_packing_a_dataset_of_a_store_copies_its_records(tmp_path: Path) -> None
         assert [{field: r[field] for field in r if not field.startswith("_")} for r in copied] == wanted
 
 
-def test_pack_says_that_it_encodes_decoded_images_anew(tmp_path: Path) -> None:
+def test_pack_warns_that_it_re_encodes_decoded_images(tmp_path: Path) -> None:
     pictures = [(Image.open(io.BytesIO(jpeg(n))).convert("RGB"), n) for n in range(3)]
     packed = storeds.pack(pictures, f"lmdb://{tmp_path}/a.lmdb")
     (note,) = packed.notes
@@ -743,7 +745,7 @@ def test_pack_says_that_it_encodes_decoded_images_anew(tmp_path: Path) -> None:
 # 8. Missing labels
 
 
-def test_a_list_without_a_column_of_labels_is_not_packed_unless_told(tmp_path: Path) -> None:
+def test_a_list_without_a_column_of_labels_is_refused_unless_no_label_is_given(tmp_path: Path) -> None:
     photos(tmp_path, "0.jpg", "1.jpg")
     (tmp_path / "list.csv").write_text("file;klass\n0.jpg;cat\n1.jpg;dog\n")
     target = f"lmdb://{tmp_path}/a.lmdb"
@@ -772,7 +774,9 @@ def test_labels_that_a_table_with_missing_cells_wrote_as_floats_are_integers(tmp
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_record_in_anothers_place_is_an_error_that_names_it(make_engine_url: MakeUrl, engine: str) -> None:
+def test_a_record_at_another_position_is_an_error_that_names_both_positions(
+    make_engine_url: MakeUrl, engine: str
+) -> None:
     url, records = make_engine_url(engine), numbered_records(100)
     with storeds.open_writer(url, {"image": "image", "label": "int", "key": "str"}) as writer:
         writer.append(records)
@@ -801,7 +805,7 @@ def test_a_record_of_another_store_is_an_error(make_engine_url: MakeUrl, engine:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_changed_label_is_an_error_wherever_it_is_read(make_engine_url: MakeUrl, engine: str) -> None:
+def test_a_changed_label_is_an_error_in_every_way_of_reading(make_engine_url: MakeUrl, engine: str) -> None:
     url, records = make_engine_url(engine), numbered_records(60)
     with storeds.open_writer(url, {"image": "image", "label": "int", "key": "str"}) as writer:
         writer.append(records)
@@ -904,7 +908,7 @@ def test_verify_names_the_record_whose_page_is_damaged(deadly: Path) -> None:
     assert len(findings) <= 4  # records of one page
 
 
-def test_a_worker_that_a_damaged_file_ends_is_an_error_that_names_the_file(deadly: Path) -> None:
+def test_a_worker_killed_by_a_damaged_file_is_an_error_that_names_the_file(deadly: Path) -> None:
     dataset = storeds.StoreDataset(f"lmdb://{deadly}", reader="array", fields=["image"])
     with pytest.raises(RuntimeError, match=rf"(?s)worker.*storeds verify lmdb://{deadly}.*read=safe"):
         list(storeds.StoreLoader(dataset, batch_size=50, num_workers=1))
@@ -914,7 +918,7 @@ def test_a_worker_that_a_damaged_file_ends_is_an_error_that_names_the_file(deadl
 
 
 @pytest.mark.parametrize("engine", FILE_ENGINES)
-def test_a_full_disk_is_called_full_and_every_resume_with_more_room_succeeds(tmp_path: Path, engine: str) -> None:
+def test_a_full_disk_is_reported_as_full_and_resume_succeeds_with_more_room(tmp_path: Path, engine: str) -> None:
     fields = {"key": "str", "blob": "bytes"}
     records = [{"key": str(n), "blob": bytes([n]) * 3000} for n in range(60)]
     with small_disk(tmp_path / "disk", "12k") as disk:
@@ -936,7 +940,7 @@ def test_a_full_disk_is_called_full_and_every_resume_with_more_room_succeeds(tmp
 
 
 @pytest.mark.parametrize("written", [1, 4096, 6000])
-def test_an_lmdb_writer_killed_while_its_file_is_created_can_be_resumed_or_begun_again(
+def test_an_lmdb_writer_killed_while_its_file_is_created_can_be_resumed_or_restarted(
     tmp_path: Path, written: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"lmdb://{tmp_path}/store"
@@ -963,7 +967,7 @@ def test_an_lmdb_writer_killed_while_its_file_is_created_can_be_resumed_or_begun
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_second_writer_is_told_who_the_first_is_and_harms_nothing(make_engine_url: MakeUrl, engine: str) -> None:
+def test_a_second_writer_fails_with_an_error_that_names_the_first(make_engine_url: MakeUrl, engine: str) -> None:
     url = make_engine_url(engine)
     first = WriterProcess(url)
     first.ask("begin", "first", overwrite=True)
@@ -980,9 +984,7 @@ def test_a_second_writer_is_told_who_the_first_is_and_harms_nothing(make_engine_
         assert backend.get_many(range(9)) == [{"job": "first", "at": n} for n in range(9)]
 
 
-def test_a_writer_that_stood_still_cannot_add_to_the_work_of_the_one_that_replaced_it(
-    mongodb: str, mongodb_database: str
-) -> None:
+def test_a_stalled_writer_cannot_write_into_the_store_of_its_successor(mongodb: str, mongodb_database: str) -> None:
     url, database = f"{mongodb_database}/store", mongodb_database.rpartition("/")[2]
     asleep, second = WriterProcess(url), WriterProcess(url)
     asleep.ask("begin", "asleep")
@@ -1002,9 +1004,7 @@ def test_a_writer_that_stood_still_cannot_add_to_the_work_of_the_one_that_replac
     second.kill()
 
 
-def test_a_writer_killed_while_it_replaces_a_mongodb_store_leaves_nothing_for_ever(
-    mongodb: str, mongodb_database: str
-) -> None:
+def test_the_next_writer_removes_what_a_killed_mongodb_writer_left(mongodb: str, mongodb_database: str) -> None:
     url, database = f"{mongodb_database}/store", mongodb_database.rpartition("/")[2]
 
     def write(job: str) -> None:
@@ -1047,7 +1047,7 @@ def test_nothing_draws_from_the_global_generators(make_engine_url: MakeUrl, tmp_
     assert drawn_next() == before
 
 
-def test_a_lost_mongodb_ends_an_epoch_within_its_deadline_in_threads_too(tmp_path: Path) -> None:
+def test_losing_mongodb_ends_an_epoch_of_a_thread_loader_within_the_deadline(tmp_path: Path) -> None:
     with run_mongod(tmp_path / "server") as uri:
         url = f"{uri}/db/lost?timeoutMS=5000"
         with storeds.open_writer(url, {"x": "int"}) as writer:
@@ -1062,7 +1062,7 @@ def test_a_lost_mongodb_ends_an_epoch_within_its_deadline_in_threads_too(tmp_pat
     dataset.close()
 
 
-def test_a_lost_mongodb_node_does_not_change_what_a_program_draws(tmp_path: Path) -> None:
+def test_losing_a_mongodb_node_does_not_change_the_random_numbers_of_a_program(tmp_path: Path) -> None:
     before = drawn_next()
     with run_mongod(tmp_path / "server") as uri:
         url = f"{uri}/db/lost?timeoutMS=500&serverSelectionTimeoutMS=100"
@@ -1110,7 +1110,7 @@ def test_a_hostile_config_is_refused_at_once_with_its_place(name: str, text: str
     assert len(str(raised.value)) < 500
 
 
-def test_numbers_of_5000_digits_are_refused_wherever_they_stand(
+def test_numbers_of_5000_digits_are_refused_in_configs_overrides_and_urls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SEED", DIGITS)
@@ -1162,7 +1162,7 @@ def test_no_error_and_no_repr_shows_the_password_of_a_misspelt_url(url: str, pas
     assert "Sesame" not in shown
 
 
-def test_no_name_server_is_asked_for_a_part_of_a_password(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_part_of_a_password_is_looked_up_as_a_host_name(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, *rest, **options: asked.append(host))
     with pytest.raises(errors.ConfigError, match=r"mongodb://user:\*\*\*@host/db/c.* must be percent-encoded"):
@@ -1327,7 +1327,7 @@ def test_a_folder_that_save_to_disk_wrote_is_packed(tmp_path: Path) -> None:
     assert storeds.pack(tmp_path / "saved/test", f"hdf5://{tmp_path}/d.h5").count == 2
 
 
-def test_a_table_says_what_no_field_holds_and_which_column_is_the_label(tmp_path: Path) -> None:
+def test_pack_names_the_table_columns_that_it_cannot_store_and_the_possible_labels(tmp_path: Path) -> None:
     pictures = labelled_pictures(3)
     pictures.add_column("sound", [b""] * 3).cast_column("sound", Audio()).to_parquet(tmp_path / "sound.parquet")
     refused = storeds_command("pack", tmp_path / "sound.parquet", f"{tmp_path}/a.lmdb", code=2)
@@ -1439,7 +1439,7 @@ def test_a_pipe_gets_no_empty_lines(tmp_path: Path) -> None:
 # 17. One picture a file
 
 
-def test_a_slice_of_a_volume_is_one_record_and_a_pattern_gives_one_for_each_file(tmp_path: Path) -> None:
+def test_a_slice_of_a_volume_is_one_record_and_a_pattern_gives_one_record_for_each_file(tmp_path: Path) -> None:
     paths = [brats_slice(tmp_path, number) for number in range(5)]
     assert len(records_of(str(paths[0]))) == 1
     for path, record in zip(paths, records_of(f"{tmp_path}/volume_*.h5"), strict=True):
@@ -1470,7 +1470,7 @@ def test_a_file_of_one_sample_is_one_record_of_all_its_datasets(tmp_path: Path, 
             assert store.column("label").tolist() == [0, 1, 2]  # type: ignore[attr-defined]
 
 
-def test_what_may_be_rows_as_well_as_one_picture_shows_both(tmp_path: Path) -> None:
+def test_a_dataset_that_may_be_rows_or_one_picture_shows_both_readings(tmp_path: Path) -> None:
     path = write(tmp_path / "a.h5", {"x": np.ones((240, 240)), "y": np.zeros((240, 240))})
     with pytest.raises(errors.ConfigError) as raised:
         storeds.open_backend(path)
@@ -1506,7 +1506,7 @@ def test_numbered_cats_and_dogs_are_pictures_without_an_invented_label(tmp_path:
     assert {record["key"]: record["image"] for record in records} == truth
 
 
-def test_groups_that_may_be_classes_as_well_as_pairs_show_both(tmp_path: Path) -> None:
+def test_groups_that_may_be_classes_or_pairs_show_both_readings(tmp_path: Path) -> None:
     pixels = {f"{name}/{at:03}": np.full((8, 8, 3), at, "u1") for name in ("cat", "dog") for at in (3, 4, 17)}
     path = write(tmp_path / "a.h5", pixels)
     with pytest.raises(errors.ConfigError, match=r"sample='name': 3 records of cat .*\n  sample='dataset': 6 records "):
@@ -1529,7 +1529,7 @@ def test_features_of_videos_get_no_invented_label(tmp_path: Path) -> None:
 # 19. Opaque datasets
 
 
-def test_sixty_opaque_pictures_in_twelve_groups_are_never_twelve_records_by_themselves(tmp_path: Path) -> None:
+def test_sixty_opaque_pictures_in_twelve_groups_are_never_read_as_twelve_records(tmp_path: Path) -> None:
     truth = pictures_in_groups(tmp_path / "a.h5", 12, ("ant", "bee", "cow", "dog", "emu"))
     with pytest.raises(
         errors.ConfigError, match=r"sample='group': 12 records .*\n  sample='dataset': 60 records of image "
@@ -1570,19 +1570,19 @@ PICKLED = [pickle.dumps(a_picture(number)) for number in range(6)]
 
 @pytest.mark.parametrize("count", [pickle.dumps(6, 0), b"6", pickle.dumps(6)], ids=["protocol 0", "digits", "pickle"])
 @pytest.mark.parametrize("key", ["__len__", "length", "num_samples"])
-def test_a_count_in_any_form_is_no_record(key: str, count: bytes, tmp_path: Path) -> None:
+def test_a_count_in_any_form_is_not_a_record(key: str, count: bytes, tmp_path: Path) -> None:
     dataset = storeds.StoreDataset(numbered(tmp_path / "s.lmdb", PICKLED, {key: count}), decode="bytes")
     assert dataset[:] == [a_picture(number) for number in range(6)]
 
 
-def test_a_count_that_more_records_were_due_by_is_an_error(tmp_path: Path) -> None:
+def test_a_count_larger_than_the_number_of_records_is_an_error(tmp_path: Path) -> None:
     url = numbered(tmp_path / "s.lmdb", PICKLED, {"length": pickle.dumps(9)})
     with pytest.raises(errors.FormatError, match="length says 9 records, so 10 entries are due, and 7 are there"):
         storeds.open_backend(url)
 
 
 @pytest.mark.parametrize("key", ["classes", "class_names", "__classes__"])
-def test_pickled_class_names_are_the_classes_and_no_record(key: str, tmp_path: Path) -> None:
+def test_pickled_class_names_are_the_classes_and_not_a_record(key: str, tmp_path: Path) -> None:
     more = {key: pickle.dumps(["cat", "dog"]), "length": pickle.dumps(6), "mean": np.zeros(3, "f4").tobytes()}
     url = numbered(tmp_path / "s.lmdb", PICKLED, more)
     dataset = storeds.StoreDataset(url)
@@ -1592,7 +1592,7 @@ def test_pickled_class_names_are_the_classes_and_no_record(key: str, tmp_path: P
     ]
 
 
-def test_class_names_beside_images_are_no_image(tmp_path: Path) -> None:
+def test_class_names_beside_images_are_not_an_image(tmp_path: Path) -> None:
     images = [(f"{name}.jpg".encode(), jpeg(n)) for n, name in enumerate(("ape", "cow", "owl"))]
     put(tmp_path / "s", [*images, (b"classes", pickle.dumps(["a", "b"])), (b"length", b"3")])
     dataset = storeds.StoreDataset(tmp_path / "s", decode="bytes", fields=["key", "image"])
@@ -1600,7 +1600,7 @@ def test_class_names_beside_images_are_no_image(tmp_path: Path) -> None:
     assert dataset.classes == ["a", "b"]
 
 
-def test_an_entry_that_may_be_a_record_or_not_is_the_users_to_decide(tmp_path: Path) -> None:
+def test_an_entry_that_may_be_a_record_is_an_error_until_exclude_decides(tmp_path: Path) -> None:
     url = numbered(tmp_path / "s.lmdb", PICKLED, {"preview": PICKLED[0]})
     with pytest.raises(errors.ConfigError, match="can be read in 2 ways") as caught:
         storeds.open_backend(url)
@@ -1661,7 +1661,7 @@ def test_an_environment_opens_in_every_spelling(spelling: str, tmp_path: Path) -
     assert "is a folder" not in str(raised.value)
 
 
-def test_grey_pictures_among_coloured_ones_say_how_to_read_them(tmp_path: Path) -> None:
+def test_the_error_for_grey_pictures_among_coloured_ones_suggests_any_shape(tmp_path: Path) -> None:
     coloured, grey = datum(bytes(36), 1, (3, 3, 4)), datum(bytes(12), 2, (1, 3, 4))
     url = f"lmdb://{caffe(tmp_path / 's', [coloured] * 40 + [grey, coloured])}"
     with storeds.open_backend(url) as backend:
@@ -1670,7 +1670,7 @@ def test_grey_pictures_among_coloured_ones_say_how_to_read_them(tmp_path: Path) 
     assert records_of(url, any_shape=True)[40]["array"].shape == (1, 3, 4)
 
 
-def test_pictures_in_documents_inside_are_columns(mongodb_database: str) -> None:
+def test_pictures_in_nested_documents_are_columns(mongodb_database: str) -> None:
     with filled(mongodb_database) as database:
         database.nested.insert_many({"_id": n, "image": {"data": jpeg(n), "type": "jpg"}, "label": n} for n in range(4))
     dataset = storeds.StoreDataset(f"{mongodb_database}/nested", decode="bytes", fields=["image_data", "label"])
@@ -1679,7 +1679,7 @@ def test_pictures_in_documents_inside_are_columns(mongodb_database: str) -> None
     assert records_of(f"{mongodb_database}/nested", columns=columns)[3] == {"image": jpeg(3), "label": 3}
 
 
-def test_an_hdf5_file_that_no_layout_reads_ends_with_a_program_that_converts_it(tmp_path: Path) -> None:
+def test_the_error_for_an_hdf5_file_that_no_layout_reads_has_a_program_that_converts_it(tmp_path: Path) -> None:
     arrays = {f"v_{at}/c3d": np.random.default_rng(at).random((5 + at, 16), "f4") for at in range(5)}
     path = write(tmp_path / "a.h5", arrays)
     with pytest.raises(errors.FormatError) as raised:
@@ -1708,7 +1708,7 @@ def test_a_bare_path_takes_options(tmp_path: Path) -> None:
     assert storeds.info(f"{path}?group=test").count == 3
 
 
-def test_options_without_a_scheme_say_so_where_no_file_tells_the_engine(tmp_path: Path) -> None:
+def test_options_on_a_path_without_a_scheme_are_an_error_that_gives_the_url_to_write(tmp_path: Path) -> None:
     write(tmp_path / "a.h5", {"x": np.arange(5)})
     for name in ("*.h5?locking=false", "b.h5?locking=false"):
         with pytest.raises(errors.ConfigError, match=re.escape(f"write hdf5://{tmp_path}/{name}")):
@@ -1766,7 +1766,7 @@ def test_a_pickle_in_an_open_catalyst_file_runs_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "harmed").exists()
 
 
-def test_an_aselmdb_is_atoms_and_its_bookkeeping_no_record(tmp_path: Path) -> None:
+def test_an_aselmdb_gives_atoms_and_no_records_of_its_bookkeeping(tmp_path: Path) -> None:
     rows = [
         {"numbers": [1] * n, "positions": [[0.5 * n] * 3] * n, "energy": -1.5 * n, "sid": f"s{n}"} for n in (2, 4, 3)
     ]
@@ -1900,7 +1900,7 @@ def test_films_in_gridfs_are_videos(mongodb_database: str) -> None:
 # 24. Hidden folders
 
 
-def test_a_hidden_folder_is_no_class(tmp_path: Path) -> None:
+def test_a_hidden_folder_is_not_a_class(tmp_path: Path) -> None:
     photos(tmp_path / "tree", ".ipynb_checkpoints/1.jpg", "__MACOSX/1.jpg", "cat/1.jpg", "cat/._1.jpg", "dog/2.jpg")
     packed = storeds.pack(tmp_path / "tree", f"lmdb://{tmp_path}/a.lmdb")
     assert packed.attrs["classes"] == ["cat", "dog"]
