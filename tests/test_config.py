@@ -429,7 +429,7 @@ def test_a_split_of_numbers_is_named_by_a_number(tmp_path: Path) -> None:
     url = write_store(f"lmdb://{tmp_path}/x.lmdb", split="int")
     config = load_config({"dataset": {"url": url, "reader": "array", "fields": ["key"]}, "splits": {0: {}, 1: {}}})
     assert keys(config, 0) == keys(config, "0") == [f"k{n}" for n in range(0, 30, 3)]
-    with pytest.raises(errors.ConfigError, match="'split' holds integers, so split 'val'"):
+    with pytest.raises(errors.ConfigError, match="'split' holds integers, so it has no value 'val'"):
         build_dataset({"dataset": {"url": url}}, "val")
 
 
@@ -565,8 +565,8 @@ def test_anchors_aliases_and_merge_keys_work(tmp_path: Path) -> None:
         ("loader.batch_size=", "has no value"),
         ("loader.batch_size=[1", "neither TOML nor YAML"),
         ("splits.vla.loader.shuffle=true", "unknown split 'vla'; did you mean 'val'"),
-        ("dataset.url.x=1", "no table but str"),
-        ("dataset.transform.7=null", "no place in a list of 1"),
+        ("dataset.url.x=1", "its parent is a str, not a table"),
+        ("dataset.transform.7=null", "the list has 1 items, counted from 0, and no item .7"),
         ("datset.url=x", "unknown key 'datset'; did you mean 'dataset'"),
         ("mongodb://user:secret@h/d/c", "must read table.key=value"),
         ("loader.batch_size=secret: [", "neither TOML nor YAML"),

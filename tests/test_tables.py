@@ -170,7 +170,7 @@ def test_a_saved_folder_that_is_not_whole_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="cannot be read as a table"):
         open_source(saved)
     arrow.unlink()
-    with pytest.raises(FormatError, match="is not whole: data-00000-of-00001.arrow is missing; copy it again"):
+    with pytest.raises(FormatError, match="is not whole: it lacks data-00000-of-00001.arrow; copy it again"):
         open_source(saved)
     state = json.loads((saved / "state.json").read_text())
     (saved / "state.json").write_text(json.dumps({**state, "_indices_data_files": [{"filename": "x"}]}))

@@ -342,7 +342,7 @@ def test_separate_random_flips_of_image_and_mask_are_refused_and_equal_resizes_a
     small = {"name": "Resize", "size": [8, 8], "interpolation": "nearest"}
     dataset = storeds.StoreDataset(segmentation, fields=PAIR, transform={"image": small, "mask": small})
     assert [each.size for each in dataset[1]] == [(8, 8), (8, 8)]
-    with pytest.raises(errors.ConfigError, match=r"'mask' would mix the numbers of classes.*'nearest'"):
+    with pytest.raises(errors.ConfigError, match=r"'mask' would mix the class numbers.*'nearest'"):
         storeds.StoreDataset(segmentation, fields=PAIR, transform={"mask": {"name": "Resize", "size": [8, 8]}})
 
 

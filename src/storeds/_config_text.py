@@ -204,8 +204,8 @@ def parse_yaml(text: str) -> Any:
 
 def _explain_yaml(error: yaml.MarkedYAMLError) -> str:
     """Return what is wrong and where, without PyYAML's excerpt of the file, which may hold a secret, or part of one."""
-    told = [(error.context, error.context_mark), (error.problem, error.problem_mark)]
-    lines = [f"{_place(mark)}{text}" for text, mark in told if text]
+    parts = [(error.context, error.context_mark), (error.problem, error.problem_mark)]
+    lines = [f"{_place(mark)}{text}" for text, mark in parts if text]
     return "; ".join(_QUOTED_BY_YAML.sub(r"\1 ***", line) for line in lines)
 
 

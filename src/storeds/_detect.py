@@ -197,15 +197,15 @@ def _none_fits(
         start, either = f"{redact(url)}: {'; '.join(options)}", ""
     names = ", ".join(one.name for one in looked)
     hint = f"no foreign layout recognises it{either} (looked for: {names}; layout= names one)"
-    told = "; ".join([start, hint, *seen, *_refusals(looked, str(why_not_native))])
-    return type(why_not_native)("\n".join([told, *(f"To convert it by hand:\n{loop}" for loop in by_hand)]))
+    message = "; ".join([start, hint, *seen, *_refusals(looked, str(why_not_native))])
+    return type(why_not_native)("\n".join([message, *(f"To convert it by hand:\n{loop}" for loop in by_hand)]))
 
 
-def _refusals(looked: list[_Looked], told: str) -> Iterator[str]:
-    """Yield why layouts refused, each reason once, and none that is told anyway."""
+def _refusals(looked: list[_Looked], message: str) -> Iterator[str]:
+    """Yield why layouts refused, each reason once, without the one in the main message."""
     reasons: dict[str, list[str]] = {}
     for one in looked:
-        if one.refusal is not None and one.refusal != told:
+        if one.refusal is not None and one.refusal != message:
             reasons.setdefault(one.refusal, []).append(one.name)
     for reason, names in reasons.items():
         yield f"{', '.join(names)}: {reason}"

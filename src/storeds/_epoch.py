@@ -171,7 +171,7 @@ class SharedPasses(SharedTable):
         table["number"], table["next"], table["is_asked"] = epoch, epoch, True
 
     def load(self, epoch: int) -> None:
-        """Let the next pass but the one that a state was loaded for be the epoch after this one."""
+        """Count on after a loaded state: the pass after the loaded one is `epoch` + 1."""
         table = self.table
         table["number"], table["next"], table["is_asked"] = epoch, epoch + 1, False
 

@@ -1,4 +1,4 @@
-"""Reads an LMDB file with positional reads and checks every page before it believes it.
+"""Reads an LMDB file with positional reads and checks every page before it uses it.
 
 LMDB maps its file and trusts it: a damaged page can end the process with SIGBUS or SIGSEGV, which no ``except`` catches. Here
 the same damage is a ValueError. It takes several times as long, so it is for damaged files (``?read=safe``), and for
@@ -45,7 +45,7 @@ class Tree:
 
 
 class LmdbPages:
-    """The pages of an LMDB file that nobody writes to. Thread-safe.
+    """The pages of an LMDB file, which must not change meanwhile. Thread-safe.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ class LmdbPages:
         self._kept: dict[int, Page] = {}
 
     def close(self) -> None:
-        """Close the file; nobody may be reading."""
+        """Close the file; no other thread may be reading."""
         os.close(self._descriptor)
 
     def tree(self, name: bytes) -> Tree | None:
@@ -140,7 +140,7 @@ class LmdbPages:
                 return self._value(page, key)
             low, high, kind, _ = self._node(data, places[self._search(page, key, first=1) - 1])
             number = low | high << 16 | kind << 32
-        raise DamagedPageError("a tree is deeper than LMDB makes them")
+        raise DamagedPageError("a tree is deeper than LMDB's limit")
 
     def _search(self, page: Page, key: bytes, *, first: int) -> int:
         """Return how many nodes of a page, of which the `first` ones have no key, have a key that is not greater."""

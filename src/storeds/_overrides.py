@@ -67,10 +67,10 @@ def _with(node: Any, keys: list[str], value: Any, path: str) -> Any:
         return {**table, key: _with(table.get(key), rest, value, path)}
     if isinstance(node, list):
         if not (key.isascii() and key.isdigit() and len(key) < 9 and int(key) < len(node)):
-            raise ConfigError(f"overrides: {path}: {key!r} is no place in a list of {len(node)}, counted from 0")
+            raise ConfigError(f"overrides: {path}: the list has {len(node)} items, counted from 0, and no item {key!r}")
         place = int(key)
         return [*node[:place], _with(node[place], rest, value, path), *node[place + 1 :]]
-    raise ConfigError(f"overrides: {path}: {key!r} is looked for in a value that is no table but {type(node).__name__}")
+    raise ConfigError(f"overrides: {path}: cannot set {key!r}: its parent is a {type(node).__name__}, not a table")
 
 
 def _value(text: str, path: str) -> Any:

@@ -1,4 +1,4 @@
-"""Notices that a DataLoader of PyTorch's makes the same random samples in pass after pass, and says so once.
+"""Warns once when a DataLoader of PyTorch's makes the same random samples in each pass.
 
 Such a loader tells a dataset nothing about passes. What a dataset sees: batches of indices and, in a worker, the seed that a
 loader draws for each set of workers. So the first indices made are *markers*, and what becomes of them is counted.
@@ -31,7 +31,7 @@ class Repeats(SharedTable):
     -----
     A second pass is one by other workers (their loader's seed is another) that makes a marker of a pass that was not broken
     off early; or by the same workers, or none, that makes all markers again before it makes one twice, which samplers with
-    replacement do not do. Loaders that differ in workers, in the size of batches, or in whether they shuffle are told apart.
+    replacement do not do. Loaders that differ in workers, in the size of batches, or in whether they shuffle count as different.
     """
 
     DTYPE = np.dtype(

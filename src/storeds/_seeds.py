@@ -1,4 +1,4 @@
-"""Seeds that nobody gave: drawn from torch's default generator, and the same on all ranks."""
+"""Seeds for runs without ``seed=``: drawn from torch's default generator, and the same on all ranks."""
 
 from __future__ import annotations
 

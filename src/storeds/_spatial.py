@@ -24,7 +24,7 @@ class Moves(IntEnum):
     """In the same way in each image of one size."""
     UNKNOWN = 2
     DRAWN = 3
-    """Where to, it draws for each image anew."""
+    """To a place that it draws for each image."""
 
 
 # Names of classes in storeds, torchvision, albumentations and kornia.
@@ -115,7 +115,7 @@ def check_spatial(
     if drawn and len(belonging) - len(left) > 1:
         raise ConfigError(
             f"{_listed([name for name in moving if moving[name]])} would each be cropped or flipped in another way: "
-            f"{transforms[drawn[0]]!r} draws anew for each element. {_ADVICE}"
+            f"{transforms[drawn[0]]!r} draws new random numbers for each element. {_ADVICE}"
         )
     # The function of a target_transform is given for that element.
     parted = [name for name, kind in moving.items() if kind and (kind != Moves.UNKNOWN or name == data)]
@@ -140,8 +140,8 @@ def _check_interpolation(name: str, transform: Transform) -> None:
         way = getattr(way, "value", way)  # torchvision's are an enumeration, albumentations' numbers of OpenCV
         if moves(part) and way is not None and way not in ("nearest", "nearest-exact", 0):
             raise ConfigError(
-                f"{part!r} on {name!r} would mix the numbers of classes, of which a mask consists, to others: use "
-                "interpolation 'nearest'. If its values are no classes, use a function of your own"
+                f"{part!r} on {name!r} would mix the class numbers of a mask into others: use "
+                "interpolation 'nearest'. If its values are not classes, use a function of your own"
             )
 
 

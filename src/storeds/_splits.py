@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from storeds._globs import glob_of
+from storeds._meta import NATIVE
 from storeds._url import split_options
 from storeds._where import matching_positions
 from storeds._where_checks import check_where
@@ -22,7 +23,6 @@ __all__ = ["SPLIT", "Shared", "shared_records", "split_value", "with_split"]
 
 SPLIT = "split"
 _FILES = (None, "lmdb", "hdf5")
-_NATIVE = "storeds/1"
 
 
 def split_value(name: str, fields: Mapping[str, Field] | None) -> str | int | None:
@@ -37,8 +37,8 @@ def split_value(name: str, fields: Mapping[str, Field] | None) -> str | int | No
         except ValueError:
             pass
         raise ConfigError(
-            f"the store's field 'split' holds integers, so split {name!r} is none of its values; "
-            f"set where = {{ split = 0 }}, or whatever it is, in [splits.{name}.dataset]"
+            f"the store's field 'split' holds integers, so it has no value {name!r}; "
+            f"set where = {{ split = 0 }}, or another number, in [splits.{name}.dataset]"
         )
     return name if kind == "str" else None
 
@@ -124,8 +124,8 @@ def _same_stores(one: Source, backend: Backend, other: Source) -> Iterator[Backe
             their = there[unit.place]
             if unit.how == their.how or _holds_the_same(own, their, other, other.layout):
                 yield own
-    single = len(mine) == len(theirs) == 1 and backend.meta.layout == _NATIVE
-    if single and _may_be_copy(mine[0], theirs[0]) and _holds_the_same(backend, theirs[0], other, _NATIVE):
+    single = len(mine) == len(theirs) == 1 and backend.meta.layout == NATIVE
+    if single and _may_be_copy(mine[0], theirs[0]) and _holds_the_same(backend, theirs[0], other, NATIVE):
         yield backend
 
 
@@ -154,7 +154,7 @@ def _units(source: Source) -> Iterator[_Unit]:
 
 
 def _how(source: Source, in_url: Mapping[str, str]) -> str:
-    layout = None if source.layout in (_NATIVE, "native") else source.layout
+    layout = None if source.layout in (NATIVE, "native") else source.layout
     options = {name: str(value) for name, value in {**in_url, **source.options}.items()}
     return json.dumps([layout, options], sort_keys=True)
 

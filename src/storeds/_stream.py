@@ -79,7 +79,7 @@ class Samples(Iterator[Any]):
     datasets : sequence of StoreDataset
         The sources.
     begin : callable
-        Begins the pass, when its first sample is asked for.
+        Begins the pass; called for its first sample.
     read_batch, read_ahead
         As for `StoreIterable`.
 

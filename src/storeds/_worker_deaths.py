@@ -1,4 +1,4 @@
-"""Says what probably ended a DataLoader's worker process, and what to do: PyTorch knows the signal alone."""
+"""Adds the probable cause and a remedy to PyTorch's error about a dead worker process, which names only the signal."""
 
 from __future__ import annotations
 

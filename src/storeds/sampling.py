@@ -78,7 +78,7 @@ class EpochSampler(Sampler[int]):
     *StatefulDataLoader* saves and loads the iterator, whose state is what had been yielded when a batch was dispatched;
     it needs nothing else. It loads when the loop begins: an epoch that `set_epoch` gave before then prevails.
 
-    *Lightning and Accelerate* share out again what a rank's sampler yields, and samples are lost, unless told not to: by
+    *Lightning and Accelerate* share out again what a rank's sampler yields, and samples are lost. Turn that off by
     ``Trainer(use_distributed_sampler=False)``, and by not giving the loader to ``Accelerator.prepare``.
 
     *Processes and threads*: for the main process, where DataLoader draws indices. A pickle or copy begins where this
@@ -127,10 +127,10 @@ class EpochSampler(Sampler[int]):
         return self._start if self._pass is None else self._pass.position(self._pass.consumed)
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next pass be of `epoch`: from the beginning, or for the epoch that was loaded, from where it was.
+        """Let the next pass be of `epoch`: from its beginning or, for the epoch of a loaded state, from the loaded position.
 
-        The dataset is told too, where it has such a method, be it under a Subset or a ConcatDataset. While a pass of that
-        epoch has begun and given nothing yet, it is that pass which is meant.
+        Sets the epoch of the dataset too, if it has such a method, also under a Subset or a ConcatDataset. A pass of that
+        epoch that has begun, but given no sample yet, counts as the next pass.
         """
         self._hear()
         self._ask(integer("epoch", epoch, 0, MOST))

@@ -1,4 +1,4 @@
-"""Checksums of columns in blocks, for those who read a column without the records that it belongs to.
+"""Checksums of columns in blocks, for reading a column without its records.
 
 A record's seal covers whole records. A label that is read alone is therefore checked with its block: 64 KiB of its column,
 which are read and hashed when a handle first needs them. ``docs/decisions/0028`` gives the measurements.

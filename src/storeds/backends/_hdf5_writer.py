@@ -225,7 +225,7 @@ class Hdf5Writer(StoreWriter):
         return np.concatenate((np.zeros(1, "<i8"), stops))
 
     def _block_digests(self, n: int) -> Iterator[int]:
-        """Yield the checksums of the blocks of all columns: the records' seals do not help who reads one column alone."""
+        """Yield the checksums of the blocks of all columns: seals do not cover a column that is read alone."""
         for name, dataset in column_datasets(self.fields):
             if dataset.endswith("/offsets"):
                 yield from block_digests([self._offsets(name, n).tobytes()])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import logging
-import os
 import secrets
 import threading
 import weakref
@@ -22,7 +21,7 @@ from storeds.errors import StoredsError, StoreExistsError
 __all__ = ["LEASE_ID", "WriterLease", "live_writer"]
 
 LEASE_ID = "writer"  # in the collection of metas, whose other ids are UUIDs
-_SECONDS = 60  # more than an election takes, less than anybody minds to wait for after a crash
+_SECONDS = 60  # more than an election takes; a writer waits as long after a crash
 _RENEWAL = _SECONDS / 3
 _PATIENCE = 2.0  # seconds for giving a lease back; it ends by itself
 _HELD: set[str] = set()  # tokens of this process's open writers
@@ -44,7 +43,6 @@ class WriterLease:
         self._ticket: Ticket[Any] = CLIENTS.ticket(self, opener)
         self._is_lost = False
         self._stopped = threading.Event()
-        self._pid = os.getpid()
         _HELD.add(self.token)
         weakref.finalize(self, _HELD.discard, self.token).atexit = False
 
@@ -55,7 +53,7 @@ class WriterLease:
             held = metas.find_one({"_id": LEASE_ID}) or {}
             if held and held["token"] != self.token:
                 self._check_free(held, _now(database))
-            # Whoever renews or takes it in between wins.
+            # If another writer renews or takes the lease in between, this update matches nothing.
             seen = {"_id": LEASE_ID, "token": held.get("token"), "renewed": held.get("renewed")}
             own = {"token": self.token, "owner": Owner.here().to_json(), "seconds": _SECONDS}
             change = {"$set": own, "$currentDate": {"renewed": True}}
@@ -72,13 +70,15 @@ class WriterLease:
         owner = Owner.from_json(held.get("owner"))
         if owner is not None and owner.is_here:
             if held["token"] in _HELD:
-                raise StoreExistsError(f"{self._location.url} is being written by another writer of this process")
+                raise StoreExistsError(
+                    f"{self._location.url} is being written by another writer of this process; close that one first"
+                )
             return
         age = (now - held["renewed"]).total_seconds()
         if age > held["seconds"] or (owner is not None and owner.has_ended):
             return
         raise StoreExistsError(
-            f"{self._location.url} is being written by {owner}, which renewed its lease {max(0, age):.0f} s ago. Wait until it "
+            f"{self._location.url} is being written by {owner or 'another writer'}, which renewed its lease {max(0, age):.0f} s ago. Wait until it "
             f"ends, or end it; if it is dead, its lease ends in {held['seconds'] - age:.0f} s, and then resume=True (--resume) "
             "continues its work and overwrite=True (--overwrite) drops it"
         )

@@ -86,7 +86,7 @@ def stale_parts(database: Any, name: str) -> list[str]:
 def sweep(database: Any, name: str, *, keep_partial: bool) -> Partial | None:
     """Remove everything of the store `name` that is neither published nor, if `keep_partial`, to be continued.
 
-    Returns what is to be continued. Only for whoever holds the store's lease.
+    Returns what is to be continued. Only the holder of the store's lease may call it.
     """
     state = _inspect(database, name)
     if not keep_partial:

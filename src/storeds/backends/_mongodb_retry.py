@@ -33,7 +33,7 @@ _since: ContextVar[float | None] = ContextVar("_since", default=None)
 
 @contextmanager
 def shared_deadline() -> Iterator[None]:
-    """Let everything that is asked for in the body, or in a copy of its context, have one deadline together."""
+    """Give all operations in the body, and in copies of its context, one deadline together."""
     token = _since.set(time.monotonic())
     try:
         yield

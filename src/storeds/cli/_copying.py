@@ -50,9 +50,7 @@ def pack(
         typer.Argument(help="A folder, a .csv, .jsonl, .json or .tar file, or a store.", autocompletion=complete_url),
     ],
     url: Target,
-    kind: Annotated[
-        SourceKind | None, typer.Option(help="What the source is, where that cannot be told by looking.")
-    ] = None,
+    kind: Annotated[SourceKind | None, typer.Option(help="Kind of the source; by default storeds detects it.")] = None,
     on_bad: Annotated[
         OnBad, typer.Option(help="Bad items: publish nothing and list them, leave them out, or keep what can be read.")
     ] = "raise",

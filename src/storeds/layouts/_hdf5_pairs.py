@@ -117,7 +117,7 @@ def _factor(size: tuple[int, ...] | None, other: tuple[int, ...] | None) -> floa
 
 
 def size_of(files: Hdf5Files, dataset: h5py.Dataset) -> tuple[int, ...] | None:
-    """Return the size of a picture, encoded or not, or the shape of an array; None where it cannot be told."""
+    """Return the size of a picture, encoded or not, or the shape of an array; None where it is unknown."""
     if dataset.ndim > 1:
         return tuple(dataset.shape)
     try:

@@ -150,7 +150,7 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
 
     @classmethod
     def by_hand(cls, url: str, **options: Any) -> str:
-        """Return the shortest program that would convert the store at `url`, for who knows what its values hold.
+        """Return the shortest program that would convert the store at `url`, for a user who knows what its values hold.
 
         Raises
         ------

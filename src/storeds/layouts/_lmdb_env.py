@@ -48,7 +48,7 @@ class ForeignOptions(LmdbOptions):
         Open a store that holds fewer records, or more, than it says: those that it lists are its records, and one that
         is missing is a `RecordError`.
     exclude : str or list, optional
-        Keys of entries that are no records, beside those that are certainly none; ``""`` where every doubtful one is a record.
+        Keys of entries that are not records, beside those that certainly are not; ``""`` if all doubtful ones are records.
     """
 
     database: str | None = None

@@ -92,21 +92,21 @@ class SerialisedLmdb(ForeignLmdb):
     def _all_keys(self, look: Look) -> Keys:
         said = self._said_count(look)
         entries = entries_of(look)
-        told = f"{entries.count[0].decode()} says {said} records" if entries.count else ""
+        stated = f"{entries.count[0].decode()} says {said} records" if entries.count else ""
         keys: Keys
         if look.get(KEYS) is not None:
             keys = self._index_keys(look)
             what = f"{KEYS.decode()} lists {keys.count}"
             if said not in (None, keys.count) and not self._settings.partial:
                 raise FormatError(
-                    f"{look.url} is not whole: {told} and {what}; copy it again, or open it with "
+                    f"{look.url} is not whole: {stated} and {what}; copy it again, or open it with "
                     "partial=True, which reads what is listed"
                 )
         elif said is not None and look.get(b"%0*d" % (self._width(look), 0)) is not None:
-            keys, what = NumberedKeys(said, width=self._width(look)), told
+            keys, what = NumberedKeys(said, width=self._width(look)), stated
         else:
             keys = self._index_keys(look)
-            what = f"{keys.count} keys are there" if said is None else told
+            what = f"{keys.count} keys are there" if said is None else stated
         self._check_count(look, (keys.count if said is None else said) + len(entries.keys), what)
         return keys
 

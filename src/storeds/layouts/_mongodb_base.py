@@ -122,7 +122,7 @@ class MongodbLayout(StoreBackend, Generic[Opts]):
 
     @classmethod
     def by_hand(cls, url: str, *, client_factory: ClientFactory | None = None, **_: Any) -> str:
-        """Return the shortest program that would convert the store at `url`, for who knows what its documents hold.
+        """Return the shortest program that would convert the store at `url`, for a user who knows what its documents hold.
 
         Raises
         ------

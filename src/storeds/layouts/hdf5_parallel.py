@@ -158,8 +158,8 @@ class ParallelOpener(ForeignOpener):
         if not found.columns or (direct and rows_or_file(found.singles, direct) == "file"):
             return None
         check_lengths(files, [(row_count(dataset), dataset.name) for dataset in (direct or found.columns).values()])
-        told = ", ".join(f"{dataset.name} {dataset.shape}" for dataset in list(found.columns.values())[:4])
-        return f"its datasets are columns: {told}"
+        shown = ", ".join(f"{dataset.name} {dataset.shape}" for dataset in list(found.columns.values())[:4])
+        return f"its datasets are columns: {shown}"
 
 
 class ParallelHdf5(ForeignHdf5):

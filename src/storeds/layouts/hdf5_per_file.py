@@ -80,10 +80,10 @@ class PerFileOpener(ForeignOpener):
             return None
         if rows_or_file(found.singles, arrays) not in ("file", "either"):
             return None
-        told = ", ".join(
+        shown = ", ".join(
             f"{name} {describe(dataset)}" for name, dataset in [*arrays.items(), *found.singles.items()][:4]
         )
-        return f"its datasets are one sample: {told}"
+        return f"its datasets are one sample: {shown}"
 
 
 class PerFileHdf5(ForeignHdf5):

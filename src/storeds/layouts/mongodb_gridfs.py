@@ -130,10 +130,10 @@ class GridfsLayout(ColumnLayout[GridfsOptions]):
         found = join.find(ids, names)
         absent = [name for at, name in enumerate(names) if at not in found]
         if absent:
-            told = f"{self._location.url}: {len(absent)} of {len(names)} files have no label in {where!r}: {listed(absent)}"
+            message = f"{self._location.url}: {len(absent)} of {len(names)} files have no label in {where!r}: {listed(absent)}"
             if self._settings.missing == "error" or not found:
-                raise FormatError(f"{told}; missing='skip' leaves them out")
-            _LOG.warning("%s; they are left out", told)
+                raise FormatError(f"{message}; missing='skip' leaves them out")
+            _LOG.warning("%s; they are left out", message)
         return [found.get(at) for at in range(len(names))]
 
     def _own_collections(self) -> set[str]:

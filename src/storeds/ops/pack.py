@@ -271,5 +271,5 @@ class _Run:
             )
             raise RecordError(
                 f"{self.bad:,} of {counted(len(self.source) + len(self.source.problems), 'item')} cannot be packed, so nothing was "
-                f"published; mend them, or pass on_bad='skip' (--on-bad skip):\n{lines}{more}"
+                f"published; repair them, or pass on_bad='skip' (--on-bad skip):\n{lines}{more}"
             )

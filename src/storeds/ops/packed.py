@@ -25,7 +25,7 @@ class Packed(Meta):
     columns : mapping of str to str or None
         For a source with columns: each column, and the field that it became; None for one that was left out.
     notes : tuple of str
-        What `pack` warned about, as sentences: hidden folders that it left out, images that it encoded anew.
+        What `pack` warned about, as sentences: hidden folders that it left out, images that it re-encoded.
     left_out : int
         Items that are not in the store because they are bad; hidden files are not among them.
     reasons : mapping of str to int

@@ -54,7 +54,7 @@ def holds_tables(folder: str, depth: int = _DEPTH) -> bool:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         names = [entry.name.lower() for entry in entries if not is_hidden(entry.name)]
         inside = [entry.path for entry in entries if entry.is_dir() and not is_hidden(entry.name)]
-    except OSError:  # whoever lists it says why
+    except OSError:  # the source that lists it reports why
         return False
     if any(name.endswith(IMAGE_SUFFIXES) for name in names):
         return False
@@ -104,7 +104,7 @@ def _saved(folder: str) -> list[str]:
     missing = [file for file in files if not os.path.isfile(file)]
     if missing:
         raise FormatError(
-            f"{show(folder)} is not whole: {some(map(os.path.basename, missing))} is missing; copy it again"
+            f"{show(folder)} is not whole: it lacks {some(map(os.path.basename, missing))}; copy it again"
         )
     return files
 

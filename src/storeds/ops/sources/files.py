@@ -170,7 +170,7 @@ def _shows(value: Any, path: str) -> bool:
                 return False
             pixels = np.moveaxis(pixels, 0, -1) if pixels.ndim == 3 and pixels.shape[0] in (1, 3) else pixels
             wanted = np.asarray(image.convert("L" if pixels.ndim == 2 or pixels.shape[-1] == 1 else "RGB"))
-    except Exception:  # whatever Pillow and a stranger's array raise
+    except Exception:  # Pillow and third-party arrays may raise anything
         return False
     pixels = pixels.reshape(wanted.shape) if pixels.size == wanted.size else pixels
     return pixels.shape == wanted.shape and float(np.abs(pixels.astype(float) - wanted).mean()) < _NEAR

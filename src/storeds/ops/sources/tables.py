@@ -91,8 +91,8 @@ class TableSource:
     label_column : str, optional
         The column of labels: by default the only ``ClassLabel``, or one called ``label``, ``class`` or ``target``.
     label : bool
-        False to pack without labels. Where there are columns beside the image and none looks like a label, that has to be
-        said.
+        False to pack without labels. Required where there are columns beside the image and none
+        looks like a label.
     allow_outside : bool
         Whether to read images that a file names by path instead of holding them; relative paths begin at its folder.
 

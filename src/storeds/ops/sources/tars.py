@@ -32,7 +32,7 @@ class TarSource:
     key_with_shard : bool
         Whether keys begin with the name of their shard, for shards that number their samples alike.
     label : bool
-        False to pack without labels. Where samples hold more than images, but no label, that has to be said.
+        False to pack without labels. Required where samples hold more than images, but no label.
     label_column : str, optional
         The ending of the members that hold labels, as integers; ``cls`` by default.
     include_hidden : bool
