@@ -203,7 +203,7 @@ def open_writer(
     plan : JSON, optional
         What is being written, beyond its fields: a writer that resumes must bring an equal one.
     index : sequence of str
-        Fields that the server indexes, each by itself, so that ``where=`` and other people's queries by them are fast.
+        Fields that the server indexes, each by itself, for queries of your own; ``where=`` of a native store reads columns.
         For MongoDB alone.
 
     Returns

@@ -76,7 +76,7 @@ class MongodbWriter(StoreWriter):
     url, fields, overwrite, resume, commit_every, plan
         As for `storeds.open_writer`.
     index : sequence of str, optional
-        Fields to index, each by itself, for those who query them.
+        Fields to index, each by itself, for queries of your own.
     client_factory : callable, optional
         As for the backend.
     """
