@@ -81,14 +81,14 @@ def entries_of(look: Look) -> Entries:
 
 def _find(look: Look) -> Entries:
     keys = list(dict.fromkeys([*look.first_keys(_ENDS), *look.last_keys(_ENDS)]))
-    numbered, odd = _odd_keys(keys)
+    numbered, certain, odd = _odd_keys(keys)
     named = [key for key in (*_COUNTS, KEYS, *_CLASSES, *_OTHERS) if key not in odd and look.get(key) is not None]
-    inside = [key for key in (*keys, *_DATABASES) if len(look.get(key) or b"") == _DATABASE]
+    # Values of certain records stay unread: one damaged record must not keep the store from opening.
+    unclear = odd if certain else keys
+    inside = [key for key in (*unclear, *_DATABASES) if len(look.get(key) or b"") == _DATABASE]
     inside = [key for key in inside if look.entries_of_database(key) is not None]
     candidates = list(dict.fromkeys([*odd, *named, *inside]))
-    records = [key for key in keys if key not in candidates]
-    step = max(1, len(records) // _ALIKE)
-    alike = {_signature(value) for key in records[::step] if (value := look.get(key)) is not None}
+    alike = _signatures(look, [key for key in keys if key not in candidates]) if candidates else set()
     found = Entries()
     excluded = look.opener.settings.exclude
     for key in candidates:
@@ -102,6 +102,12 @@ def _find(look: Look) -> Entries:
         found.doubtful.clear()
     found.keys.update(found.unread, found.databases)
     return found
+
+
+def _signatures(look: Look, records: list[bytes]) -> set[Any]:
+    """Return what the values of some records look like."""
+    step = max(1, len(records) // _ALIKE)
+    return {_signature(value) for key in records[::step] if (value := look.get(key)) is not None}
 
 
 def record_keys(look: Look) -> Iterator[bytes]:
@@ -120,16 +126,16 @@ def sample_records(look: Look, count: int) -> list[tuple[bytes, memoryview]]:
     return first
 
 
-def _odd_keys(keys: list[bytes]) -> tuple[bool, list[bytes]]:
-    """Return whether records lie under numbers, and the keys that are each unlike all others, if those are all alike."""
+def _odd_keys(keys: list[bytes]) -> tuple[bool, bool, list[bytes]]:
+    """Return whether records lie under numbers, whether their keys follow one pattern, and the keys that do not follow it."""
     patterns = Counter(map(_pattern, keys))
     if not patterns:
-        return False, []
+        return False, False, []
     main, count = (b"#", patterns[b"#"]) if b"#" in patterns else patterns.most_common(1)[0]
     odd = [key for key in keys if _pattern(key) != main]
     singles = all(patterns[_pattern(key)] == 1 for key in odd)
     certain = b"#" in main and singles and len(odd) <= _ODD and (main == b"#" or count > 2 * len(odd))
-    return main == b"#", odd if certain else []
+    return main == b"#", certain, odd if certain else []
 
 
 def _pattern(key: bytes) -> bytes:

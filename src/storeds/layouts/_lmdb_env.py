@@ -6,7 +6,7 @@ import itertools
 import os
 import threading
 from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -226,12 +226,20 @@ class Look:
         return [(bytes(key), value) for key, value in itertools.islice(cursor.iterprev(), 1)]
 
     def first_keys(self, count: int) -> list[bytes]:
-        """Return the first few keys."""
-        return list(map(bytes, itertools.islice(self.txn.cursor(self.database).iternext(values=False), count)))
+        """Return the first few keys; fewer where a damaged record comes before."""
+        return self._keys_up_to_damage("iternext", count)
 
     def last_keys(self, count: int) -> list[bytes]:
-        """Return the last few keys, the last one first."""
-        return list(map(bytes, itertools.islice(self.txn.cursor(self.database).iterprev(values=False), count)))
+        """Return the last few keys, the last one first; fewer where a damaged record comes before."""
+        return self._keys_up_to_damage("iterprev", count)
+
+    def _keys_up_to_damage(self, direction: str, count: int) -> list[bytes]:
+        found: list[bytes] = []
+        # A transaction of its own: LMDB reads values too, and after damage a transaction gives nothing else.
+        with suppress(lmdb.CorruptedError), self.handle.env.begin() as txn:
+            keys = getattr(txn.cursor(self.database), direction)(values=False)
+            found.extend(map(bytes, itertools.islice(keys, count)))
+        return found
 
     def first_from(self, key: bytes) -> bytes | None:
         """Return the first key that is `key` or behind it; None where there is none."""
