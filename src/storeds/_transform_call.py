@@ -44,7 +44,7 @@ class BoundTransform:
     """A transform, and how it gets its randomness: decided once, when it is bound, and kept through pickling.
 
     A transform with a parameter named ``generator`` is given the sample's; one of storeds' own without it draws nothing.
-    One of albumentations has its generators seeded from the sample's, see `storeds._albumentations.Albumentations`.
+    One of albumentations has its generators seeded from the sample's, see ``_albumentations.py``.
     Any other is *foreign*: it may draw from
     the global generators of torch (CPU), NumPy (legacy) and `random`, so under a seed these are set from the sample's
     generator around the call, and are back in their former states afterwards, also when the transform raises. That

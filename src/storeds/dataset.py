@@ -249,7 +249,7 @@ class StoreDataset(Dataset[Any]):
 
     @property
     def epoch(self) -> int:
-        """The epoch that the randomness of samples belongs to: that of the pass that began last, or the one set since."""
+        """The epoch of the pass that began last, or the one set since. The randomness of samples depends on it."""
         return self._epoch.of_samples(None)[0]
 
     def set_epoch(self, epoch: int) -> None:
