@@ -226,7 +226,9 @@ def test_a_bare_path_to_no_store_without_a_suffix(what: str, tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     WRONG[what][0](tmp_path / "x")
     says = (
-        "a folder without data.mdb.*`storeds pack`" if (tmp_path / "x").is_dir() else "neither an LMDB nor an HDF5 file"
+        "a folder without data.mdb.*`storeds pack`"
+        if (tmp_path / "x").is_dir()
+        else "neither an LMDB nor an HDF5 file.*`storeds pack`"
     )
     with pytest.raises(FormatError, match=says):
         storeds.open_backend(tmp_path / "x")

@@ -423,6 +423,8 @@ def test_options_are_split_and_decoded() -> None:
         ("hdf5://?locking=true", "expected a path"),
         ("", "expected a path"),
         ("lmdb:///a\0b", "expected a path"),
+        ("lmdb:///a\ud800", "expected a path"),
+        ("a\0b", "expected a path"),
         ("lmdb:///x?a", "must read name=value"),
         ("lmdb:///x?=1", "must read name=value"),
         ("lmdb:///x?a=1&b=2&a=3", "option 'a' is given twice"),
@@ -434,6 +436,18 @@ def test_malformed_file_urls_are_config_errors(url: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says) as caught:
         file_path(url)
     assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["a\0b", "a\ud800.lmdb", "a*\0.h5"])
+def test_what_no_operating_system_takes_as_a_path_is_a_config_error(url: str) -> None:
+    for call in (
+        storeds.open_backend,
+        storeds.info,
+        storeds.StoreDataset,
+        lambda url: storeds.open_writer(url, {"a": "int"}),
+    ):
+        with pytest.raises(ConfigError, match="no path holds a NUL or half of a surrogate pair"):
+            call(url)
 
 
 @pytest.mark.parametrize(

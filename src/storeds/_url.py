@@ -24,13 +24,15 @@ def split_scheme(url: str) -> tuple[str | None, str]:
     Raises
     ------
     ConfigError
-        What seems a path is a URL that lacks a slash or its scheme, or a file is given a user and a password.
+        What seems a path is a URL that lacks a slash or its scheme, no path can be such, or a file is given a user and a
+        password.
     """
     match = _SCHEME.match(url)
     scheme, rest = (match[1].lower(), url[match.end() :]) if match else (None, url)
     if scheme is None:
         _refuse_one_slash(url)
     if scheme in _FILES:
+        _refuse_no_path(url, rest)
         _refuse_user(url, scheme, rest)
     elif scheme.startswith("mongodb"):
         _refuse_bare_characters(url, rest)
@@ -46,6 +48,16 @@ def _refuse_bare_characters(url: str, rest: str) -> None:
             f"{redact(url)!r}: blanks, control characters, @, :, / and ? in the user or the password must be "
             "percent-encoded, as urllib.parse.quote_plus does"
         )
+
+
+def _refuse_no_path(url: str, rest: str) -> None:
+    """Refuse what no operating-system call takes as a path, before one raises ValueError."""
+    try:
+        is_path = b"\0" not in os.fsencode(rest)
+    except UnicodeEncodeError:
+        is_path = False
+    if not is_path:
+        raise ConfigError(f"{redact(url)!r}: expected a path, and no path holds a NUL or half of a surrogate pair")
 
 
 def _refuse_one_slash(url: str) -> None:
@@ -78,7 +90,7 @@ def file_path(url: str) -> tuple[str, dict[str, str]]:
     ``lmdb://data/x.lmdb`` is relative, ``lmdb:///data/x.lmdb`` absolute, as fsspec reads them. Raises ConfigError.
     """
     scheme, path, options = split_options(url)
-    if not path or "\0" in path:
+    if not path:
         raise ConfigError(
             f"{redact(url)!r}: expected a path, as in {scheme or 'lmdb'}://data/train or {scheme or 'lmdb'}:///data/train"
         )

@@ -279,8 +279,10 @@ def _by_content(path: str) -> str | None:
     if found is None and os.path.splitext(path)[1].lower() not in _SUFFIXES:
         if stat.S_ISDIR(mode):
             raise FormatError(
-                f"{path!r} is a folder without {_LMDB_DATA}, so no LMDB environment; of images or videos in it, "
-                "`storeds pack` makes a store"
+                f"{path!r} is a folder without {_LMDB_DATA}, so no LMDB environment; of images, videos or "
+                "tables in it, `storeds pack` makes a store"
             )
-        raise FormatError(f"{path!r} is neither an LMDB nor an HDF5 file")
+        raise FormatError(
+            f"{path!r} is neither an LMDB nor an HDF5 file; of a list, a tar, Parquet or Arrow file, `storeds pack` makes a store"
+        )
     return found
