@@ -13,7 +13,7 @@ from torch.utils.data import get_worker_info
 
 from storeds._shared import SharedTable
 
-__all__ = ["MOST", "Request", "SharedEpoch", "SharedPasses", "making_for"]
+__all__ = ["MOST", "Request", "SharedEpoch", "SharedPasses", "loader_of_worker", "making_for"]
 
 MOST = 2**63 - 1
 """The largest epoch: it fits into an int64."""
@@ -197,7 +197,7 @@ class SharedPasses(SharedTable):
             table["turn"][at] = 0
             table["joined"][at] = False
             table["joined"][at, worker.id % _WORKERS] = True
-            table["epoch"][at], table["loader"][at], table["turn"][at] = epoch, worker.seed - worker.id, turn
+            table["epoch"][at], table["loader"][at], table["turn"][at] = epoch, loader_of_worker(), turn
             table["passes"] += 1
         table["number"], table["next"], table["is_asked"] = epoch, min(epoch + 1, MOST), False
         return epoch
@@ -206,7 +206,7 @@ class SharedPasses(SharedTable):
         """Return the row of the pass that another worker of the same loader has begun."""
         if worker is None:
             return None
-        same = (table["turn"] == turn) & (table["loader"] == worker.seed - worker.id)
+        same = (table["turn"] == turn) & (table["loader"] == loader_of_worker())
         # With the same loader's seed, a worker that has joined is one of a later set of workers.
         found = np.flatnonzero(same & ~table["joined"][:, worker.id % _WORKERS])
         return int(found[0]) if found.size else None

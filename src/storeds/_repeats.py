@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 from torch.utils.data import get_worker_info
 
+from storeds._epoch import loader_of_worker
 from storeds._shared import SharedTable
 
 __all__ = ["Repeats"]
@@ -54,7 +55,7 @@ class Repeats(SharedTable):
         if table["done"] or not indices:
             return False
         worker = get_worker_info()
-        loader = 0 if worker is None else worker.seed - worker.id
+        loader = loader_of_worker() or 0
         neighbours = list(indices) == list(range(indices[0], indices[0] + len(indices)))
         kind = (0 if worker is None else worker.num_workers, len(indices), neighbours)
         if not table["count"]:

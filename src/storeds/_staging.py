@@ -19,6 +19,7 @@ from storeds._files import sniff, staging_folder
 from storeds._mounts import file_system_of
 from storeds._owner import Owner
 from storeds._seals import Places
+from storeds._text import byte_size
 from storeds._writer import other_plan, target_exists
 from storeds.errors import ConfigError, FormatError, StoredsError, StoreExistsError
 
@@ -44,16 +45,6 @@ def disk_space(folder: Path) -> int:
     """Return how many bytes may still be written to the file system of `folder`."""
     status = os.statvfs(folder)
     return status.f_bavail * status.f_frsize
-
-
-def readable(size: int) -> str:
-    """Return a number of bytes in a unit that fits, for example ``1.5 MiB``."""
-    number, unit = float(size), "bytes"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if number < 1024:
-            break
-        number, unit = number / 1024, larger
-    return f"{number:.0f} bytes" if unit == "bytes" else f"{number:.1f} {unit}"
 
 
 def sync_path(path: str | Path) -> None:
@@ -323,8 +314,8 @@ class Staging:
         if not is_full and getattr(error, "errno", None) not in _FULL:
             return str(error)
         kind, place = file_system_of(str(self.target.parent))
-        step = f", and this step needs about {readable(needed)}" if needed else ""
-        return f"the disk is full ({error}): the {kind} file system at {place} has {readable(free)} free{step}"
+        step = f", and this step needs about {byte_size(needed)}" if needed else ""
+        return f"the disk is full ({error}): the {kind} file system at {place} has {byte_size(free)} free{step}"
 
     def discard(self) -> None:
         """Remove the folder."""

@@ -15,6 +15,7 @@ from storeds._config_text import read_mapping
 from storeds._overrides import override
 from storeds._splits import shared_records, split_value, with_split
 from storeds._suggest import suggest
+from storeds._text import counted
 from storeds.errors import ConfigError
 from storeds.protocols import Backend
 from storeds.protocols import Field as StoreField
@@ -246,9 +247,8 @@ def _check_overlap(config: Config, split: str, source: Source, backend: Backend)
         shared = shared_records(source, backend, config.source_for(other, backend.meta.fields))
         if shared is not None:
             key = "" if shared.key is None else f", key {shared.key[:_LONG]!r}"
-            records = "1 record" if shared.records == 1 else f"{shared.records} records"
             raise ConfigError(
-                f"splits {split!r} and {other!r} of the config share {records} of {shared.url} (the first at position "
+                f"splits {split!r} and {other!r} of the config share {counted(shared.records, 'record')} of {shared.url} (the first at position "
                 f"{shared.position}{key}). Give each its own: put {_PLACEHOLDER} into the url of [dataset], or set where or "
                 f"url in [splits.{split}.dataset] and [splits.{other}.dataset], or pack with --split, which adds a field "
                 "'split'. If they are meant to overlap, set allow_overlap = true at the top of the config"
