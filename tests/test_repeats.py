@@ -38,6 +38,13 @@ def test_a_second_pass_without_workers(url: str, shuffle: bool, foreign: bool) -
     run(dataset, 2, shuffle=shuffle)  # once
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_passes_through_a_small_part_without_workers(url: str, shuffle: bool) -> None:
+    part = Subset(jittered_dataset(url, 7), range(5))
+    with pytest.warns(UserWarning, match=REPEATED):
+        run(part, 4, shuffle=shuffle)
+
+
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_second_pass_with_workers(url: str, persistent: bool) -> None:
     loader = DataLoader(jittered_dataset(url, 7), 4, shuffle=True, num_workers=2, persistent_workers=persistent)
@@ -61,6 +68,13 @@ def same_epoch_twice(dataset: StoreDataset) -> None:
         run(dataset, 1)
 
 
+def looked_at(dataset: StoreDataset) -> None:
+    loader = DataLoader(dataset, 2)
+    for _ in range(5):
+        next(iter(loader))
+    list(loader)
+
+
 def read_by_hand(dataset: StoreDataset) -> None:
     for _ in range(5):
         dataset[0], dataset[:], dataset[[1, 1]]
@@ -73,6 +87,7 @@ ORDINARY: dict[str, Callable[[StoreDataset], Any]] = {
     "two loaders with workers": lambda data: [run(data, 1, shuffle=True, num_workers=1), run(data, 1, num_workers=1)],
     "two parts": lambda data: [run(Subset(data, range(6)), 1), run(Subset(data, range(6, 12)), 1)],
     "a look first": lambda data: [next(iter(DataLoader(data, 2))), run(data, 1, batch_size=2)],
+    "the first batch again and again": looked_at,
     "with replacement": lambda data: run(data, 1, sampler=WeightedRandomSampler([1.0] * COUNT, 20 * COUNT)),
     "an epoch that was set": same_epoch_twice,
     "by hand": read_by_hand,

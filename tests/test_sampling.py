@@ -6,9 +6,12 @@ import copy
 import gc
 import json
 import pickle
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +21,7 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, Dataset, Subset
 
 import storeds
+from _traps_epochs import COUNT, numbered_store
 from storeds.dataset import StoreDataset
 from storeds.errors import ConfigError
 from storeds.sampling import EpochSampler
@@ -208,14 +212,18 @@ class TestEpochs:
         sampler.set_epoch(3)
         assert [list(sampler) for _ in range(2)] == [whole(9, 3), whole(9, 4)]
 
-    def test_an_epoch_that_is_set_while_its_pass_begins_is_not_made_twice(self) -> None:
+    @pytest.mark.parametrize("on_dataset", [False, True])
+    def test_an_epoch_that_is_set_while_its_pass_begins_is_not_made_twice(
+        self, stores: Callable[[int], StoreDataset], on_dataset: bool
+    ) -> None:
         """As Lightning does, where the workers of a plain DataLoader have begun to read ahead."""
-        sampler = seeded(12)
+        dataset = stores(12)
+        sampler = seeded(dataset)
         loader = load(sampler, num_workers=1)
         found = []
         for epoch in range(3):
             batches = iter(loader)
-            sampler.set_epoch(epoch)
+            (dataset if on_dataset else sampler).set_epoch(epoch)
             found.append(flat([numbers(batch) for batch in batches]))
         assert found == [whole(12, epoch) for epoch in range(3)]
 
@@ -231,6 +239,30 @@ class TestEpochs:
         dataset.set_epoch(7)
         state = samplers[0].state_dict()
         assert (state["epoch"], state["position"]) == (7, 0)
+
+    @pytest.mark.parametrize("copied", [lambda it: it, copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
+    def test_a_sampler_that_is_made_later_begins_with_the_epoch_set_on_its_dataset(
+        self, stores: Callable[[int], StoreDataset], copied: Callable[[StoreDataset], StoreDataset]
+    ) -> None:
+        dataset = stores(6)
+        dataset.set_epoch(3)
+        assert list(seeded(copied(dataset))) == whole(6, 3)
+
+    def test_a_sampler_sent_to_another_process_follows_its_dataset(self, tmp_path: Path) -> None:
+        dataset = StoreDataset(numbered_store(tmp_path), reader="array", seed=0)
+        sampler = EpochSampler(dataset)
+        for _ in range(3):
+            dataset.set_epoch(9)
+        (tmp_path / "sent").write_bytes(pickle.dumps((dataset, sampler)))
+        program = (
+            "import pickle, sys\n"
+            "dataset, sampler = pickle.load(open(sys.argv[1], 'rb'))\n"
+            "dataset.set_epoch(2)\n"
+            "print(list(sampler))"
+        )
+        command = [sys.executable, "-c", program, str(tmp_path / "sent")]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert json.loads(done.stdout) == whole(COUNT, 2)
 
     def test_without_a_seed_orders_differ_and_repeat_after_manual_seed(self) -> None:
         torch.manual_seed(1)
@@ -326,6 +358,7 @@ class TestEpochs:
         assert len(list(sampler)) == 10
         again = resumed(sampler.state_dict())
         again.set_epoch(0)
+        assert list(copy.deepcopy(again)) == []
         assert list(again) == []
         assert list(again) == whole(10, 1)
 

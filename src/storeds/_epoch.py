@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 import numpy as np
 from torch.utils.data import get_worker_info
 
 from storeds._shared import SharedTable
 
-__all__ = ["MOST", "Request", "SharedEpoch", "SharedPasses", "loader_of_worker", "making_for"]
+__all__ = ["MOST", "SharedEpoch", "SharedPasses", "loader_of_worker", "making_for"]
 
 MOST = 2**63 - 1
 """The largest epoch: it fits into an int64."""
@@ -21,14 +21,11 @@ MOST = 2**63 - 1
 _PASSES = 64  # of loaders with workers, that can be under way at once
 
 
-class Request(NamedTuple):
-    """An epoch that `StoreDataset.set_epoch` asked for; a later request has a higher number."""
+class Listener(Protocol):
+    """Has its next pass be of the epoch that a user sets on its dataset."""
 
-    number: int
-    epoch: int
+    def _ask(self, epoch: int) -> None: ...
 
-
-_numbers = itertools.count(1)
 
 _STREAMED, _WORKERS = 64, 256  # passes that are remembered, and workers of a loader
 
@@ -77,8 +74,15 @@ class SharedEpoch(SharedTable):
             ("epoch", "<i8", _PASSES),
         ]
     )
-    request: Request | None = None
-    """The last epoch that a user set on the dataset; in the process that set it."""
+    requested: int | None = None
+    """The last epoch that a user set on the dataset, in this process or in that which the dataset came from."""
+    _listeners: weakref.WeakSet[Listener] | None = None
+
+    def listen(self, listener: Listener) -> None:
+        """Have `listener` hear of each epoch that a user sets from now on, in this process."""
+        if self._listeners is None:
+            self._listeners = weakref.WeakSet()
+        self._listeners.add(listener)
 
     @property
     def number(self) -> int:
@@ -93,7 +97,9 @@ class SharedEpoch(SharedTable):
     def set(self, epoch: int) -> None:
         """Set the epoch for every process, and have samplers take it for their next pass."""
         self.enter(epoch)
-        self.request = Request(next(_numbers), epoch)
+        self.requested = epoch
+        for listener in self._listeners or ():
+            listener._ask(epoch)
 
     def enter(self, epoch: int, loader: int | None = None) -> None:
         """Make samples of this epoch from now on; those for one loader's workers only, if one is given."""
@@ -119,14 +125,15 @@ class SharedEpoch(SharedTable):
         return int(table["number"]), seed
 
     def _copy(self) -> tuple[Any, ...]:
-        return _copied, (self.number, self.is_set)
+        return _copied, (self.number, self.is_set, self.requested)
 
     def __repr__(self) -> str:
         return f"SharedEpoch({self.number})"
 
 
-def _copied(number: int, is_set: bool) -> SharedEpoch:
+def _copied(number: int, is_set: bool, requested: int | None) -> SharedEpoch:
     copy = SharedEpoch()
+    copy.requested = requested
     if is_set:
         copy.enter(number)
     return copy

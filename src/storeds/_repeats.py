@@ -93,7 +93,11 @@ class Repeats(SharedTable):
         least, most = int(table["hits"][:count].min()), int(table["hits"][:count].max())
         if most > least + 1 or len(set(indices)) < len(indices):  # with replacement, or passes are broken off
             table["mixed"] = True
-        return most == least and not table["mixed"] and (least > 1 or (least == 1 and 2 * table["made"] >= 3 * total))
+        if most != least or table["mixed"]:
+            return False
+        # Passes through a small part of the dataset; but a first batch that is looked at again and again is no pass.
+        begins = not places.keys().isdisjoint(indices) and table["made"] > (least + 1) * table["kind"][1]
+        return (least > 1 and bool(begins)) or (least == 1 and bool(2 * table["made"] >= 3 * total))
 
     def settle(self, make: Callable[[int], Any], epoch: int, what: str) -> None:
         """Warn if a sample, which `make` makes for any epoch, would differ in another."""

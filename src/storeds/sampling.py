@@ -106,24 +106,24 @@ class EpochSampler(Sampler[int]):
         self.num_replicas, self.rank = ranks(num_replicas, rank)
         self._shares = self.num_replicas > 1 if num_replicas is not None else None
         self._epoch, self._start = 0, 0
-        self._begun, self._loaded = False, False
+        self._begun = False
         self._asked: int | None = None
         self._overruled: int | None = None  # what was asked for before a state was loaded
         self._asked_in: Pass | None = None
-        self._heard = 0
         self._pass: Pass | None = None
+        self._listen()
+        for requested in [each.requested for each in self._cells() if each.requested is not None]:
+            self._ask(requested)
 
     @property
     def epoch(self) -> int:
         """The epoch of the pass that is under way (or was broken off), else of the next one."""
-        self._hear()
         under_way = self._pass is not None and not self._pass.finished and not self._is_asked
         return self._epoch if under_way else self._next()[0]
 
     @property
     def position(self) -> int:
         """How many samples of the epoch's order the training loops of all ranks were given; at the end, the count."""
-        self._hear()
         return self._start if self._pass is None else self._pass.position(self._pass.consumed)
 
     def set_epoch(self, epoch: int) -> None:
@@ -132,7 +132,6 @@ class EpochSampler(Sampler[int]):
         Sets the epoch of the dataset too, if it has such a method, also under a Subset or a ConcatDataset. A pass of that
         epoch that has begun, but given no sample yet, counts as the next pass.
         """
-        self._hear()
         self._ask(integer("epoch", epoch, 0, MOST))
         self._enter(self._epoch, None)
 
@@ -141,20 +140,17 @@ class EpochSampler(Sampler[int]):
         current = self._pass if epoch == self._epoch else None
         self._asked_in = current if current is not None and not current.consumed else None
         if epoch != self._epoch:
-            self._epoch, self._start, self._pass = epoch, 0, None
-            self._begun, self._loaded = False, False
+            self._epoch, self._start, self._pass, self._begun = epoch, 0, None, False
 
     def _cells(self) -> list[SharedEpoch]:
         """Return the epochs of the datasets that are storeds' own."""
         found = (getattr(each, "_epoch", None) for each in self._followers)
         return [each for each in found if isinstance(each, SharedEpoch)]
 
-    def _hear(self) -> None:
-        """Take over the epoch that was last set on a dataset, if that was after anything here."""
-        requests = [each.request for each in self._cells() if each.request and each.request.number > self._heard]
-        if requests:
-            self._heard, epoch = max(requests)
-            self._ask(epoch)
+    def _listen(self) -> None:
+        """Hear of the epochs that are set on the datasets."""
+        for each in self._cells():
+            each.listen(self)
 
     def _enter(self, epoch: int, workers: int | None) -> None:
         """Have samples made of this epoch: all, or by these workers."""
@@ -172,7 +168,7 @@ class EpochSampler(Sampler[int]):
         """Return the epoch of the next pass, and the position that it begins at."""
         if self._is_asked and self._pass is not None:
             return self._epoch, 0 if self._pass.finished else self._pass.start
-        over = self._loaded and self.count > 0 and not self._steps(self._start)
+        over = self._start > 0 and not self._steps(self._start)
         if not self._is_asked and (self._begun or over):
             return self._epoch + 1, 0
         return self._epoch, self._start
@@ -191,13 +187,12 @@ class EpochSampler(Sampler[int]):
 
     def _begin(self, place: tuple[int, int] | None) -> tuple[Pass, Iterator[int]]:
         """Begin the next pass, or one at an epoch and a position; return it and its indices."""
-        self._hear()
         epoch, start = self._next() if place is None else place
         if self.shuffle and self.seed is None:
             self.seed = self._drawn_seed()
         order = Order(self.count, self.seed or 0, epoch, self.shuffle, self.block_size, self.window)
         steps = self._steps(start)
-        self._epoch, self._start, self._begun, self._loaded = epoch, start, True, False
+        self._epoch, self._start, self._begun = epoch, start, True
         self._pass = Pass(epoch, start, steps, self.num_replicas, self.count, self._enter)
         # StatefulDataLoader begins the rest of an epoch that was over, and lets it go, before it begins a pass.
         self._asked, self._asked_in = (None, None) if place is None else (self._asked, self._pass)
@@ -242,12 +237,11 @@ class EpochSampler(Sampler[int]):
             the store, only if both are known.
         """
         epoch, start = self._check(state)
-        self._hear()
         self._overruled = self._overruled if self._asked is None else self._asked
         self._epoch, self._start = epoch, start
         if self._draws:
             self.seed = state["seed"]
-        self._pass, self._begun, self._loaded, self._asked, self._asked_in = None, False, True, None, None
+        self._pass, self._begun, self._asked, self._asked_in = None, False, None, None
         self._enter(self._epoch, None)
 
     def _check(self, state: Mapping[str, Any]) -> tuple[int, int]:
@@ -273,13 +267,16 @@ class EpochSampler(Sampler[int]):
         return integer("epoch", state["epoch"], 0, MOST), integer("position", state["position"], 0, self.count)
 
     def __getstate__(self) -> dict[str, Any]:
-        self._hear()
         epoch, start = self._next()
         return {
             **self.__dict__,
-            **{"_epoch": epoch, "_start": start, "_begun": False, "_loaded": start > 0},
-            **{"_asked": None, "_asked_in": None, "_pass": None},
+            **{"_epoch": epoch, "_start": start, "_begun": False},
+            **{"_asked": epoch if self._is_asked else None, "_asked_in": None, "_pass": None},
         }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._listen()
 
     def __repr__(self) -> str:
         blocks = f", block_size={self.block_size}, window={self.window}" if self.block_size else ""
@@ -308,7 +305,6 @@ class _PassIterator(Iterator[int]):
 
     def _place(self) -> tuple[int, int] | None:
         """Return where the pass begins if a state says so, unless another epoch was set since it was loaded."""
-        self._sampler._hear()
         other = self._loaded is not None and self._sampler._asked not in (None, self._loaded[0])
         return None if other else self._loaded
 
