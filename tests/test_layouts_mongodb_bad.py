@@ -326,7 +326,7 @@ def test_labels_of_another_collection_that_nobody_can_find(database: Any, mongod
     database.others.insert_many({"name": f"{n}.png", "label": n} for n in range(3))
     url = with_path(mongodb_database, "fs")
     for labels, why in {
-        "both.label": "several of its fields do: labels_on='id', labels_on='name'",
+        "both.label": "several of its fields do, choose one: labels_on='id', labels_on='name'",
         "twice.label": "several documents of 'twice' have a label for the file '0.jpg': 0 and 3",
         "others.label": "none of its fields .* has the name or the id of a file in all of 3 documents; labels_on=",
         "both.class": "no document of 'both' has the field 'class'; the fields",

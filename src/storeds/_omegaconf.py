@@ -12,7 +12,7 @@ __all__ = ["is_omegaconf", "plain"]
 
 def is_omegaconf(value: Any) -> bool:
     """Whether `value` is a `DictConfig` or a `ListConfig`."""
-    omegaconf = sys.modules.get("omegaconf")  # nobody can have made one without importing it
+    omegaconf = sys.modules.get("omegaconf")  # without that import there can be no instance
     return omegaconf is not None and isinstance(value, (omegaconf.DictConfig, omegaconf.ListConfig))
 
 

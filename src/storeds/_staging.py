@@ -103,7 +103,7 @@ def written_ranges(descriptor: int, at: int) -> Iterator[tuple[int, int]]:
 
 
 def _write_owner(descriptor: int) -> None:
-    with contextlib.suppress(OSError):  # a full disk, for example: messages then name nobody
+    with contextlib.suppress(OSError):  # a full disk, for example: messages then name no process
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(Owner.here().to_json()).encode(), 0)
 
@@ -116,7 +116,7 @@ def _read_owner(descriptor: int) -> Owner | None:
 
 
 def active_writer(target: str | Path) -> str | None:
-    """Say which process is writing `target` now; None where nobody is, or where the system does not tell."""
+    """Say which process is writing `target` now; None if no process is, or if the system does not report it."""
     folder = staging_folder(target)
     # Closing the file would end this process's own lock on it, so no writer may begin here meanwhile.
     with _ACTIVE_LOCK, contextlib.suppress(OSError):
@@ -251,7 +251,7 @@ class Staging:
             raise other_plan(self.url, found, plan)
 
     def _empty(self) -> None:
-        # The plan first: without it, nobody resumes from what a death in the middle of this leaves.
+        # The plan first: without it, no writer resumes from what a death in the middle of this leaves.
         (self.folder / "plan.json").unlink(missing_ok=True)
         for entry in self.folder.iterdir():
             if entry.name != "lock":

@@ -288,7 +288,7 @@ class StoreDataset(Dataset[Any]):
         return self._many(indices)
 
     def _watch(self, indices: Iterable[Any]) -> None:
-        """Warn where a loader makes the same random samples in each pass, as nobody tells this dataset of passes."""
+        """Warn where a loader makes the same random samples in each pass, because it does not announce passes."""
         if self._repeats is None or self._epoch.is_set:
             return
         resolved = self._resolve(indices)

@@ -89,7 +89,7 @@ class LmdbWriter(StoreWriter):
             self.note = json.loads(txn.get(_NOTE, db=self._parts) or b"null")
 
     def _create(self, file: Path) -> None:
-        """Make `file` an empty environment in one step: after a death in the middle, nobody could open it."""
+        """Make `file` an empty environment in one step: a death in the middle would leave a file that LMDB cannot open."""
         fresh = file.with_name(f"{file.name}.fresh")
         fresh.unlink(missing_ok=True)
         with contextlib.closing(_open_env(fresh)) as env:

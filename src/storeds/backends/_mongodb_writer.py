@@ -171,7 +171,7 @@ class MongodbWriter(StoreWriter):
         self._identity, self._salt = left.identity, str(left.entry.get("salt"))
         self._seals = DocumentSeals(self.fields, Places.of(self._salt, 0, self.url))
         # From here on the other writer can complete no entry; from the rename on, insert no record and publish nothing.
-        # Its large values are adopted, so that any that arrive later belong to nobody.
+        # Its large values are adopted, so that any that arrive later belong to no store.
         adopted = [*left.entry.get("adopted", ()), left.entry["values"]]
         mine = {"token": self._lease.token, "values": self._values, "adopted": adopted}
         if not self._metas(database).update_one({"_id": left.identity}, {"$set": mine}).matched_count:

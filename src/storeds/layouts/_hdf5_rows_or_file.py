@@ -15,9 +15,9 @@ import h5py
 from storeds.layouts._hdf5_evidence import is_picture
 from storeds.layouts._hdf5_kinds import SCALAR_KINDS
 
-__all__ = ["Reading", "rows_or_file"]
+__all__ = ["Verdict", "rows_or_file"]
 
-Reading = Literal["rows", "file", "either", "neither"]
+Verdict = Literal["rows", "file", "either", "neither"]
 
 _PICTURE = re.compile(
     r"(image|img|im|picture|pic|photo|mask|seg|segmentation|annotation|density(_?map)?|heat_?map|depth(_?map)?|disparity|"
@@ -34,7 +34,7 @@ _USUAL = 32  # of what has nothing but its shape to tell
 _LONGEST = 8  # times the other side
 
 
-def rows_or_file(singles: Mapping[str, h5py.Dataset], arrays: Mapping[str, h5py.Dataset]) -> Reading:
+def rows_or_file(singles: Mapping[str, h5py.Dataset], arrays: Mapping[str, h5py.Dataset]) -> Verdict:
     """Return what a group's datasets are, where they are neither numbered samples nor videos.
 
     Parameters
@@ -92,7 +92,7 @@ def _have_rows(arrays: Mapping[str, h5py.Dataset]) -> bool:
     return len({array.shape[1:2] for array in arrays.values()}) > 1
 
 
-def _of_rank_four(arrays: Mapping[str, h5py.Dataset], labelled: bool) -> Reading:
+def _of_rank_four(arrays: Mapping[str, h5py.Dataset], labelled: bool) -> Verdict:
     """Return what pictures in a row are: a stack in colour is one of samples; without, it may be a volume."""
     stacks = [array for array in arrays.values() if array.ndim > 3]
     in_colour = any(
@@ -104,7 +104,7 @@ def _of_rank_four(arrays: Mapping[str, h5py.Dataset], labelled: bool) -> Reading
     return "either" if labelled or volume or (named and not in_colour) else "rows"
 
 
-def _of_equal_sides(arrays: Mapping[str, h5py.Dataset], *, named: bool, labelled: bool) -> Reading:
+def _of_equal_sides(arrays: Mapping[str, h5py.Dataset], *, named: bool, labelled: bool) -> Verdict:
     """Return what datasets are that share the first two dimensions, and have three at most."""
     if any(_MANY.fullmatch(_last(name)) for name in arrays):
         return "either" if labelled or named else "rows"

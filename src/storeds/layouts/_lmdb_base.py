@@ -120,7 +120,7 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
 
     @classmethod
     def _settled(cls, look: Look) -> str | None:
-        """Return what `_looks` does, unless nobody can tell which entries are records."""
+        """Return what `_looks` does, unless it is uncertain which entries are records."""
         seen = cls._looks(look)
         if seen is not None:
             cls._check_doubt(look)

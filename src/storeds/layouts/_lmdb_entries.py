@@ -1,7 +1,7 @@
 """Tells a database's records from entries that describe it: how many there are, class names, databases inside it.
 
 An entry describes the store only where that is certain: its key is unlike the pattern of all others, or a name that tools
-use for it, and its value is unlike every record's. What nobody can tell is left to the user's ``exclude``.
+use for it, and its value is unlike every record's. The user's ``exclude`` decides about doubtful entries.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class LabelJoin:
                 if found.setdefault(at, label) != label:
                     raise FormatError(
                         f"{self._url}: several documents of {self.collection!r} have a label for the file {names[at]!r}: "
-                        f"{found[at]!r} and {label!r}"
+                        f"{found[at]!r} and {label!r}; keep one of them, or name another field with labels="
                     )
         if not found:
             self._refuse_path()
@@ -91,10 +91,10 @@ class LabelJoin:
         paths = list(dict.fromkeys(path for document in sample for path in paths_of(document)))
         fitting = [path for path in paths if all(place_of(pick(document, path)) is not None for document in sample)]
         if len(fitting) != 1:
-            several = f"several of its fields do: {', '.join(f'labels_on={path!r}' for path in fitting)}"
+            several = f"several of its fields do, choose one: {', '.join(f'labels_on={path!r}' for path in fitting)}"
             none = f"none of its fields {listed(paths)} has the name or the id of a file in all of {len(sample)} documents; labels_on= names it"
             raise ConfigError(
-                f"{self._url}: labels={self._where!r}: what in {self.collection!r} refers to the files? {several if fitting else none}"
+                f"{self._url}: labels={self._where!r}: it is unclear which field of {self.collection!r} refers to the files: {several if fitting else none}"
             )
         (path,) = fitting
         self._refers_by_name = all(isinstance(pick(document, path), str) for document in sample)

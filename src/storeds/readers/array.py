@@ -94,7 +94,7 @@ class ArrayReader(RecordReader):
         found: Layout | None = said or layout_of(shape)
         if found is None:
             raise ConfigError(
-                f"element {name!r} holds arrays of shape {shape}, from which nobody can tell where the channels are: say "
+                f"element {name!r} holds arrays of shape {shape}, which do not show where the channels are: pass "
                 f"channels='last' if it is (…, height, width, channels), channels='first' if (…, channels, height, width), "
                 f"or channels={{{name!r}: …}} beside others"
             )
