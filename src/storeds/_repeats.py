@@ -116,9 +116,6 @@ class Repeats(SharedTable):
             stacklevel=2,
         )
 
-    def _copy(self) -> tuple[Any, ...]:
-        return type(self), ()
-
 
 def _is_like(kind: tuple[int, int, bool], other: Any) -> bool:
     # The last batch of a pass may be smaller, down to a single sample.
