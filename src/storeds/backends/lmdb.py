@@ -336,4 +336,4 @@ def _damage_is_format_error(url: str) -> Iterator[None]:
 
 
 def _damage(url: str, error: DamagedPageError) -> str:
-    return f"{url} is damaged: {error}; copy it again, or see by `storeds verify {url}` what is lost"
+    return f"{url} is damaged: {error}; copy it again, or run `storeds verify {url}` to list the lost records"

@@ -78,7 +78,8 @@ def pack(
     encoding: Annotated[str | None, typer.Option(help="The manifest's text encoding; UTF-8 by default.")] = None,
     fps: Annotated[str | None, typer.Option(help="Frames a second that are taken of films; all by default.")] = None,
     label: Annotated[
-        bool | None, typer.Option("--label/--no-label", help="Whether records get a label; found out by default.")
+        bool | None,
+        typer.Option("--label/--no-label", help="Whether records get a label; by default storeds detects it."),
     ] = None,
     allow_outside: Annotated[bool, typer.Option("--allow-outside", help="Take paths that leave the root.")] = False,
     allow_empty: Annotated[bool, typer.Option("--allow-empty", help="Keep classes whose folder is empty.")] = False,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from storeds._text import counted, some
 
 __all__ = ["Hidden", "is_hidden"]
@@ -52,16 +54,14 @@ class Hidden:
 
     def file(self, path: str) -> bool:
         """Whether the file at `path`, below the root, is left out; only its own name counts."""
-        if self.include or not is_hidden(path.rsplit("/", 1)[-1]):
-            return False
-        self._count += 1
-        if len(self._files) < _NAMED:
-            self._files.append(path)
-        return True
+        return self._leave_out(path, [path.rsplit("/", 1)[-1]])
 
     def listed(self, path: str) -> bool:
         """Whether a path that a list names is left out: it or a folder on its way is hidden."""
-        if self.include or not any(map(is_hidden, path.split("/"))):
+        return self._leave_out(path, path.split("/"))
+
+    def _leave_out(self, path: str, names: Iterable[str]) -> bool:
+        if self.include or not any(map(is_hidden, names)):
             return False
         self._count += 1
         if len(self._files) < _NAMED:
