@@ -168,7 +168,7 @@ def test_a_missing_path_names_what_is_there(tmp_path: Path) -> None:
         storeds.open_backend(tmp_path / "empty" / "x.h5")
     for at in range(20):
         (tmp_path / "empty" / f"{at:02}").touch()
-    with pytest.raises(StoreNotFoundError, match="holds 00, 01, 02, 03, 04, 05, 06, 07 …$"):
+    with pytest.raises(StoreNotFoundError, match="holds 00, 01, 02, 03, 04, 05, 06, 07, …$"):
         storeds.open_backend(tmp_path / "empty" / "x.h5")
 
 

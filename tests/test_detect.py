@@ -141,7 +141,10 @@ def test_none_that_fits_is_the_native_error_and_what_was_looked_for(tmp_path: Pa
 
 def test_what_a_layout_says_against_a_store_is_told_once(tmp_path: Path) -> None:
     storeds.register_layout("hdf5", "fails_too", Fails)
-    with pytest.raises(errors.FormatError, match="; fails, fails_too: not one of mine$"):
+    with pytest.raises(
+        errors.FormatError,
+        match="; fails, fails_too: not one of mine\nA layout that is named reads it as:\n  layout='blue': 1 record of x",
+    ):
         storeds.open_backend(foreign(tmp_path / "green.h5"))
 
 

@@ -358,3 +358,12 @@ def test_demonstrations_that_do_not_fit_together_are_errors(tmp_path: Path) -> N
         file["data/demo_1/rewards"] = array(4)
     with pytest.raises(FormatError, match=r"demo_1 has 11 actions, and rewards of shape \(4,\)"):
         PerEpisodeHdf5(str(path))
+
+
+def test_what_no_layout_recognises_shows_what_each_would_give(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.h5", {f"video_{n}/features": np.full((10 + n, 64), n, "f4") for n in range(6)})
+    shown = r"\n  layout='per_sample': 6 records of features .*, key .*"
+    with pytest.raises(FormatError, match=rf"(?s)\nA layout that is named reads it as:.*{shown}\nTo convert"):
+        open_backend(path)
+    with open_backend(path, layout="per_sample") as named:
+        assert (len(named), named.get_many([5], ["key"])) == (6, [{"key": "video_5"}])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import logging
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from storeds._files import CutShortError, DamagedStoreError
-from storeds._readings import AmbiguousError, Reading, ambiguous
+from storeds._readings import AmbiguousError, Reading, ambiguous, given_by
 from storeds._suggest import suggest
 from storeds._url import redact, split_options
 from storeds.errors import ConfigError, MissingDependencyError, StoredsError, StoreNotFoundError, UnavailableError
@@ -64,7 +65,9 @@ def detect_layout(url: str, scheme: str, options: Mapping[str, Any], why_not_nat
         seen = _say(targets, "glimpse", bare, given)
         wrong_option = bool(foreign) or any(one.option for one in looked)
         by_hand = [] if wrong_option else _say(targets, "by_hand", bare, given)
-        raise _none_fits(url, looked, foreign, why_not_native, seen, by_hand) from why_not_native
+        # In HDF5, opening looks at names alone; elsewhere it would read all keys or documents.
+        named = [*_named(looked, bare, given)] if scheme == "hdf5" and not wrong_option else []
+        raise _none_fits(url, looked, foreign, why_not_native, seen, named, by_hand) from why_not_native
     if len(fitting) > 1 or fitting[0].readings:
         raise ambiguous(redact(url), [*_readings(fitting, bare, given)])
     (found,) = fitting
@@ -178,15 +181,24 @@ def _say(targets: Mapping[str, Any], what: str, url: str, given: Mapping[str, An
     return []
 
 
+def _named(looked: list[_Looked], url: str, given: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what each layout gives that does not recognise a store, but opens it when it is named."""
+    for one in looked:
+        if one.refusal is None:
+            with contextlib.suppress(Exception):  # the error that this would add to says what is wrong
+                yield f"\n  layout={one.name!r}: {given_by(functools.partial(one.target, url, **given))}"
+
+
 def _none_fits(
     url: str,
     looked: list[_Looked],
     foreign: Mapping[str, list[str]],
     why_not_native: StoredsError,
     seen: list[str],
+    named: list[str],
     by_hand: list[str],
 ) -> StoredsError:
-    """Return the error for a store that no layout recognises: what lies in it, what each said, how to convert it by hand."""
+    """Return the error for a store that no layout recognises: what lies in it, what each said, how to read or convert it."""
     start, either = str(why_not_native), " either"
     if isinstance(
         why_not_native, ConfigError
@@ -198,6 +210,8 @@ def _none_fits(
     names = ", ".join(one.name for one in looked)
     hint = f"no foreign layout recognises it{either} (looked for: {names}; layout= names one)"
     message = "; ".join([start, hint, *seen, *_refusals(looked, str(why_not_native))])
+    if named:
+        message += f"\nA layout that is named reads it as:{''.join(named)}"
     return type(why_not_native)("\n".join([message, *(f"To convert it by hand:\n{loop}" for loop in by_hand)]))
 
 

@@ -13,7 +13,7 @@ from storeds._text import counted
 from storeds.errors import ConfigError, RecordError, StoredsError
 from storeds.protocols import Backend, Field
 
-__all__ = ["AmbiguousError", "Reading", "ambiguous", "shown_value"]
+__all__ = ["AmbiguousError", "Reading", "ambiguous", "given_by", "shown_value"]
 
 _FIELDS = 6
 _LONGEST = 48  # characters of a value
@@ -60,18 +60,22 @@ def ambiguous(url: str, readings: Sequence[Reading]) -> AmbiguousError:
 
 
 def _given(reading: Reading) -> str:
-    """Return what a reading gives: how many records, of which fields, and the first one."""
     try:
-        with reading.open() as backend:
-            fields = backend.meta.fields
-            names = list(fields)[:_FIELDS]
-            described = ", ".join(_shown_field(name, fields[name]) for name in names)
-            more = f" and {len(fields) - len(names)} more fields" if len(fields) > len(names) else ""
-            count = len(backend)
-            first = _first(backend, names) if count else ""
-            return f"{counted(count, 'record')} of {described}{more}{first}"
+        return given_by(reading.open)
     except StoredsError as error:
         return "cannot be opened: " + str(error).partition("\n")[0]
+
+
+def given_by(opener: Callable[[], Backend]) -> str:
+    """Return what a way to read a store gives: how many records, of which fields, and the first one."""
+    with opener() as backend:
+        fields = backend.meta.fields
+        names = list(fields)[:_FIELDS]
+        described = ", ".join(_shown_field(name, fields[name]) for name in names)
+        more = f" and {len(fields) - len(names)} more fields" if len(fields) > len(names) else ""
+        count = len(backend)
+        first = _first(backend, names) if count else ""
+        return f"{counted(count, 'record')} of {described}{more}{first}"
 
 
 def _first(backend: Backend, names: Sequence[str]) -> str:
