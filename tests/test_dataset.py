@@ -203,9 +203,10 @@ def test_what_no_store_holds_equals_no_record(url: str, number: int) -> None:
     assert len(among) == len(StoreDataset(url, fields=["index"], where={"label": 1, "split": "val"})) > 0
 
 
-def test_a_selection_of_nothing_is_an_empty_dataset(url: str) -> None:
+def test_a_selection_of_nothing_is_an_empty_dataset_and_a_warning(url: str, caplog: pytest.LogCaptureFixture) -> None:
     dataset = StoreDataset(url, where={"split": "test"})
     assert len(dataset) == 0
+    assert "where={'split': ['test']} selects none of the " in caplog.text
     assert dataset[:] == []
     assert list(DataLoader(dataset)) == []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -13,12 +14,15 @@ from storeds._batch_arrays import read_arrays
 from storeds._columns import read_column
 from storeds._count import Count
 from storeds._index import index_path, load_index, save_index
+from storeds._text import counted
 from storeds._where import matching_positions
 from storeds._where_checks import check_where
 from storeds.errors import ConfigError, RecordError
 from storeds.protocols import Array, Backend, Meta, Record
 
 __all__ = ["Selection"]
+
+_LOG = logging.getLogger("storeds")
 
 
 class Selection:
@@ -43,6 +47,10 @@ class Selection:
         self._index = index_path(backend.url, backend.meta.build, repr(self.where))  # JSON has no infinities
         self._positions: Array | None = None
         self.meta: Meta = replace(backend.meta, count=Count(len(self.positions)))
+        if not self.meta.count and backend.meta.count:
+            _LOG.warning(
+                "where=%r selects none of the %s of %s", self.where, counted(backend.meta.count, "record"), self.url
+            )
 
     @property
     def url(self) -> str:
