@@ -191,7 +191,8 @@ class Program:
         elif name in ("take", "exhaust", "leave"):
             self.go_on({"take": chance.randint(1, 4), "exhaust": 99, "leave": 0}[name], chance.randrange(4))
         elif name == "set":
-            self.set(chance.randrange(4), chance.choice(["loader", "sampler", "dataset"]))
+            here = self.model.state[0]
+            self.set(chance.choice([here, here, here + 1, 0]), chance.choice(["loader", "sampler", "dataset"]))
         elif name == "load":
             self.load(self.state(), self.setup)
         elif name == "resume":
