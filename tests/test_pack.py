@@ -192,6 +192,11 @@ def test_a_split_by_label_resumes_and_needs_a_label(tree: Path, tmp_path: Path) 
     storeds.pack(tree, url, kind="flat", overwrite=True, **options)
 
 
+def test_how_to_split_without_the_shares_is_an_error(tree: Path) -> None:
+    with pytest.raises(errors.ConfigError, match=r"split_by='key' needs the shares too: .*--split train=0\.9"):
+        storeds.pack(tree, "memory://split-by-alone", split_by="key")
+
+
 def test_the_shares_of_a_split_are_kept() -> None:
     from storeds.ops.splits import choose_split
 

@@ -111,6 +111,10 @@ def pack(
     shares = _check(on_bad, split, max_side, quality)
     if workers is not None and workers < 0:
         raise ConfigError(f"workers must be 0 or more, got {workers}")
+    if split_by is not None and not shares:
+        raise ConfigError(
+            f"split_by={split_by!r} needs the shares too: split={{'train': 0.9, 'val': 0.1}} (--split train=0.9,val=0.1)"
+        )
     opened = open_source(source, kind=kind, **source_options)
     fields = _fields(opened, shares)
     divided = make_split(opened, shares, split_by) if shares else None
