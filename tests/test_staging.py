@@ -80,7 +80,7 @@ def test_a_second_writer_is_refused_in_this_process_and_in_another(tmp_path: Pat
     code = f"import storeds; storeds.open_writer({url!r}, {FIELDS!r}, overwrite=True)"
     with storeds.open_writer(url, FIELDS) as writer:
         writer.append([{"x": 1}])
-        with pytest.raises(errors.StoreExistsError, match="another writer of this process"):
+        with pytest.raises(errors.StoreExistsError, match="another writer of this process; close that one first"):
             storeds.open_writer(url, FIELDS, overwrite=True)
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         assert f"being written by process {os.getpid()} on {socket.gethostname()}, since 20" in done.stderr

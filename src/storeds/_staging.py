@@ -196,7 +196,9 @@ class Staging:
     def _lock(self) -> int:
         with _ACTIVE_LOCK:
             if str(self.folder) in _ACTIVE:
-                raise StoreExistsError(f"{self.url} is being written by another writer of this process")
+                raise StoreExistsError(
+                    f"{self.url} is being written by another writer of this process; close that one first"
+                )
             while True:
                 self.folder.mkdir(exist_ok=True)
                 try:
