@@ -262,8 +262,10 @@ def with_its_kind(samples: Any, collate_fn: Any) -> Any:
 @pytest.mark.parametrize("collate_fn", [default_collate, storeds.collate], ids=["torch's", "storeds'"])
 def test_workers_go_on_lending(url: str, collate_fn: Any) -> None:
     collating = functools.partial(with_its_kind, collate_fn=collate_fn)
-    loader = DataLoader(dataset(url), batch_size=16, num_workers=1, collate_fn=collating, persistent_workers=True)
-    for _ in range(3):
+    store = dataset(url)
+    loader = DataLoader(store, batch_size=16, num_workers=1, collate_fn=collating, persistent_workers=True)
+    for epoch in range(3):
+        store.set_epoch(epoch)
         assert all(is_lent for _, _, is_lent in loader)
 
 
@@ -383,5 +385,6 @@ def test_a_loader_without_workers_uses_the_memory_of_batches_again(url: str) -> 
         assert batch[1].tolist() == labels
         places.add(batch[0].data_ptr())
     assert len(places) <= 2
+    loader.set_epoch(0)
     for found, (images, _) in zip(flat(list(loader)), expected, strict=True):  # all are held
         assert (found[0] == images).all()

@@ -34,22 +34,17 @@ def finds(database: Database[Row], collection: str) -> list[Row]:
     return list(database["system.profile"].find({"op": "query", "ns": f"profiled.{collection}"}).sort("ts", 1))
 
 
-@pytest.mark.parametrize("index", [(), ("label",)], ids=["no index", "index"])
-def test_where_runs_on_the_server_by_an_index_where_there_is_one(
-    profiled: tuple[Place, Database[Row]], index: tuple[str, ...]
-) -> None:
+def test_where_reads_one_column_with_its_checksums_and_no_blob(profiled: tuple[Place, Database[Row]]) -> None:
     place, database = profiled
     rows = Rows(300, 1024)
-    rows.write(place.url("all"), index=index)
+    rows.write(place.url("all"))
     database.command("profile", 2)
     dataset = storeds.StoreDataset(place.url("all"), reader="array", where={"label": rows.label(7)})
     expected = [number for number in range(rows.count) if rows.label(number) == rows.label(7)]
     assert len(dataset) == len(expected) > 0
-    (asked,) = (row for row in finds(database, f"{place.prefix}_all") if "label" in row["command"]["filter"])
-    assert asked["planSummary"] == ("IXSCAN { label: 1 }" if index else "COLLSCAN")
-    assert asked["docsExamined"] == (len(expected) if index else rows.count)
-    assert asked["command"]["projection"] == {"_id": True}
-    assert asked["nreturned"] == len(expected)
+    asked = [row for row in finds(database, f"{place.prefix}_all") if row["nreturned"] > 1]
+    assert sum(row["nreturned"] for row in asked) == rows.count
+    assert {name for row in asked for name in row["command"]["projection"]} == {"_id", "label", "_seal"}
 
 
 def test_a_batch_is_asked_for_by_its_ids_alone(profiled: tuple[Place, Database[Row]]) -> None:
