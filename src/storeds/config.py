@@ -303,7 +303,8 @@ def build_loader(
     }
     make = _threaded if settings.start_method == "thread" else _with_processes
     loader = make(settings, dataset, workers, arguments)
-    if not len(loader):  # a loop over it ends at once, and nobody would hear why
+    selects_none = not len(dataset) and len(dataset.backend)  # of which the dataset has warned
+    if not len(loader) and not selects_none:
         _LOG.warning("there is no batch to load: %s", _why_none(dataset, sampler.num_replicas, settings))
     return loader
 
@@ -312,8 +313,6 @@ def _why_none(dataset: StoreDataset, ranks: int, settings: Loader) -> str:
     """Return why a loader of `dataset` has no batch."""
     if not len(dataset.backend):
         return f"{dataset.url} holds no records"
-    if not len(dataset):
-        return f"no record of {dataset.url} has all of where={dataset.where!r}"
     shared = f", shared by {ranks} ranks," if ranks > 1 else ""
     return (
         f"{len(dataset)} samples of {dataset.url}{shared} make no whole batch of "
