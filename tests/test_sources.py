@@ -1503,7 +1503,7 @@ def test_what_a_file_holds_counts_more_than_its_name(tmp_path: Path) -> None:
             "b.txt ends in none of .csv, .* and is no store or tar file; say which with kind=",
         ),
         ("pipe.csv", {}, ConfigError, "pipe.csv is neither a folder nor a regular file"),
-        ("a\0b", {}, StoreNotFoundError, "cannot be looked at: embedded null byte"),
+        ("a\0b", {}, ConfigError, "expected a path, and no path holds a NUL"),
         (
             "texts/a.csv",
             {"kind": "cvs"},
