@@ -150,7 +150,7 @@ class _YamlLoader(yaml.SafeLoader):
         self._sizes: dict[int, int] = {}  # id of a finished node → what it expands to
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        event = self.peek_event()  # type: ignore[no-untyped-call]
+        event = self.peek_event()  # type: ignore[no-untyped-call]  # PyYAML leaves it without types
         before = self._size
         self._depth += 1
         if self._depth > DEEPEST:

@@ -201,7 +201,7 @@ def build_dataset(
     Parameters
     ----------
     config : Config, str, path or mapping
-        What is no `Config` goes through `load_config`.
+        Anything but a `Config` goes through `load_config`.
     split : str or int, optional
         See `Config.source_for`.
 
