@@ -1,10 +1,11 @@
 """A program of its own that checks whether storeds draws from global generators: ``python _seeded_program.py WHAT ARGUMENT …``.
 
-In the process of the tests, threads that other tests started may draw.
+Logs at DEBUG, because PyMongo draws more random numbers then.
 """
 
 from __future__ import annotations
 
+import logging
 import random
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 
 import storeds
+import storeds.backends.mongodb  # before run_mongod asks its server whether it is ready
 from photographs import jpeg
 from storeds import errors
 from storeds.testing.mongod import run_mongod
@@ -60,6 +62,7 @@ def lose_a_node(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    logging.basicConfig(level=logging.DEBUG, handlers=[logging.NullHandler()])
     before = drawn_next()
     if sys.argv[1] == "use":
         use(*sys.argv[2:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -39,6 +40,12 @@ DEADLINE = 30.0  # seconds; more than an election takes
 _DEFAULTS = {"maxPoolSize": 2, "serverSelectionTimeoutMS": int(SELECTION * 1000), "appName": "storeds"}
 _UNAUTHENTICATED = "authentication failed"
 _REFUSED = {13: "not authorised", 18: _UNAUTHENTICATED, 8000: _UNAUTHENTICATED}
+
+# PyMongo draws request ids, pauses and the choice between servers from Python's global generator, depending on the
+# log level and the number of servers. That would change what a seeded training program draws next.
+for _name, _module in list(sys.modules.items()):
+    if _name.startswith("pymongo.") and getattr(_module, "random", None) is random:
+        _module.random = random.SystemRandom()  # type: ignore[attr-defined]  # a module of another package
 
 
 @dataclass(frozen=True)
