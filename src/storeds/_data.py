@@ -87,6 +87,9 @@ class Meta:
         The fields every record has, in declared order.
     attrs : mapping of str to JSON
         Class names, provenance and the like.
+    verdicts : tuple of str
+        The image fields of which each record has a verdict, see `storeds.jpeg.Verdict`; the text lies in the reserved field
+        ``_verdict_<image>``, which `Backend.get_many` returns where it is asked for by name.
     """
 
     id: str
@@ -95,6 +98,7 @@ class Meta:
     layout: str
     fields: Mapping[str, Field]
     attrs: Mapping[str, JSON] = field(default_factory=dict)
+    verdicts: tuple[str, ...] = ()
 
 
 class Note(NamedTuple):

@@ -7,5 +7,6 @@ follows their codes where the end is missing, ``triage`` decides, ``repair`` men
 from storeds.jpeg.finding import Finding, Frame
 from storeds.jpeg.repair import repair
 from storeds.jpeg.triage import triage
+from storeds.jpeg.verdict import Verdict, examine
 
-__all__ = ["Finding", "Frame", "repair", "triage"]
+__all__ = ["Finding", "Frame", "Verdict", "examine", "repair", "triage"]

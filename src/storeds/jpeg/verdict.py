@@ -1,0 +1,73 @@
+"""The verdict on a picture: what examining it once found, as a store keeps it beside the picture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from storeds.jpeg.triage import triage
+
+__all__ = ["UNCHECKED", "Verdict", "examine"]
+
+UNCHECKED = ""
+"""The text that stands for no verdict: nobody examined the picture."""
+
+_WHOLE = ("intact", "trailing_data")
+_AT_LEAST = ">="
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What examining one picture found.
+
+    Parameters
+    ----------
+    kind : str
+        ``intact``, ``trailing_data`` (a whole picture, then other bytes), or the kind of damage, see
+        `storeds.jpeg.Finding`.
+    recovered : float
+        The share of the picture that is there and decodes, 0 to 1.
+    exact : bool
+        Whether `recovered` is that share; else it is a lower bound.
+    reason : str
+        One sentence about what is wrong and where; no part of what is stored or compared.
+    """
+
+    kind: str
+    recovered: float = 1.0
+    exact: bool = True
+    reason: str = ""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the picture has no damage."""
+        return self.kind in _WHOLE
+
+    def to_text(self) -> str:
+        """Return the verdict as a store keeps it: ``intact``, ``truncated_scan 0.62``, ``truncated_scan >=0.4``."""
+        if self.recovered == 1.0 and self.exact:
+            return self.kind
+        return f"{self.kind} {'' if self.exact else _AT_LEAST}{self.recovered!r}"
+
+    @classmethod
+    def from_text(cls, text: str) -> Self | None:
+        """Return the verdict that `to_text` wrote, None for `UNCHECKED`; raises ValueError for another text."""
+        if text == "intact":  # nearly always
+            return cls("intact")
+        if text == UNCHECKED:
+            return None
+        kind, _, share = text.partition(" ")
+        recovered = float(share.removeprefix(_AT_LEAST)) if share else 1.0
+        if not kind.isidentifier() or not 0.0 <= recovered <= 1.0:
+            raise ValueError(f"{text!r} is no verdict on a picture")
+        return cls(kind, recovered, not share.startswith(_AT_LEAST))
+
+
+def examine(blob: bytes) -> Verdict:
+    """Return the verdict on a picture: its structure, and whether it decodes without a warning.
+
+    A pure function of the bytes that raises for none. Thread-safe; may be called in several processes.
+    """
+    finding = triage(blob)
+    recovered = 0.0 if finding.recovered is None else finding.recovered
+    return Verdict(finding.kind, recovered, finding.exact, finding.reason)
