@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
-from storeds.jpeg.triage import triage
+from storeds.jpeg.examine import examine_jpeg
 
 __all__ = ["UNCHECKED", "Verdict", "examine"]
 
@@ -68,6 +68,6 @@ def examine(blob: bytes) -> Verdict:
 
     A pure function of the bytes that raises for none. Thread-safe; may be called in several processes.
     """
-    finding = triage(blob)
+    finding = examine_jpeg(blob)
     recovered = 0.0 if finding.recovered is None else finding.recovered
     return Verdict(finding.kind, recovered, finding.exact, finding.reason)
