@@ -1,6 +1,7 @@
 """Photographs in many JPEG encodings × damages, each with the classes that a triage may give it.
 
-`TABLE` is the whole truth about classes; everything below it only says which row a damaged blob belongs to. Nothing here
+`TABLE` is the whole truth about classes; everything below it only says which row a damaged blob belongs to. `DAMAGES` show
+in a file's structure or nowhere; of `HIDDEN` damages the structure may be whole, and only a decoder notices. Nothing here
 uses `storeds`.
 """
 
@@ -14,12 +15,13 @@ import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from jpeg_encodings import BIG, ENCODINGS, encode, save
-from jpeg_truth import EOI, Anatomy, Part, anatomy, foreign_markers
+from jpeg_encodings import BIG, ENCODINGS, encode, save, without
+from jpeg_truth import EOI, FRAMES, Anatomy, Part, anatomy, foreign_markers
 from photographs import jpeg, photograph
 
-__all__ = ["DAMAGES", "NOT_JPEG", "TABLE", "Case", "cases", "groups"]
+__all__ = ["DAMAGES", "HIDDEN", "NOT_JPEG", "TABLE", "Case", "cases", "groups", "row_of_cut"]
 
+_RESTART = re.compile(rb"\xff+[\xd0-\xd7]")
 NOT_JPEG = "not a JPEG"  # in the place of an encoding
 _STRUCTURE = {"corrupt_data", "truncated_header", "truncated_scan"}
 
@@ -59,6 +61,20 @@ TABLE: dict[str, set[str]] = {
     "flip in the end marker": {"missing_eoi", "corrupt_data"},
     "flips everywhere": {"intact", *_STRUCTURE, "missing_eoi", "trailing_data"},
     "a frame of 65,500 × 65,500": {"intact", *_STRUCTURE},
+    # Of the following a decoder decides; the structure alone cannot.
+    "cut in the headers, an end marker appended": {"truncated_header"},
+    "cut in a scan's data, an end marker appended": {"truncated_scan"},
+    "cut in a scan's last bytes, an end marker appended": {"intact", "truncated_scan"},
+    "cut between scans, an end marker appended": {"truncated_scan"},
+    "cut in a scan's data, restart markers and an end marker appended": {"truncated_scan", "corrupt_data"},
+    "zeroed block": {*_STRUCTURE, "intact", "missing_eoi"},
+    "zeroed block to the end": {"truncated_header", "truncated_scan", "missing_eoi"},
+    "splice": {*_STRUCTURE, "intact", "trailing_data", "missing_eoi"},
+    "surplus bytes before a marker": {"corrupt_data"},
+    "a table is missing": {"corrupt_data", "truncated_header"},
+    "Huffman tables are missing": {"intact", *_STRUCTURE},
+    "Huffman tables of another file": {"intact", "corrupt_data", "truncated_scan"},
+    "quantisation tables of another file": {"intact"},
     "another format": {"not_jpeg"},
 }
 
@@ -84,7 +100,7 @@ class Case:
 Damaged = tuple[str, bytes, set[str], int | None]  # where, the blob, the classes admitted, how much is unchanged
 
 
-def _row_of_cut(about: Anatomy, whole: bytes, cut: int) -> str:
+def row_of_cut(about: Anatomy, whole: bytes, cut: int) -> str:
     last = about.scans[-1]
     if cut < 2:
         return ("cut: nothing is left", "cut: one byte is left")[cut]
@@ -99,7 +115,7 @@ def _row_of_cut(about: Anatomy, whole: bytes, cut: int) -> str:
 
 
 def _cut(whole: bytes, cut: int) -> Damaged:
-    return f"cut at {cut}", whole[:cut], TABLE[_row_of_cut(anatomy(whole), whole, cut)], cut
+    return f"cut at {cut}", whole[:cut], TABLE[row_of_cut(anatomy(whole), whole, cut)], cut
 
 
 def _cuts(whole: bytes, places: Iterable[int]) -> Iterator[Damaged]:
@@ -174,7 +190,7 @@ def _zero_tail(whole: bytes) -> Iterator[Damaged]:
         blob = whole[:at] + bytes(len(whole) - at)
         # Zeros of the file itself before the tail look like its begin, those in the tail like the file.
         same = next((n for n in range(at, len(whole)) if whole[n]), len(whole))
-        rows = {_row_of_cut(about, whole, n) for n in (len(whole[:at].rstrip(b"\0")), at, same)}
+        rows = {row_of_cut(about, whole, n) for n in (len(whole[:at].rstrip(b"\0")), at, same)}
         if len(blob) - at < 16 and not any(scan.start <= at <= scan.stop for scan in about.scans):
             rows.add("zeros to the end, but few, from inside a segment")
         admitted = set[str]().union(*(TABLE[row] for row in rows))
@@ -292,7 +308,7 @@ def _scans_left_out(whole: bytes) -> Iterator[Damaged]:
 
 
 def _huge_frame(whole: bytes) -> Iterator[Damaged]:
-    frame = next(part for part in anatomy(whole).parts if part.marker in (0xC0, 0xC1, 0xC2))
+    frame = next(part for part in anatomy(whole).parts if part.marker in FRAMES)
     blob = whole[: frame.at + 4] + struct.pack(">HH", 65500, 65500) + whole[frame.at + 8 :]
     for stop in (len(blob), len(blob) - 2, anatomy(whole).scans[0].start + 9):
         yield f"{stop} bytes of it", blob[:stop], TABLE["a frame of 65,500 × 65,500"], None
@@ -329,6 +345,112 @@ DAMAGES: dict[str, Callable[[bytes], Iterator[Damaged]]] = {
 }
 
 
+def _ended_early(whole: bytes) -> Iterator[Damaged]:
+    """Cut, and end with the marker that ends a whole file: what "append FF D9" leaves."""
+    about = anatomy(whole)
+    first, last = about.scans[0], about.scans[-1]
+    for part in about.segments(before_data=True)[::2]:
+        place, middle = TABLE["cut in the headers, an end marker appended"], (part.at + 3 + part.stop) // 2
+        yield f"cut at {middle}", whole[:middle] + EOI, place, None
+    for scan in about.scans:
+        length = scan.stop - scan.start
+        for at in sorted({scan.start + length * percent // 100 for percent in (0, 5, 20, 50, 80, 95)}):
+            near = length < 4 or at > scan.stop - 4
+            row = f"cut in a scan's {'last bytes' if near else 'data'}, an end marker appended"
+            # Between two scans the marker follows data that may be whole.
+            yield f"cut at {at}", whole[:at].rstrip(b"\xff") + EOI, TABLE[row], at
+    for at in range(max(first.start, last.stop - 12), last.stop):
+        kept = whole[:at].rstrip(b"\xff") + EOI
+        yield f"cut at {at}", kept, TABLE["cut in a scan's last bytes, an end marker appended"], None
+    for stop, _ in about.gaps():
+        yield f"cut at {stop}", whole[:stop] + EOI, TABLE["cut between scans, an end marker appended"], None
+
+
+def _ended_early_with_restarts(whole: bytes) -> Iterator[Damaged]:
+    about = anatomy(whole)
+    row = TABLE["cut in a scan's data, restart markers and an end marker appended"]
+    scan = about.scans[0]
+    due = [match.end() for match in _RESTART.finditer(whole, scan.start, scan.stop)]
+    for percent in (10, 40, 70):
+        at = scan.start + (scan.stop - scan.start) * percent // 100
+        left = [whole[end - 2 : end] for end in due if end - 2 >= at]
+        if left and whole[at - 1] != 0xFF:
+            yield f"cut at {at}, the next one", whole[:at] + left[0] + EOI, row, None
+            yield f"cut at {at}, all that are due", whole[:at] + b"".join(left) + EOI, row, None
+
+
+def _zeroed_block(whole: bytes) -> Iterator[Damaged]:
+    chance = random.Random(len(whole))
+    for size in (512, 4096, 4096, 1 << 16):
+        at = chance.randrange(0, len(whole)) & -512
+        if at + size < len(whole):
+            row = "zeroed block" if at else "another format"
+            yield f"{size} at {at}", whole[:at] + bytes(size) + whole[at + size :], TABLE[row], None
+    for at in {len(whole) // 3, len(whole) * 3 // 4}:
+        # Bytes that were zeros before, or are the first of a marker, may count for either side.
+        yield f"to the end from {at}", whole[:at] + bytes(len(whole) - at), TABLE["zeroed block to the end"], None
+
+
+def _splices(whole: bytes) -> Iterator[Damaged]:
+    chance = random.Random(len(whole))
+    row = TABLE["splice"]
+    for other in (jpeg(3, (88, 72)), jpeg(2, (160, 112), progressive=True)):
+        percent = chance.randrange(20, 90)
+        head, tail = whole[: len(whole) * percent // 100], other[len(other) * percent // 100 :]
+        yield f"{len(head)} bytes, then the tail of another", head + tail, row, None
+    for size in (1, 7, 64, 500):
+        at = chance.randrange(2, max(3, len(whole) - size - 2))
+        yield f"{size} bytes at {at} taken out", whole[:at] + whole[at + size :], row, None
+        yield f"{size} bytes at {at} twice", whole[: at + size] + whole[at:], row, None
+
+
+def _surplus(whole: bytes) -> Iterator[Damaged]:
+    about = anatomy(whole)
+    ends = [("the end", about.scans[-1].stop)]
+    ends += [("a restart", match.start()) for match in _RESTART.finditer(whole, about.scans[0].start, about.end)][::5]
+    row = TABLE["surplus bytes before a marker"]
+    for (name, at), surplus in itertools.product(ends[:4], (b"\x5a", b"\0\0\0", b"\x12\x34\x56\x78" * 16)):
+        yield f"{len(surplus)} before {name} at {at}", whole[:at] + surplus + whole[at:], row, None
+
+
+def _tables(whole: bytes) -> Iterator[Damaged]:
+    about = anatomy(whole)
+    if about.process == "lossless" or about.arithmetic:
+        return
+    if any(part.marker == 0xDB for part in about.parts):
+        yield "no DQT", without(whole, 0xDB), TABLE["a table is missing"], None
+        yield (
+            "another DQT",
+            _with_tables(whole, jpeg(2, quality=20), 0xDB),
+            TABLE["quantisation tables of another file"],
+            None,
+        )
+    if any(part.marker == 0xC4 for part in about.parts):
+        yield "no DHT", without(whole, 0xC4), TABLE["Huffman tables are missing"], None
+        other = jpeg(2, (160, 112), optimize=True)
+        yield "another DHT", _with_tables(whole, other, 0xC4), TABLE["Huffman tables of another file"], None
+
+
+def _with_tables(whole: bytes, other: bytes, marker: int) -> bytes:
+    """Put the tables of another file where those of the first scan were."""
+    tables = b"".join(other[p.start : p.stop] for p in anatomy(other).parts if p.marker == marker)
+    parts = anatomy(whole).parts
+    first = next(part.start for part in parts if part.marker == marker)
+    kept = [whole[p.start : p.stop] for p in parts if p.start > first and p.marker != marker]
+    return whole[:first] + tables + b"".join(kept)
+
+
+HIDDEN: dict[str, Callable[[bytes], Iterator[Damaged]]] = {
+    "ended early": _ended_early,
+    "ended early, restart markers made up": _ended_early_with_restarts,
+    "zeroed block": _zeroed_block,
+    "splice": _splices,
+    "surplus bytes": _surplus,
+    "tables": _tables,
+    "end markers appended": _trailing(lambda _: (EOI, EOI * 2, EOI * 1000, bytes(100) + EOI)),
+}
+
+
 def _other_formats() -> Iterator[tuple[str, str, bytes]]:
     for format in ("PNG", "WebP", "GIF", "BMP", "TIFF"):
         blob = save(photograph(1, (40, 30)), format)
@@ -358,12 +480,12 @@ def cases(encoding: str, damage: str) -> tuple[Case, ...]:
     whole = encode(encoding)
     if (damage == "cut in the second picture") and anatomy(whole).end == len(whole):
         return ()
-    all_cases = DAMAGES[damage](whole)
+    all_cases = (DAMAGES | HIDDEN)[damage](whole)
     sample = itertools.islice(all_cases, 0, None, 5 if encoding in BIG else 1)
     return tuple(Case(encoding, damage, p, b, whole, frozenset(a), cut) for p, b, a, cut in sample)
 
 
-def groups() -> list[tuple[str, str]]:
+def groups(damages: Iterable[str] = tuple(DAMAGES)) -> list[tuple[str, str]]:
     """Return all pairs of encoding and damage that have cases."""
-    pairs = [*itertools.product(ENCODINGS, DAMAGES), (NOT_JPEG, "another format")]
+    pairs = [*itertools.product(ENCODINGS, damages), (NOT_JPEG, "another format")]
     return [pair for pair in pairs if cases(*pair)]

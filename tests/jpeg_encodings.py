@@ -1,4 +1,8 @@
-"""Photographs as JPEG files of many encodings: by Pillow, and by moving the bytes of what Pillow wrote."""
+"""Photographs as JPEG files of many encodings: by Pillow and simplejpeg, by moving the bytes of what they wrote, and a few
+files in ``pictures`` for which they have no writer.
+
+Those files come from Debian's ``cjpeg`` (arithmetic coding) and from imagecodecs 2026.10.10 (lossless, JPEG-LS).
+"""
 
 from __future__ import annotations
 
@@ -10,12 +14,32 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import simplejpeg
 from PIL import Image, ImageCms
 
 from jpeg_truth import EOI, anatomy
 from photographs import jpeg, photograph
 
-__all__ = ["BIG", "ENCODINGS", "encode", "save"]
+__all__ = [
+    "BIG",
+    "ENCODINGS",
+    "RARE",
+    "WARNED",
+    "encode",
+    "exif_with_thumbnail",
+    "extended",
+    "sampled",
+    "save",
+    "separate_scans",
+    "stored",
+    "with_fill_bytes",
+    "with_jfif",
+    "with_segment",
+    "with_unknown_adobe_transform",
+    "without",
+    "ycck",
+]
 
 
 def _camera_file(name: str) -> bytes:
@@ -41,29 +65,63 @@ def _segment(marker: int, payload: bytes) -> bytes:
     return bytes((0xFF, marker)) + (len(payload) + 2).to_bytes(2) + payload
 
 
-def _with_segment(whole: bytes, marker: int, payload: bytes) -> bytes:
+def with_segment(whole: bytes, marker: int, payload: bytes) -> bytes:
     return whole[:2] + _segment(marker, payload) + whole[2:]
 
 
-def _exif_with_thumbnail(inner: bytes) -> bytes:
+def exif_with_thumbnail(inner: bytes) -> bytes:
     entries = ((0x0103, 3, 6), (0x0201, 4, 56), (0x0202, 4, len(inner)))
     directory = b"".join(struct.pack("<HHII", tag, kind, 1, value) for tag, kind, value in entries)
     return b"Exif\0\0II*\0" + struct.pack("<IHIH", 8, 0, 14, 3) + directory + struct.pack("<I", 0) + inner
 
 
-def _with_fill_bytes(whole: bytes) -> bytes:
+def with_fill_bytes(whole: bytes) -> bytes:
     """Put two bytes FF before each marker, as the standard allows."""
     parts = anatomy(whole).parts
     return b"".join((b"\xff\xff" if p.kind in ("segment", "EOI") else b"") + whole[p.start : p.stop] for p in parts)
 
 
-def _extended(whole: bytes) -> bytes:
+def without(whole: bytes, *markers: int) -> bytes:
+    """Leave out the segments with these markers."""
+    parts = anatomy(whole).parts
+    return b"".join(whole[p.start : p.stop] for p in parts if p.kind != "segment" or p.marker not in markers)
+
+
+def with_jfif(whole: bytes, major: int, minor: int) -> bytes:
+    """Declare another version of JFIF; of versions other than 1 libjpeg warns, and reads them all the same."""
+    at = whole.index(b"JFIF\0") + 5
+    return whole[:at] + bytes((major, minor)) + whole[at + 2 :]
+
+
+def with_unknown_adobe_transform(whole: bytes) -> bytes:
+    """Replace the JFIF header by one of Adobe's with a transform that nobody defined; libjpeg warns and takes YCbCr."""
+    return with_segment(without(whole, 0xE0), 0xEE, b"Adobe\0\x64\0\0\0\0\x05")
+
+
+def ycck(whole: bytes) -> bytes:
+    """Declare the four components of a CMYK file to be YCCK: other colours, and as whole."""
+    at = whole.index(b"Adobe") + 11
+    return whole[:at] + b"\x02" + whole[at + 1 :]
+
+
+def sampled(image: Image.Image, subsampling: str) -> bytes:
+    """Return a file whose chroma is sampled as Pillow cannot: ``440``, ``411``, or ``441``."""
+    pixels = np.ascontiguousarray(image.convert("RGB"))
+    return bytes(simplejpeg.encode_jpeg(pixels, 85, colorspace="RGB", colorsubsampling=subsampling))
+
+
+def stored(name: str) -> bytes:
+    """Return one of the files in ``pictures``."""
+    return (Path(__file__).parent / "pictures" / f"{name}.jpg").read_bytes()
+
+
+def extended(whole: bytes) -> bytes:
     """Declare the frame extended sequential, of which baseline is a part."""
     frame = next(part for part in anatomy(whole).parts if part.marker == 0xC0)
     return whole[: frame.at] + b"\xc1" + whole[frame.at + 1 :]
 
 
-def _separate_scans(image: Image.Image, factor: int, **options: Any) -> bytes:
+def separate_scans(image: Image.Image, factor: int, **options: Any) -> bytes:
     """Return a sequential file with a scan for each component: grayscale files of the planes under one frame header."""
     luma, *chroma = image.convert("YCbCr").split()
     small = (-(-image.width // factor), -(-image.height // factor))
@@ -110,17 +168,22 @@ ENCODINGS: dict[str, Callable[[], bytes]] = {
     "restart every 7 blocks": lambda: jpeg(1, (144, 96), restart_marker_blocks=7),
     "restart every row": lambda: jpeg(2, (160, 160), restart_marker_rows=1),
     "restart every 3 rows, grayscale": lambda: save(photograph(1).convert("L"), restart_marker_rows=3),
-    "EXIF thumbnail": lambda: jpeg(2, exif=_exif_with_thumbnail(jpeg(2, (32, 24)))),
+    "EXIF thumbnail": lambda: jpeg(2, exif=exif_with_thumbnail(jpeg(2, (32, 24)))),
     "ICC profile": lambda: jpeg(0, icc_profile=_icc()),
     "comment with markers": lambda: jpeg(1, comment=_MARKERS),
-    "APP5 with a whole JPEG": lambda: _with_segment(jpeg(3), 0xE5, jpeg(1, (40, 30))),
-    "APP9 of full length": lambda: _with_segment(jpeg(2), 0xE9, (b"\xff\xd9\xff\xda" * 16384)[:65533]),
+    "APP5 with a whole JPEG": lambda: with_segment(jpeg(3), 0xE5, jpeg(1, (40, 30))),
+    "APP9 of full length": lambda: with_segment(jpeg(2), 0xE9, (b"\xff\xd9\xff\xda" * 16384)[:65533]),
     "two pictures (MPO)": lambda: save(photograph(0), "MPO", save_all=True, append_images=[photograph(1)]),
-    "a scan each": lambda: _separate_scans(photograph(1), 1),
-    "a scan each, 4:2:0, optimised": lambda: _separate_scans(photograph(2), 2, optimize=True),
-    "a scan each, restart markers": lambda: _separate_scans(photograph(0), 2, restart_marker_blocks=3),
-    "fill bytes": lambda: _with_fill_bytes(jpeg(0)),
-    "extended sequential": lambda: _extended(jpeg(2, (112, 80))),
+    "a scan each": lambda: separate_scans(photograph(1), 1),
+    "a scan each, 4:2:0, optimised": lambda: separate_scans(photograph(2), 2, optimize=True),
+    "a scan each, restart markers": lambda: separate_scans(photograph(0), 2, restart_marker_blocks=3),
+    "fill bytes": lambda: with_fill_bytes(jpeg(0)),
+    "extended sequential": lambda: extended(jpeg(2, (112, 80))),
+    "4:4:0": lambda: sampled(photograph(1, (112, 80)), "440"),
+    "4:1:1": lambda: sampled(photograph(2, (112, 80)), "411"),
+    "YCCK": lambda: ycck(save(photograph(2, (64, 48)).convert("CMYK"))),
+    "JFIF 3.1": lambda: with_jfif(jpeg(3, (56, 40), progressive=True), 3, 1),
+    "unknown Adobe transform": lambda: with_unknown_adobe_transform(jpeg(1, (72, 72))),
     "flat": lambda: _flat((320, 240)),
     "flat, optimised": lambda: _flat((96, 64), optimize=True),
     "flat, progressive": lambda: _flat((96, 64), progressive=True),
@@ -129,6 +192,18 @@ ENCODINGS: dict[str, Callable[[], bytes]] = {
     "china, progressive": lambda: _of_china((100, 50, 500, 350), progressive=True, quality=85),
     "china, restart markers": lambda: _of_china((200, 100, 600, 400), restart_marker_rows=2, subsampling="4:2:2"),
 }
+# Encodings whose codes take more than the tables of the file to follow, or of whose header libjpeg warns.
+RARE: dict[str, Callable[[], bytes]] = {
+    "JFIF 2.01": lambda: with_jfif(jpeg(2, (88, 56)), 2, 1),
+    "Motion-JPEG, no DHT": lambda: without(jpeg(0, (96, 80)), 0xC4),
+    "arithmetic": lambda: stored("arithmetic"),
+    "arithmetic, restart markers": lambda: stored("arithmetic-restarts"),
+    "arithmetic, progressive": lambda: stored("arithmetic-progressive"),
+    "lossless": lambda: stored("lossless"),
+    "lossless, grayscale": lambda: stored("lossless-grayscale"),
+}
+# What libjpeg warns about in the header although nothing is wrong with the picture.
+WARNED = {"JFIF 2.01", "JFIF 3.1", "unknown Adobe transform"}
 BIG = {name for name in ENCODINGS if name.startswith(("china", "flower"))}
 _SIZES = ((1, 1), (1, 17), (17, 1), (7, 9), (9, 7), (8, 8), (15, 33), (16, 16), (17, 31), (31, 63), (65, 3), (101, 67))
 for _at, _size in enumerate(_SIZES):
@@ -139,4 +214,4 @@ for _at, _size in enumerate(_SIZES):
 @functools.cache
 def encode(encoding: str) -> bytes:
     """Return the whole file of an encoding."""
-    return ENCODINGS[encoding]()
+    return (ENCODINGS | RARE)[encoding]()

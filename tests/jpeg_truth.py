@@ -15,11 +15,13 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
-__all__ = ["EOI", "Anatomy", "Part", "anatomy", "decode", "foreign_markers", "same_mcus"]
+__all__ = ["EOI", "FRAMES", "Anatomy", "Part", "anatomy", "decode", "foreign_markers", "same_mcus"]
 
 EOI = b"\xff\xd9"
 _SOS = 0xDA
-_FRAMES = frozenset((0xC0, 0xC1, 0xC2))
+FRAMES = frozenset((0xC0, 0xC1, 0xC2, 0xC3, 0xC9, 0xCA))
+_PROCESSES: tuple[Literal["baseline", "extended", "progressive", "lossless"], ...]
+_PROCESSES = ("baseline", "extended", "progressive", "lossless")
 _APPS = frozenset((0xFE, *range(0xE0, 0xF0)))
 _MARKER_IN_SCAN = re.compile(rb"\xff+[^\x00\xd0-\xd7\xff]")
 _ANY_MARKER_IN_SCAN = re.compile(rb"\xff+[^\x00\xff]")
@@ -48,7 +50,8 @@ class Anatomy:
     parts: tuple[Part, ...]
     size: tuple[int, int]
     mcu: tuple[int, int]
-    progressive: bool
+    process: Literal["baseline", "extended", "progressive", "lossless"]
+    arithmetic: bool
     scans: tuple[Part, ...]
     end: int
 
@@ -56,6 +59,15 @@ class Anatomy:
     def mcus(self) -> tuple[int, int]:
         """MCUs in a row, and rows of them."""
         return -(-self.size[0] // self.mcu[0]), -(-self.size[1] // self.mcu[1])
+
+    @property
+    def progressive(self) -> bool:
+        return self.process == "progressive"
+
+    @property
+    def huffman(self) -> bool:
+        """Whether the codes are Huffman codes of 8 × 8 coefficients, which storeds can follow."""
+        return not self.arithmetic and self.process != "lossless"
 
     @property
     def one_scan(self) -> bool:
@@ -98,14 +110,17 @@ def anatomy(whole: bytes) -> Anatomy:
 
 
 def _with_frame(whole: bytes, parts: tuple[Part, ...], end: int) -> Anatomy:
-    frame = next(part for part in parts if part.marker in _FRAMES)
+    frame = next(part for part in parts if part.marker in FRAMES)
     height, width, count = (int.from_bytes(whole[frame.at + n : frame.at + m]) for n, m in ((4, 6), (6, 8), (8, 9)))
     factors = [whole[frame.at + 10 + 3 * number] for number in range(count)]
     # A single component is coded block by block whatever its sampling factors say.
     across = max(f >> 4 for f in factors) if count > 1 else 1
     down = max(f & 15 for f in factors) if count > 1 else 1
     scans = tuple(part for part in parts if part.kind == "data")
-    return Anatomy(parts, (width, height), (8 * across, 8 * down), frame.marker == 0xC2, scans, end)
+    process = _PROCESSES[frame.marker & 3]
+    unit = 1 if process == "lossless" else 8
+    arithmetic = frame.marker >= 0xC9
+    return Anatomy(parts, (width, height), (unit * across, unit * down), process, arithmetic, scans, end)
 
 
 def foreign_markers(data: bytes) -> list[bytes]:

@@ -72,7 +72,7 @@ def of_severity(case: Case, finding: Finding, share: float) -> Iterator[str]:
         yield f"truncated, but recovered {share}"
     if about.progressive and finding.exact:
         yield "the share of a progressive file is a bound, never exact"
-    if case.cut is None or about.progressive:
+    if case.cut is None or about.progressive or not about.huffman:
         return
     if about.one_scan:
         columns, rows = about.mcus
@@ -146,9 +146,9 @@ def test_a_whole_file_is_described(encoding: str) -> None:
     assert found.scan is None
     assert found.frame is not None
     assert (found.frame.width, found.frame.height) == about.size
-    assert found.frame.components == (1 if "grayscale" in encoding else 4 if "CMYK" in encoding else 3)
-    sequential = "extended" if encoding == "extended sequential" else "baseline"
-    assert found.frame.process == ("progressive" if about.progressive else sequential)
+    four = "CMYK" in encoding or encoding == "YCCK"
+    assert found.frame.components == (1 if "grayscale" in encoding else 4 if four else 3)
+    assert found.frame.process == about.process + ", arithmetic" * about.arithmetic
     intervals = [whole[part.at + 3 : part.at + 5] for part in about.parts if part.marker == 0xDD]
     assert found.restart_interval == (int.from_bytes(intervals[-1]) if intervals else 0)
     assert found.frame.precision == 8
