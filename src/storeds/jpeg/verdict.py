@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from storeds.jpeg.examine import examine_jpeg
+from storeds.jpeg.structure import SOI
 
 __all__ = ["UNCHECKED", "Verdict", "examine"]
 
@@ -68,6 +69,10 @@ def examine(blob: bytes) -> Verdict:
 
     A pure function of the bytes that raises for none. Thread-safe; may be called in several processes.
     """
+    from storeds.jpeg.other import examine_other  # which itself returns a Verdict
+
+    if not blob.startswith(SOI):
+        return examine_other(blob)
     finding = examine_jpeg(blob)
     recovered = 0.0 if finding.recovered is None else finding.recovered
     return Verdict(finding.kind, recovered, finding.exact, finding.reason)
