@@ -18,20 +18,27 @@ from storeds.testing._values import FIELDS, frozen, make_records
 
 MakeEngineUrl = Callable[[str], str]
 
+STORED = {**FIELDS, "_verdict_image": "str"}
+VERDICTS = ("intact", "truncated_scan 0.62", "corrupt_data >=0.4")
+
+
+def with_verdicts(records: list[Any]) -> list[Any]:
+    return [{**record, "_verdict_image": VERDICTS[at % 3]} for at, record in enumerate(records)]
+
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_plain_libraries_read_what_storeds_wrote(make_engine_url: MakeEngineUrl, engine: str) -> None:
-    url, records = make_engine_url(engine), make_records(24)
+    url, records = make_engine_url(engine), with_verdicts(make_records(24))
     writer = open_writer(url, FIELDS, commit_every=7)
     writer.append(records)
     meta = writer.publish(ATTRS)
     body, rows, sums = READ[engine](url)
-    expected = [stored_row(record) for record in records]
+    expected = [stored_row(record, STORED) for record in records]
     assert frozen(rows) == frozen(expected)
     assert sums == [checksum(row) for row in expected]
-    assert body["fields"] == declared()
+    assert body["fields"] == declared(STORED)
     assert (body["attrs"], body["count"], body["layout"]) == (ATTRS, 24, "storeds/1")
-    assert body["id"] == content_id(declared(), sums) == meta.id
+    assert body["id"] == content_id(declared(STORED), sums) == meta.id
     assert body["check"] == check(body)
 
 
@@ -49,8 +56,8 @@ def test_plain_libraries_read_what_storeds_wrote(make_engine_url: MakeEngineUrl,
 def test_storeds_reads_what_plain_libraries_wrote(
     make_engine_url: MakeEngineUrl, engine: str, storage: dict[str, Any]
 ) -> None:
-    url, records = make_engine_url(engine), make_records(24)
-    WRITE[engine](url, [stored_row(record) for record in records], declared(), **storage)
+    url, records = make_engine_url(engine), with_verdicts(make_records(24))
+    WRITE[engine](url, [stored_row(record, STORED) for record in records], declared(STORED), **storage)
     reference = make_engine_url("memory")
     writer = open_writer(reference, FIELDS)
     writer.append(records)
@@ -66,7 +73,8 @@ def assert_equal_backends(got: Backend, expected: Backend) -> None:
     for name in ("number", "real", "flag", "box", "wave", "hollow"):
         assert frozen(got.get_many([4, 1], [name])) == frozen(expected.get_many([4, 1], [name]))
         assert frozen(got.column(name)) == frozen(expected.column(name))  # type: ignore[attr-defined]
-    assert got.column("text").tolist() == expected.column("text").tolist()  # type: ignore[attr-defined]
+    for name in ("text", "_verdict_image", "finding"):
+        assert got.column(name).tolist() == expected.column(name).tolist()  # type: ignore[attr-defined]
 
 
 def test_content_keeps_its_id_through_every_engine(make_engine_url: MakeEngineUrl) -> None:
@@ -90,7 +98,7 @@ def test_a_user_queries_mongodb_by_label(make_engine_url: MakeEngineUrl) -> None
         collection = database[name]
         assert [row["image"] for row in collection.find({"label": 2}).sort("_id", 1)] == [b"2", b"5", b"8"]
         assert collection.count_documents({"score": {"$gte": 3.5}, "good": True}) == 2
-        assert set(collection.find_one() or ()) == {"_id", "image", "label", "score", "good", "_seal"}
+        assert set(collection.find_one() or ()) == {"_id", "image", "label", "score", "good", "_seal", "_verdict_image"}
 
 
 def test_values_larger_than_a_document_lie_in_gridfs(make_engine_url: MakeEngineUrl) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from storeds._suggest import suggest
+from storeds._verdicts import readable_fields
 from storeds.errors import ConfigError, RecordError
 from storeds.protocols import Array, Backend, Field, SupportsColumns
 
@@ -53,12 +54,13 @@ def read_column(backend: Backend, name: str) -> Array:
 
 def column_from_records(backend: Backend, name: str) -> Array:
     """Return field `name` of all records, read in batches; raises as `read_column` does."""
-    if name not in backend.meta.fields:
-        raise ConfigError(f"{backend.url} has no field {name!r}; {suggest(name, backend.meta.fields, 'fields')}")
+    known = readable_fields(backend.meta)
+    if name not in known:
+        raise ConfigError(f"{backend.url} has no field {name!r}; {suggest(name, known, 'fields')}")
     values: list[Any] = []
     for start in range(0, len(backend), _BATCH):
         for record in backend.get_many(range(start, min(start + _BATCH, len(backend))), (name,)):
             if isinstance(record, RecordError):
                 raise record
             values.append(record[name])
-    return column_of(backend.meta.fields[name], values)
+    return column_of(known[name], values)

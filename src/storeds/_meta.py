@@ -10,6 +10,7 @@ from typing import Any
 import xxhash
 
 from storeds._count import Count
+from storeds._verdicts import split_fields, stored_fields
 from storeds.errors import FormatError
 from storeds.fields import fields_from_json, fields_to_json
 from storeds.protocols import JSON, Field, Meta
@@ -66,7 +67,7 @@ def _body(meta: Meta, extra: Mapping[str, JSON]) -> dict[str, JSON]:
         "attrs": dict(meta.attrs),
         "build": meta.build,
         "count": meta.count,
-        "fields": fields_to_json(meta.fields),
+        "fields": fields_to_json(stored_fields(meta)),
         "id": meta.id,
         "layout": meta.layout,
         **extra,
@@ -78,8 +79,10 @@ def _verified(parse: Callable[[], dict[str, Any]], url: str) -> tuple[Meta, Mapp
     try:
         body = parse()
         check = body.pop("check")
-        fields: Mapping[str, Field] = fields_from_json(body["fields"])
-        meta = Meta(body["id"], body["build"], Count(body["count"]), body["layout"], fields, body["attrs"])
+        declared, verdicts = split_fields(body["fields"])
+        fields: Mapping[str, Field] = fields_from_json(declared)
+        count = Count(body["count"])
+        meta = Meta(body["id"], body["build"], count, body["layout"], fields, body["attrs"], verdicts)
         intact = check == _check(body)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise FormatError(

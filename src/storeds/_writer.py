@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -13,14 +14,18 @@ from typing import Any, ClassVar, Literal, Self
 
 from storeds._count import Count
 from storeds._meta import NATIVE, new_build
+from storeds._verdicts import UNCHECKED, check_verdict, verdict_field
 from storeds.errors import ClosedError, ConfigError, RecordError, StoredsError, StoreExistsError, UnavailableError
 from storeds.fields import parse_fields
-from storeds.protocols import JSON, Meta, Record
+from storeds.protocols import JSON, Field, Meta, Record
 from storeds.record import ContentHash, RecordCodec, canonical_json, checksum
 
 __all__ = ["BATCH_BYTES", "COMMIT_EVERY", "Sealed", "StoreWriter", "other_plan", "target_exists"]
 
 COMMIT_EVERY = 1000
+_WORTH_THREADS, _CHUNK = 8, 64  # records
+_BYTES = (bytes, bytearray, memoryview)
+_COMMON = (UNCHECKED, "intact")
 BATCH_BYTES = 32 << 20
 
 
@@ -54,6 +59,12 @@ def _differences(old: JSON, new: JSON, name: str = "") -> Iterator[tuple[str, JS
             yield from _differences(old.get(key), new.get(key), f"{name}.{key}" if name else key)
 
 
+def _verdict(blob: bytes | bytearray | memoryview) -> str:
+    from storeds.jpeg import examine  # a writer without pictures needs no decoder
+
+    return examine(bytes(blob)).to_text()
+
+
 @dataclass(frozen=True, slots=True)
 class Sealed:
     """One validated record on its way into a store.
@@ -83,18 +94,28 @@ class StoreWriter(ABC):
         The declaration, see `storeds.fields.parse_fields`.
     commit_every : int
         Records per durable batch; a batch also ends at 32 MiB.
+    check : bool
+        Examine each picture that comes without a verdict, in threads where several records come at once.
 
     Attributes
     ----------
+    fields : dict
+        What each record is stored with: the declared fields, then the verdicts on pictures.
     note : JSON
         What the last `flush` with a note left, in this writer or in the one that it resumes.
     """
 
-    def __init__(self, url: str, fields: Mapping[str, Any], commit_every: int) -> None:
+    def __init__(self, url: str, fields: Mapping[str, Any], commit_every: int, *, check: bool = True) -> None:
         if isinstance(commit_every, bool) or not isinstance(commit_every, int) or commit_every < 1:
             raise ConfigError(f"commit_every must be a positive number of records, got {commit_every!r}")
         self.url = url
-        self.fields = parse_fields(fields)
+        if not isinstance(check, bool):
+            raise ConfigError(f"check is True or False, got {check!r}")
+        self._declared = parse_fields(fields)
+        images = (name for name, field in self._declared.items() if field.kind == "image")
+        self._verdicts = {name: verdict_field(name) for name in images}
+        self._check_pictures = check
+        self.fields = {**self._declared, **{name: Field("str") for name in self._verdicts.values()}}
         self.commit_every = commit_every
         self.meta: Meta | None = None
         self.note: JSON = None
@@ -148,7 +169,7 @@ class StoreWriter(ABC):
         # docstring inherited
         self._check_open()
         before = self.count
-        for record in records:
+        for record in self._examined(records):
             self._batch.append(self._seal(record))
             if (
                 self._taken + len(self._batch) >= self.commit_every
@@ -160,6 +181,32 @@ class StoreWriter(ABC):
                 self._batch_bytes += self._part_bytes
                 self._part_bytes = 0
         return self.count - before
+
+    def _examined(self, records: Iterable[Record]) -> Iterable[Record]:
+        """Return the records with verdicts on their pictures; a record that has one keeps it."""
+        if not self._verdicts:
+            return records
+        if not self._check_pictures or not isinstance(records, Sequence) or len(records) < _WORTH_THREADS:
+            return map(self._with_verdicts, records)
+        return self._examined_in_threads(records)
+
+    def _examined_in_threads(self, records: Sequence[Record]) -> Iterator[Record]:
+        # Decoding releases Python's lock. `map` would examine a whole list ahead of the first write.
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "storeds-examine") as pool:
+            for start in range(0, len(records), _CHUNK):
+                yield from pool.map(self._with_verdicts, records[start : start + _CHUNK])
+
+    def _with_verdicts(self, record: Record) -> Record:
+        if not isinstance(record, Mapping) or self._verdicts.keys() - record.keys():
+            return record  # which the codec refuses, with the reason
+        found: dict[str, Any] = {}
+        for image, name in self._verdicts.items():
+            blob = record[image]
+            known = record.get(name, UNCHECKED)
+            if self._check_pictures and known == UNCHECKED and isinstance(blob, _BYTES):
+                known = _verdict(blob)
+            found[name] = known
+        return {**record, **found}
 
     def _hand_over(self, take: Callable[[list[Sealed], int], None]) -> None:
         with self._writing():
@@ -227,7 +274,13 @@ class StoreWriter(ABC):
             raise ConfigError(f"attrs of {self.url} must be JSON: {error}") from None
         self.flush()
         meta = Meta(
-            self._content.finish(self.fields, attrs), new_build(), Count(self._durable), NATIVE, self.fields, attrs
+            self._content.finish(self.fields, attrs),
+            new_build(),
+            Count(self._durable),
+            NATIVE,
+            self._declared,
+            attrs,
+            tuple(self._verdicts),
         )
         try:
             with self._writing():
@@ -273,6 +326,9 @@ class StoreWriter(ABC):
     def _seal(self, record: Record) -> Sealed:
         try:
             stored = self._codec.canonical(record)
+            for name in self._verdicts.values():
+                if stored[name] not in _COMMON:
+                    check_verdict(stored[name])
         except ValueError as error:
             raise RecordError.at(self.url, self.count, str(error)) from None
         packed = self._codec.pack(stored)

@@ -13,10 +13,11 @@ import numpy as np
 import xxhash
 
 from storeds._batch_arrays import read_arrays, stack_records, stackable
-from storeds._columns import SCALARS, read_column
+from storeds._columns import SCALARS, TEXT, read_column
 from storeds._count import Count
 from storeds._packed import PackedBackends, Packer
 from storeds._unread import bounded
+from storeds._verdicts import UNCHECKED, readable_fields, verdict_field
 from storeds._where import matching_positions
 from storeds._where_checks import check_where
 from storeds.backends.base import StoreBackend
@@ -116,7 +117,7 @@ class ConcatenatedBackend(StoreBackend):
 
         Each member's engine selects by itself where it can.
         """
-        checked = check_where(where, self.meta.fields, self.url)
+        checked = check_where(where, readable_fields(self.meta), self.url)
         found = [matching_positions(member, checked) + start for start, member in self._members()]
         return np.concatenate(found).astype(np.int64, copy=False)
 
@@ -171,12 +172,20 @@ class ConcatenatedBackend(StoreBackend):
         out: list[Record | RecordError] = []
         for member, first, inside in self._shares(np.array(positions, np.int64)):
             places: list[int] = inside.tolist()
-            for at, found in enumerate(member.get_many(places, fields)):
-                place = Place(member.url, places[at])
-                out.append(
-                    self._rename(found, positions[first + at], place) if isinstance(found, RecordError) else found
-                )
+            lacking = self._lacking(member, fields)
+            held = tuple(name for name in fields if name not in lacking) if lacking else fields
+            for at, found in enumerate(member.get_many(places, held)):
+                if isinstance(found, RecordError):
+                    found = self._rename(found, positions[first + at], Place(member.url, places[at]))
+                elif lacking:
+                    found.update(lacking)
+                out.append(found)
         return out
+
+    def _lacking(self, member: Backend, fields: Sequence[str]) -> dict[str, str]:
+        """Return the verdict fields that this member lacks, though others have them, each with what stands for none."""
+        missing = (verdict_field(image) for image in self.meta.verdicts if image not in member.meta.verdicts)
+        return {name: UNCHECKED for name in missing if name in fields}
 
     def _shares(self, positions: Array) -> Iterator[tuple[Backend, int, Array]]:
         """Yield each member of ascending `positions`, the place of its first one among them, and where they lie in it."""
@@ -210,7 +219,8 @@ class ConcatenatedBackend(StoreBackend):
     def _column(self, name: str, field: Field) -> Array:
         column: Array | None = None
         for start, member in self._members():
-            part = read_column(member, name)
+            lacks = self._lacking(member, (name,))
+            part = np.array([UNCHECKED] * len(member), TEXT) if lacks else read_column(member, name)
             if column is None:
                 column = np.empty((self.meta.count, *part.shape[1:]), part.dtype)
             column[start : start + len(part)] = part
@@ -243,6 +253,7 @@ class _Survey:
         self._urls: list[str] = []
         self._ids, self._builds = xxhash.xxh3_128(), xxhash.xxh3_128()
         self._fields: Mapping[str, Field] = {}
+        self._verdicts: dict[str, None] = {}  # of any member
         self._attrs: dict[str, JSON] = {}
         self._with_classes: Backend | None = None
         self._columns: dict[str, str] = {}
@@ -257,6 +268,7 @@ class _Survey:
             self._columns = _columns_of(member)
         self._check_fields(member)
         self._check_classes(member)
+        self._verdicts.update(dict.fromkeys(meta.verdicts))
         for name in [name for name in self._attrs if _text(meta.attrs, name) != _text(self._attrs, name)]:
             del self._attrs[name]
         self.counts.append(meta.count)
@@ -271,7 +283,9 @@ class _Survey:
 
     def meta(self) -> Meta:
         ids, builds = self._ids.hexdigest(), self._builds.hexdigest()
-        return Meta(ids, builds, Count(sum(self.counts)), CONCATENATED, self._fields, self._attrs)
+        return Meta(
+            ids, builds, Count(sum(self.counts)), CONCATENATED, self._fields, self._attrs, tuple(self._verdicts)
+        )
 
     def _check_fields(self, member: Backend) -> None:
         fields = member.meta.fields

@@ -73,9 +73,10 @@ class RecordCodec:
         if not isinstance(record, Mapping):
             raise ValueError(f"a record is a mapping of field name to value, not {type(record).__name__}")
         if record.keys() != self.fields.keys():
-            missing = [name for name in self.fields if name not in record]
+            declared = [name for name in self.fields if not name.startswith("_")]
+            missing = [name for name in declared if name not in record]
             extra = [name for name in record if name not in self.fields]
-            raise ValueError(_mismatch(missing, extra, list(self.fields)))
+            raise ValueError(_mismatch(missing, extra, declared))
         return {name: self._canonical_value(name, field, record[name]) for name, field in self.fields.items()}
 
     def _canonical_value(self, name: str, field: Field, value: Any) -> Any:

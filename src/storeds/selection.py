@@ -15,6 +15,7 @@ from storeds._columns import read_column
 from storeds._count import Count
 from storeds._index import index_path, load_index, save_index
 from storeds._text import counted
+from storeds._verdicts import readable_fields
 from storeds._where import matching_positions
 from storeds._where_checks import check_where
 from storeds.errors import ConfigError, RecordError
@@ -112,4 +113,4 @@ class Selection:
 def _accepted(backend: Backend, where: Mapping[str, Any]) -> dict[str, list[Any]]:
     if not where:
         raise ConfigError("where: an empty mapping selects nothing in particular; leave it out to take every record")
-    return check_where(where, backend.meta.fields, backend.url)
+    return check_where(where, readable_fields(backend.meta), backend.url)

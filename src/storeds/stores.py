@@ -181,6 +181,7 @@ def open_writer(
     overwrite: bool = False,
     resume: bool = False,
     commit_every: int = COMMIT_EVERY,
+    check: bool = True,
     plan: JSON = None,
     index: Sequence[str] = (),
     **options: Any,
@@ -200,6 +201,10 @@ def open_writer(
         Go on after the last durable record of an interrupted writer; ``writer.count`` says where.
     commit_every : int
         Records per durable batch.
+    check : bool
+        Examine each picture once and store the verdict beside it, see `storeds.jpeg.examine`: about two thirds of the time
+        of a decode, in threads where `Writer.append` is given a list. A record that has its verdict already, in the reserved
+        field ``_verdict_<image>``, keeps it. Without the check readers examine what they read, every time.
     plan : JSON, optional
         What is being written, beyond its fields: a writer that resumes must bring an equal one.
     index : sequence of str
@@ -234,6 +239,8 @@ def open_writer(
         raise ConfigError(f"{redact(url)}: backend {scheme!r} can only read")
     if plan is not None:
         options["plan"] = plan
+    if not check:
+        options["check"] = False
     if index:
         if scheme in _FILES:
             raise ConfigError(

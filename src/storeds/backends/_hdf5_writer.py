@@ -53,12 +53,13 @@ class Hdf5Writer(StoreWriter):
         overwrite: bool = False,
         resume: bool = False,
         commit_every: int = COMMIT_EVERY,
+        check: bool = True,
         plan: JSON = None,
         **options: Any,
     ) -> None:
         path, in_url = file_path(url)
         parse_options(Hdf5Options, in_url, options, url)
-        super().__init__(file_url("hdf5", path), fields, commit_every)
+        super().__init__(file_url("hdf5", path), fields, commit_every, check=check)
         whole = {"kind": "hdf5", "fields": fields_to_json(self.fields), "plan": plan}
         self._staging = Staging(path, self.url, whole, overwrite=overwrite, resume=resume)
         self._folder = self._staging.folder

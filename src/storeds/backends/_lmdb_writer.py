@@ -54,12 +54,13 @@ class LmdbWriter(StoreWriter):
         overwrite: bool = False,
         resume: bool = False,
         commit_every: int = COMMIT_EVERY,
+        check: bool = True,
         plan: JSON = None,
         **options: Any,
     ) -> None:
         path, in_url = file_path(url)
         parse_options(LmdbOptions, in_url, options, url)
-        super().__init__(file_url("lmdb", path), fields, commit_every)
+        super().__init__(file_url("lmdb", path), fields, commit_every, check=check)
         whole = {"kind": "lmdb", "fields": fields_to_json(self.fields), "plan": plan}
         self._staging = Staging(path, self.url, whole, overwrite=overwrite, resume=resume)
         self._building = self._staging.folder / "building.mdb"

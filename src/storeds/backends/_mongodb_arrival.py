@@ -9,6 +9,7 @@ from typing import Any
 from pymongo.errors import BulkWriteError, OperationFailure
 
 from storeds._seals import SEAL
+from storeds._verdicts import stored_fields
 from storeds.backends._mongodb_documents import DocumentSeals
 from storeds.backends._mongodb_find import NO_UUID
 from storeds.errors import StoredsError
@@ -88,7 +89,7 @@ def check_arrived(read: Callable[[Callable[[Any], Any]], Any], meta: Meta, seals
                 f"{url}: of records {start} to {stop - 1}, {len(digests)} arrived from this writer; nothing was published"
             )
         content.update(b"".join(digests))
-    if content.finish(meta.fields, meta.attrs) != meta.id:
+    if content.finish(stored_fields(meta), meta.attrs) != meta.id:
         raise StoredsError(f"{url}: the checksums that arrived are not those that were sent; nothing was published")
 
 

@@ -14,6 +14,7 @@ from storeds._handles import Ticket
 from storeds._meta import WRITTEN_BY, meta_from_row
 from storeds._seals import SEAL, Places
 from storeds._text import some
+from storeds._verdicts import stored_fields
 from storeds.backends._mongodb_client import (
     CLIENTS,
     ClientFactory,
@@ -152,7 +153,7 @@ class MongodbHandle:
                 f"{url} is a collection, but no native store: {meta_collection(name)} has no entry for it; {WRITTEN_BY}"
             )
         meta, body = meta_from_row(row, ("salt",), url)
-        seals = DocumentSeals(meta.fields, Places.of(body["salt"], meta.count, url))
+        seals = DocumentSeals(stored_fields(meta), Places.of(body["salt"], meta.count, url))
         return _Facts(identity, meta, seals, int(row.get("document_bytes", GUESSED_BYTES)))
 
 

@@ -91,6 +91,7 @@ class MongodbWriter(StoreWriter):
         overwrite: bool = False,
         resume: bool = False,
         commit_every: int = COMMIT_EVERY,
+        check: bool = True,
         plan: JSON = None,
         index: Sequence[str] = (),
         client_factory: ClientFactory | None = None,
@@ -98,7 +99,7 @@ class MongodbWriter(StoreWriter):
     ) -> None:
         parse_options(BackendOptions, {}, options, url)
         self._location = parse_location(url)
-        super().__init__(self._location.url, fields, commit_every)
+        super().__init__(self._location.url, fields, commit_every, check=check)
         self._name = self._location.collection
         self._overwrite = overwrite
         self._sent = self._sent_bytes = 0

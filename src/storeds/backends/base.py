@@ -19,7 +19,8 @@ from storeds._handles import HandlePool, Opener, Ticket
 from storeds._seals import Places
 from storeds._suggest import suggest
 from storeds._url import redact
-from storeds.errors import ConfigError, RecordError, StoreNotFoundError, UnavailableError
+from storeds._verdicts import derived_fields, readable_fields, stored_fields
+from storeds.errors import ConfigError, FormatError, RecordError, StoreNotFoundError, UnavailableError
 from storeds.protocols import JSON, Array, Field, Meta, Record
 from storeds.record import RecordCodec
 
@@ -69,7 +70,9 @@ class StoreBackend(ABC):
     def __init__(self, url: str, meta: Meta) -> None:
         self.url = url
         self.meta = meta
-        self._codec = RecordCodec(meta.fields)
+        self._stored = stored_fields(meta)
+        self._derived = derived_fields(meta)
+        self._codec = RecordCodec(self._stored)
         self._key_field = "key" if "key" in meta.fields and meta.fields["key"].kind == "str" else None
 
     @abstractmethod
@@ -111,14 +114,19 @@ class StoreBackend(ABC):
     def get_many(self, positions: Sequence[int], /, fields: Sequence[str] | None = None) -> list[Record | RecordError]:
         # docstring inherited
         wanted = self._check_fields(fields)
+        needed = self._sources(wanted) if self._derived and not self._stored.keys() >= set(wanted) else wanted
         if type(positions) is not list or set(map(type, positions)) != {int}:  # for a list of int, NumPy is slower
             positions = self._check_positions(positions).tolist()
         if not positions:
             return []
         ascending = sorted(set(positions))
         self._check_bounds(ascending[0], ascending[-1])
-        found = self._read(ascending, wanted)
-        if len(wanted) != len(self.meta.fields):
+        found = self._read(ascending, needed)
+        if needed is not wanted:
+            found = [
+                self._with_derived(position, record, wanted) for position, record in zip(ascending, found, strict=True)
+            ]
+        elif len(wanted) != len(self._stored):
             found = [_project(record, wanted) for record in found]
         by_position = dict(zip(ascending, found, strict=True))
         if len(ascending) == len(positions):
@@ -128,13 +136,22 @@ class StoreBackend(ABC):
     def column(self, name: str, /) -> Array:
         # docstring inherited
         (name,) = self._check_fields([name])
-        field = self.meta.fields[name]
+        if name in self._derived:
+            return self._derived_column(name)
+        field = self._stored[name]
         if field.kind != "str" and not field.is_fixed:
             raise ConfigError(
                 f"{self.url}: field {name!r} is of kind {field.kind}, which has no column; "
                 "columns are int, float, bool, str and arrays of fixed shape"
             )
         return self._column(name, field)
+
+    def _derived_column(self, name: str) -> Array:
+        derived = self._derived[name]
+        try:
+            return derived.column(self._column(derived.source, self._stored[derived.source]))
+        except ValueError as error:
+            raise FormatError(f"{self.url}: {error}; copy the store again from its source") from None
 
     def stored_bytes(self) -> int | None:
         """Return how many bytes the store takes in its engine, or None where that cannot be told."""
@@ -167,9 +184,29 @@ class StoreBackend(ABC):
         if fields is None:
             return tuple(self.meta.fields)
         for name in fields:
-            if name not in self.meta.fields:
-                raise ConfigError(f"{self.url} has no field {name!r}; {suggest(name, self.meta.fields, 'fields')}")
+            if name not in self._stored and name not in self._derived:
+                known = readable_fields(self.meta)
+                raise ConfigError(f"{self.url} has no field {name!r}; {suggest(name, known, 'fields')}")
         return tuple(dict.fromkeys(fields))
+
+    def _sources(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the stored fields from which the wanted ones are made."""
+        derived = self._derived
+        return tuple(dict.fromkeys(derived[name].source if name in derived else name for name in wanted))
+
+    def _with_derived(
+        self, position: int, record: Record | RecordError, wanted: tuple[str, ...]
+    ) -> Record | RecordError:
+        if isinstance(record, RecordError):
+            return record
+        derived = self._derived
+        try:
+            return {
+                name: derived[name].of(record[derived[name].source]) if name in derived else record[name]
+                for name in wanted
+            }
+        except ValueError as error:
+            return self._fault(position, error, record)
 
     def _check_positions(self, positions: Sequence[int]) -> Array:
         asked = np.asarray(positions)

@@ -19,6 +19,7 @@ from storeds._meta import WRITTEN_BY, meta_from_row
 from storeds._mounts import file_system, file_system_advice
 from storeds._seals import SEAL, Places
 from storeds._url import file_path
+from storeds._verdicts import stored_fields
 from storeds.backends._hdf5_blocks import BlockError, Blocks, Table, column_datasets
 from storeds.backends._hdf5_columns import Column, check_alone, read_raw, read_values, typed
 from storeds.backends._hdf5_digests import RecordDigests
@@ -108,12 +109,12 @@ class Hdf5Opener(FileOpener[Hdf5Options]):
                 f"{self.url} is an HDF5 file, but no native store: it has no root attribute 'layout'; {WRITTEN_BY}"
             )
         meta, body = meta_from_row(file.attrs, ("blocks", "salt"), self.url)
-        n, mapped = meta.count, FileMap(descriptor)
+        n, mapped, stored = meta.count, FileMap(descriptor), stored_fields(meta)
 
         def rows(name: str, dtype: np.dtype[Any], *shape: int | None) -> Rows:
             return open_rows(file, f"records/{name}", dtype, shape, descriptor, mapped, self.url)
 
-        columns = {name: _find_column(name, field, n, rows) for name, field in meta.fields.items()}
+        columns = {name: _find_column(name, field, n, rows) for name, field in stored.items()}
         table = open_rows(file, "blocks", _SEAL, (None,), descriptor, mapped, self.url)
         columns = _with_blocks(columns, table, body["blocks"], self.url)
         seals = rows(SEAL, _SEAL, n)
@@ -125,7 +126,7 @@ class Hdf5Opener(FileOpener[Hdf5Options]):
         needs_library = any(isinstance(part, LibraryRows) for part in everything)
         kept = file if needs_library else None
         places = Places.of(body["salt"], n, self.url)
-        return Hdf5Handle(descriptor, mapped, kept, meta, columns, seals, places, RecordDigests(meta.fields))
+        return Hdf5Handle(descriptor, mapped, kept, meta, columns, seals, places, RecordDigests(stored))
 
     def close(self, handle: Hdf5Handle, /) -> None:
         handle.mapped.close()
@@ -234,7 +235,7 @@ class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
         with self._lease() as handle:
             names, columns = fields, None if whole else _read_alone(handle, wanted, fields)
             if columns is None:  # of a damaged block, the seals of whole records tell which are good
-                whole, names = True, tuple(self.meta.fields)
+                whole, names = True, tuple(self._stored)
                 columns = [read_values(handle.columns[name], wanted) for name in names]
             seals = gather(handle.seals, wanted)[0].view(_SEAL)[:, 0] if whole else None
             digests, places = handle.digests, handle.places
@@ -276,7 +277,7 @@ class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
 
     def _gather_arrays(self, positions: Array, names: tuple[str, ...]) -> dict[str, Array] | None:
         """Return the arrays, or None if a record is bad, or must be read whole and is not of fixed size."""
-        whole, declared = self._codec.needs_whole(names), self.meta.fields
+        whole, declared = self._codec.needs_whole(names), self._stored
         if whole and not all(field.is_fixed for field in declared.values()):
             return None
         with self._lease() as handle:

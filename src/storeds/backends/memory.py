@@ -113,12 +113,13 @@ class MemoryWriter(StoreWriter):
         overwrite: bool = False,
         resume: bool = False,
         commit_every: int = COMMIT_EVERY,
+        check: bool = True,
         plan: JSON = None,
         **options: Any,
     ) -> None:
         parse_options(BackendOptions, {}, options, url)
         self._name, self._overwrite = _name(url), overwrite
-        super().__init__(url, fields, commit_every)
+        super().__init__(url, fields, commit_every, check=check)
         self._check_target()
         fresh = _Partial({"fields": fields_to_json(self.fields), "plan": plan}, [])
         left = _PARTIAL.get(self._name)

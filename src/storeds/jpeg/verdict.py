@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
+from storeds._verdicts import UNCHECKED
 from storeds.jpeg.examine import examine_jpeg
 from storeds.jpeg.structure import SOI
 
 __all__ = ["UNCHECKED", "Verdict", "examine"]
-
-UNCHECKED = ""
-"""The text that stands for no verdict: nobody examined the picture."""
 
 _WHOLE = ("intact", "trailing_data")
 _AT_LEAST = ">="

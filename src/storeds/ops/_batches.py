@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from storeds._verdicts import stored_fields
 from storeds.errors import RecordError
 from storeds.ops.progress import Progress
 from storeds.protocols import Backend, Record
@@ -14,17 +15,17 @@ _BATCH = 64
 
 
 def read_batches(source: Backend, start: int) -> Iterator[tuple[list[Record], Progress]]:
-    """Yield the records from position `start` on, and how far that is.
+    """Yield the records from position `start` on, with the verdicts on their pictures, and how far that is.
 
     Raises
     ------
     RecordError
         A record is bad.
     """
-    volume = 0
+    volume, fields = 0, tuple(stored_fields(source.meta))
     for first in range(start, len(source), _BATCH):
         records: list[Record] = []
-        for record in source.get_many(range(first, min(first + _BATCH, len(source)))):
+        for record in source.get_many(range(first, min(first + _BATCH, len(source))), fields):
             if isinstance(record, RecordError):
                 raise record
             records.append(record)

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from storeds._columns import read_column
+from storeds._verdicts import stored_fields
 from storeds.errors import RecordError, StoredsError
 from storeds.jpeg import Finding as JpegFinding
 from storeds.ops.pictures import Picture, look
@@ -114,7 +115,7 @@ class Checker:
         deep: bool = False,
     ) -> None:
         self.backend = backend
-        self.codec = RecordCodec(backend.meta.fields)
+        self.codec = RecordCodec(stored_fields(backend.meta))
         self.images = [name for name, field in backend.meta.fields.items() if field.kind == "image"]
         self._alive = alive or (lambda: None)
         self._effort: Literal["exact", "deep"] = "deep" if deep else "exact"
@@ -122,7 +123,7 @@ class Checker:
         self.columns = dict(self._read_columns(skip, announce or (lambda name: None)))
 
     def _read_columns(self, skip: Collection[str], announce: Callable[[str], object]) -> Iterator[tuple[str, Array]]:
-        for name, declared in self.backend.meta.fields.items():
+        for name, declared in stored_fields(self.backend.meta).items():
             if name not in skip and (declared.is_scalar or declared.kind == "str"):
                 announce(name)
                 try:
@@ -134,7 +135,7 @@ class Checker:
         """Return what is wrong with the records ``[start, stop)``."""
         result = RunResult(start, stop)
         digests: list[bytes] = []
-        for position, record in enumerate(self.backend.get_many(range(start, stop)), start):
+        for position, record in enumerate(self.backend.get_many(range(start, stop), tuple(self.codec.fields)), start):
             if isinstance(record, RecordError):
                 result.findings.append(Finding("record", record.reason or str(record), position, record.key))
             else:

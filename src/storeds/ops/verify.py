@@ -10,6 +10,7 @@ from typing import Any
 
 from storeds._meta import NATIVE
 from storeds._url import redact
+from storeds._verdicts import stored_fields
 from storeds.errors import ConfigError
 from storeds.ops.checks import Checker, Finding, RunResult
 from storeds.ops.child import open_to_check
@@ -141,7 +142,7 @@ def _collect(report: Report, meta: Meta, runs: Iterator[RunResult], progress: Pr
     for start in sorted(digests):
         content.update(digests[start])
     complete = sum(map(len, digests.values())) == 8 * meta.count
-    if complete and meta.layout == NATIVE and content.finish(meta.fields, meta.attrs) != meta.id:
+    if complete and meta.layout == NATIVE and content.finish(stored_fields(meta), meta.attrs) != meta.id:
         message = (
             f"the records are whole, but their content id is not {meta.id}: they are not those that were published"
         )

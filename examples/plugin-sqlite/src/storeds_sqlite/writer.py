@@ -26,7 +26,8 @@ class SqliteWriter(plugins.StoreWriter):
         self, url: str, fields: Mapping[str, Any], *, overwrite: bool, resume: bool, plan: JSON = None, **how: Any
     ) -> None:
         path, in_url = plugins.file_path(url)
-        super().__init__(f"sqlite://{path}", fields, how.pop("commit_every", plugins.COMMIT_EVERY))
+        commit_every, check = how.pop("commit_every", plugins.COMMIT_EVERY), how.pop("check", True)
+        super().__init__(f"sqlite://{path}", fields, commit_every, check=check)
         plugins.parse_options(plugins.BackendOptions, in_url, how, url)
         self._target, self._overwrite = Path(path), overwrite
         self._building = self._target.with_name(f".{self._target.name}.partial")

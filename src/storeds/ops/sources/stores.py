@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from storeds._url import file_path, split_scheme
+from storeds._verdicts import stored_fields
 from storeds.errors import ConfigError, RecordError
 from storeds.ops.sources.base import BadItem, Problem
 from storeds.protocols import JSON, Backend, Field, Record
@@ -87,7 +88,7 @@ class StoreSource:
 
     def read(self, index: int, /) -> Record:
         # docstring inherited
-        record = self._backend.get_many([index])[0]
+        record = self._backend.get_many([index], tuple(stored_fields(self._backend.meta)))[0]
         if isinstance(record, RecordError):
             raise BadItem(record.reason or str(record))
         return record
