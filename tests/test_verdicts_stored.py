@@ -20,6 +20,14 @@ ENGINES = ("lmdb", "hdf5", "mongodb", "memory")
 FIELDS = {"image": "image", "label": "int"}
 
 
+def column(store: Any, name: str) -> Any:
+    return store.column(name)
+
+
+def named(store: Any, positions: Any, name: str) -> list[Any]:
+    return [record[name] for record in store.get_many(positions, (name,))]
+
+
 def jpeg(seed: int = 0, size: tuple[int, int] = (64, 48)) -> bytes:
     pixels = np.random.default_rng(seed).integers(0, 255, (size[1] // 8, size[0] // 8, 3), np.uint8)
     buffer = io.BytesIO()
@@ -42,11 +50,11 @@ def test_a_writer_examines_each_picture(make_engine_url: MakeEngineUrl, engine: 
         assert store.meta.verdicts == ("image",)
         assert list(store.meta.fields) == ["image", "label"]
         assert store.get_many([0, 11]) == [records()[0], records()[1]]
-        found = [record["finding"] for record in store.get_many(range(20), ("finding",))]
+        found = named(store, range(20), "finding")
         assert found == ["intact" if at % 10 % 3 else "truncated_scan" for at in range(20)]
-        shares = store.column("recovered")
+        shares = column(store, "recovered")
         assert [share == 1.0 for share in shares.tolist()] == [kind == "intact" for kind in found]
-        (text,) = (record["_verdict_image"] for record in store.get_many([3], ("_verdict_image",)))
+        (text,) = named(store, [3], "_verdict_image")
         assert Verdict.from_text(text) == Verdict("truncated_scan", shares[3])
 
 
@@ -88,8 +96,8 @@ def test_without_the_check_pictures_have_no_verdict(tmp_path: Path) -> None:
     with open_writer(url, FIELDS, check=False) as writer:
         writer.append(records())
     with open_backend(url) as store:
-        assert set(store.column("finding").tolist()) == {""}
-        assert np.isnan(store.column("recovered")).all()
+        assert set(column(store, "finding").tolist()) == {""}
+        assert np.isnan(column(store, "recovered")).all()
 
 
 def test_a_store_of_several_pictures_names_its_verdicts_after_them(tmp_path: Path) -> None:
@@ -97,10 +105,10 @@ def test_a_store_of_several_pictures_names_its_verdicts_after_them(tmp_path: Pat
     with open_writer(url, {"left": "image", "right": "image"}) as writer:
         writer.append([{"left": jpeg(), "right": jpeg()[:-300]}])
     with open_backend(url) as store:
-        assert store.column("left_finding").tolist() == ["intact"]
-        assert store.column("right_finding").tolist() == ["truncated_scan"]
+        assert column(store, "left_finding").tolist() == ["intact"]
+        assert column(store, "right_finding").tolist() == ["truncated_scan"]
         with pytest.raises(ConfigError, match="left_finding"):
-            store.column("finding")
+            column(store, "finding")
 
 
 def test_a_declared_field_of_the_same_name_takes_its_place(tmp_path: Path) -> None:
@@ -108,8 +116,8 @@ def test_a_declared_field_of_the_same_name_takes_its_place(tmp_path: Path) -> No
     with open_writer(url, {"image": "image", "recovered": "int"}) as writer:
         writer.append([{"image": jpeg(), "recovered": 7}])
     with open_backend(url) as store:
-        assert store.column("recovered").tolist() == [7]
-        assert store.column("finding").tolist() == ["intact"]
+        assert column(store, "recovered").tolist() == [7]
+        assert column(store, "finding").tolist() == ["intact"]
         assert store.get_many([0]) == [{"image": jpeg(), "recovered": 7}]
 
 
@@ -128,9 +136,9 @@ def test_several_stores_as_one_lack_the_verdicts_that_a_member_lacks(tmp_path: P
             writer.append(records())
     with open_backend(urls) as both:
         assert both.meta.verdicts == ("image",)
-        found = both.column("finding").tolist()
+        found = column(both, "finding").tolist()
         assert [kind == "" for kind in found] == [False] * 10 + [True] * 10
-        assert [record["finding"] for record in both.get_many([19, 1, 0], ("finding",))] == ["", "intact", found[0]]
+        assert named(both, [19, 1, 0], "finding") == ["", "intact", found[0]]
 
 
 def test_a_resumed_writer_gives_the_same_id(tmp_path: Path) -> None:
