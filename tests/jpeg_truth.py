@@ -146,8 +146,8 @@ def _as_planes(pixels: np.ndarray) -> np.ndarray:
 
 
 @functools.cache
-def same_mcus(whole: bytes, cut: int) -> int:
-    """Return how many MCUs, from the first on, decode from the first `cut` bytes as they do from the whole file.
+def same_mcus(whole: bytes, cut: int, junk: bytes = b"") -> int:
+    """Return how many MCUs, from the first on, decode from the first `cut` bytes, and then `junk`, as from the whole file.
 
     Too many by one where the bits that a decoder makes up complete an MCU as it was; too few where a chroma plane is
     enlarged by looking at neighbours, which is why its two outermost pixels within each MCU do not count.
@@ -156,7 +156,7 @@ def same_mcus(whole: bytes, cut: int) -> int:
     # A segment that is itself cut would swallow the end marker.
     cut = max((stop for stop, start in about.gaps() if stop <= cut < start), default=cut)
     there = _planes(whole)
-    wrong = there != _as_planes(decode(whole[:cut] + EOI, "YCbCr"))
+    wrong = there != _as_planes(decode(whole[:cut].rstrip(b"\xff") + junk + EOI, "YCbCr"))
     if there.shape[2] == 3:
         for axis, length in enumerate(about.mcu[::-1]):
             edge = (np.arange(there.shape[axis]) + 2) % length < 4

@@ -17,10 +17,14 @@ __all__ = ["jpeg", "photograph"]
 @functools.cache
 def photograph(number: int = 0, size: tuple[int, int] = (96, 64)) -> Image.Image:
     """Return a crop, `size` = (width, height), of one of scikit-image's photographs."""
-    pictures: list[Callable[[], Any]] = [data.astronaut, data.chelsea, data.coffee, data.rocket]
-    picture = Image.fromarray(np.asarray(pictures[number % 4]()))
     left, top = (37 * number) % 200, (53 * number) % 100
-    return picture.convert("RGB").crop((left, top, left + size[0], top + size[1]))
+    return _picture(number % 4).crop((left, top, left + size[0], top + size[1]))
+
+
+@functools.cache
+def _picture(number: int) -> Image.Image:
+    pictures: list[Callable[[], Any]] = [data.astronaut, data.chelsea, data.coffee, data.rocket]
+    return Image.fromarray(np.asarray(pictures[number]())).convert("RGB")
 
 
 @functools.cache
