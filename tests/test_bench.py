@@ -366,8 +366,8 @@ def test_the_bottleneck_is_where_most_of_the_workers_time_goes() -> None:
     [
         ("lmdb:///a.lmdb", "storage", None, "the files are in memory"),
         ("mongodb://host/db/c", "storage", None, "a server nearer by"),
-        ("lmdb:///a.lmdb", "decode", None, "decode = 'simplejpeg'"),
-        ("lmdb:///a.lmdb", "decode", "simplejpeg", "use more CPUs"),
+        ("lmdb:///a.lmdb", "decode", None, "decode = 'tensor'"),
+        ("lmdb:///a.lmdb", "decode", "tensor", "use more CPUs"),
         ("lmdb:///a.lmdb", "transform", None, "the transform takes most"),
         ("lmdb:///a.lmdb", "collate", None, "making batches takes most"),
         ("lmdb:///a.lmdb", "transport", None, "handing batches from the workers"),

@@ -52,7 +52,6 @@ JPEGS = {
 @pytest.mark.parametrize("name", JPEGS)
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 def test_every_decoder_gives_the_pixels_that_pillow_gives(name: str, mode: str) -> None:
-    pytest.importorskip("simplejpeg")
     truth = by_pillow(JPEGS[name], mode)
     assert (np.asarray(decode_pil(JPEGS[name], mode)) == truth).all()
     for decoder in (decode_tensor, DECODERS.get("simplejpeg")):
@@ -64,7 +63,7 @@ def test_every_decoder_gives_the_pixels_that_pillow_gives(name: str, mode: str) 
 
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"restart_marker_blocks": 2}, {"subsampling": 0}])
 def test_a_mended_picture_is_the_same_for_every_decoder_and_shows_no_earlier_one(options: dict[str, Any]) -> None:
-    fast = pytest.importorskip("simplejpeg") and DECODERS.get("simplejpeg")
+    fast = DECODERS.get("simplejpeg")
     other, whole = jpeg(3, (192, 128)), jpeg(0, (192, 128), **options)
     for cut in range(triage(whole).scans and len(whole) // 3, len(whole), 211):
         mended = repair(whole[:cut])
@@ -102,7 +101,6 @@ def test_alpha_is_dropped_or_if_unchanged_kept() -> None:
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("name", ["pil", "tensor", "simplejpeg"])
 def test_the_orientation_is_heeded_if_asked_for(orientation: int, name: str) -> None:
-    pytest.importorskip("simplejpeg")
     exif = Image.Exif()
     exif[0x0112] = orientation
     blob = encoded(photograph(0, (40, 24)), "JPEG", exif=exif.tobytes())
@@ -123,7 +121,6 @@ def claiming(width: int, height: int) -> bytes:
 
 @pytest.mark.parametrize("name", ["pil", "tensor", "simplejpeg"])
 def test_a_frame_beyond_the_limit_is_refused_before_anything_is_allocated(name: str) -> None:
-    pytest.importorskip("simplejpeg")
     decoder = DECODERS.get(name)
     tracemalloc.start()
     try:

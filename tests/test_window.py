@@ -11,26 +11,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+import simplejpeg
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
 import storeds
-import storeds.decode
 from jpeg_corpus import cases, groups
 from jpeg_encodings import ENCODINGS, encode
 from photographs import jpeg, photograph
 from storeds import StoreDataset, open_backend, open_writer
+from storeds._simplejpeg import jpeg_upper_pixels
 from storeds._window import divisor, scaled_down
 from storeds.decode import decode_tensor
-from storeds.jpeg import triage
+from storeds.jpeg.header import read_header
 from storeds.readers.image import ImageReader
 from storeds.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop, ToTensor
-
-simplejpeg = pytest.importorskip("simplejpeg")
-
-from storeds._simplejpeg import jpeg_upper_pixels  # noqa: E402  # it needs what the line above may lack
 
 SIZE = 24
 CROP = RandomResizedCrop(SIZE, scale=(0.05, 1.0))
@@ -93,7 +90,10 @@ def test_the_upper_rows_are_those_of_the_whole_picture(
     blob = simplejpeg.encode_jpeg(np.ascontiguousarray(image.reshape(height, width, -1)), quality=90, **colour)
     mode, rows = "L" if subsampling == "Gray" else "RGB", min(rows, height)
     whole = decode_tensor(blob, mode).permute(1, 2, 0).numpy()
-    found = jpeg_upper_pixels(blob, mode, triage(blob), rows)
+    header = read_header(blob)
+    assert header is not None
+    assert (header.height, header.width) == (height, width)
+    found = jpeg_upper_pixels(blob, mode, header, rows)
     if found is not None:  # None: all of it is needed
         assert rows <= len(found) < height
         assert (found == whole[: len(found)])[:rows].all()
@@ -202,15 +202,6 @@ def test_without_a_seed_the_global_generator_is_drawn_from_as_before() -> None:
     assert drawn[0][1] == drawn[1][1]
 
 
-def test_without_simplejpeg_whole_pictures_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    url = store("without", [jpeg(number, (64, 96)) for number in range(4)])
-    expected, _ = samples(url, CROP)
-    monkeypatch.setattr(storeds.decode, "jpeg_pixels", None)
-    monkeypatch.setattr(storeds.decode, "jpeg_upper_pixels", None)
-    found, _ = samples(url, CROP)
-    assert all(torch.equal(one[0], other[0]) for one, other in zip(found, expected, strict=True))
-
-
 def test_a_dataset_with_a_window_pickles_as_before() -> None:
     url = store("pickled", [jpeg(0, (64, 96))])
     dataset = StoreDataset(url, decode="tensor", transform=CROP, seed=1)
@@ -257,6 +248,8 @@ def test_a_large_picture_is_decoded_smaller_for_shortcuts_and_looks_the_same() -
     with open_backend(url) as backend:
         (record,) = backend.get_many([0])
         assert not isinstance(record, Exception)
-        pixels = jpeg_upper_pixels(record["image"], "RGB", triage(record["image"]), 1200, shortcuts=True, divisor=4)
+        header = read_header(record["image"])
+        assert header is not None
+        pixels = jpeg_upper_pixels(record["image"], "RGB", header, 1200, shortcuts=True, divisor=4)
     assert pixels is not None
     assert pixels.shape == (300, 400, 3)

@@ -9,25 +9,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image, ImageOps
 
+from storeds._simplejpeg import check_jpeg, jpeg_pixels, jpeg_upper_pixels
 from storeds._window import Window, Windowed, divisor, scaled_down
 from storeds.errors import DecodeError
 from storeds.jpeg.estimate import MAX_PIXELS
-
-try:
-    from storeds._simplejpeg import jpeg_pixels, jpeg_upper_pixels
-except ImportError:  # the extra "fast" is not installed
-    jpeg_pixels = jpeg_upper_pixels = None  # type: ignore[assignment]  # as if they were functions that are not there
+from storeds.jpeg.structure import SOI
 
 if TYPE_CHECKING:
     import torch
 
-    from storeds.jpeg import Finding
-    from storeds.protocols import Array
+    from storeds.jpeg.header import Header
+    from storeds.protocols import Array, Decoder
 
 __all__ = [
     "UNCHANGED",
     "check_pixels",
     "decode_bytes",
+    "decode_fast",
     "decode_pil",
     "decode_reason",
     "decode_tensor",
@@ -68,7 +66,9 @@ def decode_bytes(blob: bytes, mode: str) -> bytes:
     return blob
 
 
-def decode_pil(blob: bytes, mode: str, *, orient: bool = False, max_pixels: int = MAX_PIXELS) -> Image.Image:
+def decode_pil(
+    blob: bytes, mode: str, *, orient: bool = False, max_pixels: int = MAX_PIXELS, strict: bool = False
+) -> Image.Image:
     """Return the image in `mode`, fully loaded.
 
     Parameters
@@ -81,6 +81,9 @@ def decode_pil(blob: bytes, mode: str, *, orient: bool = False, max_pixels: int 
         Turn the image as its EXIF orientation says.
     max_pixels : int
         The most pixels that its header may claim.
+    strict : bool
+        Raise ValueError for a JPEG that libjpeg-turbo warns of. By default what there is of the picture is returned, as by
+        Pillow, which ignores the warnings of its libjpeg.
 
     Raises
     ------
@@ -95,8 +98,22 @@ def decode_pil(blob: bytes, mode: str, *, orient: bool = False, max_pixels: int 
         raise refused from None
     with opened as image:
         check_pixels(*image.size, max_pixels)
+        whole = _whole_jpeg(image, blob, mode, max_pixels) if strict and blob.startswith(SOI) else None
+        if whole is not None:
+            return ImageOps.exif_transpose(whole) if orient else whole
         image.load()
         return _convert(ImageOps.exif_transpose(image) if orient else image, mode)
+
+
+def _whole_jpeg(image: Image.Image, blob: bytes, mode: str, max_pixels: int) -> Image.Image | None:
+    """Return an opened JPEG decoded by simplejpeg, or None if Pillow is to; raises ValueError for a damaged one."""
+    pixels = jpeg_pixels(blob, image.mode if mode == UNCHANGED else mode, max_pixels)
+    if pixels is None:
+        check_jpeg(blob)
+        return None
+    whole = Image.fromarray(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels)
+    whole.info = image.info
+    return whole
 
 
 def _convert(image: Image.Image, mode: str) -> Image.Image:
@@ -126,39 +143,81 @@ def _check_range(image: Image.Image, mode: str) -> None:
 
 
 def decode_tensor(
-    blob: bytes, mode: str, *, orient: bool = False, max_pixels: int = MAX_PIXELS, strided: bool = False
+    blob: bytes,
+    mode: str,
+    *,
+    orient: bool = False,
+    max_pixels: int = MAX_PIXELS,
+    strided: bool = False,
+    strict: bool = False,
 ) -> torch.Tensor:
     """Return the pixels of `decode_pil` as a tensor, shape (channels, height, width), owning its memory.
 
     uint8, or for images of another depth that `mode` leaves so (``"unchanged"``, ``"I"``, ``"F"``) uint16, int32 or
-    float32. Where simplejpeg is installed (extra ``fast``) it decodes what it decodes to the same pixels: whole JPEGs.
+    float32. simplejpeg decodes what it decodes to the same pixels: whole JPEGs.
 
     Parameters
     ----------
     strided : bool
         Leave the pixels in memory as the decoder does, channels last, instead of copying them into order.
+    strict : bool
+        As for `decode_pil`.
     """
-    pixels = None if orient or jpeg_pixels is None else jpeg_pixels(blob, mode, max_pixels)
+    return _decode_tensor(blob, mode, orient, max_pixels, strided, strict)
+
+
+def decode_fast(
+    blob: bytes,
+    mode: str,
+    *,
+    orient: bool = False,
+    max_pixels: int = MAX_PIXELS,
+    strided: bool = False,
+    strict: bool = False,
+) -> torch.Tensor:
+    """Return nearly what `decode_tensor` does, by libjpeg-turbo's fast DCT and fast upsampling.
+
+    On photographs values differ by 1.3 levels of 256 on average, by 8 or less in 99 of 100, and by up to 69 where colours
+    change sharply. What is no whole JPEG is exact.
+    """
+    return _decode_tensor(blob, mode, orient, max_pixels, strided, strict, shortcuts=True)
+
+
+def _decode_tensor(
+    blob: bytes,
+    mode: str,
+    orient: bool,
+    max_pixels: int,
+    strided: bool,
+    strict: bool,
+    *,
+    shortcuts: bool = False,
+) -> torch.Tensor:
+    pixels = None
+    if not orient:
+        try:
+            pixels = jpeg_pixels(blob, mode, max_pixels, shortcuts=shortcuts)
+        except ValueError:
+            if strict:
+                raise
     if pixels is None:
-        pixels = np.array(decode_pil(blob, mode, orient=orient, max_pixels=max_pixels))
+        pixels = np.array(decode_pil(blob, mode, orient=orient, max_pixels=max_pixels, strict=strict))
     return to_tensor(pixels, strided)
 
 
 def decode_window(
-    decoder: str, blob: bytes, mode: str, finding: Finding, window: Window, size: tuple[int, int]
+    decoder: Decoder, blob: bytes, mode: str, header: Header, window: Window, size: tuple[int, int]
 ) -> Windowed | None:
-    """Return the part of a picture that a window needs, as a built-in decoder of that name decodes it, if it can.
+    """Return the part of a whole picture that a window needs, as a built-in decoder decodes it; None if it must be decoded whole.
 
     Parameters
     ----------
     size : (int, int)
         What the window will be resized to: a decoder that takes shortcuts leaves out pixels which that does not need.
     """
-    if jpeg_upper_pixels is None or decoder not in ("tensor", "simplejpeg", "fast"):
-        return None
-    shortcuts = decoder == "fast"
+    shortcuts = decoder is decode_fast
     by = divisor(window, size) if shortcuts else 1
-    pixels = jpeg_upper_pixels(blob, mode, finding, window[0] + window[2], shortcuts=shortcuts, divisor=by)
+    pixels = jpeg_upper_pixels(blob, mode, header, window[0] + window[2], shortcuts=shortcuts, divisor=by)
     if pixels is None:
         return None
     return Windowed(to_tensor(pixels, strided=True), scaled_down(window, by, *pixels.shape[:2]))

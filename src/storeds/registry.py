@@ -201,12 +201,9 @@ for _name, _target in (
     ("video", "storeds.readers.video:VideoReader"),
 ):
     READERS._known[_name] = _Known(_target, "", "built in")
-for _name in ("bytes", "pil", "tensor"):
+for _name in ("bytes", "pil", "tensor", "fast"):
     DECODERS._known[_name] = _Known(f"storeds.decode:decode_{_name}", "", "built in")
-for _name in ("simplejpeg", "fast"):
-    DECODERS._known[_name] = _Known(
-        f"storeds._decode_fast:decode_{_name}", "simplejpeg (pip install 'storeds[fast]')", "built in"
-    )
+DECODERS._known["simplejpeg"] = _Known("storeds.decode:decode_tensor", "", "built in")
 
 
 def register_backend(scheme: str, target: Any, *, needs: str = "", clobber: bool = False) -> None:

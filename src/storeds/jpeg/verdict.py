@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Self
 
@@ -41,6 +42,12 @@ class Verdict:
     def is_whole(self) -> bool:
         """Whether the picture has no damage."""
         return self.kind in _WHOLE
+
+    @property
+    def share(self) -> str:
+        """`recovered` for people: ``62 %`` or ``at least 40 %``."""
+        # Rounded down, so that only a whole picture is 100 %.
+        return f"{'' if self.exact else 'at least '}{math.floor(1000 * self.recovered) / 10:g} %"
 
     def to_text(self) -> str:
         """Return the verdict as a store keeps it: ``intact``, ``truncated_scan 0.62``, ``truncated_scan >=0.4``."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator, Sequence
 
 from storeds._url import split_scheme
@@ -95,10 +94,7 @@ def _faster_decoding(decode: str | None) -> str:
     smaller = "pack smaller images (storeds pack --max-side)"
     if decode not in (None, "pil"):
         return f"decoding takes most of the time: {smaller}, or use more CPUs"
-    install = "" if importlib.util.find_spec("simplejpeg") else "pip install 'storeds[fast]' and "
-    return (
-        f"decoding takes most of the time: {install}decode = 'simplejpeg' is faster than Pillow for JPEGs; or {smaller}"
-    )
+    return f"decoding takes most of the time: decode = 'tensor' is faster than Pillow images; or {smaller}"
 
 
 def _about_bad(url: str, measurements: Sequence[Measurement]) -> Iterator[str]:

@@ -1,4 +1,7 @@
-"""Decodes the pictures in records: triage and repair before the decoder, the same for an image and for a frame."""
+"""Decodes the pictures in records, images and frames alike, and follows the policy for damaged ones.
+
+What is known of a picture comes from the verdict that its store keeps. Without one, the decoder's warnings tell.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,34 @@ from PIL import ImageMode
 from storeds._checks import check_share
 from storeds._elements import is_mask
 from storeds._suggest import suggest
-from storeds._window import Cropper, Window, Windowed
-from storeds.decode import UNCHANGED, check_pixels, decode_reason, decode_window
+from storeds._verdicts import verdict_field
+from storeds._window import Cropper, Windowed
+from storeds.decode import (
+    UNCHANGED,
+    check_pixels,
+    decode_fast,
+    decode_pil,
+    decode_reason,
+    decode_tensor,
+    decode_window,
+)
 from storeds.errors import ConfigError, DecodeError, StoredsError
-from storeds.jpeg import Finding, triage
+from storeds.jpeg import Verdict, examine, triage
 from storeds.jpeg import repair as repair_jpeg
 from storeds.jpeg.estimate import MAX_PIXELS
-from storeds.protocols import Backend, Decoder, Field, Note, SampleContext
+from storeds.jpeg.header import Header, read_header
+from storeds.jpeg.other import check_other
+from storeds.jpeg.sniff import sniff
+from storeds.jpeg.structure import SOI
+from storeds.protocols import Backend, Decoder, Field, Note, Record, SampleContext
 from storeds.readers.base import RecordReader
 from storeds.registry import DECODERS
 
 __all__ = ["PictureReader", "label_of"]
 
-_BUILT_IN = ("pil", "tensor", "simplejpeg", "fast")  # whose images are of the size that the frame header says
+_BUILT_IN = (decode_pil, decode_tensor, decode_fast)  # which raise where libjpeg warns, if they are asked to
+_WINDOWED = (decode_tensor, decode_fast)  # which decode no more of a picture than a window needs
+_LOOKS_WHOLE = "its store's verdict says so, though its bytes look whole now"
 _LABELS = ("label", "labels", "target", "targets")
 
 
@@ -44,11 +62,18 @@ class PictureReader(RecordReader):
     strided: bool = False
     cropper: Cropper | None = None
     _modes: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+    _verdicts: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+    _function: Decoder = field(init=False, repr=False, compare=False)
     _decoder: Decoder = field(init=False, repr=False, compare=False)
+    _strict: Decoder | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self._check()
-        object.__setattr__(self, "_decoder", self._make_decoder())
+        function: Decoder = DECODERS.get(self.decode) if isinstance(self.decode, str) else self.decode
+        decoder = self._with_options(function)
+        strict = functools.partial(decoder, strict=True) if function in _BUILT_IN else None  # type: ignore[call-arg]
+        for name, value in {"_function": function, "_decoder": decoder, "_strict": strict}.items():
+            object.__setattr__(self, name, value)
 
     def _check(self) -> None:
         for mode in self.mode.values() if isinstance(self.mode, Mapping) else (self.mode,):
@@ -59,12 +84,11 @@ class PictureReader(RecordReader):
         if isinstance(self.max_pixels, bool) or not isinstance(self.max_pixels, int) or self.max_pixels < 1:
             raise ConfigError(f"max_pixels is a number of pixels, got {self.max_pixels!r}")
 
-    def _make_decoder(self) -> Decoder:
+    def _with_options(self, decoder: Decoder) -> Decoder:
         """Return the decoder with those options that it takes; it must take `orient` where that is asked for."""
-        decoder: Decoder = DECODERS.get(self.decode) if isinstance(self.decode, str) else self.decode
         accepted = _parameters(decoder)
         if self.orient and "orient" not in accepted and self.decode != "bytes":
-            raise ConfigError(f"decoder {self.decode!r} takes no orient; pil, tensor and simplejpeg do")
+            raise ConfigError(f"decoder {self.decode!r} takes no orient; pil, tensor and fast do")
         options = {"orient": self.orient, "max_pixels": self.max_pixels, "strided": self.strided}
         options = {name: value for name, value in options.items() if name in accepted}
         return functools.partial(decoder, **options) if options else decoder
@@ -72,7 +96,14 @@ class PictureReader(RecordReader):
     def bind(self, backend: Backend, /) -> Self:
         # docstring inherited
         bound = super().bind(backend)
-        return replace(bound, _modes=bound._modes_by_element())
+        known = () if self.decode == "bytes" else backend.meta.verdicts
+        verdicts = {name: verdict_field(name) for name in bound._images() if name in known}
+        return replace(bound, _modes=bound._modes_by_element(), _verdicts=verdicts)
+
+    @property
+    def stored(self) -> tuple[str, ...]:
+        # docstring inherited
+        return (*super().stored, *self._verdicts.values())
 
     def _modes_by_element(self) -> dict[str, str]:
         """Return the mode of each image of a sample: what is no image of colours keeps the values of its file."""
@@ -106,55 +137,99 @@ class PictureReader(RecordReader):
             return "image"
         return next((name for name in images if not is_mask(name)), images[0] if images else None)
 
-    def _value(self, name: str, field: Field, value: Any, context: SampleContext) -> Any:
+    def _value(self, name: str, field: Field, record: Record, context: SampleContext) -> Any:
+        value = record[name]
         if field.kind != "image":
             return value
         mode = self._modes[name]
         if self.decode == "bytes":
             return self._decoder(value, mode)
-        finding = triage(value, effort="quick")
-        if finding.frame is not None:
-            check_pixels(finding.frame.width, finding.frame.height, self.max_pixels)
-        blob = self._mend(value, finding, context) if finding.is_damaged else value
-        window = self._window(finding, context)
+        header = read_header(value)
+        if header is not None:
+            check_pixels(header.width, header.height, self.max_pixels)
+        stored = self._verdicts.get(name)
+        verdict = Verdict.from_text(record[stored]) if stored is not None else None
+        if verdict is None:
+            verdict = self._before_decoding(value)
+        # A decoder of somebody else's may know formats that examining does not.
+        if verdict is not None and not verdict.is_whole and (verdict.kind != "not_jpeg" or self._strict is not None):
+            return self._repaired(value, mode, verdict, context)
+        if self._strict is not None:
+            try:
+                return self._whole(value, mode, header, verdict, context)
+            except (StoredsError, MemoryError):
+                raise
+            except Exception:  # a warning of libjpeg's too, which may be about no more than a header
+                verdict = examine(value)
+                if not verdict.is_whole and verdict.kind != "not_jpeg":
+                    return self._repaired(value, mode, verdict, context)
+        return self._decoded(value, value, mode, verdict)
+
+    def _before_decoding(self, value: bytes) -> Verdict | None:
+        """Return the verdict on a picture that nobody examined, as far as decoding does not tell; else None."""
+        if not value.startswith(SOI):
+            return check_other(value)
+        return None if self._strict is not None else examine(value)
+
+    def _whole(
+        self, value: bytes, mode: str, header: Header | None, verdict: Verdict | None, context: SampleContext
+    ) -> Any:
+        """Return the image, or as much of it as a window needs; raises ValueError and others where it may be damaged."""
+        assert self._strict is not None
+        is_whole = verdict is not None
+        if self.cropper is not None and is_whole and header is not None and self._function in _WINDOWED:
+            window = self.cropper.window(header.height, header.width, context.generator)
+            part = decode_window(self._function, value, mode, header, window, self.cropper.edges)
+            return Windowed(self._strict(value, mode), window) if part is None else part
+        image = self._strict(value, mode)
+        # libjpeg does not notice a scan that is missing; where there is but one, it notices everything.
+        if not is_whole and not (header and header.in_one_scan) and triage(value).is_damaged:
+            raise ValueError("its structure is damaged")
+        return image
+
+    def _repaired(self, value: bytes, mode: str, verdict: Verdict, context: SampleContext) -> Any:
+        """Return what there is of a damaged picture, with a note; raises DecodeError where the options refuse it."""
+        reason = verdict.reason or _visible_damage(value) or _LOOKS_WHOLE
+        if not self.repair:
+            raise _refused(f"the image is damaged, and repair is off: {reason}", verdict.kind)
+        if verdict.recovered == 0.0 and verdict.exact:
+            raise _refused(f"the image cannot be decoded ({_beginning(value)}): {reason}", verdict.kind)
+        if verdict.recovered < self.min_recovered:
+            raise _refused(
+                f"the image is damaged: {verdict.share} of it is there, less than min_recovered={self.min_recovered}; {reason}",
+                verdict.kind,
+            )
+        image = self._decoded(value, repair_jpeg(value, triage(value, effort="quick")), mode, verdict)
+        context.notes.append(
+            Note(verdict.kind, f"a damaged picture was mended, of which {verdict.share} is there: {reason}")
+        )
+        return image
+
+    def _decoded(self, value: bytes, blob: bytes, mode: str, verdict: Verdict | None) -> Any:
+        """Return what the decoder makes of `blob`, which is `value` or a repaired copy of it."""
         try:
-            return self._decoder(blob, mode) if window is None else self._windowed(blob, mode, finding, window)
+            return self._decoder(blob, mode)
         except (StoredsError, MemoryError):
             raise
         except Exception as error:  # decoders raise whatever they like on damaged bytes
-            what = f"{len(value)} bytes beginning {value[:4].hex(' ')}" if value else "it is empty"
-            if finding.kind == "not_jpeg" and value:
-                what += f", {finding.format}"
-            raise _refused(f"the image cannot be decoded ({what}): {decode_reason(error)}", finding) from error
+            kind = DecodeError.kind if verdict is None or verdict.is_whole else verdict.kind
+            what = f"{_beginning(value)}, {sniff(value)}" if kind == "not_jpeg" and value else _beginning(value)
+            raise _refused(f"the image cannot be decoded ({what}): {decode_reason(error)}", kind) from error
 
-    def _window(self, finding: Finding, context: SampleContext) -> Window | None:
-        """Draw the window of the crop that comes next, its own first draw, where the frame header tells the size."""
-        known = isinstance(self.decode, str) and self.decode in _BUILT_IN
-        if self.cropper is None or finding.frame is None or finding.kind != "intact" or not known:
-            return None
-        return self.cropper.window(finding.frame.height, finding.frame.width, context.generator)
 
-    def _windowed(self, blob: bytes, mode: str, finding: Finding, window: Window) -> Windowed:
-        """Return the image, or as much of it as the window needs."""
-        assert self.cropper is not None
-        part = decode_window(str(self.decode), blob, mode, finding, window, self.cropper.edges)
-        return Windowed(self._decoder(blob, mode), window) if part is None else part
+def _beginning(value: bytes) -> str:
+    return f"{len(value)} bytes beginning {value[:4].hex(' ')}" if value else "it is empty"
 
-    def _mend(self, blob: bytes, finding: Finding, context: SampleContext) -> bytes:
-        """Return `blob` so that it decodes, with a note of what was wrong; raises DecodeError if too little is there."""
-        if not self.repair:
-            raise _refused(f"the image is damaged, and repair is off: {finding.reason}", finding)
-        if finding.kind == "truncated_header":
-            raise _refused(f"the image cannot be decoded: {finding.reason}", finding)
-        if (finding.recovered or 0.0) < self.min_recovered:
-            raise _refused(
-                f"the image is damaged: {finding.share} of it is there, less than min_recovered={self.min_recovered}; {finding.reason}",
-                finding,
-            )
-        context.notes.append(
-            Note(finding.kind, f"a damaged JPEG was mended, of which {finding.share} is there: {finding.reason}")
-        )
-        return repair_jpeg(blob, finding)
+
+def _visible_damage(value: bytes) -> str:
+    """Return what the structure of a picture shows to be wrong, or nothing."""
+    if value.startswith(SOI):
+        finding = triage(value, effort="quick")
+        return finding.reason if finding.is_damaged else ""
+    found = check_other(value)
+    if found is None:
+        return f"it is no JPEG but {sniff(value)}"
+    return "" if found.is_whole else found.reason
 
 
 def _check_mode(mode: Any) -> None:
@@ -190,7 +265,7 @@ def _parameters(decoder: Decoder) -> list[str]:
         return []
 
 
-def _refused(reason: str, finding: Finding) -> DecodeError:
+def _refused(reason: str, kind: str) -> DecodeError:
     error = DecodeError(reason)
-    error.kind = finding.kind if finding.is_damaged or finding.kind == "not_jpeg" else DecodeError.kind
+    error.kind = kind
     return error

@@ -43,8 +43,8 @@ class RecordReader(ABC):
         """Return the elements when the user named none; raises ConfigError if the store cannot serve this reader."""
 
     @abstractmethod
-    def _value(self, name: str, field: Field, value: Any, context: SampleContext) -> Any:
-        """Return the element `name` from a stored value."""
+    def _value(self, name: str, field: Field, record: Record, context: SampleContext) -> Any:
+        """Return the element `name` of a record."""
 
     @property
     def made(self) -> tuple[str, ...]:
@@ -64,7 +64,7 @@ class RecordReader(ABC):
     @property
     def target(self) -> str | None:
         # docstring inherited
-        others = [name for name in self.stored if name not in (self.data, "key")]
+        others = [name for name in self.fields if name not in (*self.made, self.data, "key")]
         return "label" if "label" in others else others[0] if others else None
 
     def bind(self, backend: Backend, /) -> Self:
@@ -92,6 +92,6 @@ class RecordReader(ABC):
         # docstring inherited
         record = records[0]
         return {
-            name: context.index if name in self.made else self._value(name, field, record[name], context)
+            name: context.index if name in self.made else self._value(name, field, record, context)
             for name, field in zip(self.fields, self.kinds, strict=True)
         }

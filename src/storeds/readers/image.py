@@ -20,11 +20,12 @@ class ImageReader(PictureReader):
         label, labels, target or targets.
     decode : str or Decoder
         ``"bytes"`` (untouched, not even looked at), ``"pil"``, ``"tensor"`` (uint8, channels x height x width),
-        ``"simplejpeg"`` (the same by another decoder) or a registered name.
+        ``"fast"`` (nearly the same, sooner) or a registered name.
     mode : str
         The Pillow mode that images are converted to, or ``"unchanged"``; `storeds.decode.decode_pil` has the rule.
     repair : bool
-        Whether a damaged JPEG is mended before it is decoded; the store is never changed. If not, it is an error.
+        Whether a damaged JPEG is mended before it is decoded; the store is never changed. If not, it is an error. A
+        picture is damaged if the verdict in its store says so or, without one, if its decoder warns of it.
     min_recovered : float
         A mended picture of which a smaller share is there, 0 to 1, is an error all the same.
     orient : bool

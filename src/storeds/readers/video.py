@@ -230,7 +230,7 @@ class VideoReader(PictureReader):
     def _frame(self, name: str, record: Record, at: int, context: SampleContext) -> Any:
         noted = len(context.notes)
         try:
-            frame = self._value(name, _IMAGE, record[name], context)
+            frame = self._value(name, _IMAGE, record, context)
         except DecodeError as error:
             placed = DecodeError(f"{self._named(record, at)}: {error}")
             placed.kind = error.kind

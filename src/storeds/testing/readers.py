@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from storeds._verdicts import stored_fields
 from storeds.errors import ConfigError, RecordError
 from storeds.protocols import Backend, Reader, Record, SampleContext
 from storeds.stores import open_backend, open_writer
@@ -69,7 +70,7 @@ class ReaderTests:
     def test_binding_gives_a_reader_with_samples(self, reader: Reader[Any], backend: Backend) -> None:
         bound = reader.bind(backend)
         assert len(bound) > 0
-        assert set(bound.stored) <= set(backend.meta.fields)
+        assert set(bound.stored) <= set(stored_fields(backend.meta))
         assert all(isinstance(name, str) for name in bound.fields)
         assert len(set(bound.fields)) == len(bound.fields)
 
