@@ -20,7 +20,7 @@ from PIL import Image, ImageFile
 import storeds
 from random_corpus import Sample, pixels_of
 
-__all__ = ["DECODES", "Given", "complaints", "read_all"]
+__all__ = ["DECODES", "Given", "complaints", "read_all", "rgb"]
 
 DECODES = ("pil", "tensor", "fast")
 _BATCH = 10  # as many samples as a report keeps of the last bad and damaged ones
@@ -62,11 +62,12 @@ def complaints(samples: Sequence[Sample], given: Given, *, pixels: bool) -> Iter
             continue
         if picture is None or fault is not None:
             yield f"{name}: {'refused' if picture is None else 'given'} as {fault}"
-        elif pixels and "16 bit" not in sample.encoding and not np.array_equal(_rgb(picture), pixels_of(sample.blob)):
+        elif pixels and "16 bit" not in sample.encoding and not np.array_equal(rgb(picture), pixels_of(sample.blob)):
             yield f"{name}: other pixels than Pillow's"
 
 
-def _rgb(picture: Any) -> Any:
+def rgb(picture: Any) -> Any:
+    """Return a picture that a dataset gave as an array, height × width × channels."""
     return np.asarray(picture) if isinstance(picture, Image.Image) else picture.permute(1, 2, 0).numpy()
 
 

@@ -68,15 +68,19 @@ TABLE: dict[str, set[str]] = {
     "cut between scans, an end marker appended": {"truncated_scan"},
     "cut in a scan's data, restart markers and an end marker appended": {"truncated_scan", "corrupt_data"},
     "zeroed block": {*_STRUCTURE, "intact", "missing_eoi"},
-    "zeroed block to the end": {"truncated_header", "truncated_scan", "missing_eoi"},
+    "zeroed block to the end": {"truncated_header", "truncated_scan", "missing_eoi", "trailing_data"},
     "splice": {*_STRUCTURE, "intact", "trailing_data", "missing_eoi"},
-    "surplus bytes before a marker": {"corrupt_data"},
+    "surplus bytes before a marker": {"intact", "corrupt_data"},  # libjpeg may have read one, and then ignores it
     "a table is missing": {"corrupt_data", "truncated_header"},
     "Huffman tables are missing": {"intact", *_STRUCTURE},
     "Huffman tables of another file": {"intact", "corrupt_data", "truncated_scan"},
     "quantisation tables of another file": {"intact"},
     "another format": {"not_jpeg"},
 }
+
+
+# What a damage may be called besides where nobody can follow the codes: how much of the picture is there is then unknown.
+_UNFOLLOWED = {"intact", "corrupt_data", "missing_eoi", "truncated_scan"}
 
 
 @dataclass(frozen=True)
@@ -348,7 +352,7 @@ DAMAGES: dict[str, Callable[[bytes], Iterator[Damaged]]] = {
 def _ended_early(whole: bytes) -> Iterator[Damaged]:
     """Cut, and end with the marker that ends a whole file: what "append FF D9" leaves."""
     about = anatomy(whole)
-    first, last = about.scans[0], about.scans[-1]
+    last = about.scans[-1]
     for part in about.segments(before_data=True)[::2]:
         place, middle = TABLE["cut in the headers, an end marker appended"], (part.at + 3 + part.stop) // 2
         yield f"cut at {middle}", whole[:middle] + EOI, place, None
@@ -359,7 +363,7 @@ def _ended_early(whole: bytes) -> Iterator[Damaged]:
             row = f"cut in a scan's {'last bytes' if near else 'data'}, an end marker appended"
             # Between two scans the marker follows data that may be whole.
             yield f"cut at {at}", whole[:at].rstrip(b"\xff") + EOI, TABLE[row], at
-    for at in range(max(first.start, last.stop - 12), last.stop):
+    for at in range(max(last.start, last.stop - 12), last.stop):
         kept = whole[:at].rstrip(b"\xff") + EOI
         yield f"cut at {at}", kept, TABLE["cut in a scan's last bytes, an end marker appended"], None
     for stop, _ in about.gaps():
@@ -482,10 +486,16 @@ def cases(encoding: str, damage: str) -> tuple[Case, ...]:
         return ()
     all_cases = (DAMAGES | HIDDEN)[damage](whole)
     sample = itertools.islice(all_cases, 0, None, 5 if encoding in BIG else 1)
-    return tuple(Case(encoding, damage, p, b, whole, frozenset(a), cut) for p, b, a, cut in sample)
+    followed = anatomy(whole).huffman
+    return tuple(
+        Case(encoding, damage, p, b, whole, frozenset(a if followed else a | _UNFOLLOWED), cut)
+        for p, b, a, cut in sample
+    )
 
 
-def groups(damages: Iterable[str] = tuple(DAMAGES)) -> list[tuple[str, str]]:
+def groups(
+    damages: Iterable[str] = tuple(DAMAGES), encodings: Iterable[str] = tuple(ENCODINGS)
+) -> list[tuple[str, str]]:
     """Return all pairs of encoding and damage that have cases."""
-    pairs = [*itertools.product(ENCODINGS, damages), (NOT_JPEG, "another format")]
+    pairs = [*itertools.product(encodings, damages), (NOT_JPEG, "another format")]
     return [pair for pair in pairs if cases(*pair)]

@@ -319,7 +319,8 @@ _OTHER_NAMES = {"truncated_file", "corrupt_data", "not_jpeg"}
 
 def _cut_file(whole: bytes, chance: random.Random) -> Made:
     at = chance.choice((chance.randrange(len(whole)), len(whole) - chance.randrange(1, 12)))
-    return whole[:at], {"truncated_file", "not_jpeg"} if at < 64 else {"truncated_file"}, at
+    names = {"truncated_file", "not_jpeg"} if at < 64 else {"truncated_file"}
+    return whole[:at], names | ({"missing_eoi"} if len(whole) - at <= 12 else set()), at  # all but PNG's IEND
 
 
 def _zeroed_file(whole: bytes, chance: random.Random) -> Made:
@@ -341,7 +342,7 @@ def _wrong_checksum(whole: bytes, chance: random.Random) -> Made:
 def _without_a_chunk(whole: bytes, chance: random.Random) -> Made:
     kind = chance.choice((b"IDAT", b"IEND"))
     kept = [whole[:8], *(whole[start:end] for name, start, end in _png_chunks(whole) if name != kind)]
-    return b"".join(kept), {"truncated_file", "corrupt_data"}, None
+    return b"".join(kept), {"truncated_file", "corrupt_data", "missing_eoi"}, None
 
 
 def _png_chunks(whole: bytes) -> list[tuple[bytes, int, int]]:
