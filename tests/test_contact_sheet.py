@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,8 @@ from photographs import jpeg, photograph
 from storeds import errors
 from storeds.cli import app
 from storeds.ops import ContactSheet, Finding
-from storeds.ops.contact_sheet import _COLUMNS, _GAP, _GREY, _LINE, _LINES, _MOST, _SIDE
+from storeds.ops._sheet_tiles import SIDE
+from storeds.ops.contact_sheet import _COLUMNS, _GAP, _HEADING, _LINE, _LINES, _MOST
 
 
 def run(*arguments: object, code: int = 0) -> str:
@@ -27,45 +30,121 @@ def run(*arguments: object, code: int = 0) -> str:
     return result.output
 
 
-def tiles(path: Path, count: int) -> list[tuple[Any, Any]]:
-    """Return (picture, text below it) of each tile, as arrays."""
+def tiles(path: Path, *sections: int) -> list[tuple[Any, Any]]:
+    """Return (picture, text below it) of each tile, as arrays; `sections` says how many each kind of damage has."""
     with Image.open(path) as image:
         assert (image.format, image.mode) == ("PNG", "RGB")
         sheet = np.asarray(image)
-    across, down = _SIDE + _GAP, _SIDE + _LINES * _LINE + _GAP
+    columns = min(_COLUMNS, max(5, *sections))
+    across, down = SIDE + _GAP, SIDE + _LINES * _LINE + _GAP
     found = []
-    for number in range(count):
-        left, top = _GAP + number % _COLUMNS * across, _LINE + _GAP + number // _COLUMNS * down
-        tile = sheet[top : top + down, left : left + _SIDE]
-        found.append((tile[:_SIDE], tile[_SIDE : _SIDE + _LINES * _LINE]))
+    top = _GAP + _HEADING
+    for count in sections:
+        top += _HEADING
+        for number in range(count):
+            left, upper = _GAP + number % columns * across, top + number // columns * down
+            tile = sheet[upper : upper + down, left : left + SIDE]
+            found.append((tile[:SIDE], tile[SIDE : SIDE + _LINES * _LINE]))
+        top += -(-count // columns) * down
     return found
 
 
-def is_grey(picture: Any) -> bool:
-    """Whether it is the tile of what does not decode: of one colour but for the text in its middle."""
-    return bool((picture[: _SIDE // 3] == _GREY).all())
-
-
-def test_the_sheet_shows_each_damaged_picture_mended_and_says_which_and_how_much(tmp_path: Path) -> None:
+def test_the_sheet_shows_damaged_pictures_repaired_the_most_frequent_kind_first(tmp_path: Path) -> None:
     url, path = f"hdf5://{tmp_path}/a.h5", tmp_path / "sheet.png"
     write(url)
     shown = run("verify", url, "--contact-sheet", path, code=1)
-    told = [key for key, picture in PICTURES.items() if picture.told not in (None, "trailing_data")]
-    assert f"{path}: {len(told)} pictures" in shown
-    drawn = tiles(path, len(told))
-    for key, (picture, text) in zip(told, drawn, strict=True):
-        undecodable = PICTURES[key].told in ("image", "too_large", "truncated_header")
-        assert is_grey(picture) == undecodable, key
-        lines = [text[_LINE * n : _LINE * (n + 1)] for n in range(_LINES)]
-        for line in lines if key != "huge" else lines[:2]:
-            assert (line.min(axis=2) < 100).any(), key
-    assert len({text.tobytes() for _, text in drawn}) == len(told)
-    # "no end", enlarged as it fits: every pixel of the photograph is there.
-    picture = drawn[told.index("no end")][0]
-    assert np.abs(picture[-64:, 32:128].astype(int) - np.asarray(photograph(1), int)).mean() < 8
+    assert f"{path}: 5 pictures" in shown
+    drawn = tiles(path, 3, 1, 1)  # truncated_scan, missing_eoi, corrupt_data
+    for picture, text in drawn:
+        assert len(np.unique(picture.reshape(-1, 3), axis=0)) > 100
+        for line in range(2):
+            assert (text[_LINE * line : _LINE * (line + 1)].min(axis=2) < 100).any()
+    assert len({text.tobytes() for _, text in drawn}) == 5
+    # "no end", of 96 x 64, in the middle of its tile: every pixel of the photograph is there, and none is hatched.
+    assert np.abs(drawn[3][0][48:112, 32:128].astype(int) - np.asarray(photograph(1), int)).mean() < 8
 
 
-def test_undecodable_tiles_tell_of_records_that_cannot_be_read_too(tmp_path: Path) -> None:
+def test_what_is_lost_is_hatched(tmp_path: Path) -> None:
+    url, path = f"lmdb://{tmp_path}/a.lmdb", tmp_path / "sheet.png"
+    whole = jpeg(0, (160, 160))
+    with storeds.open_writer(url, {"image": "image"}) as writer:
+        writer.append({"image": whole[: len(whole) * part // 100]} for part in (40, 60, 80))
+    findings = storeds.verify(url).findings
+    ContactSheet(path).draw(url, findings)
+    with Image.open(io.BytesIO(whole)) as image:
+        photo = np.asarray(image).astype(int)
+    for finding, (picture, _) in zip(findings, tiles(path, 3), strict=True):
+        assert finding.recovered is not None
+        row = 16 * int(finding.recovered * 10)  # of ten rows of units
+        assert np.abs(picture[: row - 16] - photo[: row - 16]).mean() < 8
+        red = (picture[:, :, 0] > 180) & (picture[:, :, 1] < 40) & (picture[:, :, 2] < 40)
+        assert not red[: row - 1].any()
+        assert red[row + 16 :].any(axis=1).all()
+        assert 0.05 < red[row + 16 :].mean() < 0.6
+
+
+def test_of_a_progressive_picture_no_place_is_hatched(tmp_path: Path) -> None:
+    url, path = f"lmdb://{tmp_path}/a.lmdb", tmp_path / "sheet.png"
+    whole = jpeg(0, (160, 160), progressive=True)
+    with storeds.open_writer(url, {"image": "image"}) as writer:
+        writer.append([{"image": whole[: len(whole) * 2 // 3]}])
+    ContactSheet(path).draw(url, storeds.verify(url).findings)
+    ((picture, text),) = tiles(path, 1)
+    assert not ((picture[:, :, 0] > 180) & (picture[:, :, 1:].max(axis=2) < 40)).any()
+    assert (text[2 * _LINE :].min(axis=2) < 150).any()  # it says that the place is not known
+
+
+def numbered(number: int) -> bytes:
+    """Return a JPEG of noise whose first unit has a colour of its own."""
+    pixels = np.random.default_rng(number).integers(0, 256, (SIDE, SIDE, 3), np.uint8)
+    pixels[:16, :16] = (number % 16 * 16, number // 16 * 16, 128)
+    return saved(Image.fromarray(pixels))
+
+
+def saved(image: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=90)
+    return buffer.getvalue()
+
+
+def number_of(picture: Any) -> int:
+    red, green, _ = picture[2:12, 2:12].reshape(-1, 3).mean(axis=0)
+    return int(round(red / 16) + 16 * round(green / 16))
+
+
+def test_of_many_pictures_the_worst_and_typical_ones_are_shown_in_order(tmp_path: Path) -> None:
+    url, path = f"lmdb://{tmp_path}/a.lmdb", tmp_path / "sheet.png"
+    parts = np.random.default_rng(0).uniform(0.15, 0.95, 150)
+    blobs = [numbered(n) for n in range(150)]
+    with storeds.open_writer(url, {"image": "image"}) as writer:
+        writer.append({"image": blob[: int(len(blob) * part)]} for blob, part in zip(blobs, parts, strict=True))
+    findings = storeds.verify(url).findings
+    assert ContactSheet(path).draw(url, findings) == 30
+    order = sorted(range(150), key=lambda n: findings[n].recovered or 0.0)
+    drawn = [number_of(picture) for picture, _ in tiles(path, 30)]
+    assert drawn[:10] == order[:10]
+    places = [order.index(number) for number in drawn]
+    assert np.diff(places[9:]).tolist() == [7] * 20
+    assert drawn[-1] == order[-1]
+
+
+def test_the_sheet_is_of_bounded_size(tmp_path: Path) -> None:
+    url, path = f"lmdb://{tmp_path}/a.lmdb", tmp_path / "sheet.png"
+    with storeds.open_writer(url, {"image": "image"}) as writer:
+        writer.append({"image": jpeg(n % 8, (300, 200))[:-2]} for n in range(20))
+    findings = [
+        Finding(f"kind {kind}", "damaged", n % 20, f"{n}.jpg", "image", n / 100)
+        for kind in range(12)
+        for n in range(100)
+    ]
+    listed = [Finding("not_jpeg", "a reason " * 90, 0, "0.jpg", "image", 0.0, format="HTML")] * 5000
+    assert ContactSheet(path).draw(url, [*findings, *listed]) == _MOST
+    with Image.open(path) as sheet:
+        assert sheet.width < 2000
+        assert sheet.height < 6000
+
+
+def test_records_that_cannot_be_read_are_listed(tmp_path: Path) -> None:
     url, path = f"hdf5://{tmp_path}/a.h5", tmp_path / "sheet.png"
     write(url)
     data = bytearray((tmp_path / "a.h5").read_bytes())
@@ -73,21 +152,24 @@ def test_undecodable_tiles_tell_of_records_that_cannot_be_read_too(tmp_path: Pat
     (tmp_path / "a.h5").write_bytes(data)
     findings = [finding for finding in storeds.verify(url).findings if finding.key == "half"]
     assert [finding.kind for finding in findings] == ["record"]
-    assert ContactSheet(path).draw(url, findings) == 1
-    assert is_grey(tiles(path, 1)[0][0])
+    assert ContactSheet(path).draw(url, findings) == 0
+    with Image.open(path) as sheet:
+        line = np.asarray(sheet)[_GAP + 2 * _HEADING :][:_LINE]
+    for left in (_GAP, 2 * _GAP + SIDE, 3 * _GAP + 2 * SIDE):  # its name, the kind, the reason
+        assert (line[:, left : left + 20].min(axis=2) < 150).any()
 
 
-def test_many_findings_make_one_sheet_of_bounded_size(tmp_path: Path) -> None:
+def test_of_a_kind_that_never_decodes_every_picture_is_listed(tmp_path: Path) -> None:
     url, path = f"lmdb://{tmp_path}/a.lmdb", tmp_path / "sheet.png"
     with storeds.open_writer(url, {"image": "image"}) as writer:
-        writer.append({"image": jpeg(n % 8, (300, 200))[:-2]} for n in range(_MOST + 50))
-    report = storeds.verify(url)
-    assert len(report.findings) == _MOST + 50
-    assert ContactSheet(path).draw(url, report.findings) == _MOST
-    with Image.open(path) as sheet:
-        assert sheet.width < 2000
-        assert sheet.height < 5000
-    assert len({picture.tobytes() for picture, _ in tiles(path, _MOST)}) == 8
+        writer.append([{"image": b"<html>"}])
+    heights = []
+    for count in (1, 35, 40, 1000):
+        finding = Finding("a kind", "it is cut", 0, "0", "image", 0.5)
+        assert ContactSheet(path).draw(url, [replace(finding, key=str(n), position=0) for n in range(count)]) == 0
+        with Image.open(path) as sheet:
+            heights.append(sheet.height)
+    assert np.diff(heights).tolist() == [34 * _LINE, 5 * _LINE, _LINE]
 
 
 def test_names_in_any_script_and_of_any_length_fit(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Draws the pictures that `verify` found damaged on one sheet, as they decode once mended."""
+"""Draws damaged pictures that `verify` found on one sheet: the worst and typical ones of each kind of damage."""
 
 from __future__ import annotations
 
@@ -6,32 +6,61 @@ import functools
 import io
 import os
 import secrets
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from PIL import Image, ImageDraw, ImageFont, features
 
-from storeds.decode import check_pixels
+from storeds._text import counted
+from storeds._url import redact
 from storeds.errors import ConfigError, RecordError
-from storeds.jpeg import repair
-from storeds.jpeg.estimate import MAX_PIXELS
+from storeds.ops._sheet_tiles import SIDE, Thumbnail, UndecodableError, thumbnail
 from storeds.ops.checks import Finding
 from storeds.protocols import Backend
 from storeds.stores import open_backend
 
 __all__ = ["ContactSheet"]
 
-_MOST = 200  # tiles: some 2,000 x 4,000 pixels
+_MOST = 200  # tiles: some 2,000 x 5,000 pixels
 _COLUMNS = 10
-_SIDE, _GAP, _LINE = 160, 12, 15
+_TYPICAL = 2 * _COLUMNS  # tiles of a kind, after a row of the worst
+_MOST_LISTED = 40  # pictures without a tile
+_GAP, _LINE, _HEADING = 12, 15, 30
 _LINES = 3
-_WHITE, _BLACK, _GREY, _RED = (255, 255, 255), (0, 0, 0), (190, 190, 190), (170, 0, 0)
+_WHITE, _BLACK, _PALE, _GREY, _RED = (255, 255, 255), (0, 0, 0), (240, 240, 240), (110, 110, 110), (170, 0, 0)
+# Of a crash only the position is known, and reading it here would be another one; the others never decode.
+_UNDRAWN = ("crash", "record", "too_large", "image", "not_jpeg", "truncated_header")
+
+
+class _Chosen(NamedTuple):
+    finding: Finding
+    rank: str  # where it stands among those of its kind
+
+
+class _Tile(NamedTuple):
+    chosen: _Chosen
+    picture: Thumbnail
+
+
+@dataclass
+class _Section:
+    """One kind of damage: how many pictures have it, and which of them are drawn."""
+
+    kind: str
+    count: int
+    tiles: list[_Tile] = field(default_factory=list)
 
 
 class ContactSheet:
-    """A PNG with the first 200 damaged pictures; under each its position and key, what was found, how much is there.
+    """A PNG with up to 200 damaged pictures, the most frequent kind of damage first.
+
+    Of each kind it shows the ten of which least is there, and twenty evenly spaced from these to the best; of a kind
+    that loses nothing, ten. Under each are its position and key, the share that is there, and its rank; the lost rest is
+    hatched where its place is known. Pictures that do not decode are listed at the end.
 
     Parameters
     ----------
@@ -41,7 +70,7 @@ class ContactSheet:
     Raises
     ------
     ConfigError
-        Nothing can be written there: told now, and not after hours of checking.
+        Nothing can be written there: raised now, and not after hours of checking.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -60,7 +89,7 @@ class ContactSheet:
         layout: str | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> int:
-        """Write the sheet for what was found in the pictures of the store at `url`; return how many are on it.
+        """Write the sheet for what was found in the pictures of the store at `url`; return how many are drawn.
 
         Parameters
         ----------
@@ -74,22 +103,14 @@ class ContactSheet:
         StoredsError
             The store cannot be opened, or the sheet not be written.
         """
-        told = [finding for finding in findings if finding.position is not None and finding.kind != "column"]
-        chosen = told[:_MOST]
-        columns = min(_COLUMNS, max(len(chosen), 3))
-        rows = -(-len(chosen) // columns)
-        across, down = _SIDE + _GAP, _SIDE + _LINES * _LINE + _GAP
-        sheet = Image.new("RGB", (columns * across + _GAP, rows * down + _LINE + 2 * _GAP), _WHITE)
-        pen = ImageDraw.Draw(sheet)
-        shown = f"{len(chosen)} of {len(told)}" if len(told) > len(chosen) else f"{len(chosen)}"
-        _text(pen, (_GAP, _GAP // 2), f"{shown} damaged pictures", _BLACK)
-        for number, (finding, picture) in enumerate(_pictures(url, chosen, layout, options or {})):
-            left, top = _GAP + number % columns * across, _LINE + _GAP + number // columns * down
-            _tile(sheet, pen, left, top, finding, picture)
+        found = [finding for finding in findings if finding.position is not None and finding.kind != "column"]
+        sections, listed = _collect(url, found, layout, options or {})
         buffer = io.BytesIO()
-        sheet.save(buffer, "PNG")
+        _paint(f"{redact(url)}: {counted(len(found), 'damaged picture')}; hatched: lost", sections, listed).save(
+            buffer, "PNG"
+        )
         self._write(buffer.getvalue(), publish=True)
-        return len(chosen)
+        return sum(len(section.tiles) for section in sections)
 
     def _write(self, data: bytes, *, publish: bool) -> None:
         """Write `data` beside the target, and put it into its place or away."""
@@ -106,61 +127,155 @@ class ContactSheet:
                 aside.unlink(missing_ok=True)
 
 
-def _pictures(
+def _collect(
     url: str, findings: Sequence[Finding], layout: str | None, options: Mapping[str, Any]
-) -> Iterator[tuple[Finding, Image.Image | None]]:
-    """Yield each finding with its picture, no larger than a tile; None where nothing decodes."""
+) -> tuple[list[_Section], list[Finding]]:
+    """Return the sections with their tiles, and the pictures that do not decode."""
     if not findings:  # then the store may be one that cannot even be opened
-        return
+        return [], []
+    kinds: dict[str, list[Finding]] = {}
+    listed: list[Finding] = []
+    for finding in findings:
+        kinds.setdefault(finding.kind, []).append(finding)
+    sections = [_Section(kind, len(found)) for kind, found in sorted(kinds.items(), key=lambda item: -len(item[1]))]
+    left = _MOST
     with open_backend(url, layout=layout, **options) as backend:
-        for finding in findings:
-            yield finding, _thumbnail(backend, finding)
+        for section in sections:
+            drawn = [finding for finding in kinds[section.kind] if _may_decode(finding)]
+            listed += [finding for finding in kinds[section.kind] if not _may_decode(finding)]
+            choice = list(_choose(drawn, left))
+            for chosen in choice:
+                try:
+                    section.tiles.append(_Tile(chosen, _read(backend, chosen.finding)))
+                except UndecodableError as error:
+                    listed.append(_with_reason(chosen.finding, str(error)))
+            left -= len(section.tiles)
+            if not section.tiles:  # nor do the others
+                tried = {id(chosen.finding) for chosen in choice}
+                listed += [finding for finding in drawn if id(finding) not in tried]
+    return [section for section in sections if section.tiles], listed
 
 
-def _thumbnail(backend: Backend, finding: Finding) -> Image.Image | None:
-    # Of a crash only the position is known; reading it here would be another one.
-    if finding.image is None or finding.position is None or finding.kind in ("too_large", "image", "truncated_header"):
-        return None
+def _may_decode(finding: Finding) -> bool:
+    nothing = finding.recovered == 0.0 and finding.exact
+    return finding.image is not None and finding.kind not in _UNDRAWN and not nothing
+
+
+def _choose(findings: list[Finding], most: int) -> Iterator[_Chosen]:
+    """Yield the worst of `findings`, then evenly spaced ones up to the best, `most` at most."""
+    ordered = sorted(findings, key=lambda finding: (finding.recovered or 0.0, finding.position))
+    alike = bool(ordered) and ordered[0].recovered == ordered[-1].recovered
+    worst = 0 if alike else _COLUMNS
+    count = min(len(ordered), _COLUMNS if alike else _COLUMNS + _TYPICAL, most)
+    for number in range(count):
+        if count == len(ordered) or number < worst:
+            place = number
+        else:  # the last of them is the best one
+            place = worst - 1 + (len(ordered) - worst) * (number + 1 - worst) // (count - worst)
+        yield _Chosen(ordered[place], "" if alike or count == len(ordered) else _rank(place, worst, len(ordered)))
+
+
+def _rank(place: int, worst: int, count: int) -> str:
+    if place < worst:
+        return f"worst {place + 1}"
+    return "best" if place == count - 1 else f"quantile {100 * place // (count - 1)} %"
+
+
+def _read(backend: Backend, finding: Finding) -> Thumbnail:
+    assert finding.position is not None
+    assert finding.image is not None
     (record,) = backend.get_many([finding.position], [finding.image])
     if isinstance(record, RecordError):
-        return None
-    try:
-        with Image.open(io.BytesIO(repair(record[finding.image]))) as image:
-            check_pixels(*image.size, MAX_PIXELS)
-            image.draft("RGB", (2 * _SIDE, 2 * _SIDE))
-            small = image.convert("RGB")
-    except Exception:  # decoders raise whatever they like on damaged bytes
-        return None
-    small.thumbnail((_SIDE, _SIDE))
-    factor = max(min(_SIDE // small.width, _SIDE // small.height), 1)
-    return small.resize((factor * small.width, factor * small.height), Image.Resampling.NEAREST)
+        raise UndecodableError(record.reason or str(record))
+    return thumbnail(record[finding.image], finding.recovered)
 
 
-def _tile(
-    sheet: Image.Image, pen: ImageDraw.ImageDraw, left: int, top: int, finding: Finding, picture: Image.Image | None
+def _with_reason(finding: Finding, reason: str) -> Finding:
+    return Finding(finding.kind, f"{finding.message}; {reason}", finding.position, finding.key, finding.image)
+
+
+def _paint(title: str, sections: Sequence[_Section], listed: Sequence[Finding]) -> Image.Image:
+    columns = min(_COLUMNS, max([5, *(len(section.tiles) for section in sections)]))
+    across, down = SIDE + _GAP, SIDE + _LINES * _LINE + _GAP
+    rows = [-(-len(section.tiles) // columns) for section in sections]
+    lines = _lines(listed)
+    height = _HEADING * (1 + len(sections) + bool(lines)) + down * sum(rows) + _LINE * len(lines) + 2 * _GAP
+    sheet = Image.new("RGB", (columns * across + _GAP, height), _WHITE)
+    width = sheet.width - 2 * _GAP
+    pen = ImageDraw.Draw(sheet)
+    _text(pen, (_GAP, _GAP), title, _BLACK, width, size=16)
+    top = _HEADING + _GAP
+    for section, count in zip(sections, rows, strict=True):
+        _text(pen, (_GAP, top + 4), _heading(section), _RED, width, size=14)
+        top += _HEADING
+        for number, tile in enumerate(section.tiles):
+            _paint_tile(sheet, pen, _GAP + number % columns * across, top + number // columns * down, tile)
+        top += count * down
+    if listed:
+        _text(pen, (_GAP, top + 4), f"not drawn, because they do not decode: {len(listed):,}", _RED, width, size=14)
+        for number, line in enumerate(lines):
+            _paint_line(pen, top + _HEADING + number * _LINE, line, width)
+    return sheet
+
+
+def _heading(section: _Section) -> str:
+    shown = len(section.tiles)
+    which = "" if shown == section.count else f", {shown} of them here"
+    return f"{section.kind}: {counted(section.count, 'picture')}{which}"
+
+
+def _paint_tile(sheet: Image.Image, pen: ImageDraw.ImageDraw, left: int, top: int, tile: _Tile) -> None:
+    (finding, rank), (image, is_marked) = tile
+    pen.rectangle((left, top, left + SIDE - 1, top + SIDE - 1), _PALE)
+    sheet.paste(image, (left + (SIDE - image.width) // 2, top + (SIDE - image.height) // 2))
+    share = f"{finding.severity} is there" if finding.severity else ""
+    unknown = "" if is_marked or finding.recovered == 1.0 else "lost place unknown"
+    note = ", ".join(part for part in (rank, unknown) if part)
+    lines = ((_name(finding), _BLACK), (share, _RED), (note, _GREY))
+    for number, (line, ink) in enumerate(lines):
+        _text(pen, (left, top + SIDE + 2 + number * _LINE), line, ink, SIDE)
+
+
+def _lines(listed: Sequence[Finding]) -> list[tuple[str, str, str]]:
+    """Return the lines of the list, (name, kind, reason); each kind gets the same room."""
+    kinds: dict[str, list[Finding]] = {}
+    for finding in listed:
+        kinds.setdefault(finding.kind, []).append(finding)
+    lines = []
+    left = _MOST_LISTED
+    for number, (kind, found) in enumerate(sorted(kinds.items(), key=lambda item: len(item[1]))):
+        shown = found[: max(left // (len(kinds) - number), 1)]
+        left -= len(shown)
+        lines += [(_name(finding), _kind(finding), finding.message) for finding in shown]
+        if len(found) > len(shown):
+            lines.append(("", kind, f"and {len(found) - len(shown):,} more"))
+    return lines
+
+
+def _kind(finding: Finding) -> str:
+    return f"{finding.kind} ({finding.format})" if finding.format else finding.kind
+
+
+def _paint_line(pen: ImageDraw.ImageDraw, top: int, line: tuple[str, str, str], width: int) -> None:
+    for number, (text, ink) in enumerate(zip(line, (_BLACK, _RED, _GREY), strict=True)):
+        left = number * (SIDE + _GAP)
+        _text(pen, (_GAP + left, top), text, ink, SIDE if number < 2 else width - left)
+
+
+def _name(finding: Finding) -> str:
+    return str(finding.position) if finding.key is None else f"{finding.position}: {finding.key}"
+
+
+def _text(
+    pen: ImageDraw.ImageDraw, at: tuple[int, int], text: str, ink: tuple[int, int, int], width: int, size: int = 11
 ) -> None:
-    if picture is None:
-        pen.rectangle((left, top, left + _SIDE - 1, top + _SIDE - 1), _GREY)
-        why = "not read" if finding.image is None else "too large" if finding.kind == "too_large" else "does not decode"
-        _text(pen, (left + 8, top + _SIDE // 2 - _LINE // 2), why, _BLACK)
-    else:
-        sheet.paste(picture, (left + (_SIDE - picture.width) // 2, top + _SIDE - picture.height))
-    name = str(finding.position) if finding.key is None else f"{finding.position}: {finding.key}"
-    kind = f"{finding.kind} ({finding.format})" if finding.format else finding.kind
-    lines = (name, kind, f"{finding.severity} is there" if finding.severity else "")
-    for number, (line, ink) in enumerate(zip(lines, (_BLACK, _RED, _BLACK), strict=True)):
-        _text(pen, (left, top + _SIDE + 2 + number * _LINE), line, ink)
-
-
-def _text(pen: ImageDraw.ImageDraw, at: tuple[int, int], text: str, ink: tuple[int, int, int]) -> None:
-    """Write one line as wide as a tile; what is too long loses its middle, since paths differ at their ends."""
-    font = _font()
+    """Write one line no wider than `width`; what is too long loses its middle, since paths differ at their ends."""
+    font = _font(size)
     text = "".join(letter if letter.isprintable() else "?" for letter in text)
     if not isinstance(font, ImageFont.FreeTypeFont):  # without FreeType Pillow's font has no other letters
         text = text.encode("latin-1", "replace").decode("latin-1")
-    kept = min(len(text), _SIDE // 2)
-    while kept > 2 and pen.textlength(_shortened(text, kept), font) > _SIDE:
-        kept -= 1
+    lengths = range(1, min(len(text), width // 2) + 1)
+    kept = bisect_right(lengths, float(width), key=lambda kept: pen.textlength(_shortened(text, kept), font))
     pen.text(at, _shortened(text, kept), ink, font)
 
 
@@ -169,5 +284,5 @@ def _shortened(text: str, kept: int) -> str:
 
 
 @functools.cache
-def _font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    return ImageFont.load_default(11) if features.check("freetype2") else ImageFont.load_default()
+def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    return ImageFont.load_default(size) if features.check("freetype2") else ImageFont.load_default()
