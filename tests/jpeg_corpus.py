@@ -40,6 +40,7 @@ TABLE: dict[str, set[str]] = {
     "cut in the end marker": {"missing_eoi"},
     "cut in a second picture that is declared": {"intact", "trailing_data"},
     "zeros to the end, but few, from inside a segment": {"corrupt_data"},
+    "zeros over the last byte of data and the end marker": {"truncated_scan", "missing_eoi"},
     "scans left out": {"truncated_scan"},
     "hole in APPn or COM": {"intact"},
     "hole in a table's payload": {"intact", *_STRUCTURE},
@@ -197,6 +198,8 @@ def _zero_tail(whole: bytes) -> Iterator[Damaged]:
         rows = {row_of_cut(about, whole, n) for n in (len(whole[:at].rstrip(b"\0")), at, same)}
         if len(blob) - at < 16 and not any(scan.start <= at <= scan.stop for scan in about.scans):
             rows.add("zeros to the end, but few, from inside a segment")
+        if at == about.scans[-1].stop - 1:  # which may be data as they are
+            rows.add("zeros over the last byte of data and the end marker")
         admitted = set[str]().union(*(TABLE[row] for row in rows))
         yield f"zeros from {at}", blob, admitted, at if len(rows) == 1 and same - at < 64 else None
 

@@ -6,6 +6,7 @@ import io
 import json
 import re
 import sys
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageFile
 
 from photographs import jpeg, photograph
-from storeds.jpeg import repair, structure, triage
+from storeds.jpeg import Verdict, examine, repair, structure, triage
 
 ENCODINGS: dict[str, dict[str, object]] = {
     "baseline": {},
@@ -111,16 +112,18 @@ def mutated(draw: st.DrawFn) -> bytes:
     return bytes(blob)
 
 
-@given(mutated(), st.sampled_from(["quick", "exact", "deep"]))
-def test_triage_of_any_bytes_gives_a_finding_and_repair_of_them_is_final(blob: bytes, effort: Any) -> None:
-    finding = triage(blob, effort=effort)
+@given(mutated())
+def test_triage_of_any_bytes_gives_a_finding_and_repair_of_them_is_final(blob: bytes) -> None:
+    finding = triage(blob)
     assert finding.reason
     assert finding.recovered is None or 0.0 <= finding.recovered <= 1.0
     assert json.loads(json.dumps(finding.to_json()))["kind"] == finding.kind
     mended = repair(blob)
     assert repair(mended) == mended
-    if not finding.is_damaged and effort != "deep":
+    if not finding.is_damaged:
         assert mended is blob
+    verdict = examine(blob)
+    assert Verdict.from_text(verdict.to_text()) == replace(verdict, reason="")
 
 
 def scans(number: int) -> bytes:
@@ -163,10 +166,10 @@ def test_work_grows_with_the_bytes_and_not_with_what_they_claim() -> None:
         calls = 0
         sys.settrace(count)  # every line that runs
         try:
-            finding = triage(blob, effort="deep")
+            finding = triage(blob)
         finally:
             sys.settrace(None)
-        assert finding.kind == "truncated_scan"
+        assert finding.is_damaged
         assert finding.recovered is not None
         assert finding.recovered < 0.1
         assert calls < 40 * len(blob)
@@ -204,22 +207,9 @@ def test_the_data_of_a_scan_end_at_the_first_marker_that_is_no_restart(data: byt
         )
 
 
-@pytest.mark.parametrize("encoding", ["baseline", "4:4:4", "optimised", "restart markers"])
-def test_the_quick_look_finds_the_mcu_of_the_cut_or_one_of_the_next_two(encoding: str) -> None:
-    whole = jpeg(0, (160, 120), **ENCODINGS[encoding])
-    units = 300 if encoding == "4:4:4" else 80
-    for cut in range(whole.index(b"\xff\xda") + 14, len(whole) - 2, 37):
-        exact, quick = triage(whole[:cut]), triage(whole[:cut], effort="quick")
-        assert exact.exact
-        assert exact.recovered is not None
-        assert quick.recovered is not None
-        assert round(units * (quick.recovered - exact.recovered)) in (0, 1, 2)
-
-
 def test_the_switch_for_truncated_images_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     cut = jpeg(0, (320, 240))[:-200]
-    expected = triage(cut)
+    expected = examine(cut)
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
-    found = triage(cut, effort="quick")
-    assert (found.kind, found.recovered) == (expected.kind, expected.recovered)
-    assert triage(jpeg(0)[:-2], effort="quick").kind == "missing_eoi"
+    assert examine(cut) == expected
+    assert examine(jpeg(0)[:-2]).kind == "missing_eoi"

@@ -15,7 +15,7 @@ import pytest
 from jpeg_corpus import DAMAGES, NOT_JPEG, Case, cases, groups
 from jpeg_encodings import ENCODINGS, encode
 from jpeg_truth import Anatomy, anatomy, decode, same_mcus
-from storeds.jpeg import Finding, repair, triage
+from storeds.jpeg import Finding, examine, repair, triage
 
 GROUPS = groups()
 SEVERAL_SCANS = [name for name in ENCODINGS if not anatomy(encode(name)).one_scan]
@@ -126,7 +126,7 @@ def of_pixels(case: Case, finding: Finding, pixels: np.ndarray) -> Iterator[str]
     if pixels.shape != original.shape:
         yield f"shape {pixels.shape}, not {original.shape}"
     elif finding.kind == "missing_eoi":
-        if not np.array_equal(pixels, original):
+        if "truncated_scan" not in case.admitted and not np.array_equal(pixels, original):
             yield "missing_eoi, but other pixels"
     elif case.cut is not None and not anatomy(case.whole).progressive and not looks_filled(case):
         about = anatomy(case.whole)
@@ -178,16 +178,16 @@ def test_the_longer_a_file_of_several_scans_the_more_is_there(encoding: str) -> 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_following_every_code_accuses_no_whole_picture(encoding: str) -> None:
-    assert triage(encode(encoding), effort="deep").kind == "intact"
+    assert examine(encode(encoding)).kind == "intact"
     for damage in ("trailing zeros", "trailing garbage", "trailing JPEG"):
-        found = {triage(case.blob, effort="deep").kind for case in cases(encoding, damage)[:3]}
+        found = {examine(case.blob).kind for case in cases(encoding, damage)[:3]}
         assert found <= cases(encoding, damage)[0].admitted
 
 
 def test_following_every_code_finds_most_holes() -> None:
     """The rest end where the picture does: after some wrong codes, Huffman data are read right again."""
     kinds = [
-        triage(case.blob, effort="deep").kind
+        examine(case.blob).kind
         for encoding in ENCODINGS
         if anatomy(encode(encoding)).one_scan
         for case in cases(encoding, "zeroed hole in a scan")

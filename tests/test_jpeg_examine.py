@@ -26,7 +26,7 @@ def test_a_whole_picture_is_intact(encoding: str) -> None:
     assert examine(encode(encoding)).to_text() == "intact"
 
 
-@pytest.mark.parametrize("encoding", ["4:2:0", "4:4:4", "optimised", "progressive"])
+@pytest.mark.parametrize("encoding", ["4:2:0", "4:4:4", "optimised", "restart every row", "progressive"])
 def test_an_appended_end_marker_hides_no_cut(encoding: str) -> None:
     whole = encode(encoding)
     for percent in (50, 70, 90):
@@ -45,4 +45,4 @@ def test_a_header_that_libjpeg_only_warns_about_hides_no_damage() -> None:
 def test_a_picture_without_quantisation_tables_does_not_decode() -> None:
     verdict = examine(without(jpeg(0), 0xDB))
     assert (verdict.kind, verdict.recovered) == ("corrupt_data", 0.0)
-    assert "Quantization table 0x00 was not defined" in verdict.reason
+    assert "quantisation table" in verdict.reason

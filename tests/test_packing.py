@@ -17,14 +17,13 @@ import pytest
 from PIL import Image
 
 import storeds
-from jpeg_corpus import cases, groups
 from jpeg_encodings import ENCODINGS, encode
 from photographs import jpeg
 from storeds import errors
 from storeds._staging import Staging
 from storeds.backends._lmdb_writer import LmdbWriter
 from storeds.jpeg import triage
-from storeds.ops._jpeg_header import is_surely_whole, surely_opens
+from storeds.ops._jpeg_header import surely_opens
 from storeds.ops.sources.base import BadItem, Problem, read_file
 from storeds.protocols import JSON, Field, Record
 
@@ -43,12 +42,7 @@ def opens(blob: bytes) -> bool:
 
 
 def is_taken(blob: bytes) -> bool:
-    return surely_opens(blob, triage(blob, effort="quick"))
-
-
-def is_whole(blob: bytes) -> bool:
-    """Whether triage and Pillow find nothing wrong."""
-    return triage(blob, effort="quick").kind == "intact" and opens(blob)
+    return surely_opens(blob, triage(blob))
 
 
 def header_flips(whole: bytes, chance: random.Random) -> list[bytes]:
@@ -77,29 +71,19 @@ def test_a_short_cut_takes_only_what_triage_and_pillow_take(encoding: str) -> No
     whole = encode(encoding)
     for blob in (whole, *header_flips(whole, random.Random(3))):
         assert opens(blob) or not is_taken(blob)
-        assert is_whole(blob) or not is_surely_whole(blob)
-
-
-@pytest.mark.parametrize(("encoding", "damage"), groups())
-def test_no_damage_is_taken_for_a_whole_picture(encoding: str, damage: str) -> None:
-    for case in cases(encoding, damage):
-        assert is_whole(case.blob) or not is_surely_whole(case.blob)
 
 
 def test_an_ordinary_jpeg_is_taken_without_pillow() -> None:
     for options in ({}, {"optimize": True, "quality": 40}, {"subsampling": 0}):
         assert is_taken(jpeg(1, **options))
-        assert is_surely_whole(jpeg(1, **options))
     assert is_taken(jpeg(1, progressive=True))
 
 
 def test_a_picture_with_too_many_pixels_is_left_to_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 96 * 64)
     assert is_taken(jpeg(1))
-    assert is_surely_whole(jpeg(1))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 96 * 64 - 1)
     assert not is_taken(jpeg(1))
-    assert not is_surely_whole(jpeg(1))
 
 
 @pytest.mark.parametrize("size", [0, 1, 70_000, 3 * MIB])

@@ -12,7 +12,7 @@ from PIL import Image, ImageOps
 from storeds._simplejpeg import check_jpeg, jpeg_pixels, jpeg_upper_pixels
 from storeds._window import Window, Windowed, divisor, scaled_down
 from storeds.errors import DecodeError
-from storeds.jpeg.estimate import MAX_PIXELS
+from storeds.jpeg.finding import MAX_PIXELS
 from storeds.jpeg.structure import SOI
 
 if TYPE_CHECKING:

@@ -41,13 +41,14 @@ def coverage(structure: Structure, scans: Sequence[Scan]) -> float:
 
 
 def grid_of(structure: Structure, component: Component) -> tuple[int, int]:
-    """Return the (columns, rows) of 8 x 8 blocks that a scan of this component alone holds."""
+    """Return the (columns, rows) of blocks, or of samples in a lossless file, that a scan of this component alone holds."""
     assert structure.frame is not None
     widest = max(other.h for other in structure.components)
     tallest = max(other.v for other in structure.components)
     width = -(-structure.frame.width * component.h // widest)
     height = -(-structure.frame.height * component.v // tallest)
-    return -(-width // 8), -(-height // 8)
+    side = _side(structure)
+    return -(-width // side), -(-height // side)
 
 
 def units_of(structure: Structure, scan: Scan) -> int:
@@ -56,9 +57,16 @@ def units_of(structure: Structure, scan: Scan) -> int:
     if len(scan.parts) == 1:
         columns, rows = grid_of(structure, structure.components[scan.parts[0][0]])
         return columns * rows
-    widest = 8 * max(component.h for component in structure.components)
-    tallest = 8 * max(component.v for component in structure.components)
+    side = _side(structure)
+    widest = side * max(component.h for component in structure.components)
+    tallest = side * max(component.v for component in structure.components)
     return -(-structure.frame.width // widest) * -(-structure.frame.height // tallest)
+
+
+def _side(structure: Structure) -> int:
+    """Return how many samples a side a block has."""
+    assert structure.frame is not None
+    return 1 if structure.frame.process.startswith("lossless") else 8
 
 
 def blocks_of(structure: Structure, scan: Scan) -> list[tuple[int, int]]:

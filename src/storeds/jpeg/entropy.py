@@ -1,21 +1,25 @@
-"""Follows the Huffman codes of a scan to its end: how many of its MCUs are there.
+"""Follows the Huffman codes of scans to their end: how many of their MCUs are there.
 
-ITU-T T.81, annexes F and G. No coefficient is computed. Arithmetic coding is not followed.
+ITU-T T.81, annexes F, G and H. No coefficient is computed. Arithmetic coding is not followed.
 """
 
 from __future__ import annotations
 
-import functools
+import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
 
 from storeds.jpeg.coverage import blocks_of, units_of
-from storeds.jpeg.huffman import LONGEST, Table, tables_of, windows
-from storeds.jpeg.progressive import Band, Walk
+from storeds.jpeg.huffman import END_OF_BLOCK, LONGEST, Table, tables_of, windows
+from storeds.jpeg.progressive import Band, BandData, Part
 from storeds.jpeg.structure import Scan, Structure
 from storeds.protocols import Array
 
-__all__ = ["Walk", "lost_restart", "walk"]
+__all__ = ["ZERO_RUN", "Follower", "Walk", "has_all_restarts"]
+
+ZERO_RUN = 16
+"""So many zero bytes are no data, unless zeros mean empty blocks: what a file that was never filled holds."""
 
 _RESTART = re.compile(rb"\xff+[\xd0-\xd7]")
 _STUFFED = re.compile(rb"\xff+\x00")
@@ -23,107 +27,152 @@ _STUFFED = re.compile(rb"\xff+\x00")
 _CHUNK, _MARGIN = 1 << 16, 1 << 12
 # A walk through bands keeps all windows of a scan in memory at once, and something for each block.
 _MAX_BAND_BYTES, _MAX_BAND_BLOCKS = 1 << 21, 1 << 22
+_PADDING = b"\x00\xff"
 
 
-def walk(blob: bytes, structure: Structure, scan: Scan, *, deep: bool = False) -> Walk:
-    """Follow the codes of `scan`, one of ``structure.scans``.
+class Walk(NamedTuple):
+    """How the walk through a scan went.
 
-    Parameters
+    Attributes
     ----------
-    deep : bool
-        Follow them between all restart markers; else what lies before the last one counts as whole, unseen.
-
-    Returns
-    -------
-    Walk
-        ``bad`` with 0 units too where the scan cannot be followed: arithmetic coding, a missing table, an extreme size.
+    units : int
+        MCUs met, between all restart markers; those behind nonsense, up to the next marker, do not count.
+    ending : str
+        ``done``: every MCU is there, and nothing else. ``cut``: the data end too early. ``bad``: they make no sense
+        somewhere. ``surplus``: every MCU is there, and bytes follow that belong to none. ``unknown``: the scan cannot be
+        followed.
+    left : int
+        Bits left over after the last MCU.
+    doubtful : int
+        Those of `units` that something is wrong with or before: they are followed by surplus that is more than zeros and
+        ff, or by a last byte that is filled up as if no MCU were missing.
     """
-    assert structure.frame is not None
-    process = structure.frame.process
-    if process not in ("baseline", "extended", "progressive"):
-        return Walk(0, "bad")
-    if process == "progressive" and scan.ss > 0:
-        return _walk_band(blob, structure, scan)
-    tables = tables_of(blob, structure, scan)
-    blocks = blocks_of(structure, scan)
-    pairs = [(tables.get((0, dc)), tables.get((1, ac))) for dc, ac in blocks]
-    if process == "progressive":
-        pairs = [(dc, None) for dc, _ in pairs]
-        if scan.ah:
-            return _over_parts(blob, structure, scan, deep, lambda data, _, units: _walk_bits(data, len(blocks), units))
-    if any(dc is None or (ac is None and process != "progressive") for dc, ac in pairs):
-        return Walk(0, "bad")
-    return _over_parts(blob, structure, scan, deep, lambda data, _, units: _walk_blocks(data, pairs, units))
+
+    units: int
+    ending: Literal["done", "cut", "bad", "surplus", "unknown"]
+    left: int = 0
+    doubtful: int = 0
 
 
-def lost_restart(structure: Structure, scan: Scan) -> int | None:
-    """Return which restart marker of a whole scan, counted from 0, is not the one that is due; None if all are."""
+_UNKNOWN = Walk(0, "unknown")
+# Follows the part of a scan's data between two bits: (first bit, last bit, first unit, units).
+_Follow = Callable[[int, int, int, int], Part]
+
+
+class Follower:
+    """Follows the codes of the scans of one JPEG, each once, in time proportional to the bytes."""
+
+    def __init__(self, blob: bytes, structure: Structure) -> None:
+        self._blob, self._structure = blob, structure
+        self._walks: dict[int, Walk] = {}
+        self._bands: dict[int, Band] = {}
+        self._blocks = _MAX_BAND_BLOCKS  # which may still be visited
+
+    def walk(self, number: int) -> Walk:
+        """Return how the walk through ``structure.scans[number]`` goes."""
+        if number not in self._walks:
+            self._walks[number] = self._walk(number, self._structure.scans[number])
+        return self._walks[number]
+
+    def _walk(self, number: int, scan: Scan) -> Walk:
+        assert self._structure.frame is not None
+        process = self._structure.frame.process
+        if process not in ("baseline", "extended", "progressive", "lossless"):
+            return _UNKNOWN
+        progressive = process == "progressive"
+        if progressive and scan.ss > 0:
+            return self._walk_band(number, scan)
+        data, ends = _parts(self._blob, scan)
+        blocks = blocks_of(self._structure, scan)
+        if progressive and scan.ah:
+            return self._over(scan, data, ends, lambda at, end, _, units: _bits(at, end, len(blocks), units))
+        tables = tables_of(self._blob, scan, standard=not progressive)
+        only_dc = progressive or process == "lossless"
+        pairs = [(tables.get((0, dc)), None if only_dc else tables.get((1, ac))) for dc, ac in blocks]
+        if any(dc is None or (ac is None and not only_dc) for dc, ac in pairs):
+            return _UNKNOWN
+        return self._over(scan, data, ends, _Sequential(data, pairs).follow)
+
+    def _walk_band(self, number: int, scan: Scan) -> Walk:
+        """Follow a scan of AC coefficients, after those of its component that come before it."""
+        if len(scan.parts) != 1:
+            return _UNKNOWN
+        place = scan.parts[0][0]
+        blocks = units_of(self._structure, scan)
+        for before, other in enumerate(self._structure.scans[:number]):
+            if scan.ah and other.ss > 0 and other.parts[0][0] == place and self.walk(before).ending != "done":
+                return _UNKNOWN
+        table = tables_of(self._blob, scan).get((1, scan.parts[0][2]))
+        self._blocks -= blocks
+        if table is None or scan.stop - scan.start > _MAX_BAND_BYTES or self._blocks < 0:
+            return _UNKNOWN
+        band = self._bands.setdefault(place, Band(blocks))
+        data, ends = _parts(self._blob, scan)
+        seen = BandData(data, table)
+        return self._over(
+            scan, data, ends, lambda at, end, start, units: band.follow(seen.part(at, end), scan, start, units)
+        )
+
+    def _over(self, scan: Scan, data: bytes, ends: list[int], follow: _Follow) -> Walk:
+        """Follow the data between restart markers, each on its own, as decoders do."""
+        units, interval = units_of(self._structure, scan), scan.interval
+        done, doubtful, bad, surplus, part = 0, 0, False, False, Part(0, "cut", 0)
+        begin, last = 0, len(ends) - 1
+        for number, end in enumerate(ends):
+            start = number * interval
+            if number and start >= units:
+                surplus = True
+                break
+            due = min(interval or units, units - start)
+            part = follow(begin, end, start, due)
+            if number == last:
+                stop = _filled_from(data, begin, end, part)
+                if stop < end:
+                    part = follow(begin, stop, start, due)
+                    part = Part(part.units, "done" if part.ending == "done" else "cut", part.left + end - stop)
+            begin, done = end, done + part.units
+            bad = bad or part.ending == "bad" or (part.ending == "cut" and number < last)
+            if part.ending == "done" and part.left >= 8:
+                surplus = True
+                if data[(end - part.left + 7) // 8 : end // 8].strip(_PADDING):
+                    doubtful += part.units
+        if bad or (surplus and last * interval + (interval or units) < units):
+            return Walk(done, "bad", part.left, doubtful)
+        if surplus:
+            return Walk(done, "surplus", part.left, doubtful)
+        if done == units:
+            return Walk(done, "done", part.left)
+        is_last = start + (interval or units) >= units
+        return Walk(done, "cut", part.left, part.units if is_last and _is_finished(data, part.left) else 0)
+
+
+def _filled_from(data: bytes, begin: int, end: int, part: Part) -> int:
+    """Return the bit where zeros begin that fill up the end of a scan, of whose last data the walk was `part`."""
+    if part.ending == "done" and part.left < 8 * ZERO_RUN:
+        return end
+    stop = 8 * len(data[begin // 8 : end // 8].rstrip(b"\x00")) + begin
+    return stop if end - stop >= 8 * ZERO_RUN else end
+
+
+def _is_finished(data: bytes, left: int) -> bool:
+    """Return whether the bits left over are those that encoders fill the last byte of a scan up with."""
+    return 0 < left < 8 and data[-1] & ((1 << left) - 1) == (1 << left) - 1
+
+
+def has_all_restarts(structure: Structure, scan: Scan) -> bool:
+    """Return whether the restart markers of a scan are those that are due."""
     if not scan.interval:
-        return None
+        return True
     due = (units_of(structure, scan) - 1) // scan.interval
-    found = scan.restarts
-    cycle = bytes(range(0xD0, 0xD8)) * (due // 8 + 1)
-    if found == cycle[:due]:
-        return None
-    return next(
-        (at for at, (one, other) in enumerate(zip(found, cycle[:due], strict=False)) if one != other),
-        min(due, len(found)),
-    )
+    cycle = bytes(range(0xD0, 0xD8)) * (len(scan.restarts) // 8 + 1)
+    return len(scan.restarts) == due and scan.restarts == cycle[:due]
 
 
-def _over_parts(
-    blob: bytes, structure: Structure, scan: Scan, deep: bool, follow: Callable[[bytes, int, int], Walk]
-) -> Walk:
-    """Call ``follow(data, first unit, units)`` for the data between restart markers."""
-    units = units_of(structure, scan)
+def _parts(blob: bytes, scan: Scan) -> tuple[bytes, list[int]]:
+    """Return the data of a scan without stuffing and markers, and the bits at which its parts end."""
     data = blob[scan.start : scan.stop]
-    parts = _RESTART.split(data) if scan.interval else [data]
-    done, found = 0, Walk(0, "cut")
-    for number, part in enumerate(parts):
-        start = number * scan.interval
-        due = min(scan.interval or units, units - start)
-        if due <= 0:
-            break
-        seen = deep or number == len(parts) - 1
-        found = follow(_unstuff(part), start, due) if seen else Walk(due, "done")
-        done += found.units
-        if found.ending == "bad":
-            return Walk(done, "bad")
-    return Walk(done, "done" if done == units else "cut", found.left)
-
-
-def _walk_band(blob: bytes, structure: Structure, scan: Scan) -> Walk:
-    """Follow the scans of the component that lead up to `scan`, then that."""
-    if len(scan.parts) != 1:
-        return Walk(0, "bad")
-    place = scan.parts[0][0]
-    blocks = units_of(structure, scan)
-    before = structure.scans[: structure.scans.index(scan)]
-    same = [other for other in before if other.ss > 0 and other.parts[0][0] == place] if scan.ah else []
-    size = sum(other.stop - other.start for other in (*same, scan))
-    if size > _MAX_BAND_BYTES or blocks * (len(same) + 1) > _MAX_BAND_BLOCKS:
-        return Walk(0, "bad")
-    band = Band(blocks)
-    found = Walk(0, "bad")
-    for other in (*same, scan):
-        table = tables_of(blob, structure, other).get((1, other.parts[0][2]))
-        if table is None:
-            return Walk(0, "bad")
-        follow = functools.partial(_follow_band, band, table, other)
-        found = _over_parts(blob, structure, other, True, follow)
-        if found.ending != "done" and other is not scan:
-            return Walk(0, "bad")
-    return found
-
-
-def _follow_band(band: Band, table: Table, scan: Scan, data: bytes, start: int, units: int) -> Walk:
-    return band.follow(data, table, scan, start, units)
-
-
-def _walk_bits(data: bytes, blocks: int, units: int) -> Walk:
-    """Follow a refinement of DC coefficients: one bit a block."""
-    there = min(units, 8 * len(data) // blocks)
-    return Walk(there, "done" if there == units else "cut", 8 * len(data) - there * blocks)
+    parts = [_unstuff(part) for part in (_RESTART.split(data) if scan.interval else [data])]
+    return b"".join(parts), [8 * end for end in itertools.accumulate(map(len, parts))]
 
 
 def _unstuff(part: bytes) -> bytes:
@@ -132,31 +181,53 @@ def _unstuff(part: bytes) -> bytes:
     return _STUFFED.sub(b"\xff", part) if b"\xff\xff" in part else part.replace(b"\xff\x00", b"\xff")
 
 
+def _bits(at: int, end: int, blocks: int, units: int) -> Part:
+    """Follow a refinement of DC coefficients: one bit a block."""
+    there = min(units, (end - at) // blocks)
+    return Part(there, "done" if there == units else "cut", end - at - there * blocks)
+
+
 _Pairs = Sequence[tuple[Table | None, Table | None]]
-
-
-def _walk_blocks(data: bytes, pairs: _Pairs, units: int) -> Walk:
-    """Follow MCUs of blocks, each a DC code and, where there is an AC table, codes up to the 64th coefficient."""
-    size, at, done = 8 * len(data), 0, 0
-    for first, limit, hops in _chunks(data, pairs):
-        at -= 8 * first
-        ending: int | None
-        at, count, ending = _hop(hops, at, limit, size - 8 * first, units - done)
-        at, done = at + 8 * first, done + count
-        if ending is not None:
-            return Walk(done, "cut" if ending > size - 8 * first - LONGEST else "bad", max(size - at, 0))
-        if done == units:
-            return Walk(done, "done", size - at)
-    return Walk(done, "cut", size - at)
-
-
 _Hops = list[tuple[bytes, bytes, bytes]]
 
 
-def _chunks(data: bytes, pairs: _Pairs) -> Iterator[tuple[int, int, _Hops]]:
-    """Yield, chunk by chunk: its first byte, the bit to stop before, and for each block what hops its bits allow."""
-    for first in range(0, len(data), _CHUNK):
-        yield first, 8 * _CHUNK, _hops_of(windows(data[first : first + _CHUNK + _MARGIN]), pairs)
+class _Sequential:
+    """Follows MCUs of blocks, each a DC code and, where there is an AC table, codes up to the 64th coefficient."""
+
+    def __init__(self, data: bytes, pairs: _Pairs) -> None:
+        self._data, self._pairs = data, pairs
+        self._first, self._hops = -1, list[tuple[bytes, bytes, bytes]]()
+        # Where zeros end every block, many of them may be a flat part of the picture.
+        self._flat = all(ac is None or ac.ac_hops[1][0] == END_OF_BLOCK for _, ac in pairs)
+
+    def follow(self, at: int, end: int, _: int, units: int) -> Part:
+        """Follow `units` MCUs from bit `at` on, whose data end at bit `end`."""
+        zeros = -1 if self._flat else self._data.find(bytes(ZERO_RUN), at // 8, end // 8)
+        if zeros < 0:
+            return self._follow(at, end, units)[0]
+        before, at = self._follow(at, 8 * zeros, units)
+        if before.ending == "bad":
+            return before
+        more, enough = units - before.units, min(end, 8 * (zeros + ZERO_RUN))
+        into, _ = self._follow(at, enough, more)
+        if into.units == more:
+            return Part(units, "done", into.left + end - enough)
+        return Part(before.units, "bad", end - at)
+
+    def _follow(self, at: int, end: int, units: int) -> tuple[Part, int]:
+        """Return also the bit after the last MCU."""
+        done = 0
+        while done < units and at < end:
+            first = 8 * _CHUNK * (at // (8 * _CHUNK))
+            if first != self._first:
+                self._first = first
+                seen = windows(self._data[first // 8 : first // 8 + _CHUNK + _MARGIN])
+                self._hops = _hops_of(seen, self._pairs)
+            at, count, stop = _hop(self._hops, at - first, 8 * _CHUNK, end - first, units - done)
+            at, done = at + first, done + count
+            if stop is not None:
+                return Part(done, "cut" if stop > end - first - LONGEST else "bad", end - at), at
+        return Part(done, "done" if done == units else "cut", end - at), at
 
 
 def _hops_of(seen: Array, pairs: _Pairs) -> _Hops:
@@ -172,7 +243,7 @@ def _hops_of(seen: Array, pairs: _Pairs) -> _Hops:
 
 
 def _hop(hops: _Hops, at: int, limit: int, size: int, units: int) -> tuple[int, int, int | None]:
-    """Hop from `at` to the end of the last unit that begins before `limit`; the third is where no code was, if so."""
+    """Hop from `at` to the end of the last unit that begins before `limit`; the third is where nonsense was, if so."""
     limit = min(limit, size)
     done = 0
     while done < units and at < limit:
@@ -191,6 +262,8 @@ def _hop(hops: _Hops, at: int, limit: int, size: int, units: int) -> tuple[int, 
                     return at, done, p
                 k += passed[p]
                 p += step
+            if 64 < k < END_OF_BLOCK:  # a 65th coefficient: the walk is in the middle of other codes
+                return at, done, p
         if p > size:
             return at, done, p
         at = p

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from storeds.jpeg.codes import in_data
 from storeds.jpeg.finding import Finding
 from storeds.jpeg.repair import repair
 from storeds.jpeg.strict import NotDecodableError, is_decodable, probe
+from storeds.jpeg.structure import EOI, parse
 from storeds.jpeg.triage import triage
 
 __all__ = ["examine_jpeg"]
+
+
+# libjpeg ignores the parameters that it warns of.
+_WITHOUT_EFFECT = "Invalid SOS parameters for sequential JPEG"
 
 
 def examine_jpeg(blob: bytes) -> Finding:
@@ -38,8 +44,10 @@ def _in_data(blob: bytes, finding: Finding) -> Finding:
         warning = None
     if warning is None:
         return finding
-    deep = triage(blob, effort="deep")
-    if deep.is_damaged and deep.recovered != 1.0:
-        return replace(deep, reason=f"{deep.reason} ({warning})")
-    reason = f"its structure is whole, its data are not: {warning}"
-    return replace(finding, kind="corrupt_data", reason=reason, recovered=0.0, exact=False)
+    found = parse(blob)
+    inside = in_data(blob, found, found.end - len(EOI))
+    if inside is not None:
+        return replace(inside, reason=f"{inside.reason} ({warning})")
+    reason = f"its structure is whole, but libjpeg says: {warning}"
+    share = 1.0 if warning.startswith(_WITHOUT_EFFECT) else 0.0
+    return replace(finding, kind="corrupt_data", reason=reason, recovered=share, exact=share == 1.0)

@@ -6,7 +6,10 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
-__all__ = ["Finding", "Frame", "Kind"]
+__all__ = ["MAX_PIXELS", "Finding", "Frame", "Kind"]
+
+MAX_PIXELS = 1 << 27
+"""The most pixels that a picture may claim before anything is allocated for it: above a phone's 108 megapixels."""
 
 Kind = Literal[
     "intact",

@@ -7,7 +7,7 @@ import io
 from PIL import Image, ImageFile, UnidentifiedImageError
 
 from storeds.jpeg.containers import check_bmp, check_boxes, check_codestream, check_gif, check_webp
-from storeds.jpeg.estimate import MAX_PIXELS
+from storeds.jpeg.finding import MAX_PIXELS
 from storeds.jpeg.png import check_png
 from storeds.jpeg.sniff import sniff
 from storeds.jpeg.tiff import check_tiff

@@ -6,7 +6,7 @@ import zlib
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from storeds.jpeg.estimate import MAX_PIXELS
+from storeds.jpeg.finding import MAX_PIXELS
 from storeds.jpeg.verdict import Verdict
 
 __all__ = ["check_png"]

@@ -13,35 +13,40 @@ import numpy as np
 from storeds.jpeg.huffman import LONGEST, Table, windows
 from storeds.jpeg.structure import Scan
 
-__all__ = ["Band", "Walk"]
+__all__ = ["Band", "BandData", "Part"]
 
 
-class Walk(NamedTuple):
-    """How a walk went: whole MCUs met, how it ended, and the bits that were left over."""
+class Part(NamedTuple):
+    """How the walk through the data between two restart markers went: whole MCUs, how it ended, and the bits left over."""
 
     units: int
     ending: Literal["done", "cut", "bad"]
     left: int = 0
 
 
-class _Data:
-    """The data between two restart markers, as what a code that began at each bit would be."""
+class BandData:
+    """The data of a scan, as what a code that began at each bit would be."""
 
     def __init__(self, data: bytes, table: Table) -> None:
         seen = windows(data)
         ends = bytes(64)  # beyond the last bit no code begins, however far the last hop went
-        self.size = len(seen)
+        self.first, self.size = 0, len(seen)
         self.window = memoryview(np.concatenate([seen, np.full(64, 0xFFFF, np.uint16)]).tobytes()).cast("H")
         self.length = table.length[seen].tobytes() + ends
         self.symbol = table.symbol[seen].tobytes() + ends
+
+    def part(self, first: int, size: int) -> BandData:
+        """Set the first bit and the one after the last to follow; return this."""
+        self.first, self.size = first, size
+        return self
 
     def run(self, at: int, bits: int) -> int:
         """Return how many blocks end here, by the `bits` at `at` that say so."""
         return (1 << bits) + (self.window[at] >> (16 - bits) if bits else 0)
 
-    def ended(self, units: int, at: int) -> Walk:
-        """Return the walk that found no code at `at`."""
-        return Walk(units, "cut" if at > self.size - LONGEST else "bad", max(self.size - at, 0))
+    def ended(self, units: int, at: int) -> Part:
+        """Return the walk that found no sense at `at`."""
+        return Part(units, "cut" if at > self.size - LONGEST else "bad")
 
 
 class Band:
@@ -50,14 +55,14 @@ class Band:
     def __init__(self, blocks: int) -> None:
         self.nonzero = [0] * blocks
 
-    def follow(self, data: bytes, table: Table, scan: Scan, start: int, units: int) -> Walk:
+    def follow(self, data: BandData, scan: Scan, start: int, units: int) -> Part:
         """Follow `units` blocks from block `start` on."""
         follow = self._refine if scan.ah else self._first
-        return follow(_Data(data, table), scan, start, start + units)
+        return follow(data, scan, start, start + units)
 
-    def _first(self, data: _Data, scan: Scan, start: int, stop: int) -> Walk:
+    def _first(self, data: BandData, scan: Scan, start: int, stop: int) -> Part:
         length, symbol, nonzero = data.length, data.symbol, self.nonzero
-        p, block = 0, start
+        p, block = data.first, start
         while block < stop:
             k, ended = scan.ss, 1
             while k <= scan.se:
@@ -69,6 +74,8 @@ class Band:
                 bits = code & 15
                 if bits:
                     k += (code >> 4) + 1
+                    if k > scan.se + 1:  # a coefficient beyond the band: the walk is in the middle of other codes
+                        return data.ended(block - start, p)
                     nonzero[block] |= 1 << (k - 1)
                     p += bits
                 elif code == 0xF0:
@@ -82,11 +89,11 @@ class Band:
             if p > data.size:
                 return data.ended(block - start, p)
             block += ended
-        return Walk(stop - start, "done", data.size - p)
+        return Part(stop - start, "done", data.size - p)
 
-    def _refine(self, data: _Data, scan: Scan, start: int, stop: int) -> Walk:  # noqa: C901  # a hop may cost no call
+    def _refine(self, data: BandData, scan: Scan, start: int, stop: int) -> Part:  # noqa: C901  # a hop may cost no call
         length, symbol, nonzero = data.length, data.symbol, self.nonzero
-        p, ended = 0, 0  # ended: how many blocks have no new coefficient any more, this one included
+        p, ended = data.first, 0  # ended: how many blocks have no new coefficient any more, this one included
         for block in range(start, stop):
             known, new, k = nonzero[block], 0, scan.ss
             while not ended and k <= scan.se:
@@ -112,6 +119,8 @@ class Band:
                     else:
                         break
                     k += 1
+                if code & 15 and k > scan.se:
+                    return data.ended(block - start, p)
                 if code & 15:
                     new |= 1 << k
                 k += 1
@@ -121,4 +130,4 @@ class Band:
             if p > data.size:
                 return data.ended(block - start, p)
             nonzero[block] = known | new
-        return Walk(stop - start, "done", data.size - p)
+        return Part(stop - start, "done", data.size - p)

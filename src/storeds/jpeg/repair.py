@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 from storeds.jpeg.finding import Finding
 from storeds.jpeg.structure import EOI, parse
 from storeds.jpeg.triage import triage
 
 __all__ = ["repair"]
+
+_RESTART = re.compile(rb"\xff[\xd0-\xd7]")
 
 
 def repair(blob: bytes, finding: Finding | None = None) -> bytes:
@@ -24,13 +28,13 @@ def repair(blob: bytes, finding: Finding | None = None) -> bytes:
     -------
     bytes
         What was decodable before decodes to the same pixels; no pixel is guessed. Data with restart markers that stop
-        making sense come back as they are: decoders find the next marker, and the pixels after it, by themselves.
+        making sense, but go on with one, keep all bytes: decoders find the next marker, and the pixels after it, by themselves.
     """
     finding = finding or triage(blob)
     if finding.offset is None or not _has_picture(finding) or parse(bytes(blob)).ending == "eoi":
         return blob
-    if finding.kind == "corrupt_data" and finding.restart_interval:
-        return blob
+    if finding.kind == "corrupt_data" and finding.restart_interval and _RESTART.search(blob, finding.offset):
+        return blob if blob.endswith(EOI) else blob + EOI
     return blob[: finding.offset] + EOI
 
 

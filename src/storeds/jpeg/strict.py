@@ -12,7 +12,6 @@ import simplejpeg
 from PIL import Image
 
 from storeds.jpeg.finding import Frame
-from storeds.jpeg.structure import parse
 
 __all__ = ["NotDecodableError", "decoder_warning", "is_decodable", "probe"]
 
@@ -29,11 +28,10 @@ _REFUSALS = (
     "tjDecompressHeader",
     "Could not determine",
 )
-# Warnings about headers that change no pixel, and hide what comes later: libjpeg keeps the first warning.
+# Warnings about metadata, which change no pixel and hide what comes later: libjpeg keeps the first warning.
 _HARMLESS = (
     "Warning: unknown JFIF revision",
     "Unknown Adobe color transform",
-    "Invalid SOS parameters for sequential",
     "Corrupt JPEG data: bad ICC marker",
 )
 _COM, _SOS, _APP0, _APP15 = 0xFE, 0xDA, 0xE0, 0xEF
@@ -61,8 +59,8 @@ def decoder_warning(blob: bytes, frame: Frame) -> str | None:
 
     Notes
     -----
-    Takes about half the time of a decode, releases Python's lock, and is thread-safe. Warnings about headers that change
-    no pixel do not count: an unknown JFIF revision or Adobe transform, and scan parameters that sequential files ignore.
+    Takes about half the time of a decode, releases Python's lock, and is thread-safe. Warnings about metadata do not count:
+    an unknown JFIF revision or Adobe transform, a damaged colour profile.
     """
     try:
         return probe(blob, frame)
@@ -93,7 +91,7 @@ def _first(blob: bytes, frame: Frame, *, strict: bool) -> str | None:
         raise NotDecodableError(f"{frame.process}, {frame.precision} bits")
     message = _decode(blob, frame, strict)
     if message is not None and message.startswith(_HARMLESS):
-        message = _decode(_without_harmless(blob, frame), frame, strict)
+        message = _decode(_without_metadata(blob), frame, strict)
     if message is not None and message.startswith(_REFUSALS):
         raise NotDecodableError(message)
     return message
@@ -120,15 +118,12 @@ def _opens(blob: bytes, frame: Frame) -> bool:
         return False
 
 
-def _without_harmless(blob: bytes, frame: Frame) -> bytes:
-    """Return a copy whose APPn segments are comments, and whose sequential scans have the parameters that they must have."""
+def _without_metadata(blob: bytes) -> bytes:
+    """Return a copy in which the APPn segments before the first scan are comments."""
     copy = bytearray(blob)
     at = 2
     while at + 4 <= len(blob) and blob[at] == 0xFF and blob[at + 1] >= 0xC0 and blob[at + 1] != _SOS:
         if _APP0 <= blob[at + 1] <= _APP15:
             copy[at + 1] = _COM
         at += 2 + (blob[at + 2] << 8 | blob[at + 3])
-    if not frame.process.startswith("progressive"):
-        for scan in parse(blob).scans:
-            copy[scan.start - 3 : scan.start] = b"\x00\x3f\x00"
     return bytes(copy)

@@ -22,7 +22,7 @@ SOI, EOI = b"\xff\xd8", b"\xff\xd9"
 _MAX_SCANS = 100
 _MAX_SEGMENTS = 10_000
 
-_DHT, _SOI, _EOI, _SOS, _DRI, _APP2 = 0xC4, 0xD8, 0xD9, 0xDA, 0xDD, 0xE2
+_DHT, _EOI, _SOS, _DQT, _DRI, _APP2 = 0xC4, 0xD9, 0xDA, 0xDB, 0xDD, 0xE2
 _FRAMES = frozenset((*range(0xC0, 0xC4), *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0)))
 _PROCESSES = {0: "baseline", 1: "extended", 2: "progressive", 3: "lossless"}
 _STANDALONE = frozenset((0x01, *range(0xD0, 0xD8)))
@@ -37,19 +37,20 @@ _CHUNK = 1 << 16
 
 
 class Component(NamedTuple):
-    """A colour component: its identifier and sampling factors."""
+    """A colour component: its identifier, its sampling factors, and its quantisation table."""
 
     id: int
     h: int
     v: int
+    table: int
 
 
 class Scan(NamedTuple):
     """One scan: what it carries, and where its entropy-coded data lies.
 
-    ``parts`` holds, for each component in the scan, (place in the frame, DC table, AC table); ``tables`` is how many
-    Huffman segments came before. ``restarts`` are the restart markers in the data, each as its last byte, where there is an
-    interval.
+    ``parts`` holds, for each component in the scan, (place in the frame, DC table, AC table); ``tables`` says where the
+    Huffman tables in force are, by (class, identifier), from the counts on. ``restarts`` are the restart markers in the
+    data, each as its last byte, where there is an interval.
     """
 
     start: int
@@ -60,7 +61,7 @@ class Scan(NamedTuple):
     ah: int
     al: int
     interval: int
-    tables: int
+    tables: dict[tuple[int, int], tuple[int, int]]
     restarts: bytes = b""
 
 
@@ -80,6 +81,8 @@ class Structure:
         How many zeros at the end were left out, as they are no data.
     junk : (int, int) or None
         The first bytes outside a scan that belong to nothing, from and to.
+    undefined : str
+        Which quantisation table a scan needs that was not defined before it, if any.
     reason : str
         For ``stray``, what is wrong; for ``cut``, in what.
     """
@@ -91,7 +94,9 @@ class Structure:
     frame: Frame | None = None
     components: list[Component] = field(default_factory=list)
     scans: list[Scan] = field(default_factory=list)
-    tables: list[tuple[int, int]] = field(default_factory=list)
+    huffman: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    quantisation: set[int] = field(default_factory=set)
+    undefined: str = ""
     interval: int = 0
     multi_picture: bool = False
     filled: int = 0
@@ -108,10 +113,10 @@ class Structure:
         return self
 
 
-def parse(blob: bytes) -> Structure:  # noqa: C901  # runs on every read, so no call for every segment
-    """Walk `blob`, which begins with a start marker, until its end marker or as far as it makes sense."""
+def parse(blob: bytes, start: int = 0) -> Structure:  # noqa: C901  # runs on every read, so no call for every segment
+    """Walk `blob` from the start marker at byte `start` until its end marker or as far as it makes sense."""
     found = Structure()
-    at, size = 2, len(blob)
+    at, size = start + 2, len(blob)
     for _ in range(_MAX_SEGMENTS):
         if at + 2 > size:
             return found.cut(at, "between two segments")
@@ -182,7 +187,9 @@ def _segment(found: Structure, blob: bytes, marker: int, start: int, stop: int) 
     if marker in _FRAMES:
         return _frame(found, blob[start:stop], marker)
     if marker == _DHT:
-        found.tables.append((start, stop))
+        _huffman(found, blob, start, stop)
+    elif marker == _DQT:
+        _quantisation(found, blob, start, stop)
     elif marker == _DRI:
         if stop - start != 2:
             return "a restart interval of the wrong length"
@@ -190,6 +197,24 @@ def _segment(found: Structure, blob: bytes, marker: int, start: int, stop: int) 
     elif marker == _APP2:
         found.multi_picture = found.multi_picture or blob[start : start + 4] == b"MPF\x00"
     return ""
+
+
+def _huffman(found: Structure, blob: bytes, start: int, stop: int) -> None:
+    """Note the whole tables of a segment."""
+    while start + 17 <= stop:
+        end = start + 17 + sum(blob[start + 1 : start + 17])
+        if end <= stop:
+            found.huffman[blob[start] >> 4, blob[start] & 15] = start + 1, end
+        start = end
+
+
+def _quantisation(found: Structure, blob: bytes, start: int, stop: int) -> None:
+    """Note the whole tables of a segment, of 64 values of one byte or two."""
+    while start < stop:
+        end = start + (129 if blob[start] >> 4 else 65)
+        if end <= stop:
+            found.quantisation.add(blob[start] & 15)
+        start = end
 
 
 def _frame(found: Structure, body: bytes, marker: int) -> str:
@@ -208,7 +233,7 @@ def _frame(found: Structure, body: bytes, marker: int) -> str:
         h, v = body[at + 1] >> 4, body[at + 1] & 15
         if not (1 <= h <= 4 and 1 <= v <= 4):
             return "a frame header with impossible sampling factors"
-        found.components.append(Component(body[at], h, v))
+        found.components.append(Component(body[at], h, v, body[at + 2]))
     return ""
 
 
@@ -227,6 +252,11 @@ def _scan(found: Structure, body: bytes, start: int) -> str:
     ss, se, approximation = body[-3:]
     if found.frame.process.startswith("progressive") and not (ss <= se <= 63 and (ss == 0) == (se == 0)):
         return "a scan header with an impossible band"
+    if not found.undefined and not found.frame.process.startswith("lossless"):
+        for place, _, _ in parts:
+            if found.components[place].table not in found.quantisation:
+                found.undefined = f"quantisation table {found.components[place].table} of component {place + 1}"
     ah, al = approximation >> 4, approximation & 15
-    found.scans.append(Scan(start, start, tuple(parts), ss, se, ah, al, found.interval, len(found.tables)))
+    tables = dict(found.huffman)
+    found.scans.append(Scan(start, start, tuple(parts), ss, se, ah, al, found.interval, tables))
     return ""

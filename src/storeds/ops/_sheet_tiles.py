@@ -11,7 +11,7 @@ from PIL import Image, ImageChops, ImageDraw
 from storeds.decode import check_pixels, decode_reason
 from storeds.jpeg import repair
 from storeds.jpeg.coverage import grid_of
-from storeds.jpeg.estimate import MAX_PIXELS
+from storeds.jpeg.finding import MAX_PIXELS
 from storeds.jpeg.structure import Structure, parse
 
 __all__ = ["SIDE", "Thumbnail", "UndecodableError", "thumbnail"]

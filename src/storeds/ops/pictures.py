@@ -10,7 +10,8 @@ from PIL import Image, ImageFile
 from storeds.decode import check_pixels, decode_pil, decode_reason
 from storeds.errors import ConfigError, DecodeError
 from storeds.jpeg import Finding, repair, triage
-from storeds.jpeg.estimate import MAX_PIXELS
+from storeds.jpeg.examine import examine_jpeg
+from storeds.jpeg.finding import MAX_PIXELS
 
 __all__ = ["Picture", "look"]
 
@@ -50,7 +51,7 @@ def look(blob: bytes, *, effort: Literal["exact", "deep"] = "exact", decode: boo
     Parameters
     ----------
     effort : str
-        As for `triage`.
+        ``deep`` examines the data too, ``exact`` the structure alone.
     decode : bool
         Whether JPEGs whose structure is whole are decoded too; all others always are.
 
@@ -59,7 +60,7 @@ def look(blob: bytes, *, effort: Literal["exact", "deep"] = "exact", decode: boo
     ConfigError
         Pillow is set so that it calls cut pictures whole.
     """
-    finding = triage(blob, effort=effort)
+    finding = examine_jpeg(blob) if effort == "deep" else triage(blob)
     mended = repair(blob, finding)
     if finding.kind == "truncated_header":
         return Picture(finding, mended, finding.reason)

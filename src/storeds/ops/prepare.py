@@ -19,7 +19,7 @@ from storeds.decode import decode_reason
 from storeds.errors import StoredsError
 from storeds.jpeg import Finding, repair, triage
 from storeds.ops._dependents import become_dependent, starting_dependents
-from storeds.ops._jpeg_header import is_surely_whole, surely_opens
+from storeds.ops._jpeg_header import surely_opens
 from storeds.ops.finding_fields import FindingFields
 from storeds.ops.pictures import look
 from storeds.ops.sources.base import BadItem, PackSource
@@ -106,9 +106,8 @@ class Preparer:
         if self.split is not None:
             record = {**record, "split": self.split.of(index, record)}
         reasons, odd = [], False
-        takes_whole = self.findings is None and not self._encodes
         for name, field in self.source.fields.items():
-            if field.kind == "image" and not (takes_whole and is_surely_whole(record[name])):
+            if field.kind == "image":
                 finding = self._check(record, name)
                 record[name], reason = self._image(record[name], finding)
                 if reason is not None:
@@ -124,7 +123,7 @@ class Preparer:
     def _check(self, record: Record, image: str) -> Finding:
         """Return what triage says about field `image` of `record`, whose finding is filled in if that is asked for."""
         if self.findings is None:
-            return triage(record[image], effort="quick")
+            return triage(record[image])
         picture = look(record[image])
         record.update(self.findings.values(record, image, picture))
         return picture.finding

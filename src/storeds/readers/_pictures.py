@@ -30,7 +30,7 @@ from storeds.decode import (
 from storeds.errors import ConfigError, DecodeError, StoredsError
 from storeds.jpeg import Verdict, examine, triage
 from storeds.jpeg import repair as repair_jpeg
-from storeds.jpeg.estimate import MAX_PIXELS
+from storeds.jpeg.finding import MAX_PIXELS
 from storeds.jpeg.header import Header, read_header
 from storeds.jpeg.other import check_other
 from storeds.jpeg.sniff import sniff
@@ -199,7 +199,7 @@ class PictureReader(RecordReader):
                 f"the image is damaged: {verdict.share} of it is there, less than min_recovered={self.min_recovered}; {reason}",
                 verdict.kind,
             )
-        image = self._decoded(value, repair_jpeg(value, triage(value, effort="quick")), mode, verdict)
+        image = self._decoded(value, repair_jpeg(value, triage(value)), mode, verdict)
         context.notes.append(
             Note(verdict.kind, f"a damaged picture was mended, of which {verdict.share} is there: {reason}")
         )
@@ -224,7 +224,7 @@ def _beginning(value: bytes) -> str:
 def _visible_damage(value: bytes) -> str:
     """Return what the structure of a picture shows to be wrong, or nothing."""
     if value.startswith(SOI):
-        finding = triage(value, effort="quick")
+        finding = triage(value)
         return finding.reason if finding.is_damaged else ""
     found = check_other(value)
     if found is None:
