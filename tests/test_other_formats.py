@@ -19,7 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageFile, ImageSequence
 
+import storeds
 from photographs import photograph
+from storeds import errors
 from storeds.jpeg import Verdict, examine
 from storeds.jpeg.other import check_other
 
@@ -221,6 +223,39 @@ def test_what_has_all_its_parts_must_decode_too(name: str, capfd: pytest.Capture
     broken = {examine(whole[:at] + bytes(4) + whole[at + 4 :]).kind for at in range(12, len(whole) - 4, 7)}
     assert "corrupt_data" in broken
     capfd.readouterr()
+
+
+def test_a_tiff_whose_directories_lead_in_a_circle_is_damage() -> None:
+    whole = files()["tiff, tiles"]
+    at = 8 + 2 + 9 * 12
+    verdict = examine(whole[:at] + struct.pack(">I", 8) + whole[at + 4 :])
+    assert (verdict.kind, verdict.reason) == ("corrupt_data", "its directory at byte 8 leads back to itself")
+
+
+def test_a_whole_file_of_a_kind_that_pillow_cannot_open_is_not_jpeg() -> None:
+    whole = files()["bmp"]
+    verdict = examine(whole[:28] + struct.pack("<H", 2) + whole[30:])
+    assert (verdict.kind, verdict.recovered) == ("not_jpeg", 0.0)
+    assert "Unsupported BMP pixel depth (2)" in verdict.reason
+
+
+@pytest.mark.parametrize("truncated_too", [False, True])
+@pytest.mark.parametrize("check", [False, True])
+@pytest.mark.parametrize("decode", ["pil", "tensor", "fast"])
+def test_a_reader_names_the_damage_of_every_cut_file(
+    decode: str, check: bool, truncated_too: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", truncated_too)
+    url = f"memory://cut-{decode}-{check}-{truncated_too}"
+    with storeds.open_writer(url, {"image": "image"}, check=check, overwrite=True) as writer:
+        writer.append({"image": whole[: len(whole) * part // 10]} for whole in files().values() for part in (3, 6, 10))
+    dataset = storeds.StoreDataset(url, decode=decode, reader_options={"min_recovered": 1.0})
+    for number, name in enumerate(files()):
+        for place in (0, 1):
+            with pytest.raises(errors.DecodeError) as caught:
+                dataset[3 * number + place]
+            assert caught.value.kind in ("truncated_file", "truncated_header"), name
+        dataset[3 * number + 2]
 
 
 @pytest.mark.parametrize(

@@ -89,13 +89,19 @@ def _check(blob: bytes, *, inflate: bool) -> Verdict | None:
 def _decode(blob: bytes) -> tuple[str, str]:
     """Return the kind that a decode by Pillow gives `blob`, and why: ``intact`` too if the picture is too large for one."""
     try:
-        with Image.open(io.BytesIO(blob)) as image:
-            if image.width * image.height <= MAX_PIXELS:
-                image.load()
+        image = Image.open(io.BytesIO(blob))
     except UnidentifiedImageError:  # its message shows a memory address
         return "not_jpeg", "Pillow cannot open it"
     except (Warning, Image.DecompressionBombError):  # a process may make errors of warnings
         return "intact", ""
     except Exception as error:  # decoders raise whatever they like on damaged bytes
+        return "not_jpeg", f"Pillow cannot open it: {type(error).__name__}: {error}"
+    try:
+        with image:
+            if image.width * image.height <= MAX_PIXELS:
+                image.load()
+    except Warning:
+        return "intact", ""
+    except Exception as error:
         return "corrupt_data", f"it does not decode: {type(error).__name__}: {error}"
     return "intact", ""

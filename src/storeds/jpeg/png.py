@@ -77,7 +77,8 @@ def _verdict(found: _Chunks, share: float, *, exact: bool) -> Verdict:
     if found.kind == "truncated_file" and found.frames > 1:
         share, exact = share / found.frames, False
     if found.kind == "truncated_file" and share == 1.0:
-        if found.inside not in (b"", b"IDAT", b"IEND"):  # decoders raise for one that they read
+        is_data = found.inside == b"IDAT" and len(found.data[-1]) > 0
+        if not is_data and found.inside not in (b"", b"IEND"):  # decoders raise for one that they read
             return Verdict(found.kind, 0.0, exact=False, reason=f"{found.reason}, behind its pixels")
         return Verdict("missing_eoi", reason=f"all of the picture is there, but {found.reason}")
     return Verdict(found.kind, share, exact, found.reason)

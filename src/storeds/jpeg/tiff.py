@@ -108,16 +108,17 @@ def check_tiff(blob: bytes) -> Verdict:
 def _walk(reader: _Reader, first: int) -> int:
     """Return how many pictures the directories from `first` on list; raises for one whose data are not in the file."""
     pictures = 0
-    due, seen = [first], set()
+    due: list[tuple[int, bool]] = [(first, False)]
+    seen: dict[int, bool] = {}
     while due:
-        at = due.pop()
-        if at == 0:
+        at, is_sub = due.pop()
+        if at == 0 or (at in seen and (is_sub or seen[at])):  # what a picture lists may lead to more than once
             continue
         if at in seen:
-            raise ValueError(f"its directory at byte {at} is listed twice")
-        seen.add(at)
+            raise ValueError(f"its directory at byte {at} leads back to itself")
+        seen[at] = is_sub
         entries, following = reader.directory(at)
-        due += [following, *entries.get(_SUB, ())]
+        due += [(following, is_sub), *((place, True) for place in entries.get(_SUB, ()))]
         for offsets, counts in _PAIRS:
             if offsets in entries:
                 pictures += 1
