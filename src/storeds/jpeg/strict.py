@@ -34,6 +34,7 @@ _HARMLESS = (
     "Unknown Adobe color transform",
     "Corrupt JPEG data: bad ICC marker",
 )
+_EXTRANEOUS = "Corrupt JPEG data: "
 _COM, _SOS, _APP0, _APP15 = 0xFE, 0xDA, 0xE0, 0xEF
 
 
@@ -76,13 +77,15 @@ def probe(blob: bytes, frame: Frame) -> str | None:
 def is_decodable(blob: bytes, frame: Frame) -> bool:
     """Return whether decoders give pixels for `blob`, which may be damaged but ends with an end marker.
 
-    For JPEGs that simplejpeg does not decode at all, whether Pillow does; True for those that neither does. It does not
-    depend on ``PIL.ImageFile.LOAD_TRUNCATED_IMAGES``. Thread-safe.
+    True for JPEGs of a kind that simplejpeg does not decode. Thread-safe.
     """
     try:
-        return _first(blob, frame, strict=False) is None and _opens(blob, frame)
+        message = _first(blob, frame, strict=False)
     except NotDecodableError:
         return True
+    # simplejpeg fails on bytes that belong to nothing before the frame header, which is but a warning of libjpeg's.
+    is_warning = message is not None and message.startswith(_EXTRANEOUS)
+    return (message is None or is_warning) and _opens(blob, frame, load=is_warning)
 
 
 def _first(blob: bytes, frame: Frame, *, strict: bool) -> str | None:
@@ -107,12 +110,14 @@ def _decode(blob: bytes, frame: Frame, strict: bool) -> str | None:
     return None
 
 
-def _opens(blob: bytes, frame: Frame) -> bool:
-    """Return whether Pillow takes the header, which it reads by itself."""
+def _opens(blob: bytes, frame: Frame, *, load: bool) -> bool:
+    """Return whether Pillow takes the header, which it reads by itself, and if `load` the data."""
     if frame.width * frame.height > (Image.MAX_IMAGE_PIXELS or 0):
         return True  # Pillow would warn of, or refuse, the size alone
     try:
-        with Image.open(io.BytesIO(blob)):
+        with Image.open(io.BytesIO(blob)) as image:
+            if load:
+                image.load()
             return True
     except Exception:  # it raises whatever it likes on damaged bytes
         return False

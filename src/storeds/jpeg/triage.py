@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from storeds.jpeg.codes import finding_of, in_data, is_too_short, share_with_part
 from storeds.jpeg.coverage import coverage
+from storeds.jpeg.endings import walk_by_endings
 from storeds.jpeg.entropy import ZERO_RUN, Follower, Walk, has_all_restarts
 from storeds.jpeg.finding import Finding
 from storeds.jpeg.sniff import sniff
@@ -158,6 +159,8 @@ def _cut(blob: bytes, found: Structure) -> Finding:
             _missing_eoi(found) if share == 1.0 else _without_scans(blob, found, found.end, f"it is cut {found.reason}")
         )
     seen = Follower(blob, found).walk(last)
+    if seen.ending == "unknown" and share == 1.0:
+        seen = walk_by_endings(blob, found)
     if seen.ending in ("done", "surplus") and share == 1.0:
         return _missing_eoi(found)
     scan = found.scans[last]

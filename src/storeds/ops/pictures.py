@@ -51,7 +51,7 @@ def look(blob: bytes, *, effort: Literal["exact", "deep"] = "exact", decode: boo
     Parameters
     ----------
     effort : str
-        ``deep`` examines the data too, ``exact`` the structure alone.
+        ``deep`` examines the data too and follows every code, ``exact`` the structure alone.
     decode : bool
         Whether JPEGs whose structure is whole are decoded too; all others always are.
 
@@ -60,7 +60,7 @@ def look(blob: bytes, *, effort: Literal["exact", "deep"] = "exact", decode: boo
     ConfigError
         Pillow is set so that it calls cut pictures whole.
     """
-    finding = examine_jpeg(blob) if effort == "deep" else triage(blob)
+    finding = examine_jpeg(blob, deep=True) if effort == "deep" else triage(blob)
     mended = repair(blob, finding)
     if finding.kind == "truncated_header":
         return Picture(finding, mended, finding.reason)
