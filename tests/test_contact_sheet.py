@@ -94,6 +94,16 @@ def test_of_a_progressive_picture_no_place_is_hatched(tmp_path: Path) -> None:
     assert (text[2 * _LINE :].min(axis=2) < 150).any()  # it says that the place is not known
 
 
+def test_a_picture_of_which_nothing_is_known_is_not_hatched(tmp_path: Path) -> None:
+    url, path = f"lmdb://{tmp_path}/a.lmdb", tmp_path / "sheet.png"
+    with storeds.open_writer(url, {"image": "image"}) as writer:
+        writer.append([{"image": jpeg(0, (160, 160))}])
+    finding = Finding("corrupt_data", "", 0, image="image", recovered=0.0, exact=False)
+    assert ContactSheet(path).draw(url, [finding]) == 1
+    ((picture, _),) = tiles(path, 1)
+    assert not ((picture[:, :, 0] > 180) & (picture[:, :, 1:].max(axis=2) < 40)).any()
+
+
 def numbered(number: int) -> bytes:
     """Return a JPEG of noise whose first unit has a colour of its own."""
     pixels = np.random.default_rng(number).integers(0, 256, (SIDE, SIDE, 3), np.uint8)

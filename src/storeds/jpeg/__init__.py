@@ -1,7 +1,8 @@
 """What is wrong with a JPEG, by its bytes alone, and the least change that lets a decoder finish.
 
 ``structure`` walks the markers, ``coverage`` says what the scans carry, ``entropy`` (with ``huffman`` and ``progressive``)
-follows their codes where the end is missing, ``triage`` decides, ``repair`` mends.
+follows their codes where the end is missing, ``triage`` decides, ``repair`` mends. ``other`` judges other formats, with
+``png``, ``tiff`` and ``containers``.
 """
 
 from storeds.jpeg.finding import Finding, Frame

@@ -52,7 +52,8 @@ def thumbnail(blob: Any, recovered: float | None) -> Thumbnail:
     small.thumbnail((SIDE, SIDE))
     factor = max(min(SIDE // small.width, SIDE // small.height), 1)
     small = small.resize((factor * small.width, factor * small.height), Image.Resampling.NEAREST)
-    border = None if recovered is None or recovered == 1.0 else _border(parse(whole), recovered, small.size)
+    # Of a lower bound of 0 nothing is known.
+    border = None if not recovered or recovered == 1.0 else _border(parse(whole), recovered, small.size)
     if border is not None:
         _hatch(small, border)
     return Thumbnail(small, border is not None)

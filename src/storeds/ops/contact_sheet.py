@@ -106,9 +106,9 @@ class ContactSheet:
         found = [finding for finding in findings if finding.position is not None and finding.kind != "column"]
         sections, listed = _collect(url, found, layout, options or {})
         buffer = io.BytesIO()
-        _paint(f"{redact(url)}: {counted(len(found), 'damaged picture')}; hatched: lost", sections, listed).save(
-            buffer, "PNG"
-        )
+        _paint(
+            f"{redact(url)}: {counted(len(found), 'damaged picture')}; hatched: lost or doubtful", sections, listed
+        ).save(buffer, "PNG")
         self._write(buffer.getvalue(), publish=True)
         return sum(len(section.tiles) for section in sections)
 
@@ -229,7 +229,7 @@ def _paint_tile(sheet: Image.Image, pen: ImageDraw.ImageDraw, left: int, top: in
     pen.rectangle((left, top, left + SIDE - 1, top + SIDE - 1), _PALE)
     sheet.paste(image, (left + (SIDE - image.width) // 2, top + (SIDE - image.height) // 2))
     share = f"{finding.severity} is there" if finding.severity else ""
-    unknown = "" if is_marked or finding.recovered == 1.0 else "lost place unknown"
+    unknown = "" if is_marked or finding.recovered == 1.0 else "place unknown"
     note = ", ".join(part for part in (rank, unknown) if part)
     lines = ((_name(finding), _BLACK), (share, _RED), (note, _GREY))
     for number, (line, ink) in enumerate(lines):
