@@ -12,7 +12,7 @@ from storeds.jpeg.finding import Finding
 from storeds.jpeg.sniff import sniff
 from storeds.jpeg.structure import EOI, SOI, Structure, parse
 
-__all__ = ["triage"]
+__all__ = ["triage", "without_filling"]
 
 _INTACT = "its structure is intact"
 # More pictures in one file are not walked; a phone's have three.
@@ -114,15 +114,21 @@ def _next_is_whole(blob: bytes, at: int) -> bool:
     return False
 
 
-def _without_end(blob: bytes, found: Structure) -> Finding:
-    """Return the finding for a file whose end marker was not met."""
+def without_filling(blob: bytes, found: Structure) -> tuple[bytes, Structure]:
+    """Return a file whose end marker was not met, and its structure, without the zeros at its end that are no data."""
     zeros = len(blob) - len(blob.rstrip(b"\x00"))
     filling = _filling(blob, found, zeros) if zeros else 0
     if filling:
         inner = parse(blob[:-filling])
         if inner.ending == "cut":
             inner.filled = filling
-            blob, found = blob[:-filling], inner
+            return blob[:-filling], inner
+    return blob, found
+
+
+def _without_end(blob: bytes, found: Structure) -> Finding:
+    """Return the finding for a file whose end marker was not met."""
+    blob, found = without_filling(blob, found)
     if found.scans and is_too_short(found):
         short = in_data(blob, found, found.end)
         if short is not None:

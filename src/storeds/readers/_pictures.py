@@ -199,7 +199,7 @@ class PictureReader(RecordReader):
                 f"the image is damaged: {verdict.share} of it is there, less than min_recovered={self.min_recovered}; {reason}",
                 verdict.kind,
             )
-        image = self._decoded(value, repair_jpeg(value, triage(value)), mode, verdict)
+        image = self._decoded(value, repair_jpeg(value), mode, verdict)
         context.notes.append(
             Note(verdict.kind, f"a damaged picture was mended, of which {verdict.share} is there: {reason}")
         )
