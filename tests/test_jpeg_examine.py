@@ -140,6 +140,7 @@ def test_zero_fill_before_an_end_marker_is_found(encoding: str) -> None:
 def test_a_cut_file_with_restart_markers_keeps_its_name_when_it_is_repaired() -> None:
     whole = encode("restart every 7 blocks")
     for cut in range(whole.index(b"\xff\xda") + 20, len(whole) - 2, 61):
+        assert repair(whole[:cut]) == repair(whole[:cut], triage(whole[:cut]))
         found = examine(whole[:cut])
         again = examine(repair(whole[:cut]))
         assert (again.kind, again.recovered) == (found.kind, found.recovered)

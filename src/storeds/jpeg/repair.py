@@ -35,14 +35,15 @@ def repair(blob: bytes, finding: Finding | None = None) -> bytes:
     if not data.startswith(SOI):
         return blob
     found = parse(data)
-    if found.ending == "eoi" or not found.scans:
+    if found.ending == "eoi":
         return blob
-    stray, interval, end = found.ending == "stray", found.interval, found.end
-    if finding is not None and finding.offset is not None:
-        end = finding.offset
-    else:
+    if finding is None or finding.offset is None:
         _, found = without_filling(data, found)
-        stray, end = found.ending == "stray", found.end
-    if stray and interval and _RESTART.search(data, end):
+        has_picture, end = bool(found.scans), found.end
+    else:
+        has_picture, end = bool(found.scans) and finding.kind != "truncated_header", finding.offset
+    if not has_picture:
+        return blob
+    if found.ending == "stray" and found.interval and _RESTART.search(data, end):
         return blob if data.endswith(EOI) else blob + EOI
     return blob[:end] + EOI
