@@ -41,7 +41,8 @@ def examine_jpeg(blob: bytes, *, deep: bool = False) -> Finding:
         reason = f"{finding.scans} scans of {frame.width} x {frame.height} pixels are more than any picture has"
         return replace(finding, kind="corrupt_data", reason=reason, recovered=0.0, exact=False)
     if finding.recovered == 1.0:
-        finding = _in_data(repair(blob, finding), finding, deep=deep)
+        whole = repair(blob, finding) if finding.is_damaged else blob
+        finding = _in_data(whole, finding, deep=deep)
     if finding.is_damaged and not is_decodable(repair(blob, finding), frame):
         reason = f"{finding.reason}; what is there does not decode"
         return replace(finding, recovered=0.0, exact=True, reason=reason)
