@@ -99,7 +99,7 @@ class BenchSettings:
 
     def images(self, stored: Sequence[str], meta: Meta) -> bool:
         """Return whether the samples that are made of these fields hold images that are decoded."""
-        kinds = {meta.fields[name].kind for name in stored}
+        kinds = {field.kind for name, field in meta.fields.items() if name in stored}
         decodes = self.arguments["reader"] != "array" and self.arguments.get("decode") != "bytes"
         return "image" in kinds and decodes
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
@@ -34,8 +34,9 @@ from storeds.jpeg.finding import MAX_PIXELS
 from storeds.jpeg.header import Header, read_header
 from storeds.jpeg.other import check_other
 from storeds.jpeg.sniff import sniff
-from storeds.jpeg.structure import SOI
+from storeds.jpeg.structure import SOI, parse
 from storeds.protocols import Backend, Decoder, Field, Note, Record, SampleContext
+from storeds.readers._checked import CheckedPictures
 from storeds.readers.base import RecordReader
 from storeds.registry import DECODERS
 
@@ -65,14 +66,17 @@ class PictureReader(RecordReader):
     _verdicts: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
     _function: Decoder = field(init=False, repr=False, compare=False)
     _decoder: Decoder = field(init=False, repr=False, compare=False)
-    _strict: Decoder | None = field(init=False, repr=False, compare=False)
+    _strict: Callable[..., Any] | None = field(init=False, repr=False, compare=False)
+    _checked: CheckedPictures | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self._check()
         function: Decoder = DECODERS.get(self.decode) if isinstance(self.decode, str) else self.decode
         decoder = self._with_options(function)
         strict = functools.partial(decoder, strict=True) if function in _BUILT_IN else None  # type: ignore[call-arg]
-        for name, value in {"_function": function, "_decoder": decoder, "_strict": strict}.items():
+        checked = CheckedPictures(self.count) if self.cropper is not None and function in _WINDOWED else None
+        parts = {"_function": function, "_decoder": decoder, "_strict": strict, "_checked": checked}
+        for name, value in parts.items():
             object.__setattr__(self, name, value)
 
     def _check(self) -> None:
@@ -137,11 +141,17 @@ class PictureReader(RecordReader):
             return "image"
         return next((name for name in images if not is_mask(name)), images[0] if images else None)
 
-    def _value(self, name: str, field: Field, record: Record, context: SampleContext) -> Any:
-        value = record[name]
-        if field.kind != "image":
-            return value
-        mode = self._modes[name]
+    def build(self, records: Sequence[Record], context: SampleContext, /) -> dict[str, Any]:
+        # docstring inherited
+        images = {name: self._image(name, records[0], context) for name in self._images()}
+        return super().build([{**records[0], **images}], context) if images else super().build(records, context)
+
+    def _value(self, name: str, field: Field, value: Any, context: SampleContext) -> Any:
+        return value
+
+    def _image(self, name: str, record: Record, context: SampleContext) -> Any:
+        """Return the image in field `name` of a record, decoded, or as much of it as a crop needs."""
+        value, mode = record[name], self._modes[name]
         if self.decode == "bytes":
             return self._decoder(value, mode)
         header = read_header(value)
@@ -176,16 +186,30 @@ class PictureReader(RecordReader):
     ) -> Any:
         """Return the image, or as much of it as a window needs; raises ValueError and others where it may be damaged."""
         assert self._strict is not None
-        is_whole = verdict is not None
-        if self.cropper is not None and is_whole and header is not None and self._function in _WINDOWED:
-            window = self.cropper.window(header.height, header.width, context.generator)
-            part = decode_window(self._function, value, mode, header, window, self.cropper.edges)
-            return Windowed(self._strict(value, mode), window) if part is None else part
-        image = self._strict(value, mode)
         # libjpeg does not notice a scan that is missing; where there is but one, it notices everything.
-        if not is_whole and not (header and header.in_one_scan) and triage(value).is_damaged:
+        in_one_scan = header is not None and header.in_one_scan
+        if self._checked is not None and header is not None and in_one_scan:
+            if verdict is not None or value in self._checked:
+                return self._windowed(value, mode, header, context)
+            image = self._strict(value, mode)
+            self._checked.add(value)
+            return image
+        if verdict is not None:
+            return self._strict(value, mode, examined=True)
+        image = self._strict(value, mode)
+        if not in_one_scan and triage(value).is_damaged:
             raise ValueError("its structure is damaged")
         return image
+
+    def _windowed(self, value: bytes, mode: str, header: Header, context: SampleContext) -> Windowed:
+        """Return as much of a whole picture as the crop that comes next needs, whose window this draws, as it would."""
+        assert self.cropper is not None
+        assert self._strict is not None
+        window = self.cropper.window(header.height, header.width, context.generator)
+        part = decode_window(self._function, value, mode, header, window, self.cropper.edges)
+        if part is not None:
+            return part
+        return Windowed(self._strict(value, mode, examined=True), window)
 
     def _repaired(self, value: bytes, mode: str, verdict: Verdict, context: SampleContext) -> Any:
         """Return what there is of a damaged picture, with a note; raises DecodeError where the options refuse it."""
@@ -222,10 +246,10 @@ def _beginning(value: bytes) -> str:
 
 
 def _visible_damage(value: bytes) -> str:
-    """Return what the structure of a picture shows to be wrong, or nothing."""
+    """Return what the structure of a picture shows to be wrong at a glance, or nothing."""
     if value.startswith(SOI):
-        finding = triage(value)
-        return finding.reason if finding.is_damaged else ""
+        structure = parse(value)
+        return f"it is cut {structure.reason}" if structure.ending == "cut" else structure.reason
     found = check_other(value)
     if found is None:
         return f"it is no JPEG but {sniff(value)}"

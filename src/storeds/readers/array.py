@@ -11,7 +11,7 @@ import numpy as np
 from storeds._elements import Channels, Layout, is_image_like, layout_of
 from storeds._suggest import suggest
 from storeds.errors import ConfigError
-from storeds.protocols import Array, Backend, Field, Record, SampleContext
+from storeds.protocols import Array, Backend, Field, SampleContext
 from storeds.readers.base import RecordReader
 
 __all__ = ["ArrayReader"]
@@ -114,8 +114,7 @@ class ArrayReader(RecordReader):
     def _choose(self, fields: dict[str, Field]) -> tuple[str, ...]:
         return tuple(fields)
 
-    def _value(self, name: str, field: Field, record: Record, context: SampleContext) -> Any:
-        value = record[name]
+    def _value(self, name: str, field: Field, value: Any, context: SampleContext) -> Any:
         if not isinstance(value, np.ndarray):
             return value
         import torch

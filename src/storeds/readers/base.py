@@ -43,8 +43,8 @@ class RecordReader(ABC):
         """Return the elements when the user named none; raises ConfigError if the store cannot serve this reader."""
 
     @abstractmethod
-    def _value(self, name: str, field: Field, record: Record, context: SampleContext) -> Any:
-        """Return the element `name` of a record."""
+    def _value(self, name: str, field: Field, value: Any, context: SampleContext) -> Any:
+        """Return the element `name` from a stored value."""
 
     @property
     def made(self) -> tuple[str, ...]:
@@ -92,6 +92,6 @@ class RecordReader(ABC):
         # docstring inherited
         record = records[0]
         return {
-            name: context.index if name in self.made else self._value(name, field, record, context)
+            name: context.index if name in self.made else self._value(name, field, record[name], context)
             for name, field in zip(self.fields, self.kinds, strict=True)
         }

@@ -21,7 +21,6 @@ __all__ = ["VideoReader"]
 
 _FRAME, _DECODED = "frame", "decoded"
 _PER_FRAME = (_FRAME, "time")
-_IMAGE = Field("image")
 
 
 @dataclass(frozen=True)
@@ -230,7 +229,7 @@ class VideoReader(PictureReader):
     def _frame(self, name: str, record: Record, at: int, context: SampleContext) -> Any:
         noted = len(context.notes)
         try:
-            frame = self._value(name, _IMAGE, record, context)
+            frame = self._image(name, record, context)
         except DecodeError as error:
             placed = DecodeError(f"{self._named(record, at)}: {error}")
             placed.kind = error.kind
