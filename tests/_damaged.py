@@ -13,13 +13,18 @@ __all__ = ["PICTURES", "Picture", "write"]
 
 
 class Picture(NamedTuple):
-    """One blob: what `verify` says, what the field ``finding`` says, how much is there, whether it can be mended."""
+    """One blob: what `verify` says, the verdict on it, how much is there, whether it can be repaired."""
 
     blob: bytes
     told: str | None
     finding: str
     recovered: float | None  # None: some of it, and how much is not what these tests are about
     mended: bool = False
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether readers return what is there."""
+        return self.recovered != 0.0 and self.told not in ("too_large", "truncated_file")
 
 
 def _png() -> bytes:
@@ -50,11 +55,11 @@ PICTURES: dict[str, Picture] = {
     "coarse": Picture(_PROGRESSIVE[: len(_PROGRESSIVE) // 2], "truncated_scan", "truncated_scan", None, True),
     "stray": Picture(jpeg(5)[:900] + b"\xff\xc8" + jpeg(5)[902:], "corrupt_data", "corrupt_data", None, True),
     "trailing": Picture(jpeg(1) + b"<!-- cached -->", "trailing_data", "trailing_data", 1.0),
-    "png": Picture(_png(), None, "not_jpeg", 1.0),
-    "half a png": Picture(_png()[: len(_png()) // 2], "image", "not_jpeg", 0.0),
-    "page": Picture(b"<html>404</html>", "image", "not_jpeg", 0.0),
-    "empty": Picture(b"", "image", "not_jpeg", 0.0),
-    "huge": Picture(_huge(jpeg(2)), "too_large", "truncated_scan", 0.0),
+    "png": Picture(_png(), None, "intact", 1.0),
+    "half a png": Picture(_png()[: len(_png()) // 2], "truncated_file", "truncated_file", None),
+    "page": Picture(b"<html>404</html>", "not_jpeg", "not_jpeg", 0.0),
+    "empty": Picture(b"", "not_jpeg", "not_jpeg", 0.0),
+    "huge": Picture(_huge(jpeg(2)), "too_large", "truncated_scan", None),
 }
 
 

@@ -74,7 +74,7 @@ def test_on_a_terminal_no_colour_is_put_into_text(odd_store: str) -> None:
         for command in ("info", "verify")
     ]
     assert "\x1b[" in shown[1]
-    assert f"{odd_store}: 2 records, 1 image decoded: 1 finding" in shown[1]
+    assert f"{odd_store}: 2 records, 1 image (1 examined): 1 finding" in shown[1]
     assert odd_store in shown[0]
     assert json.dumps({"classes": ODD}) in shown[0]
 

@@ -244,8 +244,21 @@ def test_ctrl_c_and_sigterm_keep_what_is_durable(
     assert run(operation, tree, packed, url, resume=True).id == storeds.info(packed).id
 
 
+# A dataset object, which is read in worker processes.
+FILES = """
+from pathlib import Path
+class Files:
+    def __init__(self, root):
+        self.paths = [str(path) for path in sorted(Path(root).rglob("*.jpg"))]
+    def __len__(self):
+        return len(self.paths)
+    def __getitem__(self, index):
+        return Path(self.paths[index]).read_bytes(), 0
+"""
+
+
 def test_ctrl_c_is_no_business_of_processes_that_are_just_being_started(tree: Path, tmp_path: Path) -> None:
-    code = (
+    code = FILES + (
         "import os, signal, subprocess, threading, multiprocessing, storeds\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def interrupt_workers():\n"
@@ -257,7 +270,7 @@ def test_ctrl_c_is_no_business_of_processes_that_are_just_being_started(tree: Pa
         "        self.send_signal(signal.SIGINT)\n"
         "if __name__ == '__main__':\n"
         "    threading.Thread(target=interrupt_workers, daemon=True).start()\n"
-        f"    storeds.pack({str(tree)!r}, 'lmdb://{tmp_path}/a.lmdb', workers=2)\n"
+        f"    storeds.pack(Files({str(tree)!r}), 'lmdb://{tmp_path}/a.lmdb', workers=2)\n"
         "    subprocess.Popen = Interrupted\n"
         f"    assert storeds.verify('lmdb://{tmp_path}/a.lmdb').ok\n"
     )
@@ -268,12 +281,12 @@ def test_ctrl_c_is_no_business_of_processes_that_are_just_being_started(tree: Pa
 
 
 def test_no_worker_outlives_a_pack_that_was_killed(tree: Path, tmp_path: Path) -> None:
-    code = (
+    code = FILES + (
         "import os, signal, sys, multiprocessing, storeds\n"
         "def kill(_):\n"
         "    print(*[child.pid for child in multiprocessing.active_children()], flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
-        f"if __name__ == '__main__':\n    storeds.pack({str(tree)!r}, 'lmdb://{tmp_path}/a.lmdb', workers=2, progress=kill)\n"
+        f"if __name__ == '__main__':\n    storeds.pack(Files({str(tree)!r}), 'lmdb://{tmp_path}/a.lmdb', workers=2, progress=kill)\n"
     )
     script = tmp_path / "pack.py"
     script.write_text(code)

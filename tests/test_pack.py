@@ -226,20 +226,19 @@ def test_a_picture_of_which_a_part_is_lost_is_not_made_to_look_whole(tmp_path: P
     root = write(
         tmp_path / "tree", {"a/half.jpg": HALF, "a/zeros.jpg": zeros, "a/end.jpg": whole[:-2], "a/1.jpg": whole}
     )
+    # Without a verdict beside it.
     with pytest.raises(errors.RecordError) as caught:
-        storeds.pack(root, "memory://lossy", overwrite=True, **options)
-    assert all(part in str(caught.value) for part in ("half.jpg", "zeros.jpg", "is damaged", "--check"))
+        storeds.pack(root, "memory://lossy", overwrite=True, check=False, **options)
+    assert all(part in str(caught.value) for part in ("half.jpg", "zeros.jpg", "is damaged", "--no-check"))
     assert "end.jpg" not in str(caught.value)  # it lacks nothing but its end marker
-    assert storeds.pack(root, "memory://lossy", overwrite=True, on_bad="skip", **options).count == 2
-    # Or as it came, so that readers mend or refuse it, and are told.
-    storeds.pack(root, "memory://lossy", overwrite=True, on_bad="keep", **options)
+    assert storeds.pack(root, "memory://lossy", overwrite=True, check=False, on_bad="skip", **options).count == 2
+    # Or as it came, so that readers repair or refuse it, and report it.
+    storeds.pack(root, "memory://lossy", overwrite=True, check=False, on_bad="keep", **options)
     kept = {record["key"]: record["image"] for record in records("memory://lossy")}
     assert (kept["a/half.jpg"], kept["a/zeros.jpg"]) == (HALF, zeros)
-    # Or encoded anew where what was found is kept beside it.
-    storeds.pack(root, "memory://lossy", overwrite=True, check=True, **options)
-    found = {record["key"]: (record["finding"], record["recovered"]) for record in records("memory://lossy")}
-    assert found["a/half.jpg"][0] == "truncated_scan"
-    assert found["a/half.jpg"][1] < 1
+    # Or encoded again with the verdict on what it was.
+    packed = storeds.pack(root, "memory://lossy", overwrite=True, **options)
+    assert packed.findings == {"truncated_scan": 2, "intact": 1, "missing_eoi": 1}
 
 
 def test_a_damaged_picture_that_is_not_scaled_stays_as_it_is(tmp_path: Path) -> None:
@@ -373,6 +372,6 @@ def test_the_command_tells_how_many_damaged_jpegs_it_stored(tree: Path, tmp_path
     write(tree, {"cat/half.jpg": jpeg(2)[:1000], "cat/end.jpg": jpeg(3)[:-2]})
     said = CliRunner().invoke(app, ["pack", str(tree), f"lmdb://{tmp_path}/a.lmdb"])
     assert said.exit_code == 0
-    assert "2 damaged JPEGs stored as they are; storeds verify says which" in said.output
+    assert "pictures: 8 whole, 2 damaged (missing_eoi 1, truncated_scan 1)" in said.output
     told = CliRunner().invoke(app, ["pack", str(tree), f"lmdb://{tmp_path}/b.lmdb", "--json"])
     assert json.loads(told.stdout)["damaged"] == 2

@@ -29,17 +29,19 @@ from storeds.cli._frame import (
     say_error,
 )
 from storeds.errors import ConfigError
-from storeds.ops.finding_fields import FindingFields, Tally
 from storeds.ops.pack import OnBad
 from storeds.ops.packed import Packed, reasons, summary
-from storeds.ops.progress import Progress
 from storeds.ops.sources import LabelStyle, Problem, SourceKind
 from storeds.ops.splits import SplitBy
-from storeds.stores import open_backend
+from storeds.ops.verdict_counts import brief
 
 __all__ = ["convert", "pack", "repair"]
 
 _SHOWN = 20  # lines
+
+Check = Annotated[
+    bool, typer.Option("--check/--no-check", help="Examine each picture once, and store the verdict on it beside it.")
+]
 
 
 @app.command()
@@ -63,10 +65,10 @@ def pack(
     ] = None,
     max_side: Annotated[int | None, typer.Option(help="Scale larger images down to this many pixels.")] = None,
     quality: Annotated[int | None, typer.Option(help="Encode every image anew as JPEG of this quality.")] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Triage every image; keep what was found in fields finding and recovered.")
-    ] = False,
-    workers: Annotated[int | None, typer.Option(help="Processes that read, check and encode.")] = None,
+    check: Check = True,
+    workers: Annotated[
+        int | None, typer.Option(help="Threads that read, examine and encode; one per CPU by default.")
+    ] = None,
     root: Annotated[str | None, typer.Option(help="Where a manifest's paths begin; its own folder by default.")] = None,
     path_column: Annotated[str | None, typer.Option(help="The manifest's column of paths.")] = None,
     label_column: Annotated[str | None, typer.Option(help="The manifest's column of labels.")] = None,
@@ -108,15 +110,7 @@ def pack(
         "include_hidden": include_hidden or None,
     }
     problems: list[Problem] = []
-    damaged = 0
     with progress("pack", quiet=as_json) as hook:
-
-        def follow(step: Progress) -> None:
-            nonlocal damaged
-            damaged = step.odd
-            if hook is not None:
-                hook(step)
-
         meta = ops.pack(
             source,
             url,
@@ -132,33 +126,25 @@ def pack(
             resume=resume,
             commit_every=commit_every,
             index=index or (),
-            progress=follow,
+            progress=hook,
             on_problem=problems.append,
             **{name: value for name, value in options.items() if value is not None},
         )
     if not as_json:
         _report(meta, problems, kept=on_bad == "keep")
-        if damaged and not check:
-            say_error("", f"{counted(damaged, 'damaged JPEG')} stored as they are; storeds verify says which")
-    kinds = _kinds(url) if check else {}
     _published(
         url,
         meta,
         as_json=as_json,
         problems=[vars(problem) for problem in problems],
-        damaged=damaged,
+        damaged=meta.damaged,
         left_out=meta.left_out,
         columns=meta.columns,
         notes=meta.notes,
-        **({"findings": kinds} if check else {}),
+        findings=meta.findings,
     )
-    if check and not as_json:
-        print_table({"finding": "left", "images": "right"}, ((kind, f"{count:,}") for kind, count in kinds.items()))
-
-
-def _kinds(url: str) -> dict[str, int]:
-    with open_backend(url) as backend:
-        return Tally.of(backend, FindingFields(backend.meta.fields, backend.url)).kinds
+    if meta.findings and not as_json:
+        say(f"pictures: {brief(meta.findings)}")
 
 
 def _report(packed: Packed, problems: list[Problem], *, kept: bool) -> None:
@@ -195,11 +181,12 @@ def convert(
     resume: Resume = False,
     commit_every: CommitEvery = 1000,
     index: Index = None,
+    check: Check = True,
     layout: Layout = None,
     option: Options = None,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a store, native or foreign, to another engine; a native one's id stays the same."""
+    """Copy a store, native or foreign, to another engine; a native one with verdicts keeps its id."""
     options = dict(map(parse_option, option or []))
     with progress("convert", quiet=as_json) as hook:
         meta = ops.convert(
@@ -209,6 +196,7 @@ def convert(
             resume=resume,
             commit_every=commit_every,
             index=index or (),
+            check=check,
             layout=layout,
             options=options,
             progress=hook,
@@ -228,7 +216,7 @@ def repair(
     option: Options = None,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a store with every damaged JPEG mended; exit code 1 if some are beyond repair."""
+    """Copy a store with every damaged JPEG repaired; exit code 1 if some are beyond repair."""
     options = dict(map(parse_option, option or []))
     with progress("repair", quiet=as_json) as hook:
         report = ops.repair(

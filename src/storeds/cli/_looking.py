@@ -24,6 +24,7 @@ from storeds.cli._frame import (
     print_json,
     print_table,
 )
+from storeds.ops.verdict_counts import brief
 
 __all__ = ["backends", "demo", "info", "root", "schema"]
 
@@ -49,6 +50,7 @@ def info(
     found["handle"] = ", ".join(f"{name}={value}" for name, value in found.pop("handle").items())
     for name in ("classes", "splits"):
         found[name] = None if found[name] is None else _brief_counts(found[name])
+    found["pictures"] = None if found["pictures"] is None else brief(found["pictures"])
     found["bytes"] = None if found["bytes"] is None else byte_size(found["bytes"])
     unread = found.pop("unread")
     found["advice"] = "; ".join(found.pop("advice")) or ("none" if unread else "none: all is well")

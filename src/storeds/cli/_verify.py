@@ -36,7 +36,7 @@ _NOTES = 20  # lines; of trailing bytes there may be as many as records
 def verify(
     url: StoreArgument,
     deep: Annotated[
-        bool, typer.Option("--deep", help="Follow the codes of whole JPEGs too, at some ten times the cost.")
+        bool, typer.Option("--deep", help="Examine every picture again; report where the verdict stored differs.")
     ] = False,
     contact_sheet: Annotated[
         Path | None, typer.Option(help="Draw the damaged pictures, as they decode once mended, into this .png file.")
@@ -74,7 +74,8 @@ def _show(report: Report) -> None:
         OUT.print()
     verdict = "all is well" if report.ok else counted(len(report.findings), "finding")
     verdict += f", {counted(len(report.notes), 'harmless note')}" if report.notes else ""
-    say(f"{report.url}: {counted(report.count, 'record')}, {counted(report.images, 'image')} decoded: {verdict}")
+    images = f"{counted(report.images, 'image')} ({report.examined:,} examined)"
+    say(f"{report.url}: {counted(report.count, 'record')}, {images}: {verdict}")
 
 
 def _rows(report: Report) -> Iterator[tuple[str, ...]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from PIL import Image
 
-from storeds.jpeg import Finding
 from storeds.jpeg.structure import SOI
 
 __all__ = ["surely_opens"]
@@ -19,13 +18,8 @@ _READ = {0xE0: 9, _APP2: 16, 0xEE: 9}
 _PROFILE = b"ICC_PROFILE\x00"
 
 
-def surely_opens(blob: bytes, finding: Finding) -> bool:
-    """Return whether Pillow surely opens `blob`, of which triage found `finding`; False says that only Pillow can tell."""
-    return finding.kind == "intact" and _has_taken_header(blob)
-
-
-def _has_taken_header(blob: bytes) -> bool:
-    """Return whether Pillow surely takes all that comes before the first scan's data."""
+def surely_opens(blob: bytes) -> bool:
+    """Return whether Pillow surely takes the header of `blob`; False says that only Pillow can tell."""
     at, frame = 2, False
     if not blob.startswith(_BEGINNING):
         return False

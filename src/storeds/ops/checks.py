@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from PIL import Image
 
 from storeds._columns import read_column
-from storeds._verdicts import stored_fields
-from storeds.errors import RecordError, StoredsError
+from storeds._verdicts import UNCHECKED, stored_fields, verdict_field
+from storeds.decode import check_pixels
+from storeds.errors import DecodeError, RecordError, StoredsError
 from storeds.jpeg import Finding as JpegFinding
-from storeds.ops.pictures import Picture, look
+from storeds.jpeg import Verdict, examine
+from storeds.jpeg.finding import MAX_PIXELS
+from storeds.jpeg.sniff import sniff
+from storeds.jpeg.structure import SOI
+from storeds.ops.verdict_counts import is_lost
 from storeds.protocols import Array, Backend, Record
 from storeds.record import RecordCodec, checksum
 
 __all__ = ["Checker", "Finding", "RunResult"]
+
+_INTACT = "intact"
+_LEAST = MAX_PIXELS // 64 // 8  # bytes of a whole JPEG of so many pixels: one bit for each block
 
 
 @dataclass(frozen=True)
@@ -26,9 +37,9 @@ class Finding:
     ----------
     kind : str
         ``record`` (cannot be read, or its checksum differs), ``column`` (differs from the records), ``crash`` (reading
-        it killed the process that checked, or made it hang), ``id`` (the content id differs); for a picture what
-        `storeds.jpeg.Finding` calls it (``missing_eoi``, ``truncated_scan``, ``truncated_header``, ``corrupt_data``,
-        ``trailing_data``), ``too_large`` (claims more pixels than are ever allocated) or ``image`` (does not decode).
+        it killed the process that checked, or made it hang), ``id`` (the content id differs), ``verdict`` (the verdict
+        stored with a picture is not what examining it gives), ``too_large`` (claims more pixels than are ever allocated);
+        for any other picture the kind of its `storeds.jpeg.Verdict`.
     message : str
         What, in words.
     position : int or None
@@ -42,7 +53,7 @@ class Finding:
     exact : bool
         Whether `recovered` is that share; else it is a lower bound.
     format : str or None
-        What it is instead of a JPEG: ``PNG``, ``HTML``, ``empty``, ….
+        What a damaged picture is instead of a JPEG: ``PNG``, ``HTML``, ``empty``, ….
     """
 
     kind: str
@@ -74,6 +85,8 @@ class RunResult:
 
     Attributes
     ----------
+    images, examined : int
+        Pictures of which something decodes, and how many pictures were examined for that.
     digests : bytes or None
         The checksums of the records, 8 bytes each; None if one of them could not be read.
     notes : list of Finding
@@ -84,6 +97,7 @@ class RunResult:
     stop: int
     digests: bytes | None = b""
     images: int = 0
+    examined: int = 0
     volume: int = 0
     findings: list[Finding] = field(default_factory=list)
     notes: list[Finding] = field(default_factory=list)
@@ -102,7 +116,7 @@ class Checker:
     alive : callable, optional
         Called before each picture is looked at.
     deep : bool
-        Whether the codes of whole pictures are followed too.
+        Examine the pictures too whose stored verdict is ``intact``.
     """
 
     def __init__(
@@ -118,7 +132,7 @@ class Checker:
         self.codec = RecordCodec(stored_fields(backend.meta))
         self.images = [name for name, field in backend.meta.fields.items() if field.kind == "image"]
         self._alive = alive or (lambda: None)
-        self._effort: Literal["exact", "deep"] = "deep" if deep else "exact"
+        self._deep = deep
         self.findings: list[Finding] = []
         self.columns = dict(self._read_columns(skip, announce or (lambda name: None)))
 
@@ -151,35 +165,75 @@ class Checker:
                 message = f"column {name!r} says {column[position]!r}, the record {record[name]!r}"
                 result.findings.append(Finding("column", message, position, key))
         for name in self.images:
-            self._check_image(name, record[name], position, key, result)
+            self._check_image(name, record, position, key, result)
         return checksum(self.codec.pack(self.codec.canonical(record)))
 
-    def _check_image(self, name: str, blob: bytes, position: int, key: str | None, result: RunResult) -> None:
+    def _check_image(self, name: str, record: Record, position: int, key: str | None, result: RunResult) -> None:
         self._alive()
-        picture = look(blob, effort=self._effort, decode=True)
-        result.images += picture.problem is None
-        told = _told(name, picture)
-        if told is not None:
-            finding = replace(told, position=position, key=key)
-            (result.notes if finding.kind == "trailing_data" else result.findings).append(finding)
+        blob, text = record[name], record.get(verdict_field(name), UNCHECKED)
+        large = _too_large(blob, is_whole=text == _INTACT)
+        if large is not None:
+            result.findings.append(Finding("too_large", f"{name}: {large}", position, key, name))
+            return
+        if text == _INTACT and not self._deep:  # its checksum says that it is the picture that was examined
+            result.images += 1
+            return
+        result.examined += 1
+        seen = examine(blob)
+        verdict, kind, message = _judge(text, seen)
+        result.images += not is_lost(verdict)
+        if kind == _INTACT:
+            return
+        form = None if verdict.is_whole or blob.startswith(SOI) else sniff(blob)
+        message = f"{name}: {message}"
+        found = Finding(kind, message, position, key, name, verdict.recovered, verdict.exact, form)
+        (result.notes if kind == "trailing_data" else result.findings).append(found)
 
 
 def _same(a: Any, b: Any) -> bool:
     return bool(a == b) or (isinstance(b, float) and math.isnan(a) and math.isnan(b))
 
 
-def _told(name: str, picture: Picture) -> Finding | None:
-    """Return what there is to tell about the picture in field `name`."""
-    seen = picture.finding
-    found = Finding(seen.kind, f"{name}: {seen.reason}", None, None, name, seen.recovered, seen.exact, seen.format)
-    if picture.too_large:
-        return replace(found, kind="too_large", message=f"{name}: {picture.problem}", recovered=None)
-    if seen.is_damaged:
-        if picture.problem in (None, seen.reason):
-            return found
-        message = f"{found.message}; what is there does not decode: {picture.problem}"
-        return replace(found, message=message, recovered=0.0, exact=True)
-    if picture.problem is not None:
-        message = f"{name} does not decode: {seen.reason}, {picture.problem}"
-        return replace(found, kind="image", message=message, recovered=0.0, exact=True)
-    return found if seen.kind == "trailing_data" else None
+def _judge(text: str, seen: Verdict) -> tuple[Verdict, str, str]:
+    """Return the verdict that counts, the kind of finding and what to say about it.
+
+    Parameters
+    ----------
+    text : str
+        The verdict that is stored.
+    seen : Verdict
+        What examining the picture gave.
+    """
+    try:
+        stored = Verdict.from_text(text)
+    except ValueError as error:
+        return seen, "verdict", str(error)
+    if stored is None or stored.to_text() == seen.to_text():
+        return seen, seen.kind, seen.reason
+    if stored.is_whole:
+        return seen, "verdict", f"it was stored as {text}, and examining it gives {seen.to_text()}: {seen.reason}"
+    # A repaired picture, or one that was encoded again, looks better than what it was made of.
+    now = "its bytes were repaired since" if seen.is_whole else f"its bytes are {seen.to_text()} now: {seen.reason}"
+    return stored, stored.kind, f"the picture was damaged when it was stored; {now}"
+
+
+def _too_large(blob: bytes, *, is_whole: bool) -> str | None:
+    """Return why a picture has too many pixels to be read; None for any other, and for what is no picture.
+
+    Parameters
+    ----------
+    is_whole : bool
+        Whether it has no damage: then a small JPEG needs no look.
+    """
+    if is_whole and len(blob) < _LEAST and blob.startswith(SOI):
+        return None
+    try:
+        with Image.open(io.BytesIO(blob)) as image:
+            check_pixels(*image.size, MAX_PIXELS)
+    except DecodeError as error:
+        return str(error)
+    except Image.DecompressionBombError as error:
+        return f"it claims more pixels than are ever allocated: {error}"
+    except Exception:  # decoders raise whatever they like on damaged bytes
+        return None
+    return None

@@ -14,6 +14,7 @@ from storeds._url import split_scheme
 from storeds.backends.base import StoreBackend
 from storeds.errors import RecordError
 from storeds.fields import fields_to_json
+from storeds.ops.verdict_counts import VerdictCounts
 from storeds.protocols import JSON, Backend
 from storeds.stores import open_backend, with_scheme
 
@@ -38,6 +39,8 @@ class Info:
     classes, splits : dict or None
         Of a native store: how many records have each label, by the name of its class where there is one; and how many
         belong to each split. None where there is no such field.
+    pictures : dict or None
+        Kind of `storeds.jpeg.Verdict`, or ``"not examined"`` → how many pictures; None without an image field.
     bytes : int or None
         What the store takes in its engine; None where that cannot be told.
     unread : list of str
@@ -63,6 +66,7 @@ class Info:
     attrs: dict[str, JSON]
     classes: dict[str, int] | None
     splits: dict[str, int] | None
+    pictures: dict[str, int] | None
     bytes: int | None
     unread: list[str]
     leftovers: str | None
@@ -104,6 +108,7 @@ def info(url: str, *, layout: str | None = None, options: Mapping[str, Any] | No
             attrs=dict(meta.attrs),
             classes=_class_counts(backend),
             splits=_counts(backend, "split", ("str",)),
+            pictures=_pictures(backend),
             bytes=own.stored_bytes() if own else None,
             unread=own.unread() if own else [],
             leftovers=own.leftovers() if own else None,
@@ -111,6 +116,13 @@ def info(url: str, *, layout: str | None = None, options: Mapping[str, Any] | No
             handle=own.handle_settings() if own else {},
             advice=own.advice() if own else [],
         )
+
+
+def _pictures(backend: Backend) -> dict[str, int] | None:
+    try:
+        return VerdictCounts.of(backend).kinds or None
+    except RecordError:  # a damaged column; `verify` says where
+        return None
 
 
 def _class_counts(backend: Backend) -> dict[str, int] | None:

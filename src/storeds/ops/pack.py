@@ -13,7 +13,6 @@ from storeds._text import counted, printable
 from storeds._url import redact
 from storeds._writer import COMMIT_EVERY
 from storeds.errors import ConfigError, FormatError, RecordError
-from storeds.ops.finding_fields import FindingFields
 from storeds.ops.packed import Packed, reasons
 from storeds.ops.prepare import Prepared, Preparer, prepared_chunks
 from storeds.ops.progress import Progress, ProgressHook
@@ -22,8 +21,9 @@ from storeds.ops.sources import open_source
 from storeds.ops.sources.base import PackSource, Problem
 from storeds.ops.sources.videos import VideoSource
 from storeds.ops.splits import SplitBy, make_split
+from storeds.ops.verdict_counts import VerdictCounts, damage_note
 from storeds.protocols import JSON, Field, Meta, Writer
-from storeds.stores import open_writer
+from storeds.stores import open_backend, open_writer
 
 __all__ = ["OnBad", "pack"]
 
@@ -42,7 +42,7 @@ def pack(
     split_by: SplitBy | None = None,
     max_side: int | None = None,
     quality: int | None = None,
-    check: bool = False,
+    check: bool = True,
     workers: int | None = None,
     overwrite: bool = False,
     resume: bool = False,
@@ -75,15 +75,17 @@ def pack(
     max_side : int, optional
         Scale larger images down to this many pixels on their longer side, and encode them anew as JPEG.
     quality : int, optional
-        Encode every image anew as JPEG of this quality, 1 to 95 (90 for those that `max_side` scales). A damaged JPEG that
-        would be encoded anew is bad, unless `check` keeps what was found: it would look whole from then on.
+        Encode every image again as JPEG of this quality, 1 to 95 (90 for those that `max_side` scales). A damaged picture
+        keeps the verdict on what it was.
     check : bool
-        Triage every picture, as it came, and keep in two more fields what was found: ``finding`` (``intact``,
-        ``truncated_scan``, …) and ``recovered`` (the share of the picture that is there), see `storeds.ops.repair`. Bytes
-        stay as they are.
+        Examine every picture once, as it comes, and store the verdict beside it (see `storeds.jpeg.examine`): readers
+        then know what is damaged without looking again. Without it readers examine every picture they read, and a
+        damaged picture that would be encoded again is bad: it would look whole from then on. Verdicts that a source
+        store has are kept in any case.
     workers : int, optional
-        Processes that read, check and encode; by default one per CPU if images are encoded anew, else none. The
-        result does not depend on it.
+        Threads that read, examine and encode; one per CPU by default, and 0 is one. A source that is not known to be safe
+        for threads, such as a dataset object, is by default read in the calling thread; a number of workers reads it in as
+        many processes. The result does not depend on it.
     overwrite, resume, commit_every, index
         As for `open_writer`; a resumed pack needs the same source and options.
     progress : callable, optional
@@ -121,30 +123,30 @@ def pack(
     notes = (*getattr(opened, "notes", ()), *(divided.notes if divided is not None else ()))
     columns = dict(getattr(opened, "columns", {}))
     _tell_notes(_named(source), notes, columns)
-    findings = FindingFields(fields, _named(source)) if check else None
     options: dict[str, JSON] = {"on_bad": on_bad, "split": dict(shares), "max_side": max_side, "quality": quality}
-    if check:
-        options["check"] = True
+    options["check"] = check
     if divided is not None:
         options["split_by"] = "key" if divided.chosen is None else "label"
     plan: JSON = {"source": opened.fingerprint, "options": options}
     if isinstance(opened, VideoSource):  # it encodes each frame itself, once
         opened, max_side, quality = opened.encoded(max_side, quality), None, None
-    encodes = max_side is not None or quality is not None
-    count = workers if workers is not None else (len(os.sched_getaffinity(0)) if encodes else 0)
-    preparer = Preparer(opened, max_side, quality, divided, findings)
-    fields = findings.fields if findings else fields
-    writer = open_writer(
-        url, fields, overwrite=overwrite, resume=resume, commit_every=commit_every, plan=plan, index=index
-    )
+    preparer = Preparer(opened, max_side, quality, divided, check)
+    how: dict[str, Any] = {"overwrite": overwrite, "resume": resume, "commit_every": commit_every, "index": index}
+    writer = open_writer(url, fields, plan=plan, check=False, **how)  # records bring their verdicts
     with resumable(writer):
         run = _Run(writer, opened, on_bad, progress, on_problem)
-        run.feed(preparer, count, commit_every)
+        run.feed(preparer, workers, commit_every)
         run.judge()
         meta = writer.publish(opened.attrs)
+    with open_backend(url) as backend:  # counted there, so that a resumed pack counts all of them
+        findings = VerdictCounts.of(backend).kinds
+    note = damage_note(findings)
+    if note is not None:
+        _tell_notes(redact(url), (note,), {})
+        notes = (*notes, note)
     found = {brief: count for brief, (count, _) in reasons(run.problems).items()}
     own = {one.name: getattr(meta, one.name) for one in dataclasses.fields(Meta)}
-    return Packed(**own, columns=columns, notes=notes, left_out=run.left_out, reasons=found)
+    return Packed(**own, columns=columns, notes=notes, left_out=run.left_out, reasons=found, findings=findings)
 
 
 def _check(
@@ -187,7 +189,7 @@ def _fields(source: PackSource, shares: tuple[tuple[str, float], ...]) -> dict[s
 
 
 class _Run:
-    """One pass over a source: what was written, what was odd, where to go on."""
+    """One pass over a source: what was written, what is damaged, where to go on."""
 
     def __init__(
         self,
@@ -214,7 +216,7 @@ class _Run:
             for problem in source.problems:
                 self._tell(problem)
 
-    def feed(self, preparer: Preparer, workers: int, commit_every: int) -> None:
+    def feed(self, preparer: Preparer, workers: int | None, commit_every: int) -> None:
         """Write what is left of the source."""
         for items, prepared in prepared_chunks(preparer, self.next, workers):
             records = [
@@ -237,7 +239,7 @@ class _Run:
         return len(self.source) + len(self.source.problems) - self.writer.count
 
     def _take(self, index: int, prepared: Prepared) -> dict[str, Any] | None:
-        self.odd += prepared.odd
+        self.odd += prepared.damaged
         if prepared.reason is not None:
             self._tell(Problem(self.source.name(index), prepared.reason))
             if self.on_bad != "keep":

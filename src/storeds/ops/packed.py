@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from storeds._text import counted, some
 from storeds.ops.sources.base import Problem
+from storeds.ops.verdict_counts import damaged
 from storeds.protocols import Meta
 
 __all__ = ["Packed", "reasons", "summary"]
@@ -30,12 +31,20 @@ class Packed(Meta):
         Items that are not in the store because they are bad; hidden files are not among them.
     reasons : mapping of str to int
         Why items are bad, with how many: of all of them, with ``on_bad="keep"`` of those that were kept too.
+    findings : mapping of str to int
+        Kind of `storeds.jpeg.Verdict`, or ``"not examined"`` → how many pictures of the store, the most frequent first.
     """
 
     columns: Mapping[str, str | None] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     left_out: int = 0
     reasons: Mapping[str, int] = field(default_factory=dict)
+    findings: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def damaged(self) -> int:
+        """How many pictures of the store are damaged."""
+        return sum(damaged(self.findings).values())
 
 
 def reasons(problems: Iterable[Problem]) -> dict[str, tuple[int, str]]:

@@ -1,9 +1,10 @@
-"""Makes records ready for a store, in a thread or in workers: reading, checking, re-encoding, in bounded order."""
+"""Makes records ready for a store, in threads or in processes: reading, examining, re-encoding, in bounded order."""
 
 from __future__ import annotations
 
 import io
 import multiprocessing
+import os
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -15,13 +16,12 @@ from typing import TypeAlias
 from PIL import Image, ImageOps
 
 from storeds._text import counted
+from storeds._verdicts import UNCHECKED, verdict_field
 from storeds.decode import decode_reason
 from storeds.errors import StoredsError
-from storeds.jpeg import Finding, repair, triage
+from storeds.jpeg import Verdict, examine, repair
 from storeds.ops._dependents import become_dependent, starting_dependents
 from storeds.ops._jpeg_header import surely_opens
-from storeds.ops.finding_fields import FindingFields
-from storeds.ops.pictures import look
 from storeds.ops.sources.base import BadItem, PackSource
 from storeds.ops.sources.files import FilesSource
 from storeds.ops.sources.folders import FlatFolderSource, ImageFolderSource
@@ -36,11 +36,12 @@ __all__ = ["Prepared", "Preparer", "prepared_chunks"]
 
 _CHUNK_ITEMS = 256
 _CHUNK_BYTES = 8 << 20
-_AHEAD_BYTES = 4 << 20  # enough for what an engine writes at a time, and few, as they are held once more
-_AHEAD = 2  # chunks in flight for each worker
+_AHEAD_BYTES = 4 << 20  # what all threads read ahead together: enough for what an engine writes at a time
+_LEAST_BYTES = 256 << 10
+_AHEAD = 2  # chunks in flight for each worker process
 _QUALITY = 90
-# A thread may call `read` of these while this one calls `size`. Others, a subclass too, may belong to one thread.
-_READ_IN_A_THREAD = frozenset[type](
+# Several threads may call `read` of these at once. Others, a subclass too, may belong to one thread.
+_READ_IN_THREADS = frozenset[type](
     (
         FilesSource,
         FlatFolderSource,
@@ -50,28 +51,27 @@ _READ_IN_A_THREAD = frozenset[type](
         ManifestSource,
         StoreSource,
         TarSource,
-        VideoSource,
     )
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What became of one item of a source.
+    """The outcome for one item of a source.
 
     Attributes
     ----------
     record : dict or None
-        None where there is nothing to store.
+        With the verdicts on its pictures; None where there is nothing to store.
     reason : str or None
         What is wrong with it.
-    odd : bool
-        Whether it has a damaged JPEG, which readers mend or refuse.
+    damaged : bool
+        Whether a part of one of its pictures is missing or wrong.
     """
 
     record: Record | None
     reason: str | None = None
-    odd: bool = False
+    damaged: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,82 +82,83 @@ class Preparer:
     ----------
     source : PackSource
     max_side : int or None
-        Images with a longer side are scaled down to it and encoded anew.
+        Images with a longer side are scaled down to it and encoded again.
     quality : int or None
-        Every image is encoded anew as JPEG of this quality.
+        Every image is encoded again as JPEG of this quality.
     split : Split, optional
         Fills the field ``split``.
-    findings : FindingFields, optional
-        Fields to fill in with what is found in the pictures, as they came.
+    check : bool
+        Examine each picture as it comes, unless the source has a verdict on it.
     """
 
     source: PackSource
     max_side: int | None = None
     quality: int | None = None
     split: Split | None = None
-    findings: FindingFields | None = None
+    check: bool = True
 
     def prepare(self, index: int) -> Prepared:
-        """Return what became of item `index`; raises nothing for a bad one."""
+        """Return the outcome for item `index`; raises nothing for a bad one."""
+        return self.finish(index, self.read(index))
+
+    def read(self, index: int) -> Record | BadItem:
+        """Return item `index`, or why it cannot be read."""
         try:
-            record = self.source.read(index)
+            return self.source.read(index)
         except BadItem as error:
-            return Prepared(None, str(error))
+            return error
+
+    def finish(self, index: int, item: Record | BadItem) -> Prepared:
+        """Return the outcome for what `read` returned; any thread may call it."""
+        if isinstance(item, BadItem):
+            return Prepared(None, str(item))
+        record = dict(item)
         if self.split is not None:
-            record = {**record, "split": self.split.of(index, record)}
-        reasons, odd = [], False
+            record["split"] = self.split.of(index, item)
+        reasons, damaged = [], False
         for name, field in self.source.fields.items():
             if field.kind == "image":
-                finding = self._check(record, name)
-                record[name], reason = self._image(record[name], finding)
+                reason, verdict = self._take(record, name)
                 if reason is not None:
                     reasons.append(reason)
-                elif finding.is_damaged:
-                    odd = True
-        return Prepared(record, "; ".join(reasons) or None, odd)
+                damaged = damaged or not (verdict is None or verdict.is_whole)
+        return Prepared(record, "; ".join(reasons) or None, damaged)
 
     @property
-    def _encodes(self) -> bool:
+    def encodes(self) -> bool:
+        """Whether images may be encoded again."""
         return self.max_side is not None or self.quality is not None
 
-    def _check(self, record: Record, image: str) -> Finding:
-        """Return what triage says about field `image` of `record`, whose finding is filled in if that is asked for."""
-        if self.findings is None:
-            return triage(record[image])
-        picture = look(record[image])
-        record.update(self.findings.values(record, image, picture))
-        return picture.finding
+    def _take(self, record: Record, image: str) -> tuple[str | None, Verdict | None]:
+        """Put field `image` of `record` into its final form, with its verdict; return why it is bad, and the verdict."""
+        blob = record[image]
+        verdict = Verdict.from_text(record.get(verdict_field(image), UNCHECKED))
+        if verdict is None and self.check:
+            verdict = examine(blob)
+        reason = _unreadable(blob, verdict)
+        if reason is None and self.encodes:
+            record[image], verdict, reason = self._encoded(blob, verdict)
+        record[verdict_field(image)] = UNCHECKED if verdict is None else verdict.to_text()
+        return reason, verdict
 
-    def _loss(self, blob: bytes, finding: Finding) -> str | None:
-        """Return what is wrong with a picture that would look whole, once it is encoded anew, and nobody would be told."""
-        if self.findings is not None or not finding.is_damaged:
-            return None
-        exact = triage(blob)
-        if exact.kind == "missing_eoi" or not exact.is_damaged:
-            return None
-        return (
-            f"is damaged: {exact.reason}; encoded anew it would look whole, so keep what was found (check=True, --check), or "
-            "pack it as it is"
-        )
+    def _encoded(self, blob: bytes, verdict: Verdict | None) -> tuple[bytes, Verdict | None, str | None]:
+        """Return the picture as it is stored, its verdict, and why it is bad.
 
-    def _image(self, blob: bytes, finding: Finding) -> tuple[bytes, str | None]:
-        if not blob:
-            return blob, "is empty (0 bytes)"
-        if not self._encodes and surely_opens(blob, finding):
-            return blob, None
+        A damaged picture keeps the verdict on what it was, since its new bytes look whole.
+        """
         try:
-            # Pillow reads the header only; the frame is decoded when it has to be encoded anew.
+            # Pillow reads the header only.
             with Image.open(io.BytesIO(blob)) as image:
                 large = self.max_side is not None and max(image.size) > self.max_side
             if not large and self.quality is None:
-                return blob, None
-            loss = self._loss(blob, finding)
-            return (self._encode(repair(blob, finding)), None) if loss is None else (blob, loss)
+                return blob, verdict, None
+            found = verdict or examine(blob)
+            if verdict is None and not found.is_whole and found.kind != "missing_eoi":
+                return blob, None, _loss(found)
+            encoded = self._encode(blob if found.is_whole else repair(blob))
         except Exception as error:  # decoders raise whatever they like on damaged bytes
-            return (
-                blob,
-                f"is no image that can be read ({counted(len(blob), 'byte')} beginning {blob[:4].hex(' ')}): {decode_reason(error)}",
-            )
+            return blob, verdict, _no_image(blob, decode_reason(error))
+        return encoded, Verdict("intact") if verdict is not None and verdict.is_whole else verdict, None
 
     def _encode(self, blob: bytes) -> bytes:
         with Image.open(io.BytesIO(blob)) as opened:
@@ -172,20 +173,95 @@ class Preparer:
         return buffer.getvalue()
 
 
+def _unreadable(blob: bytes, verdict: Verdict | None) -> str | None:
+    """Return why nothing of a picture can be read, by its verdict; without one, whether Pillow opens it."""
+    if not blob:
+        return "is empty (0 bytes)"
+    if verdict is not None:
+        nothing = not verdict.is_whole and verdict.recovered == 0.0 and verdict.exact
+        return _no_image(blob, verdict.reason or verdict.kind) if nothing else None
+    if surely_opens(blob):
+        return None
+    try:
+        with Image.open(io.BytesIO(blob)):
+            return None
+    except Exception as error:  # decoders raise whatever they like on damaged bytes
+        return _no_image(blob, decode_reason(error))
+
+
+def _no_image(blob: bytes, why: str) -> str:
+    return f"is no image that can be read ({counted(len(blob), 'byte')} beginning {blob[:4].hex(' ')}): {why}"
+
+
+def _loss(found: Verdict) -> str:
+    """Return why a damaged picture without a verdict is not encoded again: it would look whole, and nobody would know."""
+    return (
+        f"is damaged: {found.reason}; encoded again it would look whole, so leave out check=False (--no-check), which keeps "
+        "no verdict, or pack it as it is"
+    )
+
+
 Chunk: TypeAlias = tuple[range, list[Prepared]]
 
 
-def prepared_chunks(preparer: Preparer, start: int, workers: int) -> Iterator[Chunk]:
-    """Yield ranges of items from `start` on, in order, and what became of each; memory is bounded by bytes.
+def prepared_chunks(preparer: Preparer, start: int, workers: int | None) -> Iterator[Chunk]:
+    """Yield ranges of items from `start` on, in order, and the outcome for each; memory is bounded by bytes.
+
+    Parameters
+    ----------
+    workers : int, optional
+        How many threads read, examine and encode; 0 is one. A source that is not known to be safe for threads is read by
+        this thread, and what is read examined in threads; with a number, by as many processes.
 
     Raises
     ------
     StoredsError
         A worker process died.
     """
-    if not workers:
-        yield from _prepared_here(preparer, start)
-        return
+    kind = type(preparer.source)
+    busy = preparer.check or preparer.encodes
+    threads = max(workers or 1, 1) if workers is not None or not busy else len(os.sched_getaffinity(0))
+    if kind in _READ_IN_THREADS:
+        yield from _prepared_in_threads(preparer, start, threads)
+    elif workers:
+        yield from _prepared_in_processes(preparer, start, workers)
+    elif kind is VideoSource:  # it encodes frames as it reads them, in one thread
+        yield from _prepared_in_threads(preparer, start, 1)
+    elif workers is None and busy:
+        yield from _prepared_in_threads(preparer, start, threads, read_here=True)
+    else:
+        for items in _ranges(preparer.source, start, _AHEAD_BYTES):
+            yield items, [preparer.prepare(index) for index in items]
+
+
+def _prepared_in_threads(preparer: Preparer, start: int, threads: int, *, read_here: bool = False) -> Iterator[Chunk]:
+    """Prepare in threads: reading a file, decoding and writing the store all release Python's lock."""
+    stop = threading.Event()
+
+    def prepare(items: range) -> list[Prepared]:
+        return [preparer.prepare(index) for index in items if not stop.is_set()]
+
+    def finish(items: range, read: list[Record | BadItem]) -> list[Prepared]:
+        return [preparer.finish(index, item) for index, item in zip(items, read, strict=True) if not stop.is_set()]
+
+    with ThreadPoolExecutor(threads, "storeds-pack") as pool:
+        running: deque[tuple[range, Future[list[Prepared]]]] = deque()
+        try:
+            for items in _ranges(preparer.source, start, max(_AHEAD_BYTES // threads, _LEAST_BYTES)):
+                if read_here:
+                    future = pool.submit(finish, items, [preparer.read(index) for index in items])
+                else:
+                    future = pool.submit(prepare, items)
+                running.append((items, future))
+                if len(running) > threads:  # while the oldest is written, each thread has one
+                    yield _finish(running)
+            while running:
+                yield _finish(running)
+        finally:
+            stop.set()
+
+
+def _prepared_in_processes(preparer: Preparer, start: int, workers: int) -> Iterator[Chunk]:
     ranges = _ranges(preparer.source, start, _CHUNK_BYTES)
     # spawn: a fork would copy whatever locks and handles this process holds.
     context = multiprocessing.get_context("spawn")
@@ -202,31 +278,6 @@ def prepared_chunks(preparer: Preparer, start: int, workers: int) -> Iterator[Ch
         finally:
             for _, future in running:
                 future.cancel()
-
-
-def _prepared_here(preparer: Preparer, start: int) -> Iterator[Chunk]:
-    ranges = _ranges(preparer.source, start, _AHEAD_BYTES)
-    if type(preparer.source) not in _READ_IN_A_THREAD:
-        for items in ranges:
-            yield items, [preparer.prepare(index) for index in items]
-        return
-    stop = threading.Event()
-
-    def prepare(items: range) -> list[Prepared]:
-        return [preparer.prepare(index) for index in items if not stop.is_set()]
-
-    # One chunk ahead: files are read while the store is written, both of which release Python's lock.
-    with ThreadPoolExecutor(1, "storeds-pack") as pool:
-        try:
-            ahead: tuple[range, Future[list[Prepared]]] | None = None
-            for items in ranges:
-                done, ahead = ahead, (items, pool.submit(prepare, items))
-                if done is not None:
-                    yield done[0], done[1].result()
-            if ahead is not None:
-                yield ahead[0], ahead[1].result()
-        finally:
-            stop.set()
 
 
 def _finish(running: deque[tuple[range, Future[list[Prepared]]]]) -> Chunk:

@@ -1,4 +1,4 @@
-"""Copies a store with every damaged JPEG mended, and keeps in the copy what was wrong with each."""
+"""Copies a store with every damaged JPEG repaired; the copy keeps the verdict on what each picture was."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from storeds._url import redact
+from storeds._verdicts import verdict_field
 from storeds._writer import COMMIT_EVERY
-from storeds.ops._batches import read_batches
+from storeds.errors import ConfigError
+from storeds.jpeg import Verdict
+from storeds.jpeg import repair as repaired
+from storeds.ops._batches import examined, images_of, read_batches
 from storeds.ops._itself import refuse_itself
-from storeds.ops.finding_fields import DAMAGES, FindingFields, Tally
-from storeds.ops.pictures import look
 from storeds.ops.progress import ProgressHook
 from storeds.ops.resumable import resumable
-from storeds.protocols import Record
+from storeds.ops.verdict_counts import VerdictCounts, damaged, is_lost
+from storeds.protocols import Backend, Record
 from storeds.stores import open_backend, open_writer
 
 __all__ = ["RepairReport", "repair"]
@@ -31,10 +34,10 @@ class RepairReport:
     count : int
         Its records.
     kinds : dict
-        What triage called the pictures of the source → how many; a picture that an earlier repair mended is called what
-        it was called then.
+        Kind of verdict on the pictures of the source → how many; a picture that was repaired earlier keeps the verdict
+        that it had before.
     beyond : dict
-        Kind → those of which nothing is there; the copy has their bytes as they were.
+        Kind → those of which nothing decodes; the copy has their bytes as they were.
     """
 
     url: str
@@ -46,7 +49,7 @@ class RepairReport:
 
     @property
     def ok(self) -> bool:
-        """Whether every picture of the copy is whole or mended."""
+        """Whether something of every picture can be read from the copy."""
         return not self.beyond
 
     @property
@@ -55,8 +58,8 @@ class RepairReport:
         return sum(map(self.repaired_of, self.kinds))
 
     def repaired_of(self, kind: str) -> int:
-        """Return how many of the pictures with this finding were damaged, and decode in the copy."""
-        return self.kinds[kind] - self.beyond.get(kind, 0) if kind in DAMAGES else 0
+        """Return how many of the pictures with this verdict are damaged, and decode in the copy as far as they are there."""
+        return self.kinds[kind] - self.beyond.get(kind, 0) if kind in damaged(self.kinds) else 0
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON."""
@@ -74,7 +77,7 @@ def repair(
     options: Mapping[str, Any] | None = None,
     progress: ProgressHook | None = None,
 ) -> RepairReport:
-    """Copy the store at `src_url` to `dst_url` with every damaged JPEG mended; the source is only read.
+    """Copy the store at `src_url` to `dst_url` with every damaged JPEG repaired; the source is only read.
 
     Parameters
     ----------
@@ -90,59 +93,66 @@ def repair(
     Returns
     -------
     RepairReport
-        ``report.ok`` says whether every picture is whole or mended.
+        ``report.ok`` says whether something of every picture can be read.
 
     Raises
     ------
     ConfigError
-        Both are the same store; it has no image field, or fields called ``finding`` or ``recovered`` of its own.
+        Both are the same store, or it has no image field.
     RecordError
         A record of the source cannot be read; nothing is published.
 
     Notes
     -----
-    The copy has two fields more for each image field. ``finding`` says what was wrong: a kind of
-    `storeds.jpeg.Finding`. ``recovered`` is the share of the picture that is there, a lower bound for files with several
-    scans: 1.0 for what is whole, and for other formats that decode; 0.0 for what does not decode. Where the source has
-    several image fields, the names begin with theirs: ``left_finding``.
+    Each picture of the copy has the verdict on what it was in the source: its new bytes look whole, and the share that was
+    lost stays lost. So readers of the copy go by `min_recovered`, and ``where={"finding": "intact"}`` and ``column`` see
+    it. Verdicts that the source has are kept; pictures without one are examined.
 
     Whole pictures keep their bytes, and so do those of which nothing is there. Fields, order and attrs stay the same.
     """
     with open_backend(src_url, layout=layout, **(options or {})) as source:
         refuse_itself(source, dst_url)
-        fields = FindingFields(source.meta.fields, source.url)
+        images = _images(source)
         writer = open_writer(
             dst_url,
-            fields.fields,
+            source.meta.fields,
             overwrite=overwrite,
             resume=resume,
             commit_every=commit_every,
+            check=False,  # records bring their verdicts
             plan={"repair": source.meta.id},
         )
         with resumable(writer):
-            damaged = lost = 0
-            for records, state in read_batches(source, writer.count):
+            broken = lost = 0
+            for records, state in examined(read_batches(source, writer.count), images):
                 for record in records:
-                    broken, gone = _mend(record, fields)
-                    damaged, lost = damaged + broken, lost + gone
+                    for image in images:
+                        verdict = _repair(record, image)
+                        broken, lost = broken + (not verdict.is_whole), lost + is_lost(verdict)
                 writer.append(records)
                 if progress is not None:
-                    progress(replace(state, bad=lost, odd=damaged))
+                    progress(replace(state, bad=lost, odd=broken))
             meta = writer.publish(source.meta.attrs)
-    # From the copy, and not counted on the way, so that a resumed run tells of all.
+    # From the copy, so that a resumed run counts all of them.
     with open_backend(dst_url) as copy:
-        tally = Tally.of(copy, fields)
-    return RepairReport(redact(dst_url), meta.id, meta.build, meta.count, tally.kinds, tally.lost)
+        counts = VerdictCounts.of(copy)
+    return RepairReport(redact(dst_url), meta.id, meta.build, meta.count, counts.kinds, counts.lost)
 
 
-def _mend(record: Record, fields: FindingFields) -> tuple[int, int]:
-    """Mend the pictures of `record` in place; return how many are damaged, and of how many nothing is there."""
-    damaged = lost = 0
-    for image in fields.names:
-        picture = look(record[image])
-        record.update(fields.values(record, image, picture))
-        if picture.recovered:  # else a grey picture would take the place of what somebody may yet save
-            record[image] = picture.mended
-        damaged += picture.finding.is_damaged
-        lost += not picture.recovered
-    return damaged, lost
+def _images(source: Backend) -> tuple[str, ...]:
+    images = images_of(source)
+    if not images:
+        shown = ", ".join(f"{name} ({declared.kind})" for name, declared in source.meta.fields.items())
+        raise ConfigError(f"{source.url} has no field of kind image to be repaired, only {shown}")
+    return images
+
+
+def _repair(record: Record, image: str) -> Verdict:
+    """Repair field `image` of `record` in place; return the verdict on what it was."""
+    verdict = Verdict.from_text(record[verdict_field(image)])
+    assert verdict is not None  # every picture was examined
+    if (
+        not verdict.is_whole and verdict.recovered
+    ):  # else a grey picture would take the place of bytes that may be saved yet
+        record[image] = repaired(record[image])
+    return verdict

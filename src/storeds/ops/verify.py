@@ -37,7 +37,9 @@ class Report:
     count : int
         Records looked at.
     images : int
-        Images decoded.
+        Pictures of which something decodes, by their verdict.
+    examined : int
+        Pictures that were examined for that, because no verdict is stored, or it says more than ``intact``.
     findings : list of Finding
         By position; what concerns the whole store comes first.
     notes : list of Finding
@@ -48,6 +50,7 @@ class Report:
     id: str
     count: int
     images: int = 0
+    examined: int = 0
     findings: list[Finding] = field(default_factory=list)
     notes: list[Finding] = field(default_factory=list)
 
@@ -79,13 +82,15 @@ def verify(
 ) -> Report:
     """Check every record's checksum, every image, every column and the content id of the store at `url`.
 
+    A picture whose stored verdict is ``intact`` is not examined again: its checksum says that it is the one that was.
+    A damaged one is a finding, also where `repair` made its bytes whole: a part of the picture stays lost.
+
     Parameters
     ----------
     url : str
         See `open_backend`.
     deep : bool
-        Follow the codes of whole JPEGs too: that finds data which end early, or make no sense, before an end marker that is
-        there. It takes some ten times as long.
+        Examine every picture again, and report where the stored verdict differs. It takes some ten times as long.
     workers : int, optional
         Child processes that read and check, one per CPU by default. A damaged store may kill them or make them hang:
         the report says at which record. 0 checks in this process, which then may die itself; so do engines that no other process reaches.
@@ -131,6 +136,7 @@ def _collect(report: Report, meta: Meta, runs: Iterator[RunResult], progress: Pr
     done, volume = 0, 0
     for run in runs:
         report.images += run.images
+        report.examined += run.examined
         report.findings += run.findings
         report.notes += run.notes
         if run.digests is not None:
