@@ -19,7 +19,7 @@ import storeds
 from _damaged import PICTURES, write
 from _foreign_lmdb import put
 from photographs import jpeg
-from storeds import errors
+from storeds import StoreDataset, errors
 from storeds.cli import app
 from storeds.ops import Progress, repair
 from storeds.ops._batches import _BATCH
@@ -147,6 +147,22 @@ def test_verify_reports_repaired_pictures_as_the_damage_they_were(source: str, t
         assert (finding.kind, finding.recovered) == (before[key].kind, before[key].recovered)
     assert "its bytes were repaired since" in after["no end"].message
     assert {f.key: f.kind for f in storeds.verify(url, deep=True).findings} == {k: f.kind for k, f in after.items()}
+
+
+@pytest.mark.parametrize("decoder", ["tensor", "fast", "pil"])
+@pytest.mark.parametrize("check", [True, False])
+def test_no_damaged_picture_of_a_repaired_store_is_given_silently(tmp_path: Path, decoder: str, check: bool) -> None:
+    damaged = {key: picture for key, picture in PICTURES.items() if picture.mended}
+    src, url = f"lmdb://{tmp_path}/a.lmdb", f"hdf5://{tmp_path}/b.h5"
+    write(src, damaged, check=check)
+    repair(src, url)
+    shares = [share for _, share in verdicts(url).values()]
+    for least in (0.0, 0.4, 1.0):
+        dataset = StoreDataset(url, decode=decoder, min_recovered=least, on_error="skip", repair=True)
+        dataset[:]
+        report = dataset.report()
+        assert sum(report.mended.values()) == sum(share >= least for share in shares)
+        assert report.skipped == sum(share < least for share in shares)
 
 
 def test_repairing_a_repaired_store_changes_nothing_and_forgets_nothing(source: str, tmp_path: Path) -> None:
