@@ -17,7 +17,7 @@ from storeds._checks import check_share
 from storeds._elements import is_mask
 from storeds._suggest import suggest
 from storeds._verdicts import verdict_field
-from storeds._window import Cropper, Windowed
+from storeds._window import Cropper, Window, Windowed
 from storeds.decode import (
     UNCHANGED,
     check_pixels,
@@ -164,9 +164,23 @@ class PictureReader(RecordReader):
         # A decoder of somebody else's may know formats that examining does not.
         if verdict is not None and not verdict.is_whole and (verdict.kind != "not_jpeg" or self._strict is not None):
             return self._repaired(value, mode, verdict, context)
+        window = self._window(value, header, verdict, context)
+        image = self._judged(value, mode, header, verdict, window, context)
+        return image if window is None or isinstance(image, Windowed) else Windowed(image, window)
+
+    def _judged(
+        self,
+        value: bytes,
+        mode: str,
+        header: Header | None,
+        verdict: Verdict | None,
+        window: Window | None,
+        context: SampleContext,
+    ) -> Any:
+        """Return the image of a picture that no verdict calls damaged, or what there is of it if its decoder does."""
         if self._strict is not None:
             try:
-                return self._whole(value, mode, header, verdict, context)
+                return self._whole(value, mode, header, verdict, window)
             except (StoredsError, MemoryError):
                 raise
             except Exception:  # a warning of libjpeg's too, which may be about no more than a header
@@ -181,35 +195,34 @@ class PictureReader(RecordReader):
             return check_other(value)
         return None if self._strict is not None else examine(value)
 
+    def _window(
+        self, value: bytes, header: Header | None, verdict: Verdict | None, context: SampleContext
+    ) -> Window | None:
+        """Draw the window of the crop that comes next, its own first draw, where the picture is known to be whole."""
+        if self._checked is None or self.cropper is None or header is None or not header.in_one_scan:
+            return None
+        if verdict is None and value not in self._checked:
+            return None
+        return self.cropper.window(header.height, header.width, context.generator)
+
     def _whole(
-        self, value: bytes, mode: str, header: Header | None, verdict: Verdict | None, context: SampleContext
+        self, value: bytes, mode: str, header: Header | None, verdict: Verdict | None, window: Window | None
     ) -> Any:
-        """Return the image, or as much of it as a window needs; raises ValueError and others where it may be damaged."""
+        """Return the image, or as much of it as the window needs; raises ValueError and others where it may be damaged."""
         assert self._strict is not None
-        # libjpeg does not notice a scan that is missing; where there is but one, it notices everything.
-        in_one_scan = header is not None and header.in_one_scan
-        if self._checked is not None and header is not None and in_one_scan:
-            if verdict is not None or value in self._checked:
-                return self._windowed(value, mode, header, context)
-            image = self._strict(value, mode)
-            self._checked.add(value)
-            return image
+        if window is not None and header is not None and self.cropper is not None:
+            part = decode_window(self._function, value, mode, header, window, self.cropper.edges)
+            return self._strict(value, mode, examined=True) if part is None else part
         if verdict is not None:
             return self._strict(value, mode, examined=True)
         image = self._strict(value, mode)
+        # libjpeg does not notice a scan that is missing; where there is but one, it notices everything.
+        in_one_scan = header is not None and header.in_one_scan
         if not in_one_scan and triage(value).is_damaged:
             raise ValueError("its structure is damaged")
+        if self._checked is not None and in_one_scan:
+            self._checked.add(value)
         return image
-
-    def _windowed(self, value: bytes, mode: str, header: Header, context: SampleContext) -> Windowed:
-        """Return as much of a whole picture as the crop that comes next needs, whose window this draws, as it would."""
-        assert self.cropper is not None
-        assert self._strict is not None
-        window = self.cropper.window(header.height, header.width, context.generator)
-        part = decode_window(self._function, value, mode, header, window, self.cropper.edges)
-        if part is not None:
-            return part
-        return Windowed(self._strict(value, mode, examined=True), window)
 
     def _repaired(self, value: bytes, mode: str, verdict: Verdict, context: SampleContext) -> Any:
         """Return what there is of a damaged picture, with a note; raises DecodeError where the options refuse it."""
