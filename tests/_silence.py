@@ -76,7 +76,7 @@ def main(corpus: str, *urls: str) -> None:
     samples = pickle.loads(Path(corpus).read_bytes())
     ImageFile.LOAD_TRUNCATED_IMAGES = True
     for url in urls:
-        for decode in DECODES:
+        for decode in ("pil", "tensor"):
             options = {"layout": "keyed"} if "foreign" in url else {}
             for complaint in complaints(
                 samples, read_all(url, decode=decode, min_recovered=0.0, **options), pixels=False

@@ -65,7 +65,8 @@ TABLE: dict[str, set[str]] = {
     # Of the following a decoder decides; the structure alone cannot.
     "cut in the headers, an end marker appended": {"truncated_header"},
     "cut in a scan's data, an end marker appended": {"truncated_scan"},
-    "cut in a scan's last bytes, an end marker appended": {"intact", "truncated_scan"},
+    # What is left may look like the end of a scan that lost something before.
+    "cut in a scan's last bytes, an end marker appended": {"intact", "truncated_scan", "corrupt_data"},
     "cut between scans, an end marker appended": {"truncated_scan"},
     "cut in a scan's data, restart markers and an end marker appended": {"truncated_scan", "corrupt_data"},
     "zeroed block": {*_STRUCTURE, "intact", "missing_eoi"},

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import io
+import random
 import re
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,7 +16,7 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
-__all__ = ["EOI", "FRAMES", "Anatomy", "Part", "anatomy", "decode", "foreign_markers", "same_mcus"]
+__all__ = ["EOI", "FRAMES", "Anatomy", "Part", "anatomy", "decode", "foreign_markers", "mcus_there", "same_mcus"]
 
 EOI = b"\xff\xd9"
 _SOS = 0xDA
@@ -166,3 +167,12 @@ def same_mcus(whole: bytes, cut: int, junk: bytes = b"") -> int:
     padded[: wrong.shape[0], : wrong.shape[1]] = wrong.any(axis=2)
     bad = padded.reshape(rows, height, columns, width).any(axis=(1, 3)).ravel()
     return int(bad.argmax()) if bad.any() else bad.size
+
+
+def mcus_there(whole: bytes, cut: int) -> int:
+    """Return how many MCUs, from the first on, the first `cut` bytes hold.
+
+    What looks like the whole picture by chance, because a decoder fills the rest, does not before other data.
+    """
+    junk = random.Random(cut).choices(bytes(range(0xFF)), k=4000)
+    return min(same_mcus(whole, cut), same_mcus(whole, cut, bytes(junk)))

@@ -33,7 +33,7 @@ from jpeg_encodings import (
     without,
     ycck,
 )
-from jpeg_truth import EOI, anatomy, same_mcus
+from jpeg_truth import EOI, anatomy, mcus_there
 from photographs import jpeg, photograph
 
 __all__ = ["Sample", "pixels_of", "random_corpus", "same_pixels"]
@@ -69,22 +69,19 @@ class Sample:
         if not self.is_jpeg:  # each byte of a PNG has a checksum; of the others a decoder may notice
             checked = self.encoding.startswith("PNG") or self.damage in ("cut", "no picture")
             return checked or not _decodes(self.blob)
-        if self.encoding == "lossless":  # which this `djpeg` cannot read
-            return "flip" not in self.damage
-        if jpeg_oracle.examine(self.blob).is_damaged:
+        about = anatomy(self.whole)
+        # This `djpeg` cannot read lossless files.
+        if about.process != "lossless" and jpeg_oracle.examine(self.blob).is_damaged:
             return True
         # libjpeg does not notice missing scans; that arithmetic codes end early nobody can notice.
-        return self.cut is not None and anatomy(self.whole).huffman and not same_pixels(self.blob, self.whole)
+        return self.cut is not None and not about.arithmetic and not same_pixels(self.blob, self.whole)
 
     @functools.cached_property
     def mcus(self) -> tuple[int, int]:
         """How many MCUs of a JPEG of one scan that was cut are there, and of how many."""
         assert self.cut is not None
         columns, rows = anatomy(self.whole).mcus
-        # What looks like the whole picture by chance, because a decoder fills the rest, does not before other data.
-        junk = random.Random(self.cut).choices(_MARKER_IN_DATA, k=4000)
-        kept = min(same_mcus(self.whole, self.cut), same_mcus(self.whole, self.cut, bytes(junk)))
-        return kept, columns * rows
+        return mcus_there(self.whole, self.cut), columns * rows
 
 
 def _decodes(blob: bytes) -> bool:
@@ -164,6 +161,8 @@ OTHERS: dict[str, Callable[[Picture], bytes]] = {
     "TIFF, PackBits": lambda p: save(p, "TIFF", compression="packbits"),
     "TIFF, JPEG": lambda p: save(p, "TIFF", compression="jpeg"),
     "BMP": lambda p: save(p, "BMP"),
+    "AVIF": lambda p: save(p, "AVIF", speed=10),
+    "JPEG 2000": lambda p: save(p, "JPEG2000"),
 }
 
 
@@ -314,13 +313,13 @@ JPEG_DAMAGES: dict[str, tuple[int, Callable[[bytes, random.Random], Made]]] = {
     "tables missing": (2, _without_tables),
     "foreign tables": (2, _with_other_tables),
 }
-_OTHER_NAMES = {"truncated_file", "corrupt_data", "not_jpeg"}
+_OTHER_NAMES = {"truncated_file", "truncated_header", "corrupt_data", "not_jpeg", "missing_eoi"}
 
 
 def _cut_file(whole: bytes, chance: random.Random) -> Made:
     at = chance.choice((chance.randrange(len(whole)), len(whole) - chance.randrange(1, 12)))
-    names = {"truncated_file", "not_jpeg"} if at < 64 else {"truncated_file"}
-    return whole[:at], names | ({"missing_eoi"} if len(whole) - at <= 12 else set()), at  # all but PNG's IEND
+    names = {"truncated_file", "truncated_header", *(["not_jpeg"] if at < 64 else [])}
+    return whole[:at], names | ({"missing_eoi"} if len(whole) - at <= 12 else set()), at  # PNG's last chunk
 
 
 def _zeroed_file(whole: bytes, chance: random.Random) -> Made:
@@ -342,7 +341,7 @@ def _wrong_checksum(whole: bytes, chance: random.Random) -> Made:
 def _without_a_chunk(whole: bytes, chance: random.Random) -> Made:
     kind = chance.choice((b"IDAT", b"IEND"))
     kept = [whole[:8], *(whole[start:end] for name, start, end in _png_chunks(whole) if name != kind)]
-    return b"".join(kept), {"truncated_file", "corrupt_data", "missing_eoi"}, None
+    return b"".join(kept), _OTHER_NAMES - {"not_jpeg"}, None
 
 
 def _png_chunks(whole: bytes) -> list[tuple[bytes, int, int]]:

@@ -12,11 +12,13 @@ import simplejpeg
 from PIL import Image
 
 from storeds.jpeg.finding import Frame
+from storeds.jpeg.structure import parse
 
 __all__ = ["NotDecodableError", "decoder_warning", "is_decodable", "probe"]
 
 # Processes that libjpeg-turbo decodes to 8-bit samples.
 _PROCESSES = frozenset(("baseline", "extended", "progressive", "extended, arithmetic", "progressive, arithmetic"))
+_BITS = (8, 12)
 # What simplejpeg has against a kind of JPEG, whatever its data.
 _REFUSALS = (
     "Unsupported color conversion",
@@ -28,6 +30,9 @@ _REFUSALS = (
     "tjDecompressHeader",
     "Could not determine",
 )
+# Its refusal where it does not know the subsampling, and where any table before the first scan makes no sense.
+_NO_HEADER = "tjDecompressHeader"
+_LUMA = frozenset(((1, 1), (1, 2), (2, 1), (2, 2), (4, 1), (1, 4)))
 # Warnings about metadata, which change no pixel and hide what comes later: libjpeg keeps the first warning.
 _HARMLESS = (
     "Warning: unknown JFIF revision",
@@ -90,14 +95,27 @@ def is_decodable(blob: bytes, frame: Frame) -> bool:
 
 def _first(blob: bytes, frame: Frame, *, strict: bool) -> str | None:
     """Return the first error, or warning if `strict`, that is about more than a header."""
+    if frame.process in _PROCESSES and frame.precision not in _BITS:
+        return f"no JPEG of this kind has {frame.precision} bits"
     if frame.process not in _PROCESSES or frame.precision != 8:
         raise NotDecodableError(f"{frame.process}, {frame.precision} bits")
     message = _decode(blob, frame, strict)
     if message is not None and message.startswith(_HARMLESS):
         message = _decode(_without_metadata(blob), frame, strict)
     if message is not None and message.startswith(_REFUSALS):
+        if message.startswith(_NO_HEADER) and (_is_sampled_as_usual(blob) or not _opens(blob, frame, load=True)):
+            return "no decoder accepts its headers"
         raise NotDecodableError(message)
     return message
+
+
+def _is_sampled_as_usual(blob: bytes) -> bool:
+    """Return whether simplejpeg knows this subsampling, so that it refuses the headers for something else."""
+    components = parse(blob).components
+    factors = [(component.h, component.v) for component in components]
+    last = {factors[0], (1, 1)} if len(factors) == 4 else {(1, 1)}
+    usual = factors[0] in _LUMA and set(factors[1:3]) <= {(1, 1)} and set(factors[3:]) <= last
+    return len(factors) == 1 or (len(factors) in (3, 4) and usual)
 
 
 def _decode(blob: bytes, frame: Frame, strict: bool) -> str | None:
