@@ -9,29 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from storeds._data import Array, Field, Meta
+from storeds._verdict import Verdict
 from storeds.errors import ConfigError
 
-if TYPE_CHECKING:
-    from storeds.jpeg.verdict import Verdict
-
 __all__ = [
-    "UNCHECKED",
     "Derived",
-    "check_verdict",
     "derived_fields",
     "readable_fields",
     "split_fields",
     "stored_fields",
     "verdict_field",
 ]
-
-UNCHECKED = ""
-"""What stands for no verdict: nobody examined the picture."""
 
 _PREFIX = "_verdict_"
 _TEXT = Field("str")
@@ -60,7 +53,7 @@ class Derived:
 
     def of(self, text: str) -> str | float:
         """Return the value for one verdict; raises ValueError for what is none."""
-        verdict = _parse(text)
+        verdict = Verdict.from_text(text)
         if self.part == "finding":
             return "" if verdict is None else verdict.kind
         return float("nan") if verdict is None else verdict.recovered
@@ -70,17 +63,6 @@ class Derived:
         values: dict[str, Any] = {text: self.of(text) for text in set(texts.tolist())}
         found = [values[text] for text in texts.tolist()]
         return np.array(found, np.dtypes.StringDType() if self.part == "finding" else np.float64)
-
-
-def check_verdict(text: str) -> None:
-    """Raise ValueError for a text that is no verdict."""
-    _parse(text)
-
-
-def _parse(text: str) -> Verdict | None:
-    from storeds.jpeg.verdict import Verdict  # most stores have none to parse when they are opened
-
-    return Verdict.from_text(text)
 
 
 def verdict_field(image: str) -> str:

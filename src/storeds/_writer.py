@@ -14,7 +14,8 @@ from typing import Any, ClassVar, Literal, Self
 
 from storeds._count import Count
 from storeds._meta import NATIVE, new_build
-from storeds._verdicts import UNCHECKED, check_verdict, verdict_field
+from storeds._verdict import UNCHECKED, Verdict
+from storeds._verdicts import verdict_field
 from storeds.errors import ClosedError, ConfigError, RecordError, StoredsError, StoreExistsError, UnavailableError
 from storeds.fields import parse_fields
 from storeds.protocols import JSON, Field, Meta, Record
@@ -328,7 +329,7 @@ class StoreWriter(ABC):
             stored = self._codec.canonical(record)
             for name in self._verdicts.values():
                 if stored[name] not in _COMMON:
-                    check_verdict(stored[name])
+                    Verdict.from_text(stored[name])
         except ValueError as error:
             raise RecordError.at(self.url, self.count, str(error)) from None
         packed = self._codec.pack(stored)

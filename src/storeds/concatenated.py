@@ -17,7 +17,8 @@ from storeds._columns import SCALARS, TEXT, read_column
 from storeds._count import Count
 from storeds._packed import PackedBackends, Packer
 from storeds._unread import bounded
-from storeds._verdicts import UNCHECKED, readable_fields, verdict_field
+from storeds._verdict import UNCHECKED
+from storeds._verdicts import readable_fields, verdict_field
 from storeds._where import matching_positions
 from storeds._where_checks import check_where
 from storeds.backends.base import StoreBackend

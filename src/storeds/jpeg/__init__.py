@@ -5,9 +5,10 @@ follows their codes where the end is missing, ``triage`` decides, ``repair`` men
 ``png``, ``tiff`` and ``containers``.
 """
 
+from storeds._verdict import Verdict
+from storeds.jpeg.examine import examine
 from storeds.jpeg.finding import Finding, Frame
 from storeds.jpeg.repair import repair
 from storeds.jpeg.triage import triage
-from storeds.jpeg.verdict import Verdict, examine
 
 __all__ = ["Finding", "Frame", "Verdict", "examine", "repair", "triage"]

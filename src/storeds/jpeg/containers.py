@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from storeds.jpeg.verdict import Verdict
+from storeds._verdict import Verdict
 
 __all__ = ["check_bmp", "check_boxes", "check_codestream", "check_gif", "check_webp"]
 

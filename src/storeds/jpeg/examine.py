@@ -1,22 +1,36 @@
-"""Examines a JPEG: its structure, one strict decode, and only where that warns the codes, to name what is wrong."""
+"""Examines a picture: its structure, one strict decode, and only where that warns the codes, to name what is wrong."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from storeds._verdict import Verdict
 from storeds.jpeg.codes import in_data
 from storeds.jpeg.finding import MAX_PIXELS, Finding
+from storeds.jpeg.other import examine_other
 from storeds.jpeg.repair import repair
 from storeds.jpeg.strict import NotDecodableError, is_decodable, probe
-from storeds.jpeg.structure import EOI, parse
+from storeds.jpeg.structure import EOI, SOI, parse
 from storeds.jpeg.triage import triage
 
-__all__ = ["examine_jpeg"]
+__all__ = ["examine", "examine_jpeg"]
 
 # Pixels times scans: the work of decoding a progressive file. A phone's largest picture in ten scans takes half of it.
 _MAX_WORK = 1 << 31
 # libjpeg ignores the parameters that it warns of.
 _WITHOUT_EFFECT = "Invalid SOS parameters for sequential JPEG"
+
+
+def examine(blob: bytes) -> Verdict:
+    """Return the verdict on a picture: its structure, and whether it decodes without a warning.
+
+    A pure function of the bytes that raises for none. Thread-safe; may be called in several processes.
+    """
+    if not blob.startswith(SOI):
+        return examine_other(blob)
+    finding = examine_jpeg(blob)
+    recovered = 0.0 if finding.recovered is None else finding.recovered
+    return Verdict(finding.kind, recovered, finding.exact, finding.reason)
 
 
 def examine_jpeg(blob: bytes, *, deep: bool = False) -> Finding:

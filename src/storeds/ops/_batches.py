@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeAlias
 
-from storeds._verdicts import UNCHECKED, stored_fields, verdict_field
+from storeds._verdict import UNCHECKED
+from storeds._verdicts import stored_fields, verdict_field
 from storeds.errors import RecordError
 from storeds.jpeg import examine
 from storeds.ops.progress import Progress

@@ -11,7 +11,8 @@ from typing import Any
 from PIL import Image
 
 from storeds._columns import read_column
-from storeds._verdicts import UNCHECKED, stored_fields, verdict_field
+from storeds._verdict import UNCHECKED
+from storeds._verdicts import stored_fields, verdict_field
 from storeds.decode import check_pixels
 from storeds.errors import DecodeError, RecordError, StoredsError
 from storeds.jpeg import Finding as JpegFinding

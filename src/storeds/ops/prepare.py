@@ -16,7 +16,8 @@ from typing import TypeAlias
 from PIL import Image, ImageOps
 
 from storeds._text import counted
-from storeds._verdicts import UNCHECKED, verdict_field
+from storeds._verdict import UNCHECKED
+from storeds._verdicts import verdict_field
 from storeds.decode import decode_reason
 from storeds.errors import StoredsError
 from storeds.jpeg import Verdict, examine, repair

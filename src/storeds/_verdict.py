@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
-from storeds._verdicts import UNCHECKED
-from storeds.jpeg.examine import examine_jpeg
-from storeds.jpeg.structure import SOI
+__all__ = ["UNCHECKED", "Verdict"]
 
-__all__ = ["UNCHECKED", "Verdict", "examine"]
+UNCHECKED = ""
+"""What stands for no verdict: nobody examined the picture."""
 
 _WHOLE = ("intact", "trailing_data")
 _AT_LEAST = ">="
@@ -36,7 +35,7 @@ class Verdict:
     kind: str
     recovered: float = 1.0
     exact: bool = True
-    reason: str = ""
+    reason: str = field(default="", compare=False)
 
     @property
     def is_whole(self) -> bool:
@@ -67,17 +66,3 @@ class Verdict:
         if not kind.isidentifier() or not 0.0 <= recovered <= 1.0:
             raise ValueError(f"{text!r} is no verdict on a picture")
         return cls(kind, recovered, not share.startswith(_AT_LEAST))
-
-
-def examine(blob: bytes) -> Verdict:
-    """Return the verdict on a picture: its structure, and whether it decodes without a warning.
-
-    A pure function of the bytes that raises for none. Thread-safe; may be called in several processes.
-    """
-    from storeds.jpeg.other import examine_other  # which itself returns a Verdict
-
-    if not blob.startswith(SOI):
-        return examine_other(blob)
-    finding = examine_jpeg(blob)
-    recovered = 0.0 if finding.recovered is None else finding.recovered
-    return Verdict(finding.kind, recovered, finding.exact, finding.reason)
