@@ -17,8 +17,7 @@ from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, RandomSamp
 
 import storeds
 from photographs import jpeg, photograph
-from storeds import SampleContext, StoreDataset, errors
-from storeds.policy import Skipped
+from storeds import SampleContext, Skipped, StoreDataset, errors
 from storeds.readers.array import ArrayReader
 from storeds.selection import Selection
 

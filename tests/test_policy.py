@@ -21,9 +21,8 @@ import storeds
 from _stores import ENGINES, START_METHODS
 from conftest import with_path
 from photographs import jpeg
-from storeds import StoreDataset, errors
+from storeds import Skipped, StoreDataset, errors
 from storeds._tally import Tally
-from storeds.policy import Skipped
 from storeds.testing.mongod import run_mongod
 
 COUNT = 60

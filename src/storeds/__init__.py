@@ -13,6 +13,7 @@ from storeds.protocols import Backend, Decoder, Field, Meta, Reader, Record, Sam
 from storeds.registry import register_backend, register_decoder, register_layout, register_reader
 
 if TYPE_CHECKING:
+    from storeds._skipped import Skipped as Skipped
     from storeds.batching import collate as collate
     from storeds.config import Config as Config
     from storeds.config import build_dataset as build_dataset
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from storeds.ops import pack as pack
     from storeds.ops import repair as repair
     from storeds.ops import verify as verify
-    from storeds.policy import Skipped as Skipped
     from storeds.sampling import EpochSampler as EpochSampler
     from storeds.source import Source as Source
     from storeds.stores import open_backend as open_backend
@@ -39,7 +39,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "Config": "storeds.config",
     "EpochSampler": "storeds.sampling",
-    "Skipped": "storeds.policy",
+    "Skipped": "storeds._skipped",
     "Source": "storeds.source",
     "StoreDataset": "storeds.dataset",
     "StoreIterable": "storeds.iterable",

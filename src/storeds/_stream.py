@@ -14,8 +14,8 @@ from storeds._interleave import Interleave
 from storeds._readahead import ReadAhead
 from storeds._shares import Piece
 from storeds._shuffle_buffer import ShuffleBuffer
+from storeds._skipped import Skipped
 from storeds.dataset import StoreDataset
-from storeds.policy import Skipped
 
 __all__ = ["Addresses", "Begun", "Place", "Samples"]
 

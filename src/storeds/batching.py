@@ -19,9 +19,9 @@ from storeds._deferred import Unscaled
 from storeds._lent import lent_memory
 from storeds._reused import reused_memory
 from storeds._rows import Row, join_rows
+from storeds._skipped import Skipped
 from storeds._stacked import StackedSamples
 from storeds.errors import BadSamplesError, ConfigError
-from storeds.policy import Skipped
 
 __all__ = ["Padded", "collate", "makes_batches"]
 

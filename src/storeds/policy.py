@@ -6,20 +6,20 @@ import itertools
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
-from torch.utils.data._utils.collate import default_collate_fn_map
 
 from storeds._checks import check_share
 from storeds._permutation import permute, round_keys
 from storeds._samples import SampleMaker
+from storeds._skipped import Skipped
 from storeds._suggest import suggest
 from storeds._tally import Event, Tally, now
 from storeds.errors import BadSamplesError, ConfigError, RecordError
 from storeds.protocols import SampleContext
 
-__all__ = ["POLICIES", "Policy", "Skipped"]
+__all__ = ["POLICIES", "Policy"]
 
 _LOG = logging.getLogger("storeds")
 
@@ -29,47 +29,6 @@ POLICIES = ("raise", "skip", "replace")
 _ATTEMPTS = 100
 # A fraction of fewer samples than this says little; a store that is bad altogether is stopped early enough.
 _ENOUGH = 10_000
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """Stands where a bad sample would: `storeds.collate` drops it, and anything that takes it for a sample says so.
-
-    Parameters
-    ----------
-    index : int
-        The sample's index.
-    url : str
-        The store, secrets removed.
-    position : int
-        The record's position in the store.
-    fault : str
-        What sort of fault it is, as in ``StoreDataset.report()``.
-    reason : str
-        What is wrong.
-    """
-
-    index: int
-    url: str
-    position: int
-    fault: str
-    reason: str
-
-    def _refuse(self, *_: Any) -> NoReturn:
-        raise ConfigError(
-            f"sample {self.index} of {self.url} was skipped ({self.reason}), and this collate_fn cannot leave it out: "
-            "pass collate_fn=storeds.collate, or use on_error='replace'"
-        )
-
-    __len__ = __iter__ = __getitem__ = _refuse
-
-
-def _refuse_batch(batch: Sequence[Skipped], **_: Any) -> NoReturn:
-    batch[0]._refuse()
-
-
-# Where the first sample of a batch was skipped, torch's default_collate asks here; else it asks the sentinel's length.
-default_collate_fn_map[Skipped] = _refuse_batch
 
 
 @dataclass(frozen=True)

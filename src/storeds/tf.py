@@ -18,13 +18,13 @@ from storeds._epoch import SharedEpoch
 from storeds._permutation import Order
 from storeds._ranks import integer
 from storeds._readahead import ReadAhead
+from storeds._skipped import Skipped
 from storeds._stream import Address, _Failure, _read
 from storeds._tf_elements import Element, Parts, elements_of
 from storeds._tf_values import values_of
 from storeds.dataset import StoreDataset
 from storeds.errors import ConfigError, MissingDependencyError
 from storeds.iterable import StoreIterable
-from storeds.policy import Skipped
 
 if TYPE_CHECKING:
     import tensorflow as tf
