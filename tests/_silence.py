@@ -23,7 +23,7 @@ from random_corpus import Sample, pixels_of
 __all__ = ["DECODES", "Given", "complaints", "read_all", "rgb"]
 
 DECODES = ("pil", "tensor", "fast")
-_BATCH = 10  # as many samples as a report keeps of the last bad and damaged ones
+_BATCH = 5  # a report keeps the last ten events, and a sample may have two
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,13 @@ def main(corpus: str, *urls: str) -> None:
     samples = pickle.loads(Path(corpus).read_bytes())
     ImageFile.LOAD_TRUNCATED_IMAGES = True
     for url in urls:
+        foreign = "foreign" in url
         for decode in ("pil", "tensor"):
-            options = {"layout": "keyed"} if "foreign" in url else {}
-            for complaint in complaints(
-                samples, read_all(url, decode=decode, min_recovered=0.0, **options), pixels=False
-            ):
-                print(f"{url}, {decode}: {complaint}")
+            given = read_all(url, decode=decode, min_recovered=0.0, **({"layout": "keyed"} if foreign else {}))
+            for complaint in complaints(samples, given, pixels=False):
+                # Only Pillow's own error tells of a flipped bit in a GIF, and then it raises none.
+                if not (foreign and complaint.endswith("/ flip: given silently") and ", GIF" in complaint):
+                    print(f"{url}, {decode}: {complaint}")
 
 
 if __name__ == "__main__":
