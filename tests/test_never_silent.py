@@ -170,7 +170,7 @@ def test_none_is_silent_after_converting(corpus: list[Sample], stores: dict[str,
 
 
 def test_a_repaired_store_keeps_what_was_found(corpus: list[Sample], stores: dict[str, Store], tmp_path: Path) -> None:
-    for name in ("native",):
+    for name in ("native", "foreign", "unchecked"):
         store = Store(f"lmdb://{tmp_path}/{name}.lmdb")
         layout = stores[name].options.get("layout")
         repair(stores[name].url, store.url, layout=layout)
