@@ -315,6 +315,7 @@ HOSTILE: dict[str, Callable[[int], bytes]] = {
     "boxes": lambda size: files()["avif"][:32] + b"\0\0\0\x08free" * (size // 8),
     "markers": lambda size: files()["jpeg 2000, codestream"][:2] + b"\xff\x64\0\x02" * (size // 4),
     "frames": lambda size: b"RIFF" + struct.pack("<I", size) + b"WEBP" + b"ANMF\0\0\0\0" * (size // 8),
+    "a frame behind the end": lambda size: b"RIFF\xf0\xff\xff\xffWEBPANMF\0\xff\xff\xff" + bytes(64),
     "rows": lambda size: png(np.zeros((1, 1, 3), np.uint8))[:33] + chunk(b"IDAT", zlib.compress(bytes(200 * size))),
 }
 

@@ -83,8 +83,8 @@ def check_webp(blob: bytes) -> Verdict:
             return _corrupt(f"chunk {name!r} at byte {at} ends behind the file's own end, byte {end}")
         if name in (b"VP8 ", b"VP8L", b"ANMF"):
             images += 1
-            problem = _frame_problem(blob, name, start, stop)
-            if problem and stop <= len(blob):
+            problem = _frame_problem(blob, name, start, stop) if stop <= len(blob) else ""
+            if problem:
                 return _corrupt(problem)
         at = stop + (stop & 1)
     if end > len(blob):
