@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from PIL import Image
@@ -14,6 +15,7 @@ from PIL import Image
 from storeds import StoreDataset, convert, open_backend, open_writer
 from storeds.errors import ConfigError, RecordError
 from storeds.jpeg import Verdict
+from storeds.selection import Selection
 
 MakeEngineUrl = Callable[[str], str]
 ENGINES = ("lmdb", "hdf5", "mongodb", "memory")
@@ -139,6 +141,25 @@ def test_several_stores_as_one_lack_the_verdicts_that_a_member_lacks(tmp_path: P
         found = column(both, "finding").tolist()
         assert [kind == "" for kind in found] == [False] * 10 + [True] * 10
         assert named(both, [19, 1, 0], "finding") == ["", "intact", found[0]]
+
+
+def test_where_selects_from_several_stores_of_which_one_keeps_no_verdicts(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "foreign.h5", "w") as file:
+        file["label"] = np.arange(10)
+        images = file.create_dataset("image", 10, h5py.vlen_dtype(np.uint8))
+        for at, record in enumerate(records()):
+            images[at] = np.frombuffer(record["image"], np.uint8)
+    native = f"hdf5://{tmp_path}/native.h5"
+    with open_backend(f"hdf5://{tmp_path}/foreign.h5") as foreign:
+        assert foreign.meta.verdicts == ()
+        with open_writer(native, foreign.meta.fields) as writer:
+            writer.append({name: record[name] for name in foreign.meta.fields} for record in records())
+    with open_backend([f"hdf5://{tmp_path}/foreign.h5", native]) as both:
+        whole = [at + 10 for at in range(10) if at % 3]
+        assert Selection(both, {"finding": "intact"}).positions.tolist() == whole
+        assert Selection(both, {"recovered": 1.0}).positions.tolist() == whole
+        assert Selection(both, {"finding": ["", "intact"], "label": [1, 3]}).positions.tolist() == [1, 3, 11]
+        assert Selection(both, {"_verdict_image": ""}).positions.tolist() == list(range(10))
 
 
 def test_a_resumed_writer_gives_the_same_id(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ class ConcatenatedBackend(StoreBackend):
         Each member's engine selects by itself where it can.
         """
         checked = check_where(where, readable_fields(self.meta), self.url)
-        found = [matching_positions(member, checked) + start for start, member in self._members()]
+        found = [self._select(member, checked) + start for start, member in self._members()]
         return np.concatenate(found).astype(np.int64, copy=False)
 
     def close(self) -> None:
@@ -182,6 +182,17 @@ class ConcatenatedBackend(StoreBackend):
                     found.update(lacking)
                 out.append(found)
         return out
+
+    def _select(self, member: Backend, where: Mapping[str, Sequence[Any]]) -> Array:
+        """Return the positions of one member; all of its pictures are unexamined where it lacks verdicts."""
+        rest = dict(where)
+        for name, values in where.items():
+            derived = self._derived.get(name)
+            if self._lacking(member, (name if derived is None else derived.source,)):
+                if (UNCHECKED if derived is None else derived.of(UNCHECKED)) not in values:
+                    return np.empty(0, np.int64)
+                del rest[name]
+        return matching_positions(member, rest) if rest else np.arange(len(member), dtype=np.int64)
 
     def _lacking(self, member: Backend, fields: Sequence[str]) -> dict[str, str]:
         """Return the verdict fields that this member lacks, though others have them, each with what stands for none."""
