@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import h5py
@@ -12,8 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from storeds import StoreDataset, convert, open_backend, open_writer
-from storeds.errors import ConfigError, RecordError
+from storeds import Skipped, StoreDataset, convert, info, open_backend, open_writer, pack, repair, verify
+from storeds.errors import ConfigError, FormatError, RecordError
 from storeds.jpeg import Verdict
 from storeds.selection import Selection
 
@@ -129,6 +130,31 @@ def test_a_text_that_is_no_verdict_is_refused(tmp_path: Path, text: Any) -> None
     with pytest.raises(RecordError, match="verdict|str"):
         writer.append([{**records()[0], "_verdict_image": text}])
     writer.abort()
+
+
+@pytest.mark.parametrize("engine", ["lmdb", "hdf5"])
+def test_a_text_of_another_writer_that_is_no_verdict_spoils_its_record_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    url = f"{engine}://{tmp_path}/a.{engine}"
+    with monkeypatch.context() as patch, open_writer(url, FIELDS) as writer:
+        patch.setattr("storeds._writer.Verdict", SimpleNamespace(from_text=str))
+        writer.append([{**record, "_verdict_image": "about 60 %"} for record in records()[:1]])
+        writer.append(records()[1:3])
+    wrong = "'about 60 %' is no verdict"
+    dataset = StoreDataset(url, decode="tensor", on_error="skip")
+    assert [isinstance(sample, Skipped) for sample in dataset[:]] == [True, False, False]
+    assert dataset.report().bad == {"record": 1}
+    assert info(url).pictures is None
+    (finding,) = verify(url, workers=0).findings
+    assert (finding.kind, finding.position) == ("verdict", 0)
+    with open_backend(url) as store, pytest.raises(FormatError, match=wrong):
+        column(store, "finding")
+    with pytest.raises(FormatError, match=wrong):
+        convert(url, f"lmdb://{tmp_path}/b.lmdb")
+    with pytest.raises(RecordError, match=f"record 0 of .*{wrong}"):
+        repair(url, f"lmdb://{tmp_path}/b.lmdb")
+    assert pack(url, f"lmdb://{tmp_path}/c.lmdb", on_bad="keep").left_out == 1
 
 
 def test_several_stores_as_one_lack_the_verdicts_that_a_member_lacks(tmp_path: Path) -> None:

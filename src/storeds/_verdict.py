@@ -62,7 +62,10 @@ class Verdict:
         if text == UNCHECKED:
             return None
         kind, _, share = text.partition(" ")
-        recovered = float(share.removeprefix(_AT_LEAST)) if share else 1.0
+        try:
+            recovered = float(share.removeprefix(_AT_LEAST)) if share else 1.0
+        except ValueError:
+            recovered = math.nan
         if not kind.isidentifier() or not 0.0 <= recovered <= 1.0:
             raise ValueError(f"{text!r} is no verdict on a picture")
         return cls(kind, recovered, not share.startswith(_AT_LEAST))

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from storeds._data import Array, Field, Meta
+from storeds._data import Array, Field, Meta, Record
 from storeds._verdict import Verdict
 from storeds.errors import ConfigError
 
@@ -24,6 +24,7 @@ __all__ = [
     "split_fields",
     "stored_fields",
     "verdict_field",
+    "wrong_verdict",
 ]
 
 _PREFIX = "_verdict_"
@@ -102,6 +103,16 @@ def derived_fields(meta: Meta) -> dict[str, Derived]:
         for part in parts
     }
     return {name: derived for name, derived in found.items() if name not in meta.fields}
+
+
+def wrong_verdict(record: Record, meta: Meta) -> str | None:
+    """Return what is wrong with a verdict in a record that was read with `stored_fields`, None for nothing."""
+    try:
+        for image in meta.verdicts:
+            Verdict.from_text(record[verdict_field(image)])
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def readable_fields(meta: Meta) -> Mapping[str, Field]:

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeAlias
 
 from storeds._verdict import UNCHECKED
-from storeds._verdicts import stored_fields, verdict_field
+from storeds._verdicts import stored_fields, verdict_field, wrong_verdict
 from storeds.errors import RecordError
 from storeds.jpeg import examine
 from storeds.ops.progress import Progress
@@ -26,15 +26,18 @@ def read_batches(source: Backend, start: int, stop: int | None = None) -> Iterat
     Raises
     ------
     RecordError
-        A record is bad.
+        A record is bad, or a verdict in it.
     """
     volume, fields = 0, tuple(stored_fields(source.meta))
     stop = len(source) if stop is None else stop
     for first in range(start, stop, _BATCH):
         records: list[Record] = []
-        for record in source.get_many(range(first, min(first + _BATCH, stop)), fields):
+        for at, record in enumerate(source.get_many(range(first, min(first + _BATCH, stop)), fields), first):
             if isinstance(record, RecordError):
                 raise record
+            wrong = wrong_verdict(record, source.meta)
+            if wrong is not None:
+                raise RecordError.at(source.url, at, wrong)
             records.append(record)
             volume += sum(len(value) for value in record.values() if isinstance(value, bytes))
         yield records, Progress(first + len(records), len(source), volume)

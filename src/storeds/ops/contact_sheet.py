@@ -33,7 +33,7 @@ _GAP, _LINE, _HEADING = 12, 15, 30
 _LINES = 3
 _WHITE, _BLACK, _PALE, _GREY, _RED = (255, 255, 255), (0, 0, 0), (240, 240, 240), (110, 110, 110), (170, 0, 0)
 # Of a crash only the position is known, and reading it here would be another one; the others never decode.
-_UNDRAWN = ("crash", "record", "too_large", "image", "not_jpeg", "truncated_header")
+_UNDRAWN = ("crash", "record", "too_large", "not_jpeg", "truncated_header")
 
 
 class _Chosen(NamedTuple):

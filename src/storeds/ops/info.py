@@ -12,7 +12,7 @@ from storeds._columns import read_column
 from storeds._meta import NATIVE
 from storeds._url import split_scheme
 from storeds.backends.base import StoreBackend
-from storeds.errors import RecordError
+from storeds.errors import FormatError, RecordError
 from storeds.fields import fields_to_json
 from storeds.ops.verdict_counts import VerdictCounts
 from storeds.protocols import JSON, Backend
@@ -121,7 +121,7 @@ def info(url: str, *, layout: str | None = None, options: Mapping[str, Any] | No
 def _pictures(backend: Backend) -> dict[str, int] | None:
     try:
         return VerdictCounts.of(backend).kinds or None
-    except RecordError:  # a damaged column; `verify` says where
+    except (RecordError, FormatError):  # a damaged column; `verify` says where
         return None
 
 

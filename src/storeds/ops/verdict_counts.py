@@ -11,6 +11,7 @@ import numpy as np
 from storeds._columns import read_column
 from storeds._text import counted
 from storeds._verdicts import verdict_field
+from storeds.errors import FormatError
 from storeds.jpeg import Verdict
 from storeds.protocols import Backend
 
@@ -37,7 +38,15 @@ class VerdictCounts:
 
     @classmethod
     def of(cls, backend: Backend) -> VerdictCounts:
-        """Count the verdicts on every image field of `backend`; raises RecordError for a damaged column."""
+        """Count the verdicts on every image field of `backend`.
+
+        Raises
+        ------
+        RecordError
+            A column is damaged.
+        FormatError
+            A text in it is no verdict.
+        """
         kinds: Counter[str] = Counter()
         lost: Counter[str] = Counter()
         for image, declared in backend.meta.fields.items():
@@ -48,7 +57,10 @@ class VerdictCounts:
                 continue
             texts, counts = np.unique(read_column(backend, verdict_field(image)), return_counts=True)
             for text, count in zip(texts.tolist(), counts.tolist(), strict=True):
-                verdict = Verdict.from_text(text)
+                try:
+                    verdict = Verdict.from_text(text)
+                except ValueError as error:
+                    raise FormatError(f"{backend.url}: {error}; storeds verify lists such records") from None
                 kind = NOT_EXAMINED if verdict is None else verdict.kind
                 kinds[kind] += count
                 if verdict is not None and is_lost(verdict):

@@ -157,16 +157,21 @@ class PictureReader(RecordReader):
         header = read_header(value)
         if header is not None:
             check_pixels(header.width, header.height, self.max_pixels)
-        stored = self._verdicts.get(name)
-        verdict = Verdict.from_text(record[stored]) if stored is not None else None
-        if verdict is None:
-            verdict = self._before_decoding(value)
+        verdict = self._stored_verdict(name, record) or self._before_decoding(value)
         # A decoder of somebody else's may know formats that examining does not.
         if verdict is not None and not verdict.is_whole and (verdict.kind != "not_jpeg" or self._strict is not None):
             return self._repaired(value, mode, verdict, context)
         window = self._window(value, header, verdict, context)
         image = self._judged(value, mode, header, verdict, window, context)
         return image if window is None or isinstance(image, Windowed) else Windowed(image, window)
+
+    def _stored_verdict(self, name: str, record: Record) -> Verdict | None:
+        """Return the verdict that the store keeps on the image in field `name`; None where nobody examined it."""
+        stored = self._verdicts.get(name)
+        try:
+            return Verdict.from_text(record[stored]) if stored is not None else None
+        except ValueError as error:
+            raise _refused(f"{error}; storeds verify lists such records", "record") from None
 
     def _judged(
         self,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from storeds._url import file_path, split_scheme
-from storeds._verdicts import stored_fields
+from storeds._verdicts import stored_fields, wrong_verdict
 from storeds.errors import ConfigError, RecordError
 from storeds.ops.sources.base import BadItem, Problem
 from storeds.protocols import JSON, Backend, Field, Record
@@ -91,6 +91,9 @@ class StoreSource:
         record = self._backend.get_many([index], tuple(stored_fields(self._backend.meta)))[0]
         if isinstance(record, RecordError):
             raise BadItem(record.reason or str(record))
+        wrong = wrong_verdict(record, self._backend.meta)
+        if wrong is not None:
+            raise BadItem(wrong)
         return record
 
 
