@@ -22,8 +22,10 @@ from _damaged import PICTURES, write
 from _foreign_lmdb import put
 from photographs import jpeg
 from storeds import StoreDataset, errors, open_backend
+from storeds.backends._lmdb_writer import LmdbWriter
 from storeds.cli import app
 from storeds.ops import Progress, info
+from storeds.record import RecordCodec
 
 MakeUrl = Callable[[str], str]
 COUNTS = dict(Counter(picture.finding for picture in PICTURES.values()))
@@ -229,6 +231,30 @@ def test_convert_examines_what_has_no_verdict(tmp_path: Path, make_engine_url: M
     assert same.id == storeds.info(unchecked).id != whole.id
     run("convert", unchecked, f"{url}-cli", "--no-check")
     assert storeds.info(f"{url}-cli").id == same.id
+
+
+@pytest.mark.parametrize("count", [0, 2])
+@pytest.mark.parametrize("check", [True, False])
+def test_convert_takes_native_stores_of_other_writers_who_left_verdicts_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: bool, count: int
+) -> None:
+    src = f"lmdb://{tmp_path}/a.lmdb"
+    fields, own = {"image": "image"}, LmdbWriter.__init__
+
+    def without(self: Any, *arguments: Any, **options: Any) -> None:
+        own(self, *arguments, **options)
+        self._verdicts, self.fields = {}, self._declared
+        self._codec = RecordCodec(self.fields)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LmdbWriter, "__init__", without)
+        with storeds.open_writer(src, fields) as writer:
+            writer.append([{"image": jpeg(seed)} for seed in range(count)])
+    with open_backend(src) as store:
+        assert store.meta.verdicts == ()
+    url = f"hdf5://{tmp_path}/b.h5"
+    assert storeds.convert(src, url, check=check).verdicts == ("image",)
+    assert info(url).pictures == ({"intact" if check else "not examined": count} if count else None)
 
 
 def test_convert_examines_a_foreign_store(tmp_path: Path) -> None:

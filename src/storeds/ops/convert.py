@@ -114,7 +114,10 @@ class _Proof:
     @classmethod
     def of(cls, source: Backend, check: bool) -> _Proof | None:
         """Return one, or None where the copy's own id tells."""
-        adds = check and source.meta.layout == NATIVE and VerdictCounts.of(source).kinds.get(NOT_EXAMINED)
+        if source.meta.layout != NATIVE:
+            return None
+        lacks = set(images_of(source)) - set(source.meta.verdicts)
+        adds = lacks or (check and VerdictCounts.of(source).kinds.get(NOT_EXAMINED))
         return cls(source) if adds else None
 
     def watch(self, batch: Batch) -> Batch:
