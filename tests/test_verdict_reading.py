@@ -307,7 +307,9 @@ def test_later_epochs_of_a_foreign_store_draw_the_crop_first_and_give_the_same(
 
     monkeypatch.setattr(storeds.readers._pictures, "decode_window", counted)
     blobs = [jpeg(number, (80, 120)) for number in range(6)]
-    crop = RandomResizedCrop(60, scale=(0.2, 0.6))  # no smaller than the picture, which `fast` would make use of
+    crop = RandomResizedCrop(
+        60, scale=(0.2, 0.6)
+    )  # no smaller than the picture, of which `fast` would decode less at once
     dataset = StoreDataset(foreign([*blobs, ended(blobs[0])]), decode=decode, transform=crop, seed=1, min_recovered=0.0)
     first = dataset[:]
     assert not calls
@@ -318,6 +320,20 @@ def test_later_epochs_of_a_foreign_store_draw_the_crop_first_and_give_the_same(
     for one, other in zip(dataset[:], first, strict=True):
         assert torch.equal(one[0], other[0])
     assert len(calls) == len(blobs)
+    assert dataset.report().mended == {"truncated_scan": 2}
+
+
+@pytest.mark.parametrize("decode", ["tensor", "fast"])
+def test_samples_are_the_same_in_the_first_epoch_in_later_ones_and_in_a_native_store(decode: str) -> None:
+    blobs = [jpeg(number, (160, 240)) for number in range(6)]
+    crop = RandomResizedCrop(16)
+    damaged = ended(blobs[0])
+    dataset = StoreDataset(foreign([*blobs, damaged]), decode=decode, transform=crop, seed=1, min_recovered=0.0)
+    epochs = [dataset[:], dataset[:]]
+    stored = StoreDataset(native([*blobs, damaged]), decode=decode, transform=crop, seed=1, min_recovered=0.0)[:]
+    for one, two, other in zip(*epochs, stored, strict=True):
+        assert torch.equal(one[0], two[0])
+        assert torch.equal(one[0], other[0])
     assert dataset.report().mended == {"truncated_scan": 2}
 
 

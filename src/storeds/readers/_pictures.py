@@ -15,9 +15,10 @@ from PIL import ImageMode
 
 from storeds._checks import check_share
 from storeds._elements import is_mask
+from storeds._simplejpeg import check_jpeg
 from storeds._suggest import suggest
 from storeds._verdicts import verdict_field
-from storeds._window import Cropper, Window, Windowed
+from storeds._window import Cropper, Window, Windowed, divisor
 from storeds.decode import (
     UNCHANGED,
     check_pixels,
@@ -203,10 +204,10 @@ class PictureReader(RecordReader):
     def _window(
         self, value: bytes, header: Header | None, verdict: Verdict | None, context: SampleContext
     ) -> Window | None:
-        """Draw the window of the crop that comes next, its own first draw, where the picture is known to be whole."""
+        """Draw the window of the crop that comes next, its own first draw, where less of the picture may be decoded for it."""
         if self._checked is None or self.cropper is None or header is None or not header.in_one_scan:
             return None
-        if verdict is None and value not in self._checked:
+        if verdict is None and self._function is not decode_fast and value not in self._checked:
             return None
         return self.cropper.window(header.height, header.width, context.generator)
 
@@ -215,11 +216,11 @@ class PictureReader(RecordReader):
     ) -> Any:
         """Return the image, or as much of it as the window needs; raises ValueError and others where it may be damaged."""
         assert self._strict is not None
-        if window is not None and header is not None and self.cropper is not None:
-            part = decode_window(self._function, value, mode, header, window, self.cropper.edges)
+        if self._is_known(value, verdict, window):
+            part = None
+            if window is not None and header is not None and self.cropper is not None:
+                part = decode_window(self._function, value, mode, header, window, self.cropper.edges)
             return self._strict(value, mode, examined=True) if part is None else part
-        if verdict is not None:
-            return self._strict(value, mode, examined=True)
         image = self._strict(value, mode)
         # libjpeg does not notice a scan that is missing; where there is but one, it notices everything.
         in_one_scan = header is not None and header.in_one_scan
@@ -228,6 +229,19 @@ class PictureReader(RecordReader):
         if self._checked is not None and in_one_scan:
             self._checked.add(value)
         return image
+
+    def _is_known(self, value: bytes, verdict: Verdict | None, window: Window | None) -> bool:
+        """Return whether a picture is known to be whole; raises ValueError for one that is checked here and is not."""
+        if verdict is not None or window is None or self._checked is None or self.cropper is None:
+            return verdict is not None
+        if value in self._checked:
+            return True
+        if divisor(window, self.cropper.edges) == 1:
+            return False
+        # Decoding at a fraction of the size gives other pixels. They must not depend on what was read before.
+        check_jpeg(value)
+        self._checked.add(value)
+        return True
 
     def _repaired(self, value: bytes, mode: str, verdict: Verdict, context: SampleContext) -> Any:
         """Return what there is of a damaged picture, with a note; raises DecodeError where the options refuse it."""
