@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -230,3 +231,21 @@ def test_work_doubles_at_most_where_the_bytes_do(name: str) -> None:
     examine(small)  # what is computed once
     assert steps(large) < 2.4 * steps(small) + 2_000
     assert steps(large) < 40 * len(large)
+
+
+def test_a_damaged_file_that_claims_a_huge_frame_takes_no_memory_for_it() -> None:
+    whole = bytearray(encode("progressive"))
+    at = whole.index(b"\xff\xc2")
+    whole[at + 5 : at + 9] = (12_000).to_bytes(2, "big") * 2
+    cut = bytes(whole[: whole.index(b"\xff\xda") + 40])
+    program = (
+        "import resource, sys\n"
+        "from storeds.jpeg import examine\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "print(examine(sys.stdin.buffer.read()).kind)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], input=cut, capture_output=True, check=True)  # ours
+    kind, kilobytes = done.stdout.split()
+    assert kind == b"truncated_scan"
+    assert int(kilobytes) < 100_000

@@ -49,7 +49,8 @@ def examine_jpeg(blob: bytes, *, deep: bool = False) -> Finding:
     if frame is None or not finding.recovered:
         return finding
     pixels = frame.width * frame.height
-    if finding.scans > 1 and pixels > MAX_PIXELS:  # for which all coefficients would be held in memory
+    # A decoder would hold all coefficients of several scans in memory, and fill what a damaged file lacks.
+    if pixels > MAX_PIXELS and (finding.scans > 1 or finding.is_damaged):
         return finding
     if finding.scans * pixels > _MAX_WORK:
         reason = f"{finding.scans} scans of {frame.width} x {frame.height} pixels are more than any picture has"
