@@ -1,8 +1,9 @@
 """What is wrong with a JPEG, by its bytes alone, and the least change that lets a decoder finish.
 
 ``structure`` walks the markers, ``coverage`` says what the scans carry, ``entropy`` (with ``huffman`` and ``progressive``)
-follows their codes where the end is missing, ``triage`` decides, ``repair`` mends. ``other`` judges other formats, with
-``png``, ``tiff`` and ``containers``.
+follows their codes where something is wrong, ``codes`` names it, and ``triage`` decides by the structure. ``strict`` decodes
+once for the warnings, ``examine`` decides by both, and ``repair`` repairs. ``other`` judges other formats, with ``png``,
+``tiff`` and ``containers``.
 """
 
 from storeds._verdict import Verdict

@@ -14,7 +14,7 @@ from PIL import Image
 from storeds.jpeg.finding import Frame
 from storeds.jpeg.structure import parse
 
-__all__ = ["NotDecodableError", "decoder_warning", "is_decodable", "probe"]
+__all__ = ["NotDecodableError", "is_decodable", "probe"]
 
 # Processes that libjpeg-turbo decodes to 8-bit samples.
 _PROCESSES = frozenset(("baseline", "extended", "progressive", "extended, arithmetic", "progressive, arithmetic"))
@@ -47,7 +47,7 @@ class NotDecodableError(ValueError):
     """simplejpeg decodes no JPEG of this kind, damaged or not: 12 bits, lossless, an unusual subsampling."""
 
 
-def decoder_warning(blob: bytes, frame: Frame) -> str | None:
+def probe(blob: bytes, frame: Frame) -> str | None:
     """Return the first warning or error of libjpeg-turbo about the data of `blob`, None if it has none.
 
     Parameters
@@ -57,25 +57,16 @@ def decoder_warning(blob: bytes, frame: Frame) -> str | None:
     frame : Frame
         ``finding.frame``. The caller bounds its pixels: a progressive file takes 2 bytes of memory for each sample.
 
-    Returns
-    -------
-    str or None
-        None too where simplejpeg decodes no JPEG of this kind: 12 bits, lossless, hierarchical, or a subsampling that
-        libjpeg-turbo's simple interface does not know.
+    Raises
+    ------
+    NotDecodableError
+        simplejpeg decodes no JPEG of this kind: 12 bits, lossless, hierarchical, an unusual subsampling.
 
     Notes
     -----
     Takes about half the time of a decode, releases Python's lock, and is thread-safe. Warnings about metadata do not count:
     an unknown JFIF revision or Adobe transform, a damaged colour profile.
     """
-    try:
-        return probe(blob, frame)
-    except NotDecodableError:
-        return None
-
-
-def probe(blob: bytes, frame: Frame) -> str | None:
-    """Do what `decoder_warning` does, but raise `NotDecodableError` where simplejpeg decodes no JPEG of this kind."""
     return _first(blob, frame, strict=True)
 
 
