@@ -26,6 +26,7 @@ from storeds.backends._lmdb_writer import LmdbWriter
 from storeds.cli import app
 from storeds.ops import Progress, info
 from storeds.record import RecordCodec
+from storeds.selection import Selection
 
 MakeUrl = Callable[[str], str]
 COUNTS = dict(Counter(picture.finding for picture in PICTURES.values()))
@@ -55,6 +56,11 @@ def selected(url: str, where: dict[str, Any]) -> set[str]:
     with open_backend(url) as backend:
         keys = StoreDataset(backend, fields=("image", "key"), where=where, decode="bytes")
         return {key.removesuffix(".jpg") for _, key in keys[:]}
+
+
+def selected_count(url: str, where: dict[str, Any]) -> int:
+    with open_backend(url) as backend:
+        return len(Selection(backend, where))
 
 
 @pytest.fixture
@@ -125,6 +131,16 @@ def test_what_is_no_picture_is_bad_and_what_decodes_in_part_is_not(tree: Path) -
     packed = storeds.pack(tree, "memory://skipped", kind="flat", on_bad="skip", overwrite=True, progress=seen.append)
     assert (packed.left_out, seen[-1].bad) == (4, 4)
     assert packed.damaged == len(PICTURES) - len(WHOLE) - 4
+
+
+def test_the_note_on_damage_names_the_verdicts_of_each_picture(tmp_path: Path) -> None:
+    source = f"lmdb://{tmp_path}/a.lmdb"
+    with storeds.open_writer(source, {"left": "image", "right": "image"}) as writer:
+        writer.append([{"left": PICTURES["half"].blob, "right": PICTURES["whole"].blob}])
+    (note,) = storeds.pack(source, f"lmdb://{tmp_path}/b.lmdb").notes
+    where = {"left_finding": "intact", "right_finding": "intact"}
+    assert f"where={where}" in note
+    assert selected_count(f"lmdb://{tmp_path}/b.lmdb", where) == 0
 
 
 def test_pack_says_how_many_pictures_are_damaged_and_what_to_do(

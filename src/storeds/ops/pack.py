@@ -140,7 +140,7 @@ def pack(
         meta = writer.publish(opened.attrs)
     with open_backend(url) as backend:  # counted there, so that a resumed pack counts all of them
         findings = VerdictCounts.of(backend).kinds
-    note = damage_note(findings)
+    note = damage_note(findings, meta)
     if note is not None:
         _tell_notes(redact(url), (note,), {})
         notes = (*notes, note)

@@ -10,10 +10,10 @@ import numpy as np
 
 from storeds._columns import read_column
 from storeds._text import counted
-from storeds._verdicts import verdict_field
+from storeds._verdicts import derived_fields, verdict_field
 from storeds.errors import FormatError
 from storeds.jpeg import Verdict
-from storeds.protocols import Backend
+from storeds.protocols import Backend, Meta
 
 __all__ = ["NOT_EXAMINED", "VerdictCounts", "brief", "damage_note", "damaged", "is_lost"]
 
@@ -95,13 +95,14 @@ def _named(kinds: Mapping[str, int]) -> str:
     return ", ".join(f"{kind} {n:,}" for kind, n in kinds.items())
 
 
-def damage_note(kinds: Mapping[str, int]) -> str | None:
+def damage_note(kinds: Mapping[str, int], meta: Meta) -> str | None:
     """Return one sentence about the damaged pictures of a store and what to do about them; None if there are none."""
     found = damaged(kinds)
     if not found:
         return None
+    where = {name: "intact" for name, derived in derived_fields(meta).items() if derived.part == "finding"}
+    selects = f"where={where} reads the whole ones only, " if where else ""
     return (
         f"{sum(found.values()):,} of {counted(sum(kinds.values()), 'picture')} are damaged ({_named(found)}) and stored as they "
-        "are; readers go by min_recovered=, where={'finding': 'intact'} reads the whole ones only, storeds verify lists "
-        "the damaged ones, and storeds repair writes a copy in which every program can read what is left of them"
+        f"are; readers go by min_recovered=, {selects}storeds verify lists the damaged ones, and storeds repair writes a copy in which every program can read what is left of them"
     )
