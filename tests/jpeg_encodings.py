@@ -29,6 +29,7 @@ __all__ = [
     "encode",
     "exif_with_thumbnail",
     "extended",
+    "four_lines_of_luma",
     "sampled",
     "save",
     "separate_scans",
@@ -110,6 +111,14 @@ def sampled(image: Image.Image, subsampling: str) -> bytes:
     return bytes(simplejpeg.encode_jpeg(pixels, 85, colorspace="RGB", colorsubsampling=subsampling))
 
 
+def four_lines_of_luma(image: Image.Image) -> bytes:
+    """Return a file with one line of chroma to four of luma (4:4:1): one of 4:1:1 whose header puts blocks below each other."""
+    whole = sampled(image, "411")
+    at = next(part for part in anatomy(whole).parts if part.marker == 0xC0).start + 5
+    taller = struct.pack(">HH", image.height * 4, image.width // 4)
+    return whole[:at] + taller + whole[at + 4 : at + 6] + b"\x14" + whole[at + 7 :]
+
+
 def stored(name: str) -> bytes:
     """Return one of the files in ``pictures``."""
     return (Path(__file__).parent / "pictures" / f"{name}.jpg").read_bytes()
@@ -181,7 +190,9 @@ ENCODINGS: dict[str, Callable[[], bytes]] = {
     "extended sequential": lambda: extended(jpeg(2, (112, 80))),
     "4:4:0": lambda: sampled(photograph(1, (112, 80)), "440"),
     "4:1:1": lambda: sampled(photograph(2, (112, 80)), "411"),
+    "4:4:1": lambda: four_lines_of_luma(photograph(2, (96, 40))),
     "YCCK": lambda: ycck(save(photograph(2, (64, 48)).convert("CMYK"))),
+    "JFIF 2.02, fill bytes": lambda: with_fill_bytes(with_jfif(jpeg(1, (48, 40)), 2, 2)),
     "JFIF 3.1": lambda: with_jfif(jpeg(3, (56, 40), progressive=True), 3, 1),
     "unknown Adobe transform": lambda: with_unknown_adobe_transform(jpeg(1, (72, 72))),
     "flat": lambda: _flat((320, 240)),
@@ -203,7 +214,7 @@ RARE: dict[str, Callable[[], bytes]] = {
     "lossless, grayscale": lambda: stored("lossless-grayscale"),
 }
 # What libjpeg warns about in the header although nothing is wrong with the picture.
-WARNED = {"JFIF 2.01", "JFIF 3.1", "unknown Adobe transform"}
+WARNED = {"JFIF 2.01", "JFIF 2.02, fill bytes", "JFIF 3.1", "unknown Adobe transform"}
 BIG = {name for name in ENCODINGS if name.startswith(("china", "flower"))}
 _SIZES = ((1, 1), (1, 17), (17, 1), (7, 9), (9, 7), (8, 8), (15, 33), (16, 16), (17, 31), (31, 63), (65, 3), (101, 67))
 for _at, _size in enumerate(_SIZES):

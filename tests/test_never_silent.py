@@ -24,6 +24,7 @@ import _foreign_lmdb
 import storeds
 from _silence import DECODES, complaints, read_all
 from conftest import with_path
+from jpeg_encodings import ENCODINGS, RARE, encode
 from jpeg_truth import anatomy
 from random_corpus import Sample, random_corpus
 from storeds.jpeg import examine
@@ -139,6 +140,20 @@ def test_no_damaged_picture_of_a_server_is_silent(corpus: list[Sample], mongodb:
             assert_none_is_silent(corpus, store, decode="tensor", min_recovered=0.0)
         finally:
             client.drop_database(database)
+
+
+@pytest.mark.parametrize("options", [{}, {"check": False}])
+def test_a_whole_picture_of_each_encoding_is_given_as_pillow_decodes_it(
+    tmp_path: Path, options: Mapping[str, bool]
+) -> None:
+    wholes = [Sample(name, "", encode(name), encode(name), frozenset()) for name in (*ENCODINGS, *RARE)]
+    wholes = [sample for sample in wholes if "lossless" not in sample.encoding]  # which Pillow may not know
+    store = Store(f"lmdb://{tmp_path}/whole.lmdb", len(wholes))
+    write_native(store.url, wholes, **options)
+    for decode in DECODES:
+        assert_none_is_silent(wholes, store, decode=decode, pixels=decode != "fast")
+    crop = [{"name": "RandomResizedCrop", "size": 16, "scale": [0.05, 0.3]}]
+    assert_none_is_silent(wholes, store, decode="tensor", pixels=False, transform=crop)
 
 
 def test_none_is_silent_where_the_process_lets_pillow_load_cut_files(

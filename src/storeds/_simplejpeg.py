@@ -39,7 +39,7 @@ def jpeg_pixels(blob: bytes, mode: str, max_pixels: int, *, shortcuts: bool = Fa
     """
     if not blob.startswith(b"\xff\xd8"):
         return None
-    height, width, colour, _ = simplejpeg.decode_jpeg_header(blob, strict=True)
+    height, width, colour = _header(blob)
     own_mode, name = _MODES.get(colour, ("", ""))
     if own_mode != mode or height * width > max_pixels:
         return None
@@ -47,6 +47,15 @@ def jpeg_pixels(blob: bytes, mode: str, max_pixels: int, *, shortcuts: bool = Fa
         blob, colorspace=name, fastdct=shortcuts, fastupsample=shortcuts, strict=True
     )
     return pixels
+
+
+def _header(blob: bytes) -> tuple[int, int, str]:
+    """Return height, width and colour space; the last is empty for a subsampling that simplejpeg has no name for."""
+    try:
+        height, width, colour, _ = simplejpeg.decode_jpeg_header(blob, strict=True)
+    except KeyError:  # libjpeg-turbo has read the header: four lines of luma to one of colour
+        return 0, 0, ""
+    return height, width, colour
 
 
 def check_jpeg(blob: bytes) -> None:
@@ -77,7 +86,7 @@ def jpeg_upper_pixels(
     shorter = b"".join((memoryview(blob)[:at], lines.to_bytes(2, "big"), memoryview(blob)[at + 2 :]))
     height, width = -(-lines // divisor), -(-header.width // divisor)
     try:
-        own_mode, name = _MODES.get(simplejpeg.decode_jpeg_header(shorter, strict=True)[2], ("", ""))
+        own_mode, name = _MODES.get(_header(shorter)[2], ("", ""))
         if own_mode != mode:
             return None
         # The warning of the data that are left is an error too, so the pixels are taken from memory of our own.

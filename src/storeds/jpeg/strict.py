@@ -40,7 +40,7 @@ _HARMLESS = (
     "Corrupt JPEG data: bad ICC marker",
 )
 _EXTRANEOUS = "Corrupt JPEG data: "
-_COM, _SOS, _APP0, _APP15 = 0xFE, 0xDA, 0xE0, 0xEF
+_COM, _SOS, _APP0, _APP15, _FILL = 0xFE, 0xDA, 0xE0, 0xEF, 0xFF
 
 
 class NotDecodableError(ValueError):
@@ -137,6 +137,9 @@ def _without_metadata(blob: bytes) -> bytes:
     copy = bytearray(blob)
     at = 2
     while at + 4 <= len(blob) and blob[at] == 0xFF and blob[at + 1] >= 0xC0 and blob[at + 1] != _SOS:
+        if blob[at + 1] == _FILL:
+            at += 1
+            continue
         if _APP0 <= blob[at + 1] <= _APP15:
             copy[at + 1] = _COM
         at += 2 + (blob[at + 2] << 8 | blob[at + 3])

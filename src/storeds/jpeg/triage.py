@@ -44,7 +44,7 @@ def triage(blob: bytes) -> Finding:
         name = sniff(blob)
         return Finding("not_jpeg", f"it is no JPEG but {name}", 0, format=name)
     found = parse(blob)
-    if found.frame is None and found.ending == "stray" and blob[found.end + 1 : found.end + 2] == bytes((_JPEG_LS,)):
+    if found.frame is None and found.ending == "stray" and _has_frame_of_jpeg_ls(blob, found.end):
         return Finding("not_jpeg", "it is no JPEG but JPEG-LS", 0, format="JPEG-LS")
     if found.ending != "eoi":
         finding = _without_end(blob, found)
@@ -54,6 +54,12 @@ def triage(blob: bytes) -> Finding:
         if found.junk is not None:
             finding = _with_junk(finding, found.junk)
     return _without_table(finding, found.undefined) if found.undefined else finding
+
+
+def _has_frame_of_jpeg_ls(blob: bytes, at: int) -> bool:
+    """Return whether a frame header of JPEG-LS begins there: one flipped bit of a fill byte FF gives its marker too."""
+    header = blob[at : at + 10]
+    return len(header) == 10 and header[1] == _JPEG_LS and int.from_bytes(header[2:4]) == 8 + 3 * header[9]
 
 
 def _take_filling(blob: bytes, found: Structure) -> None:
