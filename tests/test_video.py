@@ -328,7 +328,7 @@ def test_a_damaged_frame_is_mended_and_told(tmp_path: Path, caplog: pytest.LogCa
         content[n]["image"] = blob
     url = store(tmp_path / "cut.h5", content)
     assert videos(url, min_recovered=0.0)[0][0].shape == (5, 3, 48, 64)
-    assert "frame 2 of video 0: a damaged picture was mended" in caplog.text
+    assert "frame 2 of video 0: a damaged picture was repaired" in caplog.text
     with pytest.raises(errors.DecodeError, match="frame 2 of video 0: the image is damaged, and repair is off"):
         videos(url, repair=False)[0]
 

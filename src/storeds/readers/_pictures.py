@@ -245,7 +245,7 @@ class PictureReader(RecordReader):
 
     def _repaired(self, value: bytes, mode: str, verdict: Verdict, context: SampleContext) -> Any:
         """Return what there is of a damaged picture, with a note; raises DecodeError where the options refuse it."""
-        reason = verdict.reason or _visible_damage(value) or _LOOKS_WHOLE
+        reason = verdict.reason or _visible_damage(value, verdict.kind) or _LOOKS_WHOLE
         if not self.repair:
             raise _refused(f"the image is damaged, and repair is off: {reason}", verdict.kind)
         if verdict.recovered == 0.0 and verdict.exact:
@@ -257,7 +257,7 @@ class PictureReader(RecordReader):
             )
         image = self._decoded(value, repair_jpeg(value), mode, verdict)
         context.notes.append(
-            Note(verdict.kind, f"a damaged picture was mended, of which {verdict.share} is there: {reason}")
+            Note(verdict.kind, f"a damaged picture was repaired, of which {verdict.share} is there: {reason}")
         )
         return image
 
@@ -277,10 +277,12 @@ def _beginning(value: bytes) -> str:
     return f"{len(value)} bytes beginning {value[:4].hex(' ')}" if value else "it is empty"
 
 
-def _visible_damage(value: bytes) -> str:
-    """Return what the structure of a picture shows to be wrong at a glance, or nothing."""
+def _visible_damage(value: bytes, kind: str) -> str:
+    """Return what the structure of a picture, stored as damaged in this way, shows to be wrong at a glance, or nothing."""
     if value.startswith(SOI):
         structure = parse(value)
+        if structure.ending == "cut" and kind == "missing_eoi":
+            return f"there is no end marker at byte {structure.end}"
         return f"it is cut {structure.reason}" if structure.ending == "cut" else structure.reason
     found = check_other(value)
     if found is None:
