@@ -1404,11 +1404,12 @@ def test_the_command_line_helps(tmp_path: Path) -> None:
 
 def test_a_pipe_gets_no_empty_lines(tmp_path: Path) -> None:
     source = photos(tmp_path / "tree", "cat/1.jpg")
-    for command in (["pack", source], ["convert", tmp_path / "a.lmdb"]):
+    for command, lines in ((["pack", source], 2), (["convert", tmp_path / "a.lmdb"], 1)):
         target = tmp_path / f"{'a' if command[0] == 'pack' else 'b'}.lmdb"
         done = subprocess.run([STOREDS, *map(str, command), str(target)], capture_output=True, text=True, check=True)
         assert done.stderr == ""
-        assert done.stdout.count("\n") == 1
+        assert done.stdout.count("\n") == lines
+        assert "\n\n" not in done.stdout
 
 
 # 17. One picture a file

@@ -283,7 +283,8 @@ def _visible_damage(value: bytes, kind: str) -> str:
         structure = parse(value)
         if structure.ending == "cut" and kind == "missing_eoi":
             return f"there is no end marker at byte {structure.end}"
-        return f"it is cut {structure.reason}" if structure.ending == "cut" else structure.reason
+        pixels = "" if structure.scans else ", before any pixel"
+        return f"it is cut {structure.reason}{pixels}" if structure.ending == "cut" else structure.reason
     found = check_other(value)
     if found is None:
         return f"it is no JPEG but {sniff(value)}"
