@@ -56,7 +56,7 @@ class Verdict:
 
     @classmethod
     def from_text(cls, text: str) -> Self | None:
-        """Return the verdict that `to_text` wrote, None for `UNCHECKED`; raises ValueError for another text."""
+        """Return the verdict that `to_text` wrote, None for an empty text; raises ValueError for another text."""
         if text == "intact":  # nearly always
             return cls("intact")
         if text == UNCHECKED:
