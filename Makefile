@@ -4,7 +4,7 @@ VENV ?= .venv
 TF_VENV ?= .venv-tf
 PEERS_VENV ?= .venv-peers
 TORCH ?= torch==2.13.0
-# Without their dependencies, which would replace the CPU build of torch; tests/_torchvision.py says why apart.
+# Without their dependencies, which would replace the CPU build of torch; tests/support/_torchvision.py says why apart.
 VISION ?= torchvision==0.29.* fastai==2.8.*
 TENSORFLOW ?= tensorflow-cpu==2.21.*
 
@@ -36,16 +36,17 @@ test-gpu: $(READY) ## run the tests marked cuda, then measure how copies to the 
 	$(BIN)/python -m pytest -m cuda
 	$(BIN)/python -m benchmarks.device
 
-test-tf: $(TF_READY) ## run the tests of storeds.tf with real TensorFlow, in a virtual environment of its own
+test-tf: $(TF_READY) ## run the tests of storeds.loaders.tf with real TensorFlow, in a virtual environment of its own
 	$(TF_VENV)/bin/python -m pytest tests_tf
 
 compose-test: ## run tests/integration and a training in Docker, against a replica set with users; see docs/compose.md
 	@bash docker/compose_test.sh
 
-lint: $(READY) ## ruff (rules and format) and mypy --strict
+lint: $(READY) ## ruff (rules and format), mypy --strict, and the order of the packages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 bench: server ## measure reading, opening, packing, triage and shuffling; tables here, JSON in build/bench
 	$(BIN)/python -m benchmarks.reading

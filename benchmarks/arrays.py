@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks._common import Result, compare, parser, report
 from storeds import StoreDataset, collate, open_backend, open_writer
-from storeds._batch_arrays import read_arrays
+from storeds.records.columns import read_arrays
 
 Read = Callable[[Any], Any]
 _WAYS = {

@@ -70,11 +70,11 @@ def private_mib(store: str) -> dict[str, float]:
 
 def time_opening(url: str, layout: str) -> None:
     """Print, as JSON, the seconds that this process takes to open `url` and read its last record."""
-    from storeds.stores import open_backend, scheme_of
+    from storeds.backends.opening import open_backend, scheme_of
 
     scheme_of(url, writing=False)
-    import storeds.layouts.lmdb_images
-    import storeds.layouts.lmdb_pickled  # noqa: F401  # so that no import is timed
+    import storeds.layouts.lmdb.images
+    import storeds.layouts.lmdb.serialised  # noqa: F401  # so that no import is timed
 
     start = time.perf_counter()
     with open_backend(url, layout=layout) as backend:

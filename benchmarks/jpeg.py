@@ -126,7 +126,7 @@ def judge_simple(case: Any) -> list[str]:
 
 def corpus() -> list[Any]:
     """Return the cases that the tests judge, but for frames too large to decode."""
-    sys.path.insert(0, str(_ROOT / "tests"))
+    sys.path.insert(0, str(_ROOT / "tests" / "support"))
     from jpeg_corpus import cases, groups
 
     return [case for group in groups() if group[1] != "a huge frame" for case in cases(*group)]

@@ -41,7 +41,7 @@ def write(engine: str, count: int, work: Path) -> str:
 def time_opening(url: str) -> None:
     """Print, as JSON, the seconds that this process takes to import and to open and read `url`."""
     start = time.perf_counter()
-    from storeds.stores import open_backend
+    from storeds.backends.opening import open_backend
 
     importlib.import_module(f"storeds.backends.{url.partition(':')[0]}")
     imported = time.perf_counter()

@@ -24,7 +24,7 @@ from benchmarks._common import Result, Spread, parser, report
 from storeds import EpochSampler, StoreDataset, collate
 from storeds.backends.base import StoreBackend
 from storeds.errors import RecordError
-from storeds.loader import StoreLoader
+from storeds.loaders.loader import StoreLoader
 from storeds.protocols import Array, Field, Meta, Record
 
 GROWTH_MIB, STATE_BYTES, FIRST_SECONDS = 20, 1024, 2.0

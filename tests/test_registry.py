@@ -125,7 +125,7 @@ def test_what_cannot_be_imported_says_what_to_install(clean: None, target: str, 
 
 
 def test_a_missing_engine_is_named(clean: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in [name for name in sys.modules if name == "storeds.backends.lmdb"]:
+    for module in [name for name in sys.modules if name == "storeds.backends.lmdb.backend"]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "lmdb", None)
     with pytest.raises(MissingDependencyError, match="install lmdb$"):
@@ -222,7 +222,7 @@ def test_the_good_plug_in_works_and_the_broken_ones_only_warn(site: Path) -> Non
                 storeds.open_backend(f"{scheme}://x")
             except storeds.errors.StoredsError as error:
                 errors[scheme] = [type(error).__name__, str(error)]
-        from storeds.backends.lmdb import LmdbBackend
+        from storeds.backends.lmdb.backend import LmdbBackend
         from storeds.registry import BACKENDS
         print(json.dumps({
             "records": records, "count": count, "said": said, "errors": errors,

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import albumentations
-import datasets
 import gridfs
 import h5py
 import hydra
@@ -35,13 +34,13 @@ import pytest
 import torch
 import torchvision.transforms.v2
 import yaml
-from datasets import Audio, ClassLabel, Dataset, DatasetDict, Features, List, Value
 from omegaconf import DictConfig, OmegaConf
 from PIL import Image
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import CenterCrop
 
+import datasets
 import storeds
 from _disks import small_disk
 from _foreign_lmdb import basicsr, caffe, datum, ocr, put
@@ -72,6 +71,7 @@ from _traps_lmdb import (
 from _traps_mongodb import filled
 from _traps_pack import photos, stored_records, storeds_command
 from _writing import FIELDS, WriterProcess, die_at_command, fork, leftovers_in
+from datasets import Audio, ClassLabel, Dataset, DatasetDict, Features, List, Value
 from photographs import jpeg
 from storeds import errors
 from storeds.protocols import SupportsBatchArrays
@@ -252,7 +252,7 @@ def test_a_plain_dataloader_that_repeats_its_pixels_causes_one_warning(tmp_path:
 
 @pytest.mark.parametrize("framework", ["lightning", "accelerate", "fastai", "transformers"])
 def test_every_framework_gets_a_new_order_and_new_pixels_in_each_epoch(tmp_path: Path, framework: str) -> None:
-    script = Path(__file__).with_name("_frameworks.py")
+    script = Path(__file__).parent.joinpath("support", "_frameworks.py")
     command = [sys.executable, "-W", "ignore", str(script), framework, numbered_store(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     fits = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("[")]
@@ -265,7 +265,7 @@ def test_every_framework_gets_a_new_order_and_new_pixels_in_each_epoch(tmp_path:
 
 
 def test_ranks_without_a_seed_agree_on_one_order(tmp_path: Path) -> None:
-    url, script = numbered_store(tmp_path), Path(__file__).with_name("_seedless_ranks.py")
+    url, script = numbered_store(tmp_path), Path(__file__).parent.joinpath("support", "_seedless_ranks.py")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     runs = []
     for _ in range(2):
@@ -1022,7 +1022,7 @@ def test_the_next_writer_removes_what_a_killed_mongodb_writer_left(mongodb: str,
 
 def run_seeded_program(*arguments: str) -> None:
     """Run a program that fails if a global generator of Python, NumPy or torch was drawn from."""
-    script = Path(__file__).with_name("_seeded_program.py")
+    script = Path(__file__).parent.joinpath("support", "_seeded_program.py")
     done = subprocess.run([sys.executable, str(script), *arguments], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
 

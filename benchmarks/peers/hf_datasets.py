@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import datasets
-
 from benchmarks.peers._job import Epoch, Job
 from benchmarks.peers._torchvision import ToImage, loader
 from benchmarks.photos import listed

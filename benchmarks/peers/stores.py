@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.peers._job import MEAN, SIZE, STD, Epoch, Job
 from storeds import build_dataset, build_loader, load_config, open_backend, pack
 from storeds.errors import StoreNotFoundError
-from storeds.loader import StoreLoader
+from storeds.loaders.loader import StoreLoader
 
 PACKAGES = ("storeds", "lmdb", "h5py", "pymongo", "simplejpeg", "Pillow")
 SETTINGS = "pack(), the built-in transforms, checksums and repair on"
@@ -64,7 +64,7 @@ def by_store_loader(job: Job) -> Epoch:
 
 
 def by_thread_loader(job: Job) -> Epoch:
-    from storeds.threads import ThreadLoader
+    from storeds.loaders.threaded import ThreadLoader
 
     dataset = build_dataset(config(job))
     return in_turn(ThreadLoader(dataset, batch_size=job.batch, shuffle=True, num_workers=job.workers))

@@ -13,49 +13,49 @@ from storeds.protocols import Backend, Decoder, Field, Meta, Reader, Record, Sam
 from storeds.registry import register_backend, register_decoder, register_layout, register_reader
 
 if TYPE_CHECKING:
-    from storeds._skipped import Skipped as Skipped
-    from storeds.batching import collate as collate
+    from storeds.backends.opening import open_backend as open_backend
+    from storeds.backends.opening import open_writer as open_writer
+    from storeds.batching.collate import collate as collate
+    from storeds.batching.skipped import Skipped as Skipped
     from storeds.config import Config as Config
     from storeds.config import build_dataset as build_dataset
     from storeds.config import build_loader as build_loader
     from storeds.config import load_config as load_config
-    from storeds.dataset import StoreDataset as StoreDataset
-    from storeds.iterable import StoreIterable as StoreIterable
-    from storeds.loader import StoreLoader as StoreLoader
-    from storeds.loader import to_device as to_device
+    from storeds.datasets.iterable_dataset import StoreIterable as StoreIterable
+    from storeds.datasets.map_dataset import StoreDataset as StoreDataset
+    from storeds.datasets.source import Source as Source
+    from storeds.loaders.loader import StoreLoader as StoreLoader
+    from storeds.loaders.loader import to_device as to_device
+    from storeds.loaders.sampler import EpochSampler as EpochSampler
+    from storeds.loaders.threaded import ThreadLoader as ThreadLoader
     from storeds.ops import convert as convert
     from storeds.ops import info as info
     from storeds.ops import pack as pack
     from storeds.ops import repair as repair
     from storeds.ops import verify as verify
-    from storeds.sampling import EpochSampler as EpochSampler
-    from storeds.source import Source as Source
-    from storeds.stores import open_backend as open_backend
-    from storeds.stores import open_writer as open_writer
-    from storeds.threads import ThreadLoader as ThreadLoader
 
 __version__ = "0.1.0"
 
 _LAZY = {
     "Config": "storeds.config",
-    "EpochSampler": "storeds.sampling",
-    "Skipped": "storeds._skipped",
-    "Source": "storeds.source",
-    "StoreDataset": "storeds.dataset",
-    "StoreIterable": "storeds.iterable",
-    "StoreLoader": "storeds.loader",
-    "ThreadLoader": "storeds.threads",
+    "EpochSampler": "storeds.loaders.sampler",
+    "Skipped": "storeds.batching.skipped",
+    "Source": "storeds.datasets.source",
+    "StoreDataset": "storeds.datasets.map_dataset",
+    "StoreIterable": "storeds.datasets.iterable_dataset",
+    "StoreLoader": "storeds.loaders.loader",
+    "ThreadLoader": "storeds.loaders.threaded",
     "build_dataset": "storeds.config",
     "build_loader": "storeds.config",
-    "collate": "storeds.batching",
+    "collate": "storeds.batching.collate",
     "convert": "storeds.ops",
     "info": "storeds.ops",
     "load_config": "storeds.config",
-    "open_backend": "storeds.stores",
-    "open_writer": "storeds.stores",
+    "open_backend": "storeds.backends.opening",
+    "open_writer": "storeds.backends.opening",
     "pack": "storeds.ops",
     "repair": "storeds.ops",
-    "to_device": "storeds.loader",
+    "to_device": "storeds.loaders.loader",
     "verify": "storeds.ops",
 }
 

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from storeds._suggest import suggest
-from storeds.errors import ConfigError, MissingDependencyError
+from storeds.errors import ConfigError, MissingDependencyError, suggest
 
 __all__ = [
     "BACKENDS",
@@ -163,36 +162,36 @@ READERS = Registry("reader", "storeds.readers")
 DECODERS = Registry("decoder", "storeds.decoders")
 
 for _name, _target, _needs in (
-    ("lmdb", "storeds.backends.lmdb:LmdbBackend", "lmdb"),
-    ("hdf5", "storeds.backends.hdf5:Hdf5Backend", "h5py"),
-    ("mongodb", "storeds.backends.mongodb:MongodbBackend", "pymongo"),
-    ("mongodb+srv", "storeds.backends.mongodb:MongodbBackend", "pymongo"),
+    ("lmdb", "storeds.backends.lmdb.backend:LmdbBackend", "lmdb"),
+    ("hdf5", "storeds.backends.hdf5.backend:Hdf5Backend", "h5py"),
+    ("mongodb", "storeds.backends.mongodb.backend:MongodbBackend", "pymongo"),
+    ("mongodb+srv", "storeds.backends.mongodb.backend:MongodbBackend", "pymongo"),
     ("memory", "storeds.backends.memory:MemoryBackend", ""),
 ):
     BACKENDS._known[_name] = _Known(_target, _needs, "built in")
 for _name, _target, _needs in (
-    ("lmdb/caffe", "lmdb_caffe:CaffeLmdb", "lmdb"),
-    ("lmdb/frames", "lmdb_frames:FramesLmdb", "lmdb"),
-    ("lmdb/json", "lmdb_documents:JsonLmdb", "lmdb"),
-    ("lmdb/keyed", "lmdb_images:KeyedLmdb", "lmdb"),
-    ("lmdb/msgpack", "lmdb_documents:MsgpackLmdb", "lmdb"),
-    ("lmdb/npz", "lmdb_documents:NpzLmdb", "lmdb"),
-    ("lmdb/ocr", "lmdb_images:OcrLmdb", "lmdb"),
-    ("lmdb/pickled", "lmdb_pickled:PickledLmdb", "lmdb"),
-    ("lmdb/pyarrow", "lmdb_pyarrow:PyarrowLmdb", "lmdb"),
-    ("lmdb/resolutions", "lmdb_resolutions:ResolutionsLmdb", "lmdb"),
-    ("lmdb/tensorpack", "lmdb_tensorpack:TensorpackLmdb", "lmdb"),
-    ("hdf5/parallel", "hdf5_parallel:ParallelHdf5", "h5py"),
-    ("hdf5/per_episode", "hdf5_per_episode:PerEpisodeHdf5", "h5py"),
-    ("hdf5/per_file", "hdf5_per_file:PerFileHdf5", "h5py"),
-    ("hdf5/per_sample", "hdf5_per_sample:PerSampleHdf5", "h5py"),
-    ("hdf5/per_video", "hdf5_per_video:PerVideoHdf5", "h5py"),
-    ("mongodb/named", "mongodb_named:NamedLayout", "pymongo"),
-    ("mongodb/query", "mongodb_query:QueryLayout", "pymongo"),
-    ("mongodb/gridfs", "mongodb_gridfs:GridfsLayout", "pymongo"),
-    ("mongodb+srv/named", "mongodb_named:NamedLayout", "pymongo"),
-    ("mongodb+srv/query", "mongodb_query:QueryLayout", "pymongo"),
-    ("mongodb+srv/gridfs", "mongodb_gridfs:GridfsLayout", "pymongo"),
+    ("lmdb/caffe", "lmdb.caffe:CaffeLmdb", "lmdb"),
+    ("lmdb/frames", "lmdb.frames:FramesLmdb", "lmdb"),
+    ("lmdb/json", "lmdb.documents:JsonLmdb", "lmdb"),
+    ("lmdb/keyed", "lmdb.images:KeyedLmdb", "lmdb"),
+    ("lmdb/msgpack", "lmdb.documents:MsgpackLmdb", "lmdb"),
+    ("lmdb/npz", "lmdb.documents:NpzLmdb", "lmdb"),
+    ("lmdb/ocr", "lmdb.images:OcrLmdb", "lmdb"),
+    ("lmdb/pickled", "lmdb.serialised:PickledLmdb", "lmdb"),
+    ("lmdb/pyarrow", "lmdb.serialised:PyarrowLmdb", "lmdb"),
+    ("lmdb/resolutions", "lmdb.resolutions:ResolutionsLmdb", "lmdb"),
+    ("lmdb/tensorpack", "lmdb.serialised:TensorpackLmdb", "lmdb"),
+    ("hdf5/parallel", "hdf5.parallel:ParallelHdf5", "h5py"),
+    ("hdf5/per_episode", "hdf5.per_episode:PerEpisodeHdf5", "h5py"),
+    ("hdf5/per_file", "hdf5.per_file:PerFileHdf5", "h5py"),
+    ("hdf5/per_sample", "hdf5.per_sample:PerSampleHdf5", "h5py"),
+    ("hdf5/per_video", "hdf5.per_video:PerVideoHdf5", "h5py"),
+    ("mongodb/named", "mongodb.named:NamedLayout", "pymongo"),
+    ("mongodb/query", "mongodb.query:QueryLayout", "pymongo"),
+    ("mongodb/gridfs", "mongodb.gridfs:GridfsLayout", "pymongo"),
+    ("mongodb+srv/named", "mongodb.named:NamedLayout", "pymongo"),
+    ("mongodb+srv/query", "mongodb.query:QueryLayout", "pymongo"),
+    ("mongodb+srv/gridfs", "mongodb.gridfs:GridfsLayout", "pymongo"),
 ):
     LAYOUTS._known[_name] = _Known(f"storeds.layouts.{_target}", _needs, "built in")
 for _name, _target in (
@@ -202,8 +201,8 @@ for _name, _target in (
 ):
     READERS._known[_name] = _Known(_target, "", "built in")
 for _name in ("bytes", "pil", "tensor", "fast"):
-    DECODERS._known[_name] = _Known(f"storeds.decode:decode_{_name}", "", "built in")
-DECODERS._known["simplejpeg"] = _Known("storeds.decode:decode_tensor", "", "built in")
+    DECODERS._known[_name] = _Known(f"storeds.readers.decoders:decode_{_name}", "", "built in")
+DECODERS._known["simplejpeg"] = _Known("storeds.readers.decoders:decode_tensor", "", "built in")
 
 
 def register_backend(scheme: str, target: Any, *, needs: str = "", clobber: bool = False) -> None:

@@ -19,7 +19,7 @@ from integration._places import Place
 from integration._refusals import SLACK
 from photographs import jpeg
 from storeds import errors
-from storeds._url import redact
+from storeds._utils.urls import redact
 from storeds.ops import Progress
 from storeds.testing.mongod import find_mongod
 from storeds.testing.replica_set import Member, ReplicaSet, run_replica_set
@@ -116,7 +116,7 @@ sys.stdin.read()
 def test_a_killed_writer_is_resumed_on_another_primary(
     harmed_set: ReplicaSet, set_place: Place, tmp_path: Path
 ) -> None:
-    tests = str(Path(__file__).parents[1])
+    tests = str(Path(__file__).parents[1] / "support")
     command = [sys.executable, "-c", WRITER, set_place.url()]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={"PYTHONPATH": tests}

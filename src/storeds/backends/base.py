@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from storeds._handles import HandlePool, Opener, Ticket
-from storeds._seals import Places
-from storeds._suggest import suggest
-from storeds._url import redact
-from storeds._verdicts import derived_fields, readable_fields, stored_fields
-from storeds.errors import ConfigError, FormatError, RecordError, StoreNotFoundError, UnavailableError
+from storeds._utils.paths import check_file
+from storeds._utils.urls import file_url, redact
+from storeds.backends.handles import HandlePool, HandleRef, Opener
+from storeds.errors import ConfigError, FormatError, RecordError, StoreNotFoundError, UnavailableError, suggest
 from storeds.protocols import JSON, Array, Field, Meta, Record
-from storeds.record import RecordCodec
+from storeds.records.codec import RecordCodec
+from storeds.records.seals import Places
+from storeds.records.verdicts import derived_fields, readable_fields, stored_fields
 
-__all__ = ["BackendOptions", "Handle", "HandleBackend", "StoreBackend", "parse_options"]
+__all__ = ["BackendOptions", "FileOpener", "Handle", "HandleBackend", "StoreBackend", "parse_options"]
 
 
 class BackendOptions(BaseModel):
@@ -168,7 +169,7 @@ class StoreBackend(ABC):
     def unread(self) -> list[str]:
         """Return what of the store no record holds: groups, datasets, keys, collections, columns, each with a reason.
 
-        A foreign layout overrides this; use `storeds._unread.bounded`, so that the list stays short. It may read the store.
+        A foreign layout overrides this; use `storeds.backends.unread.bounded`, so that the list stays short. It may read the store.
         """
         return []
 
@@ -293,11 +294,11 @@ class HandleBackend(StoreBackend, Generic[H, Open]):
 
     def __init__(self, opener: Open) -> None:
         self._opener = opener
-        self._ticket: Ticket[H] = self.pool.ticket(self, opener)
+        self._ticket: HandleRef[H] = self.pool.ticket(self, opener)
         with self._ticket.lease() as handle:
             stale = self._is_stale(handle)
         if stale:
-            self._ticket.retire()
+            self._ticket.invalidate()
         with self._ticket.lease() as handle:
             meta = self._probe(handle)
         self._ticket.let_go()
@@ -351,3 +352,39 @@ def _spread(found: Mapping[int, Record | RecordError], asked: Sequence[int]) -> 
 
 def _project(record: Record | RecordError, fields: tuple[str, ...]) -> Record | RecordError:
     return record if isinstance(record, RecordError) else {name: record[name] for name in fields}
+
+
+Settings = TypeVar("Settings", bound=BackendOptions)
+
+
+@dataclass(frozen=True)
+class FileOpener(Generic[Settings]):
+    """Base of openers: a subclass names its engine and opens a handle.
+
+    Parameters
+    ----------
+    path : str
+        Absolute.
+    settings : BackendOptions
+    """
+
+    path: str
+    settings: Settings
+    engine: ClassVar[str]
+
+    @property
+    def url(self) -> str:
+        return file_url(self.engine, self.path)
+
+    @property
+    def data_path(self) -> str:
+        """The file that is opened."""
+        return self.path
+
+    def key(self) -> Hashable:
+        # By inode: h5py and py-lmdb hold one file once, whatever the path; py-lmdb refuses to open one a second time.
+        status = check_file(self.data_path, self.engine, self.url)
+        return status.st_dev, status.st_ino
+
+    def options(self) -> Hashable:
+        return tuple(self.settings.model_dump().items())

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from storeds._columns import column_of
-from storeds._url import redact, split_scheme
-from storeds._writer import COMMIT_EVERY, Sealed, StoreWriter, other_plan, target_exists
+from storeds._utils.urls import redact, split_scheme
 from storeds.backends.base import BackendOptions, StoreBackend, parse_options
+from storeds.backends.writer import COMMIT_EVERY, EncodedRecord, StoreWriter, other_plan, target_exists
 from storeds.errors import ClosedError, ConfigError, RecordError, StoreExistsError, StoreNotFoundError, UnavailableError
-from storeds.fields import fields_to_json
 from storeds.protocols import JSON, Array, Field, Meta, Record
+from storeds.records.columns import column_of
+from storeds.records.fields import fields_to_json
 
 __all__ = ["MemoryBackend", "MemoryWriter"]
 
@@ -139,7 +139,7 @@ class MemoryWriter(StoreWriter):
         if self._name in _STORES and not self._overwrite:
             raise target_exists(self.url, is_left=False)
 
-    def _commit(self, batch: list[Sealed], first: int) -> None:
+    def _commit(self, batch: list[EncodedRecord], first: int) -> None:
         self._partial.records += [(sealed.packed, sealed.digest) for sealed in batch]
 
     def _save_note(self, note: JSON) -> None:

@@ -4,7 +4,10 @@ Exit codes: 0 all is well; 1 `verify`, `repair` or `demo` found something; 2 wro
 missing, in the way or damaged; 4 an engine is unavailable; 130 interrupted, 143 terminated.
 """
 
-from storeds.cli import _bench, _copying, _looking, _verify  # noqa: F401  # each adds its commands to `app`
-from storeds.cli._frame import app, main
+from storeds.cli import bench as _bench  # noqa: F401  # each adds its commands to `app`
+from storeds.cli import show as _looking  # noqa: F401  # each adds its commands to `app`
+from storeds.cli import verify as _verify  # noqa: F401  # each adds its commands to `app`
+from storeds.cli import write as _copying  # noqa: F401  # each adds its commands to `app`
+from storeds.cli.app import app, main
 
 __all__ = ["app", "main"]

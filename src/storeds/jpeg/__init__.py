@@ -6,10 +6,10 @@ once for the warnings, ``examine`` decides by both, and ``repair`` repairs. ``ot
 ``tiff`` and ``containers``.
 """
 
-from storeds._verdict import Verdict
 from storeds.jpeg.examine import examine
 from storeds.jpeg.finding import Finding, Frame
 from storeds.jpeg.repair import repair
 from storeds.jpeg.triage import triage
+from storeds.records.verdicts import Verdict
 
 __all__ = ["Finding", "Frame", "Verdict", "examine", "repair", "triage"]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from storeds.jpeg.coverage import coverage, units_of
 from storeds.jpeg.entropy import Follower, Walk, has_all_restarts
 from storeds.jpeg.finding import Finding, Kind
-from storeds.jpeg.structure import Structure
+from storeds.jpeg.structure import Structure, coverage, units_of
 
 __all__ = ["finding_of", "in_data", "is_too_short", "share_with_part"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from storeds._verdict import Verdict
+from storeds.records.verdicts import Verdict
 
 __all__ = ["check_bmp", "check_boxes", "check_codestream", "check_gif", "check_webp"]
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 import numpy as np
 import simplejpeg
 
-from storeds.jpeg.coverage import units_of
 from storeds.jpeg.entropy import Walk
 from storeds.jpeg.finding import MAX_PIXELS, Frame
-from storeds.jpeg.structure import EOI, Structure
+from storeds.jpeg.structure import EOI, Structure, units_of
 from storeds.protocols import Array
 
 __all__ = ["walk_by_endings"]

@@ -5,18 +5,256 @@ ITU-T T.81, annexes F, G and H. No coefficient is computed. Arithmetic coding is
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from storeds.jpeg.coverage import blocks_of, units_of
-from storeds.jpeg.huffman import END_OF_BLOCK, LONGEST, Table, tables_of, windows
-from storeds.jpeg.progressive import Band, BandData, Part
-from storeds.jpeg.structure import Scan, Structure
+import numpy as np
+import numpy.typing as npt
+
+from storeds.jpeg.structure import Scan, Structure, blocks_of, units_of
 from storeds.protocols import Array
 
-__all__ = ["ZERO_RUN", "Follower", "Walk", "has_all_restarts"]
+__all__ = [
+    "END_OF_BLOCK",
+    "LONGEST",
+    "ZERO_RUN",
+    "Band",
+    "BandData",
+    "Follower",
+    "Part",
+    "Table",
+    "Tables",
+    "Walk",
+    "has_all_restarts",
+    "tables_of",
+    "windows",
+]
+
+
+# No code is longer. Nearer to the end than this, what is no code may be one that was cut.
+LONGEST = 16
+_WINDOWS = 1 << LONGEST
+# The coefficients that the code for the end of a block passes: more than any other codes together pass too many.
+END_OF_BLOCK = 128
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class Table:
+    """One table: for each 16-bit window, the length in bits of the code it begins with (0: none) and its symbol."""
+
+    def __init__(self, length: Bytes, symbol: Bytes) -> None:
+        self.length, self.symbol = length, symbol
+        self.dc_hops, self.ac_hops = self._hops(dc=True), self._hops(dc=False)
+
+    def _hops(self, *, dc: bool) -> tuple[Bytes, Bytes]:
+        """Return, for each window, the bits that code and value take (0: no such code) and the coefficients passed."""
+        size = self.symbol if dc else self.symbol & 15
+        run = self.symbol >> 4
+        # libjpeg takes any other size-less symbol but a run of sixteen zeros for the end of the block.
+        passed = np.where((size == 0) & (run != 15), END_OF_BLOCK, run + 1)
+        # A difference of 16 bits, which only lossless files have, is 32768, and no bits follow.
+        bits = np.where((self.length > 0) & (size <= 16), self.length + size % 16, 0)
+        return bits.astype(np.uint8), passed.astype(np.uint8)
+
+
+Tables = dict[tuple[int, int], Table]
+
+
+def tables_of(blob: bytes, scan: Scan, *, standard: bool = False) -> Tables:
+    """Return the tables in force for `scan`, by (class, identifier), class 1 being AC; broken ones are left out.
+
+    Parameters
+    ----------
+    standard : bool
+        Put those of ITU-T T.81, K.3 to K.6, where a file has none, as decoders do for sequential files: frames of
+        Motion JPEG have no tables.
+    """
+    found = dict(_standard()) if standard else {}
+    for key, (start, stop) in scan.tables.items():
+        table = _table(blob[start : start + 16], blob[start + 16 : stop])
+        if table is None:
+            found.pop(key, None)
+        else:
+            found[key] = table
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def _table(counts: bytes, symbols: bytes) -> Table | None:
+    """Return the table with `counts` codes of each length 1 to 16; None if there are more than the lengths allow."""
+    lengths = np.repeat(np.arange(1, 17, dtype=np.uint8), list(counts))
+    spans = 1 << (16 - lengths.astype(np.int64))
+    total = int(spans.sum())
+    if total > _WINDOWS or len(lengths) != len(symbols):
+        return None
+    length, symbol = np.zeros(_WINDOWS, np.uint8), np.zeros(_WINDOWS, np.uint8)
+    length[:total] = np.repeat(lengths, spans)
+    symbol[:total] = np.repeat(np.frombuffer(symbols, np.uint8), spans)
+    return Table(length, symbol)
+
+
+# ITU-T T.81, K.3 to K.6: for each (class, identifier), how many codes of each length there are, and their symbols.
+_STANDARD = {
+    (0, 0): ("00010501010101010100000000000000", "000102030405060708090a0b"),
+    (0, 1): ("00030101010101010101010000000000", "000102030405060708090a0b"),
+    (1, 0): (
+        "0002010303020403050504040000017d",
+        "01020300041105122131410613516107227114328191a1082342b1c11552d1f02433627282090a161718191a25262728"
+        "292a3435363738393a434445464748494a535455565758595a636465666768696a737475767778797a83848586878889"
+        "8a92939495969798999aa2a3a4a5a6a7a8a9aab2b3b4b5b6b7b8b9bac2c3c4c5c6c7c8c9cad2d3d4d5d6d7d8d9dae1e2"
+        "e3e4e5e6e7e8e9eaf1f2f3f4f5f6f7f8f9fa",
+    ),
+    (1, 1): (
+        "00020102040403040705040400010277",
+        "000102031104052131061241510761711322328108144291a1b1c109233352f0156272d10a162434e125f11718191a26"
+        "2728292a35363738393a434445464748494a535455565758595a636465666768696a737475767778797a828384858687"
+        "88898a92939495969798999aa2a3a4a5a6a7a8a9aab2b3b4b5b6b7b8b9bac2c3c4c5c6c7c8c9cad2d3d4d5d6d7d8d9da"
+        "e2e3e4e5e6e7e8e9eaf2f3f4f5f6f7f8f9fa",
+    ),
+}
+
+
+@functools.cache
+def _standard() -> Tables:
+    found = {}
+    for key, (counts, symbols) in _STANDARD.items():
+        table = _table(bytes.fromhex(counts), bytes.fromhex(symbols))
+        assert table is not None
+        found[key] = table
+    return found
+
+
+def windows(data: Any) -> npt.NDArray[np.uint16]:
+    """Return the 16 bits that begin at each bit of `data`, which counts as followed by ones."""
+    padded = np.full(len(data) + 2, 255, np.uint32)
+    padded[: len(data)] = np.frombuffer(data, np.uint8)
+    wide = padded[:-2] << 16 | padded[1:-1] << 8 | padded[2:]
+    found = np.empty((len(data), 8), np.uint16)
+    for bit in range(8):
+        found[:, bit] = wide >> (8 - bit)
+    return found.reshape(-1)
+
+
+class Part(NamedTuple):
+    """How the walk through the data between two restart markers went: whole MCUs, how it ended, and the bits left over."""
+
+    units: int
+    ending: Literal["done", "cut", "bad"]
+    left: int = 0
+
+
+class BandData:
+    """The data of a scan, as what a code that began at each bit would be."""
+
+    def __init__(self, data: bytes, table: Table) -> None:
+        seen = windows(data)
+        ends = bytes(64)  # beyond the last bit no code begins, however far the last hop went
+        self.first, self.size = 0, len(seen)
+        self.window = memoryview(np.concatenate([seen, np.full(64, 0xFFFF, np.uint16)]).tobytes()).cast("H")
+        self.length = table.length[seen].tobytes() + ends
+        self.symbol = table.symbol[seen].tobytes() + ends
+
+    def part(self, first: int, size: int) -> BandData:
+        """Set the first bit and the one after the last to follow; return this."""
+        self.first, self.size = first, size
+        return self
+
+    def run(self, at: int, bits: int) -> int:
+        """Return how many blocks end here, by the `bits` at `at` that say so."""
+        return (1 << bits) + (self.window[at] >> (16 - bits) if bits else 0)
+
+    def ended(self, units: int, at: int) -> Part:
+        """Return the walk that found no sense at `at`."""
+        return Part(units, "cut" if at > self.size - LONGEST else "bad")
+
+
+class Band:
+    """The AC coefficients of one component: for each block, a bit for each coefficient that is not zero so far."""
+
+    def __init__(self, blocks: int) -> None:
+        self.nonzero = [0] * blocks
+
+    def follow(self, data: BandData, scan: Scan, start: int, units: int) -> Part:
+        """Follow `units` blocks from block `start` on."""
+        follow = self._refine if scan.ah else self._first
+        return follow(data, scan, start, start + units)
+
+    def _first(self, data: BandData, scan: Scan, start: int, stop: int) -> Part:
+        length, symbol, nonzero = data.length, data.symbol, self.nonzero
+        p, block = data.first, start
+        while block < stop:
+            k, ended = scan.ss, 1
+            while k <= scan.se:
+                step = length[p]
+                if not step:
+                    return data.ended(block - start, p)
+                code = symbol[p]
+                p += step
+                bits = code & 15
+                if bits:
+                    k += (code >> 4) + 1
+                    if k > scan.se + 1:  # a coefficient beyond the band: the walk is in the middle of other codes
+                        return data.ended(block - start, p)
+                    nonzero[block] |= 1 << (k - 1)
+                    p += bits
+                elif code == 0xF0:
+                    k += 16
+                else:
+                    if p > data.size:
+                        return data.ended(block - start, p)
+                    ended = data.run(p, code >> 4)
+                    p += code >> 4
+                    break
+            if p > data.size:
+                return data.ended(block - start, p)
+            block += ended
+        return Part(stop - start, "done", data.size - p)
+
+    def _refine(self, data: BandData, scan: Scan, start: int, stop: int) -> Part:  # noqa: C901  # a hop may cost no call
+        length, symbol, nonzero = data.length, data.symbol, self.nonzero
+        p, ended = data.first, 0  # ended: how many blocks have no new coefficient any more, this one included
+        for block in range(start, stop):
+            known, new, k = nonzero[block], 0, scan.ss
+            while not ended and k <= scan.se:
+                step = length[p]
+                if not step:
+                    return data.ended(block - start, p)
+                code = symbol[p]
+                p += step
+                zeros = code >> 4
+                if code & 15:
+                    p += 1  # its sign
+                elif zeros < 15:
+                    if p > data.size:
+                        return data.ended(block - start, p)
+                    ended = data.run(p, zeros)
+                    p += zeros
+                    break
+                while k <= scan.se:
+                    if known >> k & 1:
+                        p += 1
+                    elif zeros:
+                        zeros -= 1
+                    else:
+                        break
+                    k += 1
+                if code & 15 and k > scan.se:
+                    return data.ended(block - start, p)
+                if code & 15:
+                    new |= 1 << k
+                k += 1
+            if ended:
+                p += (known >> k & (1 << (scan.se + 1 - k)) - 1).bit_count()
+                ended -= 1
+            if p > data.size:
+                return data.ended(block - start, p)
+            nonzero[block] = known | new
+        return Part(stop - start, "done", data.size - p)
+
 
 ZERO_RUN = 16
 """So many zero bytes are no data, unless zeros mean empty blocks: what a file that was never filled holds."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from storeds._verdict import Verdict
 from storeds.jpeg.codes import in_data
 from storeds.jpeg.finding import MAX_PIXELS, Finding
 from storeds.jpeg.other import examine_other
@@ -12,6 +11,7 @@ from storeds.jpeg.repair import repair
 from storeds.jpeg.strict import NotDecodableError, is_decodable, probe
 from storeds.jpeg.structure import EOI, SOI, parse
 from storeds.jpeg.triage import triage
+from storeds.records.verdicts import Verdict
 
 __all__ = ["examine", "examine_jpeg"]
 

@@ -6,12 +6,12 @@ import io
 
 from PIL import Image, ImageFile, UnidentifiedImageError
 
-from storeds._verdict import Verdict
 from storeds.jpeg.containers import check_bmp, check_boxes, check_codestream, check_gif, check_webp
 from storeds.jpeg.finding import MAX_PIXELS
+from storeds.jpeg.formats import sniff
 from storeds.jpeg.png import check_png
-from storeds.jpeg.sniff import sniff
 from storeds.jpeg.tiff import check_tiff
+from storeds.records.verdicts import Verdict
 
 __all__ = ["check_other", "examine_other"]
 

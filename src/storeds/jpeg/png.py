@@ -6,8 +6,8 @@ import zlib
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from storeds._verdict import Verdict
 from storeds.jpeg.finding import MAX_PIXELS
+from storeds.records.verdicts import Verdict
 
 __all__ = ["check_png"]
 

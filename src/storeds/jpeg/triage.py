@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from storeds.jpeg.codes import finding_of, in_data, is_too_short, share_with_part
-from storeds.jpeg.coverage import coverage
 from storeds.jpeg.endings import walk_by_endings
 from storeds.jpeg.entropy import ZERO_RUN, Follower, Walk, has_all_restarts
 from storeds.jpeg.finding import Finding
-from storeds.jpeg.sniff import sniff
-from storeds.jpeg.structure import EOI, SOI, Structure, parse
+from storeds.jpeg.formats import sniff
+from storeds.jpeg.structure import EOI, SOI, Structure, coverage, parse
 
 __all__ = ["triage", "without_filling"]
 

@@ -1,14 +1,14 @@
 """What is done to whole stores: pack, convert, verify, repair, info, bench."""
 
-from storeds.ops.bench import BenchPlot, BenchReport, Bottleneck, Measurement, bench
-from storeds.ops.contact_sheet import ContactSheet
-from storeds.ops.convert import convert
-from storeds.ops.info import Info, info
-from storeds.ops.pack import pack
-from storeds.ops.packed import Packed
+from storeds.ops.benchmarking import BenchPlot, BenchReport, Bottleneck, Measurement, bench
+from storeds.ops.converting import convert
+from storeds.ops.inspecting import Info, info
+from storeds.ops.packing import pack
+from storeds.ops.packing.result import Packed
 from storeds.ops.progress import Progress, ProgressHook
-from storeds.ops.repair import RepairReport, repair
-from storeds.ops.verify import Finding, Report, verify
+from storeds.ops.repairing import RepairReport, repair
+from storeds.ops.verifying import Finding, Report, verify
+from storeds.ops.verifying.contact_sheet import ContactSheet
 
 __all__ = [
     "BenchPlot",

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from storeds._columns import read_column
-from storeds._text import counted
-from storeds._verdicts import derived_fields, verdict_field
+from storeds._utils.text import counted
 from storeds.errors import FormatError
 from storeds.jpeg import Verdict
 from storeds.protocols import Backend, Meta
+from storeds.records.columns import read_column
+from storeds.records.verdicts import derived_fields, verdict_field
 
 __all__ = ["NOT_EXAMINED", "VerdictCounts", "brief", "damage_note", "damaged", "is_lost"]
 

@@ -8,11 +8,10 @@ from typing import Any, ClassVar, Self, get_args
 
 import numpy as np
 
-from storeds._elements import Channels, Layout, is_image_like, layout_of
-from storeds._suggest import suggest
-from storeds.errors import ConfigError
+from storeds.errors import ConfigError, suggest
 from storeds.protocols import Array, Backend, Field, SampleContext
 from storeds.readers.base import RecordReader
+from storeds.records.elements import Channels, Layout, is_image_like, layout_of
 
 __all__ = ["ArrayReader"]
 

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
-from storeds._count import Count
-from storeds._suggest import suggest
-from storeds.errors import ConfigError
+from storeds.errors import ConfigError, suggest
 from storeds.protocols import Backend, Field, Record, SampleContext
+from storeds.records.meta import Count
 
 __all__ = ["INDEX", "RecordReader"]
 

@@ -4,20 +4,182 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast, get_args
 
 import numpy as np
 
-from storeds._columns import read_column
-from storeds._suggest import suggest
-from storeds.errors import ConfigError, DecodeError
+from storeds.errors import ConfigError, DecodeError, suggest
 from storeds.protocols import Array, Backend, Decoder, Field, Note, Record, SampleContext
-from storeds.readers._clips import ClipPlan, stand_ins
-from storeds.readers._pictures import PictureReader
-from storeds.readers._runs import Runs
 from storeds.readers.base import INDEX
+from storeds.readers.image import PictureReader
+from storeds.records.columns import read_column
+from storeds.records.index_cache import index_path, load_index, save_index
+from storeds.records.meta import Count
 
-__all__ = ["VideoReader"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["BadFrames", "ClipPlan", "Runs", "Sampling", "Short", "VideoReader", "stand_ins"]
+
+
+BadFrames = Literal["error", "repeat"]
+Sampling = Literal["all", "uniform", "random", "spaced"]
+Short = Literal["repeat", "pad", "error"]
+
+
+@dataclass(frozen=True)
+class ClipPlan:
+    """How frames are chosen; `storeds.readers.video.VideoReader` says what each parameter means."""
+
+    frames: int | None = None
+    stride: int = 1
+    clips: int = 1
+    sampling: str = "all"
+    short: str = "repeat"
+    bad_frames: str = "error"
+
+    def __post_init__(self) -> None:
+        for name in ("stride", "clips") if self.frames is None else ("frames", "stride", "clips"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name} is a number, 1 or more, got {value!r}")
+        for name, choice in (("sampling", Sampling), ("short", Short), ("bad_frames", BadFrames)):
+            known = get_args(choice)
+            if getattr(self, name) not in known:
+                raise ConfigError(
+                    f"unknown {name} {getattr(self, name)!r}; {suggest(getattr(self, name), known, name)}"
+                )
+        self._check_together()
+
+    def _check_together(self) -> None:
+        if (self.frames is None) != (self.sampling == "all"):
+            what = "takes every frame; leave frames out" if self.frames else "needs frames, their number"
+            raise ConfigError(f"sampling={self.sampling!r} {what}")
+        if self.clips > 1 and self.sampling in ("all", "uniform"):
+            raise ConfigError(f"sampling={self.sampling!r} makes one clip of a video, not {self.clips}; use 'spaced'")
+        if self.stride > 1 and self.sampling == "uniform":
+            raise ConfigError("sampling='uniform' spreads the frames over the whole video; it takes no stride")
+        if self.clips > 1 and self.short == "pad":
+            raise ConfigError("short='pad' leaves clips of several lengths, which make no one tensor: use 'repeat'")
+
+    @property
+    def needs(self) -> int:
+        """How many frames a video has at least, unless it is a short one."""
+        if self.frames is None:
+            return 1
+        return self.frames if self.sampling == "uniform" else (self.frames - 1) * self.stride + 1
+
+    def choose(self, count: int, generator: torch.Generator | None = None) -> list[int]:
+        """Return the numbers of the frames to take from a video of `count` frames, clip by clip.
+
+        Parameters
+        ----------
+        generator : torch.Generator, optional
+            Draws where random clips begin; torch's global one by default. Nothing is drawn for other samplings.
+        """
+        if self.frames is None:
+            return list(range(0, count, self.stride))
+        if count < self.needs and self.short != "repeat":
+            # For an error, the first frame is enough to say which video it is.
+            step = 1 if self.sampling == "uniform" else self.stride
+            return list(range(0, count, step)) if self.short == "pad" else [0]
+        if self.sampling == "uniform":  # the middles of equal parts
+            return [(2 * at + 1) * count // (2 * self.frames) for at in range(self.frames)]
+        return [
+            min(start + at * self.stride, count - 1)
+            for start in self._starts(count, generator)
+            for at in range(self.frames)
+        ]
+
+    def _starts(self, count: int, generator: torch.Generator | None) -> list[int]:
+        places = max(count - self.needs, 0) + 1
+        if self.sampling == "spaced":
+            return [(2 * clip + 1) * places // (2 * self.clips) for clip in range(self.clips)]
+        import torch
+
+        # Drawn even where there is one place only, so that what is drawn after it does not depend on the length.
+        drawn: Any = torch.randint(places, (self.clips,), generator=generator)
+        return [int(start) for start in drawn]
+
+
+def stand_ins(good: Sequence[bool], size: int) -> dict[int, int]:
+    """Return, for each place that has no frame of its own, the place whose frame it gets.
+
+    That is the one before it in its clip, which has `size` places; else the first that is there in its clip, or at all.
+    """
+    found: dict[int, int] = {}
+    anywhere = good.index(True)
+    for start in range(0, len(good), size):
+        clip = range(start, start + size)
+        last = next((at for at in clip if good[at]), anywhere)
+        for at in clip:
+            if good[at]:
+                last = at
+            else:
+                found[at] = last
+    return found
+
+
+class Runs:
+    """The runs of records that have the same value in one field, while another one grows.
+
+    Parameters
+    ----------
+    view : Backend
+        A store, or a selection from one.
+    by : str
+        A video's number or name.
+    frame : str or None
+        The frame's number. A run ends also where it does not grow: where files that number their videos alike are
+        opened as one, the first video of the next may have the number of the last one before it.
+
+    Notes
+    -----
+    The bounds lie in a memory-mapped index file that all processes share, and a pickle carries only what leads there:
+    reading the columns anew in each worker would cost a pass over every record of an engine without columns, and a
+    pickle that carried them would grow with the store. Where no file can be written, each process reads the columns.
+    """
+
+    def __init__(self, view: Backend, by: str, frame: str | None) -> None:
+        self._view, self._by, self._frame = view, by, frame
+        where = getattr(view, "where", None)  # of a selection, whose url and build are its store's
+        self._index = index_path(view.url, view.meta.build, repr(where), "runs", by, frame)
+        self._bounds: Array | None = None
+        self._count = Count(len(self.bounds) - 1)
+
+    @property
+    def bounds(self) -> Array:
+        """Where each run begins, int64, and behind them where the last one ends."""
+        if self._bounds is None:
+            found = load_index(self._index)
+            if found is None or not len(found) or found[-1] != len(self._view):
+                found = save_index(self._index, self._find())
+            self._bounds = np.asarray(found)  # the same memory; a memmap is slow to take items from
+        return self._bounds
+
+    def _find(self) -> Array:
+        count = len(self._view)
+        if not count:
+            return np.zeros(1, np.int64)
+        names = read_column(self._view, self._by)
+        starts = names[1:] != names[:-1]
+        if self._frame is not None:
+            frames = read_column(self._view, self._frame)
+            starts |= frames[1:] <= frames[:-1]
+        return np.concatenate([[0], np.flatnonzero(starts) + 1, [count]]).astype(np.int64)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def span(self, index: int) -> tuple[int, int]:
+        """Return the first position of run `index`, and how many records it has."""
+        bounds = self.bounds
+        start, stop = int(bounds[index]), int(bounds[index + 1])
+        return start, stop - start
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_bounds": None}
+
 
 _FRAME, _DECODED = "frame", "decoded"
 _PER_FRAME = (_FRAME, "time")
@@ -100,7 +262,7 @@ class VideoReader(PictureReader):
                 f"{suggest(self.by, declared, 'fields')}; name another one with by="
             )
         if declared[self.by].kind == "bytes":
-            from storeds.readers._films import FilmReader
+            from storeds.readers.films import FilmReader
 
             return cast("Self", FilmReader.of(self, backend))
         if declared[self.by].kind not in ("int", "str"):

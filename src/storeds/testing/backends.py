@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from storeds.testing._arrays import ArrayTests
-from storeds.testing._processes import PickleTests, ProcessTests
-from storeds.testing._properties import PropertyTests
-from storeds.testing._publishing import PublishTests
-from storeds.testing._reads import ReadTests
-from storeds.testing._writes import WriteTests
+from storeds.testing.processes import PickleTests, ProcessTests
+from storeds.testing.properties import PropertyTests
+from storeds.testing.reads import ArrayTests, ReadTests
+from storeds.testing.writes import PublishTests, WriteTests
 
 __all__ = ["BackendTests"]
 

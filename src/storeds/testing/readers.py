@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from storeds._verdicts import stored_fields
+from storeds.backends.opening import open_backend, open_writer
 from storeds.errors import ConfigError, RecordError
 from storeds.protocols import Backend, Reader, Record, SampleContext
-from storeds.stores import open_backend, open_writer
-from storeds.testing._values import frozen
+from storeds.records.verdicts import stored_fields
+from storeds.testing.kit import frozen
 
 __all__ = ["ReaderTests"]
 

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import os
+import random
 import secrets
+import shutil
+import signal
+import socket
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -14,11 +20,204 @@ from urllib.parse import quote
 import pymongo
 from pymongo.errors import PyMongoError
 
-from storeds.errors import UnavailableError
-from storeds.testing._mongod_certificates import Certificates, make_certificates
-from storeds.testing._mongod_member import Member
+from storeds.errors import MissingDependencyError, UnavailableError
+from storeds.testing.mongod import _PORT_TAKEN, _STARTS, _demand_mongod, _failure, _launch
 
 __all__ = ["Certificates", "Member", "ReplicaSet", "make_certificates", "run_replica_set"]
+
+
+class Member:
+    """One node of a replica set, and what can happen to it.
+
+    Attributes
+    ----------
+    port : int
+        Its port on 127.0.0.1, the same after a restart.
+    folder : pathlib.Path
+        Where its data and its log are.
+    is_frozen : bool
+        Whether it was frozen, and not thawed or killed since.
+    """
+
+    def __init__(self, folder: Path, arguments: Sequence[str], deadline: float) -> None:
+        (folder / "db").mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.is_frozen = False
+        self._arguments = arguments
+        self._deadline = deadline
+        self._executable = _demand_mongod()
+        for _ in range(_STARTS):
+            self.port = _steady_port()
+            self._process = self._launch()
+            if self._listens():
+                return
+            if self._process.returncode != _PORT_TAKEN:
+                break
+        raise _failure(self._executable, folder, self._process.returncode)
+
+    @property
+    def pid(self) -> int:
+        """The process that serves it, or the one that last did."""
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process exists; a frozen one does."""
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        """End it at once, as by SIGKILL; returns when it is gone. It may be frozen."""
+        self._process.kill()
+        self._process.wait()
+        self.is_frozen = False
+
+    def freeze(self) -> None:
+        """Stop it as by SIGSTOP: its connections stay open and nobody answers."""
+        self._process.send_signal(signal.SIGSTOP)
+        self.is_frozen = True
+
+    def thaw(self) -> None:
+        """Let a frozen node go on."""
+        self._process.send_signal(signal.SIGCONT)
+        self.is_frozen = False
+
+    def restart(self) -> None:
+        """Start it on its old port over its old data, after a kill if need be; returns when it listens."""
+        self.kill()
+        self._process = self._launch()
+        if not self._listens():
+            raise _failure(self._executable, self.folder, self._process.returncode)
+
+    def _launch(self) -> subprocess.Popen[bytes]:
+        # SIGTERM would not end a frozen process.
+        return _launch(self._executable, self.folder, self.port, self._arguments, signal.SIGKILL)
+
+    def _listens(self) -> bool:
+        end = time.monotonic() + self._deadline
+        while self._process.poll() is None:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+            except OSError:
+                if time.monotonic() > end:
+                    self.kill()
+                    raise UnavailableError(
+                        f"mongod did not listen on port {self.port} within {self._deadline} s"
+                    ) from None
+                time.sleep(0.02)
+            else:
+                return True
+        return False
+
+
+def _steady_port() -> int:
+    """Return a free port that the kernel gives to nobody who asks for any port.
+
+    Otherwise a client could take a killed node's port as its own side of a connection, even of one to that very port.
+    """
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    chance = random.SystemRandom()
+    while True:
+        with socket.socket() as probe:
+            port = chance.randrange(min(10_000, first - 1), first)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+
+
+# Sections of our own, because what /etc/ssl/openssl.cnf adds differs between systems. The name is random so that two
+# authorities are told apart by it, as real ones are.
+_CONFIG = """
+[req]
+distinguished_name = name
+prompt = no
+x509_extensions = authority
+[name]
+CN = storeds tests {number}
+[authority]
+basicConstraints = critical,CA:TRUE
+keyUsage = critical,keyCertSign
+subjectKeyIdentifier = hash
+[server]
+basicConstraints = critical,CA:FALSE
+keyUsage = critical,digitalSignature
+extendedKeyUsage = serverAuth,clientAuth
+subjectAltName = IP:127.0.0.1,DNS:localhost
+subjectKeyIdentifier = hash
+authorityKeyIdentifier = keyid
+"""
+_DAYS = "2"
+_NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """Paths of what a server and its clients need.
+
+    Attributes
+    ----------
+    authority : pathlib.Path
+        The certificate of the authority, which a client is told to trust.
+    server : pathlib.Path
+        The server's certificate and its private key, for 127.0.0.1 and localhost.
+    """
+
+    authority: Path
+    server: Path
+
+    def server_arguments(self) -> tuple[str, ...]:
+        """Return mongod's arguments: TLS alone, from clients without a certificate too."""
+        return (
+            *("--tlsMode", "requireTLS", "--tlsCertificateKeyFile", str(self.server)),
+            *("--tlsCAFile", str(self.authority), "--tlsAllowConnectionsWithoutCertificates"),
+        )
+
+
+def make_certificates(folder: Path) -> Certificates:
+    """Make an authority of its own and a certificate that it signed.
+
+    Parameters
+    ----------
+    folder : pathlib.Path
+        For the files; made if need be.
+
+    Returns
+    -------
+    Certificates
+        Valid for two days.
+
+    Raises
+    ------
+    MissingDependencyError
+        There is no openssl command.
+    UnavailableError
+        It failed; the message ends with what it said.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    config = folder / "config"
+    config.write_text(_CONFIG.format(number=secrets.token_hex(4)))
+    key, authority, request = folder / "authority.key", folder / "authority.pem", folder / "server.csr"
+    server_key, signed, server = folder / "server.key", folder / "server.crt", folder / "server.pem"
+    _openssl("req", "-x509", *_NEW_KEY, "-config", config, "-days", _DAYS, "-keyout", key, "-out", authority)
+    _openssl("req", *_NEW_KEY, "-config", config, "-subj", "/CN=127.0.0.1", "-keyout", server_key, "-out", request)
+    _openssl(
+        *("x509", "-req", "-in", request, "-CA", authority, "-CAkey", key, "-CAcreateserial"),
+        *("-days", _DAYS, "-extfile", config, "-extensions", "server", "-out", signed),
+    )
+    server.touch(mode=0o600)
+    server.write_bytes(signed.read_bytes() + server_key.read_bytes())
+    return Certificates(authority, server)
+
+
+def _openssl(*arguments: str | Path) -> None:
+    executable = shutil.which("openssl")
+    if executable is None:
+        raise MissingDependencyError("certificates are made with the openssl command: `apt-get install openssl`")
+    ended = subprocess.run([executable, *arguments], capture_output=True, text=True, check=False)  # noqa: S603  # ours
+    if ended.returncode:
+        raise UnavailableError(f"openssl {arguments[0]} ended with status {ended.returncode}:\n{ended.stderr}")
+
 
 _NAME = "storeds"
 # A test's failover is over in about two seconds, not in a production server's twelve.

@@ -86,7 +86,7 @@ class SqliteOpener:
         """Close a handle of this process."""
         handle.db.close()
 
-    disown = close  # without locks, a forked child may close what its parent opened
+    abandon_after_fork = close  # without locks, a forked child may close what its parent opened
 
 
 class SqliteBackend(plugins.HandleBackend[Handle, SqliteOpener]):

@@ -44,7 +44,7 @@ class TableBackend(SqliteBackend):
     opener = TableOpener
 
     @classmethod
-    def recognise(cls, url: str, **options: object) -> str | None:
+    def guess_can_open(cls, url: str, **options: object) -> str | None:
         """Return why the store at `url` looks like this layout, or None."""
         with cls(url, **options) as found:
             return f"a SQLite database with a table of {', '.join(found.meta.fields)}"

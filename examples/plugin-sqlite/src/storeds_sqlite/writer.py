@@ -64,7 +64,7 @@ class SqliteWriter(plugins.StoreWriter):
     def _put(self, **texts: str) -> None:
         self._db.executemany("INSERT OR REPLACE INTO storeds_meta VALUES (?, ?)", texts.items())
 
-    def _commit(self, batch: list[plugins.Sealed], first: int) -> None:
+    def _commit(self, batch: list[plugins.EncodedRecord], first: int) -> None:
         # The seal behind each record binds it to its position and to this store.
         rows = [(at, each.packed + self._places.seal(each.digest, at)) for at, each in enumerate(batch, first)]
         with self._db:

@@ -1,0 +1,262 @@
+"""Reads configs from TOML, YAML and JSON files that anyone may have written: in bounded time, with the place of what is wrong.
+
+Messages show keys and places, never values: any of them may be a secret. No error carries the parser's own as its context,
+because those quote the file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from storeds._utils.urls import redact, redact_message
+from storeds.errors import ConfigError, StoreNotFoundError
+
+__all__ = ["DEEPEST", "is_omegaconf", "parse_toml", "parse_yaml", "plain", "read_mapping"]
+
+
+DEEPEST = 64  # tables and lists inside each other
+_MOST_BYTES = 1 << 20  # of a file
+_MOST_EXPANDED = 16 << 20  # characters of YAML once each alias is written out
+_NODE = 320  # characters that a node counts for: PyYAML composes 50,000 nodes in two seconds or so
+_MOST_DIGITS = 400  # of a number; a float64 needs 325 at most
+_MOST_PARTS = 64  # of a dotted key: tomllib needs time in proportion to their square
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # one slash: of two, a Path keeps one
+_QUOTED_BY_YAML = re.compile(r"(alias|anchor|tag|handle) (['\"]).*\2")
+_NUMBER_TAGS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+_MERGE_TAG = "tag:yaml.org,2002:merge"
+
+# Texts and comments. What is not closed runs to the end, so that no search starts twice at one place.
+_JSON_TEXT = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_TOML_TEXT = re.compile(
+    r'"""(?:[^"\\]++|\\.|"(?!""))*+(?:""")?'
+    r"|'''(?:[^']++|'(?!''))*+(?:''')?"
+    r'|"(?:[^"\\\n]++|\\.)*+"?'
+    r"|'[^'\n]*+'?"
+    r"|#[^\n]*+",
+    re.DOTALL,
+)
+_BRACKET = re.compile(r"[\[\]{}]")
+_LONG_NUMBER = re.compile(rf"(?<![\w.+-])[+-]?\d[\d_]{{{_MOST_DIGITS},}}")
+_LONG_KEY = re.compile(rf"(?<![\w-])(?:[\w-]++[ \t]*+\.[ \t]*+){{{_MOST_PARTS}}}")
+
+
+def read_mapping(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the mapping in a ``.toml``, ``.yaml``, ``.yml`` or ``.json`` file of at most 1 MiB.
+
+    Raises
+    ------
+    StoreNotFoundError
+        There is no such file.
+    ConfigError
+        It cannot be parsed, is too large or too deep, repeats a key, holds no mapping, or is a URL.
+    """
+    path = Path(path)
+    shown = redact(str(path))
+    if _URL.match(shown):
+        raise ConfigError(
+            f"{shown} is a URL; expected the path of a config, which ends in {', '.join(_PARSERS)}; "
+            "StoreDataset takes the URL of a store"
+        )
+    parse = _PARSERS.get(path.suffix.lower())
+    if parse is None:
+        raise ConfigError(f"{shown}: a config ends in {', '.join(_PARSERS)}")
+    try:
+        found = parse(_read(path))
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+        wrong: ConfigError | StoreNotFoundError = StoreNotFoundError(f"no config at {shown}: {error.strerror}")
+    except yaml.MarkedYAMLError as error:
+        wrong = ConfigError(f"{shown}: {_explain_yaml(error)}")
+    except UnicodeDecodeError as error:
+        wrong = ConfigError(f"{shown}: not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}")
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        wrong = ConfigError(f"{shown}: {redact_message(str(error))}")
+    else:
+        if isinstance(found, dict):
+            return found
+        wrong = ConfigError(f"{shown}: expected tables such as [dataset], found {type(found).__name__}")
+    raise wrong
+
+
+def _read(path: Path) -> str:
+    with path.open("rb") as file:
+        data = file.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        raise ValueError("a config is at most 1 MiB; name many stores by a pattern such as data/*.h5")
+    return data.decode("utf-8-sig")
+
+
+# TOML and JSON
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Return the tables in `text`; raises ValueError."""
+    _check(text, _TOML_TEXT, dotted_keys=True)
+    return tomllib.loads(text)
+
+
+def _parse_json(text: str) -> Any:
+    _check(text, _JSON_TEXT, dotted_keys=False)
+    return json.loads(text, object_pairs_hook=_without_repetition)
+
+
+def _check(text: str, quoted: re.Pattern[str], *, dotted_keys: bool) -> None:
+    """Refuse what parsers take very long for, or raise RecursionError for; raises ValueError with the place."""
+    bare = quoted.sub(lambda found: re.sub(r"[^\n]", "_", found[0]), text)
+    depth = 0
+    for bracket in _BRACKET.finditer(bare):
+        depth += 1 if bracket[0] in "[{" else -1
+        if depth > DEEPEST:
+            raise ValueError(f"{_at(bare, bracket.start())}nested more than {DEEPEST} deep")
+    if number := _LONG_NUMBER.search(bare):
+        raise ValueError(f"{_at(bare, number.start())}a number of more than {_MOST_DIGITS} digits")
+    if dotted_keys and (key := _LONG_KEY.search(bare)):
+        raise ValueError(f"{_at(bare, key.start())}a key of more than {_MOST_PARTS} parts")
+
+
+def _at(text: str, position: int) -> str:
+    return f"line {text.count(chr(10), 0, position) + 1}, column {position - text.rfind(chr(10), 0, position)}: "
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the pairs as a dict; json.loads would keep the last of several equal keys and say nothing."""
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in made if keys.count(key) > 1)
+        raise ValueError(f"the key {redact(twice)!r} is there twice")
+    return made
+
+
+# YAML
+
+
+class _YamlLoader(yaml.SafeLoader):
+    """PyYAML's safe loader, with bounds for what aliases expand to, for nesting and for numbers, and without repeated keys.
+
+    Each error says the place. For a value that does not fit its tag, PyYAML raises any exception, with the value in it.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = self._size = 0
+        self._sizes: dict[int, int] = {}  # id of a finished node → what it expands to
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = self.peek_event()  # type: ignore[no-untyped-call]  # PyYAML leaves it without types
+        before = self._size
+        self._depth += 1
+        if self._depth > DEEPEST:
+            raise _wrong(f"nested more than {DEEPEST} deep", event.start_mark)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if isinstance(event, yaml.AliasEvent):
+            if id(node) not in self._sizes:
+                raise _wrong("this alias stands inside what it refers to", event.start_mark)
+            self._size += self._sizes[id(node)]
+        else:
+            self._size += _NODE + (len(node.value) if isinstance(node, yaml.ScalarNode) else 0)
+            self._sizes[id(node)] = self._size - before
+            if isinstance(node, yaml.MappingNode):
+                _check_keys(node)
+        if self._size > _MOST_EXPANDED:
+            raise _wrong("more than 50,000 values or 16 MiB of text by now, aliases written out", event.start_mark)
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        kind = node.tag.rpartition(":")[2]
+        if node.tag in _NUMBER_TAGS and len(node.value) > _MOST_DIGITS:
+            raise _wrong(f"a number of more than {_MOST_DIGITS} digits", node.start_mark)
+        try:
+            return super().construct_object(node, deep)
+        except yaml.YAMLError:
+            raise
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
+            pass
+        raise _wrong(f"this is no valid {kind}", node.start_mark)
+
+
+def _check_keys(node: yaml.MappingNode) -> None:
+    """Refuse a key that is there twice: PyYAML would keep the last one and say nothing."""
+    seen = set()
+    for key, _ in node.value:
+        if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE_TAG:
+            if (key.tag, key.value) in seen:
+                raise _wrong("this key is there twice", key.start_mark)
+            seen.add((key.tag, key.value))
+
+
+def _wrong(text: str, mark: Any) -> yaml.MarkedYAMLError:
+    return yaml.constructor.ConstructorError(None, None, text, mark)
+
+
+def parse_yaml(text: str) -> Any:
+    """Return the one document in `text`; raises yaml.YAMLError."""
+    return _YamlLoader(text).get_single_data()
+
+
+def _explain_yaml(error: yaml.MarkedYAMLError) -> str:
+    """Return what is wrong and where, without PyYAML's excerpt of the file, which may hold a secret, or part of one."""
+    parts = [(error.context, error.context_mark), (error.problem, error.problem_mark)]
+    lines = [f"{_place(mark)}{text}" for text, mark in parts if text]
+    return "; ".join(_QUOTED_BY_YAML.sub(r"\1 ***", line) for line in lines)
+
+
+def _place(mark: yaml.Mark | None) -> str:
+    return f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+
+
+_PARSERS: dict[str, Callable[[str], Any]] = {
+    ".toml": parse_toml,
+    ".yaml": parse_yaml,
+    ".yml": parse_yaml,
+    ".json": _parse_json,
+}
+
+
+def is_omegaconf(value: Any) -> bool:
+    """Whether `value` is a `DictConfig` or a `ListConfig`."""
+    omegaconf = sys.modules.get("omegaconf")  # without that import there can be no instance
+    return omegaconf is not None and isinstance(value, (omegaconf.DictConfig, omegaconf.ListConfig))
+
+
+def plain(value: Any) -> Any:
+    """Return `value` with every OmegaConf container in it as a dict or a list, its interpolations resolved.
+
+    Raises
+    ------
+    ConfigError
+        A value is missing (``???``), or an interpolation cannot be resolved; the message names the key, never a value.
+    """
+    if "omegaconf" not in sys.modules:
+        return value
+    if is_omegaconf(value):
+        return _resolved(value)
+    if type(value) is dict:
+        return {key: plain(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(plain, value))
+    return value
+
+
+def _resolved(container: Any) -> Any:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, OmegaConfBaseException
+
+    try:
+        return OmegaConf.to_container(container, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        key, kind = error.full_key or error.key, type(error)
+    if issubclass(kind, MissingMandatoryValue):
+        raise ConfigError(f"config: {key} is ???, which means that a value must be given for it")
+    hint = "; an environment variable is ${oc.env:NAME} there" if issubclass(kind, InterpolationKeyError) else ""
+    raise ConfigError(f"config: OmegaConf cannot resolve the interpolation in {key} ({kind.__name__}){hint}")

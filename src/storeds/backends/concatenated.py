@@ -1,0 +1,456 @@
+"""Many stores as one backend: one address space over files, collections and engines of any mixture."""
+
+from __future__ import annotations
+
+import functools
+import io
+import itertools
+import json
+import os
+import pickle
+import types
+import zlib
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import xxhash
+
+from storeds.backends.base import BackendOptions, StoreBackend
+from storeds.backends.unread import bounded
+from storeds.errors import ClosedError, ConfigError, FormatError, RecordError
+from storeds.protocols import JSON, Array, Backend, Field, Meta, Record
+from storeds.records.columns import SCALARS, TEXT, read_arrays, read_column, stack_records, stackable
+from storeds.records.filters import check_where, matching_positions
+from storeds.records.meta import Count
+from storeds.records.verdicts import UNCHECKED, readable_fields, verdict_field
+
+__all__ = ["CONCATENATED", "BackendTable", "BackendTableBuilder", "ConcatenatedBackend", "Place", "check_same_classes"]
+
+
+class BackendTable:
+    """Backends by number, made anew at every `revive`; that opens nothing, as unpickling a backend never does.
+
+    Parameters
+    ----------
+    pickles : bytes
+        One behind the other.
+    ends : array of int64
+        Where each ends.
+    common : sequence
+        What they refer to by number: fields, attrs, options, classes.
+    """
+
+    def __init__(self, pickles: bytes, ends: Array, common: Sequence[Any]) -> None:
+        self._pickles, self._ends, self._common = pickles, ends, common
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def revive(self, number: int) -> Backend:
+        """Return a new backend that reads what number `number` read."""
+        start = int(self._ends[number - 1]) if number else 0
+        backend: Backend = _Unpickler(self._pickles[start : int(self._ends[number])], self._common).load()
+        return backend
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Paths of one folder and pickles of one class are nearly equal, so they shrink to what differs.
+        packed = zlib.compress(self._pickles, 1), zlib.compress(self._ends.tobytes(), 1)
+        return type(self)._restore, (*packed, self._common)
+
+    @classmethod
+    def _restore(cls, pickles: bytes, ends: bytes, common: Sequence[Any]) -> Self:
+        return cls(zlib.decompress(pickles), np.frombuffer(zlib.decompress(ends), np.int64), common)
+
+
+class BackendTableBuilder:
+    """Builds `BackendTable`."""
+
+    def __init__(self) -> None:
+        self._file = io.BytesIO()
+        self._ends: list[int] = []
+        self._common: list[Any] = []
+        self._numbers: dict[Hashable, int] = {}
+
+    def add(self, backend: Backend) -> None:
+        """Add one; raises ConfigError if it does not pickle, for example because a lambda is among its options."""
+        pickler = _Pickler(self._file, self, backend)
+        try:
+            pickler.dump(backend)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ConfigError(
+                f"{backend.url} cannot be one of many stores, because it does not pickle: {error}"
+            ) from error
+        self._ends.append(self._file.tell())
+
+    def number(self, key: Hashable, value: Any) -> int:
+        """Return the number of `value`, or of an earlier one with an equal `key`."""
+        if key not in self._numbers:
+            self._numbers[key] = len(self._common)
+            self._common.append(value)
+        return self._numbers[key]
+
+    def finish(self) -> BackendTable:
+        """Return what was added."""
+        return BackendTable(self._file.getvalue(), np.array(self._ends, np.int64), self._common)
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, file: io.BytesIO, packer: BackendTableBuilder, backend: Backend) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self._number = packer.number
+        self._meta = backend.meta
+
+    def persistent_id(self, item: Any) -> int | None:
+        if item is self._meta.fields:
+            return self._number(("fields", *item.items()), item)
+        if item is self._meta.attrs:
+            return self._number(("attrs", json.dumps(item, sort_keys=True)), item)
+        if isinstance(item, (type, types.FunctionType, types.MethodType, BackendOptions)):
+            try:
+                return self._number(item, item)
+            except TypeError:  # options that do not hash
+                return None
+        return None
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, data: bytes, common: Sequence[Any]) -> None:
+        super().__init__(io.BytesIO(data))
+        self._common = common
+
+    def persistent_load(self, number: int) -> Any:
+        return self._common[number]
+
+
+CONCATENATED = "concatenated"
+_SHOWN = 2
+# Backends, not handles, of which each engine's pool allows far fewer: a backend that waits for its turn takes some KiB.
+_LIVE = 512
+
+
+class Place(NamedTuple):
+    """Where a record of a concatenation lies: the store, and its position there."""
+
+    url: str
+    position: int
+
+
+class ConcatenatedBackend(StoreBackend):
+    """Reads several stores as if they were one: the records of the first, then those of the second, and so on.
+
+    `open_backend` makes one of a list of URLs, and of a pattern such as ``hdf5://data/*.h5``.
+
+    Parameters
+    ----------
+    members : iterable of Backend
+        In order; drawn one by one. Each is closed once it has told what it holds, and made anew when it is read.
+    url : str, optional
+        What to call the whole; the first members' URLs by default.
+
+    Raises
+    ------
+    ConfigError
+        There are no members; their class names differ; one of them does not pickle.
+    FormatError
+        They do not have the same fields in the same order.
+
+    Notes
+    -----
+    ``meta.id`` is a checksum over the members' ids in order, and ``meta.build`` over their builds. Of their attrs it has
+    those that are equal in all.
+
+    A `RecordError` has this backend's ``url`` and position, which belong together; its message and its ``reason`` name the
+    member and the position there as well.
+
+    The members that a call touches are read one after the other, with one ``get_many`` each.
+    """
+
+    _unread: list[str] | None  # no part of a pickle
+
+    def __init__(self, members: Iterable[Backend], url: str | None = None) -> None:
+        packer, survey = BackendTableBuilder(), _Survey()
+        for member in members:
+            survey.add(member)
+            packer.add(member)
+            member.close()
+        if not survey.counts:
+            raise ConfigError("there is nothing to concatenate: the list of stores is empty")
+        counts = np.array(survey.counts, np.int64)
+        self._setup(url or survey.names(), survey.meta(), packer.finish(), counts)
+        self._unread = bounded(survey.unread)
+
+    def _setup(self, url: str, meta: Meta, packed: BackendTable, counts: Array) -> None:
+        super().__init__(url, meta)
+        self._packed, self._counts = packed, counts
+        self._ends = np.cumsum(counts)
+        self._starts = self._ends - counts
+        # This cache needs no lock, which a fork could catch in another thread's hands, and refers to no part of `self`,
+        # so that the handles go when `self` does. A backend that falls out of it while it is read is closed afterwards.
+        self._member: Callable[[int], Backend] = functools.lru_cache(_LIVE)(packed.revive)
+        self._closed = False
+        self._unread = None
+
+    def _recipe(self) -> tuple[Any, ...]:
+        return self.url, self.meta, self._packed, self._counts
+
+    @classmethod
+    def _restore(cls, *recipe: Any) -> Self:
+        backend = cls.__new__(cls)
+        backend._setup(*recipe)
+        return backend
+
+    def __repr__(self) -> str:
+        return f"ConcatenatedBackend({self.url!r}, count={self.meta.count}, members={len(self._counts)})"
+
+    def place(self, position: int) -> Place:
+        """Return where the record at `position` lies; no I/O. Raises IndexError."""
+        (at,) = self._check_positions([position]).tolist()
+        number = int(np.searchsorted(self._ends, at, side="right"))
+        return Place(self._member(number).url, at - int(self._starts[number]))
+
+    def select(self, where: Mapping[str, Any], /) -> Array:
+        """Return the int64 positions, ascending, of records whose fields equal (or are in) the given values.
+
+        Each member's engine selects by itself where it can.
+        """
+        checked = check_where(where, readable_fields(self.meta), self.url)
+        found = [self._select(member, checked) + start for start, member in self._members()]
+        return np.concatenate(found).astype(np.int64, copy=False)
+
+    def close(self) -> None:
+        # docstring inherited
+        self._closed = True
+        self._member.cache_clear()  # type: ignore[attr-defined]  # it is a cache, which its type hides
+
+    def stored_bytes(self) -> int | None:
+        # docstring inherited
+        total = 0
+        for _, member in self._members():
+            size = member.stored_bytes() if isinstance(member, StoreBackend) else None
+            if size is None:
+                return None
+            total += size
+        return total
+
+    def handle_settings(self) -> dict[str, JSON]:
+        # docstring inherited
+        return {"members": len(self._counts)}
+
+    def advice(self) -> list[str]:
+        # docstring inherited
+        told = [member.advice() for _, member in self._members() if isinstance(member, StoreBackend)]
+        return list(dict.fromkeys(text for texts in told for text in texts))
+
+    def unread(self) -> list[str]:
+        # docstring inherited
+        if self._unread is None:
+            left = [member.unread() for _, member in self._members() if isinstance(member, StoreBackend)]
+            self._unread = bounded(dict.fromkeys(entry for entries in left for entry in entries))
+        return list(self._unread)
+
+    def leftovers(self) -> str | None:
+        # docstring inherited
+        found = (member.leftovers() for _, member in self._members() if isinstance(member, StoreBackend))
+        return next((left for left in found if left is not None), None)
+
+    def members(self) -> Iterator[Backend]:
+        """Yield the stores, in order."""
+        return (member for _, member in self._members())
+
+    def _members(self) -> Iterator[tuple[int, Backend]]:
+        """Yield each member and the position at which it begins."""
+        self._check_open()
+        for number, start in enumerate(self._starts.tolist()):
+            yield start, self._member(number)
+
+    def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
+        self._check_open()
+        out: list[Record | RecordError] = []
+        for member, first, inside in self._shares(np.array(positions, np.int64)):
+            places: list[int] = inside.tolist()
+            lacking = self._lacking(member, fields)
+            held = tuple(name for name in fields if name not in lacking) if lacking else fields
+            for at, found in enumerate(member.get_many(places, held)):
+                if isinstance(found, RecordError):
+                    found = self._rename(found, positions[first + at], Place(member.url, places[at]))
+                elif lacking:
+                    found.update(lacking)
+                out.append(found)
+        return out
+
+    def _select(self, member: Backend, where: Mapping[str, Sequence[Any]]) -> Array:
+        """Return the positions of one member; all of its pictures are unexamined where it lacks verdicts."""
+        rest = dict(where)
+        for name, values in where.items():
+            derived = self._derived.get(name)
+            if self._lacking(member, (name if derived is None else derived.source,)):
+                if (UNCHECKED if derived is None else derived.of(UNCHECKED)) not in values:
+                    return np.empty(0, np.int64)
+                del rest[name]
+        return matching_positions(member, rest) if rest else np.arange(len(member), dtype=np.int64)
+
+    def _lacking(self, member: Backend, fields: Sequence[str]) -> dict[str, str]:
+        """Return the verdict fields that this member lacks, though others have them, each with what stands for none."""
+        missing = (verdict_field(image) for image in self.meta.verdicts if image not in member.meta.verdicts)
+        return {name: UNCHECKED for name in missing if name in fields}
+
+    def _shares(self, positions: Array) -> Iterator[tuple[Backend, int, Array]]:
+        """Yield each member of ascending `positions`, the place of its first one among them, and where they lie in it."""
+        numbers = np.searchsorted(self._ends, positions, side="right")  # members without records are passed over
+        inside = positions - self._starts[numbers]
+        cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(positions)]
+        for first, last in itertools.pairwise(cuts):
+            yield self._member(int(numbers[first])), first, inside[first:last]
+
+    def get_arrays(self, positions: Sequence[int], /, fields: Sequence[str] | None = None) -> dict[str, Array]:
+        """Return fields of many records as arrays; see `storeds.protocols.SupportsBatchArrays`."""
+        self._check_open()
+        names, asked = stackable(self, fields), self._check_positions(positions)
+        order = np.argsort(asked, kind="stable")
+        out = {name: _empty(self.meta.fields[name], len(asked)) for name in names}
+        try:
+            for member, first, inside in self._shares(asked[order]) if len(asked) else ():
+                found = read_arrays(member, inside, names)  # type: ignore[arg-type]  # an array is a sequence
+                for name, array in found.items():
+                    out[name][order[first : first + len(inside)]] = array
+        except RecordError:  # which of them is the first one asked for, and what it is called here, the records tell
+            return stack_records(self, asked, names)  # type: ignore[arg-type]  # the same
+        return out
+
+    def _rename(self, error: RecordError, position: int, place: Place) -> RecordError:
+        reason = f"{error.reason or error} (record {place.position} of {place.url})"
+        renamed = type(error).at(self.url, position, reason, key=error.key, kind=error.kind)
+        renamed.__cause__ = error.__cause__
+        return renamed
+
+    def _column(self, name: str, field: Field) -> Array:
+        column: Array | None = None
+        for start, member in self._members():
+            lacks = self._lacking(member, (name,))
+            part = np.array([UNCHECKED] * len(member), TEXT) if lacks else read_column(member, name)
+            if column is None:
+                column = np.empty((self.meta.count, *part.shape[1:]), part.dtype)
+            column[start : start + len(part)] = part
+        assert column is not None
+        return column
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"{self.url} was closed; open it again with open_backend")
+
+
+def _columns_of(member: Backend) -> dict[str, str]:
+    """Return field → dataset of a foreign HDF5 file of columns, and nothing for another store."""
+    if member.meta.layout != "parallel" or not isinstance(member, StoreBackend):
+        return {}
+    where = member.handle_settings().get("where")
+    return {name: str(path).lstrip("/") for name, path in where.items()} if isinstance(where, dict) else {}
+
+
+def _empty(field: Field, count: int) -> Array:
+    dtype = np.dtype(field.dtype).newbyteorder("=") if field.kind == "array" else SCALARS[field.kind]
+    return np.empty((count, *(size or 0 for size in field.shape or ())), dtype)
+
+
+class _Survey:
+    """Gathers what members say about themselves, and refuses those that do not belong together."""
+
+    def __init__(self) -> None:
+        self.counts: list[int] = []
+        self._urls: list[str] = []
+        self._ids, self._builds = xxhash.xxh3_128(), xxhash.xxh3_128()
+        self._fields: Mapping[str, Field] = {}
+        self._verdicts: dict[str, None] = {}  # of any member
+        self._attrs: dict[str, JSON] = {}
+        self._with_classes: Backend | None = None
+        self._columns: dict[str, str] = {}
+        self.unread: dict[str, None] = {}  # what equal stores leave unread is listed once
+
+    def add(self, member: Backend) -> None:
+        meta = member.meta
+        if isinstance(member, StoreBackend):
+            self.unread.update(dict.fromkeys(member.unread()))
+        if not self.counts:
+            self._fields, self._attrs = meta.fields, dict(meta.attrs)
+            self._columns = _columns_of(member)
+        self._check_fields(member)
+        self._check_classes(member)
+        self._verdicts.update(dict.fromkeys(meta.verdicts))
+        for name in [name for name in self._attrs if _text(meta.attrs, name) != _text(self._attrs, name)]:
+            del self._attrs[name]
+        self.counts.append(meta.count)
+        if len(self._urls) < _SHOWN:
+            self._urls.append(member.url)
+        self._ids.update(f"{meta.id}\n".encode())
+        self._builds.update(f"{meta.build}\n".encode())
+
+    def names(self) -> str:
+        more = len(self.counts) - len(self._urls)
+        return f"[{', '.join([*self._urls, *([f'{more} more'] if more else [])])}]"
+
+    def meta(self) -> Meta:
+        ids, builds = self._ids.hexdigest(), self._builds.hexdigest()
+        return Meta(
+            ids, builds, Count(sum(self.counts)), CONCATENATED, self._fields, self._attrs, tuple(self._verdicts)
+        )
+
+    def _check_fields(self, member: Backend) -> None:
+        fields = member.meta.fields
+        if list(fields.items()) == list(self._fields.items()):
+            return
+        first = self._urls[0]
+        for name in (*self._fields, *fields):
+            if fields.get(name) != self._fields.get(name):
+                has, had = _described(fields.get(name)), _described(self._fields.get(name))
+                raise FormatError(
+                    f"stores with different fields cannot be read as one: {name!r} is {had} in {first}, and {has} in "
+                    f"{member.url}{self._side_by_side(member)}"
+                )
+        raise FormatError(
+            f"stores with different fields cannot be read as one: the order is {', '.join(self._fields)} in {first}, and "
+            f"{', '.join(fields)} in {member.url}"
+        )
+
+    def _side_by_side(self, member: Backend) -> str:
+        """Return how to read two files whose columns are of the same records, as PatchCamelyon's are; or nothing."""
+        columns, first = _columns_of(member), self._urls[0]
+        same_folder = os.path.dirname(first) == os.path.dirname(member.url)
+        apart = columns.keys().isdisjoint(self._columns)
+        if not (columns and self._columns and apart and same_folder and member.meta.count == self.counts[0]):
+            return ""
+        file = os.path.basename(member.url)
+        both = {**self._columns, **{name: f"{file}::{where}" for name, where in columns.items()}}
+        return f"; where both hold columns of the same records, open {first} with columns={both}"
+
+    def _check_classes(self, member: Backend) -> None:
+        if "classes" not in member.meta.attrs:
+            return
+        if self._with_classes is None:
+            self._with_classes = member
+        check_same_classes(self._with_classes, member)
+
+
+def check_same_classes(one: Backend, other: Backend) -> None:
+    """Raise ConfigError if both stores name their classes, and name them differently."""
+    names, others = (_text(each.meta.attrs, "classes") for each in (one, other))
+    if names is not None and others is not None and names != others:
+        raise ConfigError(
+            f"{one.url} and {other.url} have different class names, so one label would mean different things: "
+            f"{_short(names)} and {_short(others)}; pack both with the same classes, or open each by itself"
+        )
+
+
+def _text(attrs: Mapping[str, JSON], name: str) -> str | None:
+    # Python holds 1, 1.0 and True to be equal; texts do not.
+    return json.dumps(attrs[name], sort_keys=True) if name in attrs else None
+
+
+def _described(field: Field | None) -> str:
+    if field is None:
+        return "absent"
+    return f"{field.kind} {field.dtype} {list(field.shape or ())}" if field.kind == "array" else field.kind
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 100 else f"{text[:100]}…"

@@ -1,0 +1,231 @@
+"""Finds the foreign layout of a store that is not a native one, by what the layouts themselves say they see."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from storeds._utils.paths import CutShortError, DamagedStoreError
+from storeds._utils.urls import redact, split_options
+from storeds.backends.readings import AmbiguousError, Reading, ambiguous, given_by
+from storeds.errors import (
+    ConfigError,
+    MissingDependencyError,
+    StoredsError,
+    StoreNotFoundError,
+    UnavailableError,
+    suggest,
+)
+from storeds.registry import BACKENDS, LAYOUTS
+
+__all__ = ["detect_layout", "layouts_of"]
+
+_LOG = logging.getLogger("storeds")
+_FILES = ("lmdb", "hdf5")  # of other URLs, the options are the engine's own
+
+
+@dataclass(frozen=True)
+class _Looked:
+    """What one layout said of a store: what speaks for it, several ways to read it, or why it cannot."""
+
+    name: str
+    target: Any
+    fits: str | None = None
+    refusal: str | None = None
+    readings: tuple[Reading, ...] = ()
+    option: bool = False  # whether the refusal is about an option, which the user can correct
+
+
+def layouts_of(scheme: str) -> list[str]:
+    """Return the names of the foreign layouts of one engine."""
+    return [name.partition("/")[2] for name in LAYOUTS.names() if name.partition("/")[0] == scheme]
+
+
+def detect_layout(url: str, scheme: str, options: Mapping[str, Any], why_not_native: StoredsError) -> Any:
+    """Return the class of the one layout that recognises the store at `url`.
+
+    Raises
+    ------
+    ConfigError
+        There are several readings, of one layout or of several; the message shows what each gives and the argument that
+        selects it. Or no layout of the engine has one of the options.
+    StoredsError
+        None does: `why_not_native`, of its own class, what was looked for, and why layouts refused.
+    """
+    names = layouts_of(scheme)
+    if not names or isinstance(why_not_native, (StoreNotFoundError, CutShortError, DamagedStoreError)):
+        raise why_not_native
+    targets = dict(_loaded(scheme, names))
+    bare, given = _without_options(url, scheme, options)
+    foreign = _foreign_options(url, scheme, given, targets)
+    if isinstance(why_not_native, ConfigError) and not foreign:
+        raise why_not_native  # what it is about, foreign layouts would say too
+    looked = [_look(name, target, bare, given) for name, target in targets.items()]
+    fitting = [one for one in looked if one.fits is not None or one.readings]
+    if not fitting:
+        seen = _say(targets, "glimpse", bare, given)
+        wrong_option = bool(foreign) or any(one.option for one in looked)
+        by_hand = [] if wrong_option else _say(targets, "by_hand", bare, given)
+        # In HDF5, opening looks at names alone; elsewhere it would read all keys or documents.
+        named = [*_named(looked, bare, given)] if scheme == "hdf5" and not wrong_option else []
+        raise _none_fits(url, looked, foreign, why_not_native, seen, named, by_hand) from why_not_native
+    if len(fitting) > 1 or fitting[0].readings:
+        raise ambiguous(redact(url), [*_readings(fitting, bare, given)])
+    (found,) = fitting
+    _LOG.info("%s is opened with layout %r: %s", redact(url), found.name, found.fits)
+    return found.target
+
+
+def _loaded(scheme: str, names: list[str]) -> Iterator[tuple[str, Any]]:
+    for name in names:
+        try:
+            yield name, LAYOUTS.get(f"{scheme}/{name}")
+        except (MissingDependencyError, ConfigError):
+            continue  # a stranger's, which cannot be loaded; by its name it says why
+
+
+def _without_options(url: str, scheme: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the URL of a file without its options, and these with the keywords; of other URLs they are the engine's."""
+    written, path, in_url = split_options(url) if scheme in _FILES else (None, url, {})
+    return (f"{written}://{path}" if in_url else url), {**in_url, **options}
+
+
+def _foreign_options(url: str, scheme: str, given: Iterable[str], targets: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the given options that the native layout lacks, each with the foreign ones that have it.
+
+    Raises
+    ------
+    ConfigError
+        No layout has one of them.
+    """
+    native = _options_of(BACKENDS.get(scheme))
+    having = {name: _options_of(target) for name, target in targets.items()}
+    foreign = {
+        option: [name for name, target in targets.items() if option in having[name] or _takes_any(target)]
+        for option in given
+        if option not in native
+    }
+    for option, names in foreign.items():
+        if not names:
+            known = sorted(native.union(*having.values()))
+            what = f"options of {scheme} stores, native and foreign,"
+            raise ConfigError(f"{redact(url)}: unknown option {option!r}; {suggest(option, known, what)}")
+    return foreign
+
+
+def _options_of(target: Any) -> set[str]:
+    """Return the names of a class's options, as far as it lists them."""
+    keywords = inspect.signature(target).parameters.values()
+    return {*_fields_of(target), *(each.name for each in keywords if each.kind is each.KEYWORD_ONLY)}
+
+
+def _takes_any(target: Any) -> bool:
+    """Whether a class, a stranger's, takes options that it does not list."""
+    keywords = inspect.signature(target).parameters.values()
+    return not _fields_of(target) and any(each.kind is each.VAR_KEYWORD for each in keywords)
+
+
+def _fields_of(target: Any) -> Iterable[str]:
+    return getattr(getattr(target, "Options", None), "model_fields", ())
+
+
+def _look(name: str, target: Any, url: str, given: Mapping[str, Any]) -> _Looked:
+    """Ask one layout what it sees in the store, with those of the options that it has."""
+    guess_can_open = getattr(target, "guess_can_open", None)
+    if guess_can_open is None:
+        return _Looked(name, target)
+    own = sorted(_options_of(target))
+    lacking = [option for option in given if option not in own and not _takes_any(target)]
+    try:
+        why = guess_can_open(url, **{option: value for option, value in given.items() if option not in lacking})
+    except UnavailableError:
+        raise
+    except AmbiguousError as error:
+        return _Looked(name, target, readings=error.readings)
+    except StoredsError as error:
+        return _Looked(name, target, refusal=str(error), option=isinstance(error, ConfigError))
+    except Exception as error:  # a fault of a plug-in's
+        error.add_note(
+            f"layout {name!r} ({target.__module__}.{target.__qualname__}) was asked whether {redact(url)} is one"
+        )
+        raise
+    if why and lacking:
+        return _Looked(
+            name,
+            target,
+            refusal=f"it fits ({why}), but has no option {lacking[0]!r}; {suggest(lacking[0], own, 'options')}",
+        )
+    return _Looked(name, target, fits=why or None)
+
+
+def _readings(fitting: list[_Looked], url: str, given: Mapping[str, Any]) -> Iterator[Reading]:
+    """Yield the ways in which layouts can read a store, each with the argument that selects it among all of them."""
+    for one in fitting:
+        layout = f"layout={one.name!r}"
+        if one.fits is not None:
+            yield Reading(layout, one.fits, functools.partial(one.target, url, **given))
+        for reading in one.readings:
+            named = len(fitting) == 1 or reading.argument.startswith("layout=")
+            argument = reading.argument if named else f"{layout}, {reading.argument}"
+            yield Reading(argument, reading.why, reading.open)
+
+
+def _say(targets: Mapping[str, Any], what: str, url: str, given: Mapping[str, Any]) -> list[str]:
+    """Return what the first layout that can says of a store that none recognises: its class method `what`."""
+    for target in targets.values():
+        if hasattr(target, what):
+            own = _options_of(target)
+            try:
+                return [getattr(target, what)(url, **{name: value for name, value in given.items() if name in own})]
+            except Exception:  # the error that it would add to says what is wrong
+                return []
+    return []
+
+
+def _named(looked: list[_Looked], url: str, given: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what each layout gives that does not recognise a store, but opens it when it is named."""
+    for one in looked:
+        if one.refusal is None:
+            with contextlib.suppress(Exception):  # the error that this would add to says what is wrong
+                yield f"\n  layout={one.name!r}: {given_by(functools.partial(one.target, url, **given))}"
+
+
+def _none_fits(
+    url: str,
+    looked: list[_Looked],
+    foreign: Mapping[str, list[str]],
+    why_not_native: StoredsError,
+    seen: list[str],
+    named: list[str],
+    by_hand: list[str],
+) -> StoredsError:
+    """Return the error for a store that no layout recognises: what lies in it, what each said, how to read or convert it."""
+    start, either = str(why_not_native), " either"
+    if isinstance(
+        why_not_native, ConfigError
+    ):  # that the native layout lacks an option, which need not be what is wrong
+        options = (
+            f"option {option!r} is one of {', '.join(names)}, not of native stores" for option, names in foreign.items()
+        )
+        start, either = f"{redact(url)}: {'; '.join(options)}", ""
+    names = ", ".join(one.name for one in looked)
+    hint = f"no foreign layout recognises it{either} (looked for: {names}; layout= names one)"
+    message = "; ".join([start, hint, *seen, *_refusals(looked, str(why_not_native))])
+    if named:
+        message += f"\nA layout that is named reads it as:{''.join(named)}"
+    return type(why_not_native)("\n".join([message, *(f"To convert it by hand:\n{loop}" for loop in by_hand)]))
+
+
+def _refusals(looked: list[_Looked], message: str) -> Iterator[str]:
+    """Yield why layouts refused, each reason once, without the one in the main message."""
+    reasons: dict[str, list[str]] = {}
+    for one in looked:
+        if one.refusal is not None and one.refusal != message:
+            reasons.setdefault(one.refusal, []).append(one.name)
+    for reason, names in reasons.items():
+        yield f"{', '.join(names)}: {reason}"

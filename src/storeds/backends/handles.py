@@ -1,0 +1,317 @@
+"""Owns every live engine handle of a process: sharing, bounded count, leases, and what happens at a fork.
+
+A handle (an LMDB environment, a file descriptor, a MongoClient) is used and closed only in the process that
+opened it. Equal backends share one; the least recently used is closed when there are too many; none is ever
+closed under a reader. Each engine has its own pool, made *after* the engine was imported: fork hooks run
+last-registered first, so ours take the pool's lock before h5py takes libhdf5's, the order in which an opening
+thread takes them (the other order deadlocks). Pid-checked lazy handles follow s3torchconnector; the
+LRU of handles with picklable openers follows xarray's ``CachingFileManager``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Hashable
+from typing import Any, Generic, Protocol, TypeVar
+
+from storeds.errors import ClosedError, ConfigError
+
+__all__ = ["HandlePool", "HandleRef", "Lease", "Opener"]
+
+H = TypeVar("H")
+
+
+class Opener(Protocol[H]):
+    """How to open one handle; holds configuration only."""
+
+    @property
+    def url(self) -> str:
+        """Where the handle leads, secrets removed."""
+        ...
+
+    def key(self) -> Hashable:
+        """Return what the handle is a handle *of*: two openers with equal keys share one."""
+        ...
+
+    def options(self) -> Hashable:
+        """Return the settings that sharers must agree on."""
+        ...
+
+    def open(self) -> H: ...
+
+    def close(self, handle: H, /) -> None: ...
+
+    def abandon_after_fork(self, handle: H, /) -> None:
+        """Let go, in a forked child, of a handle that the parent opened, without harming the parent."""
+        ...
+
+
+class _Entry(Generic[H]):
+    def __init__(self, opener: Opener[H], key: Hashable) -> None:
+        self.opener, self.key, self.pid = opener, key, os.getpid()
+        self.handle: H | None = opener.open()
+        self.owners: set[int] = set()
+        self.leases = 0
+        self.doomed = False
+
+    def close(self) -> None:
+        handle, self.handle = self.handle, None
+        if handle is not None:
+            self.opener.close(handle)
+
+    def abandon_after_fork(self) -> None:
+        handle, self.handle = self.handle, None
+        if handle is not None:
+            self.opener.abandon_after_fork(handle)
+
+
+class Lease(Generic[H]):
+    """A context in which a handle stays open. A class, because a generator takes longer than some reads."""
+
+    __slots__ = ("_entry", "_ticket")
+
+    def __init__(self, ticket: HandleRef[H]) -> None:
+        self._ticket = ticket
+
+    def __enter__(self) -> H:
+        self._entry, handle = self._ticket.pool.acquire(self._ticket)
+        return handle
+
+    def __exit__(self, *_: object) -> None:
+        self._ticket.pool.release(self._entry)
+
+
+class _Exclusive:
+    """The critical section of a pool; see `HandlePool._start`."""
+
+    __slots__ = ("_before", "_lock", "_pool")
+
+    def __init__(self, pool: HandlePool[Any]) -> None:
+        self._pool, self._lock = pool, pool._lock
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._before, self._pool._inside = self._pool._inside, True
+
+    def __exit__(self, *_: object) -> None:
+        self._pool._inside = self._before
+        self._lock.release()
+
+
+class HandleRef(Generic[H]):
+    """One backend's claim on a handle that it may not have needed yet."""
+
+    def __init__(self, pool: HandlePool[H], opener: Opener[H]) -> None:
+        self.pool, self.opener = pool, opener
+        self.entry: _Entry[H] | None = None
+        self.closed = False
+
+    def lease(self) -> Lease[H]:
+        """Open the handle if need be and keep it open for the body of a ``with``."""
+        return Lease(self)
+
+    def let_go(self) -> None:
+        """Hold nothing until the next lease."""
+        self.pool.forget(self)
+
+    def invalidate(self) -> None:
+        """Let go, and let nobody else share the handle: what it leads to was replaced."""
+        self.pool.invalidate(self)
+
+    def close(self) -> None:
+        """Give the claim up for good; the handle closes once nobody owns or reads it."""
+        self.closed = True
+        self.pool.forget(self)
+
+
+class HandlePool(Generic[H]):
+    """The handles of one engine in this process. Thread-safe; correct after a fork.
+
+    Parameters
+    ----------
+    limit : int
+        How many handles may be open while none of them is being read.
+    quiesce : bool
+        Whether a fork waits for an open, close or read under way: needed where the engine keeps global state
+        about open files (LMDB, HDF5), unwanted where they may wait for a network.
+    """
+
+    def __init__(self, *, limit: int, quiesce: bool) -> None:
+        self._limit = limit
+        self._entries: OrderedDict[Hashable, _Entry[H]] = OrderedDict()
+        self._start()
+        self._dropped: deque[HandleRef[H]] = deque()
+        os.register_at_fork(after_in_child=self._reset_in_child)
+        if quiesce:
+            os.register_at_fork(before=self._lock_for_fork, after_in_parent=self._unlock_after_fork)
+        atexit.register(self.close_all)
+
+    def _start(self) -> None:
+        # Garbage collection may run finalizers inside our own critical section, also ones that close another pool's
+        # handle, which may have a claim on one of ours. The lock lets their thread in; `_inside` has them leave a note.
+        self._lock = threading.RLock()
+        self._inside = False
+        self._pid = os.getpid()
+        self._leases = 0
+        self._forking = False
+        self._changed = threading.Condition(self._lock)
+
+    def ticket(self, owner: object, opener: Opener[H]) -> HandleRef[H]:
+        """Return a claim that ends with `owner`, or earlier by `HandleRef.close`."""
+        ticket = HandleRef(self, opener)
+        weakref.finalize(owner, self._drop, ticket).atexit = False
+        return ticket
+
+    def acquire(self, ticket: HandleRef[H]) -> tuple[_Entry[H], H]:
+        if self._pid != os.getpid():  # forked by C code that runs no hooks
+            self._reset_in_child()
+        with self._exclusive():
+            while self._forking:
+                self._wait()
+            self._sweep()
+            if ticket.closed:
+                raise ClosedError(f"{ticket.opener.url} was closed; open it again with open_backend")
+            self._disown_inherited(ticket)
+            entry = ticket.entry
+            if entry is None or entry.handle is None or entry.doomed:
+                entry = self._find_or_open(ticket)
+            entry.leases += 1
+            self._leases += 1
+            if self._entries.get(entry.key) is entry:  # not retired
+                self._entries.move_to_end(entry.key)
+            assert entry.handle is not None
+            return entry, entry.handle
+
+    def _find_or_open(self, ticket: HandleRef[H]) -> _Entry[H]:
+        opener = ticket.opener
+        key = opener.key()
+        entry = self._entries.get(key)
+        if entry is not None and type(entry.opener) is not type(opener) and entry.leases == 0:
+            # Opened as another layout, which may have been a mistake; who still wants that opens it anew.
+            self._remove(entry)
+            entry = None
+        if entry is None:
+            self._evict(self._limit - 1)
+            entry = self._entries[key] = _Entry(opener, key)
+        elif entry.opener.options() != opener.options():
+            raise ConfigError(
+                f"{opener.url} is already open in this process with other options: {entry.opener.options()} there, "
+                f"{opener.options()} here; use the same options, or close the other backend first"
+            )
+        entry.owners.add(id(ticket))
+        entry.doomed = False
+        ticket.entry = entry
+        return entry
+
+    def release(self, entry: _Entry[H]) -> None:
+        with self._exclusive():
+            entry.leases -= 1
+            self._leases -= 1
+            if self._forking and self._leases <= 0:
+                self._changed.notify_all()
+            if entry.doomed and entry.leases == 0:
+                self._remove(entry)
+            if len(self._entries) > self._limit:  # more than that were being read at once
+                self._evict(self._limit)
+            self._sweep()
+
+    def forget(self, ticket: HandleRef[H]) -> None:
+        with self._lock:
+            self._dropped.append(ticket)
+            if not self._inside:
+                with self._exclusive():
+                    self._sweep()
+
+    def invalidate(self, ticket: HandleRef[H]) -> None:
+        with self._exclusive():
+            entry = ticket.entry
+            if entry is not None and self._entries.get(entry.key) is entry:
+                del self._entries[entry.key]
+            self._forget(ticket)
+
+    def close_all(self) -> None:
+        """Close every handle that is not being read; claims stay valid and reopen on their next use."""
+        with self._exclusive():
+            self._sweep()
+            for entry in [entry for entry in self._entries.values() if entry.leases == 0]:
+                self._remove(entry)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def _exclusive(self) -> _Exclusive:
+        return _Exclusive(self)
+
+    # The methods below run inside of it.
+
+    def _wait(self) -> None:
+        self._inside = False  # for those who are inside meanwhile
+        self._changed.wait()
+        self._inside = True
+
+    def _evict(self, keep: int) -> None:
+        idle = [entry for entry in self._entries.values() if entry.leases == 0]
+        for entry in idle[: max(0, len(self._entries) - keep)]:
+            self._remove(entry)
+
+    def _disown_inherited(self, ticket: HandleRef[H]) -> None:
+        """Let go of a handle that the parent retired before the fork, so that no list has it."""
+        if ticket.entry is not None and ticket.entry.pid != os.getpid():
+            ticket.entry.abandon_after_fork()
+            ticket.entry = None
+
+    def _forget(self, ticket: HandleRef[H]) -> None:
+        self._disown_inherited(ticket)
+        entry, ticket.entry = ticket.entry, None
+        if entry is None or entry.handle is None:
+            return
+        entry.owners.discard(id(ticket))
+        if not entry.owners:
+            entry.doomed = True
+            if entry.leases == 0:
+                self._remove(entry)
+
+    def _remove(self, entry: _Entry[H]) -> None:
+        if self._entries.get(entry.key) is entry:
+            del self._entries[entry.key]
+        entry.close()
+
+    def _sweep(self) -> None:
+        while self._dropped:
+            self._forget(self._dropped.popleft())
+
+    # Finalizers and fork hooks.
+
+    def _drop(self, ticket: HandleRef[H]) -> None:
+        self._dropped.append(ticket)
+        if self._lock.acquire(blocking=False):
+            try:
+                if not self._inside:
+                    with self._exclusive():
+                        self._sweep()
+            finally:
+                self._lock.release()
+
+    def _lock_for_fork(self) -> None:
+        # py-lmdb's close waits for operations under way; in the child, those of threads that did not come along
+        # never end. New leases wait meanwhile, so a thread must not ask for one while it has one.
+        self._lock.acquire()
+        self._inside = True
+        while self._leases > 0:
+            self._forking = True
+            self._wait()
+
+    def _unlock_after_fork(self) -> None:
+        self._forking = self._inside = False
+        self._changed.notify_all()
+        self._lock.release()
+
+    def _reset_in_child(self) -> None:
+        self._start()
+        inherited, self._entries = self._entries, OrderedDict()
+        for entry in inherited.values():
+            entry.abandon_after_fork()

@@ -1,0 +1,334 @@
+"""The HDF5 engine: native stores are a group ``records`` of flat datasets, readable by any HDF5 tool."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import h5py
+import numpy as np
+from pydantic import Field as Option
+
+from storeds._utils.paths import file_system, file_system_advice, staging_folder
+from storeds._utils.urls import file_path
+from storeds.backends.base import BackendOptions, FileOpener, HandleBackend, parse_options
+from storeds.backends.handles import HandlePool
+from storeds.backends.hdf5.blocks import BlockError, Blocks, Table, column_datasets
+from storeds.backends.hdf5.columns import Column, RecordDigests, check_alone, read_raw, read_values, typed
+from storeds.backends.hdf5.rows import FileMap, LibraryRows, Rows, gather, gather_any, open_rows
+from storeds.backends.hdf5.stamp import check_hdf5_file, not_opened
+from storeds.errors import FormatError, RecordError, StoredsError
+from storeds.protocols import JSON, Array, Field, Meta, Record
+from storeds.records.columns import SCALARS, stack_records, stackable, text_column
+from storeds.records.meta import WRITTEN_BY, meta_from_row
+from storeds.records.seals import SEAL, Places
+from storeds.records.verdicts import stored_fields
+
+if TYPE_CHECKING:
+    from storeds.protocols import Writer
+
+__all__ = ["Hdf5Backend", "Hdf5Options"]
+
+_BYTE, _OFFSET, _SEAL = np.dtype("u1"), np.dtype("<i8"), np.dtype("<u8")
+
+
+class Hdf5Options(BackendOptions):
+    """Options of ``hdf5://`` stores.
+
+    Attributes
+    ----------
+    locking : str
+        HDF5 file locking while the header is read: ``auto`` (HDF5's default and ``HDF5_USE_FILE_LOCKING``), ``true``,
+        ``false`` (for network file systems that refuse locks) or ``best-effort``.
+    cache_bytes : int
+        Chunk cache per dataset, in bytes; used for datasets that are chunked.
+    """
+
+    locking: Literal["auto", "true", "false", "best-effort"] = "auto"
+    cache_bytes: int = Option(default=1 << 20, ge=0)
+
+
+@dataclass(frozen=True)
+class Hdf5Handle:
+    """An open descriptor, where everything lies in it, and the libhdf5 file if some dataset needs that."""
+
+    descriptor: int
+    mapped: FileMap
+    file: h5py.File | None
+    meta: Meta
+    columns: Mapping[str, Column]
+    seals: Rows
+    places: Places
+    digests: RecordDigests
+
+
+class Hdf5Opener(FileOpener[Hdf5Options]):
+    """Opens one file for reading."""
+
+    engine = "hdf5"
+
+    def open(self) -> Hdf5Handle:
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return self._open(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    def _open(self, descriptor: int) -> Hdf5Handle:
+        check_hdf5_file(descriptor, self.url)
+        locking = {"auto": None, "true": True, "false": False}.get(self.settings.locking, self.settings.locking)
+        try:
+            file = h5py.File(self.path, "r", locking=locking, rdcc_nbytes=self.settings.cache_bytes)
+        except Exception as error:  # a damaged header makes libhdf5 raise almost anything
+            raise not_opened(self.url, error) from error
+        try:
+            handle = self._find_columns(file, descriptor)
+        except StoredsError:
+            file.close()
+            raise
+        except Exception as error:
+            file.close()
+            raise FormatError(f"{self.url} is damaged: {type(error).__name__}: {error}; copy it again") from error
+        if handle.file is None:
+            file.close()
+        return handle
+
+    def _find_columns(self, file: h5py.File, descriptor: int) -> Hdf5Handle:
+        if not os.path.samestat(os.fstat(descriptor), os.stat(self.path)):
+            raise FormatError(f"{self.url} was replaced while it was being opened; open it again")
+        if "layout" not in file.attrs:
+            raise FormatError(
+                f"{self.url} is an HDF5 file, but no native store: it has no root attribute 'layout'; {WRITTEN_BY}"
+            )
+        meta, body = meta_from_row(file.attrs, ("blocks", "salt"), self.url)
+        n, mapped, stored = meta.count, FileMap(descriptor), stored_fields(meta)
+
+        def rows(name: str, dtype: np.dtype[Any], *shape: int | None) -> Rows:
+            return open_rows(file, f"records/{name}", dtype, shape, descriptor, mapped, self.url)
+
+        columns = {name: _find_column(name, field, n, rows) for name, field in stored.items()}
+        table = open_rows(file, "blocks", _SEAL, (None,), descriptor, mapped, self.url)
+        columns = _with_blocks(columns, table, body["blocks"], self.url)
+        seals = rows(SEAL, _SEAL, n)
+        everything = [
+            seals,
+            table,
+            *(r for c in columns.values() for r in (c.rows, c.offsets, c.shapes) if r is not None),
+        ]
+        needs_library = any(isinstance(part, LibraryRows) for part in everything)
+        kept = file if needs_library else None
+        places = Places.of(body["salt"], n, self.url)
+        return Hdf5Handle(descriptor, mapped, kept, meta, columns, seals, places, RecordDigests(stored))
+
+    def close(self, handle: Hdf5Handle, /) -> None:
+        handle.mapped.close()
+        if handle.file is not None:
+            handle.file.close()
+        os.close(handle.descriptor)
+
+    def abandon_after_fork(self, handle: Hdf5Handle, /) -> None:
+        # h5py holds libhdf5's lock over a fork, so no read was under way: closing the copy leaves the parent's alone.
+        self.close(handle)
+
+
+def _find_column(name: str, field: Field, n: int, rows: Callable[..., Rows]) -> Column:
+    if field.is_scalar:
+        return Column(field, rows(name, SCALARS[field.kind], n))
+    if field.is_fixed:
+        return Column(field, rows(name, np.dtype(field.dtype), n, *(field.shape or ())))
+    offsets = rows(f"{name}/offsets", _OFFSET, n + 1)
+    shapes = rows(f"{name}/shapes", _OFFSET, n, len(field.shape or ())) if field.kind == "array" else None
+    return Column(field, rows(f"{name}/data", _BYTE, None), offsets, shapes)
+
+
+def _with_blocks(columns: Mapping[str, Column], rows: Rows, checksum: str, url: str) -> dict[str, Column]:
+    """Return the columns with their parts of the table of checksums in `rows`."""
+    found, table, start = dict(columns), Table(rows, checksum), 0
+    for name, dataset in column_datasets({name: column.field for name, column in columns.items()}):
+        column, offsets = found[name], dataset.endswith("/offsets")
+        part = column.offsets if offsets and column.offsets is not None else column.rows
+        blocks = Blocks(part, table, start)
+        found[name] = replace(column, offset_blocks=blocks) if offsets else replace(column, blocks=blocks)
+        start += blocks.count
+    if start != rows.count:
+        raise FormatError(f"{url}: dataset blocks has {rows.count} checksums, expected {start}; copy it again")
+    return found
+
+
+class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
+    """Reads a native HDF5 store.
+
+    Parameters
+    ----------
+    url : str
+        ``hdf5://relative/path``, ``hdf5:///absolute/path`` or a path, with ``?locking=false`` and the like.
+    **options
+        See `Hdf5Options`; they may stand in the URL instead.
+
+    Raises
+    ------
+    StoreNotFoundError, FormatError, ConfigError
+        Nothing is there; it is no whole native HDF5 store; an option is unknown.
+
+    Notes
+    -----
+    Only the header goes through libhdf5. Records are read with positional reads at their offset in the file, in
+    parallel threads and free of libhdf5's global lock, unless another tool has chunked or filtered the datasets.
+    """
+
+    Options: ClassVar[type[Hdf5Options]] = Hdf5Options
+    pool: ClassVar[HandlePool[Hdf5Handle]] = HandlePool(limit=128, quiesce=True)
+
+    def __init__(self, url: str, **options: Any) -> None:
+        path, in_url = file_path(url)
+        super().__init__(Hdf5Opener(path, parse_options(Hdf5Options, in_url, options, url)))
+
+    @staticmethod
+    def open_writer(url: str, fields: Mapping[str, Any], **options: Any) -> Writer:
+        """Return a `Writer` of a native store; see `storeds.open_writer`."""
+        from storeds.backends.hdf5.writer import Hdf5Writer
+
+        return Hdf5Writer(url, fields, **options)
+
+    def stored_bytes(self) -> int:
+        # docstring inherited
+        return os.path.getsize(self._opener.path)
+
+    def handle_settings(self) -> dict[str, JSON]:
+        # docstring inherited
+        with self._lease() as handle:
+            reads = "at file offsets" if handle.file is None else "through libhdf5"
+        how: dict[str, JSON] = {"reads": reads, "file_system": file_system(self._opener.path)}
+        return {**how, **self._opener.settings.model_dump()}
+
+    def advice(self) -> list[str]:
+        # docstring inherited
+        with self._lease() as handle:
+            slow = handle.file is not None
+        chunked = [
+            "datasets are chunked or filtered, so libhdf5's lock serialises reads: storeds convert makes them flat"
+        ]
+        return [*(chunked if slow else []), *file_system_advice(self._opener.path)]
+
+    def leftovers(self) -> str | None:
+        # docstring inherited
+        folder = staging_folder(self._opener.path)
+        return str(folder) if folder.exists() and self.writer() is None else None
+
+    def writer(self) -> str | None:
+        # docstring inherited
+        from storeds.backends.staging import active_writer
+
+        return active_writer(self._opener.path)
+
+    def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
+        whole = self._codec.needs_whole(fields)
+        wanted = np.array(positions, np.int64)
+        with self._lease() as handle:
+            names, columns = fields, None if whole else _read_alone(handle, wanted, fields)
+            if columns is None:  # of a damaged block, the seals of whole records tell which are good
+                whole, names = True, tuple(self._stored)
+                columns = [read_values(handle.columns[name], wanted) for name in names]
+            seals = gather(handle.seals, wanted)[0].view(_SEAL)[:, 0] if whole else None
+            digests, places = handle.digests, handle.places
+        rows = zip(*columns, strict=True) if columns else ((),) * len(positions)
+        records = [dict(zip(names, row)) for row in rows]  # noqa: B905  # as many as there are columns, checked for each
+        try:
+            if seals is not None and b"".join(digests.of_records(records)) == places.digests(seals, wanted):
+                return [*map(self._codec.revive_stored, records)] if self._codec.has_json else [*records]
+        except (TypeError, ValueError, AttributeError):  # a value could not be read, or makes no sense
+            pass
+        each = [None] * len(positions) if seals is None else seals.tolist()
+        return [
+            self._checked(position, record, seal, digests, places)
+            for position, record, seal in zip(positions, records, each, strict=True)
+        ]
+
+    def _checked(
+        self, position: int, record: Record, seal: int | None, digests: RecordDigests, places: Places
+    ) -> Record | RecordError:
+        """Return a record, checked where there is a seal: else only some fields were read."""
+        for value in record.values():
+            if isinstance(value, ValueError):
+                return self._fault(position, value, record)
+        fault = None if seal is None else places.fault(seal, digests.of_records([record])[0], position)
+        if fault is not None:
+            return self._fault(position, fault, record)
+        try:
+            return self._codec.revive_stored(record)
+        except ValueError as error:
+            return self._fault(position, error, record)
+
+    def get_arrays(self, positions: Sequence[int], /, fields: Sequence[str] | None = None) -> dict[str, Array]:
+        """Return fields of many records as arrays; see `storeds.protocols.SupportsBatchArrays`."""
+        names = stackable(self, fields)
+        asked = self._check_positions(positions)
+        arrays = self._gather_arrays(asked, names) if len(asked) else None
+        # What is wrong, and with which record, is told by reading them one by one.
+        return stack_records(self, asked, names) if arrays is None else arrays  # type: ignore[arg-type]  # an array is a sequence
+
+    def _gather_arrays(self, positions: Array, names: tuple[str, ...]) -> dict[str, Array] | None:
+        """Return the arrays, or None if a record is bad, or must be read whole and is not of fixed size."""
+        whole, declared = self._codec.needs_whole(names), self._stored
+        if whole and not all(field.is_fixed for field in declared.values()):
+            return None
+        with self._lease() as handle:
+            try:
+                for name in () if whole else names:
+                    check_alone(handle.columns[name], positions)
+            except BlockError:
+                return None
+            raw = {name: read_raw(handle.columns[name], positions) for name in (declared if whole else names)}
+            seals = gather_any(handle.seals, positions) if whole else None
+            digests, places = handle.digests.of_columns, handle.places
+        found = {name: data for name, data in raw.items() if data is not None}
+        if len(found) < len(raw) or (whole and seals is None):
+            return None
+        columns = {name: typed(data, declared[name]) for name, data in found.items()}
+        if seals is not None:
+            expected = places.digests(seals.view(_SEAL)[:, 0], positions)
+            if b"".join(digests(columns, found)) != expected:
+                return None
+        return {name: columns[name] for name in names}
+
+    def _column(self, name: str, field: Field) -> Array:
+        n = self.meta.count
+        with self._lease() as handle:
+            column = handle.columns[name]
+            if column.offsets is None:
+                dtype = np.dtype(field.dtype) if field.kind == "array" else SCALARS[field.kind]
+                flat = np.frombuffer(bytearray(self._whole(name, column.rows, column.blocks)), dtype)
+                return flat.reshape((n, *(size or 0 for size in field.shape or ())))
+            offsets = np.frombuffer(self._whole(name, column.offsets, column.offset_blocks), _OFFSET)
+            text = self._whole(name, column.rows, column.blocks)
+        try:
+            if offsets[0] < 0 or (np.diff(offsets) < 0).any() or offsets[-1] > len(text):
+                raise ValueError
+            return text_column(text, offsets.tolist())
+        except ValueError:  # in a file that another tool wrote, without checksums
+            raise FormatError(f"{self.url}: the offsets of field {name!r} are damaged; copy it again") from None
+
+    def _whole(self, name: str, rows: Rows, blocks: Blocks | None) -> bytes:
+        (data,) = rows.read([(0, rows.count)])
+        if len(data) != rows.count * rows.size:
+            raise FormatError(f"{self.url} was cut short: column {name!r} has only {len(data)} bytes; copy it again")
+        try:
+            if blocks is not None:
+                blocks.check_all(data)
+        except BlockError as error:
+            raise FormatError(
+                f"{self.url}: column {name!r} does not match its checksums ({error}); copy the file again, or run storeds "
+                "verify to learn which records are damaged"
+            ) from None
+        return data
+
+
+def _read_alone(handle: Hdf5Handle, positions: Array, fields: tuple[str, ...]) -> list[list[Any]] | None:
+    """Return columns of values without the records that they belong to; None if a block of one is damaged."""
+    try:
+        return [read_values(handle.columns[name], positions, alone=True) for name in fields]
+    except BlockError:
+        return None

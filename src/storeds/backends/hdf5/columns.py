@@ -1,0 +1,240 @@
+"""Reads the stored values of one field of a native HDF5 store at many positions at once."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import xxhash
+
+from storeds.backends.hdf5.blocks import Blocks
+from storeds.backends.hdf5.rows import Rows, gather, gather_any, read_spans
+from storeds.protocols import Array, Field, Record
+from storeds.records.codec import RecordCodec, checksum
+from storeds.records.columns import SCALARS
+
+__all__ = ["Column", "RecordDigests", "check_alone", "read_raw", "read_values", "typed"]
+
+
+_CUT = ValueError("its bytes are cut short, or its offsets are damaged")
+
+
+@dataclass(frozen=True)
+class Column:
+    """Where the values of one field lie: rows of fixed size, or ``rows`` of bytes cut by ``offsets``."""
+
+    field: Field
+    rows: Rows
+    offsets: Rows | None = None
+    shapes: Rows | None = None
+    blocks: Blocks | None = None
+    offset_blocks: Blocks | None = None
+
+
+def read_values(column: Column, positions: Array, *, alone: bool = False) -> list[Any]:
+    """Return stored values, in the order of `positions`, which ascend; a ValueError in the place of an unreadable one.
+
+    Those that are read `alone`, without the records that they belong to, are checked: raises BlockError.
+    """
+    field = column.field
+    if column.offsets is None:
+        if alone:
+            check_alone(column, positions)
+        return _fixed(*gather(column.rows, positions), field)
+    if alone and column.offset_blocks is not None and not column.offset_blocks.all_good:
+        column.offset_blocks.check_rows(positions, positions + 2)
+    bounds, whole = gather(column.offsets, positions, 2)
+    starts, stops = bounds.view("<i8").T
+    good = whole & (starts >= 0) & (starts <= stops) & (stops <= column.rows.count)
+    if alone and column.blocks is not None and not column.blocks.all_good:
+        column.blocks.check_rows(starts[good], stops[good])
+    values = _between(column.rows, starts, stops, good)
+    if field.kind in ("image", "bytes"):
+        return values
+    if field.kind in ("str", "json"):
+        return _texts(values, field)
+    shapes: Sequence[Any] = gather(column.shapes, positions)[0].view("<i8").tolist() if column.shapes else values
+    return [_variable(value, field, shape) for value, shape in zip(values, shapes, strict=True)]
+
+
+def check_alone(column: Column, positions: Array) -> None:
+    """Raise BlockError unless values of fixed size lie in blocks that are what was written."""
+    if column.blocks is not None and not column.blocks.all_good:
+        column.blocks.check_rows(positions, positions + 1)
+
+
+def read_raw(column: Column, positions: Array) -> Array | None:
+    """Return the bytes of values of fixed size, shape (n, size), in any order; None if one cannot be read whole."""
+    return gather_any(column.rows, positions)
+
+
+def typed(raw: Array, field: Field) -> Array:
+    """Return values of fixed size made of their bytes, shape (n, *shape)."""
+    dtype = np.dtype(field.dtype) if field.kind == "array" else SCALARS[field.kind]
+    shape = len(raw), *(size or 0 for size in field.shape or ())
+    if dtype.kind == "b":  # a byte other than 0 and 1 makes a bool that NumPy computes with wrongly
+        raw = (raw != 0).view(np.uint8)
+    values: Array = raw.reshape(-1).view(dtype).reshape(shape).astype(dtype.newbyteorder("="), copy=False)
+    return values
+
+
+def _between(rows: Rows, starts: Array, stops: Array, good: Array) -> list[Any]:
+    """Return the bytes between `starts` and `stops` where that is `good`."""
+    if good.all() and (starts[1:] >= stops[:-1]).all():
+        found: list[Any] = read_spans(rows, starts, stops)
+        lengths = (stops - starts).tolist()
+        if list(map(len, found)) == lengths:
+            return found
+        return [data if len(data) == length else _CUT for data, length in zip(found, lengths, strict=True)]
+    # Offsets of a damaged store need not ascend; reads must.
+    order = sorted((int(starts[at]), int(stops[at]), int(at)) for at in np.flatnonzero(good))
+    values: list[Any] = [_CUT] * len(good)
+    for (start, stop, at), data in zip(order, rows.read([(start, stop) for start, stop, _ in order]), strict=True):
+        if len(data) == stop - start:
+            values[at] = data
+    return values
+
+
+def _fixed(raw: Array, whole: Array, field: Field) -> list[Any]:
+    if field.is_scalar:
+        values: list[Any] = raw.view(SCALARS[field.kind])[:, 0].tolist()
+    else:
+        shape = (len(raw), *(size or 0 for size in field.shape or ()))
+        values = [np.array(one) for one in raw.reshape(-1).view(np.dtype(field.dtype)).reshape(shape)]
+    return values if whole.all() else [value if good else _CUT for value, good in zip(values, whole, strict=True)]
+
+
+def _texts(values: list[Any], field: Field) -> list[Any]:
+    try:
+        return [value.decode() for value in values]
+    except (UnicodeDecodeError, AttributeError):  # a ValueError stands in the place of one
+        return [_variable(value, field, None) for value in values]
+
+
+def _variable(value: Any, field: Field, shape: Any) -> Any:
+    try:
+        if isinstance(value, ValueError):
+            return value
+        if field.kind in ("str", "json"):
+            return value.decode()
+        return np.frombuffer(value, field.dtype).reshape(shape).copy()
+    except ValueError as error:
+        return ValueError(f"its bytes are no {field.kind}: {error}")
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_SHORT, _MIDDLE, _LONG = (struct.Struct(layout).pack for layout in (">BB", ">BH", ">BI"))
+_LARGE = 24 << 10  # bytes; to copy a smaller value costs less than the calls that it takes to hash it where it lies
+
+
+class RecordDigests:
+    """The checksums of records of one declaration: those of the maps that `RecordCodec.pack` makes.
+
+    A large value is hashed where it lies: packing would copy it, twice. What lies between such values is packed.
+
+    Parameters
+    ----------
+    fields : mapping of str to Field
+        In declared order.
+    """
+
+    def __init__(self, fields: Mapping[str, Field]) -> None:
+        self._fields = fields
+        self._codec = RecordCodec(fields)
+        self._blobs = [name for name, field in fields.items() if field.is_blob]
+        self._header = _encode(dict.fromkeys(fields))[: _header_size(len(fields))]
+        self._steps = list(_steps(fields))
+
+    def of_records(self, stored: Sequence[Record]) -> list[bytes]:
+        """Return the checksums of stored records."""
+        if sum([_size(record[name]) for name in self._blobs for record in stored]) < _LARGE * len(stored):
+            pack = self._codec.pack
+            return [checksum(pack(record)) for record in stored]
+        parts: list[Iterable[Any]] = []
+        for key, names in self._steps:
+            if key:
+                name = names[0]
+                values = [record[name] for record in stored]
+                parts += [[key + _blob_header(value) for value in values], values]
+            else:
+                parts.append([_packed({name: record[name] for name in names}) for record in stored])
+        return self._of_parts(parts)
+
+    def of_columns(self, columns: Mapping[str, Array], raw: Mapping[str, Array]) -> list[bytes]:
+        """Return the checksums of records, of which every field is of fixed size.
+
+        Parameters
+        ----------
+        columns : mapping
+            The values of each field, shape (n, *shape).
+        raw : mapping
+            Their bytes as they are stored, shape (n, size).
+        """
+        parts: list[Iterable[Any]] = []
+        for key, names in self._steps:
+            if key:
+                name = names[0]
+                dtype, shape, size = str(self._fields[name].dtype), columns[name].shape[1:], raw[name].shape[1]
+                parts += [itertools.repeat(key + _array_header(dtype, shape, size)), raw[name]]
+            else:
+                rows = zip(*(columns[each].tolist() for each in names), strict=True)
+                parts.append([_packed(dict(zip(names, row, strict=True))) for row in rows])
+        return self._of_parts(parts)
+
+    def _of_parts(self, parts: Iterable[Iterable[Any]]) -> list[bytes]:
+        """Return the checksums of records, of each of which every one of `parts` has the next bytes."""
+        hasher, header = xxhash.xxh3_64(), self._header
+        reset, update, digest = hasher.reset, hasher.update, hasher.digest  # one hasher, used again for each
+        digests = []
+        for pieces in zip(*parts):  # noqa: B905  # what repeats has no length
+            reset()
+            update(header)
+            for piece in pieces:
+                update(piece)
+            digests.append(digest())
+        return digests
+
+
+def _steps(fields: Mapping[str, Field]) -> Iterator[tuple[bytes, tuple[str, ...]]]:
+    """Yield each field that is hashed where it lies, with its packed key, and runs of those that are packed, without."""
+    for blob, names in itertools.groupby(fields, lambda name: fields[name].is_blob):
+        if blob:
+            yield from ((_encode(name), (name,)) for name in names)
+        else:
+            yield b"", tuple(names)
+
+
+def _packed(values: Record) -> bytes:
+    """Return keys and values as they stand in the middle of a map."""
+    return _encode(values)[_header_size(len(values)) :]
+
+
+def _header_size(count: int) -> int:
+    return 1 if count < 16 else 3
+
+
+def _size(value: Any) -> int:
+    return len(value) if isinstance(value, bytes) else int(value.nbytes)
+
+
+def _blob_header(value: Any) -> bytes:
+    return (
+        _bytes_header(len(value))
+        if isinstance(value, bytes)
+        else _array_header(value.dtype.str, value.shape, value.nbytes)
+    )
+
+
+def _array_header(dtype: str, shape: tuple[int, ...], size: int) -> bytes:
+    return b"".join((b"\x93", _encode(dtype), _encode(shape), _bytes_header(size)))
+
+
+def _bytes_header(size: int) -> bytes:
+    if size < 1 << 8:
+        return _SHORT(0xC4, size)
+    return _MIDDLE(0xC5, size) if size < 1 << 16 else _LONG(0xC6, size)

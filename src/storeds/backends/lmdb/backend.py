@@ -1,0 +1,337 @@
+"""The LMDB engine: native stores are one file with the databases ``records``, ``columns`` and ``meta``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+
+import lmdb
+import numpy as np
+import xxhash
+
+from storeds._utils.paths import DamagedStoreError, file_system, file_system_advice, staging_folder
+from storeds._utils.urls import file_path
+from storeds.backends.base import BackendOptions, FileOpener, HandleBackend, parse_options
+from storeds.backends.handles import HandlePool
+from storeds.backends.lmdb.header import check_lmdb_file
+from storeds.backends.lmdb.pages import DamagedPageError, LmdbPages, Tree
+from storeds.errors import FormatError, RecordError
+from storeds.protocols import JSON, Array, Field, Meta, Record
+from storeds.records.columns import SCALARS, column_from_records, text_column
+from storeds.records.meta import WRITTEN_BY, meta_from_text
+from storeds.records.seals import Places
+
+if TYPE_CHECKING:
+    from storeds.protocols import Writer
+
+__all__ = [
+    "COLUMNS",
+    "META",
+    "RECORDS",
+    "LmdbBackend",
+    "LmdbOptions",
+    "open_environment",
+    "position_key",
+    "text_offsets_key",
+]
+
+RECORDS, COLUMNS, META = b"records", b"columns", b"meta"
+_TOP = 16  # pages of each tree that are checked when a store is opened
+_Get: TypeAlias = Callable[[bytes], bytes | memoryview | None]
+
+
+class LmdbOptions(BackendOptions):
+    """Options of ``lmdb://`` stores.
+
+    Attributes
+    ----------
+    readahead : bool
+        Let the kernel read ahead: faster for whole passes in order, slower for random reads of a file larger
+        than memory.
+    read : str
+        ``map``: LMDB maps the file, which is fast; a damaged page can end the process. ``safe``: storeds reads the file by
+        itself and checks every page, so that all damage is an error; several times as slow.
+    """
+
+    readahead: bool = False
+    read: Literal["map", "safe"] = "map"
+
+
+def position_key(position: int) -> bytes:
+    """Return the 8 big-endian bytes under which a record lies."""
+    return position.to_bytes(8, "big")
+
+
+def text_offsets_key(name: str) -> bytes:
+    """Return the key of a text column's offsets; its characters lie under the field's own name."""
+    return f"{name}.offsets".encode()
+
+
+def open_environment(path: str, settings: LmdbOptions, *, databases: int) -> Any:
+    """Open a file that nobody writes to: read-only, and without a lock file."""
+    return lmdb.open(
+        path,
+        subdir=False,
+        readonly=True,
+        lock=False,
+        meminit=False,
+        readahead=settings.readahead,
+        max_dbs=databases,
+    )
+
+
+@dataclass(frozen=True)
+class LmdbHandle:
+    """An open environment and its databases, and what the store says about itself."""
+
+    env: Any
+    records: Any
+    columns: Any
+    meta: Meta
+    places: Places
+    column_checksums: Mapping[str, str]
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.env.close()
+
+
+@dataclass(frozen=True)
+class SafeHandle:
+    """The same, of a file that is read without LMDB."""
+
+    pages: LmdbPages
+    records: Tree
+    columns: Tree
+    meta: Meta
+    places: Places
+    column_checksums: Mapping[str, str]
+
+    def close(self) -> None:
+        """Close the file."""
+        self.pages.close()
+
+
+class LmdbOpener(FileOpener[LmdbOptions]):
+    """Opens one file read-only and without a lock file."""
+
+    engine = "lmdb"
+
+    def key(self) -> Hashable:
+        # docstring inherited
+        key = super().key()
+        return ("safe", key) if self.settings.read == "safe" else key  # LMDB has no part in those
+
+    def open(self) -> LmdbHandle | SafeHandle:
+        if self.settings.read == "safe":
+            return self._open_safely()
+        check_lmdb_file(self.path, self.url)
+        with _damage_is_format_error(self.url):
+            env = open_environment(self.path, self.settings, databases=3)
+        try:
+            with _damage_is_format_error(self.url):
+                return self._read_meta(env)
+        except BaseException:
+            env.close()
+            raise
+
+    def _read_meta(self, env: lmdb.Environment) -> LmdbHandle:
+        records, columns, metas = (env.open_db(name, create=False) for name in (RECORDS, COLUMNS, META))
+        with env.begin(db=metas) as txn:
+            text, entries = txn.get(META), txn.stat(records)["entries"]
+        return LmdbHandle(env, records, columns, *self._parse_meta(text, entries))
+
+    def _parse_meta(self, text: bytes | None, entries: int) -> tuple[Meta, Places, Mapping[str, str]]:
+        if text is None:
+            raise FormatError(f"{self.url}: no meta in it, so its writer never published it; {WRITTEN_BY}")
+        meta, body = meta_from_text(text, self.url)
+        if entries != meta.count:
+            raise FormatError(f"{self.url}: {entries} records are there, its meta says {meta.count}; copy it again")
+        return meta, Places.of(body.get("salt"), meta.count, self.url), body.get("columns", {})
+
+    def _open_safely(self) -> SafeHandle:
+        with _damage_is_format_error(self.url):
+            pages = LmdbPages(self.path, self.url)
+            try:
+                records, columns, metas = self._trees(pages)
+                text = pages.get(metas, META)
+                return SafeHandle(pages, records, columns, *self._parse_meta(text, records.entries))
+            except BaseException:
+                pages.close()
+                raise
+
+    def _trees(self, pages: LmdbPages) -> list[Tree]:
+        found = []
+        for name in (RECORDS, COLUMNS, META):
+            tree = pages.tree(name)
+            if tree is None:
+                raise FormatError(
+                    f"{self.url} is an LMDB file, but no native store: it has no database {name.decode()!r}; {WRITTEN_BY}"
+                )
+            found.append(tree)
+        return found
+
+    def check_top(self) -> None:
+        """Raise FormatError unless the pages at the top of the file's trees are what LMDB writes; safe reads need no such check."""
+        self.key()  # raises where there is no such file
+        if self.settings.read == "safe":
+            return
+        with _damage_is_format_error(self.url):
+            pages = LmdbPages(self.path, self.url)
+            try:
+                for tree in self._trees(pages):
+                    pages.check_top(tree, _TOP)
+            except DamagedPageError as error:
+                raise DamagedStoreError(_damage(self.url, error)) from error
+            finally:
+                pages.close()
+
+    def close(self, handle: LmdbHandle | SafeHandle, /) -> None:
+        handle.close()
+
+    def abandon_after_fork(self, handle: LmdbHandle | SafeHandle, /) -> None:
+        # Without a lock file nothing is shared with the parent; unclosed, the inode could not be opened again here.
+        handle.close()
+
+
+class LmdbBackend(HandleBackend[LmdbHandle | SafeHandle, LmdbOpener]):
+    """Reads a native LMDB store.
+
+    Parameters
+    ----------
+    url : str
+        ``lmdb://relative/path``, ``lmdb:///absolute/path`` or a path, with ``?readahead=true`` and the like.
+    **options
+        See `LmdbOptions`; they may stand in the URL instead.
+
+    Raises
+    ------
+    StoreNotFoundError, FormatError, ConfigError
+        Nothing is there; it is no whole native LMDB store; an option is unknown.
+
+    Notes
+    -----
+    A published store never changes, so it is opened without a lock file (``lock=False``): never let another
+    tool write into it. All backends of one file in a process share one environment.
+    """
+
+    Options: ClassVar[type[LmdbOptions]] = LmdbOptions
+    pool: ClassVar[HandlePool[LmdbHandle | SafeHandle]] = HandlePool(limit=128, quiesce=True)
+
+    def __init__(self, url: str, **options: Any) -> None:
+        path, in_url = file_path(url)
+        opener = LmdbOpener(path, parse_options(LmdbOptions, in_url, options, url))
+        opener.check_top()  # once, and before LMDB sees the file; a worker need not repeat it
+        super().__init__(opener)
+
+    @staticmethod
+    def open_writer(url: str, fields: Mapping[str, Any], **options: Any) -> Writer:
+        """Return a `Writer` of a native store; see `storeds.open_writer`."""
+        from storeds.backends.lmdb.writer import LmdbWriter
+
+        return LmdbWriter(url, fields, **options)
+
+    def stored_bytes(self) -> int:
+        # docstring inherited
+        return os.path.getsize(self._opener.path)
+
+    def handle_settings(self) -> dict[str, JSON]:
+        # docstring inherited
+        how: dict[str, JSON] = {"readonly": True, "lock": False, "file_system": file_system(self._opener.path)}
+        return {**how, **self._opener.settings.model_dump()}
+
+    def advice(self) -> list[str]:
+        # docstring inherited
+        return file_system_advice(self._opener.path)
+
+    def leftovers(self) -> str | None:
+        # docstring inherited
+        folder = staging_folder(self._opener.path)
+        return str(folder) if folder.exists() and self.writer() is None else None
+
+    def writer(self) -> str | None:
+        # docstring inherited
+        from storeds.backends.staging import active_writer
+
+        return active_writer(self._opener.path)
+
+    def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
+        with self._lease() as handle:
+            if isinstance(handle, SafeHandle):
+                return [self._read_safely(handle, position) for position in positions]
+            try:
+                with handle.env.begin(db=handle.records, buffers=True) as txn:
+                    get: Callable[[bytes], Any] = txn.get
+                    sealed = list(map(get, [position.to_bytes(8, "big") for position in positions]))
+                    return [*self._codec.open_all(sealed, positions, handle.places)]
+            except (ValueError, lmdb.Error):
+                return [self._read_one(handle, position) for position in positions]
+
+    def _read_one(self, handle: LmdbHandle, position: int) -> Record | RecordError:
+        try:
+            # A transaction of its own: after an error of LMDB's, one gives nothing else any more.
+            with handle.env.begin(db=handle.records, buffers=True) as txn:
+                return self._unsealed(position, txn.get(position_key(position)), handle.places)
+        except lmdb.Error as error:
+            return self._fault(position, error)
+
+    def _read_safely(self, handle: SafeHandle, position: int) -> Record | RecordError:
+        try:
+            return self._unsealed(position, handle.pages.get(handle.records, position_key(position)), handle.places)
+        except DamagedPageError as error:
+            return self._fault(position, error)
+
+    def _column(self, name: str, field: Field) -> Array:
+        if field.kind == "array":
+            return column_from_records(self, name)
+        with self._lease() as handle, self._columns(handle) as get:
+            data = self._column_value(handle, get, name.encode())
+            if field.kind != "str":
+                return self._check_length(name, np.frombuffer(data, SCALARS[field.kind]).copy())
+            offsets = self._check_length(
+                name, np.frombuffer(self._column_value(handle, get, text_offsets_key(name)), "<i8")[1:]
+            )
+            return text_column(bytes(data), [0, *offsets.tolist()])
+
+    @contextmanager
+    def _columns(self, handle: LmdbHandle | SafeHandle) -> Iterator[_Get]:
+        """Give what returns the value of a key of database ``columns``."""
+        with _damage_is_format_error(self.url):
+            if isinstance(handle, SafeHandle):
+                yield partial(handle.pages.get, handle.columns)
+            else:
+                with handle.env.begin(db=handle.columns, buffers=True) as txn:
+                    yield txn.get
+
+    def _column_value(self, handle: LmdbHandle | SafeHandle, get: _Get, key: bytes) -> memoryview:
+        value = get(key)
+        if value is None:
+            raise FormatError(f"{self.url}: column {key.decode()!r} is missing; copy it again")
+        if xxhash.xxh3_64_hexdigest(value) != handle.column_checksums.get(key.decode()):
+            raise FormatError(f"{self.url}: column {key.decode()!r} does not match its checksum; copy it again")
+        return memoryview(value)
+
+    def _check_length(self, name: str, column: Array) -> Array:
+        if len(column) != self.meta.count:
+            raise FormatError(f"{self.url}: column {name!r} has {len(column)} values for {self.meta.count} records")
+        return column
+
+
+@contextmanager
+def _damage_is_format_error(url: str) -> Iterator[None]:
+    try:
+        yield
+    except lmdb.NotFoundError as error:
+        raise FormatError(f"{url} is an LMDB file, but no native store: {error}; {WRITTEN_BY}") from error
+    except lmdb.Error as error:
+        raise FormatError(f"{url} cannot be read by LMDB: {error}; copy it again") from error
+    except DamagedPageError as error:
+        raise FormatError(_damage(url, error)) from error
+
+
+def _damage(url: str, error: DamagedPageError) -> str:
+    return f"{url} is damaged: {error}; copy it again, or run `storeds verify {url}` to list the lost records"

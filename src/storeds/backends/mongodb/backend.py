@@ -1,0 +1,261 @@
+"""The MongoDB engine: a native store is one collection with a document a record, its meta in ``<collection>.meta``."""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from storeds.backends.base import BackendOptions, HandleBackend, parse_options
+from storeds.backends.handles import HandlePool
+from storeds.backends.mongodb.client import ClientFactory, parse_location
+from storeds.backends.mongodb.documents import DocumentSeals, from_document
+from storeds.backends.mongodb.handle import MongodbHandle, MongodbOpener
+from storeds.backends.mongodb.lease import live_writer
+from storeds.backends.mongodb.leftovers import stale_parts
+from storeds.backends.mongodb.names import values_collection
+from storeds.backends.mongodb.retry import shared_deadline, with_retries
+from storeds.backends.mongodb.writer import count_documents
+from storeds.errors import FormatError, RecordError
+from storeds.protocols import JSON, Array, Field, Meta, Record
+from storeds.records.codec import checksum
+from storeds.records.columns import column_from_records, column_of
+from storeds.records.seals import SEAL
+
+if TYPE_CHECKING:
+    from storeds.protocols import Writer
+
+__all__ = ["MongodbBackend", "pipelined"]
+
+
+P = TypeVar("P")
+R = TypeVar("R")
+
+_THREADS = 4  # for several readers in one process; each has one part here and one in its own thread
+
+
+def pipelined(function: Callable[[P], R], parts: Iterable[P]) -> Iterator[R]:
+    """Yield ``function(part)`` of each part in order, two at a time; nothing is under way when it raises."""
+    remaining = iter(parts)
+    while pair := list(islice(remaining, 2)):
+        if len(pair) == 1:
+            yield function(pair[0])
+            return
+        # The second may have to wait for a thread, and must not have the whole deadline once the first has spent it.
+        with shared_deadline():
+            try:
+                second = _threads(os.getpid()).submit(contextvars.copy_context().run, function, pair[1])
+            except RuntimeError:  # the interpreter is ending, and takes no more work
+                both = [function(part) for part in pair]
+            else:
+                try:
+                    first = function(pair[0])
+                except BaseException:
+                    if not second.cancel():
+                        second.exception()  # waits
+                    raise
+                both = [first, second.result()]
+        yield from both
+
+
+@functools.lru_cache(maxsize=1)
+def _threads(process: int) -> ThreadPoolExecutor:
+    # Of each process its own: threads do not come along in a fork.
+    return ThreadPoolExecutor(_THREADS, "storeds-mongodb")
+
+
+T = TypeVar("T")
+
+_REPLY_BYTES = 16 << 20  # what a server puts into one reply
+_WORTH_TWO = 512 << 10
+_SMALL = 256  # bytes of a document without blobs, about
+
+
+class MongodbBackend(HandleBackend[MongodbHandle, MongodbOpener]):
+    """Reads a native MongoDB store.
+
+    Parameters
+    ----------
+    url : str
+        ``mongodb://`` or ``mongodb+srv://``, ``[user:password@]hosts/database/collection[?options]``; every option
+        goes to PyMongo.
+    client_factory : callable, optional
+        Makes the client from PyMongo's part of the URL; must be picklable for workers that are spawned.
+
+    Raises
+    ------
+    StoreNotFoundError, FormatError, ConfigError, UnavailableError
+        No such collection; not written by storeds; a malformed URL; no server within ``serverSelectionTimeoutMS``
+        (10 s unless given), no name server that knows it, or it refuses.
+
+    Notes
+    -----
+    One client a process and URI, made with ``connect=False`` and a pool of two, whatever the number of backends.
+    A batch is one ``$in`` query by ``_id``, which also tells whether the collection was replaced meanwhile; a batch of
+    more than 16 MiB is several. A query that a failover, a frozen node or a cut network ends is repeated until
+    ``timeoutMS`` (30 s unless given) have passed, then it is an UnavailableError.
+    """
+
+    Options: ClassVar[type[BackendOptions]] = BackendOptions
+    pool: ClassVar[HandlePool[MongodbHandle]] = HandlePool(limit=64, quiesce=False)
+
+    _document_bytes: int | None = None  # until a batch needs it
+
+    def __init__(self, url: str, *, client_factory: ClientFactory | None = None, **options: Any) -> None:
+        parse_options(BackendOptions, {}, options, url)
+        super().__init__(MongodbOpener(parse_location(url), client_factory))
+
+    def _is_stale(self, handle: MongodbHandle) -> bool:
+        with handle.database() as database:
+            return not handle.is_current(database)
+
+    def _probe(self, handle: MongodbHandle) -> Meta:
+        meta, url = handle.meta, handle.location.url
+        with handle.database() as database:
+            count = count_documents(database[handle.location.collection], meta.count)
+        if count != meta.count:
+            raise FormatError(f"{url}: {count} documents are there, its meta says {meta.count}; write the store again")
+        return meta
+
+    @staticmethod
+    def open_writer(url: str, fields: Mapping[str, Any], **options: Any) -> Writer:
+        """Return a `Writer` of a native store; see `storeds.open_writer`."""
+        from storeds.backends.mongodb.writer import MongodbWriter
+
+        return MongodbWriter(url, fields, **options)
+
+    def stored_bytes(self) -> int:
+        # docstring inherited
+        with self._lease() as handle, handle.database() as database:
+            name = handle.location.collection
+            parts = (name, f"{values_collection(name)}.files", f"{values_collection(name)}.chunks")
+            return sum(int(database.command("collStats", part).get("size", 0)) for part in parts)
+
+    def handle_settings(self) -> dict[str, JSON]:
+        # docstring inherited
+        with self._lease() as handle, handle.ticket.lease() as client:
+            options, nodes = client.options, len(client.nodes)
+            pool = options.pool_options.max_pool_size
+            return {
+                "max_pool_size": pool,
+                "nodes": nodes,
+                # PyMongo watches each node over one connection and measures its round trip over another.
+                "connections_per_process": pool + 2 * nodes,
+                "deadline_s": self._opener.location.deadline,
+                "server_selection_timeout_s": options.server_selection_timeout,
+                "read_preference": options.read_preference.name,
+                "checks_uuid": handle.checks_uuid,
+            }
+
+    def advice(self) -> list[str]:
+        # docstring inherited
+        with self._lease() as handle:
+            if handle.checks_uuid:
+                return []
+        return [
+            "the server cannot compare collection UUIDs (older than MongoDB 6.0?): every batch costs two more round trips"
+        ]
+
+    def leftovers(self) -> str | None:
+        # docstring inherited
+        with self._lease() as handle, handle.database() as database:
+            name = handle.location.collection
+            return None if live_writer(database, name) else ", ".join(stale_parts(database, name)) or None
+
+    def writer(self) -> str | None:
+        # docstring inherited
+        with self._lease() as handle, handle.database() as database:
+            writing = live_writer(database, handle.location.collection)
+            return str(writing) if writing else None
+
+    def _with_retries(self, operation: Callable[[MongodbHandle], T]) -> T:
+        """Return what `operation` returns; it is repeated, with a new lease, while the server may come back."""
+
+        def attempt() -> T:
+            with self._lease() as handle:
+                return operation(handle)
+
+        return with_retries(self._opener.location, attempt, self._knows_server)
+
+    def _knows_server(self) -> bool:
+        with self._ticket.lease() as handle:
+            return handle.knows_server()
+
+    def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
+        whole = self._codec.needs_whole(fields)
+        wanted = self._stored if whole else {name: self._stored[name] for name in fields}
+        parts = self._parts(positions, blobs=any(field.is_blob for field in wanted.values()))
+        return list(itertools.chain.from_iterable(pipelined(lambda part: self._read_part(part, wanted, whole), parts)))
+
+    def _read_part(
+        self, positions: Sequence[int], wanted: Mapping[str, Field], whole: bool
+    ) -> list[Record | RecordError]:
+        return self._found({"_id": {"$in": positions}}, positions, wanted, whole)
+
+    def _found(
+        self, query: Mapping[str, Any], positions: Sequence[int], wanted: Mapping[str, Field], whole: bool
+    ) -> list[Record | RecordError]:
+        def found(handle: MongodbHandle) -> tuple[dict[int, Any], dict[str, bytes], DocumentSeals]:
+            return *handle.find(query, None if whole else wanted), handle.seals
+
+        documents, large, seals = self._with_retries(found)
+        return [self._record(position, documents.get(position), wanted, large, seals, whole) for position in positions]
+
+    def _parts(self, positions: Sequence[int], *, blobs: bool) -> Iterator[Sequence[int]]:
+        """Cut a batch into queries of which each is answered at once, and so has the whole deadline.
+
+        One that is not small is cut in two, which are asked for together.
+        """
+        size = self._mean_size() if blobs else _SMALL
+        step = max(1, _REPLY_BYTES // max(1, size))
+        if size * len(positions) > _WORTH_TWO:
+            step = min(step, -(-len(positions) // 2))
+        for start in range(0, len(positions), step):
+            yield positions[start : start + step]
+
+    def _mean_size(self) -> int:
+        # Not a functools.cached_property: it has a lock, which a fork could catch in another thread's hands.
+        if self._document_bytes is None:
+            self._document_bytes = self._with_retries(lambda handle: handle.document_bytes)
+        return self._document_bytes
+
+    def _record(
+        self,
+        position: int,
+        document: Any,
+        wanted: Mapping[str, Field],
+        large: Mapping[str, bytes],
+        seals: DocumentSeals,
+        whole: bool,
+    ) -> Record | RecordError:
+        try:
+            if document is None:
+                raise ValueError("its document is missing from the collection")
+            record, seal = from_document(document, wanted, large), document.get(SEAL)
+            if whole:
+                seals.check_record(seal, checksum(self._codec.pack(record)), position)
+            else:
+                seals.check_values(seal, record, position)
+            return self._codec.revive_stored(record)
+        except ValueError as error:
+            return self._fault(position, error, document)
+
+    def _column(self, name: str, field: Field) -> Array:
+        if field.is_blob:
+            return column_from_records(self, name)
+        # Pages keep every query short, so that no cursor lives on between them.
+        values: list[Any] = []
+        step = _REPLY_BYTES // _SMALL
+        for start in range(0, self.meta.count, step):
+            stop = min(start + step, self.meta.count)
+            page = {"_id": {"$gte": start, "$lt": stop}}
+            for record in self._found(page, range(start, stop), {name: field}, whole=False):
+                if isinstance(record, RecordError):
+                    raise record
+                values.append(record[name])
+        return column_of(field, values)

@@ -1,0 +1,222 @@
+"""Reads MongoDB URLs, makes clients for them, and turns PyMongo's exceptions into ours without any secret."""
+
+from __future__ import annotations
+
+import random
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote, unquote_plus
+
+import pymongo
+from pymongo import uri_parser
+from pymongo.errors import ConfigurationError, OperationFailure, PyMongoError
+
+from storeds._utils.urls import redact, redact_message, split_scheme
+from storeds.backends.handles import HandlePool, HandleRef
+from storeds.errors import ConfigError, StoredsError, UnavailableError
+
+__all__ = [
+    "CLIENTS",
+    "ClientFactory",
+    "ClientOpener",
+    "Location",
+    "is_lookup_failure",
+    "knows_server",
+    "leased_database",
+    "parse_location",
+    "pymongo_errors",
+]
+
+ClientFactory = Callable[[str], Any]
+
+# Small on purpose: workers × ranks clients come together at the server. A user's URI overrides each.
+SELECTION = 10.0  # seconds
+_CLOSING = 0.5  # seconds
+DEADLINE = 30.0  # seconds; more than an election takes
+_DEFAULTS = {"maxPoolSize": 2, "serverSelectionTimeoutMS": int(SELECTION * 1000), "appName": "storeds"}
+_UNAUTHENTICATED = "authentication failed"
+_REFUSED = {13: "not authorised", 18: _UNAUTHENTICATED, 8000: _UNAUTHENTICATED}
+
+# PyMongo draws request ids, pauses and the choice between servers from Python's global generator, depending on the
+# log level and the number of servers. That would change what a seeded training program draws next.
+for _name, _module in list(sys.modules.items()):
+    if _name.startswith("pymongo.") and getattr(_module, "random", None) is random:
+        _module.random = random.SystemRandom()  # type: ignore[attr-defined]  # a module of another package
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where a collection is: PyMongo's part of the URL, and ours.
+
+    Attributes
+    ----------
+    deadline : float or None
+        Seconds that one operation, its repetitions included, may take: the URL's ``timeoutMS``. None for no limit.
+    selection : float
+        Seconds that a server is looked for at a time: the URL's ``serverSelectionTimeoutMS``.
+    """
+
+    uri: str = field(repr=False)
+    database: str
+    collection: str
+    url: str
+    deadline: float | None = DEADLINE
+    selection: float = SELECTION
+
+
+def parse_location(url: str) -> Location:
+    """Split ``mongodb://hosts/db/collection?options``; raises ConfigError, options checked strictly.
+
+    The last segment of the path is ours; the rest goes to PyMongo, ``/db`` included, so that ``authSource`` keeps
+    its default.
+    """
+    shown = redact(url)
+    scheme, rest = split_scheme(url)
+    body, _, query = rest.partition("?")
+    userinfo, at, place = body.rpartition("@")
+    if "@" in query and not at:
+        raise ConfigError(f"{shown}: percent-encode the user and password (? is %3F), and @ in an option (%40)")
+    hosts, *path = place.split("/")
+    if not hosts or len(path) != 2 or not all(path):
+        raise ConfigError(f"{shown}: expected {scheme}://[user:password@]host[:port][,…]/database/collection[?options]")
+    database, collection = map(unquote, path)
+    if re.search(r"[/\\. \"$\0]", database):
+        raise ConfigError(f"{shown}: {database!r} cannot be the name of a database")
+    if collection.startswith("system.") or re.search(r"[$\0]|^\.|\.$|\.\.", collection):
+        raise ConfigError(f"{shown}: {collection!r} cannot be the name of a collection")
+    uri = f"{scheme}://{userinfo}{at}{hosts}/{path[0]}{'?' + query if query else ''}"
+    options = _check_uri(uri, query, shown)
+    deadline, selection = options.get("timeoutMS", DEADLINE), options.get("serverSelectionTimeoutMS", SELECTION)
+    return Location(uri, database, collection, shown, deadline or None, selection)
+
+
+def _check_uri(uri: str, query: str, shown: str) -> Mapping[str, Any]:
+    names = [part.partition("=")[0].lower() for part in query.split("&")]
+    for name in set(names) - {"readpreferencetags"}:  # which is meant to be repeated
+        if names.count(name) > 1:
+            raise ConfigError(f"{shown}: option {name!r} is given twice")
+    try:
+        # PyMongo only warns of an unknown option or a bad value; a typing error must not pass unseen.
+        options = uri_parser.split_options(query, validate=True, warn=False) if query else {}
+        # An SRV URI is resolved when it connects: here its user and database are checked, without any option.
+        plain = uri if uri.startswith("mongodb://") else f"mongodb://{uri.partition('://')[2].partition('?')[0]}"
+        uri_parser.parse_uri(plain, validate=True, warn=False)
+    except (PyMongoError, ValueError, TypeError, OSError) as error:  # OSError: a certificate's file
+        wrong = f"{shown}: {_scrub(str(error), uri)}"
+    else:
+        return options
+    raise ConfigError(wrong)  # outside of the handler: PyMongo's error quotes parts of the URL
+
+
+def _scrub(text: str, uri: str) -> str:
+    """Return `text` without any secret of `uri`, however it is encoded."""
+    userinfo = uri.partition("://")[2].rpartition("@")[0]
+    secrets = {userinfo.partition(":")[2]}
+    for option in uri.partition("?")[2].split("&"):
+        name, _, value = option.partition("=")
+        if redact(f"?{name}=x") != f"?{name}=x":
+            secrets.add(value)
+    for secret in sorted(filter(None, secrets), key=len, reverse=True):
+        for form in {secret, unquote(secret), unquote_plus(secret)}:
+            text = text.replace(form, "***")
+    return redact_message(text)
+
+
+def is_lookup_failure(error: BaseException | None) -> bool:
+    """Whether the name servers gave no hosts for a ``mongodb+srv://`` URL, which PyMongo calls a configuration error."""
+    dns = sys.modules.get("dns.exception")  # PyMongo itself imports it no sooner than it looks a name up
+    if dns is None or not isinstance(error, ConfigurationError):
+        return False
+    cause = error.__cause__ or error.__context__  # which of them depends on the version of PyMongo
+    # What dns.name raises is about a name that cannot be anyone's, such as one with an empty part.
+    return isinstance(cause, dns.DNSException) and type(cause).__module__ != "dns.name"
+
+
+@contextmanager
+def pymongo_errors(location: Location | ClientOpener) -> Iterator[None]:
+    """Turn PyMongo's exceptions into UnavailableError or ConfigError that name the store, secrets removed."""
+    try:
+        yield
+    except StoredsError:  # some of ours are ValueErrors too
+        raise
+    except (ConfigurationError, ValueError) as error:
+        reason = _scrub(str(error), location.uri)
+        if is_lookup_failure(error):
+            raise UnavailableError(f"{location.url}: MongoDB cannot be reached: {reason}") from error
+        raise ConfigError(f"{location.url}: {reason}") from None
+    except PyMongoError as error:
+        code = error.code if isinstance(error, OperationFailure) else None
+        what = _REFUSED.get(code or 0, "MongoDB refused" if code else "MongoDB cannot be reached")
+        # The text of a server selection error goes on with a dump of the whole topology.
+        reason = str(error).partition(", Timeout:")[0].partition(", full error:")[0]
+        reason = _scrub(re.sub(r"(to execute command) \{ (\w+):.*", r"\1 \2", reason, flags=re.DOTALL), location.uri)
+        raise UnavailableError(f"{location.url}: {what}: {reason}") from error
+
+
+@contextmanager
+def leased_database(ticket: HandleRef[Any], location: Location) -> Iterator[Any]:
+    """Lease the client of `ticket` and give the location's database; PyMongo's exceptions leave as ours."""
+    with ticket.lease() as client, pymongo_errors(location):
+        try:
+            yield client[location.database]
+        except OperationFailure as error:
+            if _REFUSED.get(error.code or 0) == _UNAUTHENTICATED:
+                # To PyMongo the server is now unknown, so the next use of this client would be told of a timeout.
+                ticket.invalidate()
+            raise
+
+
+@dataclass(frozen=True)
+class ClientOpener:
+    """Makes one client per process and URI; it connects on its first operation."""
+
+    uri: str = field(repr=False)
+    url: str
+    factory: ClientFactory | None = None
+
+    def key(self) -> tuple[str, ClientFactory | None]:
+        return self.uri, self.factory
+
+    def options(self) -> None:
+        return None
+
+    def open(self) -> Any:
+        try:
+            return self._client()
+        except ConfigurationError:
+            # PyMongo before 4.12 looks the name of a mongodb+srv:// URL up here, and so may a factory's client.
+            with pymongo_errors(self):
+                raise
+
+    def _client(self) -> Any:
+        if self.factory is not None:
+            return self.factory(self.uri)
+        given = {name.lower() for name in re.findall(r"[?&]([A-Za-z]+)=", self.uri)}
+        defaults: dict[str, Any] = {name: value for name, value in _DEFAULTS.items() if name.lower() not in given}
+        return pymongo.MongoClient(self.uri, connect=False, **defaults)
+
+    def close(self, handle: Any, /) -> None:
+        # PyMongo tells the server that its sessions end; one that is gone is not waited for.
+        with pymongo.timeout(_CLOSING):
+            handle.close()
+
+    def abandon_after_fork(self, handle: Any, /) -> None:
+        # Closing would talk to the server over the parent's connections; dropping it would warn that it is unclosed.
+        _INHERITED.append(handle)
+
+
+def knows_server(client: Any) -> bool:
+    """Whether the client has found a server that it may read from, so that an operation goes out at once."""
+    if not isinstance(client, pymongo.MongoClient):  # a factory's, such as mongomock's
+        return True
+    return client.topology_description.has_readable_server(client.read_preference)
+
+
+_INHERITED: list[Any] = []
+
+# A fork never waits for a server: opening and closing a client may.
+CLIENTS: HandlePool[Any] = HandlePool(limit=16, quiesce=False)

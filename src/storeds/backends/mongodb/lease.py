@@ -1,0 +1,160 @@
+"""Lets one writer at a time build a MongoDB store: a lease in the store's meta, renewed for as long as its owner lives."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import secrets
+import threading
+import weakref
+from typing import Any
+
+import pymongo
+from pymongo.errors import DuplicateKeyError
+
+from storeds._utils.owner import Owner
+from storeds.backends.handles import HandleRef
+from storeds.backends.mongodb.client import CLIENTS, ClientOpener, Location, knows_server, leased_database
+from storeds.backends.mongodb.names import meta_collection
+from storeds.errors import StoredsError, StoreExistsError
+
+__all__ = ["LEASE_ID", "WriterLease", "live_writer"]
+
+LEASE_ID = "writer"  # in the collection of metas, whose other ids are UUIDs
+_SECONDS = 60  # more than an election takes; a writer waits as long after a crash
+_RENEWAL = _SECONDS / 3
+_PATIENCE = 2.0  # seconds for giving a lease back; it ends by itself
+_HELD: set[str] = set()  # tokens of this process's open writers
+_LOG = logging.getLogger("storeds")
+
+
+class WriterLease:
+    """The right to build one store. A thread renews it, so that a caller who pauses keeps it.
+
+    Attributes
+    ----------
+    token : str
+        Fences writes: part of the name of the collection that the writer fills, and of its entry in meta.
+    """
+
+    def __init__(self, location: Location, opener: ClientOpener) -> None:
+        self._location = location
+        self.token = secrets.token_hex(6)
+        self._ticket: HandleRef[Any] = CLIENTS.ticket(self, opener)
+        self._is_lost = False
+        self._stopped = threading.Event()
+        _HELD.add(self.token)
+        weakref.finalize(self, _HELD.discard, self.token).atexit = False
+
+    def take(self, database: Any) -> None:
+        """Become the store's only writer; raises StoreExistsError while another one lives."""
+        metas = self._metas(database)
+        while True:
+            held = metas.find_one({"_id": LEASE_ID}) or {}
+            if held and held["token"] != self.token:
+                self._check_free(held, _now(database))
+            # If another writer renews or takes the lease in between, this update matches nothing.
+            seen = {"_id": LEASE_ID, "token": held.get("token"), "renewed": held.get("renewed")}
+            own = {"token": self.token, "owner": Owner.here().to_json(), "seconds": _SECONDS}
+            change = {"$set": own, "$currentDate": {"renewed": True}}
+            try:
+                if metas.update_one(seen, change, upsert=not held).matched_count or not held:
+                    break
+            except DuplicateKeyError:
+                continue
+        threading.Thread(
+            target=_renew, args=(self._stopped, weakref.ref(self)), name="storeds-writer-lease", daemon=True
+        ).start()
+
+    def _check_free(self, held: dict[str, Any], now: datetime.datetime) -> None:
+        owner = Owner.from_json(held.get("owner"))
+        if owner is not None and owner.is_here:
+            if held["token"] in _HELD:
+                raise StoreExistsError(
+                    f"{self._location.url} is being written by another writer of this process; close that one first"
+                )
+            return
+        age = (now - held["renewed"]).total_seconds()
+        if age > held["seconds"] or (owner is not None and owner.has_ended):
+            return
+        raise StoreExistsError(
+            f"{self._location.url} is being written by {owner or 'another writer'}, which renewed its lease {max(0, age):.0f} s ago. Wait until it "
+            f"ends, or end it; if it is dead, its lease ends in {held['seconds'] - age:.0f} s, and then resume=True (--resume) "
+            "continues its work and overwrite=True (--overwrite) drops it"
+        )
+
+    def renew(self, database: Any) -> None:
+        """Renew the lease; raises StoredsError if another writer has taken it."""
+        own = {"_id": LEASE_ID, "token": self.token}
+        if not self._metas(database).update_one(own, {"$currentDate": {"renewed": True}}).matched_count:
+            raise self.lost(database)
+
+    def check(self, database: Any) -> None:
+        """Raise StoredsError if the last renewal found that another writer has taken the lease."""
+        if self._is_lost:
+            raise self.lost(database)
+
+    def lost(self, database: Any) -> StoredsError:
+        """Return the error for a write that another writer's lease forbids."""
+        self._is_lost = True
+        held = self._metas(database).find_one({"_id": LEASE_ID}) or {}
+        taker = Owner.from_json(held.get("owner")) or "another writer, which has ended"
+        return StoredsError(
+            f"{self._location.url}: this writer stood still for longer than its lease of {_SECONDS} s, and its work was taken "
+            f"over by {taker}; nothing that it wrote since then counts, and it cannot publish"
+        )
+
+    def release(self) -> None:
+        """Let another writer in; where the server is away, the lease ends by itself."""
+        self._stopped.set()
+        _HELD.discard(self.token)
+        if self._ticket.closed:
+            return
+        try:
+            with self._ticket.lease() as client:
+                known = knows_server(client)
+            if known:
+                with leased_database(self._ticket, self._location) as database, pymongo.timeout(_PATIENCE):
+                    self._metas(database).delete_one({"_id": LEASE_ID, "token": self.token})
+        except StoredsError as error:
+            _LOG.debug("the lease of %s was not given back: %s", self._location.url, error)
+        finally:
+            self._ticket.close()
+
+    def _renew_once(self) -> None:
+        try:
+            with leased_database(self._ticket, self._location) as database, pymongo.timeout(_RENEWAL / 2):
+                self.renew(database)
+        except StoredsError as error:
+            if not self._stopped.is_set():
+                _LOG.debug("the lease of %s was not renewed: %s", self._location.url, error)
+
+    def _metas(self, database: Any) -> Any:
+        return database[meta_collection(self._location.collection)]
+
+
+def _renew(stopped: threading.Event, lease: weakref.ref[WriterLease]) -> None:
+    while not stopped.wait(_RENEWAL):
+        held = lease()
+        if held is None or held._is_lost:
+            return
+        held._renew_once()
+        del held
+
+
+def live_writer(database: Any, name: str) -> Owner | None:
+    """Return the process that is writing the store `name`, unless it is dead or its lease has ended."""
+    held = database[meta_collection(name)].find_one({"_id": LEASE_ID})
+    owner = Owner.from_json(held.get("owner")) if held else None
+    if held is None or owner is None or (owner.has_ended if not owner.is_here else held["token"] not in _HELD):
+        return None
+    return owner if (_now(database) - held["renewed"]).total_seconds() <= held["seconds"] else None
+
+
+def _now(database: Any) -> datetime.datetime:
+    """Return the server's time, by which leases end."""
+    try:
+        now: datetime.datetime = database.command("hello")["localTime"]
+    except NotImplementedError:  # mongomock, which has this process's
+        return datetime.datetime.now(datetime.UTC).replace(tzinfo=None)
+    return now

@@ -1,0 +1,294 @@
+"""Opens stores for reading and writing: from a URL, a path, a pattern or a list of them to the backend that serves it."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from storeds._utils.paths import Glob, glob_of, nearest, refused, sniff
+from storeds._utils.urls import file_url, redact, split_scheme
+from storeds.backends.base import StoreBackend
+from storeds.backends.detection import detect_layout
+from storeds.backends.unread import log_unread
+from storeds.backends.writer import COMMIT_EVERY
+from storeds.errors import ConfigError, FormatError, StoreNotFoundError
+from storeds.registry import BACKENDS, LAYOUTS
+
+if TYPE_CHECKING:
+    from storeds.protocols import JSON, Backend, Writer
+
+__all__ = ["open_backend", "open_writer", "scheme_of", "with_scheme"]
+
+_LMDB_DATA = "data.mdb"
+_FILES = ("lmdb", "hdf5")
+_NATIVE = ("storeds/1", "native")
+_OPTIONS = re.compile(r"\w+=[^&?/]*(&\w+=[^&?/]*)*")  # a slash: the ? is part of a folder's name
+_SUFFIXES = {
+    ".lmdb": "lmdb",
+    ".mdb": "lmdb",
+    ".h5": "hdf5",
+    ".hdf5": "hdf5",
+    ".hdf": "hdf5",
+    ".he5": "hdf5",
+}
+
+
+def open_backend(
+    url: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], *, layout: str | None = None, **options: Any
+) -> Backend:
+    """Open a store, or several as one, for reading.
+
+    Parameters
+    ----------
+    url : str or path, or a list of them
+        ``lmdb://path``, ``hdf5://path``, ``mongodb://host/db/collection``, ``memory://name``, the URL of a registered
+        backend, or a bare path, which opens as what the file *is*: its magic bytes first, its suffix second. ``?`` starts
+        options, also behind a bare path, unless a file has that very name.
+
+        A path may hold ``*``, ``[…]`` and ``**`` for any number of files, taken once, in the order of their paths' bytes;
+        if a file of exactly that name exists, it alone is meant. A list, which may hold patterns too, mixes engines at will.
+        Both give a `storeds.backends.concatenated.ConcatenatedBackend`.
+    layout : str, optional
+        ``"storeds/1"`` for the native one, or a registered foreign one. By default a native store is opened as such, and
+        another with the one foreign layout that recognises it, which is logged.
+    **options
+        The backend's own: `LmdbOptions`, `Hdf5Options`, `MongodbBackend`. Every store of a list is given all of them.
+
+    Returns
+    -------
+    Backend
+        It has read `Meta` and holds no handle until its first read. Thread-safe, picklable, usable after a fork.
+
+    Raises
+    ------
+    ConfigError
+        The URL, the scheme, the layout or an option is unknown or malformed; a foreign store can be read in several ways,
+        or most of it would not be read: the message shows the argument that decides.
+    StoreNotFoundError, FormatError, UnavailableError
+        Nothing is there, or matches; something else is there; the server cannot be reached.
+    """
+    backend = _open(url, layout, options)
+    if isinstance(backend, StoreBackend):
+        log_unread(backend.url, backend.unread())
+    return backend
+
+
+def _open(
+    url: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], layout: str | None, options: Mapping[str, Any]
+) -> Backend:
+    if isinstance(url, Sequence) and not isinstance(url, (str, bytes)):
+        from storeds.backends.concatenated import ConcatenatedBackend
+
+        return ConcatenatedBackend(_open_listed(url, layout, options))
+    url = with_scheme(os.fspath(url))
+    pattern = glob_of(url)
+    if pattern is not None:
+        from storeds.backends.concatenated import ConcatenatedBackend
+
+        return ConcatenatedBackend(_open_matching(pattern, layout, options), _pattern_url(pattern))
+    return _open_one(url, scheme_of(url, writing=False), layout, options)
+
+
+def with_scheme(url: str) -> str:
+    """Return a bare path with options, ``x.h5?group=train``, as a URL, unless a file has that very name.
+
+    Raises ConfigError for options where no file tells the engine: of a pattern, or of a store that is yet to be written.
+    """
+    scheme, path = split_scheme(url)
+    file, mark, options = path.partition("?")
+    if scheme is not None or not mark or os.path.lexists(path):
+        return url
+    if os.path.exists(file):
+        return f"{scheme_of(file, writing=False)}://{os.path.abspath(file)}?{options}"
+    if _OPTIONS.fullmatch(options):
+        known = _SUFFIXES.get(os.path.splitext(file)[1].lower())
+        schemes = [known] if known else _FILES
+        wanted = " or ".join(redact(f"{scheme}://{file}?{options}") for scheme in schemes)
+        raise ConfigError(f"{redact(path)!r}: no such path, and options need a scheme: write {wanted}")
+    return url
+
+
+def _open_one(url: str, scheme: str, layout: str | None, options: Mapping[str, Any]) -> Backend:
+    if layout not in (None, *_NATIVE):
+        return cast("Backend", LAYOUTS.get(f"{scheme}/{layout}")(url, **options))
+    target = BACKENDS.get(scheme)
+    try:
+        return cast("Backend", target(url, **options))
+    except (FormatError, StoreNotFoundError, ConfigError) as error:
+        # An option that the native layout lacks may be a foreign one's.
+        if layout is not None or (
+            isinstance(error, ConfigError) and not options and (scheme not in _FILES or "?" not in url)
+        ):
+            raise
+        foreign = detect_layout(url, scheme, options, error)
+    return cast("Backend", foreign(url, **options))
+
+
+def _open_listed(
+    urls: Sequence[str | os.PathLike[str]], layout: str | None, options: Mapping[str, Any]
+) -> Iterator[Backend]:
+    for url in urls:
+        if not isinstance(url, (str, os.PathLike)):
+            raise ConfigError(f"a list of stores holds URLs and paths, not {type(url).__name__}")
+        pattern = glob_of(os.fspath(url))
+        if pattern is None:
+            yield _open(url, layout, options)
+        else:
+            yield from _open_matching(pattern, layout, options)
+
+
+def _open_matching(pattern: Glob, layout: str | None, options: Mapping[str, Any]) -> Iterator[Backend]:
+    for name in pattern.options.keys() & options.keys():
+        raise ConfigError(
+            f"{redact(_pattern_url(pattern))}: option {name!r} is given in the URL and as a keyword; give it once"
+        )
+    seen: dict[str, str] = {}
+    for path in pattern.paths():
+        # Opened by its bare path, since in a URL a ? of its name would start the options.
+        scheme = pattern.scheme or _scheme_of_match(path, pattern)
+        backend = _open_one(path, scheme, layout, {**pattern.options, **options})
+        twin = seen.get(backend.meta.build)
+        if twin is not None:
+            backend.close()
+            raise ConfigError(
+                f"{pattern.pattern} matches the same store twice, as {twin} and {backend.url}; remove the link or the copy, or "
+                "list both, if its records are to count twice"
+            )
+        seen[backend.meta.build] = backend.url
+        yield backend
+
+
+def _scheme_of_match(path: str, pattern: Glob) -> str:
+    try:
+        return scheme_of(path, writing=False)
+    except ConfigError:
+        what = "a folder" if os.path.isdir(path) else "no store"
+        raise FormatError(f"{path!r} is {what}, but {pattern.pattern} matches it; narrow the pattern") from None
+
+
+def _pattern_url(pattern: Glob) -> str:
+    return file_url(pattern.scheme, pattern.pattern) if pattern.scheme else pattern.pattern
+
+
+def open_writer(
+    url: str | os.PathLike[str],
+    fields: Mapping[str, Any],
+    *,
+    overwrite: bool = False,
+    resume: bool = False,
+    commit_every: int = COMMIT_EVERY,
+    check: bool = True,
+    plan: JSON = None,
+    index: Sequence[str] = (),
+    **options: Any,
+) -> Writer:
+    """Open a store for writing; it appears under `url` when the writer publishes, whole and in one step.
+
+    Parameters
+    ----------
+    url : str or path
+        As for `open_backend`; a bare path is of the engine that its suffix names.
+    fields : mapping
+        Name → kind, in order: ``{"image": "image", "label": "int"}``; an array as `Field` or
+        ``{"kind": "array", "dtype": "float32", "shape": [3, None]}``.
+    overwrite : bool
+        Replace a store that exists, and drop what an interrupted writer left.
+    resume : bool
+        Go on after the last durable record of an interrupted writer; ``writer.count`` says where.
+    commit_every : int
+        Records per durable batch.
+    check : bool
+        Examine each picture once and store the verdict beside it, see `storeds.jpeg.examine`: about two thirds of the time
+        of a decode, in threads where `Writer.append` is given a list. A record that has its verdict already, in the reserved
+        field ``_verdict_<image>``, keeps it. Without the check readers examine what they read, every time.
+    plan : JSON, optional
+        What is being written, beyond its fields: a writer that resumes must bring an equal one.
+    index : sequence of str
+        Fields that the server indexes, each by itself, for queries of your own; ``where=`` of a native store reads columns.
+        For MongoDB alone.
+
+    Returns
+    -------
+    Writer
+        A context manager: a clean exit publishes, an exception aborts.
+
+    Raises
+    ------
+    StoreExistsError
+        The target exists, an interrupted writer left something, or another writer is at it.
+    ConfigError
+        A field, kind or option is unknown, or the resumed writer had other fields; the URL is a pattern or a list.
+    """
+    if isinstance(url, Sequence) and not isinstance(url, (str, bytes)):
+        raise ConfigError(
+            f"a writer writes one store, and this is a list of {len(url)}; write one after the other, then read the list as one"
+        )
+    url = with_scheme(os.fspath(url))
+    if glob_of(url) is not None:
+        raise ConfigError(
+            f"{redact(url)!r} is a pattern, and a writer writes one store: name it without * and […]; patterns are for reading "
+            "many stores as one"
+        )
+    scheme = scheme_of(url, writing=True)
+    opener = getattr(BACKENDS.get(scheme), "open_writer", None)
+    if opener is None:
+        raise ConfigError(f"{redact(url)}: backend {scheme!r} can only read")
+    if plan is not None:
+        options["plan"] = plan
+    if not check:
+        options["check"] = False
+    if index:
+        if scheme in _FILES:
+            raise ConfigError(
+                f"{redact(url)}: index= is for MongoDB; a file has no indexes, and where= reads its columns"
+            )
+        options["index"] = index
+    writer: Writer = opener(url, fields, overwrite=overwrite, resume=resume, commit_every=commit_every, **options)
+    return writer
+
+
+def scheme_of(url: str, *, writing: bool) -> str:
+    """Return the scheme of a URL, or the one a bare path has by its content or suffix, a pattern by its first match."""
+    scheme, path = split_scheme(url)
+    if scheme is not None:
+        return scheme
+    pattern = None if writing else glob_of(path)
+    if pattern is not None:  # what matches may be of several engines, all of which keep files
+        return _scheme_of_match(pattern.paths()[0], pattern)
+    by_suffix = _SUFFIXES.get(os.path.splitext(path)[1].lower())
+    if not writing:
+        found = _by_content(path)
+        if found is not None:
+            return found
+    if by_suffix is None:
+        suffixes = ", ".join(_SUFFIXES)
+        raise ConfigError(
+            f"{path!r}: cannot tell the engine; write lmdb://… or hdf5://…, or use one of the suffixes {suffixes}"
+        )
+    return by_suffix
+
+
+def _by_content(path: str) -> str | None:
+    path = os.path.abspath(os.path.expanduser(path))
+    try:
+        if os.path.isfile(os.path.join(path, _LMDB_DATA)):  # an environment that is a folder
+            return "lmdb"
+        mode = os.stat(path).st_mode
+        found = sniff(path) if stat.S_ISREG(mode) else None
+    except (FileNotFoundError, NotADirectoryError):
+        raise StoreNotFoundError(f"no store at {path}: {nearest(path)}") from None
+    except OSError as error:
+        raise refused(path, "read", error) from None
+    if found is None and os.path.splitext(path)[1].lower() not in _SUFFIXES:
+        if stat.S_ISDIR(mode):
+            raise FormatError(
+                f"{path!r} is a folder without {_LMDB_DATA}, so no LMDB environment; of images, videos or "
+                "tables in it, `storeds pack` makes a store"
+            )
+        raise FormatError(
+            f"{path!r} is neither an LMDB nor an HDF5 file; of a list, a tar, Parquet or Arrow file, `storeds pack` makes a store"
+        )
+    return found

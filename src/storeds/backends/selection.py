@@ -1,0 +1,114 @@
+"""A backend that shows only some records of another: those that ``where=`` selects."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from storeds._utils.text import counted
+from storeds.errors import ConfigError, RecordError
+from storeds.protocols import Array, Backend, Meta, Record
+from storeds.records.columns import read_arrays, read_column
+from storeds.records.filters import check_where, matching_positions
+from storeds.records.index_cache import index_path, load_index, save_index
+from storeds.records.meta import Count
+from storeds.records.verdicts import readable_fields
+
+__all__ = ["Selection"]
+
+_LOG = logging.getLogger("storeds")
+
+
+class Selection:
+    """Some records of a backend under new positions ``0..len-1``, in their old order.
+
+    Parameters
+    ----------
+    backend : Backend
+        Kept open for as long as the selection; closing one closes the other.
+    where : mapping
+        Field → the value, or list of values, that it must have.
+
+    Notes
+    -----
+    The positions lie in a memory-mapped index file; a pickle carries only what leads there. `Meta` is the whole
+    store's except for ``count``.
+    """
+
+    def __init__(self, backend: Backend, where: Mapping[str, Any]) -> None:
+        self.backend = backend
+        self.where = {name: sorted(values, key=repr) for name, values in _accepted(backend, where).items()}
+        self._index = index_path(backend.url, backend.meta.build, repr(self.where))  # JSON has no infinities
+        self._positions: Array | None = None
+        self.meta: Meta = replace(backend.meta, count=Count(len(self.positions)))
+        if not self.meta.count and backend.meta.count:
+            _LOG.warning(
+                "where=%r selects none of the %s of %s", self.where, counted(backend.meta.count, "record"), self.url
+            )
+
+    @property
+    def url(self) -> str:
+        """The store's URL."""
+        return self.backend.url
+
+    @property
+    def positions(self) -> Array:
+        """The selected positions of the store, int64, ascending."""
+        if self._positions is None:
+            found = load_index(self._index)
+            self._positions = save_index(self._index, self._select()) if found is None else found
+        return self._positions
+
+    def _select(self) -> Array:
+        return matching_positions(self.backend, self.where)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_positions": None}
+
+    def __len__(self) -> int:
+        return self.meta.count
+
+    def __repr__(self) -> str:
+        return f"Selection({self.backend!r}, where={self.where!r}, count={self.meta.count})"
+
+    def get_many(self, positions: Sequence[int], /, fields: Sequence[str] | None = None) -> list[Record | RecordError]:
+        # docstring inherited
+        return self.backend.get_many(self._in_store(positions), fields)  # type: ignore[arg-type]  # an array is a sequence
+
+    def get_arrays(self, positions: Sequence[int], /, fields: Sequence[str] | None = None) -> dict[str, Array]:
+        """Return fields of many records as arrays; see `storeds.protocols.SupportsBatchArrays`."""
+        return read_arrays(self.backend, self._in_store(positions), fields)  # type: ignore[arg-type]  # the same
+
+    def _in_store(self, positions: Sequence[int]) -> Array:
+        asked = np.asarray(positions, dtype=np.int64)
+        if asked.size and (asked.min() < 0 or asked.max() >= len(self)):
+            raise IndexError(f"position outside [0, {len(self)}) of the selection from {self.url}")
+        found: Array = self.positions[asked]
+        return found
+
+    def column(self, name: str, /) -> Array:
+        # docstring inherited
+        return read_column(self.backend, name)[self.positions]
+
+    def close(self) -> None:
+        # docstring inherited
+        self.backend.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _accepted(backend: Backend, where: Mapping[str, Any]) -> dict[str, list[Any]]:
+    if not where:
+        raise ConfigError("where: an empty mapping selects nothing in particular; leave it out to take every record")
+    return check_where(where, readable_fields(backend.meta), backend.url)

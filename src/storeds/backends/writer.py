@@ -1,0 +1,352 @@
+"""What every writer does alike: validating records, batching them, and the life from first append to publish."""
+
+from __future__ import annotations
+
+import json
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, ClassVar, Literal, Self
+
+from storeds.errors import ClosedError, ConfigError, RecordError, StoredsError, StoreExistsError, UnavailableError
+from storeds.protocols import JSON, Field, Meta, Record
+from storeds.records.codec import ContentHash, RecordCodec, canonical_json, checksum
+from storeds.records.fields import parse_fields
+from storeds.records.meta import NATIVE, Count, new_build
+from storeds.records.verdicts import UNCHECKED, Verdict, verdict_field
+
+__all__ = ["BATCH_BYTES", "COMMIT_EVERY", "EncodedRecord", "StoreWriter", "other_plan", "target_exists"]
+
+COMMIT_EVERY = 1000
+_WORTH_THREADS, _CHUNK = 8, 64  # records
+_BYTES = (bytes, bytearray, memoryview)
+_COMMON = (UNCHECKED, "intact")
+BATCH_BYTES = 32 << 20
+
+
+def target_exists(url: str, is_left: bool) -> StoreExistsError:
+    """Return the error for a target that is not to be replaced; `is_left` says that an interrupted writer left its work."""
+    goes_on = "; with resume=True (--resume) as well, that continues the interrupted writer's work" if is_left else ""
+    return StoreExistsError(
+        f"{url} exists, and a published store never changes. To add records, write them to a store of another name and read "
+        f"both as one with open_backend([{url!r}, …]) or a pattern; convert copies both into one. To delete what is there and "
+        f"write the store again, pass overwrite=True (--overwrite){goes_on}"
+    )
+
+
+def other_plan(url: str, begun: JSON, now: JSON) -> ConfigError:
+    """Return the error for a writer that cannot go on with another's work, because it was to write something else."""
+    differing = [
+        f"{name} was {json.dumps(old)} and is {json.dumps(new)}" for name, old, new in _differences(begun, now)
+    ]
+    return ConfigError(
+        f"{url} cannot be resumed, as it was begun with other arguments: {'; '.join(differing)}; use the same, or start anew "
+        "with overwrite=True (--overwrite), without resume=True"
+    )
+
+
+def _differences(old: JSON, new: JSON, name: str = "") -> Iterator[tuple[str, JSON, JSON]]:
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        yield name, old, new
+        return
+    for key in {**old, **new}:
+        if old.get(key) != new.get(key):
+            yield from _differences(old.get(key), new.get(key), f"{name}.{key}" if name else key)
+
+
+def _verdict(blob: bytes | bytearray | memoryview) -> str:
+    from storeds.jpeg import examine  # a writer without pictures needs no decoder
+
+    return examine(bytes(blob)).to_text()
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedRecord:
+    """One validated record on its way into a store.
+
+    Attributes
+    ----------
+    packed : bytes
+        Its msgpack map; empty where the engine does not need it.
+    size : int
+        Bytes of that map.
+    """
+
+    stored: Record
+    packed: bytes
+    digest: bytes
+    size: int
+
+
+class StoreWriter(ABC):
+    """Base of the native writers: an engine adds how a batch becomes durable, and how all becomes visible.
+
+    Parameters
+    ----------
+    url : str
+        The target, secrets removed.
+    fields : mapping
+        The declaration, see `storeds.records.fields.parse_fields`.
+    commit_every : int
+        Records per durable batch; a batch also ends at 32 MiB.
+    check : bool
+        Examine each picture that comes without a verdict, in threads where several records come at once.
+
+    Attributes
+    ----------
+    fields : dict
+        What each record is stored with: the declared fields, then the verdicts on pictures.
+    note : JSON
+        What the last `flush` with a note left, in this writer or in the one that it resumes.
+    """
+
+    def __init__(self, url: str, fields: Mapping[str, Any], commit_every: int, *, check: bool = True) -> None:
+        if isinstance(commit_every, bool) or not isinstance(commit_every, int) or commit_every < 1:
+            raise ConfigError(f"commit_every must be a positive number of records, got {commit_every!r}")
+        self.url = url
+        if not isinstance(check, bool):
+            raise ConfigError(f"check is True or False, got {check!r}")
+        self._declared = parse_fields(fields)
+        images = (name for name, field in self._declared.items() if field.kind == "image")
+        self._verdicts = {name: verdict_field(name) for name in images}
+        self._check_pictures = check
+        self.fields = {**self._declared, **{name: Field("str") for name in self._verdicts.values()}}
+        self.commit_every = commit_every
+        self.meta: Meta | None = None
+        self.note: JSON = None
+        self._codec = RecordCodec(self.fields)
+        self._content = ContentHash()
+        self._batch: list[EncodedRecord] = []  # without what `_write_part` took
+        self._batch_bytes = self._part_bytes = 0
+        self._durable = self._taken = 0
+        self._state: Literal["open", "published", "closed"] = "open"
+        self._pid = os.getpid()
+
+    engine_errors: ClassVar[tuple[type[Exception], ...]] = (OSError,)
+    """What the engine raises when it cannot write."""
+
+    part_bytes: ClassVar[int] = BATCH_BYTES
+    """About how many bytes of records `_write_part` takes at a time; an engine that keeps this default needs none."""
+
+    needs_packed: ClassVar[bool] = True
+    """Whether the engine uses `EncodedRecord.packed`; else it is not held, which saves half of a batch's memory."""
+
+    @abstractmethod
+    def _commit(self, batch: list[EncodedRecord], first: int) -> None:
+        """Make `batch`, whose first record has position `first`, durable, and what `_write_part` took before."""
+
+    def _write_part(self, part: list[EncodedRecord], first: int) -> None:
+        """Take the next part of a batch early, so that it need not be held; it may become durable with the rest."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def _save_note(self, note: JSON) -> None:
+        """Make `note` durable, for the `note` of a writer that resumes."""
+
+    @abstractmethod
+    def _publish(self, meta: Meta) -> None:
+        """Make everything committed visible under the target, in one step, and clean up."""
+
+    @abstractmethod
+    def _discard(self) -> None:
+        """Remove everything written."""
+
+    @abstractmethod
+    def _suspend(self) -> None:
+        """Let go of the engine and keep what is durable, for a later ``resume=True``."""
+
+    @property
+    def count(self) -> int:
+        # docstring inherited
+        return self._durable + self._taken + len(self._batch)
+
+    def append(self, records: Iterable[Record], /) -> int:
+        # docstring inherited
+        self._check_open()
+        before = self.count
+        for record in self._examined(records):
+            self._batch.append(self._seal(record))
+            if (
+                self._taken + len(self._batch) >= self.commit_every
+                or self._batch_bytes + self._part_bytes >= BATCH_BYTES
+            ):
+                self.flush()
+            elif self._part_bytes >= self.part_bytes:
+                self._hand_over(self._write_part)
+                self._batch_bytes += self._part_bytes
+                self._part_bytes = 0
+        return self.count - before
+
+    def _examined(self, records: Iterable[Record]) -> Iterable[Record]:
+        """Return the records with verdicts on their pictures; a record that has one keeps it."""
+        if not self._verdicts:
+            return records
+        if not self._check_pictures or not isinstance(records, Sequence) or len(records) < _WORTH_THREADS:
+            return map(self._with_verdicts, records)
+        return self._examined_in_threads(records)
+
+    def _examined_in_threads(self, records: Sequence[Record]) -> Iterator[Record]:
+        # Decoding releases Python's lock. `map` would examine a whole list ahead of the first write.
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "storeds-examine") as pool:
+            for start in range(0, len(records), _CHUNK):
+                yield from pool.map(self._with_verdicts, records[start : start + _CHUNK])
+
+    def _with_verdicts(self, record: Record) -> Record:
+        if not isinstance(record, Mapping) or self._verdicts.keys() - record.keys():
+            return record  # which the codec refuses, with the reason
+        found: dict[str, Any] = {}
+        for image, name in self._verdicts.items():
+            blob = record[image]
+            known = record.get(name, UNCHECKED)
+            if self._check_pictures and known == UNCHECKED and isinstance(blob, _BYTES):
+                known = _verdict(blob)
+            found[name] = known
+        return {**record, **found}
+
+    def _hand_over(self, take: Callable[[list[EncodedRecord], int], None]) -> None:
+        with self._writing():
+            take(self._batch, self._durable + self._taken)
+        self._content.update(b"".join(sealed.digest for sealed in self._batch))
+        self._taken += len(self._batch)
+        self._batch = []
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Keep what is durable when the engine fails: a full disk or a lost server must not cost hours of work."""
+        try:
+            yield
+        except UnavailableError:
+            self.suspend()
+            raise
+        except StoredsError:
+            raise
+        except self.engine_errors as error:
+            reason = self._reason(error)
+            self.suspend()
+            raise StoredsError(
+                f"{self.url} cannot be written: {reason}; the first {self._durable} records are safe: make room, then go on "
+                "with resume=True (--resume)"
+            ) from error
+
+    @contextmanager
+    def _opening(self) -> Iterator[None]:
+        """Let go of the target when the engine cannot begin, or go on from what an earlier writer left."""
+        try:
+            yield
+        except BaseException as error:
+            reason = self._reason(error)
+            self.suspend()
+            if isinstance(error, self.engine_errors) and not isinstance(error, StoredsError):
+                raise StoredsError(
+                    f"{self.url} cannot be written: {reason}; what an earlier writer made durable is safe: make room, then "
+                    "go on with resume=True (--resume)"
+                ) from error
+            raise
+
+    def _reason(self, error: BaseException) -> str:
+        """Say why the engine cannot write; an engine that keeps files looks whether their disk is full."""
+        return str(error)
+
+    def flush(self, note: JSON = None) -> None:
+        """Make everything appended so far durable, and then `note`, if one is given: where its caller would go on."""
+        self._check_open()
+        if self._batch or self._taken:
+            self._hand_over(self._commit)
+            self._durable += self._taken
+            self._taken = self._batch_bytes = self._part_bytes = 0
+        if note is not None:
+            with self._writing():
+                self._save_note(note)
+            self.note = note
+
+    def publish(self, attrs: Mapping[str, JSON] | None = None) -> Meta:
+        # docstring inherited
+        self._check_open()
+        attrs = dict(attrs or {})
+        try:
+            canonical_json(attrs)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"attrs of {self.url} must be JSON: {error}") from None
+        self.flush()
+        meta = Meta(
+            self._content.finish(self.fields, attrs),
+            new_build(),
+            Count(self._durable),
+            NATIVE,
+            self._declared,
+            attrs,
+            tuple(self._verdicts),
+        )
+        try:
+            with self._writing():
+                self._publish(meta)
+        except BaseException:
+            self.suspend()
+            raise
+        self._state = "published"
+        self.meta = meta
+        return meta
+
+    def abort(self) -> None:
+        # docstring inherited
+        if self._is_mine_and_open():
+            self._state = "closed"
+            self._batch = []
+            self._discard()
+
+    def suspend(self) -> None:
+        """Stop without publishing and keep what is durable; ``open_writer(…, resume=True)`` goes on from there."""
+        if self._is_mine_and_open():
+            self._state = "closed"
+            self._batch = []
+            self._suspend()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None and self._state == "open":
+            self.publish()
+        elif isinstance(error, Exception):
+            with suppress(UnavailableError):  # what led here matters more; the leftovers are told to the next writer
+                self.abort()
+        else:  # Ctrl-C and SystemExit: hours of work may be durable
+            self.suspend()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r}, count={self.count}, {self._state})"
+
+    def _seal(self, record: Record) -> EncodedRecord:
+        try:
+            stored = self._codec.canonical(record)
+            for name in self._verdicts.values():
+                if stored[name] not in _COMMON:
+                    Verdict.from_text(stored[name])
+        except ValueError as error:
+            raise RecordError.at(self.url, self.count, str(error)) from None
+        packed = self._codec.pack(stored)
+        self._part_bytes += len(packed)
+        return EncodedRecord(stored, packed if self.needs_packed else b"", checksum(packed), len(packed))
+
+    def _resume_from(self, count: int, checksums: Iterable[bytes]) -> None:
+        """Take over `count` durable records with these concatenated checksums."""
+        for part in checksums:
+            self._content.update(part)
+        self._durable = count
+
+    def _is_mine_and_open(self) -> bool:
+        return self._state == "open" and self._pid == os.getpid()  # what a forked child has is its parent's
+
+    def _check_open(self) -> None:
+        if self._pid != os.getpid():
+            raise ClosedError(
+                f"the writer of {self.url} is for the process that opened it; open another with open_writer"
+            )
+        if self._state != "open":
+            raise ClosedError(f"the writer of {self.url} is {self._state}; open another with open_writer")

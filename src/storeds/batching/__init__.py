@@ -1,0 +1,1 @@
+"""Batches: collating samples, and memory that batches share between processes."""

@@ -1,0 +1,249 @@
+"""The commands that write a store: pack, convert, repair."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from storeds import ops
+from storeds._utils.text import counted
+from storeds._utils.urls import redact
+from storeds.cli.app import (
+    AsJson,
+    CommitEvery,
+    Index,
+    Layout,
+    Options,
+    Overwrite,
+    Resume,
+    Target,
+    app,
+    command,
+    parse_option,
+    print_json,
+    print_table,
+    progress,
+    say,
+    say_error,
+)
+from storeds.cli.complete import complete_url
+from storeds.errors import ConfigError
+from storeds.ops.packing import OnBad
+from storeds.ops.packing.result import Packed, reasons, summary
+from storeds.ops.packing.sources import LabelStyle, Problem, SourceKind
+from storeds.ops.packing.splits import SplitBy
+from storeds.ops.verdict_counts import brief
+
+__all__ = ["convert", "pack", "repair"]
+
+_SHOWN = 20  # lines
+
+Check = Annotated[
+    bool, typer.Option("--check/--no-check", help="Examine each picture once, and store the verdict on it beside it.")
+]
+
+
+@app.command()
+@command
+def pack(
+    source: Annotated[
+        str,
+        typer.Argument(help="A folder, a .csv, .jsonl, .json or .tar file, or a store.", autocompletion=complete_url),
+    ],
+    url: Target,
+    kind: Annotated[SourceKind | None, typer.Option(help="Kind of the source; by default storeds detects it.")] = None,
+    on_bad: Annotated[
+        OnBad, typer.Option(help="Bad items: publish nothing and list them, leave them out, or keep what can be read.")
+    ] = "raise",
+    split: Annotated[
+        str | None, typer.Option(help="Adds a field split, each class divided by these shares: train=0.9,val=0.1")
+    ] = None,
+    split_by: Annotated[
+        SplitBy | None,
+        typer.Option(help="Divide class by class, or by a hash of the key; by label where there is one."),
+    ] = None,
+    max_side: Annotated[int | None, typer.Option(help="Scale larger images down to this many pixels.")] = None,
+    quality: Annotated[int | None, typer.Option(help="Encode every image anew as JPEG of this quality.")] = None,
+    check: Check = True,
+    workers: Annotated[
+        int | None, typer.Option(help="Threads that read, examine and encode; one per CPU by default.")
+    ] = None,
+    root: Annotated[str | None, typer.Option(help="Where a manifest's paths begin; its own folder by default.")] = None,
+    path_column: Annotated[str | None, typer.Option(help="The manifest's column of paths.")] = None,
+    label_column: Annotated[str | None, typer.Option(help="The manifest's column of labels.")] = None,
+    label_type: Annotated[
+        LabelStyle | None, typer.Option(help="What the manifest's labels are: integers, or names of classes.")
+    ] = None,
+    columns: Annotated[str | None, typer.Option(help="Names for a CSV without a header: path,label")] = None,
+    delimiter: Annotated[str | None, typer.Option(help="The CSV's delimiter; found out by default.")] = None,
+    encoding: Annotated[str | None, typer.Option(help="The manifest's text encoding; UTF-8 by default.")] = None,
+    fps: Annotated[str | None, typer.Option(help="Frames a second that are taken of films; all by default.")] = None,
+    label: Annotated[
+        bool | None,
+        typer.Option("--label/--no-label", help="Whether records get a label; by default storeds detects it."),
+    ] = None,
+    allow_outside: Annotated[bool, typer.Option("--allow-outside", help="Take paths that leave the root.")] = False,
+    allow_empty: Annotated[bool, typer.Option("--allow-empty", help="Keep classes whose folder is empty.")] = False,
+    include_hidden: Annotated[
+        bool, typer.Option("--include-hidden", help="Take hidden files and folders, such as .git, too.")
+    ] = False,
+    overwrite: Overwrite = False,
+    resume: Resume = False,
+    commit_every: CommitEvery = 1000,
+    index: Index = None,
+    as_json: AsJson = False,
+) -> None:
+    """Pack images, or another store, into a store."""
+    options = {
+        "root": root,
+        "path_column": path_column,
+        "label_column": label_column,
+        "delimiter": delimiter,
+        "encoding": encoding,
+        "fps": fps,
+        "label": label,
+        "label_type": label_type,
+        "columns": None if columns is None else [name.strip() for name in columns.split(",")],
+        "allow_outside": allow_outside or None,
+        "allow_empty": allow_empty or None,
+        "include_hidden": include_hidden or None,
+    }
+    problems: list[Problem] = []
+    with progress("pack", quiet=as_json) as hook:
+        meta = ops.pack(
+            source,
+            url,
+            kind=kind,
+            on_bad=on_bad,
+            split=_shares(split),
+            split_by=split_by,
+            max_side=max_side,
+            quality=quality,
+            check=check,
+            workers=workers,
+            overwrite=overwrite,
+            resume=resume,
+            commit_every=commit_every,
+            index=index or (),
+            progress=hook,
+            on_problem=problems.append,
+            **{name: value for name, value in options.items() if value is not None},
+        )
+    if not as_json:
+        _report(meta, problems, kept=on_bad == "keep")
+    _published(
+        url,
+        meta,
+        as_json=as_json,
+        problems=[vars(problem) for problem in problems],
+        damaged=meta.damaged,
+        left_out=meta.left_out,
+        columns=meta.columns,
+        notes=meta.notes,
+        findings=meta.findings,
+    )
+    if meta.findings and not as_json:
+        say(f"pictures: {brief(meta.findings)}")
+
+
+def _report(packed: Packed, problems: list[Problem], *, kept: bool) -> None:
+    """Say on stderr how columns were understood, and which items are bad, and why."""
+    if packed.columns:
+        say_error("columns: ", ", ".join(f"{name} → {field or 'left out'}" for name, field in packed.columns.items()))
+        if "label" not in packed.fields:
+            say_error("columns: ", "none is a label, so records have none")
+    for problem in problems[:_SHOWN]:
+        say_error("", f"{'kept' if kept else 'left out'}: {problem}")
+    if len(problems) > _SHOWN:
+        say_error("", f"… and {len(problems) - _SHOWN:,} more; --json lists all of them")
+    if packed.reasons:
+        bad, items = sum(packed.reasons.values()), packed.count + packed.left_out
+        said = f"{bad:,} of {counted(items, 'item')} bad, {packed.left_out:,} left out: {summary(reasons(problems))}"
+        say_error("", said)
+
+
+def _shares(text: str | None) -> dict[str, float] | None:
+    if text is None:
+        return None
+    try:
+        return {name.strip(): float(share) for name, share in (part.split("=") for part in text.split(","))}
+    except ValueError:
+        raise ConfigError(f"--split {text!r} must read name=share,name=share, as in train=0.9,val=0.1") from None
+
+
+@app.command()
+@command
+def convert(
+    source: Annotated[str, typer.Argument(help="The store to copy.", autocompletion=complete_url)],
+    url: Target,
+    overwrite: Overwrite = False,
+    resume: Resume = False,
+    commit_every: CommitEvery = 1000,
+    index: Index = None,
+    check: Check = True,
+    layout: Layout = None,
+    option: Options = None,
+    as_json: AsJson = False,
+) -> None:
+    """Copy a store, native or foreign, to another engine; a native one with verdicts keeps its id."""
+    options = dict(map(parse_option, option or []))
+    with progress("convert", quiet=as_json) as hook:
+        meta = ops.convert(
+            source,
+            url,
+            overwrite=overwrite,
+            resume=resume,
+            commit_every=commit_every,
+            index=index or (),
+            check=check,
+            layout=layout,
+            options=options,
+            progress=hook,
+        )
+    _published(url, meta, as_json=as_json)
+
+
+@app.command()
+@command
+def repair(
+    source: Annotated[str, typer.Argument(help="The store to copy; it is only read.", autocompletion=complete_url)],
+    url: Target,
+    overwrite: Overwrite = False,
+    resume: Resume = False,
+    commit_every: CommitEvery = 1000,
+    layout: Layout = None,
+    option: Options = None,
+    as_json: AsJson = False,
+) -> None:
+    """Copy a store with every damaged JPEG repaired; exit code 1 if some are beyond repair."""
+    options = dict(map(parse_option, option or []))
+    with progress("repair", quiet=as_json) as hook:
+        report = ops.repair(
+            source,
+            url,
+            overwrite=overwrite,
+            resume=resume,
+            commit_every=commit_every,
+            layout=layout,
+            options=options,
+            progress=hook,
+        )
+    if as_json:
+        print_json(report.to_json())
+    else:
+        rows = (
+            (kind, f"{count:,}", f"{report.repaired_of(kind):,}", f"{report.beyond.get(kind, 0):,}")
+            for kind, count in report.kinds.items()
+        )
+        print_table({"finding": "left", "images": "right", "repaired": "right", "beyond repair": "right"}, rows)
+        _published(url, report, as_json=False)
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+def _published(url: str, meta: Any, *, as_json: bool, **more: Any) -> None:
+    if as_json:
+        print_json({"url": redact(url), "count": meta.count, "id": meta.id, "build": meta.build, **more})
+    else:
+        say(f"{redact(url)}: {counted(meta.count, 'record')}, id {meta.id}")

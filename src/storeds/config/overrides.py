@@ -1,0 +1,88 @@
+"""Changes single values of a config from texts such as ``loader.batch_size=16``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import yaml
+
+from storeds._utils.config_text import DEEPEST, parse_toml, parse_yaml
+from storeds.errors import ConfigError, suggest
+
+__all__ = ["override"]
+
+_SHOWN = 40  # characters
+
+
+def override(config: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """Return a copy of `config` in which each override ``table.key=value`` is set, in order.
+
+    The value is read as TOML, else as YAML: ``16``, ``true``, ``null``, ``[8, 8]``, ``{name = "Resize", size = 8}``, and
+    text with or without quotes. A number in the path is a place in a list: ``dataset.transform.0.size=128``.
+
+    Raises
+    ------
+    ConfigError
+        An override has no ``=``, its value is malformed, or its path leads through something that is neither a table nor
+        a list; a split is not one of the config's. Messages show no value. Unknown keys are left to the config.
+    """
+    if isinstance(overrides, str):
+        raise ConfigError("overrides: expected a list of texts such as 'loader.batch_size=16', got one text")
+    changed: Any = dict(config)
+    for text in overrides:
+        path, equals, value = text.partition("=") if isinstance(text, str) else ("", "", "")
+        keys = [key.strip() for key in path.split(".")]
+        if not equals or not all(keys) or len(keys) > DEEPEST:
+            raise ConfigError(f"overrides: {_start(text)} must read table.key=value, as in loader.batch_size=16")
+        _check_split(changed, keys, path)
+        changed = _with(changed, keys, _value(value, path), path)
+    return changed  # type: ignore[no-any-return]  # a mapping stays one
+
+
+def _start(text: Any) -> str:
+    """Return what of a malformed override can be shown: a secret would stand behind the first of these characters."""
+    return repr(re.split(r"[=:@/\s]", text)[0][:_SHOWN]) + "…" if isinstance(text, str) else f"a {type(text).__name__}"
+
+
+def _check_split(config: Mapping[str, Any], keys: list[str], path: str) -> None:
+    """Refuse a misspelt split, which would otherwise become a new one."""
+    splits = config.get("splits")
+    if keys[0] == "splits" and len(keys) > 1 and isinstance(splits, Mapping) and splits:
+        names = [str(name) for name in splits]
+        if keys[1] not in names:
+            raise ConfigError(f"overrides: {path}: unknown split {keys[1]!r}; {suggest(keys[1], names, 'splits')}")
+
+
+def _with(node: Any, keys: list[str], value: Any, path: str) -> Any:
+    """Return a copy of `node` in which what `keys` lead to is `value`."""
+    if not keys:
+        return value
+    key, rest = keys[0], keys[1:]
+    if node is None or isinstance(node, Mapping):
+        table = dict(node or {})
+        key = next((known for known in table if str(known) == key), key)  # YAML has keys that are numbers
+        return {**table, key: _with(table.get(key), rest, value, path)}
+    if isinstance(node, list):
+        if not (key.isascii() and key.isdigit() and len(key) < 9 and int(key) < len(node)):
+            raise ConfigError(f"overrides: {path}: the list has {len(node)} items, counted from 0, and no item {key!r}")
+        place = int(key)
+        return [*node[:place], _with(node[place], rest, value, path), *node[place + 1 :]]
+    raise ConfigError(f"overrides: {path}: cannot set {key!r}: its parent is a {type(node).__name__}, not a table")
+
+
+def _value(text: str, path: str) -> Any:
+    text = text.strip()
+    if not text:
+        raise ConfigError(f"overrides: {path} has no value; write null for none, or two quotes for empty text")
+    if "\n" not in text:
+        try:
+            return parse_toml(f"value = {text}")["value"]
+        except ValueError:
+            pass
+    try:
+        return parse_yaml(text)
+    except (ValueError, yaml.YAMLError):
+        pass
+    raise ConfigError(f"overrides: the value of {path} is neither TOML nor YAML; put text into quotes")

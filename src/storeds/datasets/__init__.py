@@ -1,0 +1,1 @@
+"""Datasets: map-style and iterable-style, with their policies for bad samples."""

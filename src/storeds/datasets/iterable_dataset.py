@@ -1,0 +1,352 @@
+"""The iterable-style Dataset: many stores as one stream, interleaved, shuffled, shared out, resumed anywhere."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+from typing import Any, TypeAlias, get_args
+
+import xxhash
+from torch.utils.data import IterableDataset, get_worker_info
+
+from storeds._utils.distributed import integer, ranks
+from storeds._utils.paths import glob_of
+from storeds.backends.concatenated import ConcatenatedBackend, check_same_classes
+from storeds.backends.opening import open_backend
+from storeds.datasets.epoch import MOST, SharedEpoch, SharedPasses
+from storeds.datasets.map_dataset import StoreDataset
+from storeds.datasets.report import SampleReport, Tally
+from storeds.datasets.seeds import agreed_seed, draw_seed
+from storeds.datasets.sharding import Remainder, Share, pieces, rank_bounds
+from storeds.datasets.source import Source
+from storeds.datasets.stream import Addresses, Begun, Place, Samples
+from storeds.errors import ConfigError, suggest
+from storeds.protocols import Backend
+
+__all__ = ["SourceLike", "StoreIterable", "check_alike", "listed", "seed_of", "single"]
+
+
+SourceLike: TypeAlias = "str | os.PathLike[str] | Backend | Source | StoreDataset"
+
+
+def listed(sources: SourceLike | Iterable[SourceLike]) -> list[SourceLike]:
+    """Return one source, or several, as a list; raises ConfigError."""
+    if isinstance(sources, (str, os.PathLike, Source, StoreDataset, Backend)):
+        return [sources]
+    if isinstance(sources, AbstractSet):
+        raise ConfigError("sources have an order, and a set has none: give a list")
+    if isinstance(sources, Mapping):
+        raise ConfigError("a mapping is no source: give Source.parse(mapping), or its URLs as a list")
+    if not isinstance(sources, Iterable):
+        raise ConfigError(f"sources are URLs, paths, backends, Sources or StoreDatasets, not {type(sources).__name__}")
+    return list(sources)
+
+
+def single(
+    sources: Sequence[SourceLike], arguments: Mapping[str, Any]
+) -> Iterator[tuple[SourceLike, Mapping[str, Any]]]:
+    """Yield each source with the arguments of its dataset; a pattern is the files that match, which are open already."""
+    opening = {"layout": arguments.get("layout"), **(arguments.get("options") or {})}
+    others = {name: value for name, value in arguments.items() if name not in ("layout", "options")}
+    for source in sources:
+        if not isinstance(source, (str, os.PathLike)) or glob_of(os.fspath(source)) is None:
+            yield source, arguments
+            continue
+        whole = open_backend(source, **opening)
+        # A file of exactly that name may have come since.
+        members = whole.members() if isinstance(whole, ConcatenatedBackend) else [whole]
+        yield from ((member, others) for member in members)
+
+
+def seed_of(seed: int | None, number: int) -> int | None:
+    """Return the seed of a source's samples."""
+    if seed is None or number == 0:
+        return seed
+    return xxhash.xxh3_64_intdigest(f"{seed}/source/{number}".encode()) >> 1  # fits into an int64
+
+
+def check_alike(first: StoreDataset, other: StoreDataset) -> None:
+    """Raise ConfigError unless the samples of both can stand in one batch, and their labels mean the same."""
+    for what, one, two in zip(("fields", "kinds", "as_dict"), _looks(first), _looks(other), strict=True):
+        if one != two:
+            raise ConfigError(
+                f"the samples of one stream are alike: {what} are {one} in {first.url}, {two} in {other.url}"
+            )
+    if first.reader.target is not None:
+        check_same_classes(first.backend, other.backend)
+
+
+def _looks(dataset: StoreDataset) -> tuple[Any, ...]:
+    stored = dataset.backend.meta.fields
+    kinds = [(stored[name].kind, stored[name].dtype) if name in stored else name for name in dataset.reader.fields]
+    return dataset.reader.fields, kinds, dataset.as_dict
+
+
+_VERSION = 1
+
+
+class StoreIterable(IterableDataset[Any]):
+    """Samples of one or many stores as a stream, for `torch.utils.data.DataLoader` with any number of workers and ranks.
+
+    Parameters
+    ----------
+    sources : str, path, Backend, Source or StoreDataset, or a sequence of these
+        What is streamed; each is opened as a `StoreDataset`, unless it is one. A pattern such as ``hdf5://data/*.h5`` is as
+        many sources as files match; a `Source` is one.
+    cycle_length : int
+        How many sources are open at once.
+    block_length : int
+        How many consecutive samples of one source come before it is the next one's turn.
+    shuffle_buffer : int
+        Shuffle the stream in a buffer of so many samples. What the buffer holds is where samples are,
+        not the samples.
+    seed : int, optional
+        Shuffles the sources in each epoch, and the stream, if there is a buffer. It is also the seed of the datasets
+        opened here: the first source's has it as it is, each other one's a number made from it, so that samples of the
+        same index in different sources do not share their randomness. Without one, sources come in their order, unless
+        there is a buffer: then a seed for the order is drawn from torch's default generator when the stream is made, the
+        same for all ranks; and the samples' randomness begins with each pass at what that generator gives.
+    remainder : str
+        What happens when the ranks cannot all have the same number of samples. ``"keep"``: some have one more.
+        ``"drop"``: the last ``total % num_replicas`` samples are left out. ``"pad"``: as many come twice as it takes.
+    read_batch : int
+        How many samples are read together, in one storage call for each source among them.
+    read_ahead : int
+        How many read batches are under way, each in a thread, beyond the one in use; 0 reads without threads.
+    num_replicas, rank : int, optional
+        How many processes share an epoch, and which of them this is: torch.distributed's where it is initialised, else 1
+        and 0.
+    **dataset_arguments
+        For each `StoreDataset` opened here: ``transform``, ``decode``, ``where`` and so on. With ``on_error="skip"`` a bad
+        sample is left out of the stream. ``max_bad`` and ``max_bad_fraction`` count over all that are opened here.
+
+    Attributes
+    ----------
+    datasets : tuple of StoreDataset
+        The sources. The stream's samples are theirs: sample i of source k is ``datasets[k][i]``.
+
+    Raises
+    ------
+    ConfigError
+        An argument is malformed, there is no source, or two have samples of different fields.
+    StoreNotFoundError, FormatError, UnavailableError
+        From opening a store. Reading raises `RecordError` and its children, and ends the iterator.
+
+    Notes
+    -----
+    *Shares*: all samples stand in a row, source by source. The row is cut into equal parts for the ranks, in order, and
+    each part likewise for the rank's workers; each worker interleaves what lies in its part, as
+    ``tf.data.Dataset.interleave`` does, and shuffles that. Parts differ by one sample at most. With a seed and more than
+    one part, the row begins at another place in each epoch. A worker without samples yields none.
+
+    *Epochs*: a pass begins with its first sample; ``iter()`` alone changes nothing. The first pass is epoch 0, and each later
+    one the epoch after the pass that began last, with workers that are kept or not. `set_epoch` chooses the epoch of the
+    next pass, and counting goes on from there. A stream does not know its loaders: passes of several are counted together.
+
+    *Order*: a function of the stores, the arguments, the epoch, the rank and the worker, and nothing else.
+
+    *State*: `state_dict` counts what was yielded in the process that it is called in. Without workers it is exact with any
+    DataLoader; with workers, use torchdata's ``StatefulDataLoader``, which keeps one for each.
+
+    *Processes and threads*: works in the process that made it and in workers of every start method; no handle is ever
+    shared. An iterator belongs to one thread and owns its reading threads, which end with it. State and epoch follow the
+    iterator that was made last. Up to ``(read_ahead + 1) * read_batch`` samples are in memory.
+    """
+
+    def __init__(
+        self,
+        sources: SourceLike | Iterable[SourceLike],
+        *,
+        cycle_length: int = 4,
+        block_length: int = 1,
+        shuffle_buffer: int = 0,
+        seed: int | None = None,
+        remainder: Remainder = "keep",
+        read_batch: int = 32,
+        read_ahead: int = 2,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        **dataset_arguments: Any,
+    ) -> None:
+        super().__init__()
+        self.cycle_length = integer("cycle_length", cycle_length, 1)
+        self.block_length = integer("block_length", block_length, 1)
+        self.shuffle_buffer = integer("shuffle_buffer", shuffle_buffer, 0)
+        self.seed = None if seed is None else integer("seed", seed)
+        if remainder not in get_args(Remainder):
+            raise ConfigError(f"unknown remainder {remainder!r}; {suggest(remainder, get_args(Remainder), 'values')}")
+        self.remainder = remainder
+        self.read_batch, self.read_ahead = integer("read_batch", read_batch, 1), integer("read_ahead", read_ahead, 0)
+        self.num_replicas, self.rank = ranks(num_replicas, rank)
+        # One of each for all datasets opened here: under spawn, each takes a descriptor.
+        self._epoch, self._tally, self._passes = SharedEpoch(), Tally(), SharedPasses()
+        self.datasets = self._open(listed(sources), dataset_arguments)
+        self._draws = seed is None and self.shuffle_buffer > 1
+        if self._draws:
+            self.seed = agreed_seed(f"stream/{self._fingerprint()}") if self.num_replicas > 1 else draw_seed()
+        self._turn = 1  # of this process's passes
+        self._place: Place | None = None
+        self._loaded: Mapping[str, Any] | None = None
+
+    def _open(self, sources: Sequence[SourceLike], arguments: Mapping[str, Any]) -> tuple[StoreDataset, ...]:
+        if not sources:
+            raise ConfigError("a stream needs at least one source, and there are none")
+        if arguments and all(isinstance(source, StoreDataset) for source in sources):
+            raise ConfigError(f"{', '.join(arguments)} belong to the making of datasets, and these are made already")
+        datasets = []
+        for number, (source, own) in enumerate(single(sources, arguments)):
+            if not isinstance(source, StoreDataset):
+                source = StoreDataset(source, **{**own, "seed": seed_of(self.seed, number)})
+                source._epoch, source._tally = self._epoch, self._tally
+            datasets.append(source)
+            check_alike(datasets[0], source)
+        opened = [dataset for dataset in datasets if dataset._tally is self._tally]
+        for dataset in opened:
+            dataset._policy = replace(dataset._policy, of=sum(map(len, opened)))
+        return tuple(datasets)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the order and the randomness of samples belong to."""
+        return self._passes.number
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next pass, for persistent workers too; what was loaded for another one is dropped."""
+        self._passes.set(integer("epoch", epoch, 0, MOST))
+        for dataset in self.datasets:
+            dataset.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        """Return how many samples this rank has, over all of its workers; skipped ones are among them."""
+        first, last = rank_bounds(sum(map(len, self.datasets)), self._share(), self.remainder)
+        return last - first
+
+    def _share(self) -> Share:
+        worker = get_worker_info()
+        if worker is None:
+            return Share(self.rank, self.num_replicas)
+        return Share(self.rank, self.num_replicas, worker.id, worker.num_workers)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._loaded is not None:
+            self._check(self._loaded)  # it may have been loaded in another process than this, which has another share
+        else:
+            self._place = None
+        return Samples(self.datasets, self._begin, read_batch=self.read_batch, read_ahead=self.read_ahead)
+
+    def _begin(self) -> Begun:
+        place = self._resumed_place()
+        if place is None:
+            place = Place(self._passes.begin(self._turn))
+        elif place.position < len(self._addresses(place.epoch)) or get_worker_info() is None:
+            self._passes.begin(self._turn, place.epoch)
+        self._turn += 1
+        self._place, self._loaded = place, None
+        for dataset in self.datasets:
+            dataset._epoch.enter(place.epoch)
+        # Threads read ahead, and could draw from a global generator in any order.
+        seed = draw_seed() if any(dataset.seed is None for dataset in self.datasets) else None
+        return Begun(self._addresses(place.epoch).walk(place.position), place, seed)
+
+    def _addresses(self, epoch: int) -> Addresses:
+        share = self._share()
+        own = pieces(list(map(len, self.datasets)), share, self.remainder, self.seed, epoch)
+        key = self.seed, epoch, share.rank, share.worker
+        return Addresses(own, self.cycle_length, self.block_length, self.shuffle_buffer, *key)
+
+    def _resumed_place(self) -> Place | None:
+        """Return where the next pass begins if a state says so."""
+        if self._loaded is None:
+            return None
+        place = Place(self._loaded["epoch"], self._loaded["position"])
+        if get_worker_info() is not None:
+            return place  # what is left to this worker, which may be nothing where others have something left
+        if self._passes.is_asked:
+            return place if self._passes.number == place.epoch else None
+        return place if place.position < len(self._addresses(place.epoch)) else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the pass is that began last, as a small dict that JSON takes."""
+        asked = self._passes.is_asked and get_worker_info() is None
+        if self._loaded is not None and not (asked and self._passes.number != self._loaded["epoch"]):
+            place = Place(self._loaded["epoch"], self._loaded["position"])
+        elif self._loaded is None and self._place is not None and not asked:
+            place = self._place
+        else:
+            place = Place(self._passes.peek(self._turn))
+        return {"version": _VERSION, **self._agreed(), "epoch": place.epoch, "position": place.position}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next pass go on from where `state_dict` was taken; the one after it is the next epoch.
+
+        Where the state's epoch was over, the next pass is the next epoch, or a later one that has been set. In a worker,
+        which may have come to its end before others, it is nothing.
+
+        Raises
+        ------
+        ConfigError
+            The state is another version's, malformed, or of a stream of other stores, arguments, ranks or workers.
+        """
+        self._check(state)
+        if self._draws:
+            self.seed = state["seed"]
+        epoch, count = state["epoch"], len(self._addresses(state["epoch"]))
+        over = integer("position", state["position"], 0, count) == count
+        if not (over and self._passes.is_asked and self._passes.number >= epoch):
+            self._passes.load(epoch)
+            for dataset in self.datasets:
+                dataset._epoch.enter(epoch)
+        self._loaded = dict(state)
+
+    def _agreed(self) -> dict[str, Any]:
+        """Return what two streams must agree on for a position in the one to mean the same in the other."""
+        share = self._share()
+        names = ("cycle_length", "block_length", "shuffle_buffer", "seed", "remainder", "num_replicas", "rank")
+        arguments = {name: getattr(self, name) for name in names}
+        return {"stores": self._fingerprint(), **arguments, "num_workers": share.workers, "worker": share.worker}
+
+    def _fingerprint(self) -> str:
+        """Return a checksum over what the sources hold, wherever they are, and in which order they were given."""
+        contents = [(dataset.backend.meta.id, len(dataset), dataset.where or {}) for dataset in self.datasets]
+        return xxhash.xxh3_128_hexdigest(repr(contents).encode())
+
+    def _check(self, state: Mapping[str, Any]) -> None:
+        if not isinstance(state, Mapping) or state.get("version") != _VERSION:
+            found = state.get("version") if isinstance(state, Mapping) else state
+            raise ConfigError(f"not a stream's state of version {_VERSION}: version is {found!r}")
+        agreed = self._agreed()
+        missing = [name for name in (*agreed, "epoch", "position") if name not in state]
+        if missing:
+            raise ConfigError(f"the stream's state lacks {', '.join(missing)}")
+        if self._draws and isinstance(state["seed"], int):
+            agreed["seed"] = state["seed"]
+        differing = [f"{name} was {state[name]!r} and is {own!r}" for name, own in agreed.items() if state[name] != own]
+        if differing:
+            raise ConfigError(f"the state belongs to another stream: {'; '.join(differing)}")
+        integer("epoch", state["epoch"], 0, MOST)
+
+    def report(self) -> SampleReport:
+        """Return what was read, mended and bad so far, here and in the workers started from here, over all sources.
+
+        Raises
+        ------
+        ConfigError
+            A source was given as a `StoreDataset`, which counts for itself.
+        """
+        if any(dataset._tally is not self._tally for dataset in self.datasets):
+            raise ConfigError("sources that were given as StoreDatasets count for themselves: ask each for its report")
+        return replace(self.datasets[0].report(), url=self._named())
+
+    def close(self) -> None:
+        """Let go of all stores; reading raises `ClosedError` from then on."""
+        for dataset in self.datasets:
+            dataset.close()
+
+    def _named(self) -> str:
+        others = len(self.datasets) - 1
+        return self.datasets[0].url + (f" and {others} more" if others else "")
+
+    def __repr__(self) -> str:
+        return f"StoreIterable({self._named()!r}, count={sum(map(len, self.datasets))}, rank={self.rank} of {self.num_replicas})"

@@ -1,0 +1,184 @@
+"""`Source`: the one validated description of a dataset, from a URL, a mapping, a YAML or a TOML file."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Literal, Self, get_args
+
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+
+from storeds._utils.config_text import DEEPEST, is_omegaconf, plain
+from storeds._utils.urls import redact, redact_message
+from storeds.errors import ConfigError, suggest
+
+__all__ = ["Settings", "Source", "expand"]
+
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_MOST_VALUES = 1_000_000
+
+
+class Settings(BaseModel):
+    """Base of everything that comes from a config: frozen, strict about keys, and shown without secrets."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, hide_input_in_errors=True)
+    where_from: ClassVar[str] = "config"
+
+    @classmethod
+    def parse(cls, mapping: Any) -> Self:
+        """Validate a mapping; raises ConfigError that names each wrong key and the nearest right one."""
+        if not isinstance(mapping, Mapping):
+            raise ConfigError(f"{cls.where_from}: expected a mapping of keys to values, got {type(mapping).__name__}")
+        return cls.validated(expand(mapping))
+
+    @classmethod
+    def validated(cls, mapping: Mapping[str, Any]) -> Self:
+        """Validate a mapping whose variables are expanded already; raises ConfigError."""
+        try:
+            return cls.model_validate(mapping)
+        except ValidationError as error:
+            wrong = f"{cls.where_from}: {explain(error, cls)}"
+        raise ConfigError(wrong)  # outside of the handler, since pydantic's error holds the values
+
+    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+        return [(name, _hide(value)) for name, value in super().__repr_args__()]
+
+
+class Source(Settings):
+    """What `StoreDataset` needs to know, validated; also the ``[dataset]`` table of a config.
+
+    ``url`` (or ``source``) is where the store is; every other key is the argument of the same name of `StoreDataset`.
+    """
+
+    where_from: ClassVar[str] = "[dataset]"
+
+    url: str | list[str] = Field(
+        validation_alias=AliasChoices("url", "source"),
+        min_length=1,
+        description="The store's URL or path, a pattern of many, or a list of them.",
+    )
+    layout: str | None = Field(None, description="A foreign layout; the native one by default.")
+    options: dict[str, Any] = Field(default_factory=dict, description="Options of the backend.")
+    reader: str = Field("image", description="image, array, video, or a registered reader.")
+    reader_options: dict[str, Any] = Field(default_factory=dict, description="Further arguments of the reader.")
+    fields: tuple[str, ...] | None = Field(None, description="The sample's elements, in order.")
+    decode: str | None = Field(
+        None,
+        description="pil, tensor, bytes, or a registered decoder; pil for images and tensor for videos by default.",
+    )
+    channels: Literal["first", "last"] | dict[str, Literal["first", "last"]] | None = Field(
+        None, description="Where the channels of array images lie; a table for several arrays."
+    )
+    mode: str | dict[str, str] = Field(
+        "RGB", description="The Pillow mode of the image, or unchanged; a table of modes for several images."
+    )
+    transform: Any = Field(
+        None,
+        description="A list of transforms: names, or tables with name and arguments. Or a table: element → such a list.",
+    )
+    target_transform: Any = Field(None, description="The same, for the label.")
+    as_dict: bool = Field(False, description="Samples as dicts instead of tuples.")
+    repair: bool = Field(True, description="Mend a damaged JPEG before it is decoded.")
+    min_recovered: float = Field(
+        0.5, ge=0, le=1, description="A mended picture of which less is there is bad all the same."
+    )
+    on_error: Literal["raise", "skip", "replace"] = Field("raise", description="What happens to a bad sample.")
+    max_bad: int | None = Field(None, ge=0, description="More bad samples in an epoch stop the run.")
+    max_bad_fraction: float | None = Field(None, ge=0, le=1, description="A larger share of them does.")
+    where: dict[str, Any] | None = Field(None, description="Field → the value, or list of values, to select.")
+    seed: int | None = Field(None, description="Makes a sample's randomness depend on (seed, epoch, index) alone.")
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the keyword arguments for `StoreDataset`."""
+        return {name: getattr(self, name) for name in type(self).model_fields if name != "url"}
+
+
+def expand(value: Any) -> Any:
+    """Return `value` with each ``${NAME}`` in its texts replaced by that environment variable.
+
+    What OmegaConf made is resolved by OmegaConf instead.
+
+    Raises
+    ------
+    ConfigError
+        A variable is not set, an integer has more than 64 bits, or `value` is nested more than 64 deep, holds itself or
+        repeats its parts more than a million times.
+    """
+    return _Expansion().of(value, ())
+
+
+class _Expansion:
+    """One walk over a config, which ends however often its parts refer to each other."""
+
+    def __init__(self) -> None:
+        self._left = _MOST_VALUES
+
+    def of(self, value: Any, path: tuple[Any, ...], *, variables: bool = True) -> Any:
+        self._left -= 1
+        if len(path) > DEEPEST or self._left < 0:
+            what = f"nested more than {DEEPEST} deep" if self._left >= 0 else f"more than {_MOST_VALUES:,} values"
+            raise ConfigError(f"config: {_dotted(path[:3])}: {what}, or part of itself")
+        if isinstance(value, str):
+            return _VARIABLE.sub(_variable, value) if variables else value
+        if isinstance(value, int) and not isinstance(value, bool) and not -(1 << 63) <= value < 1 << 64:
+            raise ConfigError(f"config: {_dotted(path)}: an integer of more than 64 bits")
+        if is_omegaconf(value):
+            return self.of(plain(value), path, variables=False)
+        if isinstance(value, Mapping):
+            return {key: self.of(item, (*path, key), variables=variables) for key, item in value.items()}
+        if type(value) in (list, tuple):
+            return type(value)(self.of(item, (*path, at), variables=variables) for at, item in enumerate(value))
+        return value
+
+
+def _dotted(path: tuple[Any, ...]) -> str:
+    return redact(".".join(map(str, path))) or "it"
+
+
+def _variable(match: re.Match[str]) -> str:
+    try:
+        return os.environ[match[1]]
+    except KeyError:
+        pass
+    raise ConfigError(f"config: the environment variable {match[1]} is not set, and {match[0]} asks for it")
+
+
+def explain(error: ValidationError, cls: type[BaseModel]) -> str:
+    """Return what is wrong, key by key, without showing values, which may be secret."""
+    lines = []
+    for item in error.errors():
+        place = ".".join(map(str, item["loc"]))
+        if item["type"] == "extra_forbidden":
+            lines.append(
+                f"unknown key {place!r}; {suggest(item['loc'][-1], _known_keys(cls, item['loc'][:-1]), 'keys')}"
+            )
+        else:
+            # Neither TOML nor YAML has tuples, nor need who writes Python.
+            told = item["msg"].replace("valid tuple", "list")
+            lines.append(f"{place or 'it'}: {told[0].lower()}{told[1:]}")
+    return redact_message("; ".join(lines))
+
+
+def _known_keys(cls: type[BaseModel], table: tuple[int | str, ...]) -> list[str]:
+    """Return the keys of a table inside a config, for example of ``("splits", "train")``."""
+    for name in table:
+        declared = cls.model_fields[str(name)].annotation if str(name) in cls.model_fields else None
+        inner = get_args(declared)[-1:] or (declared,)  # a mapping's values
+        if isinstance(inner[0], type) and issubclass(inner[0], BaseModel):
+            cls = inner[0]
+    return list(cls.model_fields)
+
+
+def _hide(value: Any) -> Any:
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, dict):
+        return {_hide(key): "***" if _is_secret(key) else _hide(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_hide, value))
+    return value
+
+
+def _is_secret(key: Any) -> bool:
+    return redact(f"?{key}=x") != f"?{key}=x"

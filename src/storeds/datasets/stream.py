@@ -1,0 +1,322 @@
+"""One pass through an epoch of a `StoreIterable`: addresses in their order, read in batches, samples out one by one."""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from storeds._utils.permutation import MAX_COUNT, permute, round_keys
+from storeds._utils.prefetch import ReadAhead
+from storeds.batching.skipped import Skipped
+from storeds.datasets.epoch import making_for
+from storeds.datasets.map_dataset import StoreDataset
+from storeds.datasets.sharding import Piece
+from storeds.protocols import Array
+
+__all__ = ["Addresses", "Begun", "Interleave", "Place", "Samples", "ShuffleBuffer"]
+
+
+class _Turn(NamedTuple):
+    """What one sequence gives when it is its turn."""
+
+    sequence: int
+    offset: int
+    length: int
+
+
+class Interleave:
+    """Position in the interleaved order → which sequence, and where in it.
+
+    Parameters
+    ----------
+    lengths : sequence of int
+        How long each sequence is.
+    cycle_length : int
+        How many are open at once.
+    block_length : int
+        How many consecutive elements each gives when it is its turn.
+
+    Notes
+    -----
+    As ``tf.data.Dataset.interleave`` has it: a sequence that has less than a block left ends its turn early, and the next
+    one that waits takes its place when the turn comes round.
+
+    Turns between two ends of sequences repeat, so what is held is one round of each such stretch: as much as there are
+    sequences, not elements.
+    """
+
+    def __init__(self, lengths: Sequence[int], cycle_length: int, block_length: int) -> None:
+        self._block = block_length
+        self._stretches: list[list[_Turn]] = []
+        self._places: list[list[int]] = []  # of each turn, within a round of its stretch
+        self._starts: list[int] = []  # of each stretch
+        self._count = 0
+        for turns, rounds in _stretches(lengths, min(cycle_length, len(lengths)), block_length):
+            self._append(turns, rounds)
+
+    def _append(self, turns: list[_Turn], rounds: int) -> None:
+        places = [0]
+        for turn in turns:
+            places.append(places[-1] + turn.length)
+        self._stretches.append(turns)
+        self._starts.append(self._count)
+        self._count += places[-1] * rounds
+        self._places.append(places)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def locate(self, position: int) -> tuple[int, int]:
+        """Return the sequence and the offset in it of the element at a position in ``[0, len)``."""
+        at = bisect_right(self._starts, position) - 1
+        places = self._places[at]
+        rounds, place = divmod(position - self._starts[at], places[-1])
+        number = bisect_right(places, place) - 1
+        turn = self._stretches[at][number]
+        return turn.sequence, turn.offset + rounds * self._block + place - places[number]
+
+
+def _stretches(lengths: Sequence[int], cycle_length: int, block: int) -> Iterator[tuple[list[_Turn], int]]:
+    """Yield one round of turns, and how often it comes with offsets that grow by a block each time."""
+    taken = [0] * len(lengths)
+    cycle: list[int | None] = [None] * cycle_length
+    opened = 0
+    while opened < len(lengths) or any(each is not None for each in cycle):
+        running = [each for each in cycle if each is not None]
+        # Alike until one comes to its end, unless one that waits is about to take a place.
+        waits = opened < len(lengths) and len(running) < cycle_length
+        alike = 0 if waits else min((lengths[each] - taken[each]) // block for each in running)
+        if alike:
+            yield [_Turn(each, taken[each], block) for each in running], alike
+            for each in running:
+                taken[each] += alike * block
+            continue
+        turns = []
+        for place, current in enumerate(cycle):
+            if current is None:
+                if opened == len(lengths):
+                    continue
+                current = cycle[place] = opened
+                opened += 1
+            length = min(block, lengths[current] - taken[current])
+            if length:
+                turns.append(_Turn(current, taken[current], length))
+                taken[current] += length
+            if length < block:
+                cycle[place] = None
+        if turns:
+            yield turns, 1
+
+
+_CHUNK = 1024
+
+
+class ShuffleBuffer:
+    """Position in the shuffled order → position in the order that enters the buffer.
+
+    Parameters
+    ----------
+    count : int
+        How many elements go through.
+    size : int
+        How many the buffer holds; 0 and 1 shuffle nothing, `count` and more shuffle everything.
+    key : object
+        What the order is a function of.
+
+    Notes
+    -----
+    The buffer is filled; then an element leaves it at random and the next one takes its slot, over and over; at the end
+    what is left comes out in random order. Which slot is emptied at a position depends on the key and that position alone.
+    So what a slot holds is known from when it was last emptied, and going on at a position takes about ``size * log(size)``
+    draws, not all that came before.
+    """
+
+    def __init__(self, count: int, size: int, *key: object) -> None:
+        self._count, self._size = count, max(1, min(size, count))
+        self._refills = count - self._size
+        self._draw_keys = round_keys("storeds.buffer", 1, *key)
+        self._drain_keys = round_keys("storeds.buffer.drain", 1, *key)
+
+    def walk(self, start: int) -> Iterator[int]:
+        """Yield what leaves the buffer from position `start` on."""
+        if self._size == 1:
+            yield from range(start, self._count)
+            return
+        slots = self._slots(min(start, self._refills))
+        for first in range(start, self._refills, _CHUNK):
+            drawn = self._drawn(first, min(first + _CHUNK, self._refills))
+            for entering, slot in enumerate(drawn.tolist(), first + self._size):
+                yield int(slots[slot])
+                slots[slot] = entering
+        for first in range(max(start, self._refills), self._count, _CHUNK):
+            places = np.arange(first, min(first + _CHUNK, self._count), dtype=np.uint64) - np.uint64(self._refills)
+            yield from slots[permute(places, self._size, self._drain_keys)].tolist()
+
+    def _drawn(self, first: int, last: int) -> Array:
+        """Return the slots that are emptied at positions `first` to ``last - 1``."""
+        positions = np.arange(first, last, dtype=np.uint64)
+        return permute(positions, MAX_COUNT, self._draw_keys) % np.uint64(self._size)
+
+    def _slots(self, position: int) -> Array:
+        """Return what every slot holds before a position: what came in when it was last emptied, or what was there first."""
+        emptied = np.full(self._size, -1, dtype=np.int64)
+        last = position
+        while last > 0 and (emptied < 0).any():
+            first = max(0, last - max(self._size, _CHUNK))
+            latest = np.full(self._size, -1, dtype=np.int64)
+            latest[self._drawn(first, last)] = np.arange(first, last)  # of one slot's positions the last is kept
+            np.copyto(emptied, latest, where=emptied < 0)
+            last = first
+        return np.where(emptied < 0, np.arange(self._size), emptied + self._size)
+
+
+Address: TypeAlias = tuple[int, int]
+"""A source, and the index of a sample in it."""
+
+
+@dataclass
+class Place:
+    """How far a pass through an epoch has come: how many addresses it has done with, those of skipped samples too."""
+
+    epoch: int
+    position: int = 0
+
+
+class Begun(NamedTuple):
+    """A pass that has begun: the addresses from its place on, and the seed of samples whose dataset has none."""
+
+    addresses: Iterator[Address]
+    place: Place
+    seed: int | None
+
+
+class Addresses:
+    """The addresses of a worker's samples in their order: interleaved, then shuffled; nothing is read for it.
+
+    Parameters
+    ----------
+    pieces : sequence of Piece
+        What the worker reads.
+    cycle_length, block_length
+        As for `StoreIterable`.
+    shuffle_buffer : int
+        How many addresses the buffer holds.
+    key : object
+        What shuffling is a function of.
+    """
+
+    def __init__(
+        self, pieces: Sequence[Piece], cycle_length: int, block_length: int, shuffle_buffer: int, *key: object
+    ) -> None:
+        self._pieces = pieces
+        self._interleave = Interleave([stop - start for _, start, stop in pieces], cycle_length, block_length)
+        self._buffer = ShuffleBuffer(len(self._interleave), shuffle_buffer, *key)
+
+    def __len__(self) -> int:
+        return len(self._interleave)
+
+    def walk(self, start: int = 0) -> Iterator[Address]:
+        """Yield the addresses from a position on."""
+        for position in self._buffer.walk(start):
+            at, offset = self._interleave.locate(position)
+            yield self._pieces[at].source, self._pieces[at].start + offset
+
+
+class Samples(Iterator[Any]):
+    """The samples at some addresses, skipped ones left out.
+
+    Parameters
+    ----------
+    datasets : sequence of StoreDataset
+        The sources.
+    begin : callable
+        Begins the pass; called for its first sample.
+    read_batch, read_ahead
+        As for `StoreIterable`.
+
+    Notes
+    -----
+    An error ends the iterator and comes behind the samples that stand before it. `place` stays before what it is about.
+    """
+
+    def __init__(
+        self,
+        datasets: Sequence[StoreDataset],
+        begin: Callable[[], Begun],
+        *,
+        read_batch: int,
+        read_ahead: int,
+    ) -> None:
+        self._datasets, self._begin = tuple(datasets), begin
+        self._read_batch, self._read_ahead = read_batch, read_ahead
+        self._reads: ReadAhead[Any, Any] | None = None
+        self._ready: deque[Any] = deque()
+
+    def _reading(self) -> ReadAhead[Any, Any]:
+        addresses, self._place, seed = self._begin()
+        batches = iter(lambda: list(itertools.islice(addresses, self._read_batch)), [])
+        # The function must not hold this object: threads that wait for work would keep it from being collected.
+        read = partial(_read_for, self._place.epoch, seed, self._datasets)
+        return ReadAhead(read, batches, self._read_ahead)
+
+    def __next__(self) -> Any:
+        if self._reads is None:
+            self._reads = self._reading()
+        while True:
+            if not self._ready:
+                self._ready.extend(next(self._reads))
+            sample = self._ready.popleft()
+            if isinstance(sample, _Failure):
+                self.close()
+                raise sample.error
+            self._place.position += 1
+            if not isinstance(sample, Skipped):
+                return sample
+
+    def close(self) -> None:
+        """End the iterator, and its threads with it."""
+        self._ready.clear()
+        if self._reads is not None:
+            self._reads.close()
+
+
+class _Failure(NamedTuple):
+    """Stands in the place of a sample that could not be made, until it is its turn to be raised."""
+
+    error: Exception
+
+
+def _read_for(
+    epoch: int, seed: int | None, datasets: Sequence[StoreDataset], addresses: Sequence[Address]
+) -> list[Any]:
+    """Return what `_read` does, in this epoch; the seed is for datasets that have none."""
+    with making_for(epoch, seed):
+        return _read(datasets, addresses)
+
+
+def _read(datasets: Sequence[StoreDataset], addresses: Sequence[Address]) -> list[Any]:
+    """Return the samples at some addresses, in their order, with one storage call for each source."""
+    places: dict[int, list[int]] = {}
+    for at, (source, _) in enumerate(addresses):
+        places.setdefault(source, []).append(at)
+    samples: list[Any] = [None] * len(addresses)
+    for source, own in places.items():
+        for at, sample in zip(own, _read_source(datasets[source], [addresses[at][1] for at in own]), strict=True):
+            samples[at] = sample
+    return samples
+
+
+def _read_source(dataset: StoreDataset, indices: list[int]) -> list[Any]:
+    """Return the samples of one source; from the first that cannot be had on, the error in the place of each."""
+    try:
+        samples, bad = dataset._until_bad(indices)
+    except Exception as error:  # raised where it is its turn, in the thread that iterates
+        return [_Failure(error)] * len(indices)
+    return samples if bad is None else samples + [_Failure(bad)] * (len(indices) - len(samples))

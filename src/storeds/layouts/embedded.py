@@ -1,0 +1,49 @@
+"""Recognises what lies in a value by its first bytes: a picture, a film, a picture written as base64 text."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+
+from storeds.jpeg.formats import sniff
+
+__all__ = ["image_of_text", "is_image", "is_video"]
+
+_PICTURES = {"PNG", "GIF", "TIFF", "JPEG 2000", "JPEG XL", "WebP", "AVIF", "HEIC", "HEIF", "QOI"}
+_MATROSKA = b"\x1a\x45\xdf\xa3"
+_DATA_URI = re.compile(r"data:[\w.+-]+/[\w.+-]+;base64,")
+_HEAD = 64  # characters, which are 48 bytes
+_URL_SAFE = str.maketrans("-_", "+/")
+
+
+def is_image(blob: bytes | memoryview) -> bool:
+    """Whether the bytes begin as an encoded image does."""
+    head = bytes(blob[:32])
+    if head.startswith(b"BM"):  # two letters prove little, so the reserved bytes must be zeros too
+        return len(blob) > 26 and head[6:10] == b"\0\0\0\0"
+    return head.startswith(b"\xff\xd8\xff") or sniff(head) in _PICTURES
+
+
+def is_video(blob: bytes | memoryview) -> bool:
+    """Whether the bytes begin as a film does: MP4, Matroska and WebM, or AVI."""
+    head = bytes(blob[:32])
+    return sniff(head) == "MP4" or head.startswith(_MATROSKA) or (head[:4] == b"RIFF" and head[8:12] == b"AVI ")
+
+
+def image_of_text(text: str) -> bytes | None:
+    """Return the image that `text` holds as base64, a ``data:`` URI or not; None where it holds anything else."""
+    start = _DATA_URI.match(text[:_HEAD])
+    body = text[start.end() :] if start else text
+    head = _decoded(body[: _HEAD + _HEAD // 16].replace("\n", "").replace("\r", "")[:_HEAD])
+    if head is None or not is_image(head):
+        return None
+    return _decoded(re.sub(r"\s+", "", body))
+
+
+def _decoded(text: str) -> bytes | None:
+    text = text.translate(_URL_SAFE).rstrip("=")
+    try:
+        return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
+    except (binascii.Error, ValueError):
+        return None

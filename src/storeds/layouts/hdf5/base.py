@@ -1,0 +1,296 @@
+"""What the foreign HDF5 layouts do alike: opening, sharing handles, reading records and columns, naming the content."""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
+
+import xxhash
+
+from storeds._utils.paths import check_file, file_system, file_system_advice
+from storeds._utils.urls import file_path, file_url
+from storeds.backends.base import HandleBackend, parse_options
+from storeds.backends.handles import HandlePool
+from storeds.backends.hdf5.rows import FileMap
+from storeds.backends.unread import bounded, check_most_is_read
+from storeds.errors import FormatError, RecordError, StoredsError
+from storeds.layouts.hdf5.by_hand import conversion_loop
+from storeds.layouts.hdf5.files import ForeignOptions, Hdf5Files
+from storeds.layouts.hdf5.tree import Left
+from storeds.layouts.hdf5.values import Values
+from storeds.protocols import JSON, Array, Field, Meta, Record
+from storeds.records.codec import canonical_json
+from storeds.records.columns import stack_records, stackable
+from storeds.records.fields import fields_to_json
+from storeds.records.meta import Count
+
+__all__ = ["ForeignHdf5", "ForeignOpener", "Found", "Hdf5Handle"]
+
+_Told = TypeVar("_Told")
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a layout found in a store.
+
+    Attributes
+    ----------
+    columns : mapping of str to Values
+        In the order of the fields.
+    count : int
+    attrs : mapping of str to JSON
+    where : JSON
+        Where the fields lie: a part of the content's id, and shown by `storeds info`.
+    """
+
+    columns: Mapping[str, Values]
+    count: int
+    attrs: Mapping[str, JSON] = field(default_factory=dict)
+    where: JSON = None
+
+
+@dataclass(frozen=True)
+class Hdf5Handle:
+    """The open files of a store, their mappings by descriptor, and the fields found in them."""
+
+    files: Hdf5Files
+    meta: Meta
+    columns: Mapping[str, Values]
+    identity: list[JSON]
+    maps: Mapping[int, FileMap]
+    where: JSON
+
+
+@dataclass(frozen=True)
+class ForeignOpener:
+    """Opens a foreign store; a layout says how its fields are found."""
+
+    path: str
+    settings: ForeignOptions
+    layout: ClassVar[str]
+
+    @property
+    def url(self) -> str:
+        return file_url("hdf5", self.path)
+
+    @abstractmethod
+    def find(self, files: Hdf5Files) -> Found:
+        """Return what the open store holds."""
+
+    @abstractmethod
+    def guess_can_open(self, files: Hdf5Files) -> str | None:
+        """Return what was seen that speaks for this layout, in a sentence."""
+
+    def left(self, files: Hdf5Files) -> Left:
+        """Return what of the open store no field holds."""
+        return Left()
+
+    def advice(self, left: Left) -> str:
+        """Return the arguments that read what is left, and the one that leaves it out."""
+        return "partial=True leaves out what is listed"
+
+    def key(self) -> Hashable:
+        # One file may be several stores: other columns, or other groups of it.
+        status = check_file(self.path, "hdf5", self.url)
+        return self.layout, status.st_dev, status.st_ino, self.options()
+
+    def options(self) -> Hashable:
+        return tuple(self.settings.model_dump().items())
+
+    def look(self) -> Hdf5Files:
+        """Return the store's files, none of which is open yet."""
+        return Hdf5Files(self.path, self.url, self.settings)
+
+    def open(self) -> Hdf5Handle:
+        files = self.look()
+        try:
+            files.file(self.path)
+            found = self.find(files)
+            maps: dict[int, FileMap] = {}
+            for values in found.columns.values():
+                values.map_files(maps)
+            return Hdf5Handle(files, self._meta(files, found), found.columns, files.identity(), maps, found.where)
+        except StoredsError:
+            files.close()
+            raise
+        except Exception as error:  # a damaged file makes libhdf5 raise almost anything
+            files.close()
+            raise _damaged(self.url, error) from error
+
+    def _meta(self, files: Hdf5Files, found: Found) -> Meta:
+        fields = {name: values.field for name, values in found.columns.items()}
+        identity = files.identity()
+        content: dict[str, JSON] = {
+            "layout": self.layout,
+            "fields": fields_to_json(fields),
+            "attrs": dict(found.attrs),
+            "count": found.count,
+            "where": found.where,
+        }
+        # There are no checksums: a file is told from another by its size and the time it was last written.
+        told: list[JSON] = [list(file[2:]) for file in identity if isinstance(file, list)]
+        id_ = _digest({**content, "files": told})
+        build = _digest({**content, "files": identity})
+        return Meta(id_, build, Count(found.count), self.layout, fields, found.attrs)
+
+    def close(self, handle: Hdf5Handle, /) -> None:
+        for mapped in handle.maps.values():
+            mapped.close()
+        handle.files.close()
+
+    def abandon_after_fork(self, handle: Hdf5Handle, /) -> None:
+        # h5py holds libhdf5's lock over a fork, so no read was under way: closing the copy leaves the parent's alone.
+        self.close(handle)
+
+
+class ForeignHdf5(HandleBackend[Hdf5Handle, ForeignOpener]):
+    """Base of the foreign HDF5 layouts: a backend whose opener finds the fields."""
+
+    Options: ClassVar[type[ForeignOptions]] = ForeignOptions
+    Opener: ClassVar[type[ForeignOpener]]
+    pool: ClassVar[HandlePool[Hdf5Handle]] = HandlePool(limit=128, quiesce=True)
+    _unread: list[str] | None = None  # no part of a pickle
+
+    def __init__(self, url: str, **options: Any) -> None:
+        super().__init__(self._make_opener(url, options))
+
+    @classmethod
+    def _make_opener(cls, url: str, options: Mapping[str, Any]) -> ForeignOpener:
+        path, in_url = file_path(url)
+        return cls.Opener(path, parse_options(cls.Options, in_url, options, url))
+
+    @classmethod
+    def guess_can_open(cls, url: str, **options: Any) -> str | None:
+        """Return why the file at `url` looks like this layout, in a sentence, or None if it does not.
+
+        Raises
+        ------
+        ConfigError, FormatError
+            It looks like this layout, or an option asks for it, but it cannot be read so.
+        """
+        _, in_url = file_path(url)
+        if not cls.Options.model_fields.keys() >= {*in_url, *options}:
+            return None  # options that are another layout's ask for that one
+        opener = cls._make_opener(url, options)
+        return _glance(opener, lambda files: opener.guess_can_open(files) if _may_be_foreign(files) else None)
+
+    @classmethod
+    def glimpse(cls, url: str, **options: Any) -> str:
+        """Return what lies in the file at `url`, in half a sentence, for who has to find out why no layout fits.
+
+        Raises
+        ------
+        StoredsError
+            It cannot be opened.
+        """
+        opener = cls._make_opener(url, options)
+        return _glance(opener, lambda files: files.told(opener.settings.group))
+
+    @classmethod
+    def by_hand(cls, url: str, **options: Any) -> str:
+        """Return the shortest program that converts the file at `url`, for a file that no layout reads.
+
+        Raises
+        ------
+        StoredsError
+            It cannot be opened, or holds nothing that a field can hold.
+        """
+        opener = cls._make_opener(url, options)
+        return _glance(opener, lambda files: conversion_loop(files, opener.settings.group))
+
+    def _probe(self, handle: Hdf5Handle) -> Meta:
+        # docstring inherited
+        left = self._opener.left(handle.files)
+        if left.entries and not self._opener.settings.partial:
+            advice = self._opener.advice(left)
+            check_most_is_read(self._opener.url, left.entries, left.size, left.total, "bytes", advice)
+        self._unread = bounded(left.entries)
+        return handle.meta
+
+    def unread(self) -> list[str]:
+        # docstring inherited
+        if self._unread is None:
+            with self._lease() as handle:
+                self._unread = bounded(self._opener.left(handle.files).entries)
+        return list(self._unread)
+
+    def _is_stale(self, handle: Hdf5Handle) -> bool:
+        try:
+            now = handle.files.identity()
+        except OSError:
+            return True
+        return any(file not in now for file in handle.identity)
+
+    def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
+        with self._lease() as handle:
+            columns = {name: handle.columns[name].read(positions) for name in fields}
+        out: list[Record | RecordError] = []
+        for at, position in enumerate(positions):
+            record = {name: values[at] for name, values in columns.items()}
+            bad = next(((name, value) for name, value in record.items() if isinstance(value, ValueError)), None)
+            out.append(record if bad is None else self._fault(position, f"field {bad[0]!r}: {bad[1]}", record))
+        return out
+
+    def get_arrays(self, positions: Sequence[int], /, fields: Sequence[str] | None = None) -> dict[str, Array]:
+        """Return fields of many records as arrays; see `storeds.protocols.SupportsBatchArrays`."""
+        names = stackable(self, fields)
+        asked = self._check_positions(positions)
+        with self._lease() as handle:
+            read = {name: handle.columns[name].stacked(asked) for name in names}
+        found = {name: array for name, array in read.items() if array is not None}
+        # What is wrong, and with which record, is told by reading them one by one.
+        return found if len(found) == len(names) else stack_records(self, asked, names)  # type: ignore[arg-type]  # an array is a sequence
+
+    def _column(self, name: str, field: Field) -> Array:
+        with self._lease() as handle:
+            try:
+                return handle.columns[name].column()
+            except ValueError as error:
+                if isinstance(error, StoredsError):
+                    raise
+                raise FormatError(f"{self.url}: column {name!r} cannot be read: {error}") from None
+
+    def stored_bytes(self) -> int:
+        # docstring inherited
+        return os.path.getsize(self._opener.path)
+
+    def handle_settings(self) -> dict[str, JSON]:
+        # docstring inherited
+        with self._lease() as handle:
+            where = handle.where
+        return {"file_system": file_system(self._opener.path), **self._opener.settings.model_dump(), "where": where}
+
+    def advice(self) -> list[str]:
+        # docstring inherited
+        return file_system_advice(self._opener.path)
+
+
+def _digest(content: Mapping[str, JSON]) -> str:
+    return xxhash.xxh3_128_hexdigest(canonical_json(dict(content)).encode())
+
+
+def _glance(opener: ForeignOpener, told: Callable[[Hdf5Files], _Told]) -> _Told:
+    """Return what `told` says of a store that is not to stay open."""
+    with opener.look() as files:
+        try:
+            return told(files)
+        except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
+            if isinstance(error, StoredsError):
+                raise
+            raise _damaged(opener.url, error) from error
+
+
+def _damaged(url: str, error: Exception) -> FormatError:
+    return FormatError(f"{url} is damaged: {type(error).__name__}: {error}; copy it again")
+
+
+def _may_be_foreign(files: Hdf5Files) -> bool:
+    """Whether HDF5 opens the file and it is no native store; what is wrong with it else, opening it as one says."""
+    try:
+        root = files.file(files.path).attrs
+        return not ("layout" in root and "fields" in root)
+    except (StoredsError, OSError, RuntimeError, ValueError, KeyError, TypeError):
+        return False

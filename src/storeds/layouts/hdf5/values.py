@@ -1,0 +1,391 @@
+"""Makes fields of foreign HDF5 datasets: which kind a dataset's rows are, and how a value is made of one."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import h5py
+import numpy as np
+
+from storeds.backends.hdf5.rows import FileMap, FlatRows, Rows, gather_any
+from storeds.errors import FormatError
+from storeds.jpeg.formats import sniff
+from storeds.layouts.hdf5.files import Hdf5Files
+from storeds.layouts.hdf5.storage import TableRows, bytes_of, raw_rows, swaps_nothing, variable_items
+from storeds.protocols import Array, Field, Kind
+from storeds.records.columns import SCALARS, column_of
+
+__all__ = [
+    "SCALAR_KINDS",
+    "Blobs",
+    "Fixed",
+    "Values",
+    "is_encoded",
+    "is_matlab_column",
+    "is_single",
+    "kind_of",
+    "makes_fields",
+    "numeric_field",
+    "row_count",
+    "to_value",
+    "unsupported",
+    "values_of",
+]
+
+
+SCALAR_KINDS: Mapping[str, Kind] = {"b": "bool", "i": "int", "u": "int", "f": "float"}
+"""The field of single numbers, by the kind of their dtype."""
+
+_PICTURES = {"PNG", "GIF", "TIFF", "JPEG 2000", "JPEG XL", "WebP", "AVIF", "HEIC", "HEIF"}
+
+
+def numeric_field(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Field:
+    """Return the field for rows of a numeric dataset: a number where there is one in each, whatever its dimensions."""
+    if math.prod(shape) == 1 and dtype.kind in SCALAR_KINDS:
+        return Field(SCALAR_KINDS[dtype.kind])
+    return Field("array", dtype.newbyteorder("<").str, shape)
+
+
+def _numbers(data: bytes, dtype: np.dtype[Any]) -> Array:
+    # A byte other than 0 and 1 makes a bool that NumPy computes with wrongly.
+    return np.frombuffer(data, "u1") != 0 if dtype.kind == "b" else np.frombuffer(data, dtype)
+
+
+def to_value(
+    field: Field,
+    data: Any,
+    dtype: np.dtype[Any] | None = None,
+    shape: tuple[int, ...] = (),
+    *,
+    text: bool = False,
+    padded: bool = False,
+) -> Any:
+    """Return what a field holds, made of the bytes in the file; a ValueError if it cannot be made.
+
+    `padded` says that values of several lengths share one size in the file, so that NULs follow the shorter ones.
+    """
+    if isinstance(data, ValueError):
+        return data
+    if field.kind == "array":
+        assert dtype is not None
+        return np.array(_numbers(data, dtype).reshape(shape), dtype=field.dtype)
+    if field.is_scalar:
+        assert dtype is not None
+        number = _numbers(data, dtype)[0].item()
+        return (
+            ValueError(f"{number} is beyond the int64 range") if field.kind == "int" and number >= 1 << 63 else number
+        )
+    if field.kind == "str":
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            return ValueError(f"its text is not UTF-8: {error}")
+    return _picture(data, text=text, padded=padded) if field.kind == "image" else data
+
+
+def _picture(data: bytes, *, text: bool, padded: bool) -> bytes | ValueError:
+    # Every JPEG and PNG has NULs near its beginning, so one without was cut there: by the program that wrote it.
+    if text and b"\0" not in data and is_encoded(data):
+        return ValueError(
+            f"it was kept as a string, and of its image only the {len(data)} bytes before the first NUL were written: the "
+            "rest is lost; write it again as bytes (opaque, or uint8 of variable length)"
+        )
+    return data.rstrip(b"\0") if padded and (data[:2] == b"\xff\xd8" or data[:4] == b"\x89PNG") else data
+
+
+def is_encoded(data: bytes) -> bool:
+    """Whether these are the bytes of an image file, as far as its beginning tells."""
+    return data[:2] == b"\xff\xd8" or sniff(data) in _PICTURES
+
+
+def kind_of(samples: Sequence[bytes], text: bool) -> Kind:
+    """Return ``image``, ``str`` or ``bytes``: what most of the samples are."""
+    told = [data for data in samples if data]
+    # Most of them, because a store may have a damaged one.
+    if told and 2 * sum(map(is_encoded, told)) > len(told):
+        return "image"
+    return "str" if text and all(isinstance(to_value(Field("str"), data), str) for data in told) else "bytes"
+
+
+_CLASS = "MATLAB_class"
+
+
+def is_single(dataset: h5py.Dataset) -> bool:
+    """Whether a dataset is one value rather than one for each record; MATLAB keeps a number as (1, 1), and a text in rows."""
+    if not dataset.shape:
+        return True
+    attrs = dataset.attrs
+    return _CLASS in attrs and (dataset.size <= 1 or attrs[_CLASS] in (b"char", "char"))
+
+
+def row_count(dataset: h5py.Dataset) -> int:
+    """Return how many records a dataset has values for."""
+    return int(dataset.shape[1 if is_matlab_column(dataset) else 0])
+
+
+def is_matlab_column(dataset: h5py.Dataset) -> bool:
+    """Whether a dataset is a column vector of MATLAB."""
+    # MATLAB's axes lie in reverse, so the column vector that its labels are is a single row here.
+    return len(dataset.shape) == 2 and dataset.shape[0] == 1 < dataset.shape[1] and _CLASS in dataset.attrs
+
+
+_CUT = ValueError("its bytes are cut short or damaged")
+_SAMPLED = 9
+_SHORTEST = 64  # bytes of an image file
+
+
+class Values(ABC):
+    """One field of every record."""
+
+    field: Field
+    count: int
+
+    @abstractmethod
+    def read(self, positions: Sequence[int]) -> list[Any]:
+        """Return the values at ascending `positions`; a ValueError stands in the place of one that is bad."""
+
+    def column(self) -> Array:
+        """Return all values as one array; raises ValueError for a bad one."""
+        values = self.read(range(self.count))
+        for value in values:
+            if isinstance(value, ValueError):
+                raise value
+        return column_of(self.field, values)
+
+    def stacked(self, positions: Array) -> Array | None:
+        """Return the values at `positions`, in any order, of a field of fixed size; None if one is bad."""
+        unique, inverse = np.unique(positions, return_inverse=True)
+        values = self.read(unique.tolist())
+        if any(isinstance(value, ValueError) for value in values):
+            return None
+        found: Array = _native(column_of(self.field, values)[inverse])
+        return found
+
+    def map_files(self, maps: dict[int, FileMap]) -> None:
+        """Read through mappings, which are kept in `maps` by descriptor, where that is of use."""
+        return
+
+
+class Fixed(Values):
+    """Numbers and arrays, big-endian ones made native."""
+
+    def __init__(self, rows: Rows, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+        self._rows, self._dtype, self._shape = rows, dtype, shape
+        self.field, self.count = numeric_field(dtype, shape), rows.count
+        self._as_stored = (
+            self.field.kind == "array" and dtype.kind != "b" and dtype.isnative and dtype == self.field.dtype
+        )
+
+    def read(self, positions: Sequence[int]) -> list[Any]:
+        # docstring inherited
+        raw = self._rows.read([(at, at + 1) for at in positions])
+        size = self._rows.size
+        return [to_value(self.field, data, self._dtype, self._shape) if len(data) == size else _CUT for data in raw]
+
+    def column(self) -> Array:
+        # docstring inherited
+        (data,) = self._rows.read([(0, self.count)]) if self.count else (b"",)
+        if len(data) != self.count * self._rows.size:
+            raise _CUT
+        return self._typed(np.frombuffer(bytearray(data), "u1"), self.count)
+
+    def stacked(self, positions: Array) -> Array | None:
+        # docstring inherited
+        raw = gather_any(self._rows, positions)
+        if raw is None:
+            return None
+        if self._as_stored:
+            stored: Array = raw.reshape(-1).view(self._dtype).reshape(len(raw), *self._shape)
+            return stored
+        try:
+            return _native(self._typed(raw.reshape(-1), len(positions)))
+        except ValueError:
+            return None
+
+    def map_files(self, maps: dict[int, FileMap]) -> None:
+        # docstring inherited
+        if isinstance(self._rows, FlatRows):
+            descriptor = self._rows.descriptor
+            self._rows.mapped = maps.setdefault(descriptor, FileMap(descriptor))
+
+    def _typed(self, data: Array, count: int) -> Array:
+        """Return values made of their bytes, perhaps in the same memory."""
+        flat = data != 0 if self._dtype.kind == "b" else data.view(self._dtype)
+        if self.field.kind == "array":
+            values: Array = flat.reshape(count, *self._shape).astype(self.field.dtype, copy=False)
+            return values
+        if self._dtype.kind == "u" and flat.size and int(flat.max()) >= 1 << 63:
+            raise ValueError("it has integers beyond the int64 range")
+        return flat.astype(SCALARS[self.field.kind], copy=False)
+
+
+class Blobs(Values):
+    """Encoded images, bytes and texts; which of them is told by the values themselves."""
+
+    def __init__(self, count: int, field: Field | None) -> None:
+        self.count = count
+        self.field = field or self._find_field()
+
+    def _find_field(self) -> Field:
+        last = self.count - 1
+        taken = sorted({round(at * last / (_SAMPLED - 1)) for at in range(_SAMPLED)}) if self.count else []
+        return Field(kind_of([value for value in self._load(taken) if isinstance(value, bytes)], self.is_text))
+
+    is_text = False
+    is_padded = False
+
+    @abstractmethod
+    def _load(self, positions: Sequence[int]) -> list[bytes | ValueError]: ...
+
+    def read(self, positions: Sequence[int]) -> list[Any]:
+        # docstring inherited
+        text, padded = self.is_text, self.is_padded
+        return [to_value(self.field, data, text=text, padded=padded) for data in self._load(positions)]
+
+
+class FixedBlobs(Blobs):
+    """Opaque values, strings and rows of bytes that all take the same number of bytes."""
+
+    is_padded = True
+
+    def __init__(self, rows: Rows, field: Field | None, *, text: bool) -> None:
+        self.is_text, self._rows = text, rows
+        super().__init__(rows.count, field)
+
+    def _load(self, positions: Sequence[int]) -> list[bytes | ValueError]:
+        size = self._rows.size
+        raw = self._rows.read([(at, at + 1) for at in positions])
+        # The padding of a string: none of it belongs to a value.
+        return [(data.rstrip(b"\0") if self.is_text else data) if len(data) == size else _CUT for data in raw]
+
+
+class Variable(Blobs):
+    """Values of variable length, of bytes or characters, which libhdf5 keeps in heaps."""
+
+    def __init__(self, dataset: h5py.Dataset, field: Field | None, *, text: bool) -> None:
+        self.is_text, self._dataset = text, dataset
+        super().__init__(int(dataset.shape[0]), field)
+
+    def _load(self, positions: Sequence[int]) -> list[bytes | ValueError]:
+        return [
+            value if isinstance(value, ValueError) else bytes_of(value)
+            for value in variable_items(self._dataset, positions)
+        ]
+
+
+class VariableArrays(Values):
+    """Arrays of one dimension, of variable length."""
+
+    def __init__(self, dataset: h5py.Dataset, base: np.dtype[Any]) -> None:
+        self._dataset, self._swapped = dataset, not base.isnative and swaps_nothing(base)
+        self.field = Field("array", base.newbyteorder("<").str, (None,))
+        self.count = int(dataset.shape[0])
+
+    def read(self, positions: Sequence[int]) -> list[Any]:
+        # docstring inherited
+        return [
+            value
+            if isinstance(value, ValueError)
+            else np.array(value.byteswap() if self._swapped else value, dtype=self.field.dtype).reshape(-1)
+            for value in variable_items(self._dataset, positions)
+        ]
+
+
+def values_of(
+    files: Hdf5Files, dataset: h5py.Dataset, member: str = "", field: Field | None = None
+) -> dict[str, Values]:
+    """Return the fields of a dataset: one named ``""``, or one for each column of a table; or only its `member`.
+
+    Where `field` says already what bytes are, none are read to tell.
+    """
+    dtype = dataset.dtype
+    if not dataset.shape:
+        raise FormatError(f"{files.url}: dataset {dataset.name} is a single value, not one for each record")
+    if dtype.names is None:
+        if member:
+            raise FormatError(f"{files.url}: dataset {dataset.name} is no table, so it has no {member!r}")
+        return {"": _plain_values(files, dataset, dtype, field)}
+    rows = raw_rows(files, dataset, dtype) if not dtype.hasobject and len(dataset.shape) == 1 else None
+    if rows is None:
+        raise unsupported(files, dataset)
+    wanted = [member] if member else list(dtype.names)
+    if member and member not in dtype.names:
+        raise FormatError(
+            f"{files.url}: table {dataset.name} has no {member!r}; its columns are {', '.join(dtype.names)}"
+        )
+    return {name: _member_values(files, dataset, rows, dtype, name) for name in wanted}
+
+
+def makes_fields(files: Hdf5Files, dataset: h5py.Dataset) -> bool:
+    """Whether a dataset is of a type that fields hold; no value is read."""
+    try:
+        values_of(files, dataset, field=Field("bytes"))
+    except FormatError:
+        return False
+    return True
+
+
+def _plain_values(files: Hdf5Files, dataset: h5py.Dataset, dtype: np.dtype[Any], field: Field | None) -> Values:
+    if is_matlab_column(dataset) and _is_numeric(dtype):
+        return Fixed(raw_rows(files, dataset, dtype, axis=1), dtype, ())
+    inner = tuple(dataset.shape[1:])
+    flat = math.prod(inner) == 1
+    string = h5py.check_string_dtype(dtype)
+    base = h5py.check_vlen_dtype(dtype)
+    if _is_numeric(dtype):
+        rows = raw_rows(files, dataset, dtype)
+        return (
+            FixedBlobs(rows, Field("image"), text=False)
+            if _holds_images(dataset, rows, field)
+            else Fixed(rows, dtype, inner)
+        )
+    if dtype.kind in "SV" and not dtype.hasobject and flat:
+        return FixedBlobs(raw_rows(files, dataset, dtype), field, text=dtype.kind == "S")
+    if string is not None and string.length is None and not inner:
+        return Variable(dataset, field, text=True)
+    if base is not None and not inner and _is_numeric(np.dtype(base)):
+        one_byte = np.dtype(base).itemsize == 1
+        return Variable(dataset, field, text=False) if one_byte else VariableArrays(dataset, np.dtype(base))
+    raise unsupported(files, dataset)
+
+
+def _holds_images(dataset: h5py.Dataset, rows: Rows, field: Field | None) -> bool:
+    """Whether the rows of a dataset are image files, padded to one length, rather than arrays."""
+    if dataset.dtype != "u1" or dataset.ndim != 2 or dataset.shape[1] < _SHORTEST:
+        return False
+    if field is not None:
+        return field.kind == "image"
+    last = len(dataset) - 1
+    taken = sorted({round(at * last / (_SAMPLED - 1)) for at in range(_SAMPLED)}) if last >= 0 else []
+    return kind_of(rows.read([(at, at + 1) for at in taken]), False) == "image"
+
+
+def _member_values(files: Hdf5Files, dataset: h5py.Dataset, rows: Rows, dtype: np.dtype[Any], name: str) -> Values:
+    assert dtype.fields is not None
+    whole, offset = dtype.fields[name][:2]
+    base, shape = whole.base, whole.shape
+    part = TableRows(rows, offset, whole.itemsize)
+    if _is_numeric(base):
+        return Fixed(part, base, shape)
+    if base.kind == "S" and not shape:
+        return FixedBlobs(part, None, text=True)
+    raise unsupported(files, dataset, f"column {name!r} of ")
+
+
+def unsupported(files: Hdf5Files, dataset: h5py.Dataset, what: str = "") -> FormatError:
+    """Return the error for a dataset of a type that no field can hold."""
+    return FormatError(
+        f"{files.url}: {what}dataset {dataset.name} is of a type that no field holds: {dataset.dtype}, shape "
+        f"{dataset.shape}; columns= names the datasets to read"
+    )
+
+
+def _is_numeric(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind in "biufc" and dtype.itemsize <= 16 and dtype.char not in "gG"
+
+
+def _native(array: Array) -> Array:
+    return array.astype(array.dtype.newbyteorder("="), copy=False)

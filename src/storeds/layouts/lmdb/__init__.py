@@ -1,0 +1,1 @@
+"""Foreign layouts of LMDB."""

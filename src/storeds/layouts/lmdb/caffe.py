@@ -1,0 +1,237 @@
+"""Caffe's ``Datum`` messages: encoded images, or raw pixels and numbers, with a label."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+from pydantic import field_validator
+
+from storeds.errors import ConfigError, FormatError
+from storeds.layouts.embedded import is_image
+from storeds.layouts.lmdb.base import ForeignLmdb, Survey
+from storeds.layouts.lmdb.entries import entries_of, sample_records
+from storeds.layouts.lmdb.environment import ForeignOptions, Look
+from storeds.layouts.lmdb.inference import fitting, merge
+from storeds.layouts.lmdb.keys import Keys
+from storeds.protocols import Array, Field
+from storeds.records.fields import parse_fields
+
+__all__ = ["CaffeLmdb", "CaffeOptions", "Datum", "parse_datum"]
+
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_CHANNELS, _HEIGHT, _WIDTH, _DATA, _LABEL, _FLOATS, _ENCODED = range(1, 8)
+_INT32 = {_CHANNELS: "channels", _HEIGHT: "height", _WIDTH: "width", _LABEL: "label"}
+
+
+@dataclass
+class Datum:
+    """One message; `data` lies in the bytes that it was parsed from."""
+
+    channels: int = 0
+    height: int = 0
+    width: int = 0
+    data: memoryview = field(default_factory=lambda: memoryview(b""))
+    label: int = 0
+    floats: Array = field(default_factory=lambda: np.empty(0, "<f4"))
+    encoded: bool = False
+
+
+def parse_datum(message: bytes | memoryview) -> Datum:
+    """Return the message; raises ValueError if it is cut short or no ``Datum``."""
+    view = memoryview(message)
+    datum, floats, at = Datum(), list[memoryview](), 0
+    if not len(view):
+        raise ValueError("its Datum is empty")
+    while at < len(view):
+        tag, at = _varint(view, at)
+        number, wire = tag >> 3, tag & 7
+        if wire == _VARINT:
+            value, at = _varint(view, at)
+            _set_number(datum, number, value)
+        else:
+            start, at = _extent(view, at, wire, number)
+            _set_bytes(datum, floats, number, wire, view[start:at])
+    if floats:
+        joined = b"".join(floats)
+        datum.floats = np.frombuffer(joined, "<f4")
+    if min(datum.channels, datum.height, datum.width) < 0:
+        raise ValueError("its Datum has a negative size")
+    return datum
+
+
+def _varint(view: memoryview, at: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= len(view):
+            raise ValueError(f"its Datum is cut short at byte {at}")
+        byte = view[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value & (2**64 - 1), at
+    raise ValueError(f"its Datum is damaged at byte {at}: a number without an end")
+
+
+def _extent(view: memoryview, at: int, wire: int, number: int) -> tuple[int, int]:
+    """Return where the value of a field that is no varint begins and ends."""
+    if wire == _BYTES:
+        size, at = _varint(view, at)
+    elif wire in (_FIXED32, _FIXED64):
+        size = 4 if wire == _FIXED32 else 8
+    else:
+        raise ValueError(f"its Datum is damaged at byte {at}: field {number} is of wire type {wire}")
+    if number == 0:
+        raise ValueError(f"its Datum is damaged at byte {at}: a field without a number")
+    if at + size > len(view):
+        raise ValueError(f"its Datum is cut short: field {number} has {size} bytes, {len(view) - at} are there")
+    return at, at + size
+
+
+def _set_number(datum: Datum, number: int, value: int) -> None:
+    if number in _INT32:
+        low = value & (2**32 - 1)
+        setattr(datum, _INT32[number], low - 2**32 if low >= 2**31 else low)
+    elif number == _ENCODED:
+        datum.encoded = bool(value)
+    elif number in (0, _DATA, _FLOATS):
+        raise ValueError(f"its Datum is damaged: field {number} is a number")
+
+
+def _set_bytes(datum: Datum, floats: list[memoryview], number: int, wire: int, value: memoryview) -> None:
+    if number == _DATA and wire == _BYTES:
+        datum.data = value
+    elif number == _FLOATS and wire in (_BYTES, _FIXED32) and len(value) % 4 == 0:
+        floats.append(value)
+    elif number <= _ENCODED:
+        raise ValueError(f"its Datum is damaged: field {number} is of wire type {wire}")
+
+
+_SAMPLES = 16
+_PARTS = 3
+
+
+class CaffeOptions(ForeignOptions):
+    """Options of the ``caffe`` layout.
+
+    Attributes
+    ----------
+    fields : str or list
+        Other names for the image or array, the label and the key: ``"picture,class_id,name"``.
+    any_shape : bool
+        Declare every dimension of an array as one that may differ from record to record.
+    """
+
+    fields: tuple[str, ...] | None = None
+    any_shape: bool = False
+
+    @field_validator("fields", mode="before")
+    @classmethod
+    def _split(cls, given: Any) -> Any:
+        return tuple(given.split(",")) if isinstance(given, str) else given
+
+
+@dataclass(frozen=True)
+class _Names:
+    data: str
+    label: str
+    key: str
+
+
+class CaffeLmdb(ForeignLmdb):
+    """Datum messages under any text keys, in the order of the keys' bytes, which is Caffe's own.
+
+    Fields: ``image`` (encoded) or ``array`` (raw, channels x height x width: uint8, or float32 from ``float_data``),
+    ``label`` (int) and ``key`` (str).
+    """
+
+    layout = "caffe"
+    Options: ClassVar[type[ForeignOptions]] = CaffeOptions
+
+    @property
+    def _settings(self) -> CaffeOptions:
+        settings = self._opener.settings
+        assert isinstance(settings, CaffeOptions)
+        return settings
+
+    @classmethod
+    def _looks(cls, look: Look) -> str | None:
+        first = sample_records(look, 2)[:2]
+        if not first:
+            return None
+        try:
+            found = [parse_datum(value) for _, value in first]
+            kinds = {_field_of(datum).kind for datum in found}
+        except ValueError:
+            return None
+        # A few bytes may be a message by chance; pixels that are as many as it says, or an image, are none.
+        if any(datum.encoded and not is_image(datum.data) for datum in found) or not all(map(_has_pixels, found)):
+            return None
+        return f"Caffe Datum messages ({' and '.join(sorted(kinds))})"
+
+    def _survey(self, look: Look) -> Survey:
+        keys = self._index_keys(look)
+        self._check_count(look, keys.count + len(entries_of(look).keys), f"its index lists {keys.count} keys")
+        field = self._data_field(look, keys)
+        given = self._settings.fields
+        names = given or (field.kind, "label", "key")
+        if len(names) != _PARTS:
+            raise ConfigError(f"{look.url}: fields names {len(names)} of {_PARTS} parts: {field.kind}, label, key")
+        fields = parse_fields(dict(zip(names, (field, Field("int"), Field("str")), strict=True)))
+        if len(fields) != _PARTS:
+            raise ConfigError(f"{look.url}: fields names one part twice: {', '.join(names)}")
+        return Survey(keys, fields, how=_Names(*names))
+
+    def _data_field(self, look: Look, keys: Keys) -> Field:
+        found, failed = [], ""
+        for position, key in self._spread_keys(look, keys, _SAMPLES):
+            try:
+                found.append(_field_of(parse_datum(look.get(key) or memoryview(b""))))
+            except ValueError as error:
+                failed = failed or f"record {position}: {error}"
+        if failed and not found:
+            raise FormatError(f"{look.url}: no record is a Datum message; {failed}")
+        if not found:
+            return Field("image")
+        try:
+            return merge(found, any_shape=self._settings.any_shape)
+        except ValueError as error:
+            raise FormatError(f"{look.url}: its messages differ: {error}") from None
+
+    def _values(self, look: Look, key: bytes, fields: tuple[str, ...]) -> dict[str, Any]:
+        names: _Names = self._survey_found.how
+        values: dict[str, Any] = {names.key: key.decode()}
+        if fields == (names.key,):
+            return values
+        datum = parse_datum(self._fetch(look, key))
+        values[names.label] = datum.label
+        if names.data in fields:
+            values[names.data] = _value_of(datum, self._survey_found.fields[names.data])
+        return values
+
+
+def _has_pixels(datum: Datum) -> bool:
+    return datum.encoded or (datum.channels > 0 and datum.height > 0 and datum.width > 0)
+
+
+def _field_of(datum: Datum) -> Field:
+    if datum.encoded:
+        return Field("image")
+    array = _pixels(datum)
+    return Field("array", array.dtype.str, array.shape)
+
+
+def _value_of(datum: Datum, field: Field) -> Any:
+    if datum.encoded != (field.kind == "image"):
+        raise ValueError(f"its Datum holds {'an encoded image' if datum.encoded else 'raw pixels'}, unlike others'")
+    return datum.data if datum.encoded else fitting(field, _pixels(datum))
+
+
+def _pixels(datum: Datum) -> Array:
+    shape = (datum.channels, datum.height, datum.width)
+    flat: Array = np.frombuffer(datum.data, np.uint8) if len(datum.data) else datum.floats
+    if flat.size != shape[0] * shape[1] * shape[2]:
+        raise ValueError(f"its Datum says {shape} and holds {flat.size} values")
+    return flat.reshape(shape)

@@ -1,0 +1,240 @@
+"""The keys of a foreign store's records by position: counted out where they are numbers, else packed in an index file."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from storeds.errors import UnavailableError
+from storeds.protocols import Array
+from storeds.records.index_cache import load_index, save_index
+from storeds.records.meta import Count
+
+__all__ = ["IndexedKeys", "Keys", "NumberedKeys", "in_order_of_numbers", "iterate", "pack_keys"]
+
+_CHUNK = 1 << 16
+_ITERATED = 1 << 12
+_VERSION = 1
+_HEAD = 3  # version, count, bytes of all keys; then where each begins, and the bytes
+_NUMBERED = -1  # instead of the bytes: the keys are the numbers from the next value on, as wide as the one after it
+_WORD = 8
+_NEAR = 256  # keys so close to one another are read together
+
+_Read = Callable[[int, int], bytes]
+"""Returns so many bytes of the index from a place on."""
+
+
+class Keys(Protocol):
+    """The keys of records ``0..count-1``. Picklable, small whatever the count is."""
+
+    @property
+    def count(self) -> int: ...
+
+    def many(self, positions: Sequence[int], find: Callable[[], Iterable[bytes]]) -> list[bytes]:
+        """Return the keys at `positions`, which ascend; `find` gives all keys anew where nothing was kept."""
+        ...
+
+
+@dataclass(frozen=True)
+class NumberedKeys:
+    """Keys that are numbers in decimal, with leading zeros up to a width."""
+
+    count: int
+    start: int = 0
+    width: int = 0
+
+    def many(self, positions: Sequence[int], find: Callable[[], Iterable[bytes]] | None = None) -> list[bytes]:
+        # docstring inherited
+        return [self.key(position) for position in positions]
+
+    def key(self, position: int) -> bytes:
+        return b"%0*d" % (self.width, self.start + position)
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """What is known of an index: how many keys it holds and where they lie."""
+
+    count: int
+    size: int
+    """Bytes of all keys."""
+    numbers: NumberedKeys | None
+    begin: int
+    """Where in the file the index begins."""
+    file_size: int
+    kept: memoryview | None
+    """All of it, where nothing can be written."""
+
+    @classmethod
+    def of(cls, index: Array) -> _Packed:
+        """Describe an index, mapped or in memory."""
+        count, size = Count(index[1]), int(index[2])
+        numbers = NumberedKeys(count, int(index[3]), int(index[4])) if size == _NUMBERED else None
+        if isinstance(index, np.memmap):
+            return cls(count, size, numbers, index.offset, index.offset + index.nbytes, None)
+        return cls(count, size, numbers, 0, index.nbytes, index.view(np.uint8).data)
+
+    def read_keys(self, positions: Sequence[int], read: _Read) -> list[bytes]:
+        """Return the keys at positions that lie near to one another."""
+        first, last = positions[0], positions[-1]
+        starts = memoryview(read(self.begin + _WORD * (_HEAD + first), _WORD * (last - first + 2))).cast("q")
+        low, high = starts[0], starts[-1]
+        if not 0 <= low <= high <= self.size:
+            raise UnavailableError("the index of keys is damaged; empty the cache folder and open the store again")
+        keys = read(self.begin + _WORD * (_HEAD + self.count + 1) + low, high - low)
+        if first == last:
+            return [keys]
+        return [keys[starts[at - first] - low : starts[at - first + 1] - low] for at in positions]
+
+
+class IndexedKeys:
+    """Keys that were found once and lie packed in an index file.
+
+    Parameters
+    ----------
+    path : Path
+        The index file; its name says which state of which store it belongs to.
+    find : callable
+        Gives the keys in order of position where the file is not there yet.
+
+    Notes
+    -----
+    Each batch opens the file, reads what it needs, and closes it. Were it mapped, all of it would soon count as memory of
+    every worker that reads at random; kept open, each of thousands of stores would hold a descriptor.
+    """
+
+    count: int
+
+    def __init__(self, path: Path, find: Callable[[], Iterable[bytes]]) -> None:
+        self._path = path
+        self._packed: _Packed | None = self._load(find)
+        self.count = self._packed.count
+
+    def _load(self, find: Callable[[], Iterable[bytes]]) -> _Packed:
+        found = load_index(self._path)
+        return _Packed.of(save_index(self._path, pack_keys(find())) if found is None or not _is_whole(found) else found)
+
+    def many(self, positions: Sequence[int], find: Callable[[], Iterable[bytes]]) -> list[bytes]:
+        # docstring inherited
+        packed = self._packed
+        if packed is None:  # it was unpickled just now
+            packed = self._packed = self._load(find)
+        if packed.numbers is not None:
+            return packed.numbers.many(positions)
+        with self._reading(packed, find) as (packed, read):
+            return [key for run in _runs(positions) for key in packed.read_keys(run, read)]
+
+    @contextmanager
+    def _reading(self, packed: _Packed, find: Callable[[], Iterable[bytes]]) -> Iterator[tuple[_Packed, _Read]]:
+        descriptor = self._descriptor(packed)
+        if descriptor is None and packed.kept is None:  # somebody has cleaned up
+            packed = self._packed = self._load(find)
+            descriptor = self._descriptor(packed)
+        if descriptor is None:
+            yield packed, _reader_of(packed, self._path)
+            return
+        try:
+            yield packed, lambda at, size: os.pread(descriptor, size, at)
+        finally:
+            os.close(descriptor)
+
+    def _descriptor(self, packed: _Packed) -> int | None:
+        """Open the file; None if it is not there, or not whole."""
+        if packed.kept is not None:
+            return None
+        try:
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        if os.fstat(descriptor).st_size == packed.file_size:
+            return descriptor
+        os.close(descriptor)
+        return None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_path": self._path, "_packed": None, "count": self.count}
+
+
+def _reader_of(packed: _Packed, path: Path) -> _Read:
+    kept = packed.kept
+    if kept is None:
+        raise UnavailableError(f"the index {path} vanishes while it is used; set STOREDS_CACHE to a folder that stays")
+    return lambda at, size: bytes(kept[at : at + size])
+
+
+def _runs(positions: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Cut ascending positions where the next key lies too far away to be read along."""
+    start = 0
+    for at in range(1, len(positions) + 1):
+        if at == len(positions) or positions[at] - positions[at - 1] > _NEAR:
+            yield positions[start:at]
+            start = at
+
+
+def pack_keys(keys: Iterable[bytes]) -> Array:
+    """Return the keys as one int64 array, built chunk by chunk."""
+    blobs, sizes, numbers = [], [np.zeros(1, np.int64)], _Numbers()
+    walk = iter(keys)
+    while chunk := list(itertools.islice(walk, _CHUNK)):
+        blobs.append(b"".join(chunk))
+        sizes.append(np.fromiter(map(len, chunk), np.int64, len(chunk)))
+        numbers.add(chunk)
+    if numbers.found is not None and numbers.count:
+        return np.array([_VERSION, numbers.count, _NUMBERED, numbers.found.start, numbers.found.width], np.int64)
+    blob = b"".join(blobs)
+    starts = np.cumsum(np.concatenate(sizes))
+    padded = np.frombuffer(blob + b"\0" * (-len(blob) % 8), np.int64)
+    return np.concatenate([np.array([_VERSION, len(starts) - 1, len(blob)], np.int64), starts, padded])
+
+
+class _Numbers:
+    """Finds out whether keys count up by one."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.found: NumberedKeys | None = None
+
+    def add(self, chunk: list[bytes]) -> None:
+        """Take the next keys."""
+        if not self.count:
+            first = chunk[0]
+            if first.isdigit() and len(first) < 18:
+                width = len(first) if first.startswith(b"0") and len(first) > 1 else 0
+                self.found = NumberedKeys(0, int(first), width)
+        if self.found is not None:
+            expected = map(self.found.key, range(self.count, self.count + len(chunk)))
+            if not all(key == due for key, due in zip(chunk, expected, strict=True)):
+                self.found = None
+        self.count += len(chunk)
+
+
+def _is_whole(index: Array) -> bool:
+    if len(index) < _HEAD or index[0] != _VERSION:
+        return False
+    count, size = int(index[1]), int(index[2])
+    if size == _NUMBERED:
+        return len(index) == _HEAD + 2
+    return count >= 0 and len(index) == _HEAD + count + 1 + (size + 7) // 8 and int(index[_HEAD + count]) == size
+
+
+def iterate(keys: Keys, find: Callable[[], Iterable[bytes]]) -> Iterator[bytes]:
+    """Yield all keys by position."""
+    for start in range(0, keys.count, _ITERATED):
+        yield from keys.many(range(start, min(start + _ITERATED, keys.count)), find)
+
+
+def in_order_of_numbers(walk: Callable[[], Iterable[bytes]]) -> Iterator[bytes]:
+    """Yield keys by their numbers if every one is a decimal number, else as they come; `walk` gives them, twice."""
+    if not all(key.isdigit() and len(key) < 19 for key in walk()):
+        yield from walk()
+        return
+    found = np.fromiter(((int(key), len(key)) for key in walk()), np.dtype((np.int64, 2)))
+    for number, width in found[np.lexsort((found[:, 1], found[:, 0]))].tolist():
+        yield b"%0*d" % (width, number)

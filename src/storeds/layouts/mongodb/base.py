@@ -1,0 +1,331 @@
+"""What foreign MongoDB layouts do alike: ids resolved once and kept packed, batches read by ``_id``, pickling."""
+
+from __future__ import annotations
+
+import secrets
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Self, TypeVar
+
+import numpy as np
+import xxhash
+
+from storeds._utils.text import counted
+from storeds._utils.urls import redact
+from storeds.backends.base import BackendOptions, StoreBackend, parse_options
+from storeds.backends.mongodb.client import ClientFactory, Location, parse_location
+from storeds.backends.mongodb.retry import with_retries
+from storeds.backends.readings import shown_value
+from storeds.backends.unread import bounded
+from storeds.errors import ClosedError, RecordError, UnavailableError
+from storeds.layouts.mongodb.connection import Connection
+from storeds.layouts.mongodb.packing import Packed, id_of, key_of, pack_table, unpack_table
+from storeds.layouts.mongodb.values import Column, infer, projection_of
+from storeds.protocols import Array, Field, Meta, Record
+from storeds.records.codec import canonical_json
+from storeds.records.columns import column_of
+from storeds.records.fields import fields_to_json
+from storeds.records.index_cache import index_path, load_index, save_index
+from storeds.records.meta import Count
+
+__all__ = ["MongodbLayout", "batches", "evenly", "listed"]
+
+# A command may have 48 MB and a document of it, an `$in` included, 16 MiB.
+_BATCH_BYTES = 8 << 20
+_SAMPLE = 16  # documents that fields are inferred from
+_SHOWN = 10
+
+_LOOP = """\
+import pymongo, storeds
+
+documents = pymongo.MongoClient({uri!r})[{database!r}][{collection!r}]
+with storeds.open_writer({target!r}, {{"key": "str", "data": "{kind}"}}) as writer:
+    for document in documents.find().sort("_id", 1):
+        record = {{"key": str(document["_id"]), "data": {taken}}}  # what the document holds goes here
+        writer.append([record])"""
+
+Opts = TypeVar("Opts", bound=BackendOptions)
+
+
+class MongodbLayout(StoreBackend, Generic[Opts]):
+    """A collection that another tool wrote, read by ``_id``.
+
+    A subclass says which documents there are (`_resolve`), what lies where in them (`_describe`), and makes a record of
+    one (`_values`).
+
+    Notes
+    -----
+    What is O(n), ids and what else `_resolve` found, is one packed array in an index file of the cache folder, named by its
+    content: so it is never stale, and workers map it instead of asking the server. Where it cannot be kept, they resolve
+    anew, and refuse what differs.
+    """
+
+    layout: ClassVar[str]
+
+    def __init__(self, url: str, *, client_factory: ClientFactory | None = None, **options: Any) -> None:
+        settings: Any = parse_options(self.Options, {}, options, url)
+        self._prepare(parse_location(url), client_factory, settings)
+        try:
+            self._identity = self._connection.identity(self._collection)
+            lists = self._resolve()
+            self._left: list[str] = []
+            self._columns, fields = self._describe(lists)
+            self._unread = bounded([*self._left, *self._other_collections()])
+            table = pack_table(lists)
+            meta = Meta(
+                _digest(self.layout, fields, table), self._build(table), Count(len(lists[0])), self.layout, fields
+            )
+        except BaseException:
+            self._connection.close()
+            raise
+        self._connection.let_go()
+        super().__init__(self._location.url, meta)
+        kept = load_index(self._index)
+        if kept is None or not np.array_equal(kept, table):
+            kept = save_index(self._index, table)
+        self._kept: list[Packed] | None = unpack_table(kept)
+
+    def _prepare(self, location: Location, factory: ClientFactory | None, settings: Opts) -> None:
+        self._location, self._factory, self._settings = location, factory, settings
+        self._connection = Connection(location, factory)
+
+    @classmethod
+    def guess_can_open(cls, url: str, *, client_factory: ClientFactory | None = None, **options: Any) -> str | None:
+        """Return why the collection at `url` looks like this layout, as one sentence, or None."""
+        settings: Any = parse_options(cls.Options, {}, options, url)
+        connection = Connection(parse_location(url), client_factory)
+        try:
+            return cls._seen(connection, settings)
+        finally:
+            connection.close()
+
+    @classmethod
+    def glimpse(cls, url: str, *, client_factory: ClientFactory | None = None, **_: Any) -> str:
+        """Return what the first document at `url` has, in half a sentence, for who has to find out why no layout fits.
+
+        Raises
+        ------
+        StoredsError
+            There is nothing, or no server.
+        """
+        first = cls._first(url, client_factory)
+        if first is None:
+            return "it is empty"
+        shown = ", ".join(f"{name}={shown_value(first[name])}" for name in sorted(first)[:_SHOWN])
+        reads = "" if cls._is_bucket(url) else "; layout='query' reads them as they are"
+        return f"its first document has the fields {listed(sorted(first))}; it begins {shown}{reads}"
+
+    @classmethod
+    def _is_bucket(cls, url: str) -> bool:
+        return parse_location(url).collection.endswith((".files", ".chunks", ".meta"))
+
+    @classmethod
+    def by_hand(cls, url: str, *, client_factory: ClientFactory | None = None, **_: Any) -> str:
+        """Return the shortest program that would convert the store at `url`, for a user who knows what its documents hold.
+
+        Raises
+        ------
+        StoredsError
+            There is nothing, or no server.
+        """
+        location, first = parse_location(url), cls._first(url, client_factory) or {}
+        name, value = next(
+            ((name, value) for name, value in first.items() if name != "_id" and value is not None), ("", "")
+        )
+        field, is_text = infer([value])
+        kind = field.kind if field.is_blob or (field.is_scalar and not is_text) else "str"
+        taken = f"document.get({name!r})"
+        return _LOOP.format(
+            uri=redact(location.uri),
+            database=location.database,
+            collection=location.collection,
+            target=f"lmdb://{location.collection}.lmdb",
+            kind=kind,
+            taken=taken if kind == field.kind and not is_text else f"str({taken})",
+        )
+
+    @classmethod
+    def _first(cls, url: str, client_factory: ClientFactory | None) -> dict[str, Any] | None:
+        connection = Connection(parse_location(url), client_factory)
+        try:
+            return next(connection.find(connection.location.collection, {}, limit=1), None)
+        finally:
+            connection.close()
+
+    # What a subclass says.
+
+    @classmethod
+    @abstractmethod
+    def _seen(cls, connection: Connection, settings: Opts) -> str | None:
+        """Return what `guess_can_open` does."""
+
+    @abstractmethod
+    def _resolve(self) -> list[Packed]:
+        """Return the ids of all records in order, and what else is to be kept of each."""
+
+    @abstractmethod
+    def _describe(self, lists: Sequence[Packed]) -> tuple[dict[str, Column], dict[str, Field]]:
+        """Return where in a document each field lies that lies there, and all fields in order."""
+
+    @abstractmethod
+    def _values(self, position: int, document: Mapping[str, Any], fields: Sequence[str]) -> Record:
+        """Return the record at `position`; raises ValueError with the reason."""
+
+    @property
+    def _collection(self) -> str:
+        """The collection that `_id` is of."""
+        return self._location.collection
+
+    def _build(self, table: Array) -> str:
+        # No server tells cheaply whether documents were changed in place, so what was found out about their values
+        # holds for one opening.
+        return secrets.token_hex(16)
+
+    def _name(self, position: int, document: Mapping[str, Any] | None) -> str | None:
+        """Return the record's own name, for messages."""
+        return None
+
+    def unread(self) -> list[str]:
+        # docstring inherited
+        return list(self._unread)
+
+    def _own_collections(self) -> set[str]:
+        """Return the names of all collections that the layout reads."""
+        return {self._location.collection}
+
+    def _other_collections(self) -> Iterator[str]:
+        """Yield the collections whose names say that they belong to what is read, and are not read."""
+        own, collection = self._own_collections(), self._location.collection
+        for name in self._connection.names():
+            if name not in own and f"{name}.".startswith(f"{collection}."):
+                yield f"collection {name!r}: {counted(self._connection.count(name), 'document')}"
+
+    # Reading.
+
+    @property
+    def _index(self) -> Path:
+        return index_path(self._location.url, self.layout, self.meta.id)
+
+    @property
+    def _lists(self) -> list[Packed]:
+        if self._connection.closed:
+            raise ClosedError(f"{self.url} was closed; open it again with open_backend")
+        if self._kept is None:
+            table = load_index(self._index)
+            try:
+                self._kept = unpack_table(self._resolve_again() if table is None else table)
+            except ValueError:  # the file was damaged
+                self._kept = unpack_table(self._resolve_again())
+        return self._kept
+
+    def _resolve_again(self) -> Array:
+        table = pack_table(self._resolve())
+        if _digest(self.layout, self.meta.fields, table) != self.meta.id:
+            raise UnavailableError(f"{self.url} is no longer what was opened: it has other documents; open it again")
+        return save_index(self._index, table)
+
+    def _find(
+        self, query: Mapping[str, Any], paths: Iterable[str] | None, *, ordered: bool = False, limit: int = 0
+    ) -> Iterator[dict[str, Any]]:
+        """Yield documents of the collection that was opened, whole where `paths` is None."""
+        projection = None if paths is None else projection_of(paths)
+        return self._connection.find(
+            self._collection, query, projection, identity=self._identity, ordered=ordered, limit=limit
+        )
+
+    def _documents(self, keys: Iterable[bytes], kind: int, paths: Iterable[str] | None) -> dict[bytes, dict[str, Any]]:
+        """Return key → document; one query, or a few where a command would be too large."""
+        paths = None if paths is None else list(paths)
+        found: dict[bytes, dict[str, Any]] = {}
+        for batch in batches(dict.fromkeys(keys)):
+            query = {"_id": {"$in": [id_of(kind, key) for key in batch]}}
+            found.update((key_of(kind, document["_id"]), document) for document in self._find(query, paths))
+        return found
+
+    def _sample(self, ids: Packed, paths: Iterable[str] | None) -> list[dict[str, Any]]:
+        """Return some documents from all over the store."""
+        return list(self._documents([ids[at] for at in evenly(len(ids), _SAMPLE)], ids.kind, paths).values())
+
+    def _fetch(self, keys: Sequence[bytes], kind: int, fields: Sequence[str]) -> dict[bytes, dict[str, Any]]:
+        """Return key → document with what `fields` need."""
+        return self._documents(keys, kind, [self._columns[name].path for name in fields if name in self._columns])
+
+    def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
+        ids = self._lists[0]
+        keys = [ids[position] for position in positions]
+        documents = with_retries(
+            self._location, lambda: self._fetch(keys, ids.kind, fields), self._connection.knows_server
+        )
+        return [
+            self._record(position, documents.get(key), fields) for position, key in zip(positions, keys, strict=True)
+        ]
+
+    def _record(self, position: int, document: Mapping[str, Any] | None, fields: Sequence[str]) -> Record | RecordError:
+        try:
+            if document is None:
+                raise ValueError("its document is gone from the collection")
+            return self._values(position, document, fields)
+        except ValueError as error:
+            return self._fault(position, error, {"key": self._name(position, document)})
+
+    def _column(self, name: str, field: Field) -> Array:
+        # Pages keep every query short, so that no cursor lives on between them.
+        step = 256 if field.is_blob else 50_000
+        values: list[Any] = []
+        for start in range(0, self.meta.count, step):
+            for record in self._read(list(range(start, min(start + step, self.meta.count))), (name,)):
+                if isinstance(record, RecordError):
+                    raise record
+                values.append(record[name])
+        return column_of(field, values)
+
+    # Processes.
+
+    def _recipe(self) -> tuple[Any, ...]:
+        return self._location, self._factory, self._settings, self._identity, self._columns, self._unread, self.meta
+
+    @classmethod
+    def _restore(cls, *recipe: Any) -> Self:
+        backend = cls.__new__(cls)
+        location, factory, settings, backend._identity, backend._columns, backend._unread, meta = recipe
+        backend._prepare(location, factory, settings)
+        StoreBackend.__init__(backend, location.url, meta)
+        backend._kept = None
+        return backend
+
+    def close(self) -> None:
+        # docstring inherited
+        self._connection.close()
+
+
+def _digest(layout: str, fields: Mapping[str, Field], table: Array) -> str:
+    hasher = xxhash.xxh3_128(canonical_json([layout, fields_to_json(fields)]).encode())
+    hasher.update(table.data)
+    return hasher.hexdigest()
+
+
+def batches(items: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """Cut byte strings into batches that one command can hold."""
+    batch: list[bytes] = []
+    size = 0
+    for item in items:
+        size += len(item) + 16  # BSON numbers the items of an array in text
+        if size > _BATCH_BYTES and batch:
+            yield batch
+            batch, size = [], len(item) + 16
+        batch.append(item)
+    if batch:
+        yield batch
+
+
+def evenly(count: int, wanted: int) -> list[int]:
+    """Return up to `wanted` positions all over ``0 … count - 1``."""
+    step = max(1, -(-count // wanted))
+    return list(range(0, count, step))
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first ten names, and how many more there are."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(repr(name) for name in names[:_SHOWN]) + more

@@ -1,0 +1,240 @@
+"""GridFS buckets: files in ``<bucket>.files``, their bytes in ``<bucket>.chunks``."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+from storeds.backends.base import BackendOptions
+from storeds.errors import ConfigError, FormatError
+from storeds.layouts.embedded import is_video
+from storeds.layouts.mongodb.base import batches, evenly, listed
+from storeds.layouts.mongodb.connection import Connection
+from storeds.layouts.mongodb.join import LabelJoin
+from storeds.layouts.mongodb.named import label_column, label_field, label_value, pack_labels
+from storeds.layouts.mongodb.packing import Packed, id_of, key_of, pack_ids, pack_items
+from storeds.layouts.mongodb.query import ColumnLayout, ColumnOptions
+from storeds.layouts.mongodb.values import Column, looks_like_image, projection_of, to_json
+from storeds.protocols import Array, Field, Record
+from storeds.records.columns import column_of
+
+__all__ = ["GridfsLayout", "GridfsOptions"]
+
+_LOG = logging.getLogger("storeds")
+_CHUNKS = "\0chunks"  # no field of a document can be called that
+_LABEL = "label"
+_DATA = {"image", "data", "video"}
+_OWN = ("key", "metadata", *_DATA)
+_STANDARD = ("_id", "length", "chunkSize", "uploadDate", "md5", "filename", "contentType", "aliases", "metadata")
+_OWN_PATHS = ("length", "md5", "metadata")
+
+
+class GridfsOptions(ColumnOptions):
+    """Options of layout ``gridfs``; ``query`` and ``columns`` are about the documents in ``<bucket>.files``.
+
+    Attributes
+    ----------
+    revisions : str
+        Of several files of one name: the ``newest``, as GridFS itself takes it, or ``all``.
+    labels : str, optional
+        Where in another collection the files' labels are: ``"annotations.label"``, a collection and a dotted path.
+    labels_on : str, optional
+        The dotted path there that has a file's name or ``_id``; by default the one field that has it in every document.
+    missing : str
+        What happens to files without a label: ``error``, or ``skip``, which leaves them out.
+    """
+
+    revisions: Literal["newest", "all"] = "newest"
+    labels: str | None = None
+    labels_on: str | None = None
+    missing: Literal["error", "skip"] = "error"
+
+
+class GridfsLayout(ColumnLayout[GridfsOptions]):
+    """Reads the files of a GridFS bucket, all chunks of a batch in one query.
+
+    Parameters
+    ----------
+    url : str
+        As for a native store, with the bucket's name (by default ``fs``) for the collection's.
+    client_factory : callable, optional
+        As for a native store.
+    **options
+        `GridfsOptions`.
+
+    Raises
+    ------
+    ConfigError, FormatError
+        A column exists nowhere; there are files, but no chunks; files have no label, or several.
+    StoreNotFoundError, UnavailableError
+        No such bucket, or no file matches; no server.
+
+    Notes
+    -----
+    Fields: ``key`` (the file's name, or else its id), ``image`` (or ``video``, where all files are films, or ``data``),
+    ``metadata``, with ``labels`` the ``label``, and the columns. Of every file read, the length is checked, and the MD5 where an older driver left one.
+    """
+
+    Options: ClassVar[type[BackendOptions]] = GridfsOptions
+    layout = "gridfs"
+
+    @property
+    def _collection(self) -> str:
+        return f"{self._location.collection}.files"
+
+    @property
+    def _chunks(self) -> str:
+        return f"{self._location.collection}.chunks"
+
+    @classmethod
+    def _seen(cls, connection: Connection, settings: GridfsOptions) -> str | None:
+        bucket = connection.location.collection
+        pair = {f"{bucket}.files", f"{bucket}.chunks"}
+        if not pair <= set(connection.names()):
+            return None
+        first = next(connection.find(f"{bucket}.files", {}, limit=1), None)
+        if first is None or not {"length", "chunkSize"} <= first.keys():
+            return None
+        metadata = first.get("metadata")
+        if isinstance(metadata, Mapping) and list(metadata) == ["build"]:
+            return None  # large values of a native store
+        return f"there are collections {listed(sorted(pair))}, and the first file has a length and a chunkSize"
+
+    def _resolve(self) -> list[Packed]:
+        ids: list[Any] = []
+        names: list[str] = []
+        dates: list[Any] = []
+        for file in self._find(self._query, ("filename", "uploadDate"), ordered=True):
+            name = file.get("filename")
+            ids.append(file["_id"])
+            names.append(name if isinstance(name, str) else str(file["_id"]))
+            dates.append(file.get("uploadDate"))
+        if not ids:
+            raise self._nothing()
+        kept: Iterable[int] = range(len(ids))
+        if self._settings.revisions == "newest":
+            kept = self._newest(names, dates)
+        if self._settings.labels is None:
+            return [pack_ids(ids[at] for at in kept), pack_items([names[at].encode() for at in kept])]
+        kept = list(kept)
+        labels = self._labels([ids[at] for at in kept], [names[at] for at in kept], self._settings.labels)
+        kept = [at for at, label in zip(kept, labels, strict=True) if label is not None]
+        packed = pack_labels([label for label in labels if label is not None], self._settings.labels)
+        return [pack_ids(ids[at] for at in kept), pack_items([names[at].encode() for at in kept]), packed]
+
+    def _labels(self, ids: Sequence[Any], names: Sequence[str], where: str) -> list[Any]:
+        """Return the label of each file; None where it has none and may be left out."""
+        join = LabelJoin(self._connection, where, self._settings.labels_on, sorted(self._own_collections()))
+        found = join.find(ids, names)
+        absent = [name for at, name in enumerate(names) if at not in found]
+        if absent:
+            message = f"{self._location.url}: {len(absent)} of {len(names)} files have no label in {where!r}: {listed(absent)}"
+            if self._settings.missing == "error" or not found:
+                raise FormatError(f"{message}; missing='skip' leaves them out")
+            _LOG.warning("%s; they are left out", message)
+        return [found.get(at) for at in range(len(names))]
+
+    def _own_collections(self) -> set[str]:
+        return {self._collection, self._chunks}
+
+    def _newest(self, names: Sequence[str], dates: Sequence[Any]) -> list[int]:
+        newest: dict[str, int] = {}
+        for at, name in enumerate(names):
+            other = newest.get(name)
+            if other is None or dates[other] is None or (dates[at] is not None and dates[at] >= dates[other]):
+                newest[name] = at
+        if len(newest) < len(names):
+            _LOG.warning(
+                "%s: of %d names there are older files, %d in all, which are left out; revisions='all' takes them",
+                self._location.url,
+                len({name for at, name in enumerate(names) if newest[name] != at}),
+                len(names) - len(newest),
+            )
+        return sorted(newest.values())
+
+    def _describe(self, lists: Sequence[Packed]) -> tuple[dict[str, Column], dict[str, Field]]:
+        ids = lists[0]
+        for name, _, _ in self._settings.columns:
+            if name in _OWN or (name == _LABEL and self._settings.labels is not None):
+                raise ConfigError(
+                    f"{self._location.url}: a column cannot be called {name!r}, which the layout itself has"
+                )
+        columns = self._mapped_columns(ids, self._settings.columns)
+        named = {*_STANDARD, *(path.partition(".")[0] for _, path, _ in self._settings.columns)}
+        there = dict.fromkeys(name for file in self._sample(ids, None) for name in file if name not in named)
+        self._left += [f"field {name!r} of the files; columns= reads it" for name in there]
+        heads = self._heads([ids[at] for at in evenly(len(ids), 16)], ids.kind)
+        images = 2 * sum(map(looks_like_image, heads)) > len(heads)
+        videos = bool(heads) and all(map(is_video, heads))
+        data = {"image": Field("image")} if images else {"video" if videos else "data": Field("bytes")}
+        own = {"key": Field("str"), **data, "metadata": Field("json")}
+        label = {_LABEL: label_field(lists[2])} if self._settings.labels is not None else {}
+        return columns, {**own, **label, **{name: column.field for name, column in columns.items()}}
+
+    def _heads(self, keys: Sequence[bytes], kind: int) -> list[bytes]:
+        """Return how some files begin."""
+        if self._chunks not in self._connection.names():
+            raise FormatError(f"{self._location.url}: there is {self._collection!r}, but no {self._chunks!r}")
+        query = {"files_id": {"$in": [id_of(kind, key) for key in keys]}, "n": 0}
+        found = self._connection.find(self._chunks, query, {"data": True})
+        return [bytes(chunk["data"]) for chunk in found if isinstance(chunk.get("data"), bytes)]
+
+    def _fetch(self, keys: Sequence[bytes], kind: int, fields: Sequence[str]) -> dict[bytes, dict[str, Any]]:
+        columns = [self._columns[name].path for name in fields if name in self._columns]
+        files = self._documents(keys, kind, [*columns, *_OWN_PATHS])
+        if not _DATA.intersection(fields):
+            return files
+        for each in files.values():
+            each[_CHUNKS] = {}
+        for batch in batches(files):
+            query = {"files_id": {"$in": [id_of(kind, key) for key in batch]}}
+            for chunk in self._connection.find(self._chunks, query, projection_of(("files_id", "n", "data"))):
+                file = files.get(key_of(kind, chunk["files_id"]))  # MongoDB finds 1.0 too where 1 is meant
+                if file is not None:
+                    file[_CHUNKS][chunk.get("n")] = chunk.get("data")
+        return files
+
+    def _name(self, position: int, document: Mapping[str, Any] | None) -> str:
+        return self._lists[1][position].decode()
+
+    def _values(self, position: int, document: Mapping[str, Any], fields: Sequence[str]) -> Record:
+        record: Record = {}
+        for name in fields:
+            if name in self._columns:
+                record[name] = self._columns[name].value(document)
+            elif name == "key":
+                record[name] = self._name(position, document)
+            elif name == _LABEL:
+                record[name] = label_value(self._lists[2], position, self.meta.fields[name])
+            elif name == "metadata":
+                metadata = document.get("metadata")
+                record[name] = {} if metadata is None else to_json(metadata)
+            else:
+                record[name] = _assemble(document)
+        return record
+
+    def _column(self, name: str, field: Field) -> Array:
+        if name == "key":
+            return column_of(field, [key.decode() for key in self._lists[1]])
+        if name == _LABEL and self._settings.labels is not None:
+            return label_column(self._lists[2], field)
+        return super()._column(name, field)
+
+
+def _assemble(file: Mapping[str, Any]) -> bytes:
+    """Return the bytes of a file; raises ValueError if its chunks are not all there, or not as they were."""
+    chunks: Mapping[Any, Any] = file[_CHUNKS]
+    absent = next((n for n in range(len(chunks)) if not isinstance(chunks.get(n), bytes)), None)
+    if absent is not None:
+        raise ValueError(f"chunk {absent} of its file is missing from GridFS")
+    data = b"".join(chunks[n] for n in range(len(chunks)))
+    if len(data) != file.get("length"):
+        raise ValueError(
+            f"its file has {len(data)} bytes in {len(chunks)} chunks, and should have {file.get('length')}"
+        )
+    digest = file.get("md5")
+    if isinstance(digest, str) and hashlib.md5(data, usedforsecurity=False).hexdigest() != digest:
+        raise ValueError("the MD5 of its file is not what it was when it was written")
+    return data

@@ -1,0 +1,320 @@
+"""Documents found by name: a JSON index has the names and the labels, a collection the images."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+import xxhash
+from pydantic import BeforeValidator
+
+from storeds._utils.text import counted
+from storeds._utils.urls import redact
+from storeds.backends.base import BackendOptions
+from storeds.backends.mongodb.client import ClientFactory
+from storeds.errors import ConfigError, FormatError, StoreNotFoundError, suggest
+from storeds.layouts.mongodb.base import MongodbLayout, batches, listed
+from storeds.layouts.mongodb.connection import Connection
+from storeds.layouts.mongodb.packing import Packed, pack_ids, pack_items
+from storeds.layouts.mongodb.values import Column, infer, paths_of, pick
+from storeds.protocols import Array, Field, Record
+from storeds.records.columns import column_of
+
+__all__ = [
+    "NameIndex",
+    "NamedLayout",
+    "NamedOptions",
+    "label_column",
+    "label_field",
+    "label_value",
+    "pack_labels",
+    "read_name_index",
+]
+
+
+_NAMES, _LABELS = "path_list", "label_list"
+_KINDS = ("json", "int", "float", "bool", "str")  # by the number that stands for each in a packed list
+_DTYPES = {"int": "<i8", "float": "<f8", "bool": "?"}
+
+
+@dataclass(frozen=True)
+class NameIndex:
+    """Names, as UTF-8, and the label of each."""
+
+    path: str
+    names: list[bytes]
+    labels: list[Any]
+
+
+def read_name_index(path: str) -> NameIndex:
+    """Return what is in the JSON file at `path`.
+
+    Raises
+    ------
+    StoreNotFoundError
+        There is no such file.
+    ConfigError
+        It is no JSON object with equally long ``path_list`` and ``label_list``, or a name is no text.
+    """
+    try:
+        with open(path, "rb") as file:
+            found = json.load(file)
+    except FileNotFoundError:
+        raise StoreNotFoundError(f"no index at {path} (from {os.getcwd()})") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"index {path} cannot be read as JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ConfigError(
+            f"index {path}: expected an object with {_NAMES} and {_LABELS}, found a {type(found).__name__}"
+        )
+    for key in (_NAMES, _LABELS):
+        if not isinstance(found.get(key), list):
+            has = ", ".join(map(repr, list(found)[:10])) or "nothing"
+            raise ConfigError(f"index {path}: expected the lists {_NAMES} and {_LABELS}; {key} is none (it has {has})")
+    names, labels = found[_NAMES], found[_LABELS]
+    if len(names) != len(labels):
+        raise ConfigError(
+            f"index {path}: {_NAMES} has {len(names)} names and {_LABELS} {len(labels)} labels; each name needs one label"
+        )
+    if not names:
+        raise ConfigError(f"index {path}: {_NAMES} is empty")
+    return NameIndex(path, [_encoded(name, at, path) for at, name in enumerate(names)], labels)
+
+
+def _encoded(name: Any, at: int, path: str) -> bytes:
+    try:
+        if isinstance(name, str):
+            return name.encode()
+    except UnicodeEncodeError:
+        pass
+    raise ConfigError(f"index {path}: entry {at} of {_NAMES} is no text: {name!r}")
+
+
+def pack_labels(labels: Sequence[Any], path: str) -> Packed:
+    """Return labels, packed: numbers as such, texts as UTF-8, anything else as JSON."""
+    kind = "json" if any(label is None for label in labels) else infer(labels)[0].kind
+    if kind in _DTYPES:
+        try:
+            numbers = np.array(labels, dtype=_DTYPES[kind])
+        except OverflowError:
+            raise ConfigError(f"index {path}: a label is outside the int64 range") from None
+        return Packed(_KINDS.index(kind), numbers.itemsize, numbers.view(np.uint8), np.empty(0, np.int64))
+    try:
+        packed = pack_items([(label if kind == "str" else json.dumps(label)).encode() for label in labels])
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"index {path}: a label is no text: {error}") from None
+    packed.kind = _KINDS.index(kind) if kind == "str" else 0
+    return packed
+
+
+def label_field(labels: Packed) -> Field:
+    """Return the field that holds packed labels."""
+    kind = _KINDS[labels.kind]
+    if kind != "json":
+        return Field(kind)  # type: ignore[arg-type]  # one of those above
+    values = [json.loads(text) for text in labels]
+    return Field("json") if None in values else infer(values)[0]
+
+
+def label_value(labels: Packed, at: int, field: Field) -> Any:
+    """Return one label."""
+    item = labels[at]
+    if field.kind in _DTYPES:
+        return np.frombuffer(item, _DTYPES[field.kind])[0].item()
+    if field.kind == "str":
+        return item.decode()
+    value = json.loads(item)
+    return np.array(value, field.dtype) if field.kind == "array" else value
+
+
+def label_column(labels: Packed, field: Field) -> Array:
+    """Return all labels as one array, which is the caller's."""
+    if field.kind in _DTYPES:
+        return labels.data.view(_DTYPES[field.kind]).copy()
+    return column_of(field, [label_value(labels, at, field) for at in range(len(labels))])
+
+
+_LOG = logging.getLogger("storeds")
+
+
+def _absolute(path: Any) -> Any:
+    # A worker may have another working folder.
+    return os.path.abspath(os.path.expanduser(path)) if isinstance(path, (str, os.PathLike)) else path
+
+
+class NamedOptions(BackendOptions):
+    """Options of layout ``named``.
+
+    Attributes
+    ----------
+    index : str or path
+        A JSON file of ``{"path_list": [name, …], "label_list": [label, …]}``.
+    name_field, data_field : str
+        Where in a document its name and its image lie; dots lead into documents within.
+    missing : str
+        What happens to names that no document has: ``error``, or ``skip``, which leaves them out.
+    duplicates : str
+        What happens to names that several documents have: ``error``, or ``first``, which takes the one of lowest ``_id``.
+    """
+
+    index: Annotated[str, BeforeValidator(_absolute)]
+    name_field: str = "img_name"
+    data_field: str = "bson_img"
+    missing: Literal["error", "skip"] = "error"
+    duplicates: Literal["error", "first"] = "error"
+
+
+class NamedLayout(MongodbLayout[NamedOptions]):
+    """Reads the documents that a JSON index names, in its order.
+
+    Parameters
+    ----------
+    url : str
+        Of the collection, as for a native store.
+    client_factory : callable, optional
+        As for a native store.
+    **options
+        `NamedOptions`.
+
+    Raises
+    ------
+    ConfigError
+        The index is malformed, or documents have no such fields.
+    FormatError
+        Names are missing, or stand in several documents.
+    StoreNotFoundError, UnavailableError
+        No such collection or index; no server.
+
+    Notes
+    -----
+    Fields: ``key`` (the name), ``image``, ``label``. Names are resolved to ``_id`` at opening, some 100,000 with a query.
+    """
+
+    Options: ClassVar[type[BackendOptions]] = NamedOptions
+    layout = "named"
+
+    @classmethod
+    def guess_can_open(cls, url: str, *, client_factory: ClientFactory | None = None, **options: Any) -> str | None:
+        # docstring inherited
+        if "index" not in options:  # nothing that the user gave is wrong, which a ConfigError would say
+            raise FormatError(f"{redact(url)}: option 'index' is needed")
+        return super().guess_can_open(url, client_factory=client_factory, **options)
+
+    @classmethod
+    def _seen(cls, connection: Connection, settings: NamedOptions) -> str | None:
+        first = next(connection.find(connection.location.collection, {}, limit=1), None)
+        if first is None or not isinstance(pick(first, settings.data_field), bytes):
+            return None
+        if not isinstance(pick(first, settings.name_field), str):
+            return None
+        return f"its first document has a name in {settings.name_field!r} and bytes in {settings.data_field!r}, and an index is given"
+
+    def _resolve(self) -> list[Packed]:
+        index = read_name_index(self._settings.index)
+        found = self._look_up(index)
+        absent = [name.decode() for name in dict.fromkeys(index.names) if name not in found]
+        if absent:
+            self._tell_missing(absent, index, len(found))
+        if len(found) + len(absent) < len(index.names):
+            self._tell_repeated(index)
+        kept = [at for at, name in enumerate(index.names) if name in found]
+        names = [index.names[at] for at in kept]
+        labels = [index.labels[at] for at in kept]
+        return [pack_ids(found[name] for name in names), pack_items(names), pack_labels(labels, index.path)]
+
+    def _look_up(self, index: NameIndex) -> dict[bytes, Any]:
+        field, first = self._settings.name_field, self._settings.duplicates == "first"
+        found: dict[bytes, Any] = {}
+        doubled: dict[str, None] = {}
+        for batch in batches(dict.fromkeys(index.names)):
+            query = {field: {"$in": [name.decode() for name in batch]}}
+            for document in self._find(query, [field], ordered=first):
+                name = pick(document, field)
+                if not isinstance(name, str):
+                    continue  # a list of names, one of which was asked for
+                key = name.encode()
+                if found.setdefault(key, document["_id"]) != document["_id"]:
+                    doubled[name] = None
+        if doubled:
+            told = f"{self._location.url}: {len(doubled)} names stand in several documents: {listed(list(doubled))}"
+            if not first:
+                raise FormatError(f"{told}; duplicates='first' takes the document of lowest _id")
+            _LOG.warning("%s; the document of lowest _id is taken", told)
+        return found
+
+    def _tell_missing(self, absent: list[str], index: NameIndex, found: int) -> None:
+        if not found:
+            self._check_field(self._settings.name_field, "name_field")
+        names = found + len(absent)
+        told = f"{self._location.url}: {len(absent)} of the {names} names of {index.path} have no document: {listed(absent)}"
+        if not found:
+            raise FormatError(told)
+        if self._settings.missing == "error":
+            raise FormatError(f"{told}; missing='skip' leaves them out")
+        _LOG.warning("%s; they are left out", told)
+
+    def _tell_repeated(self, index: NameIndex) -> None:
+        seen: set[bytes] = set()
+        again = dict.fromkeys(name.decode() for name in index.names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        _LOG.warning(
+            "%s: %d names stand more than once, and are read as often: %s", index.path, len(again), listed(list(again))
+        )
+
+    def _check_field(self, path: str, option: str) -> None:
+        """Raise ConfigError if not even one document has something at `path`."""
+        if next(self._find({path: {"$exists": True}}, [path], limit=1), None) is None:
+            one = next(self._find({}, None, limit=1), {})
+            there = suggest(path, paths_of(one), "fields of a document there")
+            raise ConfigError(f"{self._location.url}: no document has the field {path!r} ({option}); {there}")
+
+    def _describe(self, lists: Sequence[Packed]) -> tuple[dict[str, Column], dict[str, Field]]:
+        path = self._settings.data_field
+        sample = self._sample(lists[0], None)
+        self._left += self._not_read(sample, len(lists[0]))
+        if all(pick(document, path) is None for document in sample):
+            self._check_field(path, "data_field")
+        elif not any(isinstance(pick(document, path), bytes) for document in sample):
+            kinds = ", ".join(sorted({type(pick(document, path)).__name__ for document in sample}))
+            raise ConfigError(f"{self._location.url}: field {path!r} (data_field) holds {kinds} instead of bytes")
+        image = Field("image")
+        return {"image": Column(path, image)}, {"key": Field("str"), "image": image, "label": label_field(lists[2])}
+
+    def _not_read(self, sample: Sequence[Mapping[str, Any]], read: int) -> Iterator[str]:
+        """Yield the fields of documents that are no field of a record, and how many documents the index does not name."""
+        own = {"_id", self._settings.name_field.partition(".")[0], self._settings.data_field.partition(".")[0]}
+        for name in dict.fromkeys(name for document in sample for name in document):
+            if name not in own:
+                yield f"field {name!r}"
+        others = self._connection.count(self._collection) - read
+        if others > 0:
+            yield f"{counted(others, 'document')} that the index does not name"
+
+    def _build(self, table: Array) -> str:
+        # Whatever can be selected by stands in the index file, so the same content is the same build.
+        hasher = xxhash.xxh3_128(repr(self._identity).encode())
+        hasher.update(table.data)
+        return hasher.hexdigest()
+
+    def _name(self, position: int, document: Mapping[str, Any] | None) -> str:
+        return self._lists[1][position].decode()
+
+    def _values(self, position: int, document: Mapping[str, Any], fields: Sequence[str]) -> Record:
+        record: Record = {}
+        for name in fields:
+            if name == "key":
+                record[name] = self._name(position, document)
+            elif name == "label":
+                record[name] = label_value(self._lists[2], position, self.meta.fields[name])
+            else:
+                record[name] = self._columns[name].value(document)
+        return record
+
+    def _column(self, name: str, field: Field) -> Array:
+        if name == "label":
+            return label_column(self._lists[2], field)
+        return column_of(field, [key.decode() for key in self._lists[1]])

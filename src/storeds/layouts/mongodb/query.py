@@ -1,0 +1,313 @@
+"""Any collection: the documents that a query finds, with fields from dotted paths."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
+
+import bson
+import numpy as np
+from bson import json_util
+from bson.errors import BSONError
+from pydantic import BeforeValidator
+
+from storeds._utils.text import counted
+from storeds.backends.base import BackendOptions
+from storeds.backends.unread import check_most_is_read
+from storeds.errors import ConfigError, StoreNotFoundError, suggest
+from storeds.layouts.mongodb.base import MongodbLayout, listed
+from storeds.layouts.mongodb.connection import Connection
+from storeds.layouts.mongodb.packing import IdPacker, Packed, id_of, key_of, pack_ids
+from storeds.layouts.mongodb.places import element_of, elements, holds_data, places_of, size_of
+from storeds.layouts.mongodb.values import Column, infer, paths_of, pick
+from storeds.protocols import Array, Field, Record
+from storeds.records.columns import TEXT
+from storeds.records.fields import parse_fields
+from storeds.records.filters import check_where
+from storeds.records.seals import SEAL
+
+__all__ = ["ColumnLayout", "ColumnOptions", "Mapped", "QueryLayout", "QueryOptions"]
+
+
+_FORCEABLE = ("image", "bytes", "str", "int", "float", "bool", "json")
+
+Mapped: TypeAlias = tuple[str, str, str | None]
+"""A field's name, where it lies, and its kind if that is not to be inferred."""
+
+
+def _query_text(given: Any) -> str:
+    """Return a query as one canonical text; ObjectIds and dates as MongoDB's Extended JSON, which is read too."""
+    text = given if isinstance(given, str) else json_util.dumps(given)
+    query = json_util.loads(text)
+    if not isinstance(query, dict):
+        raise ValueError("expected a mapping such as {'split': 'train'}, or JSON of one")
+    return json_util.dumps(query, sort_keys=False, json_options=json_util.CANONICAL_JSON_OPTIONS)
+
+
+def _mapped(given: Any) -> tuple[Mapped, ...]:
+    columns = json.loads(given) if isinstance(given, str) else given
+    if not isinstance(columns, Mapping) or not columns:
+        raise ValueError("expected a mapping of field names to dotted paths such as {'image': 'payload.jpg'}")
+    parse_fields(dict.fromkeys(columns, "json"))  # their names
+    return tuple(_mapped_one(name, place) for name, place in columns.items())
+
+
+def _mapped_one(name: str, place: Any) -> Mapped:
+    spec = {"path": place} if isinstance(place, str) else place
+    if not isinstance(spec, Mapping) or not isinstance(spec.get("path"), str) or set(spec) - {"path", "kind"}:
+        raise ValueError(f"{name}: expected a dotted path, or a mapping of path and kind")
+    path, kind = spec["path"], spec.get("kind")
+    if not all(path.split(".")) or path.startswith("$") or "\0" in path:
+        raise ValueError(f"{name}: {path!r} is no dotted path")
+    if kind not in (None, *_FORCEABLE):
+        raise ValueError(f"{name}: kind {kind!r} is none of {', '.join(_FORCEABLE)}")
+    return name, path, kind
+
+
+class ColumnOptions(BackendOptions):
+    """Which documents, and what of them.
+
+    Attributes
+    ----------
+    query : mapping or str
+        As MongoDB takes it, or JSON of it: ``{"split": "train"}``. All documents by default.
+    columns : mapping or str, optional
+        Field → dotted path (or ``{"path": …, "kind": …}``), or JSON of it: ``{"image": "payload.jpg"}``.
+    """
+
+    query: Annotated[str, BeforeValidator(_query_text)] = "{}"
+    columns: Annotated[tuple[Mapped, ...], BeforeValidator(_mapped)] = ()
+
+
+ColumnOpts = TypeVar("ColumnOpts", bound=ColumnOptions)
+
+
+class ColumnLayout(MongodbLayout[ColumnOpts]):
+    """A layout whose fields lie in documents at dotted paths."""
+
+    @property
+    def _query(self) -> dict[str, Any]:
+        query: dict[str, Any] = json_util.loads(self._settings.query)
+        return query
+
+    def _nothing(self) -> StoreNotFoundError:
+        """Return the error for no document at all."""
+        url = f"{self._location.url}: "
+        if next(self._find({}, (), limit=1), None) is None:
+            return StoreNotFoundError(f"{url}collection {self._collection!r} is empty")
+        shown = json_util.dumps(self._query)
+        one = next(self._find({}, None, limit=1), {})
+        return StoreNotFoundError(
+            f"{url}no document matches the query {shown}; a document there has the fields {listed(paths_of(one))}"
+        )
+
+    def _mapped_columns(self, ids: Packed, mapped: Sequence[Mapped]) -> dict[str, Column]:
+        """Return the columns, of kinds that some documents from all over the store have."""
+        sample = self._sample(ids, [path for _, path, _ in mapped]) if mapped else []
+        return {name: self._column_at(path, kind, sample) for name, path, kind in mapped}
+
+    def _column_at(self, path: str, kind: str | None, sample: Sequence[Mapping[str, Any]]) -> Column:
+        values = [value for document in sample if (value := pick(document, path)) is not None]
+        if not values:
+            query = {"$and": [self._query, {path: {"$exists": True, "$ne": None}}]}
+            found = next(self._find(query, [path], limit=1), {})
+            values = [value for value in [pick(found, path)] if value is not None]
+        if not values:
+            one = next(self._find(self._query, None, limit=1), {})
+            there = suggest(path, paths_of(one), "fields of a document there")
+            raise ConfigError(f"{self._location.url}: no document has the field {path!r}; {there}")
+        if kind is not None:
+            return Column(path, Field(kind), as_text=kind == "str")  # type: ignore[arg-type]  # the options checked it
+        return Column(path, *infer(values))
+
+    def _is_known_to_server(self, column: Column) -> bool:
+        """Whether a query by the column's path finds the documents whose records have the value."""
+        return True
+
+    def select(self, where: Mapping[str, Any], /) -> Array:
+        # docstring inherited
+        accepted = check_where(where, self.meta.fields, self.url)
+        ids = self._lists[0]
+        mask = np.ones(len(ids), bool)
+        conditions: list[dict[str, Any]] = [self._query]
+        for name, values in accepted.items():
+            column = self._columns.get(name)
+            if column is None or column.as_text or not self._is_known_to_server(column):
+                there = self.column(name)
+                mask &= np.logical_or.reduce([_equals(there, value) for value in values], initial=False)
+            else:
+                conditions.append({column.path: {"$in": [value for value in values if _is_storable(value)]}})
+        if len(conditions) > 1:
+            found = {key_of(ids.kind, document["_id"]) for document in self._find({"$and": conditions}, ())}
+            mask &= np.fromiter((key in found for key in ids), bool, len(ids))
+        return np.flatnonzero(mask).astype(np.int64)
+
+
+def _equals(column: Array, value: Any) -> Any:
+    if column.dtype == TEXT:
+        return column == np.array(value, TEXT)
+    return column == value if _is_storable(value) else np.zeros(len(column), bool)
+
+
+def _is_storable(value: Any) -> bool:
+    """Whether a document can hold it; 10**400 and a lone surrogate equal nothing there."""
+    try:
+        bson.encode({"": value})
+    except (BSONError, OverflowError, ValueError):
+        return False
+    return True
+
+
+_GLANCES = 3
+
+
+class QueryOptions(ColumnOptions):
+    """Options of layout ``query``.
+
+    Attributes
+    ----------
+    unwind : str, optional
+        Dotted path of a list in each document, of which every element is a record: ``"crops"``. Paths in ``columns`` lead
+        into the element as if it stood in the place of the list: ``"crops.image"``.
+    """
+
+    unwind: str | None = None
+
+
+class QueryLayout(ColumnLayout[QueryOptions]):
+    """Reads the documents that a query finds, by ``_id``.
+
+    Parameters
+    ----------
+    url : str
+        Of the collection or view, as for a native store.
+    client_factory : callable, optional
+        As for a native store.
+    **options
+        `QueryOptions`; without ``columns``, every field that all of some documents have is one. A document inside that holds
+        data gives a column for each of its fields, called after the path: ``image_data``.
+
+    Raises
+    ------
+    ConfigError
+        A field exists nowhere, most fields would be left out, a list of pictures needs ``unwind``, or MongoDB does not
+        understand the query.
+    StoreNotFoundError, UnavailableError
+        No such collection, or the query matches nothing; no server.
+
+    Notes
+    -----
+    Documents are found at opening, by one query for their ids; what is inserted later is not seen.
+    """
+
+    Options: ClassVar[type[BackendOptions]] = QueryOptions
+    layout = "query"
+
+    @classmethod
+    def _seen(cls, connection: Connection, settings: QueryOptions) -> str | None:
+        name = connection.location.collection
+        shown = list(connection.find(name, {}, limit=_GLANCES))
+        if not shown or name.endswith((".files", ".chunks", ".meta")) or SEAL in shown[0]:
+            return None  # of a bucket, or of a native store
+        if settings.unwind:
+            filled = next(
+                connection.find(name, {f"{settings.unwind}.0": {"$exists": True}}, {"_id": True}, limit=1), None
+            )
+            return None if filled is None else f"it has documents with a list in {settings.unwind!r}"
+        if settings.columns:
+            paths = [path for _, path, _ in settings.columns]
+            found = all(pick(shown[0], path) is not None for path in paths)
+            return f"its first document has the columns {listed(paths)}" if found else None
+        there = list(dict.fromkeys(path for document in shown for path in paths_of(document)))
+        data = [path for path in there if any(holds_data(pick(document, path)) for document in shown)]
+        if not data:
+            return None
+        return f"its first documents have the fields {listed(there)}, of which {listed(data)} hold data"
+
+    def _resolve(self) -> list[Packed]:
+        unwind = self._settings.unwind
+        if unwind is not None:
+            return self._resolve_elements(unwind)
+        ids = pack_ids(document["_id"] for document in self._find(self._query, (), ordered=True))
+        if not len(ids):
+            raise self._nothing()
+        return [ids]
+
+    def _resolve_elements(self, path: str) -> list[Packed]:
+        """Return the id of each element's document, and the element's number in it."""
+        ids, numbers = IdPacker(), IdPacker()
+        documents = empty = 0
+        for document in self._connection.find(
+            self._collection, self._query, size_of(path), identity=self._identity, ordered=True
+        ):
+            documents, empty = documents + 1, empty + (not document["n"])
+            for number in range(document["n"]):
+                ids.add(document["_id"])
+                numbers.add(number)
+        if not documents:
+            raise self._nothing()
+        if documents == empty:
+            one = next(self._find(self._query, None, limit=1), {})
+            there = suggest(path, paths_of(one), "fields of a document there")
+            raise ConfigError(f"{self._location.url}: no document has a list in {path!r} (unwind); {there}")
+        self._without_elements = empty
+        return [ids.finish(), numbers.finish()]
+
+    def _describe(self, lists: Sequence[Packed]) -> tuple[dict[str, Column], dict[str, Field]]:
+        if self._settings.unwind is not None and self._without_elements:
+            self._left.append(
+                f"{counted(self._without_elements, 'document')} without an element in {self._settings.unwind!r}"
+            )
+        columns = self._mapped_columns(lists[0], self._settings.columns or self._all_fields(lists[0]))
+        return columns, {name: column.field for name, column in columns.items()}
+
+    def _sample(self, ids: Packed, paths: Iterable[str] | None) -> list[dict[str, Any]]:
+        # docstring inherited; of an element, its document with the element in the place of the list
+        found, unwind = super()._sample(ids, paths), self._settings.unwind
+        return found if unwind is None else [one for document in found for one in elements(document, unwind)]
+
+    def _all_fields(self, ids: Packed) -> list[Mapped]:
+        """Return the fields that all of some documents have, as columns of the same names."""
+        places = places_of(self._sample(ids, None), self._settings.unwind, self._location.url)
+        if not places.columns:
+            raise ConfigError(
+                f"{self._location.url}: none of the fields {listed(list(places.left))} has a name that a field can have and stands in every "
+                "document; name them with columns={'image': 'Path.To'}"
+            )
+        self._left += [f"field {path!r}: {why}" for path, why in places.left.items()]
+        shown = json.dumps(places.columns)
+        check_most_is_read(
+            self._location.url,
+            self._left,
+            len(places.left),
+            len(places.left) + len(places.columns),
+            "fields",
+            f"columns={shown} reads what all have",
+        )
+        return [(name, path, None) for name, path in places.columns.items()]
+
+    def _name(self, position: int, document: Mapping[str, Any] | None) -> str | None:
+        column = self._columns.get("key")
+        return None if document is None or column is None else str(pick(document, column.path))
+
+    def _values(self, position: int, document: Mapping[str, Any], fields: Sequence[str]) -> Record:
+        if self._settings.unwind is not None:
+            numbers = self._lists[1]
+            document = element_of(document, self._settings.unwind, id_of(numbers.kind, numbers[position]))
+        return {name: self._columns[name].value(document) for name in fields}
+
+    def _fetch(self, keys: Sequence[bytes], kind: int, fields: Sequence[str]) -> dict[bytes, dict[str, Any]]:
+        # docstring inherited
+        paths = [self._columns[name].path for name in fields if name in self._columns]
+        unwind = self._settings.unwind
+        if unwind is not None and not any(self._is_inside(path) for path in paths):
+            paths.append(unwind)  # it must be seen that the element is still there
+        return self._documents(keys, kind, paths)
+
+    def _is_inside(self, path: str) -> bool:
+        unwind = self._settings.unwind
+        return unwind is not None and f"{path}.".startswith(f"{unwind}.")
+
+    def _is_known_to_server(self, column: Column) -> bool:
+        return not self._is_inside(column.path)  # of a document, any element may have the value

@@ -1,0 +1,211 @@
+"""Finds values in documents by dotted paths, tells of which kind they are, and makes values of that kind of them."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+from bson import Decimal128, ObjectId, json_util
+
+from storeds.jpeg.formats import sniff
+from storeds.layouts.embedded import image_of_text
+from storeds.protocols import JSON, Array, Field
+
+__all__ = ["Column", "infer", "looks_like_image", "paths_of", "pick", "projection_of", "to_json"]
+
+_IMAGES = frozenset(
+    ("PNG", "GIF", "BMP", "TIFF", "JPEG 2000", "JPEG XL", "WebP", "AVIF", "HEIC", "HEIF", "ICO", "PSD", "QOI")
+)
+_TEXTUAL = (ObjectId, datetime.datetime, Decimal128, UUID)
+_ABSENT = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Where a field lies in a document, and of which kind it is.
+
+    Parameters
+    ----------
+    path : str
+        Dotted.
+    field : Field
+    as_text : bool
+        Whether values are no text in the collection, but given as text: ids, dates, decimal numbers.
+    """
+
+    path: str
+    field: Field
+    as_text: bool = False
+
+    def value(self, document: Mapping[str, Any]) -> Any:
+        """Return the field's value; raises ValueError with the reason."""
+        found = pick(document, self.path)
+        if found is None:
+            raise ValueError(f"its document has no field {self.path!r}, or null there")
+        try:
+            return _CONVERT[self.field.kind](found, self)
+        except (TypeError, OverflowError, ValueError) as error:
+            raise ValueError(
+                f"field {self.path!r} of its document is no {self.field.kind}: {error or type(found).__name__}"
+            ) from None
+
+
+def pick(document: Mapping[str, Any], path: str) -> Any:
+    """Return the value at a dotted path, or None."""
+    value: Any = document
+    for name in path.split("."):
+        value = value.get(name, _ABSENT) if isinstance(value, Mapping) else _ABSENT
+        if value is _ABSENT:
+            return None
+    return value
+
+
+def paths_of(document: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Return the dotted paths of all values in a document."""
+    paths: list[str] = []
+    for name, value in document.items():
+        inner = isinstance(value, Mapping) and value and prefix.count(".") < 3
+        paths += paths_of(value, f"{prefix}{name}.") if inner else [f"{prefix}{name}"]
+    return paths
+
+
+def projection_of(paths: Iterable[str]) -> dict[str, bool]:
+    """Return the projection that brings `paths` and ``_id``; MongoDB refuses a path beside one that it lies in."""
+    wanted = {"_id", *paths}
+    return {path: True for path in sorted(wanted) if not any(path.startswith(f"{other}.") for other in wanted)}
+
+
+def looks_like_image(blob: bytes) -> bool:
+    """Whether bytes begin as a picture does, a damaged one too."""
+    return blob.startswith(b"\xff\xd8") or sniff(blob) in _IMAGES
+
+
+def infer(values: Sequence[Any]) -> tuple[Field, bool]:
+    """Return the field that holds all of `values`, none of which is None, and whether they are made text."""
+    if _all(values, bytes):
+        images = sum(looks_like_image(value) for value in values)
+        return Field("image" if 2 * images > len(values) else "bytes"), False
+    if _all(values, bool):
+        return Field("bool"), False
+    if not any(isinstance(value, bool) for value in values) and _all(values, (int, float)):
+        return Field("int" if _all(values, int) else "float"), False
+    if _all(values, str):
+        # Base64 of what begins as a picture, in every one of them, is that picture.
+        return Field("image" if all(image_of_text(value) is not None for value in values) else "str"), False
+    if _all(values, (str, *_TEXTUAL)):
+        return Field("str"), True
+    arrays = [_numbers(value) for value in values]
+    if all(numbers is not None for numbers in arrays):
+        return _array_field([numbers for numbers in arrays if numbers is not None]) or Field("json"), False
+    return Field("json"), False
+
+
+def _all(values: Sequence[Any], types: type | tuple[type, ...]) -> bool:
+    return all(isinstance(value, types) for value in values)
+
+
+def _numbers(value: Any) -> Array | None:
+    """Return a list of numbers, or of equally long lists of them, as an array."""
+    if not isinstance(value, list):
+        return None
+    try:
+        found = np.array(value)
+    except ValueError:  # ragged
+        return None
+    return found if found.dtype.kind in "bif" else None
+
+
+def _array_field(arrays: Sequence[Array]) -> Field | None:
+    filled = [numbers for numbers in arrays if numbers.size]  # an empty list does not tell of what
+    kinds = {numbers.dtype for numbers in filled}
+    if not filled or len({numbers.ndim for numbers in filled}) > 1 or (np.dtype(bool) in kinds and len(kinds) > 1):
+        return None
+    shapes = {numbers.shape for numbers in arrays}
+    if len({len(shape) for shape in shapes}) > 1:
+        return None
+    shape = tuple(sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*shapes, strict=True))
+    return Field("array", np.result_type(*kinds).newbyteorder("<").str, shape)
+
+
+def to_json(value: Any) -> JSON:
+    """Return what a document holds as JSON; what JSON has no name for as MongoDB's Extended JSON writes it."""
+    found: JSON = json.loads(json_util.dumps(value, json_options=json_util.RELAXED_JSON_OPTIONS))
+    return found
+
+
+def _blob(value: Any, column: Column) -> bytes:
+    if isinstance(value, str):
+        image = image_of_text(value)
+        if image is None:
+            raise TypeError("found text that is no image in base64")
+        return image
+    if not isinstance(value, bytes):
+        raise TypeError(f"found {type(value).__name__}")
+    return bytes(value)  # other subtypes than 0 come as bson.Binary
+
+
+def _text(value: Any, column: Column) -> str:
+    if column.as_text and isinstance(value, _TEXTUAL):
+        return value.isoformat() if isinstance(value, datetime.datetime) else str(value)
+    if not isinstance(value, str):
+        raise TypeError(f"found {type(value).__name__}")
+    return str(value)
+
+
+def _integer(value: Any, column: Column) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"found {type(value).__name__}")
+    return int(value)
+
+
+def _real(value: Any, column: Column) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise TypeError(f"found {type(value).__name__}")
+    if isinstance(value, int) and int(float(value)) != value:
+        raise ValueError(f"a binary64 cannot hold {value} exactly")
+    return float(value)
+
+
+def _truth(value: Any, column: Column) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"found {type(value).__name__}")
+    return value
+
+
+def _array(value: Any, column: Column) -> Array:
+    dtype, shape = np.dtype(column.field.dtype), column.field.shape or ()
+    numbers = _numbers(value)
+    if numbers is None:
+        raise TypeError("no list of numbers")
+    if numbers.size and not np.can_cast(numbers.dtype, dtype):
+        raise TypeError(f"a list of {numbers.dtype} where {dtype} was expected")
+    fits = numbers.ndim == len(shape) and all(
+        want in (None, size) for want, size in zip(shape, numbers.shape, strict=True)
+    )
+    if not fits:
+        raise ValueError(f"its shape is {numbers.shape}, expected {shape}")
+    found = numbers.astype(dtype)
+    if numbers.dtype.kind == "i" and dtype.kind == "f" and not np.array_equal(found.astype(np.int64), numbers):
+        raise ValueError("a binary64 cannot hold its integers exactly")
+    return found
+
+
+def _json(value: Any, column: Column) -> JSON:
+    return to_json(value)
+
+
+_CONVERT: dict[str, Callable[[Any, Column], Any]] = {
+    "image": _blob,
+    "bytes": _blob,
+    "str": _text,
+    "int": _integer,
+    "float": _real,
+    "bool": _truth,
+    "array": _array,
+    "json": _json,
+}

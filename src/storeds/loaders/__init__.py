@@ -1,0 +1,1 @@
+"""Loaders and samplers: batches in the training loop, positions, resumption."""

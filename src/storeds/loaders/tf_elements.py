@@ -1,0 +1,319 @@
+"""The elements of samples as TensorFlow sees them: types, shapes, and how a block of values crosses over."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from PIL import Image
+
+from storeds._utils.distributed import integer
+from storeds.datasets.map_dataset import StoreDataset
+from storeds.errors import ConfigError, RecordError, suggest
+from storeds.protocols import Array, Field, SampleContext
+from storeds.readers.array import ArrayReader
+from storeds.readers.image import ImageReader
+from storeds.records.codec import canonical_json
+
+__all__ = ["TEXT", "Element", "Parts", "elements_of", "to_array", "values_of"]
+
+
+TEXT = np.dtype(object)
+"""What NumPy holds strings of bytes in on their way to tf.string."""
+
+
+def values_of(sample: Any, names: Sequence[str]) -> list[Any]:
+    """Return the values of a sample, element by element."""
+    if isinstance(sample, Mapping):
+        return [sample[name] for name in names]
+    if isinstance(sample, tuple) and len(sample) == len(names):
+        return list(sample)
+    raise ConfigError(f"the reader makes {type(sample).__name__}, and not a value for each of {', '.join(names)}")
+
+
+def to_array(value: Any, name: str, *, is_image: bool, is_json: bool) -> Array:
+    """Return the value of an element as an array; raises ConfigError for what TensorFlow has no type for."""
+    if is_json:
+        return _text(canonical_json(value).encode())
+    if isinstance(value, torch.Tensor):
+        return _of_tensor(value, name, is_image=is_image)
+    if isinstance(value, Image.Image):
+        array = np.asarray(value)
+        return array[..., None] if array.ndim == 2 else array
+    if isinstance(value, (list, tuple)) and value:
+        return _of_list([to_array(each, name, is_image=is_image, is_json=False) for each in value], name)
+    if isinstance(value, (bytes, str)):
+        return _text(value if isinstance(value, bytes) else value.encode())
+    if isinstance(value, int) and not isinstance(value, bool):
+        return np.asarray(value, np.int64)  # an int beyond it would become an object or a uint64
+    array = np.asarray(value)
+    if array.dtype.kind not in "?biufc":
+        raise _no_type(name, f"{type(value).__name__} of dtype {array.dtype}")
+    return array
+
+
+def _of_tensor(value: torch.Tensor, name: str, *, is_image: bool) -> Array:
+    try:
+        array: Array = value.detach().cpu().numpy()
+    except TypeError:  # bfloat16 and other types that NumPy lacks
+        raise _no_type(name, str(value.dtype)) from None
+    return np.moveaxis(array, -3, -1) if is_image and array.ndim >= 3 else array
+
+
+def _of_list(arrays: Sequence[Array], name: str) -> Array:
+    shapes = list(dict.fromkeys(array.shape for array in arrays))
+    if len(shapes) > 1:
+        raise ConfigError(
+            f"element {name!r} is a list of values of shapes {', '.join(map(str, shapes[:3]))}, which make no array; "
+            "a transform can unify them"
+        )
+    return np.stack(arrays)
+
+
+def _no_type(name: str, what: str) -> ConfigError:
+    return ConfigError(f"element {name!r} is {what}, for which TensorFlow has no type; a transform can convert it")
+
+
+def _text(value: bytes) -> Array:
+    array = np.empty((), object)
+    array[()] = value
+    return array
+
+
+Shape: TypeAlias = tuple[int | None, ...]
+Parts: TypeAlias = tuple[Array, ...]
+
+_LOOKS = 4
+_SCALARS: dict[str, Any] = {"int": "<i8", "float": "<f8", "bool": "?", "str": "O", "bytes": "O", "json": "O"}
+
+
+@dataclass(frozen=True)
+class Element:
+    """One element of all samples, and how a block of its values crosses over.
+
+    Attributes
+    ----------
+    name : str
+        Its name in the sample.
+    dtype : numpy.dtype
+        ``object`` for strings of bytes.
+    shape : tuple of (int or None)
+        Of one value; None for what differs.
+    is_image : bool
+        Whether tensors are channels-first, and become channels-last.
+    is_json : bool
+        Whether values are JSON.
+    way : str
+        ``"dense"``: one stacked array. ``"ragged"``, for a batch: the values end to end, and the lengths of the rows of
+        each ragged dimension. ``"packed"``, to be cut apart again: the values end to end, and their shapes.
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: Shape
+    is_image: bool = False
+    is_json: bool = False
+    way: str = "dense"
+
+    @property
+    def _rank(self) -> int:
+        """How many dimensions a ragged tensor has that are ragged: all down to the last that differs."""
+        return max(at for at, size in enumerate(self.shape) if size is None) + 1
+
+    def array(self, value: Any) -> Array:
+        """Return a value as an array of this element's type and shape; raises ConfigError for one of another."""
+        found = to_array(value, self.name, is_image=self.is_image, is_json=self.is_json)
+        if found.dtype != self.dtype:
+            raise ConfigError(f"element {self.name!r} is of dtype {found.dtype}, where others are of {self.dtype}")
+        fits = [want in (None, got) for want, got in zip(self.shape, found.shape, strict=False)]
+        if not all(fits) or found.ndim != len(self.shape):
+            raise ConfigError(
+                f"element {self.name!r} has shape {found.shape}, not {self.shape}; say what differs: "
+                f"shapes={{{self.name!r}: {(None,) * found.ndim}}}"
+            )
+        return found
+
+    def lay_out(self, values: Sequence[Array]) -> Parts:
+        """Return a block of values as the arrays that cross over."""
+        if self.way == "dense":
+            return (self._stack(values),)
+        shapes = np.array([value.shape for value in values], np.int64)
+        if self.way == "packed":
+            return np.concatenate([value.reshape(-1) for value in values]), shapes
+        rank = self._rank
+        flat = np.concatenate([value.reshape(-1, *value.shape[rank:]) for value in values])
+        # A row of dimension `at` comes once for everything above it.
+        return flat, *(np.repeat(shapes[:, at], shapes[:, :at].prod(axis=1)) for at in range(rank))
+
+    def _stack(self, values: Sequence[Array]) -> Array:
+        shapes = sorted({value.shape for value in values})
+        if len(shapes) > 1:
+            raise ConfigError(
+                f"values of element {self.name!r} of shapes {', '.join(map(str, shapes[:3]))} make no dense batch: pass "
+                "ragged=True, or give them one size by a transform"
+            )
+        return np.stack(values)
+
+    def transport(self, tf: Any, size: int | None) -> tuple[Any, ...]:
+        """Return the specs of what `lay_out` gives of blocks of `size` samples, or of any number."""
+        dtype = tf.string if self.dtype == TEXT else tf.as_dtype(self.dtype)
+        if self.way == "dense":
+            return (tf.TensorSpec((size, *self.shape), dtype),)
+        if self.way == "packed":
+            return tf.TensorSpec((None,), dtype), tf.TensorSpec((size, len(self.shape)), tf.int64)
+        rows = (tf.TensorSpec((size if at == 0 else None,), tf.int64) for at in range(self._rank))
+        return tf.TensorSpec((None, *self.shape[self._rank :]), dtype), *rows
+
+    def cut(self, tf: Any, parts: Sequence[Any]) -> tuple[Any, ...]:
+        """Return a block, in the graph, so that its first dimension is that of the samples."""
+        if self.way == "dense":
+            return tuple(parts)
+        flat, shapes = parts
+        return tf.RaggedTensor.from_row_lengths(flat, tf.reduce_prod(shapes, axis=1), validate=False), shapes
+
+    def assemble(self, tf: Any, parts: Sequence[Any]) -> Any:
+        """Return the element, in the graph: of a batch, or of a single sample that was cut out of a block."""
+        if self.way == "dense":
+            return parts[0]
+        if self.way == "ragged":
+            return tf.RaggedTensor.from_nested_row_lengths(parts[0], parts[1:], validate=False)
+        return tf.ensure_shape(tf.reshape(parts[0], parts[1]), self.shape)
+
+
+def elements_of(
+    datasets: Sequence[StoreDataset],
+    shapes: Mapping[str, Sequence[int | None]],
+    ragged: bool | Collection[str],
+    *,
+    batched: bool,
+) -> list[Element]:
+    """Return the elements of the samples of datasets that are alike: from their fields or, where those do not tell, from a few samples.
+
+    Raises
+    ------
+    ConfigError
+        `shapes` or `ragged` is malformed or names no element; there is no sample to look at; those looked at differ in type.
+    """
+    names = datasets[0].reader.fields
+    stated = _stated(shapes, names)
+    if isinstance(ragged, str) or not isinstance(ragged, (bool, Collection)):
+        raise ConfigError(f"ragged is True, False or a list of elements, such as [{names[0]!r}], not {ragged!r}")
+    _check_names("ragged", () if isinstance(ragged, bool) else ragged, names)
+    declared = {name: _declared_by_all(datasets, name) for name in names}
+    looks = [] if all(declared.values()) else _looks(datasets)
+    elements = []
+    for at, name in enumerate(names):
+        element = declared[name] or _looked_at(datasets, name, [look[at] for look in looks])
+        if name in stated:
+            element = replace(element, shape=stated[name])
+        wanted = ragged if isinstance(ragged, bool) else name in ragged
+        elements.append(replace(element, way=_way(element.shape, wanted, batched=batched)))
+    return elements
+
+
+def _stated(shapes: Mapping[str, Any], names: Sequence[str]) -> dict[str, Shape]:
+    """Return the argument `shapes` as it should be; raises ConfigError."""
+    if not isinstance(shapes, Mapping):
+        raise ConfigError(
+            f"shapes is a mapping of elements to shapes, such as {{{names[0]!r}: (None,)}}, not {shapes!r}"
+        )
+    _check_names("shapes", shapes, names)
+    stated: dict[str, Shape] = {}
+    for name, shape in shapes.items():
+        if isinstance(shape, str) or not isinstance(shape, Iterable):
+            raise ConfigError(f"shapes: that of {name!r} is a tuple of lengths, such as (None, 3), not {shape!r}")
+        what = f"shapes: a length of {name!r}"
+        stated[name] = tuple(None if length is None else integer(what, length, 0) for length in shape)
+    return stated
+
+
+def _check_names(argument: str, given: Iterable[str], names: Sequence[str]) -> None:
+    for name in given:
+        if name not in names:
+            raise ConfigError(f"{argument}: there is no element {name!r}; {suggest(str(name), names, 'elements')}")
+
+
+def _way(shape: Shape, ragged: bool, *, batched: bool) -> str:
+    """Return how values of a shape cross over."""
+    if batched:
+        return "ragged" if ragged and None in shape else "dense"
+    # What has no values is packed too: TensorFlow's `unbatch` ends the process by a segmentation fault on rows of it.
+    return "packed" if None in shape or 0 in shape else "dense"
+
+
+def _declared_by_all(datasets: Sequence[StoreDataset], name: str) -> Element | None:
+    """Return an element as all of the stores have it, or None for one that something is made of."""
+    found = [_declared(dataset, name) for dataset in datasets]
+    shapes = {each.shape: dataset.url for each, dataset in zip(found, datasets, strict=True) if each is not None}
+    if found[0] is None or None in found:
+        return None
+    return replace(found[0], shape=_common(name, shapes))
+
+
+def _common(name: str, shapes: Mapping[Shape, str]) -> Shape:
+    """Return the shape that fits all of some; they are the keys, and the values where they were found."""
+    ranks = {len(shape): f"{shape} in {where}" for shape, where in shapes.items()}
+    if len(ranks) > 1:
+        raise ConfigError(
+            f"element {name!r} differs in its number of dimensions: {', '.join(ranks.values())}; a transform can unify it"
+        )
+    return tuple(sizes.pop() if len(sizes) == 1 else None for sizes in map(set, zip(*shapes, strict=True)))
+
+
+def _declared(dataset: StoreDataset, name: str) -> Element | None:
+    """Return an element that is a field as the store has it, or None for one that something is made of."""
+    reader = dataset.reader
+    if type(reader) not in (ImageReader, ArrayReader) or name in [each for each, _ in dataset._maker.transforms]:
+        return None
+    field = dataset.backend.meta.fields.get(name, Field("int"))  # of what the reader makes, the index
+    if field.kind == "image" and isinstance(reader, ImageReader):
+        return Element(name, TEXT, ()) if reader.decode == "bytes" else None
+    if field.kind == "array":
+        shape = reader.shape(name) if isinstance(reader, ArrayReader) else tuple(field.shape or ())
+        return Element(name, np.dtype(field.dtype), shape)
+    return Element(name, np.dtype(_SCALARS.get(field.kind, "O")), (), is_json=field.kind == "json")
+
+
+def _looks(datasets: Sequence[StoreDataset]) -> list[list[Any]]:
+    """Return the values of a few good samples from all over some of the datasets; nobody counts them."""
+    full = [dataset for dataset in datasets if len(dataset)]
+    if not full:
+        raise ConfigError(f"{datasets[0].url}: the type of its samples cannot be told: there are none")
+    each = _LOOKS if len(full) == 1 else _LOOKS // 2  # a sample may be a long clip
+    looks: list[list[Any]] = []
+    bad: RecordError | None = None
+    for dataset in (full[number] for number in _spread(len(full), _LOOKS)):
+        contexts = [SampleContext(index, dataset.epoch, dataset.seed) for index in _spread(len(dataset), each)]
+        for made in dataset._maker.make(contexts):
+            if isinstance(made.sample, RecordError):
+                bad = bad or made.sample
+            else:
+                looks.append(values_of(made.sample, dataset.reader.fields))
+    if not looks:
+        raise ConfigError(
+            f"{full[0].url}: the type of its samples cannot be told: those looked at are bad: {bad}"
+        ) from bad
+    return looks
+
+
+def _spread(count: int, wanted: int) -> list[int]:
+    """Return a few of so many places, from the first to the last."""
+    return sorted({at * (count - 1) // (wanted - 1) for at in range(wanted)})
+
+
+def _looked_at(datasets: Sequence[StoreDataset], name: str, values: Sequence[Any]) -> Element:
+    url, field = datasets[0].url, datasets[0].backend.meta.fields.get(name)
+    transformed = any(name == each for dataset in datasets for each, _ in dataset._maker.transforms)
+    is_image = field is not None and field.kind == "image"
+    is_json = field is not None and field.kind == "json" and (not transformed or isinstance(values[0], (dict, list)))
+    arrays = [to_array(value, name, is_image=is_image, is_json=is_json) for value in values]
+    types = sorted({f"{array.dtype} of {array.ndim} dimensions" for array in arrays})
+    if len(types) > 1:
+        raise ConfigError(f"{url}: element {name!r} is {' here and '.join(types)} there; a transform can unify them")
+    shape = _common(name, {array.shape: url for array in arrays})
+    if is_image and len(shape) >= 3 and not transformed:
+        shape = (*shape[:-3], None, None, shape[-1])  # nothing gives all images of a store one size
+    return Element(name, arrays[0].dtype, shape, is_image, is_json)

@@ -1,0 +1,445 @@
+"""Datasets as Python objects: PyTorch's, torchvision's, Hugging Face's, or any list of samples."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from storeds._utils.text import byte_size
+from storeds.errors import ConfigError
+from storeds.ops.packing.sources.base import BadItem, Fingerprint, Problem, is_text, read_file
+from storeds.ops.packing.sources.columns import field_names
+from storeds.protocols import JSON, Field, Record
+from storeds.records.codec import canonical_json
+from storeds.records.fields import fields_to_json, parse_fields
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+__all__ = ["DatasetSource", "encoded", "infer", "is_encoded", "reencoding", "take"]
+
+
+_MAGIC = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"BM", b"II*\0", b"MM\0*", b"GIF8")
+# PNG would have to change the pixels of all other modes.
+_PNG_MODES = {"1", "L", "LA", "P", "RGB", "RGBA", "I;16"}
+_TIFF_MODES = {"I", "F", "CMYK", "YCbCr", "LAB", "PA"}
+
+
+def is_encoded(blob: bytes) -> bool:
+    """Whether bytes begin as an image file does."""
+    return blob.startswith(_MAGIC) or (blob[:4] == b"RIFF" and blob[8:12] == b"WEBP")
+
+
+def encoded(image: Image.Image) -> bytes:
+    """Return the file that `image` was opened from if it shows the same pixels still, else a PNG or TIFF of it."""
+    original = _original(image)
+    if original is not None and _shows(original, image):
+        return original
+    if image.mode not in _PNG_MODES | _TIFF_MODES:
+        raise BadItem(f"a PIL image of mode {image.mode} has no lossless file; hand in its array")
+    buffer = io.BytesIO()
+    try:
+        image.save(buffer, "PNG" if image.mode in _PNG_MODES else "TIFF")
+    except (OSError, ValueError, SyntaxError) as error:
+        raise BadItem(f"its PIL image cannot be encoded: {error}") from None
+    return buffer.getvalue()
+
+
+def reencoding(image: Image.Image) -> str | None:
+    """Return what is stored for images such as `image`, as a sentence, or None if it is the file they come from."""
+    original = _original(image)
+    if original is not None and _shows(original, image):
+        return None
+    try:
+        blob, buffer = encoded(image), io.BytesIO()
+        image.convert("RGB").save(buffer, "JPEG", quality=90)
+    except (BadItem, OSError, ValueError):
+        return None
+    times = len(blob) / len(buffer.getvalue())
+    return (
+        f"are decoded, so each is stored as {'PNG' if image.mode in _PNG_MODES else 'TIFF'}; the first takes "
+        f"{byte_size(len(blob))}, {times:.1f} times as much as a JPEG of quality 90: pack the folder or a list of the "
+        "files to keep them as they are, or pass quality=90 to store JPEG"
+    )
+
+
+def _original(image: Image.Image) -> bytes | None:
+    if getattr(image, "format", None) is None:
+        return None
+    file = getattr(image, "fp", None)
+    if file is not None:
+        try:
+            place = file.tell()
+            file.seek(0)
+            data: bytes = file.read()
+            file.seek(place)
+        except (OSError, ValueError, AttributeError):  # closed, or no file that can be read again
+            pass
+        else:
+            return data
+    path = getattr(image, "filename", "")
+    if not isinstance(path, (str, bytes)) or not path:
+        return None
+    try:
+        return read_file(os.fsdecode(path))
+    except (BadItem, ValueError):
+        return None
+
+
+def _shows(data: bytes, image: Image.Image) -> bool:
+    # An image that was opened may have been drawn on, made smaller or turned to another frame since.
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(data)) as opened:
+            if (opened.size, opened.mode, opened.format) != (image.size, image.mode, image.format):
+                return False
+            if opened.getpalette() != image.getpalette():
+                return False
+            return opened.tobytes() == image.tobytes()
+    except Exception:  # whatever a damaged file makes Pillow raise
+        return False
+
+
+def infer(name: str, value: Any) -> Field:
+    """Return the field that `value` of the first sample asks for; raises ConfigError."""
+    try:
+        value = _plain(value)
+    except (TypeError, ValueError, RuntimeError) as error:  # a tensor whose dtype NumPy lacks
+        raise ConfigError(f"{name!r} of the first sample has no NumPy array: {error}") from None
+    if isinstance(value, np.ndarray):
+        return parse_fields({name: {"kind": "array", "dtype": value.dtype.str, "shape": list(value.shape)}})[name]
+    if isinstance(value, bytes):
+        return Field("image" if is_encoded(value) else "bytes")
+    if _is_image(value) or _is_file(value):
+        return Field("image")
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return Field(kind.__name__)  # type: ignore[arg-type]  # these names are kinds
+    if isinstance(value, (list, tuple, dict)):
+        return Field("json")
+    raise ConfigError(
+        f"{name!r} of the first sample is {'None' if value is None else f'a {type(value).__name__}'}, which no field "
+        "holds; pass fields= to say what each element is"
+    )
+
+
+def take(field: Field, value: Any) -> Any:
+    """Return `value` as the field takes it; raises BadItem or TypeError."""
+    value = _plain(value)
+    if value is None and field.kind != "json":
+        raise BadItem("is None")
+    return _TAKE[field.kind](field, value)
+
+
+def _plain(value: Any) -> Any:
+    """Return tensors as arrays, what has no dimension as a number, buffers as bytes."""
+    if not isinstance(value, np.ndarray) and callable(getattr(value, "detach", None)):  # a tensor, torch not imported
+        value = value.detach().cpu().contiguous().numpy()
+    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.shape):
+        value = value.item()
+    return bytes(value) if isinstance(value, (bytearray, memoryview)) else value
+
+
+def _is_image(value: Any) -> bool:
+    return callable(getattr(value, "tobytes", None)) and hasattr(value, "getbands")
+
+
+def _is_file(value: Any) -> bool:
+    """Whether `value` is an image as Hugging Face's datasets hand it out undecoded."""
+    return isinstance(value, Mapping) and value.keys() == {"bytes", "path"}
+
+
+def _image(field: Field, value: Any) -> bytes:
+    if _is_image(value):
+        return encoded(value)
+    if _is_file(value):
+        return value["bytes"] if value["bytes"] is not None else read_file(str(value["path"]))
+    return _bytes(field, value)
+
+
+def _bytes(field: Field, value: Any) -> bytes:
+    if not isinstance(value, bytes):
+        raise TypeError
+    return value
+
+
+def _array(field: Field, value: Any) -> Any:
+    array = np.asarray(value)
+    dtype, shape = np.dtype(field.dtype), field.shape or ()
+    fits = array.ndim == len(shape) and all(want in (None, got) for want, got in zip(shape, array.shape, strict=True))
+    if array.dtype.newbyteorder("<") != dtype or not fits:
+        raise BadItem(
+            f"is {array.dtype} {array.shape}, and the field {dtype} {shape}; pass fields= with None for a dimension "
+            "that differs"
+        )
+    return array
+
+
+def _number(kind: type) -> Callable[[Field, Any], Any]:
+    def check(field: Field, value: Any) -> Any:
+        number: Any = value
+        # bool is an int to Python, and an int a float to most people, but True is no 1.
+        if not isinstance(value, (int, float) if kind is float else kind):
+            raise TypeError
+        if kind is not bool and isinstance(value, bool):
+            raise TypeError
+        if kind is int and not -(2**63) <= number < 2**63:
+            raise BadItem("is outside the int64 range")
+        return kind(value)
+
+    return check
+
+
+def _str(field: Field, value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    if not is_text(value):
+        raise BadItem("holds a lone surrogate, which has no UTF-8 form")
+    return value
+
+
+def _json(field: Field, value: Any) -> Any:
+    value = _lists(value)
+    try:
+        canonical_json(value)
+    except ValueError as error:
+        raise BadItem(str(error)) from None
+    return value
+
+
+def _lists(value: Any) -> Any:
+    value = _plain(value)
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {key: _lists(item) for key, item in value.items()}
+    return [_lists(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+_TAKE: dict[str, Callable[[Field, Any], Any]] = {
+    "image": _image,
+    "bytes": _bytes,
+    "str": _str,
+    "int": _number(int),
+    "float": _number(float),
+    "bool": _number(bool),
+    "array": _array,
+    "json": _json,
+}
+
+
+_TRIED = 16
+
+
+class DatasetSource:
+    """A map-style dataset: an object with ``__getitem__`` and ``__len__`` whose samples are tuples or dicts.
+
+    Parameters
+    ----------
+    dataset : object
+        Workers get it pickled.
+    fields : sequence of str or mapping, optional
+        Names for the elements of a tuple, in order, or names and kinds as `open_writer` takes them. Of a dict, which
+        keys to take. By default an image is ``image``, an integer after it ``label``, and what else there is
+        ``field2``, ``field3``, … or what its key says; kinds are those of the first sample.
+
+    Notes
+    -----
+    A PIL image is stored as the file that it was opened from, as long as it shows the same pixels, else as PNG (TIFF
+    for modes that PNG lacks). Tensors and arrays are stored as arrays of the first sample's dtype and shape, lists as
+    JSON. Images of a Hugging Face dataset are stored as the files it holds. ``classes``, or the names of a Hugging Face
+    label, go to attrs.
+
+    Raises
+    ------
+    ConfigError
+        It is empty, or it is not clear what its samples hold.
+    """
+
+    problems: Sequence[Problem] = ()
+
+    def __init__(self, dataset: Any, fields: Sequence[str] | Mapping[str, Any] | None = None) -> None:
+        if not callable(getattr(dataset, "__getitem__", None)) or not isinstance(dataset, Sized):
+            raise ConfigError(f"a {type(dataset).__name__} is no dataset: it needs __getitem__ and __len__")
+        self._count = len(dataset)
+        if not self._count:
+            raise ConfigError(f"the {type(dataset).__name__} is empty")
+        self._classes = _classes(dataset)
+        token = getattr(dataset, "_fingerprint", "")
+        self._dataset = _undecoded(dataset)
+        first = self._first()
+        self._names = _names(first, fields)
+        self.fields: Mapping[str, Field] = _fields(first, self._names, fields)
+        kind = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
+        provenance: dict[str, JSON] = {"kind": "dataset", "type": kind}
+        named: dict[str, JSON] = {} if self._classes is None else {"classes": list(self._classes)}
+        self.attrs: Mapping[str, JSON] = {**named, "source": provenance}
+        self.fingerprint: JSON = self._hash(kind, token if isinstance(token, str) else "", dataset)
+        self._size = _volume(first)
+        self.columns: Mapping[str, str | None] = {str(key): name for key, name in self._names.items()}
+        self.notes: Sequence[str] = tuple(_notes(_elements(first), self._names, self.fields))
+
+    def _first(self) -> Any:
+        reason = ""
+        for index in range(min(self._count, _TRIED)):
+            try:
+                return self._sample(index)
+            except BadItem as error:
+                reason = reason or f"{self.name(index)} {error}"
+        raise ConfigError(f"none of the first samples can be read, so nothing tells what they hold: {reason}")
+
+    def _hash(self, kind: str, token: str, dataset: Any) -> JSON:
+        fingerprint = Fingerprint()
+        fingerprint.add(f"{kind} {token} {self._classes} {fields_to_json(self.fields)}")
+        # What torchvision's datasets know without reading an image.
+        for target in _targets(dataset, self._count):
+            fingerprint.add(str(target))
+        return fingerprint.finish("dataset", self._count)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def name(self, index: int, /) -> str:
+        # docstring inherited
+        return f"sample {index}"
+
+    def size(self, index: int, /) -> int:
+        # docstring inherited
+        return self._size
+
+    def read(self, index: int, /) -> Record:
+        # docstring inherited
+        index = range(self._count)[index]
+        sample = self._sample(index)
+        values = _elements(sample)
+        if isinstance(sample, Mapping):
+            lacking = [key for key in self._names if key not in values]
+            if lacking:
+                raise BadItem(f"has no {', '.join(map(repr, lacking))}")
+        elif len(values) != len(self._names):
+            raise BadItem(f"has {len(values)} elements, and the first sample {len(self._names)}")
+        record: Record = {}
+        for key, name in self._names.items():
+            try:
+                record[name] = take(self.fields[name], values[key])
+            except BadItem as error:
+                raise BadItem(f"its {name} {error}") from None
+            except (TypeError, ValueError, OverflowError, RuntimeError):
+                what, kind = type(values[key]).__name__, self.fields[name].kind
+                raise BadItem(f"its {name} is a {what}, and the field is of kind {kind}") from None
+        return record
+
+    def _sample(self, index: int) -> Any:
+        try:
+            return self._dataset[index]
+        except Exception as error:  # a stranger's __getitem__ may raise anything
+            raise BadItem(f"cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _notes(elements: Mapping[Any, Any], names: Mapping[Any, str], fields: Mapping[str, Field]) -> Iterator[str]:
+    for key, name in names.items():
+        value = elements[key]
+        said = reencoding(value) if callable(getattr(value, "getbands", None)) else None
+        if said is not None:
+            yield f"images of field {name!r} {said}"
+        if fields[name].kind == "array" and len(fields[name].shape or ()) >= 2:
+            size = int(np.prod(np.shape(value))) * np.dtype(fields[name].dtype).itemsize
+            yield (
+                f"field {name!r} is stored as an array of {fields[name].dtype} {tuple(np.shape(value))}, {byte_size(size)} a sample, "
+                "not as an image: reader='array' reads it"
+            )
+
+
+def _targets(dataset: Any, count: int) -> list[Any]:
+    targets = getattr(dataset, "targets", None)
+    if not (isinstance(targets, Sized) and isinstance(targets, Iterable) and len(targets) == count):
+        return []
+    return [target.item() if callable(getattr(target, "item", None)) else target for target in targets]
+
+
+def _elements(sample: Any) -> dict[Any, Any]:
+    """Return the values of a sample by key, or by position."""
+    if isinstance(sample, Mapping):
+        return dict(sample)
+    if isinstance(sample, (tuple, list)):
+        return dict(enumerate(sample))
+    return {0: sample}
+
+
+def _names(sample: Any, fields: Sequence[str] | Mapping[str, Any] | None) -> dict[Any, str]:
+    """Return the field that each key or position of a sample becomes."""
+    keys = list(_elements(sample))
+    if isinstance(fields, str):
+        raise ConfigError(f"fields={fields!r} must be a list of names, or a mapping of names to kinds")
+    given = None if fields is None else list(fields)
+    if isinstance(sample, Mapping):
+        if not all(isinstance(key, str) for key in keys):
+            raise ConfigError(f"the keys of a sample must be text, not {keys[:8]!r}")
+        made = field_names(keys, (), "the first sample")
+        unknown = [name for name in given or () if name not in made.values() and name not in made]
+        if unknown:
+            raise ConfigError(f"fields: the first sample has no {unknown[0]!r}, only {', '.join(map(repr, keys))}")
+        if given is None:
+            return made
+        return {next(key for key in made if name in (key, made[key])): made.get(name, name) for name in given}
+    if given is not None:
+        if len(given) != len(keys):
+            raise ConfigError(f"fields: {len(given)} names ({', '.join(given)}) for {len(keys)} elements of a sample")
+        return dict(zip(keys, given, strict=True))
+    own = getattr(sample, "_fields", None)
+    if own is not None:
+        return dict(zip(keys, field_names(own, (), "the first sample").values(), strict=True))
+    return {position: _name(position, infer(f"element{position}", _elements(sample)[position])) for position in keys}
+
+
+def _name(position: int, field: Field) -> str:
+    if position == 0 and field.kind == "image":
+        return "image"
+    return "label" if position == 1 and field.kind == "int" else f"field{position}"
+
+
+def _fields(sample: Any, names: dict[Any, str], given: object) -> dict[str, Field]:
+    kinds = {made: given.get(made, given.get(key)) for key, made in names.items()} if isinstance(given, Mapping) else {}
+    elements = _elements(sample)
+    return parse_fields({name: kinds.get(name) or infer(name, elements[key]) for key, name in names.items()})
+
+
+def _classes(dataset: Any) -> list[str] | None:
+    classes: Any = getattr(dataset, "classes", None)
+    features = getattr(dataset, "features", None)
+    if classes is None and isinstance(features, Mapping):
+        feature = features.get("label") or next((item for item in features.values() if hasattr(item, "names")), None)
+        classes = getattr(feature, "names", None)
+    if not isinstance(classes, (list, tuple)) or not all(isinstance(name, str) for name in classes):
+        return None
+    return list(classes)
+
+
+def _undecoded(dataset: Any) -> Any:
+    """Return a Hugging Face dataset such that it hands out its images as the files they are."""
+    features, cast = getattr(dataset, "features", None), getattr(dataset, "cast_column", None)
+    if not isinstance(features, Mapping) or not callable(cast):
+        return dataset
+    for name, feature in features.items():
+        if type(feature).__name__ == "Image" and getattr(feature, "decode", False):
+            make: Callable[..., Any] = type(feature)
+            dataset = dataset.cast_column(name, make(decode=False))
+    return dataset
+
+
+def _volume(sample: Any) -> int:
+    total = 0
+    for value in _elements(sample).values():
+        size = getattr(value, "size", None)
+        if isinstance(value, (bytes, str)):
+            total += len(value)
+        elif isinstance(size, tuple):  # a PIL image: about a byte a pixel
+            total += int(size[0]) * int(size[1])
+        else:
+            total += int(getattr(value, "nbytes", 8))
+    return total

@@ -1,0 +1,259 @@
+"""Reads the rows of CSV and JSONL files, and tells by line which ones are no rows."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import json
+import os
+import stat
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, TextIO
+
+from storeds._utils.paths import nearest
+from storeds._utils.text import counted
+from storeds.errors import ConfigError, StoreNotFoundError
+
+__all__ = ["BadRow", "Dialect", "csv_rows", "jsonl_rows", "open_text"]
+
+
+_DELIMITERS = ",\t;|"
+# The patterns of csv.Sniffer go through a text over and over.
+_SAMPLE = 4096
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """What stands in for a row that cannot be read."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How a CSV file is written; None is to be found out."""
+
+    delimiter: str | None = None
+    quotechar: str | None = None
+    escapechar: str | None = None
+    skip_space: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("delimiter", "quotechar", "escapechar"):
+            value = getattr(self, name)
+            empty = value == "" and name == "quotechar"
+            if value is not None and not empty and (not isinstance(value, str) or len(value) != 1 or value in "\r\n"):
+                raise ConfigError(f"{name}={value!r} must be one character, and no line end")
+
+    def reader(self, file: Iterator[str]) -> Any:
+        """Return the `csv.reader` for it."""
+        try:
+            # Strict, because a reader that is not drops quotes without a word.
+            return csv.reader(
+                file,
+                delimiter=self.delimiter or ",",
+                quotechar=self.quotechar or '"',
+                escapechar=self.escapechar,
+                skipinitialspace=self.skip_space,
+                quoting=csv.QUOTE_NONE if self.quotechar == "" else csv.QUOTE_MINIMAL,
+                strict=True,
+            )
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"no CSV file is written as {self} says: {error}") from None
+
+    def complete(self, sample: str, wanted: Collection[str]) -> Dialect:
+        """Return the dialect of `sample`, the beginning of a file whose header has one of the `wanted` columns."""
+        if self.delimiter is not None and self.quotechar is not None:
+            return self
+        guess = self._sniff(sample)
+        if self.delimiter is None:
+            for delimiter in dict.fromkeys((guess.delimiter or ",", *_DELIMITERS)):
+                tried = replace(guess, delimiter=delimiter)
+                if any(name.strip().lower() in wanted for name in tried.header(sample)):
+                    guess = tried
+                    break
+        others = guess.header(sample)[1:]
+        return replace(guess, skip_space=bool(others) and all(name.startswith(" ") for name in others))
+
+    def header(self, sample: str) -> list[str]:
+        """Return the first row of `sample`."""
+        try:
+            return next(self.reader(io.StringIO(sample, newline="")), [])
+        except csv.Error:
+            return []
+
+    def _sniff(self, sample: str) -> Dialect:
+        # Quotes and spaces are read off the header: an apostrophe in a cell, as in l'œil, would be sniffed as a quote.
+        quotechar = self.quotechar
+        if quotechar is None:
+            quotechar = "'" if sample.startswith("'") else '"'
+        lines, end, _ = sample.rpartition("\n")
+        try:
+            found = csv.Sniffer().sniff(lines + end or sample, self.delimiter or _DELIMITERS).delimiter
+        except csv.Error:
+            found = ","
+        return Dialect(self.delimiter or found, quotechar, self.escapechar)
+
+
+def csv_rows(
+    file: TextIO, dialect: Dialect, columns: Sequence[str] | None, wanted: Collection[str], where: str
+) -> tuple[list[str], Iterator[tuple[int, list[str] | BadRow]]]:
+    """Return the columns of a CSV file, and an iterator over (line, cells) of its rows.
+
+    Parameters
+    ----------
+    file : text file
+        Opened with ``newline=""``.
+    dialect : Dialect
+        How it is written.
+    columns : sequence of str or None
+        The names of the columns of a file that has no header.
+    wanted : collection of str
+        Names of columns, one of which a header will have.
+    where : str
+        What messages call the file.
+    """
+    sample = file.read(_SAMPLE)
+    dialect = dialect.complete(sample, wanted if columns is None else ())
+    file.seek(0)
+    reader = dialect.reader(file)
+    if columns is None:
+        try:
+            columns = next(filter(None, reader), [])
+        except csv.Error as error:
+            raise ConfigError(f"{where}: its header cannot be read: {error}") from None
+    if not columns:
+        raise ConfigError(f"{where} is empty; expected a line that names the columns, and one line an image")
+    for name in columns:
+        if "\0" in name:
+            raise ConfigError(f"{where}: its header holds NUL characters; if it is UTF-16, pass encoding='utf-16'")
+        if list(columns).count(name) > 1:
+            raise ConfigError(f"{where}: there are two columns {name!r}; rename one")
+    return list(columns), _csv_rows(reader, len(columns))
+
+
+def _csv_rows(reader: Any, width: int) -> Iterator[tuple[int, list[str] | BadRow]]:
+    while True:
+        line = reader.line_num + 1
+        try:
+            row = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            yield line, BadRow(_csv_reason(str(error), reader.line_num))
+            continue
+        if len(row) == width:
+            yield line, BadRow("holds a NUL character") if any("\0" in cell for cell in row) else row
+        elif row:  # an empty line is none
+            yield line, BadRow(f"has {counted(len(row), 'column')} instead of {width}")
+
+
+def _csv_reason(text: str, line: int) -> str:
+    if "unexpected end of data" in text:
+        return f"a quote is opened and not closed before the file ends at line {line}"
+    if "field larger" in text:
+        return f"{text}; is a quote opened and not closed?"
+    return f"is no CSV: {text}"
+
+
+def jsonl_rows(file: TextIO) -> Iterator[tuple[int, dict[str, Any] | BadRow]]:
+    """Yield (line, object) for each line of a JSONL file that is not empty."""
+    for line, text in enumerate(file, 1):
+        if text.strip():
+            yield line, _parse(text)
+
+
+def _parse(text: str) -> dict[str, Any] | BadRow:
+    try:
+        row = json.loads(text)
+    except json.JSONDecodeError as error:
+        return BadRow(f"is no JSON at column {error.colno}: {error.msg}")
+    except RecursionError:
+        return BadRow("is JSON nested too deeply")
+    except ValueError as error:  # an integer of thousands of digits
+        return BadRow(f"is JSON that cannot be kept: {error}")
+    if not isinstance(row, dict):
+        return BadRow(f"is a JSON {type(row).__name__}; expected an object with a path")
+    return row
+
+
+_MARKS = {
+    "utf-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
+    "utf-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
+}
+
+
+@contextmanager
+def open_text(path: str, encoding: str | None) -> Iterator[TextIO]:
+    r"""Open a regular file as text, line ends as they are.
+
+    Parameters
+    ----------
+    path : str
+        The file.
+    encoding : str or None
+        None stands for UTF-8, with or without a byte order mark.
+
+    Raises
+    ------
+    StoreNotFoundError
+        It is not there.
+    ConfigError
+        It is no regular file, or there is no such encoding; also in place of a UnicodeError in the body of the ``with``.
+    """
+    _check(path)
+    try:
+        codecs.lookup(encoding or "utf-8")
+        file = open(path, encoding=encoding or "utf-8-sig", newline="")  # noqa: SIM115  # closed below
+    except LookupError:
+        raise ConfigError(f"encoding={encoding!r} is no encoding of text that Python knows") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    with file:
+        if encoding is None:
+            _check_mark(path)
+        try:
+            yield file
+        except UnicodeError as error:
+            raise ConfigError(_fault(path, encoding or "utf-8") or f"{path}: {error}") from None
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _check(path: str) -> None:
+    try:
+        mode = os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        raise StoreNotFoundError(f"no file at {path}: {nearest(os.path.abspath(path))}") from None
+    except (OSError, ValueError) as error:
+        raise StoreNotFoundError(f"{path!r} cannot be looked at: {error}") from None
+    if not stat.S_ISREG(mode):
+        raise ConfigError(f"{path} is no regular file")
+
+
+def _check_mark(path: str) -> None:
+    with open(path, "rb") as file:
+        head = file.read(4)
+    for encoding, marks in _MARKS.items():
+        if head.startswith(marks):
+            raise ConfigError(f"{path} begins as {encoding.upper()} does, not as UTF-8; pass encoding={encoding!r}")
+
+
+def _fault(path: str, encoding: str) -> str | None:
+    # A stream's error counts from where its last block began; only the whole tells which byte of the file it is.
+    with open(path, "rb") as file:
+        data = file.read()
+    try:
+        data.decode(encoding)
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        return (
+            f"{path}: byte {error.start} (0x{data[error.start]:02x}, line {line}) is no {encoding}: {error.reason}; "
+            "pass encoding= with the one that it is in, for example 'cp1252'"
+        )
+    except UnicodeError as error:
+        return f"{path} is no {encoding}: {error}"
+    return None

@@ -1,0 +1,164 @@
+"""Assigns items to splits: class by class, so that each is divided alike, or by key alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+import xxhash
+
+from storeds._utils.text import counted, some
+from storeds.errors import ConfigError, suggest
+from storeds.ops.packing.sources.base import PackSource, strata_of
+from storeds.protocols import JSON, Array, Record
+
+__all__ = ["Split", "SplitBy", "choose_split", "make_split"]
+
+SplitBy: TypeAlias = Literal["label", "key"]
+Shares: TypeAlias = tuple[tuple[str, float], ...]
+_LABEL_KINDS = ("int", "str", "bool")
+_UNKNOWN = -1  # the stratum of an item whose label cannot be read
+
+
+@dataclass(frozen=True)
+class Split:
+    """Says which split an item belongs to; picklable.
+
+    Parameters
+    ----------
+    shares : tuple of (str, float)
+        Names and shares.
+    chosen : ndarray or None
+        uint8, one an item: the number of its split. None where the key alone says it.
+    notes : tuple of str
+        What a user should know about it.
+    """
+
+    shares: Shares
+    chosen: Array | None = None
+    notes: tuple[str, ...] = field(default=(), compare=False)
+
+    def of(self, index: int, record: Record) -> str:
+        """Return the split of item `index`."""
+        if self.chosen is not None:
+            return self.shares[int(self.chosen[index])][0]
+        return choose_split(str(record.get("key", index)), self.shares)
+
+
+def choose_split(key: str, shares: Shares) -> str:
+    """Return the split of a key: the same in every run, whatever else is packed."""
+    at, total = _hash(key) / 2**64, 0.0
+    for name, share in shares:
+        total += share
+        if at < total:
+            return name
+    return shares[-1][0]
+
+
+def make_split(source: PackSource, shares: Shares, by: str | None) -> Split:
+    """Return the split of a source's items.
+
+    Parameters
+    ----------
+    source : PackSource
+        By label, its keys and labels are listed first: from what it knows if it has a method ``strata``, which returns
+        (key, label) of each item, else by reading every item once more.
+    shares : tuple of (str, float)
+        Names and shares, which sum to 1.
+    by : str or None
+        ``label``, ``key``, or None: by label where there is one.
+
+    Raises
+    ------
+    ConfigError
+        There is no label, or `by` is unknown.
+
+    Notes
+    -----
+    By label, records with equal keys (the frames of a video) go together, and count as one. The keys of a class are
+    sorted by their xxh3-64; the first go to the first split, and so on, as many as the shares say, rounded by largest
+    remainder. Classes too small for every split to get one are divided together, as if they were one class. So the
+    result depends on the set of keys and labels alone, not on their order or on how many processes pack.
+    """
+    if by is not None and by not in get_args(SplitBy):
+        raise ConfigError(f"split_by={by!r}; {suggest(by, get_args(SplitBy), 'choices')}")
+    label = source.fields.get("label")
+    has_label = label is not None and label.kind in _LABEL_KINDS
+    if by == "label" and not has_label:
+        raise ConfigError("split_by='label': records have no label; pass split_by='key' (--split-by key)")
+    if by == "key" or not has_label:
+        return Split(shares)
+    if len(shares) > 255:
+        raise ConfigError(f"split has {len(shares)} parts; at most 255 can be divided by label")
+    hashes, labels, names = _strata(source)
+    chosen, rare = _divide(hashes, labels, [Fraction(repr(share)) for _, share in shares])
+    return Split(shares, chosen, _rare_note([names[number] for number in rare], source.attrs))
+
+
+def _strata(source: PackSource) -> tuple[Array, Array, list[Any]]:
+    """Return the hash of each item's key, the number of its label, and the labels by number."""
+    hashes, labels = np.empty(len(source), np.uint64), np.empty(len(source), np.int64)
+    numbers: dict[Any, int] = {}
+    for index, (key, label) in enumerate(strata_of(source)):
+        hashes[index] = _hash(key)
+        labels[index] = _UNKNOWN if label is None else numbers.setdefault(label, len(numbers))
+    # Numbered in the order of the labels themselves, so that the order of items does not matter.
+    names = sorted(numbers)
+    ranks = np.empty(len(names) + 1, np.int64)
+    ranks[-1] = _UNKNOWN
+    ranks[[numbers[name] for name in names]] = np.arange(len(names))
+    return hashes, ranks[labels], names
+
+
+def _divide(hashes: Array, labels: Array, shares: Sequence[Fraction]) -> tuple[Array, list[int]]:
+    """Return the number of each item's split, and the labels of which some split has no key."""
+    # One unit a key, whose label is the lowest that its records have.
+    order = np.lexsort((labels, hashes))
+    first = np.ones(len(order), bool)
+    first[1:] = hashes[order][1:] != hashes[order][:-1]
+    unit_of = np.empty(len(order), np.int64)
+    unit_of[order] = np.cumsum(first) - 1
+    strata = labels[order][first]  # units are sorted by hash, and stay so within a stratum
+    chosen = np.zeros(len(strata), np.uint8)
+    sorted_units = np.argsort(strata, kind="stable")
+    values, starts = np.unique(strata[sorted_units], return_index=True)
+    rare, pooled = [], [np.empty(0, np.int64)]
+    for value, units in zip(values.tolist(), np.split(sorted_units, starts[1:]), strict=True):
+        counts = _seats(len(units), shares)
+        if value == _UNKNOWN or any(share and not count for share, count in zip(shares, counts, strict=True)):
+            rare += [] if value == _UNKNOWN else [value]
+            pooled.append(units)
+        else:
+            chosen[units] = np.repeat(np.arange(len(shares)), counts)
+    pool = np.sort(np.concatenate(pooled))
+    chosen[pool] = np.repeat(np.arange(len(shares)), _seats(len(pool), shares))
+    return chosen[unit_of], rare
+
+
+def _seats(count: int, shares: Sequence[Fraction]) -> list[int]:
+    """Divide `count` by largest remainder; of equal ones the first gets more."""
+    quotas = [count * share / sum(shares) for share in shares]
+    seats = [int(quota) for quota in quotas]
+    by_remainder = sorted(range(len(shares)), key=lambda number: seats[number] - quotas[number])
+    for number in by_remainder[: count - sum(seats)]:
+        seats[number] += 1
+    return seats
+
+
+def _rare_note(labels: list[Any], attrs: Mapping[str, JSON]) -> tuple[str, ...]:
+    if not labels:
+        return ()
+    classes = attrs.get("classes")
+    named = isinstance(classes, list) and all(isinstance(n, int) and 0 <= n < len(classes) for n in labels)
+    names = [str(classes[number]) if named else str(number) for number in labels]  # type: ignore[index]
+    return (
+        f"{counted(len(labels), 'class has', 'classes have')} too few records for every split ({some(names)}); their "
+        "records were divided together",
+    )
+
+
+def _hash(key: str) -> int:
+    return xxhash.xxh3_64_intdigest(key.encode())

@@ -1,0 +1,157 @@
+"""Reads a whole store and tells everything that is wrong with it."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from storeds._utils.urls import redact
+from storeds.backends.opening import open_backend, scheme_of
+from storeds.errors import ConfigError
+from storeds.ops.progress import Progress, ProgressHook
+from storeds.ops.verifying.checks import Checker, Finding, RunResult
+from storeds.ops.verifying.workers import Children, open_to_check
+from storeds.protocols import Backend, Meta
+from storeds.records.codec import ContentHash
+from storeds.records.meta import NATIVE
+from storeds.records.verdicts import stored_fields
+
+__all__ = ["Finding", "Report", "verify"]
+
+_STEP = 64
+# Engines that another process reaches by the URL alone.
+_SHARED = ("lmdb", "hdf5", "mongodb", "mongodb+srv")
+
+
+@dataclass
+class Report:
+    """What `verify` found.
+
+    Attributes
+    ----------
+    url, id : str
+    count : int
+        Records looked at.
+    images : int
+        Pictures of which something decodes, by their verdict.
+    examined : int
+        Pictures that were examined for that, because no verdict is stored, or it says more than ``intact``.
+    findings : list of Finding
+        By position; what concerns the whole store comes first.
+    notes : list of Finding
+        What is odd but harmless, by position: bytes after the end of a picture.
+    """
+
+    url: str
+    id: str
+    count: int
+    images: int = 0
+    examined: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[Finding] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing was found; notes do not count."""
+        return not self.findings
+
+    @property
+    def kinds(self) -> dict[str, int]:
+        """Kind → how many findings and notes, the most frequent first."""
+        return dict(Counter(finding.kind for finding in (*self.findings, *self.notes)).most_common())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON."""
+        findings = [finding.to_json() for finding in self.findings]
+        notes = [finding.to_json() for finding in self.notes]
+        return {"ok": self.ok, **asdict(self), "findings": findings, "notes": notes, "kinds": self.kinds}
+
+
+def verify(
+    url: str,
+    *,
+    deep: bool = False,
+    workers: int | None = None,
+    layout: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    progress: ProgressHook | None = None,
+) -> Report:
+    """Check every record's checksum, every image, every column and the content id of the store at `url`.
+
+    A picture whose stored verdict is ``intact`` is not examined again: its checksum says that it is the one that was.
+    A damaged one is a finding, also where `repair` made its bytes whole: a part of the picture stays lost.
+
+    Parameters
+    ----------
+    url : str
+        See `open_backend`.
+    deep : bool
+        Examine every picture again, and report where the stored verdict differs. It takes some ten times as long.
+    workers : int, optional
+        Child processes that read and check, one per CPU by default. A damaged store may kill them or make them hang:
+        the report says at which record. 0 checks in this process, which then may die itself; so do engines that no other process reaches.
+    layout, options : str, mapping, optional
+        As for `open_backend`; a store that needs them is checked in this process.
+    progress : callable, optional
+        Called with a `Progress` now and then.
+
+    Returns
+    -------
+    Report
+        ``report.ok`` says whether all is well.
+
+    Raises
+    ------
+    StoredsError
+        The store cannot be opened at all, or its engine goes away.
+    """
+    if workers is not None and workers < 0:
+        raise ConfigError(f"workers must be 0 or more, got {workers}")
+    count = len(os.sched_getaffinity(0)) if workers is None else workers
+    if count and layout is None and not options and scheme_of(url, writing=False) in _SHARED:
+        with Children(url, count, deep=deep) as children:
+            meta = children.open()
+            if isinstance(meta, Finding):
+                return Report(redact(url), "", 0, findings=[meta])
+            return _collect(Report(redact(url), meta.id, meta.count), meta, children.check(), progress)
+    plain = layout is None and not options
+    with open_to_check(url) if plain else open_backend(url, layout=layout, **(options or {})) as backend:
+        report = Report(backend.url, backend.meta.id, backend.meta.count)
+        return _collect(report, backend.meta, _check_here(backend, deep), progress)
+
+
+def _check_here(backend: Backend, deep: bool) -> Iterator[RunResult]:
+    checker = Checker(backend, deep=deep)
+    yield RunResult(0, 0, findings=checker.findings)
+    for start in range(0, len(backend), _STEP):
+        yield checker.check(start, min(start + _STEP, len(backend)))
+
+
+def _collect(report: Report, meta: Meta, runs: Iterator[RunResult], progress: ProgressHook | None) -> Report:
+    digests: dict[int, bytes] = {}
+    done, volume = 0, 0
+    for run in runs:
+        report.images += run.images
+        report.examined += run.examined
+        report.findings += run.findings
+        report.notes += run.notes
+        if run.digests is not None:
+            digests[run.start] = digests.get(run.start, b"") + run.digests
+        done, volume = done + run.stop - run.start, volume + run.volume
+        if progress is not None:
+            progress(Progress(done, meta.count, volume, bad=len(report.findings), odd=len(report.notes)))
+    content = ContentHash()
+    for start in sorted(digests):
+        content.update(digests[start])
+    complete = sum(map(len, digests.values())) == 8 * meta.count
+    if complete and meta.layout == NATIVE and content.finish(stored_fields(meta), meta.attrs) != meta.id:
+        message = (
+            f"the records are whole, but their content id is not {meta.id}: they are not those that were published"
+        )
+        report.findings.append(Finding("id", message))
+    for told in (report.findings, report.notes):
+        told.sort(key=lambda finding: -1 if finding.position is None else finding.position)
+    return report

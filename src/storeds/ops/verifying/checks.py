@@ -1,0 +1,239 @@
+"""Checks a run of records: checksums, columns, images. Reads one store, in whatever process it is called."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from PIL import Image
+
+from storeds.errors import DecodeError, RecordError, StoredsError
+from storeds.jpeg import Finding as JpegFinding
+from storeds.jpeg import Verdict, examine
+from storeds.jpeg.finding import MAX_PIXELS
+from storeds.jpeg.formats import sniff
+from storeds.jpeg.structure import SOI
+from storeds.ops.verdict_counts import is_lost
+from storeds.protocols import Array, Backend, Record
+from storeds.readers.decoders import check_pixels
+from storeds.records.codec import RecordCodec, checksum
+from storeds.records.columns import read_column
+from storeds.records.verdicts import UNCHECKED, stored_fields, verdict_field
+
+__all__ = ["Checker", "Finding", "RunResult"]
+
+_INTACT = "intact"
+_LEAST = MAX_PIXELS // 64 // 8  # bytes of a whole JPEG of so many pixels: one bit for each block
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong.
+
+    Attributes
+    ----------
+    kind : str
+        ``record`` (cannot be read, or its checksum differs), ``column`` (differs from the records), ``crash`` (reading
+        it killed the process that checked, or made it hang), ``id`` (the content id differs), ``verdict`` (the verdict
+        stored with a picture is not what examining it gives), ``too_large`` (claims more pixels than are ever allocated);
+        for any other picture the kind of its `storeds.jpeg.Verdict`.
+    message : str
+        What, in words.
+    position : int or None
+        Where.
+    key : str or None
+        The record's own name.
+    image : str or None
+        The field of the picture.
+    recovered : float or None
+        The share of the picture that is there, 0 to 1.
+    exact : bool
+        Whether `recovered` is that share; else it is a lower bound.
+    format : str or None
+        What a damaged picture is instead of a JPEG: ``PNG``, ``HTML``, ``empty``, ….
+    """
+
+    kind: str
+    message: str
+    position: int | None = None
+    key: str | None = None
+    image: str | None = None
+    recovered: float | None = None
+    exact: bool = True
+    format: str | None = None
+
+    @property
+    def severity(self) -> str:
+        """How bad it is, for people: ``harmless``, the share that is there (``62 %``, ``at least 40 %``), or nothing."""
+        if self.kind == "trailing_data":
+            return "harmless"
+        if self.recovered is None:
+            return ""
+        return JpegFinding("corrupt_data", "", recovered=self.recovered, exact=self.exact).share
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the finding as JSON."""
+        return {**asdict(self), "severity": self.severity}
+
+
+@dataclass
+class RunResult:
+    """What was seen in the records ``[start, stop)``.
+
+    Attributes
+    ----------
+    images, examined : int
+        Pictures of which something decodes, and how many pictures were examined for that.
+    digests : bytes or None
+        The checksums of the records, 8 bytes each; None if one of them could not be read.
+    notes : list of Finding
+        What is odd but no damage.
+    """
+
+    start: int
+    stop: int
+    digests: bytes | None = b""
+    images: int = 0
+    examined: int = 0
+    volume: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[Finding] = field(default_factory=list)
+
+
+class Checker:
+    """Checks runs of records of one backend against its columns and against themselves.
+
+    Parameters
+    ----------
+    backend : Backend
+    skip : collection of str
+        Columns that are not to be read.
+    announce : callable, optional
+        Called with the name of each column before it is read.
+    alive : callable, optional
+        Called before each picture is looked at.
+    deep : bool
+        Examine the pictures too whose stored verdict is ``intact``.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        skip: Collection[str] = (),
+        announce: Callable[[str], object] | None = None,
+        alive: Callable[[], object] | None = None,
+        deep: bool = False,
+    ) -> None:
+        self.backend = backend
+        self.codec = RecordCodec(stored_fields(backend.meta))
+        self.images = [name for name, field in backend.meta.fields.items() if field.kind == "image"]
+        self._alive = alive or (lambda: None)
+        self._deep = deep
+        self.findings: list[Finding] = []
+        self.columns = dict(self._read_columns(skip, announce or (lambda name: None)))
+
+    def _read_columns(self, skip: Collection[str], announce: Callable[[str], object]) -> Iterator[tuple[str, Array]]:
+        for name, declared in stored_fields(self.backend.meta).items():
+            if name not in skip and (declared.is_scalar or declared.kind == "str"):
+                announce(name)
+                try:
+                    yield name, read_column(self.backend, name)
+                except StoredsError as error:
+                    self.findings.append(Finding("column", str(error)))
+
+    def check(self, start: int, stop: int) -> RunResult:
+        """Return what is wrong with the records ``[start, stop)``."""
+        result = RunResult(start, stop)
+        digests: list[bytes] = []
+        for position, record in enumerate(self.backend.get_many(range(start, stop), tuple(self.codec.fields)), start):
+            if isinstance(record, RecordError):
+                result.findings.append(Finding("record", record.reason or str(record), position, record.key))
+            else:
+                digests.append(self._check_record(position, record, result))
+        result.digests = b"".join(digests) if len(digests) == stop - start else None
+        return result
+
+    def _check_record(self, position: int, record: Record, result: RunResult) -> bytes:
+        key = record.get("key") if isinstance(record.get("key"), str) else None
+        result.volume += sum(len(value) for value in record.values() if isinstance(value, bytes))
+        for name, column in self.columns.items():
+            if not _same(column[position], record[name]):
+                message = f"column {name!r} says {column[position]!r}, the record {record[name]!r}"
+                result.findings.append(Finding("column", message, position, key))
+        for name in self.images:
+            self._check_image(name, record, position, key, result)
+        return checksum(self.codec.pack(self.codec.canonical(record)))
+
+    def _check_image(self, name: str, record: Record, position: int, key: str | None, result: RunResult) -> None:
+        self._alive()
+        blob, text = record[name], record.get(verdict_field(name), UNCHECKED)
+        large = _too_large(blob, is_whole=text == _INTACT)
+        if large is not None:
+            result.findings.append(Finding("too_large", f"{name}: {large}", position, key, name))
+            return
+        if text == _INTACT and not self._deep:  # its checksum says that it is the picture that was examined
+            result.images += 1
+            return
+        result.examined += 1
+        seen = examine(blob)
+        verdict, kind, message = _judge(text, seen)
+        result.images += not is_lost(verdict)
+        if kind == _INTACT:
+            return
+        form = None if verdict.is_whole or blob.startswith(SOI) else sniff(blob)
+        message = f"{name}: {message}"
+        found = Finding(kind, message, position, key, name, verdict.recovered, verdict.exact, form)
+        (result.notes if kind == "trailing_data" else result.findings).append(found)
+
+
+def _same(a: Any, b: Any) -> bool:
+    return bool(a == b) or (isinstance(b, float) and math.isnan(a) and math.isnan(b))
+
+
+def _judge(text: str, seen: Verdict) -> tuple[Verdict, str, str]:
+    """Return the verdict that counts, the kind of finding and what to say about it.
+
+    Parameters
+    ----------
+    text : str
+        The verdict that is stored.
+    seen : Verdict
+        What examining the picture gave.
+    """
+    try:
+        stored = Verdict.from_text(text)
+    except ValueError as error:
+        return seen, "verdict", str(error)
+    if stored is None or stored.to_text() == seen.to_text():
+        return seen, seen.kind, seen.reason
+    if stored.is_whole:
+        return seen, "verdict", f"it was stored as {text}, and examining it gives {seen.to_text()}: {seen.reason}"
+    # A repaired picture, or one that was encoded again, looks better than what it was made of.
+    now = "its bytes were repaired since" if seen.is_whole else f"its bytes are {seen.to_text()} now: {seen.reason}"
+    return stored, stored.kind, f"the picture was damaged when it was stored; {now}"
+
+
+def _too_large(blob: bytes, *, is_whole: bool) -> str | None:
+    """Return why a picture has too many pixels to be read; None for any other, and for what is no picture.
+
+    Parameters
+    ----------
+    is_whole : bool
+        Whether it has no damage: then a small JPEG needs no look.
+    """
+    if is_whole and len(blob) < _LEAST and blob.startswith(SOI):
+        return None
+    try:
+        with Image.open(io.BytesIO(blob)) as image:
+            check_pixels(*image.size, MAX_PIXELS)
+    except DecodeError as error:
+        return str(error)
+    except Image.DecompressionBombError as error:
+        return f"it claims more pixels than are ever allocated: {error}"
+    except Exception:  # decoders raise whatever they like on damaged bytes
+        return None
+    return None

@@ -1,0 +1,185 @@
+"""Reads clips of films that lie whole in a record each: MP4, WebM and whatever else FFmpeg reads."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from storeds.errors import ConfigError, DecodeError, MissingDependencyError
+from storeds.protocols import Array, Backend, Field, Record, SampleContext
+from storeds.readers.base import RecordReader
+from storeds.readers.image import label_of
+from storeds.readers.video import VideoReader
+from storeds.records.columns import read_column
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+__all__ = ["FilmReader"]
+
+_DECODERS = ("tensor", "pil")
+_MODES = {"RGB": "rgb24", "L": "gray"}
+
+
+@dataclass(frozen=True)
+class FilmReader(VideoReader):
+    """What a `VideoReader` becomes where its field ``by`` holds bytes: one record is one film, decoded by PyAV.
+
+    Notes
+    -----
+    A clip is decoded from the key frame before its first frame to its last frame. A film of which a frame that is taken
+    cannot be decoded is a `DecodeError`.
+    """
+
+    @classmethod
+    def of(cls, reader: VideoReader, backend: Backend) -> Self:
+        """Return a reader with the options of `reader`, bound to `backend`."""
+        given = {each.name: getattr(reader, each.name) for each in fields(reader) if each.init}
+        return cls(**given).bind(backend)
+
+    def bind(self, backend: Backend, /) -> Self:
+        # docstring inherited
+        if self.decode not in _DECODERS:
+            raise ConfigError(f"decode={self.decode!r} decodes images; films are decoded to 'tensor' or 'pil'")
+        if self._film_mode not in _MODES:
+            raise ConfigError(f"mode={self.mode!r}: films are decoded to mode RGB or L")
+        if self.bad_frames != "error":
+            raise ConfigError("bad_frames='repeat' is for stores of frames; a film that is damaged is an error")
+        if backend.meta.fields[self.by].kind != "bytes":
+            raise ConfigError(f"field {self.by!r} of {backend.url} holds no films")
+        _import_av()
+        return RecordReader.bind(self, backend)
+
+    def _choose(self, fields: dict[str, Field]) -> tuple[str, ...]:
+        return (self.by, *label_of(fields))
+
+    @property
+    def stored(self) -> tuple[str, ...]:
+        # docstring inherited
+        return RecordReader.stored.fget(self)  # type: ignore[attr-defined, no-any-return]  # no frame's number to add
+
+    @property
+    def data(self) -> str | None:
+        # docstring inherited
+        return self.by if self.by in self.fields else None
+
+    def __len__(self) -> int:
+        return self.count
+
+    def column(self, view: Backend, name: str, /) -> Array:
+        # docstring inherited
+        return read_column(view, name)
+
+    def locate(self, index: int, context: SampleContext, /) -> Sequence[int]:
+        # docstring inherited
+        return (index,)
+
+    def build(self, records: Sequence[Record], context: SampleContext, /) -> dict[str, Any]:
+        # docstring inherited
+        (record,) = records
+        sample: dict[str, Any] = {}
+        for name in self.fields:
+            if name == self.by:
+                sample[name] = self._by_clip(self._film(record[name], context))
+            elif name in self.made:
+                sample[name] = context.index
+            else:
+                sample[name] = record[name]
+        return sample
+
+    @property
+    def _film_mode(self) -> str:
+        return self.mode if isinstance(self.mode, str) else self.mode.get(self.by, "RGB")
+
+    def _film(self, blob: bytes, context: SampleContext) -> Any:
+        """Return the frames of a clip as one tensor, or as a list of Pillow images."""
+        generator = context.generator if self._plan.sampling == "random" else None
+
+        def choose(count: int) -> list[int]:
+            if self._plan.short == "error" and count < self._plan.needs:
+                raise DecodeError(f"the film is short: it has {count} frames, and a clip takes {self._plan.needs}")
+            return self._plan.choose(count, generator)
+
+        frames = _decode(blob, choose, self.max_pixels)
+        if self.decode == "pil":
+            return [_picture(frame, self._film_mode) for frame in frames]
+        import torch
+
+        pixels = np.stack([_pixels(frame, _MODES[self._film_mode]) for frame in frames])
+        return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
+
+
+def _import_av() -> Any:
+    try:
+        import av
+    except ImportError as error:
+        raise MissingDependencyError(f"films need PyAV: {error}; install it: pip install 'storeds[video]'") from error
+    return av
+
+
+def _decode(blob: bytes, choose: Callable[[int], list[int]], max_pixels: int) -> list[Any]:
+    """Return the frames that `choose` wants of as many as there are, as `av.VideoFrame`; raises DecodeError."""
+    av = _import_av()
+    try:
+        with av.open(io.BytesIO(blob)) as container:
+            stream = next(iter(container.streams.video), None)
+            if stream is None:
+                raise DecodeError("the film holds no video")
+            if stream.width * stream.height > max_pixels:
+                raise DecodeError(
+                    f"the film has {stream.width} x {stream.height} pixels, more than max_pixels={max_pixels}"
+                )
+            marks = [packet.pts for packet in container.demux(stream) if packet.size and not packet.is_discard]
+        if not marks:
+            raise DecodeError("the film has no frames")
+        if None in marks:  # a container without times of presentation
+            found: list[Any] = []
+            with av.open(io.BytesIO(blob)) as container:
+                found = list(container.decode(video=0))
+            return [found[at] for at in choose(len(found))] if found else []
+        marks = sorted(set(marks))
+        wanted = [marks[at] for at in choose(len(marks))]
+        return _frames_at(av, blob, wanted, marks[0])
+    except av.error.FFmpegError as error:
+        raise DecodeError(f"the film cannot be decoded: {error.strerror}") from error
+
+
+def _frames_at(av: Any, blob: bytes, wanted: Sequence[int], first: int) -> list[Any]:
+    """Return the frames that are shown at the times `wanted`."""
+    missing, found = set(wanted), dict[int, Any]()
+    with av.open(io.BytesIO(blob)) as container:
+        stream = container.streams.video[0]
+        # Else damaged frames are filled with what the decoder guesses, without an error.
+        stream.codec_context.options = {"err_detect": "explode"}
+        if min(wanted) > first:
+            container.seek(min(wanted), stream=stream)
+        for frame in container.decode(stream):
+            if frame.pts in missing:
+                if frame.is_corrupt:
+                    break
+                missing.discard(frame.pts)
+                found[frame.pts] = frame
+            if not missing:
+                break
+    if missing:
+        raise DecodeError(f"the film is damaged: {len(missing)} of {len(set(wanted))} frames cannot be decoded")
+    return [found[mark] for mark in wanted]
+
+
+def _pixels(frame: Any, form: str) -> Array:
+    """Return a frame upright, height x width x channels."""
+    found: Array = frame.to_ndarray(format=form)
+    found = found if found.ndim == 3 else found[:, :, np.newaxis]
+    turns = round(getattr(frame, "rotation", 0) / 90) % 4  # of phones; PyAV tells since version 14
+    return np.rot90(found, turns)
+
+
+def _picture(frame: Any, mode: str) -> Image.Image:
+    from PIL import Image
+
+    pixels = _pixels(frame, _MODES[mode])
+    return Image.fromarray(np.ascontiguousarray(pixels if mode == "RGB" else pixels[:, :, 0]))

@@ -1,0 +1,1 @@
+"""Records: fields, their encoding, checksums, columns and selection by value."""

@@ -1,0 +1,345 @@
+"""The one canonical encoding of a record: msgpack, checksum, content id.
+
+The checksum of a record is the xxh3-64 of the msgpack map of its fields in declared order; as every engine
+uses it, a record copied between engines keeps it. `docs/format.md` specifies the encoding.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import reprlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import xxhash
+
+from storeds.protocols import JSON, Array, Field, Record
+from storeds.records.fields import fields_to_json
+from storeds.records.seals import Places
+
+__all__ = ["ContentHash", "RecordCodec", "canonical_json", "canonical_value", "checksum", "preview"]
+
+
+_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+_MAX_DEPTH = 100  # so that JSON which one process wrote never exhausts the stack of another
+
+
+def canonical_value(field: Field, value: Any) -> Any:
+    """Return `value` in stored form: JSON as its text, arrays little-endian.
+
+    Raises ValueError, TypeError or OverflowError for what a store would not give back equal.
+    """
+    return _CANONICAL[field.kind](field, value)
+
+
+def canonical_json(value: JSON) -> str:
+    """Return the one text that stands for `value`: sorted keys, no spaces, no NaN. Raises ValueError."""
+    _check_json(value, 0)
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def _check_json(value: object, depth: int) -> None:
+    # json.dumps would turn tuples into lists and other keys into strings without a word.
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"JSON nested deeper than {_MAX_DEPTH} levels")
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise ValueError(f"JSON keys are str, not {type(key).__name__} ({key!r})")
+            _check_text(key)
+            _check_json(item, depth + 1)
+    elif isinstance(value, list):
+        for item in value:
+            _check_json(item, depth + 1)
+    elif isinstance(value, str):
+        _check_text(value)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"JSON has no {value!r}")
+    elif value is not None and not isinstance(value, (int, float)):
+        raise ValueError(f"JSON holds dict, list, str, int, float, bool and None, not {type(value).__name__}")
+
+
+def _check_text(value: str) -> None:
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"text with a lone surrogate at character {error.start} has no UTF-8 form") from None
+
+
+def preview(value: object) -> str:
+    """Return a value for a message: short, whatever it is, and with its type."""
+    if isinstance(value, np.ndarray):
+        text = f"array of {value.dtype} {value.shape}"
+    elif isinstance(value, (str, bytes, bytearray)):
+        text = repr(value[:61])
+    else:
+        text = _short_repr(value)
+    return f"{text[:60]}{'…' if len(text) > 60 else ''} ({type(value).__name__})"
+
+
+def _short_repr(value: object) -> str:
+    try:
+        return _REPR.repr(value)
+    except Exception:  # an integer of 5000 digits, or a stranger's __repr__
+        return f"<{type(value).__name__}>"
+
+
+_REPR = reprlib.Repr()
+_REPR.maxlevel, _REPR.maxother, _REPR.maxlong, _REPR.maxstring = 4, 70, 70, 70
+
+
+def _canonical_bytes(field: Field, value: Any) -> bytes:
+    if type(value) is bytes:
+        return value
+    if isinstance(value, (bytes, bytearray, memoryview)):  # np.bytes_ and bson.Binary are bytes that msgpack refuses
+        return bytes(memoryview(value))
+    raise TypeError("expected bytes")
+
+
+def _canonical_str(field: Field, value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("expected str")
+    _check_text(value)
+    return str.__str__(value)  # its characters: the __str__ of an enumeration gives the member's name
+
+
+def _canonical_int(field: Field, value: Any) -> int:
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+        raise TypeError("expected int")
+    number = int(value)
+    if not _INT64_MIN <= number <= _INT64_MAX:
+        raise ValueError("outside the int64 range")
+    return number
+
+
+def _canonical_float(field: Field, value: Any) -> float:
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (float, int, np.floating, np.integer)):
+        raise TypeError("expected float")
+    number = float(value)
+    if isinstance(value, (int, np.integer)) and int(number) != int(value):
+        raise ValueError("a binary64 cannot hold this integer exactly")
+    if isinstance(value, np.longdouble) and not np.isnan(value) and np.longdouble(number) != value:
+        raise ValueError("a binary64 cannot hold this number exactly")
+    return number
+
+
+def _canonical_bool(field: Field, value: Any) -> bool:
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError("expected bool")
+    return bool(value)
+
+
+def _canonical_array(field: Field, value: Any) -> Array:
+    if not isinstance(value, np.ndarray):
+        raise TypeError(f"expected a NumPy array of {np.dtype(field.dtype)}")
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError("an array cannot keep its mask")
+    dtype, shape = np.dtype(field.dtype), field.shape or ()
+    if value.dtype.newbyteorder("<") != dtype:
+        raise TypeError(f"expected dtype {dtype}")
+    fits = len(shape) == value.ndim and all(want in (None, got) for want, got in zip(shape, value.shape, strict=True))
+    if not fits:
+        raise ValueError(f"expected shape {shape}")
+    # A copy, because the caller may reuse its buffer before the batch is written.
+    return np.array(value, dtype=dtype, order="C")
+
+
+def _canonical_json(field: Field, value: Any) -> str:
+    return canonical_json(value)
+
+
+_CANONICAL = {
+    "image": _canonical_bytes,
+    "bytes": _canonical_bytes,
+    "str": _canonical_str,
+    "int": _canonical_int,
+    "float": _canonical_float,
+    "bool": _canonical_bool,
+    "array": _canonical_array,
+    "json": _canonical_json,
+}
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder().decode
+_digest = xxhash.xxh3_64_digest
+
+
+def checksum(packed: bytes) -> bytes:
+    """Return the 8 big-endian bytes of xxh3-64 over a packed record."""
+    return xxhash.xxh3_64_digest(packed)
+
+
+class ContentHash:
+    """Computes `Meta.id` while records stream by."""
+
+    def __init__(self) -> None:
+        self._records = xxhash.xxh3_128()
+
+    def update(self, checksums: bytes) -> None:
+        """Take the 8-byte checksums of the next records, concatenated in order."""
+        self._records.update(checksums)
+
+    def finish(self, fields: Mapping[str, Field], attrs: Mapping[str, JSON]) -> str:
+        """Return 32 hexadecimal digits over fields, attrs and all checksums."""
+        head = canonical_json({"attrs": dict(attrs), "fields": fields_to_json(fields)})
+        return xxhash.xxh3_128_hexdigest(head.encode() + self._records.digest())
+
+
+class RecordCodec:
+    """Validates, packs and unpacks the records of one declaration.
+
+    Parameters
+    ----------
+    fields : mapping of str to Field
+        In declared order.
+
+    Notes
+    -----
+    A *stored* record differs from a record in two kinds: ``json`` is canonical text, ``array`` is little-endian
+    and C-contiguous. In msgpack an array is ``[dtype, shape, bytes]``.
+    """
+
+    def __init__(self, fields: Mapping[str, Field]) -> None:
+        self.fields = dict(fields)
+        self._arrays = [name for name, field in self.fields.items() if field.kind == "array"]
+        self._json = [name for name, field in self.fields.items() if field.kind == "json"]
+        self.has_json = bool(self._json)
+        self._special = bool(self._arrays or self._json)
+
+    def canonical(self, record: Mapping[str, Any]) -> Record:
+        """Return `record` in stored form, fields in declared order; raises ValueError with the reason."""
+        if not isinstance(record, Mapping):
+            raise ValueError(f"a record is a mapping of field name to value, not {type(record).__name__}")
+        if record.keys() != self.fields.keys():
+            declared = [name for name in self.fields if not name.startswith("_")]
+            missing = [name for name in declared if name not in record]
+            extra = [name for name in record if name not in self.fields]
+            raise ValueError(_mismatch(missing, extra, declared))
+        return {name: self._canonical_value(name, field, record[name]) for name, field in self.fields.items()}
+
+    def _canonical_value(self, name: str, field: Field, value: Any) -> Any:
+        try:
+            return canonical_value(field, value)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise ValueError(f"field {name!r} ({field.kind}) refuses {preview(value)}: {error}") from None
+
+    def pack(self, stored: Record) -> bytes:
+        """Return the msgpack map of a stored record."""
+        if self._arrays:
+            stored = dict(stored)
+            for name in self._arrays:
+                array = stored[name]
+                stored[name] = [array.dtype.str, array.shape, array.reshape(-1).view(np.uint8).data]
+        return _encode(stored)
+
+    def open_sealed(self, sealed: memoryview | bytes, position: int, places: Places) -> Record:
+        """Return the record of a packed map with its seal behind it, after checking both; raises ValueError."""
+        return self.open_all([memoryview(sealed)], [position], places)[0]
+
+    def open_all(self, sealed: Sequence[memoryview], positions: Sequence[int], places: Places) -> list[Record]:
+        """Return the records of packed maps with their seals behind them, after checking all; raises ValueError.
+
+        Parameters
+        ----------
+        sealed : sequence of memoryview
+        positions : sequence of int
+            Where they lie.
+        places : Places
+            Of the store.
+        """
+        records: list[Record] = []
+        digests: list[bytes] = []
+        seals: list[memoryview] = []
+        try:
+            for each in sealed:
+                packed = each[_PACKED]
+                # Decoding first is faster: it fetches the bytes from memory, and the checksum then finds them in the cache.
+                records.append(_decode(packed))
+                digests.append(_digest(packed))
+                seals.append(each[_SEAL])
+            hold = places.hold(digests, seals, positions)
+        except _UNDECODABLE:
+            hold = False
+        if not hold:
+            records = [self._open_unusual(each, at, places) for each, at in zip(sealed, positions, strict=True)]
+        if self._special:
+            for record in records:
+                self.revive(record)
+        return records
+
+    def _open_unusual(self, sealed: memoryview, position: int, places: Places) -> Record:
+        # Another writer may have packed the same record with longer headers; only the values decide.
+        try:
+            found = _decode(sealed[_PACKED])
+            record = {name: found[name] for name in self.fields}
+            fault = places.fault(int.from_bytes(sealed[_SEAL], "big"), checksum(_encode(record)), position)
+        except _UNDECODABLE as error:
+            raise ValueError(f"not the msgpack map of its fields ({error})") from None
+        if fault is not None:
+            raise ValueError(fault)
+        return record
+
+    def unpack(self, packed: bytes) -> Record:
+        """Return the record that `pack` packed."""
+        record: Record = _decode(packed)
+        return self.revive(record)
+
+    def revive(self, record: Record) -> Record:
+        """Turn unpacked values into what the user gave: arrays own writable memory, JSON is parsed.
+
+        Raises ValueError for what another writer packed otherwise than it declared.
+        """
+        if self._special:
+            for name in self._arrays:
+                if name in record:
+                    record[name] = _revive_array(self.fields[name], record[name])
+            self.revive_stored(record)
+        return record
+
+    def revive_stored(self, stored: Record) -> Record:
+        """Turn a stored record, whose arrays are arrays already, into what the user gave."""
+        for name in self._json:
+            if name in stored:
+                stored[name] = _revive_json(stored[name])
+        return stored
+
+    def needs_whole(self, fields: Sequence[str]) -> bool:
+        """Whether a request for `fields` is answered from the whole, verified record.
+
+        It is when it asks for a blob, or for everything anyway.
+        """
+        return len(set(fields)) == len(self.fields) or any(self.fields[name].is_blob for name in fields)
+
+
+_PACKED, _SEAL = slice(-8), slice(-8, None)
+_UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, AttributeError, KeyError, TypeError, RecursionError)
+
+
+def _mismatch(missing: list[str], extra: list[str], declared: list[str]) -> str:
+    parts = []
+    if missing:
+        parts.append(f"it lacks {', '.join(map(repr, missing))}")
+    if extra:
+        parts.append(f"it has undeclared {', '.join(map(repr, extra))}")
+    return f"{' and '.join(parts)}; every record has exactly the fields {', '.join(declared)}"
+
+
+def _revive_array(field: Field, packed: Any) -> Array:
+    try:
+        dtype, shape, data = packed
+        if dtype != field.dtype:
+            raise ValueError(f"dtype {dtype!r} instead of {field.dtype!r}")
+        return np.frombuffer(data, dtype).reshape(shape).copy()
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"an array does not unpack: {error}") from None
+
+
+def _revive_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"its JSON does not parse: {error}") from None

@@ -1,0 +1,358 @@
+"""Conformance of reading: positions, projection, columns, ownership, selection, threads, closing."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from storeds.errors import ClosedError, ConfigError, StoreNotFoundError
+from storeds.protocols import Array, Backend, Record, SupportsColumns, SupportsWhere
+from storeds.records.columns import read_arrays, stack_records
+from storeds.testing.kit import DTYPES, Kit, MakeUrl, Written, array_of, assert_same, kept, make_records
+
+__all__ = ["ArrayTests", "ReadTests"]
+
+
+class ReadTests(Kit):
+    """What `storeds.Backend` promises to a reader."""
+
+    def test_every_kind_round_trips_bit_for_bit(self, written: Written) -> None:
+        with self.open(written.url) as backend:
+            assert isinstance(backend, Backend)
+            assert len(backend) == len(written.records)
+            assert_same(backend.get_many(range(len(backend))), written.records)
+
+    def test_every_dtype_round_trips_in_either_byte_order(self, make_url: MakeUrl) -> None:
+        fields = {
+            f"{shape}_{dtype.strip('?') or 'b1'}": {"kind": "array", "dtype": dtype, "shape": size}
+            for dtype in DTYPES
+            for shape, size in (("fixed", [2, 2]), ("free", [None]))
+        }
+        records: list[dict[str, Any]] = [{}, {}]
+        for at, order in enumerate("<>"):
+            for name, spec in fields.items():
+                shape = (2, 2) if name.startswith("fixed") else (3,)
+                records[at][name] = array_of(f"{order}{spec['dtype']}", shape, at)
+        url = make_url()
+        self.write(url, fields, records)
+        with self.open(url) as backend:
+            assert_same(backend.get_many([0, 1]), kept(records))
+
+    def test_order_and_duplicates_are_kept(self, written: Written) -> None:
+        asked = [7, 0, 23, 7, 7, 1, 0, 22]
+        with self.open(written.url) as backend:
+            assert_same(backend.get_many(asked), [written.records[at] for at in asked])
+
+    def test_duplicates_share_nothing_mutable(self, written: Written) -> None:
+        with self.open(written.url) as backend:
+            one, two = backend.get_many([11, 11])
+            assert isinstance(one, dict)
+            one["box"][:] = 7
+            one["series"] *= 2
+            one["doc"]["b"].append("changed")
+            one["extra"] = 1
+            assert_same(two, written.records[11])
+
+    def test_results_own_their_memory(self, written: Written) -> None:
+        with self.open(written.url) as backend:
+            (record,) = backend.get_many([11])
+            assert isinstance(record, dict)
+            for value in record.values():
+                if isinstance(value, np.ndarray):
+                    assert value.flags.writeable
+                    value.view()[...] = 1
+            record["doc"].clear()
+            assert_same(backend.get_many([11]), [written.records[11]])
+            (kept_open,) = backend.get_many([5])
+        gc.collect()
+        assert_same(kept_open, written.records[5])
+
+    def test_no_positions_give_no_records(self, written: Written) -> None:
+        with self.open(written.url) as backend:
+            assert backend.get_many([]) == []
+            assert backend.get_many(()) == []
+            assert backend.get_many(np.empty(0, np.int64)) == []  # type: ignore[arg-type]
+            assert backend.get_many(range(0)) == []
+
+    @pytest.mark.parametrize(
+        "asked",
+        [
+            np.array([3, 1, 3]),
+            np.array([3, 1, 3], np.uint8),
+            [np.int32(3), np.int64(1), 3],
+            (3, 1, 3),
+            range(3, 0, -1),
+        ],
+        ids=["int64", "uint8", "mixed", "tuple", "range"],
+    )
+    def test_positions_may_be_any_sequence_of_integers(self, written: Written, asked: Any) -> None:
+        with self.open(written.url) as backend:
+            assert_same(backend.get_many(asked), [written.records[int(at)] for at in asked])
+
+    @pytest.mark.parametrize("position", [-1, 24, 2**31, 2**63 - 1, -(2**63), 2**64 - 1, 2**70])
+    def test_positions_outside_are_index_errors(self, written: Written, position: int) -> None:
+        with self.open(written.url) as backend:
+            for asked in ([position], [0, position, 1]):
+                with pytest.raises(IndexError, match=str(position)):
+                    backend.get_many(asked)
+
+    @pytest.mark.parametrize("asked", [[1.0], ["1"], [None], [True], [[0]], 3, None, "1"], ids=repr)
+    def test_positions_of_other_types_are_type_errors(self, written: Written, asked: Any) -> None:
+        with self.open(written.url) as backend, pytest.raises(TypeError):
+            backend.get_many(asked)
+
+    def test_fields_select(self, written: Written) -> None:
+        names = tuple(written.meta.fields)
+        with self.open(written.url) as backend:
+            for wanted in [(name,) for name in names] + [("flag", "number"), ("image", "text"), names[::-1], ()]:
+                expected = [{name: written.records[at][name] for name in wanted} for at in (4, 2, 4)]
+                assert_same(backend.get_many([4, 2, 4], wanted), expected)
+
+    def test_a_field_asked_for_twice_comes_once(self, make_url: MakeUrl) -> None:
+        url = make_url()
+        self.write(url, {"a": "int", "b": "int"}, [{"a": 1, "b": 2}])
+        with self.open(url) as backend:
+            assert backend.get_many([0], ["b", "b"]) == [{"b": 2}]
+
+    def test_an_unknown_field_is_an_error_that_names_the_nearest(self, written: Written) -> None:
+        with self.open(written.url) as backend:
+            with pytest.raises(ConfigError, match="'imgae'.*'image'"):
+                backend.get_many([0], ["imgae"])
+            with pytest.raises(ConfigError, match="'imgae'.*'image'"):
+                backend.get_many([], ["imgae"])
+
+    def test_columns_equal_the_records(self, written: Written) -> None:
+        with self.open(written.url) as backend:
+            if not isinstance(backend, SupportsColumns):
+                return
+            for name, dtype in (("number", np.int64), ("real", np.float64), ("flag", np.bool_)):
+                assert_same(backend.column(name), np.array([r[name] for r in written.records], dtype))
+            text = backend.column("text")
+            assert isinstance(text.dtype, np.dtypes.StringDType)
+            assert text.tolist() == [r["text"] for r in written.records]
+            for name in ("point", "box", "mask", "hollow", "wave", "swapped"):
+                assert_same(backend.column(name), np.stack([r[name] for r in written.records]))
+
+    def test_columns_own_their_memory(self, written: Written) -> None:
+        with self.open(written.url) as backend:
+            if isinstance(backend, SupportsColumns):
+                for name in ("number", "box"):
+                    before = backend.column(name).copy()
+                    backend.column(name)[...] = 0
+                    assert_same(backend.column(name), before)
+
+    @pytest.mark.parametrize("name", ["image", "raw", "doc", "half", "pixels"])
+    def test_what_differs_in_size_has_no_column(self, written: Written, name: str) -> None:
+        with self.open(written.url) as backend:
+            if isinstance(backend, SupportsColumns):
+                with pytest.raises(ConfigError, match=f"'{name}'"):
+                    backend.column(name)
+                with pytest.raises(ConfigError, match="'nubmer'.*'number'"):
+                    backend.column("nubmer")
+
+    def test_selecting_equals_a_filter_in_python(self, written: Written) -> None:
+        with self.open(written.url) as backend:
+            if not isinstance(backend, SupportsWhere):
+                return
+            wheres: list[dict[str, Any]] = [
+                {},
+                {"flag": True},
+                {"number": 2**53 + 1},
+                {"text": ["trailing\0", "plain", "nowhere"]},
+                {"number": [0, 1], "flag": True},
+                {"real": [0.1, 3.0]},
+                {"text": []},
+            ]
+            for where in wheres:
+                accepted = {name: value if isinstance(value, list) else [value] for name, value in where.items()}
+                expected = [
+                    at for at, record in enumerate(written.records) if all(record[n] in accepted[n] for n in accepted)
+                ]
+                assert_same(backend.select(where), np.array(expected, np.int64))
+            for bad in ({"nubmer": 1}, {"number": "1"}, {"image": b""}, {"flag": 1}):
+                with pytest.raises(ConfigError, match="where"):
+                    backend.select(bad)
+
+    def test_threads_read_the_same_records(self, written: Written) -> None:
+        def reads(seed: int) -> None:
+            draw = random.Random(seed)  # noqa: S311  # which batches, not secrets
+            for _ in range(15):
+                asked = draw.choices(range(24), k=draw.randrange(8))
+                assert_same(backend.get_many(asked), [written.records[at] for at in asked])
+
+        with self.open(written.url) as backend, ThreadPoolExecutor(8) as threads:
+            list(threads.map(reads, range(8)))
+
+    def test_closing_one_backend_leaves_another_reading(self, written: Written) -> None:
+        one, two = self.open(written.url), self.open(written.url)
+        one.get_many([0])
+        two.get_many([0])
+        one.close()
+        assert_same(two.get_many([3]), [written.records[3]])
+        two.close()
+
+    def test_a_closed_backend_says_so(self, written: Written) -> None:
+        backend = self.open(written.url)
+        with backend as entered:
+            assert entered is backend
+        backend.close()
+        with pytest.raises(ClosedError):
+            backend.get_many([0])
+        assert len(backend) == 24
+        with self.open(written.url) as again:
+            assert_same(again.get_many([0]), [written.records[0]])
+
+    def test_handles_are_given_back(self, written: Written) -> None:
+        with self.open(written.url) as backend:
+            backend.get_many([0])
+        before = _open_files()
+        backends = [self.open(written.url) for _ in range(4)]
+        for backend in backends:
+            backend.get_many([1, 2])
+        backends.pop().close()
+        del backends, backend
+        gc.collect()
+        # A client's own threads may take a moment to close their sockets.
+        deadline = time.monotonic() + 10
+        while _open_files() > before and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert _open_files() <= before
+
+    def test_an_empty_store_is_a_store(self, make_url: MakeUrl) -> None:
+        url = make_url()
+        assert self.write(url, {"image": "image", "label": "int", "text": "str"}, []).count == 0
+        with self.open(url) as backend:
+            assert len(backend) == 0
+            assert backend.get_many([]) == []
+            with pytest.raises(IndexError):
+                backend.get_many([0])
+            if isinstance(backend, SupportsColumns):
+                assert_same(backend.column("label"), np.empty(0, np.int64))
+                assert backend.column("text").shape == (0,)
+
+    def test_nothing_there_is_not_found(self, make_url: MakeUrl) -> None:
+        with pytest.raises(StoreNotFoundError):
+            self.open(make_url())
+
+    def test_an_unknown_option_is_an_error(self, make_url: MakeUrl) -> None:
+        url = make_url()
+        self.write(url, {"a": "int"}, make_records(1, {"a": "int"}))
+        from storeds import open_backend
+
+        with pytest.raises(ConfigError, match="no_such_option"):
+            open_backend(url, no_such_option=1, **self.options)
+
+    def test_it_prints_what_it_is(self, written: Written) -> None:
+        with self.open(written.url) as backend:
+            assert backend.url in repr(backend)
+
+
+def _open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+_DTYPES = {"number": np.dtype("i8"), "real": np.dtype("f8"), "flag": np.dtype("?")}
+_FIXED = ("number", "real", "flag", "point", "box", "mask", "hollow", "wave", "swapped")
+_BATCHES: list[list[int]] = [[7, 0, 23, 7, 7, 1, 0, 22], [], [5], list(range(23, -1, -1)) * 3]
+_NUMBERS: dict[str, Any] = {
+    "vector": {"kind": "array", "dtype": ">f4", "shape": [5]},
+    "number": "int",
+    "flag": "bool",
+    "real": "float",
+    "empty": {"kind": "array", "dtype": "int32", "shape": [2, 0]},
+}
+"""Records of nothing but fixed size."""
+
+
+class ArrayTests(Kit):
+    """What `storeds.protocols.SupportsBatchArrays` promises, asked of every backend through the default for those without."""
+
+    @pytest.mark.parametrize("read", [read_arrays, stack_records])
+    def test_arrays_equal_the_records(self, written: Written, read: Any) -> None:
+        with self.open(written.url) as backend:
+            for asked in _BATCHES:
+                found = read(backend, asked)
+                assert sorted(found) == sorted(_FIXED)
+                for name in _FIXED:
+                    expected = _oracle(written.records, asked, name)
+                    assert_same(found[name], expected)
+                    assert_same(read(backend, np.array(asked, np.int32), [name]), {name: expected})
+
+    def test_arrays_of_records_of_fixed_size_alone(self, make_url: MakeUrl) -> None:
+        url, records = make_url(), make_records(24, _NUMBERS)
+        self.write(url, _NUMBERS, records)
+        with self.open(url) as backend:
+            for asked in _BATCHES:
+                for names in (["vector"], ["real", "number"], ["flag", "empty", "vector"], list(_NUMBERS)):
+                    found = read_arrays(backend, asked, names)
+                    assert list(found) == names
+                    for name in names:
+                        assert_same(found[name], _oracle(records, asked, name))
+                        assert found[name].dtype.isnative
+
+    def test_arrays_own_their_memory(self, written: Written) -> None:
+        with self.open(written.url) as backend:
+            asked = list(range(20))
+            found = read_arrays(backend, asked)
+            for name, array in found.items():
+                assert array.flags.writeable
+                array[...] = 1
+                for other in found:
+                    assert other == name or not np.shares_memory(array, found[other])
+            for name, array in read_arrays(backend, asked).items():
+                assert_same(array, _oracle(written.records, asked, name))
+                found[name] = array
+        for name, array in found.items():  # the store is closed
+            assert_same(array, _oracle(written.records, asked, name))
+
+    def test_a_field_asked_for_twice_is_one_array(self, written: Written) -> None:
+        with self.open(written.url) as backend:
+            assert list(read_arrays(backend, [1, 2], ["flag", "box", "flag"])) == ["flag", "box"]
+            assert read_arrays(backend, [1, 2], []) == {}
+
+    @pytest.mark.parametrize("position", [-1, 24, 2**63 - 1, 2**70])
+    def test_arrays_of_positions_outside_are_index_errors(self, written: Written, position: int) -> None:
+        with self.open(written.url) as backend:
+            for asked in ([position], [0, position, 1, 2, 3, 4]):
+                with pytest.raises(IndexError):
+                    read_arrays(backend, asked, ["number"])
+
+    @pytest.mark.parametrize("name", ["image", "raw", "text", "doc", "half", "pixels", "nubmer"])
+    def test_what_makes_no_array_is_refused_by_name(self, written: Written, name: str) -> None:
+        with self.open(written.url) as backend:
+            for asked in ([], [0, 1]):
+                with pytest.raises(ConfigError, match=f"'{name}'.*number"):
+                    read_arrays(backend, asked, ["flag", name])
+
+    def test_threads_read_the_same_arrays(self, written: Written) -> None:
+        def reads(seed: int) -> None:
+            draw = np.random.default_rng(seed)
+            for _ in range(15):
+                asked = draw.integers(0, 24, draw.integers(0, 40)).tolist()
+                for name, array in read_arrays(backend, asked, ["box", "number"]).items():
+                    assert_same(array, _oracle(written.records, asked, name))
+
+        with self.open(written.url) as backend, ThreadPoolExecutor(8) as threads:
+            list(threads.map(reads, range(8)))
+
+    def test_a_closed_backend_gives_no_arrays(self, written: Written) -> None:
+        backend = self.open(written.url)
+        read_arrays(backend, range(24), ["number"])
+        backend.close()
+        with pytest.raises(ClosedError):
+            read_arrays(backend, range(24), ["number"])
+
+
+def _oracle(records: list[Record], asked: list[int], name: str) -> Array:
+    """Return what a list of records says, stacked in the dtype that is promised."""
+    first = records[0][name]
+    dtype = _DTYPES.get(name) or first.dtype.newbyteorder("=")
+    values = [np.asarray(records[at][name], dtype) for at in asked]
+    return np.stack(values) if values else np.empty((0, *np.shape(first)), dtype)

@@ -1,0 +1,363 @@
+"""Conformance of writing records: what is accepted, what is refused, and what the store then says about itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from storeds.errors import ClosedError, ConfigError, RecordError, StoreExistsError, StoreNotFoundError, UnavailableError
+from storeds.protocols import JSON, Record
+from storeds.testing.kit import (
+    FIELDS,
+    SMALL,
+    Kit,
+    MakeUrl,
+    assert_same,
+    kept,
+    make_records,
+    reference_id,
+    small_records,
+)
+
+__all__ = ["PublishTests", "WriteTests"]
+
+
+_REFUSED: list[tuple[str, Any]] = [
+    *((name, None) for name in FIELDS if name != "doc"),
+    ("image", "text"),
+    ("raw", [1, 2]),
+    ("text", b"bytes"),
+    ("text", "lone \ud800 surrogate"),
+    ("number", True),
+    ("number", np.True_),
+    ("number", 1.0),
+    ("number", "1"),
+    ("number", 2**63),
+    ("number", -(2**63) - 1),
+    ("number", np.uint64(2**64 - 1)),
+    ("real", True),
+    ("real", "1.0"),
+    ("real", 2**53 + 1),
+    ("real", 10**400),
+    ("flag", 1),
+    ("flag", "true"),
+    ("doc", math.nan),
+    ("doc", [1, {"deep": -math.inf}]),
+    ("doc", (1, 2)),
+    ("doc", {"a": {1: "key"}}),
+    ("doc", b"bytes"),
+    ("doc", {"lone": "\udfff"}),
+    ("doc", np.int64(1)),
+    ("point", 1.0),
+    ("point", np.float32(1)),
+    ("point", np.zeros((1,), "f4")),
+    ("box", np.zeros((2, 3), "f4")),
+    ("box", np.zeros((3, 2), "f8")),
+    ("box", np.zeros(6, "f8")),
+    ("box", [[0.0] * 3] * 2),
+    ("box", np.zeros((2, 3), object)),
+    ("box", np.ma.masked_array(np.zeros((2, 3)), mask=True)),
+    ("mask", np.zeros(5, "u1")),
+    ("pixels", np.zeros((2, 2, 4), "u1")),
+    ("pixels", np.zeros((2, 2), "u1")),
+]
+
+
+class WriteTests(Kit):
+    """What `storeds.Writer.append` and `storeds.Meta` promise."""
+
+    @pytest.mark.parametrize(("name", "value"), _REFUSED, ids=[f"{name}-{at}" for at, (name, _) in enumerate(_REFUSED)])
+    def test_what_a_field_cannot_keep_is_refused(self, make_url: MakeUrl, name: str, value: Any) -> None:
+        # One field suffices: a writer with all sixteen would make this slow.
+        fields, good = {name: FIELDS[name]}, [{name: record[name]} for record in make_records(2)]
+        url = make_url()
+        with self.writer(url, fields) as writer:
+            writer.append(good[:1])
+            with pytest.raises(RecordError, match=rf"record 1 of .*'{name}'") as caught:
+                writer.append([{name: value}])
+            assert caught.value.position == 1
+            assert caught.value.url == writer.url
+            assert writer.append(good[1:]) == 1
+        with self.open(url) as backend:
+            assert_same(backend.get_many([0, 1]), kept(good))
+
+    def test_every_record_has_every_field_and_no_other(self, make_url: MakeUrl) -> None:
+        good = small_records(1)[0]
+        with self.writer(make_url(), SMALL) as writer:
+            for bad in ({**good, "extra": 1}, {"blob": b"", "label": 1}, {}, [1, 2, 3], "label"):
+                with pytest.raises(RecordError, match="record 0 of"):
+                    writer.append([bad])  # type: ignore[list-item]
+            with pytest.raises(RecordError, match="lacks 'text'"):
+                writer.append([{"blob": b"", "label": 1}])
+            with pytest.raises(RecordError, match="undeclared 'extra'"):
+                writer.append([{**good, "extra": 1}])
+            assert writer.count == 0
+
+    def test_numpy_scalars_and_buffers_become_plain_values(self, make_url: MakeUrl) -> None:
+        url = make_url()
+        given = {
+            "raw": bytearray(b"ab"),
+            "text": np.str_("t"),
+            "number": np.uint8(7),
+            "real": np.float32(0.5),
+            "flag": np.bool_(1),
+        }
+        self.write(url, {name: FIELDS[name] for name in given}, [given, {**given, "real": 3, "raw": memoryview(b"c")}])
+        with self.open(url) as backend:
+            plain = {"raw": b"ab", "text": "t", "number": 7, "real": 0.5, "flag": True}
+            assert_same(backend.get_many([0, 1]), [plain, {**plain, "real": 3.0, "raw": b"c"}])
+
+    def test_the_caller_may_reuse_its_buffers(self, make_url: MakeUrl) -> None:
+        url, box, raw = make_url(), np.zeros((2, 3)), bytearray(b"first")
+        with self.writer(url, {"box": FIELDS["box"], "raw": "bytes"}) as writer:
+            writer.append([{"box": box, "raw": raw}])
+            box[:], raw[:] = 9, b"other"
+        with self.open(url) as backend:
+            assert_same(backend.get_many([0]), [{"box": np.zeros((2, 3)), "raw": b"first"}])
+
+    def test_append_says_how_many(self, make_url: MakeUrl) -> None:
+        with self.writer(make_url(), SMALL, commit_every=4) as writer:
+            assert writer.append([]) == 0
+            assert writer.append(iter(small_records(10))) == 10
+            assert writer.append(small_records(1)) == 1
+            assert writer.count == 11
+
+    def test_records_before_a_refused_one_are_kept(self, make_url: MakeUrl) -> None:
+        url = make_url()
+        with self.writer(url, SMALL, commit_every=2) as writer:
+            with pytest.raises(RecordError, match="record 3 of"):
+                writer.append([*small_records(3), {"blob": 1, "label": 2, "text": ""}])
+            assert writer.count == 3
+        with self.open(url) as backend:
+            assert_same(backend.get_many(range(3)), small_records(3))
+
+    def test_meta_says_what_was_written(self, make_url: MakeUrl) -> None:
+        url = make_url()
+        attrs: dict[str, JSON] = {"classes": ["cat", "dög\0"], "nested": {"z": None, "a": [1.5, -0.0]}}
+        meta = self.write(url, FIELDS, make_records(5), attrs=attrs)
+        with self.open(url) as backend:
+            assert backend.meta == meta
+        assert (meta.count, meta.layout) == (5, "storeds/1")
+        assert list(meta.fields) == list(FIELDS)
+        assert (meta.fields["swapped"].dtype, meta.fields["swapped"].shape) == ("<i8", (3,))
+        assert_same(dict(meta.attrs), attrs)
+        assert len(meta.id) == 32
+
+    def test_id_is_the_contents_and_build_is_the_publication(self, make_url: MakeUrl) -> None:
+        records = make_records(7)
+        metas = [self.write(make_url(), FIELDS, records, commit_every=every, attrs={"a": 1}) for every in (1, 3, 1000)]
+        assert {meta.id for meta in metas} == {reference_id(FIELDS, records, {"a": 1})}
+        assert len({meta.build for meta in metas}) == 3
+
+    def test_id_differs_with_anything(self, make_url: MakeUrl) -> None:
+        records, attrs = small_records(4), {"classes": ["a"]}
+        renamed = [{"blob": r["blob"], "label": r["label"], "txt": r["text"]} for r in records]
+        changed = [*records[:2], {**records[2], "blob": b"2"}, records[3]]
+        ids = [
+            self.write(make_url(), SMALL, records, attrs=attrs).id,
+            self.write(make_url(), SMALL, changed, attrs=attrs).id,
+            self.write(make_url(), SMALL, records[::-1], attrs=attrs).id,
+            self.write(make_url(), SMALL, records[:3], attrs=attrs).id,
+            self.write(make_url(), SMALL, records, attrs={"classes": ["b"]}).id,
+            self.write(make_url(), SMALL, records).id,
+            self.write(make_url(), dict(reversed(SMALL.items())), records, attrs=attrs).id,
+            self.write(make_url(), {**SMALL, "blob": "image"}, records, attrs=attrs).id,
+            self.write(make_url(), {"blob": "bytes", "label": "int", "txt": "str"}, renamed, attrs=attrs).id,
+        ]
+        assert len(set(ids)) == len(ids)
+
+    def test_attrs_that_are_no_json_are_refused_and_nothing_is_lost(self, make_url: MakeUrl) -> None:
+        url = make_url()
+        writer = self.writer(url, SMALL)
+        writer.append(small_records(2))
+        for attrs in ({"a": math.nan}, {"a": (1,)}, {1: 2}, {"a": np.int64(1)}):
+            with pytest.raises(ConfigError, match="attrs"):
+                writer.publish(attrs)  # type: ignore[arg-type]
+        assert writer.publish({"a": 1}).count == 2
+
+    def test_an_iterator_that_fails_loses_nothing_before_it(self, make_url: MakeUrl) -> None:
+        def records() -> Iterator[Record]:
+            yield from small_records(3)
+            raise OSError("the source broke")
+
+        with self.writer(make_url(), SMALL, commit_every=2) as writer:
+            with pytest.raises(OSError, match="the source broke"):
+                writer.append(records())
+            assert writer.count == 3
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {},
+            {"_x": "int"},
+            {"Label": "int"},
+            {"a b": "int"},
+            {"a": "integer"},
+            {"a": "array"},
+            {"a": {"kind": "array", "dtype": "object", "shape": []}},
+            {"a": {"kind": "array", "dtype": "f4", "shape": [-1]}},
+            {"a": {"kind": "int", "dtype": "i8", "shape": []}},
+        ],
+        ids=repr,
+    )
+    def test_a_wrong_declaration_is_refused_and_leaves_nothing(self, make_url: MakeUrl, fields: Any) -> None:
+        url = make_url()
+        with pytest.raises(ConfigError, match="field"):
+            self.writer(url, fields)
+        self.write(url, SMALL, [])
+
+    @pytest.mark.parametrize("commit_every", [0, -1, True, 1.5, None])
+    def test_commit_every_counts_records(self, make_url: MakeUrl, commit_every: Any) -> None:
+        url = make_url()
+        with pytest.raises(ConfigError, match="commit_every"):
+            self.writer(url, SMALL, commit_every=commit_every)
+        self.write(url, SMALL, [])
+
+
+class PublishTests(Kit):
+    """What `storeds.Writer` and `storeds.open_writer` promise about targets."""
+
+    def test_a_store_appears_only_when_it_is_published(self, make_url: MakeUrl) -> None:
+        url = make_url()
+        writer = self.writer(url, SMALL, commit_every=2)
+        writer.append(small_records(5))
+        with pytest.raises(StoreNotFoundError):
+            self.open(url)
+        writer.publish()
+        with self.open(url) as backend:
+            assert_same(backend.get_many(range(5)), small_records(5))
+
+    def test_a_writer_is_finished_once(self, make_url: MakeUrl) -> None:
+        writer = self.writer(make_url(), SMALL)
+        writer.publish()
+        with pytest.raises(ClosedError):
+            writer.publish()
+        with pytest.raises(ClosedError):
+            writer.append(small_records(1))
+        writer.abort()
+
+    def test_an_aborted_writer_leaves_nothing(self, make_url: MakeUrl) -> None:
+        url = make_url()
+        writer = self.writer(url, SMALL, commit_every=1)
+        writer.append(small_records(3))
+        writer.abort()
+        writer.abort()
+        with pytest.raises(ClosedError):
+            writer.append(small_records(1))
+        with pytest.raises(StoreNotFoundError):
+            self.open(url)
+        assert self.write(url, SMALL, small_records(1)).count == 1
+
+    def test_an_exception_aborts(self, make_url: MakeUrl) -> None:
+        url = make_url()
+        with pytest.raises(ZeroDivisionError), self.writer(url, SMALL, commit_every=1) as writer:
+            writer.append(small_records(3))
+            raise ZeroDivisionError
+        with pytest.raises(StoreNotFoundError):
+            self.open(url)
+        assert self.write(url, SMALL, small_records(1)).count == 1
+
+    def test_an_interrupt_keeps_what_is_durable(self, make_url: MakeUrl) -> None:
+        url = make_url()
+        with pytest.raises(KeyboardInterrupt), self.writer(url, SMALL, commit_every=2) as writer:
+            writer.append(small_records(3))
+            raise KeyboardInterrupt
+        with self.writer(url, SMALL, resume=True) as writer:
+            assert writer.count == 2
+
+    def test_an_existing_store_is_in_the_way(self, make_url: MakeUrl) -> None:
+        url = make_url()
+        self.write(url, SMALL, small_records(3))
+        for how in ({}, {"resume": True}):
+            with pytest.raises(StoreExistsError, match="overwrite=True"):
+                self.writer(url, SMALL, **how)
+        with self.open(url) as backend:
+            assert_same(backend.get_many(range(3)), small_records(3))
+
+    def test_a_failed_overwrite_leaves_the_old_store(self, make_url: MakeUrl) -> None:
+        url = make_url()
+        old = self.write(url, SMALL, small_records(3))
+        with pytest.raises(ZeroDivisionError), self.writer(url, {"other": "int"}, overwrite=True) as writer:
+            writer.append([{"other": 1}])
+            raise ZeroDivisionError
+        with self.open(url) as backend:
+            assert backend.meta == old
+            assert_same(backend.get_many(range(3)), small_records(3))
+
+    def test_an_open_reader_never_mixes_an_old_store_with_a_new(self, make_url: MakeUrl) -> None:
+        url, new = make_url(), small_records(6, start=100)
+        self.write(url, SMALL, small_records(6))
+        used, unused = self.open(url), self.open(url)
+        assert_same(used.get_many([0, 1]), small_records(2))
+        self.write(url, SMALL, new, overwrite=True)
+        for reader in (used, unused):
+            for _ in range(2):
+                try:
+                    got = reader.get_many(range(6))
+                except UnavailableError as error:
+                    assert "open it again" in str(error)
+                else:
+                    assert_same(got, small_records(6))
+        with self.open(url) as backend:
+            assert_same(backend.get_many(range(6)), new)
+        used.close()
+        unused.close()
+
+    def test_a_suspended_writer_is_resumed_to_the_same_id(self, make_url: MakeUrl) -> None:
+        url, records = make_url(), make_records(11)
+        writer, resumed = self.writer(url, FIELDS, commit_every=4), 0
+        writer.append(records[:9])
+        writer.suspend()
+        with pytest.raises(ClosedError):
+            writer.append(records[9:])
+        while resumed < 2:
+            writer = self.writer(url, FIELDS, commit_every=3, resume=True)
+            assert writer.count == 8
+            resumed += 1
+            if resumed < 2:
+                writer.suspend()
+        writer.append(records[writer.count :])
+        assert writer.publish({"a": 1}).id == reference_id(FIELDS, records, {"a": 1})
+        with self.open(url) as backend:
+            assert_same(backend.get_many(range(11)), kept(records))
+
+    def test_resuming_with_other_fields_is_an_error(self, make_url: MakeUrl) -> None:
+        url = make_url()
+        writer = self.writer(url, SMALL, commit_every=1)
+        writer.append(small_records(2))
+        writer.suspend()
+        for fields in ({"other": "int"}, dict(reversed(SMALL.items())), {**SMALL, "blob": "image"}):
+            with pytest.raises(ConfigError, match="resumed"):
+                self.writer(url, fields, resume=True)
+        with self.writer(url, SMALL, resume=True) as writer:
+            assert writer.count == 2
+
+    def test_resuming_nothing_starts_anew(self, make_url: MakeUrl) -> None:
+        with self.writer(make_url(), SMALL, resume=True) as writer:
+            assert writer.count == 0
+
+    def test_leftovers_are_in_the_way(self, make_url: MakeUrl) -> None:
+        url = make_url()
+        writer = self.writer(url, SMALL, commit_every=1)
+        writer.append(small_records(2))
+        writer.suspend()
+        with pytest.raises(StoreExistsError, match="resume=True"):
+            self.writer(url, SMALL)
+        with self.writer(url, {"other": "int"}, overwrite=True) as writer:
+            assert writer.count == 0
+        assert writer.meta is not None
+        assert writer.meta.id == reference_id({"other": "int"}, [])
+
+    def test_a_target_has_one_writer_at_a_time(self, make_url: MakeUrl) -> None:
+        url = make_url()
+        with self.writer(url, SMALL, commit_every=1) as writer:
+            writer.append(small_records(1))
+            with pytest.raises(StoreExistsError):
+                self.writer(url, SMALL)
+            writer.append(small_records(1, start=1))
+        with self.open(url) as backend:
+            assert_same(backend.get_many([0, 1]), small_records(2))

@@ -1,0 +1,324 @@
+"""Resizes, crops and flips an image, be it Pillow's or a tensor: the arithmetic beneath `storeds.transforms`.
+
+Nothing here changes its argument. Where there is nothing to do, the argument itself comes back.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+import torch
+from PIL import Image
+
+from storeds.protocols import Array
+from storeds.records.elements import layout_of
+
+__all__ = [
+    "INTERPOLATIONS",
+    "center_crop",
+    "check_normalize",
+    "crop",
+    "crop_and_resize",
+    "draw_uniform",
+    "draw_window",
+    "flip",
+    "normalize",
+    "resize",
+    "shorter_edge",
+    "size_of",
+    "to_tensor",
+]
+
+
+ImageT = TypeVar("ImageT", Image.Image, torch.Tensor)
+
+INTERPOLATIONS: dict[str, tuple[Image.Resampling, str | None]] = {
+    "nearest": (Image.Resampling.NEAREST, "nearest"),
+    "nearest-exact": (Image.Resampling.NEAREST, "nearest-exact"),
+    "bilinear": (Image.Resampling.BILINEAR, "bilinear"),
+    "bicubic": (Image.Resampling.BICUBIC, "bicubic"),
+    "box": (Image.Resampling.BOX, None),
+    "hamming": (Image.Resampling.HAMMING, None),
+    "lanczos": (Image.Resampling.LANCZOS, None),
+}
+"""What Pillow and torch call each interpolation; torch has no counterpart to some of Pillow's."""
+
+_UNSIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+_SMOOTH = ("bilinear", "bicubic")
+_MAX_PIXELS = 2**28
+
+
+def size_of(image: object, who: str) -> tuple[int, int]:
+    """Return (height, width) of an image that has pixels; raises TypeError or ValueError in the name of `who`."""
+    if isinstance(image, Image.Image):
+        width, height = image.size
+    elif isinstance(image, torch.Tensor):
+        if image.ndim < 3:
+            raise ValueError(f"{who}: a tensor image has shape (channels, height, width), not {tuple(image.shape)}")
+        channels, height, width = image.shape[-3:]
+        if width in (3, 4) and channels not in (1, 3, 4) and height > 4:
+            raise ValueError(
+                f"{who}: a tensor image has shape (channels, height, width), and {tuple(image.shape)} looks like (height, "
+                "width, channels): put the channels first, image.permute(2, 0, 1)"
+            )
+    else:
+        raise TypeError(f"{who} takes a Pillow image or a torch tensor, not {type(image).__qualname__}")
+    if not height or not width:
+        raise ValueError(f"{who}: the image has no pixels: it is {height} high and {width} wide")
+    return height, width
+
+
+def shorter_edge(height: int, width: int, size: int, who: str) -> tuple[int, int]:
+    """Return the (height, width) whose shorter edge is `size`; the longer one is rounded down, as in torchvision."""
+    longer = int(size * max(height, width) / min(height, width))
+    # One line of pixels, 65,500 long, would ask for 10 GB at 224: an error that a policy can deal with is better.
+    if size * longer > _MAX_PIXELS:
+        raise ValueError(
+            f"{who}: an image {height} high and {width} wide, its shorter edge resized to {size}, "
+            f"would have more than {_MAX_PIXELS} pixels; give both edges"
+        )
+    return (longer, size) if width <= height else (size, longer)
+
+
+def resize(image: ImageT, size: tuple[int, int], interpolation: str, who: str) -> ImageT:
+    """Resize to (height, width), with antialiasing where the interpolation is smooth."""
+    if size_of(image, who) == size:
+        return image
+    resample, mode = INTERPOLATIONS[interpolation]
+    if isinstance(image, Image.Image):
+        return image.resize((size[1], size[0]), resample)
+    if mode is None:
+        able = ", ".join(name for name, (_, torch_mode) in INTERPOLATIONS.items() if torch_mode)
+        raise TypeError(f"{who}: interpolation {interpolation!r} is for Pillow images; for tensors there are {able}")
+    return _resize_tensor(image, size, mode, who)
+
+
+def _resize_tensor(image: torch.Tensor, size: tuple[int, int], mode: str, who: str) -> torch.Tensor:
+    dtype = image.dtype
+    if dtype == torch.bool or dtype.is_complex:
+        raise TypeError(f"{who} takes tensors of integers or floats, not {dtype}")
+    # What torch resizes as it is; the rest goes through a float that holds each of its values.
+    native = dtype in (torch.float32, torch.float64) or (dtype == torch.uint8 and image.device.type == "cpu")
+    work = dtype if native else torch.float32 if dtype.is_floating_point or dtype == torch.uint8 else torch.float64
+    batch = image if image.ndim == 4 else image.reshape(-1, *image.shape[-3:])
+    out = _interpolate(batch.to(work), size, mode)
+    if not native and not dtype.is_floating_point:
+        limits = torch.iinfo(dtype)
+        # Bicubic overshoots, and an overshoot must not wrap around.
+        out = out.round_().clamp_(limits.min, limits.max)
+    return out.to(dtype).reshape(*image.shape[:-2], *size)
+
+
+def _interpolate(batch: torch.Tensor, size: tuple[int, int], mode: str) -> torch.Tensor:
+    if mode not in _SMOOTH:
+        return torch.nn.functional.interpolate(batch, size=size, mode=mode)
+    height = batch.shape[-2]
+    if size[1] == 1 and height > 1:
+        # To a width of one pixel torch 2.13 computes nonsense or, for uint8, fails an internal assertion. Lying on
+        # its side, and one direction at a time, the same image comes out right.
+        return _interpolate(_interpolate(batch.mT, (1, height), mode), (1, size[0]), mode).mT
+    return torch.nn.functional.interpolate(batch, size=size, mode=mode, align_corners=False, antialias=True)
+
+
+def crop(image: ImageT, top: int, left: int, height: int, width: int, who: str) -> ImageT:
+    """Cut out a window, which may reach over the edges: there it is zero. The result owns its memory."""
+    image_height, image_width = size_of(image, who)
+    if (top, left, height, width) == (0, 0, image_height, image_width):
+        return image
+    if isinstance(image, Image.Image):
+        return image.crop((left, top, left + width, top + height))
+    inside_top, inside_left = max(top, 0), max(left, 0)
+    inside = image[..., inside_top : max(top + height, 0), inside_left : max(left + width, 0)]
+    if inside.shape[-2:] == (height, width):
+        # A view would keep the whole image alive, and hand it to whoever changes the crop in place.
+        return inside.clone(memory_format=torch.contiguous_format)
+    out = image.new_zeros((*image.shape[:-2], height, width))
+    rows, columns = inside_top - top, inside_left - left
+    out[..., rows : rows + inside.shape[-2], columns : columns + inside.shape[-1]] = inside
+    return out
+
+
+def crop_and_resize(
+    image: ImageT, window: tuple[int, int, int, int], size: tuple[int, int], interpolation: str, who: str
+) -> ImageT:
+    """Resize a window (top, left, height, width) that lies inside the image.
+
+    A tensor that comes back lies in order: its channels come first in memory too.
+    """
+    if not isinstance(image, torch.Tensor):
+        return resize(crop(image, *window, who), size, interpolation, who)
+    top, left, height, width = window
+    if (height, width) == size:
+        return crop(image, *window, who).contiguous()
+    part = image[..., top : top + height, left : left + width]
+    if _is_interleaved(part):
+        # torch's kernel for pixels side by side takes half the time of the other, which more than pays for two copies.
+        together = part[None].contiguous(memory_format=torch.channels_last)
+        return resize(together, size, interpolation, who)[0].contiguous()
+    return resize(part, size, interpolation, who).contiguous()
+
+
+def _is_interleaved(image: torch.Tensor) -> bool:
+    return image.ndim == 3 and image.shape[0] == 3 and image.stride(0) == 1 and image.dtype == torch.uint8
+
+
+def center_crop(image: ImageT, size: tuple[int, int], who: str) -> ImageT:
+    """Cut out the (height, width) pixels in the middle, rounded as in torchvision."""
+    height, width = size
+    image_height, image_width = size_of(image, who)
+    return crop(image, _middle(image_height, height), _middle(image_width, width), height, width, who)
+
+
+def _middle(length: int, wanted: int) -> int:
+    return round((length - wanted) / 2) if wanted <= length else -((wanted - length) // 2)
+
+
+def flip(image: ImageT) -> ImageT:
+    """Mirror left and right."""
+    if isinstance(image, Image.Image):
+        return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    if image.dtype in _UNSIGNED:  # which torch does not flip
+        return image.view(_UNSIGNED[image.dtype]).flip(-1).view(image.dtype)
+    return image.flip(-1)
+
+
+def normalize(image: object, mean: Sequence[float], std: Sequence[float], who: str, *, inplace: bool) -> torch.Tensor:
+    """Subtract a mean and divide by a deviation, one for each channel or one for all."""
+    if not isinstance(image, torch.Tensor) or not image.is_floating_point():
+        kind = image.dtype if isinstance(image, torch.Tensor) else type(image).__qualname__
+        raise TypeError(f"{who} takes a floating tensor, not {kind}; put ToTensor before it")
+    means, stds = check_normalize(image, mean, std, who)
+    target = image if inplace else image.clone()
+    return target.sub_(means).div_(stds)
+
+
+def check_normalize(
+    image: torch.Tensor, mean: Sequence[float], std: Sequence[float], who: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return means and deviations that fit the image, or what it becomes as float32; raises ValueError."""
+    size_of(image, who)
+    channels = max(len(mean), len(std))
+    if channels not in (1, image.shape[-3]):
+        raise ValueError(f"{who} has numbers for {channels} channels, and the image has {image.shape[-3]}")
+    dtype = image.dtype if image.is_floating_point() else torch.float32
+    means, stds, is_zero = _by_channel(tuple(mean), tuple(std), dtype, image.device)
+    if is_zero:
+        raise ValueError(f"{who}: a deviation of {min(std)} is zero in {dtype}")
+    return means, stds
+
+
+@functools.lru_cache(maxsize=64)
+def _by_channel(
+    mean: tuple[float, ...], std: tuple[float, ...], dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, bool]:
+    with torch.inference_mode(False):  # they are kept
+        means, stds = (torch.tensor(each, dtype=dtype, device=device)[:, None, None] for each in (mean, std))
+    return means, stds, not bool(stds.all())
+
+
+def to_tensor(image: object, who: str) -> torch.Tensor:
+    """Convert to a tensor, as torchvision's ``ToTensor`` does: 8-bit values become float32 in [0, 1]."""
+    if isinstance(image, np.ndarray):
+        return _scaled(_from_array(image, who))
+    size_of(image, who)
+    if isinstance(image, Image.Image):
+        return _scaled(torch.from_numpy(_pillow_array(image, who)).permute(2, 0, 1))
+    assert isinstance(image, torch.Tensor)
+    if image.is_floating_point():
+        return image.to(torch.float32)
+    if image.dtype != torch.uint8:
+        raise TypeError(
+            f"{who} takes a uint8 or floating tensor, not {image.dtype}, whose range nothing tells; "
+            "put a function before it that divides by the greatest value, 4095 for 12 bits or 65535 for 16"
+        )
+    return _scaled(image)
+
+
+def _scaled(image: torch.Tensor) -> torch.Tensor:
+    if image.dtype == torch.uint8:
+        return image.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
+    return image.contiguous()
+
+
+def _from_array(image: Array, who: str) -> torch.Tensor:
+    if image.ndim not in (2, 3):
+        raise ValueError(f"{who}: an array image has shape (height, width[, channels]), not {image.shape}")
+    if layout_of(image.shape) == "first":
+        raise ValueError(
+            f"{who}: an array image has shape (height, width[, channels]), and {image.shape} looks like (channels, height, "
+            "width): hand in a tensor, torch.from_numpy(image)"
+        )
+    channels = (image[:, :, None] if image.ndim == 2 else image).transpose(2, 0, 1)
+    try:
+        # Always a copy: the tensor must share no memory with the array, which may also be read-only or reversed.
+        return torch.from_numpy(np.array(channels, dtype=image.dtype.newbyteorder("="), order="C"))
+    except TypeError:
+        raise TypeError(f"{who}: torch has no counterpart to an array of dtype {image.dtype}") from None
+
+
+def _pillow_array(image: Image.Image, who: str) -> Array:
+    if image.mode in ("P", "PA"):
+        raise TypeError(
+            f"{who}: a palette image holds numbers of colours or classes, which are no intensities to be scaled: read it with "
+            "mode='RGB' for its colours, or with decode='tensor' and mode='unchanged' for the numbers"
+        )
+    if image.mode.startswith("I;16"):
+        wide = np.array(image)
+        # torchvision wraps these into negative numbers.
+        if wide.max() > np.iinfo(np.int16).max:
+            raise ValueError(f"{who}: the 16-bit image has values over 32767, which int16 cannot hold; use mode 'I'")
+        array: Array = wide.astype(np.int16)
+    elif image.mode == "1":
+        array = np.array(image, np.uint8) * np.uint8(255)
+    else:
+        array = np.array(image, {"I": np.int32, "F": np.float32}.get(image.mode, np.uint8))
+    return array.reshape(image.height, image.width, len(image.getbands()))
+
+
+class _Drawn(threading.local):
+    """Where a thread draws single numbers: a tensor for each would cost as much again."""
+
+    def __init__(self) -> None:
+        with torch.inference_mode(False):  # what is made in that mode cannot be drawn into outside of it
+            self.number, self.whole = torch.empty(1), torch.empty(1, dtype=torch.int64)
+
+
+_drawn = _Drawn()
+
+
+def draw_uniform(low: float, high: float, generator: torch.Generator | None) -> float:
+    """Draw a number of float32 between `low` and `high`, as ``torch.empty(1).uniform_`` does."""
+    return _drawn.number.uniform_(low, high, generator=generator).item()
+
+
+@functools.lru_cache(maxsize=64)
+def _logarithms(ratio: tuple[float, ...]) -> tuple[float, float]:
+    low, high = torch.log(torch.tensor(ratio, dtype=torch.float32)).tolist()
+    return low, high
+
+
+def draw_window(
+    height: int, width: int, scale: Sequence[float], ratio: Sequence[float], generator: torch.Generator | None
+) -> tuple[int, int, int, int]:
+    """Draw (top, left, height, width) of a window in an image, within bounds of its area and of its width / height."""
+    # In float32 and in this order, as torchvision draws: the same seed gives the same windows.
+    low, high = _logarithms(tuple(ratio))
+    for _ in range(10):
+        area = height * width * draw_uniform(scale[0], scale[1], generator)
+        aspect = _drawn.number.uniform_(low, high, generator=generator).exp_().item()
+        cut_width, cut_height = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < cut_width <= width and 0 < cut_height <= height:
+            top = int(_drawn.whole.random_(0, height - cut_height + 1, generator=generator).item())
+            left = int(_drawn.whole.random_(0, width - cut_width + 1, generator=generator).item())
+            return top, left, cut_height, cut_width
+    cut_width, cut_height = width, height
+    if width / height < ratio[0]:
+        cut_height = max(1, round(width / ratio[0]))
+    elif width / height > ratio[1]:
+        cut_width = max(1, round(height * ratio[1]))
+    return (height - cut_height) // 2, (width - cut_width) // 2, cut_height, cut_width

@@ -1,0 +1,173 @@
+"""Builds transforms from what a config says: names, arguments, lists of those."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+from storeds._utils.config_text import plain
+from storeds.errors import ConfigError, MissingDependencyError, suggest
+from storeds.protocols import Transform
+from storeds.transforms.checks import is_list
+
+__all__ = ["build"]
+
+
+def build(spec: Any, known: Mapping[str, type], where: str = "transform") -> Transform:
+    """Return the transform that `spec` describes; `known` are the built-in classes, ``Compose`` among them.
+
+    `where` is what errors call the place in the config.
+    """
+    spec = plain(spec)
+    if callable(spec):
+        transform: Transform = spec
+        return transform
+    if isinstance(spec, Mapping):
+        return _from_mapping(spec, known, where)
+    if isinstance(spec, str):
+        return _make(spec, {}, known, where)
+    if is_list(spec):
+        return _compose(spec, known, where)
+    raise ConfigError(
+        f"{where}: expected a callable, a name, a mapping with a name and arguments, or a list of those, not {spec!r}"
+    )
+
+
+def _compose(items: Sequence[Any], known: Mapping[str, type], where: str) -> Transform:
+    children = [build(item, known, f"{where}[{index}]") for index, item in enumerate(items)]
+    composed: Transform = known["Compose"](children)
+    return composed
+
+
+def _from_mapping(spec: Mapping[Any, Any], known: Mapping[str, type], where: str) -> Transform:
+    name = spec.get("name")
+    if not isinstance(name, str):
+        raise ConfigError(f"{where}: a mapping needs the transform's 'name', a string; it is {dict(spec)!r}")
+    arguments = {key: value for key, value in spec.items() if key != "name"}
+    odd = [key for key in arguments if not isinstance(key, str)]
+    if odd:
+        raise ConfigError(f"{where}: the arguments of {name!r} must be named by strings, not {odd[0]!r}")
+    # What Compose composes may be described too.
+    inner: Any = arguments.get("transforms")
+    if name == "Compose" and set(arguments) == {"transforms"} and is_list(inner):
+        return _compose(inner, known, where)
+    if name not in known and is_list(inner) and inner and all(map(_is_spec, inner)):
+        arguments["transforms"] = [
+            build(item, known, f"{where}.transforms[{index}]") for index, item in enumerate(inner)
+        ]
+    return _make(name, arguments, known, where)
+
+
+def _is_spec(item: object) -> bool:
+    return isinstance(item, str) or (isinstance(item, Mapping) and "name" in item)
+
+
+def _make(name: str, arguments: dict[str, Any], known: Mapping[str, type], where: str) -> Transform:
+    if name in known:
+        target: Any = known[name]
+    elif "." in name or ":" in name:
+        target = _import(name, where)
+    else:
+        raise ConfigError(
+            f"{where}: unknown transform {name!r}; {suggest(name, sorted(known), 'built-in transforms')}; "
+            "others are named by a dotted path, package.module.Name"
+        )
+    if not callable(target):
+        raise ConfigError(f"{where}: {name!r} is not callable: it is {target!r}")
+    _check_arguments(target, arguments, name, where)
+    if isinstance(target, type):
+        return _instantiate(target, arguments, name, where)
+    transform: Transform = functools.partial(target, **arguments) if arguments else target
+    return transform
+
+
+def _instantiate(target: type, arguments: dict[str, Any], name: str, where: str) -> Transform:
+    try:
+        transform: Transform = target(**arguments)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    except ImportError as error:
+        raise MissingDependencyError(f"{where}: {name!r} needs a package that is missing: {error}") from error
+    except Exception as error:  # whatever a stranger's class raises
+        raise ConfigError(
+            f"{where}: {name!r} refuses the arguments {arguments!r}: {type(error).__name__}: {error}"
+        ) from error
+    if not callable(transform):
+        raise ConfigError(f"{where}: {name!r} makes a {type(transform).__qualname__}, which is not callable")
+    return transform
+
+
+def _check_arguments(target: Any, arguments: Mapping[str, Any], name: str, where: str) -> None:
+    try:
+        parameters = list(inspect.signature(target).parameters.values())
+    except (TypeError, ValueError):
+        return  # written in C, without a signature: calling it tells
+    # What is no class is called with the value to transform, perhaps a generator, and these arguments.
+    at_call: tuple[str, ...] = ()
+    if not isinstance(target, type):
+        parameters, at_call = parameters[1:], ("generator",)
+    named = [each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+    accepted = [each.name for each in named]
+    if not any(each.kind == each.VAR_KEYWORD for each in parameters):
+        for key in arguments:
+            if key not in accepted:
+                raise ConfigError(f"{where}: {name!r} has no argument {key!r}; {suggest(key, accepted, 'arguments')}")
+    for each in named:
+        if each.default is each.empty and each.name not in arguments and each.name not in at_call:
+            listing = suggest("", accepted, "arguments")
+            raise ConfigError(f"{where}: {name!r} needs the argument {each.name!r}; {listing}")
+
+
+def _import(path: str, where: str) -> Any:
+    """Return the object at ``package.module.Name`` or ``package.module:Name``."""
+    module_name, colon, inner = path.partition(":")
+    parts = [*module_name.split("."), *(inner.split(".") if colon else [])]
+    if not all(part.isidentifier() for part in parts) or len(parts) < 2:
+        raise ConfigError(f"{where}: {path!r} must read package.module.Name or package.module:Name")
+    # Without the colon, the longest module that exists holds the name: Name may be Class.method.
+    lengths = [module_name.count(".") + 1] if colon else range(len(parts) - 1, 0, -1)
+    tried = []
+    for length in lengths:
+        tried.append(".".join(parts[:length]))
+        module = _import_module(tried[-1], path, where)
+        if module is not None:
+            return _attribute(module, parts[length:], path, where)
+    if _import_module(parts[0], path, where) is not None:
+        raise ConfigError(f"{where}: {path!r} cannot be imported: there is no module {tried[0]!r}")
+    raise MissingDependencyError(
+        f"{where}: {path!r} cannot be imported: no package {parts[0]!r} is installed; tried {', '.join(tried)}"
+    )
+
+
+def _import_module(name: str, path: str, where: str) -> ModuleType | None:
+    """Return the module, or None where there is none of that name."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            return None
+        raise MissingDependencyError(f"{where}: {path!r} cannot be imported: {name!r} needs more: {error}") from error
+    except ImportError as error:
+        raise MissingDependencyError(f"{where}: {path!r} cannot be imported: importing {name!r}: {error}") from error
+    except Exception as error:  # whatever a stranger's module raises
+        raise ConfigError(
+            f"{where}: {path!r} cannot be imported: importing {name!r} raised {type(error).__name__}: {error}"
+        ) from error
+
+
+def _attribute(module: ModuleType, names: Sequence[str], path: str, where: str) -> Any:
+    found: Any = module
+    for index, name in enumerate(names):
+        if not hasattr(found, name):
+            holder = ".".join([module.__name__, *names[:index]])
+            public = [each for each in dir(found) if not each.startswith("_")]
+            raise ConfigError(
+                f"{where}: {path!r} cannot be imported: {holder!r} has no {name!r}; "
+                f"{suggest(name, public, 'names there')}"
+            )
+        found = getattr(found, name)
+    return found

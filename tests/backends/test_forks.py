@@ -1,0 +1,379 @@
+"""Stores and their handles when processes fork, close and let go, whatever their threads are doing."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import multiprocessing
+import os
+import select
+import shutil
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pymongo.uri_parser import parse_uri
+from torch.utils.data import ConcatDataset
+
+from _gate import Gate
+from _processes import Row, loader, open_rows, read_until_told
+from _stores import CHUNKED, COUNT, DEADLINE, ENGINES, START_METHODS, TRUTH, handle_of, read_all, record, written
+from storeds import StoreDataset, errors
+from storeds._utils.urls import file_path
+
+FORKS = 30
+
+
+@pytest.fixture(scope="module")
+def stores(mongodb: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Engine → URL of a store that holds `TRUTH`."""
+    with written(mongodb, tmp_path_factory.mktemp("stores")) as urls:
+        yield urls
+
+
+class TestForks:
+    """`os.fork` at any moment: the child reads, the parent goes on."""
+
+    @pytest.mark.parametrize("engine", [*ENGINES, CHUNKED])
+    def test_while_eight_threads_read(
+        self, stores: dict[str, str], engine: str, tmp_path: Path, brisk_threads: None
+    ) -> None:
+        dataset, other = open_rows(stores[engine]), another_handle(stores[engine], tmp_path)
+
+        def read() -> None:
+            assert read_all(dataset) == TRUTH
+
+        def open_and_close() -> None:
+            mine = open_rows(other)
+            assert mine[5] == (record(5)["image"], TRUTH[5][2], 5)
+            mine.close()
+
+        with running([*[read] * 7, open_and_close]) as rounds:
+            for _ in range(FORKS):
+                before = min(rounds)
+                in_fork(lambda: check_in_child(dataset, other))
+            while min(rounds) <= before:  # all of them go on after the last fork
+                assert read_all(dataset) == TRUTH
+
+    @pytest.mark.parametrize(
+        ("engine", "fork"),
+        [*((engine, os.fork) for engine in (*ENGINES, CHUNKED))]
+        # By C code, which runs no hooks. PyMongo's own are missed as well, so with MongoDB nobody can do that.
+        + [(engine, ctypes.PyDLL(None).fork) for engine in ("lmdb", "hdf5", CHUNKED)],
+        ids=lambda it: it if isinstance(it, str) else "python" if it is os.fork else "c",
+    )
+    def test_the_child_opens_handles_of_its_own(
+        self, stores: dict[str, str], engine: str, fork: Callable[[], int]
+    ) -> None:
+        dataset = open_rows(stores[engine])
+        dataset[0]
+        inherited = handle_of(dataset)
+
+        def check() -> None:
+            assert read_all(dataset) == TRUTH
+            assert handle_of(dataset) not in (inherited, None)
+            check_in_child(dataset, stores[engine])
+
+        in_fork(check, fork)
+        assert handle_of(dataset) is inherited
+        assert read_all(dataset) == TRUTH
+
+    @pytest.mark.parametrize("engine", [*ENGINES, CHUNKED])
+    def test_by_a_forked_child(self, stores: dict[str, str], engine: str) -> None:
+        dataset = open_rows(stores[engine])
+        dataset[0]
+
+        def check() -> None:
+            assert read_all(dataset) == TRUTH
+            in_fork(lambda: check_in_child(dataset, stores[engine]))
+            check_in_child(dataset, stores[engine])
+
+        in_fork(check)
+        assert read_all(dataset) == TRUTH
+
+    @pytest.mark.parametrize("engine", [*ENGINES, CHUNKED])
+    def test_children_read_on_when_their_parent_closes(self, stores: dict[str, str], engine: str) -> None:
+        dataset = open_rows(stores[engine])
+        dataset[0]
+        context = multiprocessing.get_context("fork")
+        ours, theirs = zip(*(context.Pipe() for _ in range(3)), strict=True)
+        children = [context.Process(target=read_until_told, args=(pipe, dataset, TRUTH)) for pipe in theirs]
+        for child in children:
+            child.start()
+        assert [answer(pipe) for pipe in ours] == ["reading"] * 3
+        dataset.close()
+        for pipe in ours:
+            pipe.send("stop")
+        assert [answer(pipe) for pipe in ours] == [True] * 3
+        for child in children:
+            child.join(DEADLINE)
+            assert child.exitcode == 0
+            child.close()
+        for pipe in (*ours, *theirs):
+            pipe.close()
+        with pytest.raises(errors.ClosedError):
+            dataset[0]
+
+    @pytest.mark.parametrize("opening", [False, True], ids=["in-a-read", "in-an-open"])
+    def test_a_server_that_does_not_answer_holds_up_no_fork(
+        self, stores: dict[str, str], mongodb: str, opening: bool
+    ) -> None:
+        host, port = address = parse_uri(mongodb)["nodelist"][0]
+        with Gate(address) as gate:
+            url = stores["mongodb"].replace(f"{host}:{port}", f"127.0.0.1:{gate.port}")
+            dataset = open_rows(f"{url}{'&' if '?' in url else '?'}directConnection=true")
+            if not opening:
+                dataset[0]
+            found: list[Row] = []
+            gate.shut()
+            thread = threading.Thread(target=lambda: found.extend(read_all(dataset)))
+            thread.start()
+            assert gate.withheld.wait(DEADLINE)
+            # The child may use neither the parent's connection nor the lock that the parent's thread holds.
+            in_fork(lambda: check_in_child(open_rows(stores["mongodb"]), stores["mongodb"]))
+            assert found == []
+            assert thread.is_alive()
+            gate.open()
+            thread.join(DEADLINE)
+            assert found == TRUTH
+            dataset.close()
+
+
+FORKS = 20
+
+
+def another_handle(url: str, folder: Path) -> str:
+    """Return a URL of the same records that leads to another handle."""
+    if url.startswith("mongodb"):
+        return f"{url}{'&' if '?' in url else '?'}appName=another"
+    path, _ = file_path(url)
+    return url.replace(path, str(shutil.copy(path, str(folder))))
+
+
+def check_in_child(dataset: StoreDataset, url: str) -> None:
+    """Read with what was inherited, and with a dataset of the child's own."""
+    for each in (dataset, open_rows(url)):
+        assert read_all(each) == TRUTH
+        each.close()
+
+
+def in_fork(check: Callable[[], None], fork: Callable[[], int] = os.fork) -> None:
+    """Run `check` in a forked child; a child that fails or hangs fails the test."""
+    pid = fork()
+    if pid == 0:
+        status = 1
+        try:
+            check()
+            status = 0
+        except BaseException:
+            os.write(2, traceback.format_exc().encode())
+        finally:
+            os._exit(status)
+    ended = os.pidfd_open(pid)
+    try:
+        if not select.select([ended], [], [], DEADLINE)[0]:
+            os.kill(pid, signal.SIGKILL)
+            pytest.fail(f"the forked child hung for {DEADLINE} s")
+    finally:
+        os.close(ended)
+        _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+@pytest.fixture
+def brisk_threads() -> Iterator[None]:
+    """Let threads take turns often: more interleavings, and the main thread gets its turn among busy ones."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@contextlib.contextmanager
+def running(targets: Sequence[Callable[[], None]]) -> Iterator[list[int]]:
+    """Call each target over and over in a thread; yields how often each has returned. The first failure is raised."""
+    stop, failures, rounds = threading.Event(), list[BaseException](), [0] * len(targets)
+
+    def run(at: int) -> None:
+        try:
+            while not stop.is_set() and not failures:
+                targets[at]()
+                rounds[at] += 1
+        except BaseException as error:
+            failures.append(error)
+            rounds[at] = sys.maxsize
+
+    threads = [threading.Thread(target=run, args=(at,)) for at in range(len(targets))]
+    for thread in threads:
+        thread.start()
+    try:
+        yield rounds
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(DEADLINE)
+            assert not thread.is_alive()
+    for failure in failures:
+        raise failure
+
+
+def answer(pipe: Any) -> Any:
+    assert pipe.poll(DEADLINE), f"no answer from a child within {DEADLINE} s"
+    return pipe.recv()
+
+
+class TestOneFileTwice:
+    """Two datasets in one process that lead to the same file or collection."""
+
+    @pytest.fixture(
+        params=[(engine, link) for engine in ("lmdb", "hdf5", CHUNKED) for link in ("symlink", "hard link")]
+        + [("mongodb", "same"), ("mongodb", "other host name")],
+        ids=" ".join,
+    )
+    def pair(
+        self, request: pytest.FixtureRequest, stores: dict[str, str], tmp_path: Path
+    ) -> tuple[StoreDataset, StoreDataset]:
+        engine, how = request.param
+        return open_rows(stores[engine]), open_rows(alias(stores[engine], how, tmp_path))
+
+    def test_both_read_and_closing_one_leaves_the_other(self, pair: tuple[StoreDataset, StoreDataset]) -> None:
+        first, second = pair
+        assert read_all(first) == read_all(second) == TRUTH
+        first.close()
+        assert read_all(second) == TRUTH
+        with pytest.raises(errors.ClosedError):
+            first[0]
+        again = open_rows(first.url)
+        assert read_all(again) == TRUTH
+        second.close()
+        assert read_all(again) == TRUTH
+
+    def test_one_is_opened_and_closed_while_threads_read_the_other(
+        self, pair: tuple[StoreDataset, StoreDataset], brisk_threads: None
+    ) -> None:
+        first, second = pair
+
+        def read() -> None:
+            assert read_all(second) == TRUTH
+
+        with running([read] * 4):
+            for _ in range(20):
+                first = open_rows(first.url)
+                assert first[3] == (record(3)["image"], TRUTH[3][2], 3)
+                first.close()
+
+    def test_closing_waits_for_the_reads_of_other_threads(
+        self, pair: tuple[StoreDataset, StoreDataset], brisk_threads: None
+    ) -> None:
+        url, second = pair[0].url, pair[1]
+        for _ in range(10):
+            first = open_rows(url)
+
+            def read(first: StoreDataset = first) -> None:
+                with contextlib.suppress(errors.ClosedError):
+                    assert read_all(first) == TRUTH
+
+            with running([read] * 4) as rounds:
+                while not all(rounds):
+                    assert first[0][1:] == (0, 0)
+                first.close()
+            with pytest.raises(errors.ClosedError):
+                first[0]
+        assert read_all(second) == TRUTH
+
+    def test_a_child_reads_through_the_other_name(self, pair: tuple[StoreDataset, StoreDataset]) -> None:
+        first, second = pair
+        first[0]
+        in_fork(lambda: check_in_child(second, first.url))
+        assert read_all(first) == read_all(second) == TRUTH
+
+    def test_both_serve_workers(self, pair: tuple[StoreDataset, StoreDataset]) -> None:
+        both = ConcatDataset[Any](pair)
+        pair[0][0]
+        for start_method in ("fork", "forkserver"):
+            found = [each for _, batch in loader(both, start_method, batch_size=16) for each in batch]
+            assert sorted(found) == sorted(TRUTH * 2)
+
+
+def alias(url: str, how: str, folder: Path) -> str:
+    """Return another URL of the same store."""
+    if how == "same":
+        return url
+    if how == "other host name":
+        return url.replace("127.0.0.1", "localhost")
+    path, _ = file_path(url)
+    other = folder / "alias"
+    if how == "symlink":
+        other.symlink_to(path)
+    else:
+        other.hardlink_to(path)
+    return url.replace(path, str(other))
+
+
+class TestDescriptors:
+    """A dataset that is gone holds nothing: no file, no socket, no thread."""
+
+    @pytest.mark.parametrize("engine", [*ENGINES, CHUNKED])
+    def test_none_is_left_after_reading(self, stores: dict[str, str], engine: str) -> None:
+        with leaving_nothing_open() as before:
+            dataset = open_rows(stores[engine])
+            assert read_all(dataset) == TRUTH
+            assert descriptors() - before
+            del dataset
+
+    @pytest.mark.parametrize("start_method", START_METHODS)
+    @pytest.mark.parametrize("engine", ENGINES)
+    def test_none_is_left_after_a_loader(self, stores: dict[str, str], engine: str, start_method: str) -> None:
+        list(loader(range(8), start_method, collate_fn=None))  # type: ignore[arg-type]  # starts multiprocessing's servers
+        with leaving_nothing_open():
+            dataset = open_rows(stores[engine])
+            dataset[0]
+            batches = loader(dataset, start_method, persistent_workers=True)
+            for _ in range(2):
+                assert len(list(batches)) == COUNT // 4
+            del dataset, batches
+
+    @pytest.mark.parametrize("engine", [*ENGINES, CHUNKED])
+    def test_a_dataset_that_was_not_read_holds_none(self, stores: dict[str, str], engine: str) -> None:
+        with leaving_nothing_open():
+            dataset = open_rows(stores[engine])
+        dataset.close()
+
+    @pytest.mark.parametrize("engine", ["lmdb", "hdf5", CHUNKED])
+    def test_a_child_holds_none_of_its_parents_files(self, stores: dict[str, str], engine: str) -> None:
+        before = descriptors()
+        dataset = open_rows(stores[engine])
+        dataset[0]
+
+        def check() -> None:
+            assert descriptors() <= before
+
+        in_fork(check)
+
+
+@contextlib.contextmanager
+def leaving_nothing_open() -> Iterator[set[tuple[str, str]]]:
+    """Fail if the body leaves a descriptor open; gives those that were open before."""
+    gc.collect()
+    threads, before = set(threading.enumerate()), descriptors()
+    yield before
+    gc.collect()
+    for thread in set(threading.enumerate()) - threads:  # PyMongo's close their sockets as they end
+        thread.join(DEADLINE)
+        assert not thread.is_alive(), f"{thread} lives on"
+    assert descriptors() <= before
+
+
+def descriptors() -> set[tuple[str, str]]:
+    """Return the number and the target of what this process has open."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+            found.add((name, os.readlink(f"/proc/self/fd/{name}")))
+    return found

@@ -1,0 +1,156 @@
+"""The native formats without storeds: plain lmdb, h5py and PyMongo read what it wrote, and it reads what they wrote."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import gridfs
+import numpy as np
+import pytest
+
+from plain_formats import ATTRS, ENGINES, READ, WRITE, check, checksum, content_id, database_of, declared, stored_row
+from storeds import open_backend, open_writer
+from storeds.protocols import Backend
+from storeds.testing.kit import FIELDS, frozen, make_records
+
+MakeEngineUrl = Callable[[str], str]
+
+STORED = {**FIELDS, "_verdict_image": "str"}
+VERDICTS = ("intact", "truncated_scan 0.62", "corrupt_data >=0.4")
+
+
+def with_verdicts(records: list[Any]) -> list[Any]:
+    return [{**record, "_verdict_image": VERDICTS[at % 3]} for at, record in enumerate(records)]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_plain_libraries_read_what_storeds_wrote(make_engine_url: MakeEngineUrl, engine: str) -> None:
+    url, records = make_engine_url(engine), with_verdicts(make_records(24))
+    writer = open_writer(url, FIELDS, commit_every=7)
+    writer.append(records)
+    meta = writer.publish(ATTRS)
+    body, rows, sums = READ[engine](url)
+    expected = [stored_row(record, STORED) for record in records]
+    assert frozen(rows) == frozen(expected)
+    assert sums == [checksum(row) for row in expected]
+    assert body["fields"] == declared(STORED)
+    assert (body["attrs"], body["count"], body["layout"]) == (ATTRS, 24, "storeds/1")
+    assert body["id"] == content_id(declared(STORED), sums) == meta.id
+    assert body["check"] == check(body)
+
+
+@pytest.mark.parametrize(
+    ("engine", "storage"),
+    [
+        ("lmdb", {}),
+        ("hdf5", {}),
+        ("hdf5", {"chunks": True, "compression": "gzip", "shuffle": True, "fletcher32": True}),
+        ("hdf5", {"maxshape": None, "chunks": True}),
+        ("mongodb", {}),
+    ],
+    ids=["lmdb", "hdf5", "hdf5-gzip", "hdf5-chunked", "mongodb"],
+)
+def test_storeds_reads_what_plain_libraries_wrote(
+    make_engine_url: MakeEngineUrl, engine: str, storage: dict[str, Any]
+) -> None:
+    url, records = make_engine_url(engine), with_verdicts(make_records(24))
+    WRITE[engine](url, [stored_row(record, STORED) for record in records], declared(STORED), **storage)
+    reference = make_engine_url("memory")
+    writer = open_writer(reference, FIELDS)
+    writer.append(records)
+    meta = writer.publish(ATTRS)
+    with open_backend(url) as backend, open_backend(reference) as expected:
+        assert backend.meta.id == meta.id
+        assert_equal_backends(backend, expected)
+
+
+def assert_equal_backends(got: Backend, expected: Backend) -> None:
+    positions = [*range(len(expected))[::-1], 3, 3]
+    assert frozen(got.get_many(positions)) == frozen(expected.get_many(positions))
+    for name in ("number", "real", "flag", "box", "wave", "hollow"):
+        assert frozen(got.get_many([4, 1], [name])) == frozen(expected.get_many([4, 1], [name]))
+        assert frozen(got.column(name)) == frozen(expected.column(name))  # type: ignore[attr-defined]
+    for name in ("text", "_verdict_image", "finding"):
+        assert got.column(name).tolist() == expected.column(name).tolist()  # type: ignore[attr-defined]
+
+
+def test_content_keeps_its_id_through_every_engine(make_engine_url: MakeEngineUrl) -> None:
+    records: list[Any] = make_records(12)
+    ids = set()
+    for engine in ("memory", *ENGINES, "lmdb", "memory"):
+        url = make_engine_url(engine)
+        writer = open_writer(url, FIELDS)
+        writer.append(records)
+        ids.add(writer.publish(ATTRS).id)
+        with open_backend(url) as backend:
+            records = backend.get_many(range(12))
+    assert len(ids) == 1
+
+
+def test_a_user_queries_mongodb_by_label(make_engine_url: MakeEngineUrl) -> None:
+    url = make_engine_url("mongodb")
+    with open_writer(url, {"image": "image", "label": "int", "score": "float", "good": "bool"}) as writer:
+        writer.append({"image": b"%d" % at, "label": at % 3, "score": at / 2, "good": at > 5} for at in range(9))
+    with database_of(url) as (database, name):
+        collection = database[name]
+        assert [row["image"] for row in collection.find({"label": 2}).sort("_id", 1)] == [b"2", b"5", b"8"]
+        assert collection.count_documents({"score": {"$gte": 3.5}, "good": True}) == 2
+        assert set(collection.find_one() or ()) == {"_id", "image", "label", "score", "good", "_seal", "_verdict_image"}
+
+
+def test_values_larger_than_a_document_lie_in_gridfs(make_engine_url: MakeEngineUrl) -> None:
+    url, big = make_engine_url("mongodb"), 20 << 20
+    fields = {"image": "image", "text": "str", "frames": {"kind": "array", "dtype": "uint16", "shape": [None, 1024]}}
+    frames = np.arange(big // 2, dtype="u2").reshape(-1, 1024)
+    records = [
+        {"image": b"small", "text": "small", "frames": frames[:2]},
+        {"image": b"\xff\xd8" * (big // 2), "text": "", "frames": frames[:0]},
+        {"image": b"", "text": "é" * (big // 2), "frames": frames},
+    ]
+    with open_writer(url, fields) as writer:
+        writer.append(records)
+    with open_backend(url) as backend:
+        assert frozen(backend.get_many([2, 0, 1, 2])) == frozen([records[at] for at in (2, 0, 1, 2)])
+        assert frozen(backend.get_many([1], ["image"])) == frozen([{"image": records[1]["image"]}])
+    with database_of(url) as (database, name):
+        bucket = gridfs.GridFSBucket(database, bucket_name=f"{name}.values")
+        document = database[name].find_one({"_id": 1}) or {}
+        assert bucket.open_download_stream(document["image"]["_gridfs"]).read() == records[1]["image"]
+        document = database[name].find_one({"_id": 2}) or {}
+        assert bucket.open_download_stream(document["frames"]["data"]["_gridfs"]).read() == frames.tobytes()
+        assert database[f"{name}.values.files"].count_documents({}) == 3
+    open_writer(url, {"a": "int"}, overwrite=True).publish()
+    with database_of(url) as (database, name):
+        assert database[f"{name}.values.chunks"].count_documents({}) == 0
+
+
+# Clients that share no code with h5py and py-lmdb, where this machine has them.
+
+if shutil.which("h5dump"):
+
+    def test_h5dump_prints_the_records(make_engine_url: MakeEngineUrl) -> None:
+        url = make_engine_url("hdf5")
+        with open_writer(url, FIELDS) as writer:
+            writer.append(make_records(6))
+        path = url.removeprefix("hdf5://")
+        whole = _output("h5dump", path)
+        assert 'GROUP "records"' in whole
+        numbers = _output("h5dump", "-y", "-w", "0", "-d", "/records/number", path)
+        assert "0, 1, -1, 9223372036854775807, -9223372036854775808, 9007199254740993" in numbers
+        assert "0, 0, 5, 6, 13, 22, 44" in _output("h5dump", "-y", "-w", "0", "-d", "/records/text/offsets", path)
+
+
+if shutil.which("mdb_stat"):
+
+    def test_mdb_stat_counts_the_records(make_engine_url: MakeEngineUrl) -> None:
+        url = make_engine_url("lmdb")
+        with open_writer(url, FIELDS) as writer:
+            writer.append(make_records(6))
+        assert "Entries: 6" in _output("mdb_stat", "-n", "-s", "records", url.removeprefix("lmdb://"))
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout

@@ -1,0 +1,697 @@
+"""Many stores as one: patterns, lists, positions, meta, errors, handles, and the conformance kit over all of it."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import multiprocessing
+import os
+import pickle
+import random
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.utils.data import ConcatDataset
+
+import storeds
+from storeds import StoreDataset, StoreIterable
+from storeds._utils.paths import glob_of
+from storeds.backends.concatenated import CONCATENATED, ConcatenatedBackend
+from storeds.backends.hdf5.backend import Hdf5Backend
+from storeds.backends.lmdb.backend import LmdbBackend
+from storeds.backends.memory import MemoryBackend
+from storeds.backends.opening import scheme_of
+from storeds.errors import ClosedError, ConfigError, FormatError, RecordError, StoreNotFoundError, UnavailableError
+from storeds.protocols import JSON, Array, Backend, Meta, Record, SupportsColumns, SupportsWhere
+from storeds.testing import BackendTests
+from storeds.testing.kit import MakeUrl, assert_same
+
+FIELDS = {"image": "image", "label": "int", "text": "str"}
+
+
+def record(number: int) -> Record:
+    return {"image": b"%d" % number * 50, "label": number, "text": f"№ {number}"}
+
+
+def write(url: str | Path, numbers: Iterable[int], attrs: Mapping[str, JSON] | None = None, **how: Any) -> str:
+    with storeds.open_writer(url, FIELDS, **how) as writer:
+        writer.append(map(record, numbers))
+        writer.publish(attrs)
+    return str(url)
+
+
+def numbers_of(backend: Backend, positions: Sequence[int] | None = None) -> list[int]:
+    found = backend.get_many(range(len(backend)) if positions is None else positions)
+    assert_same(found, [record(row["label"]) for row in found if isinstance(row, dict)])
+    return [row["label"] for row in found if isinstance(row, dict)]
+
+
+def corrupt(file: Path, value: bytes) -> None:
+    """Change the first byte of `value` where it lies in a file."""
+    data = bytearray(file.read_bytes())
+    data[data.index(value)] ^= 1
+    file.write_bytes(data)
+
+
+# The conformance kit. A concatenation has no writer, and an id of its own.
+
+
+class ReadOnlyTests(BackendTests):
+    """The kit's tests of reading; what is written is cut into three stores, the second of them empty."""
+
+    def members(self, url: str) -> list[str]:
+        raise NotImplementedError
+
+    def write(
+        self,
+        url: str,
+        fields: Mapping[str, Any],
+        records: Iterable[Record],
+        *,
+        attrs: Mapping[str, JSON] | None = None,
+        **how: Any,
+    ) -> Meta:
+        every = list(records)
+        parts: tuple[list[Record], ...] = every[: len(every) // 3], [], every[len(every) // 3 :]
+        for member, part in zip(self.members(url), parts, strict=True):
+            super().write(member, fields, part, attrs=attrs, **how)
+        with self.open(url) as backend:
+            return backend.meta
+
+
+def _without(*names: str) -> Callable[[type], type]:
+    def strip(cls: type) -> type:
+        from storeds.testing.writes import PublishTests, WriteTests
+
+        writing = [name for part in (WriteTests, PublishTests) for name in vars(part) if name.startswith("test_")]
+        for name in (*writing, *names):
+            setattr(cls, name, None)  # pytest collects functions only
+        return cls
+
+    return strip
+
+
+_WRITING = (
+    "test_any_life_of_a_store_equals_a_list",
+    "test_any_records_are_read_at_any_positions",  # compares ids; `test_positions_equal_those_of_a_list` does the rest
+    "test_a_killed_writer_changes_nothing_and_is_resumed",
+)
+
+
+@_without(*_WRITING, "test_children_are_forked_while_threads_read")  # the list below does it with three engines at once
+class TestPattern(ReadOnlyTests):
+    @pytest.fixture
+    def make_url(self, tmp_path: Path) -> MakeUrl:
+        numbers = itertools.count()
+        return lambda: f"hdf5://{tmp_path}/{next(numbers)}-*.hdf5"
+
+    def members(self, url: str) -> list[str]:
+        return [url.replace("*", part) for part in "abc"]
+
+
+@_without(*_WRITING, "test_an_unknown_option_is_an_error")
+class TestList(ReadOnlyTests):
+    """One store of each engine; what the kit calls the URL is only their common name."""
+
+    @pytest.fixture
+    def make_url(self, tmp_path: Path, mongodb_database: str) -> MakeUrl:
+        numbers = itertools.count()
+        self.mongodb = mongodb_database
+        return lambda: f"{tmp_path}/{next(numbers)}"
+
+    def members(self, url: str) -> list[str]:
+        return [f"lmdb://{url}.lmdb", f"hdf5://{url}.h5", f"{self.mongodb}/c{Path(url).name}"]
+
+    def open(self, url: str) -> Backend:
+        return storeds.open_backend(self.members(url))
+
+
+# Positions
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(counts=st.lists(st.integers(0, 5), min_size=1, max_size=8), data=st.data())
+def test_positions_equal_those_of_a_list(counts: list[int], data: st.DataObject) -> None:
+    starts = list(itertools.accumulate(counts, initial=0))
+    urls = [f"memory://many-{secrets.token_hex(8)}" for _ in counts]
+    for url, start, count in zip(urls, starts, counts, strict=False):
+        write(url, range(start, start + count))
+    total = starts[-1]
+    with storeds.open_backend(urls) as backend:
+        assert isinstance(backend, ConcatenatedBackend)
+        assert len(backend) == total
+        assert backend.column("label").tolist() == list(range(total))
+        asked = data.draw(st.lists(st.integers(0, total - 1), max_size=20)) if total else []
+        assert numbers_of(backend, asked) == asked
+        for at in asked:
+            url, inside = backend.place(at)
+            assert starts[urls.index(url)] + inside == at
+            assert inside < counts[urls.index(url)]
+        for outside in (-1, total, total + 7):
+            with pytest.raises(IndexError):
+                backend.get_many([outside])
+            with pytest.raises(IndexError):
+                backend.place(outside)
+        wanted = data.draw(st.lists(st.integers(-1, total), max_size=4))
+        assert backend.select({"label": wanted}).tolist() == sorted(at for at in set(wanted) if 0 <= at < total)
+
+
+class Counting(MemoryBackend):
+    calls: list[tuple[str, int]] = []
+
+    def get_many(self, positions: Sequence[int], /, fields: Sequence[str] | None = None) -> list[Record | RecordError]:
+        Counting.calls.append((self.url, len(positions)))
+        return super().get_many(positions, fields)
+
+
+def test_each_store_touched_is_asked_once() -> None:
+    urls = [write(f"memory://many-{secrets.token_hex(8)}", range(3)) for _ in range(3)]
+    with ConcatenatedBackend(Counting(url) for url in urls) as backend:
+        Counting.calls = []
+        backend.get_many([8, 0, 7, 0, 2])
+        assert Counting.calls == [(urls[0], 2), (urls[2], 2)]
+
+
+def test_a_selection_has_positions_of_the_whole(tmp_path: Path, mongodb_database: str) -> None:
+    urls = [write(tmp_path / "a.lmdb", range(0, 4)), write(f"{mongodb_database}/b", range(4, 8))]
+    urls.append(write(tmp_path / "c.h5", range(8, 12)))
+    dataset = StoreDataset(
+        storeds.open_backend(urls), reader="array", fields=("label", "index"), where={"label": [9, 3, 5]}
+    )
+    assert dataset[:] == [(3, 0), (5, 1), (9, 2)]
+    with storeds.open_backend(urls) as backend:
+        assert isinstance(backend, SupportsWhere)
+        assert isinstance(backend, SupportsColumns)
+        assert_same(backend.select({"text": "№ 5"}), np.array([5], np.int64))
+        with pytest.raises(ConfigError, match="'lable'.*'label'"):
+            backend.select({"lable": 1})
+
+
+def test_samples_equal_those_of_a_concat_dataset(tmp_path: Path) -> None:
+    files = [write(tmp_path / f"{n}.h5", range(n * 5, n * 5 + 5)) for n in range(3)]
+    whole = StoreDataset(f"hdf5://{tmp_path}/*.h5", decode="bytes")
+    parts: ConcatDataset[Any] = ConcatDataset([StoreDataset(file, decode="bytes") for file in files])
+    assert [parts[at] for at in range(15)] == whole[:]
+    assert [parts[at] for at in range(-15, 0)] == [whole[at] for at in range(-15, 0)]
+
+
+# What a pattern matches
+
+
+def matched(pattern: str) -> list[str]:
+    found = glob_of(pattern)
+    assert found is not None
+    return [os.path.relpath(path) for path in found.paths()]
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder, itself of an awkward name, with files of all sorts; the working directory."""
+    root = tmp_path / "[ab]*" / "here"
+    for name in (
+        *("part-1.h5", "part-10.h5", "part-2.h5", "PART-3.h5", "é.h5", "b.lmdb", "who?.h5", ".hidden.h5"),
+        *(".part-4.h5.partial/data.h5", "sub/part-1.h5", "sub/deep/part-1.h5", "[x].h5", "x.h5", "y]z.h5"),
+    ):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+    (root / "sub/deep/loop").symlink_to(root, target_is_directory=True)
+    monkeypatch.chdir(root)
+    return root
+
+
+def test_matches_are_in_the_order_of_their_bytes(tree: Path) -> None:
+    assert matched("part-*.h5") == ["part-1.h5", "part-10.h5", "part-2.h5"]
+    assert matched("hdf5://*-[0-9].h5") == ["PART-3.h5", "part-1.h5", "part-2.h5"]
+    assert matched(f"lmdb://{tree.parent.parent}/[[]ab]*/here/*.lmdb?readahead=true") == ["b.lmdb"]
+    assert matched("[!a-o]*.h5")[-1] == "é.h5"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("**/part-1.h5", ["part-1.h5", "sub/deep/part-1.h5", "sub/part-1.h5"]),
+        ("sub/**/*.h5", ["sub/deep/part-1.h5", "sub/part-1.h5"]),
+        ("sub/**", ["sub/deep/part-1.h5", "sub/part-1.h5"]),
+        ("**/**/b.lmd*", ["b.lmdb"]),
+        ("*/deep/*.h5", ["sub/deep/part-1.h5"]),
+        (".*.h5", [".hidden.h5"]),
+        ("who?.h*", ["who?.h5"]),
+        ("[[]x].h5", ["[x].h5"]),
+        ("*]z.h5", ["y]z.h5"]),
+        ("./sub/../part-[1].h5", ["part-1.h5"]),
+        ("sub/deep/loop/part-[2].h5", ["sub/deep/loop/part-2.h5"]),
+    ],
+)
+def test_patterns(tree: Path, pattern: str, expected: Sequence[str]) -> None:
+    assert matched(pattern) == list(expected)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *(
+            "part-1.h5",
+            "who?.h5",
+            "hdf5://x.h5?locking=*",
+            "y]z.h5",
+            "[x].h5",
+            "hdf5://[x].h5?locking=false",
+            "a[b",
+            "",
+        ),
+        *("mongodb://[::1]:27017/db/c*", "memory://*", "lmdb://"),
+    ],
+)
+def test_what_is_no_pattern(tree: Path, url: str) -> None:
+    assert glob_of(url) is None
+
+
+def test_home_is_taken_literally(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tree))
+    assert matched("~/b.*") == matched("lmdb://~/b.*") == ["b.lmdb"]
+
+
+def test_a_file_of_exactly_that_name_is_meant(tmp_path: Path) -> None:
+    write(tmp_path / "a1.h5", [1])
+    os.rename(write(tmp_path / "plain.h5", [2]), tmp_path / "a[1].h5")
+    os.rename(write(tmp_path / "plain.h5", [3]), tmp_path / "*.h5")
+    assert numbers_of(storeds.open_backend(f"hdf5://{tmp_path}/a[1].h5")) == [2]
+    assert numbers_of(storeds.open_backend(tmp_path / "*.h5")) == [3]
+    assert numbers_of(storeds.open_backend(tmp_path / "a[[]1].h5")) == [2]
+    assert numbers_of(storeds.open_backend(tmp_path / "a[1]*.h5")) == [1]
+    write(tmp_path / "a[1].h5", [4], overwrite=True)
+    assert numbers_of(storeds.open_backend(tmp_path / "a[1].h5")) == [4]
+
+
+def test_awkward_names_open(tmp_path: Path) -> None:
+    folder = tmp_path / "[x]?a=b" / "ü#%20"
+    for number, name in enumerate(("a b.h5", "c?locking=x.h5", "d[1].h5")):
+        source = write(tmp_path / "plain.h5", [number])
+        folder.mkdir(parents=True, exist_ok=True)
+        os.rename(source, folder / name)
+    with storeds.open_backend(folder / "*.h5") as backend:
+        assert numbers_of(backend) == [0, 1, 2]
+        assert numbers_of(pickle.loads(pickle.dumps(backend))) == [0, 1, 2]
+
+
+def test_a_pattern_is_taken_when_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write("a.h5", [1])
+    backend = storeds.open_backend("*.h5")
+    write("b.h5", [2])
+    monkeypatch.chdir("/")
+    assert numbers_of(backend) == [1]
+    assert numbers_of(storeds.open_backend(backend.url)) == [1, 2]
+
+
+def test_engines_mix_under_a_bare_pattern(tmp_path: Path) -> None:
+    write(tmp_path / "b.lmdb", [1])
+    os.rename(write(tmp_path / "c.h5", [2]), tmp_path / "a")  # known by what it is
+    with storeds.open_backend(tmp_path / "*") as backend:
+        assert numbers_of(backend) == [2, 1]
+    assert scheme_of(f"{tmp_path}/*", writing=False) == "hdf5"
+
+
+def test_options_reach_every_store(tmp_path: Path) -> None:
+    urls = [write(tmp_path / f"{n}.lmdb", [n]) for n in range(2)]
+    assert numbers_of(storeds.open_backend(f"lmdb://{tmp_path}/*?readahead=true")) == [0, 1]
+    assert numbers_of(storeds.open_backend(urls, readahead=True)) == [0, 1]
+    with pytest.raises(ConfigError, match="readahead.*boolean"):
+        storeds.open_backend(f"lmdb://{tmp_path}/*?readahead=maybe")
+    with pytest.raises(ConfigError, match="'readahead' is given in the URL and as a keyword"):
+        storeds.open_backend(f"lmdb://{tmp_path}/*?readahead=true", readahead=True)
+    with pytest.raises(ConfigError, match="unknown layout 'lmdb/nowhere'"):
+        storeds.open_backend(f"lmdb://{tmp_path}/*", layout="nowhere")
+
+
+# What is refused
+
+
+def test_a_pattern_that_matches_nothing_says_what_is_there(tmp_path: Path) -> None:
+    write(tmp_path / "train.hdf5", [1])
+    for url in (f"hdf5://{tmp_path}/*.h5", f"{tmp_path}/*.h5"):
+        with pytest.raises(StoreNotFoundError, match=r"no file matches .*/\*\.h5: .* holds train\.hdf5"):
+            storeds.open_backend(url)
+    with pytest.raises(StoreNotFoundError, match="nowhere is not there; .* holds train.hdf5"):
+        storeds.open_backend(tmp_path / "nowhere" / "[0-9].h5")
+
+
+def test_a_folder_that_cannot_be_listed_is_no_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(folder: str) -> Any:
+        raise PermissionError(13, "Permission denied")
+
+    write(tmp_path / "a.h5", [1])
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(UnavailableError, match="cannot be listed: Permission denied"):
+        storeds.open_backend(f"hdf5://{tmp_path}/**/*.h5")
+
+
+def test_what_is_no_store_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "a.h5", [1])
+    (tmp_path / "b.h5").write_text("hello")
+    (tmp_path / "c.h5").mkdir()
+    (tmp_path / "notes").mkdir()
+    for pattern, culprit in (("hdf5://{}/*.h5", "b.h5"), ("hdf5://{}/[ac].h5", "c.h5"), ("{}/[an]*", "notes")):
+        with pytest.raises(FormatError, match=culprit):
+            storeds.open_backend(pattern.format(tmp_path))
+    with pytest.raises(FormatError, match="b.h5"):
+        storeds.open_backend([tmp_path / "a.h5", tmp_path / "b.h5"])
+    with pytest.raises(StoreNotFoundError, match="z.h5"):
+        storeds.open_backend([tmp_path / "a.h5", tmp_path / "z.h5"])
+
+
+def test_the_same_store_twice_only_if_both_are_listed(tmp_path: Path) -> None:
+    url = write(tmp_path / "a.h5", [1, 2])
+    assert numbers_of(storeds.open_backend([url, url])) == [1, 2, 1, 2]
+    (tmp_path / "link.h5").symlink_to(tmp_path / "a.h5")
+    for pattern in (f"hdf5://{tmp_path}/*.h5", [f"{tmp_path}/*"]):
+        with pytest.raises(ConfigError, match=r"same store twice, as .*a\.h5 and .*link\.h5"):
+            storeds.open_backend(pattern)
+    assert numbers_of(storeds.open_backend([f"{tmp_path}/a*", f"{tmp_path}/link*"])) == [1, 2, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("urls", "told"), [([], "empty"), ((), "empty"), ([["a.h5"]], "not list"), ([None], "not NoneType")]
+)
+def test_lists_that_are_none(urls: Any, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        storeds.open_backend(urls)
+
+
+def test_fields_must_be_the_same_in_the_same_order(tmp_path: Path) -> None:
+    first = write(tmp_path / "a.h5", [1])
+    other: list[tuple[dict[str, Any], str]] = [
+        ({"image": "image", "label": "float", "text": "str"}, r"'label' is int in .*a\.h5, and float in .*b\.h5"),
+        ({"image": "image", "label": "int"}, r"'text' is str in .*a\.h5, and absent in .*b\.h5"),
+        ({**FIELDS, "box": {"kind": "array", "dtype": "f4", "shape": [4]}}, r"absent in .*, and array <f4 \[4\] in"),
+        (dict(reversed(FIELDS.items())), r"order is image, label, text in .*a\.h5, and text, label, image in .*b\.h5"),
+    ]
+    for fields, told in other:
+        storeds.open_writer(tmp_path / "b.h5", fields, overwrite=True).publish()
+        with pytest.raises(FormatError, match=told):
+            storeds.open_backend([first, tmp_path / "b.h5"])
+
+
+def test_attrs_that_are_equal_are_kept_and_other_classes_refused(tmp_path: Path) -> None:
+    write(tmp_path / "a.h5", [1], {"classes": ["cat", "dog"], "made": "here", "day": 1})
+    write(tmp_path / "b.h5", [2], {"classes": ["cat", "dog"], "made": "here", "day": True, "more": 1})
+    with storeds.open_backend(f"hdf5://{tmp_path}/*.h5") as backend:
+        assert backend.meta.attrs == {"classes": ["cat", "dog"], "made": "here"}
+    write(tmp_path / "c.h5", [3])
+    with storeds.open_backend(f"hdf5://{tmp_path}/*.h5") as backend:
+        assert backend.meta.attrs == {}
+    write(tmp_path / "d.h5", [3], {"classes": ["dog", "cat"]})
+    with pytest.raises(ConfigError, match=r'a\.h5 and .*d\.h5 have different class names.*\["cat", "dog"\].*pack both'):
+        storeds.open_backend(f"hdf5://{tmp_path}/*.h5")
+
+
+def test_streams_and_sums_of_stores_with_other_classes_are_refused(tmp_path: Path) -> None:
+    urls = []
+    for name, classes in (("a", ["cat", "dog"]), ("b", ["dog", "eel"])):
+        urls.append(f"lmdb://{tmp_path}/{name}.lmdb")
+        with storeds.open_writer(urls[-1], {"x": "int", "label": "int"}) as writer:
+            writer.append([{"x": 1, "label": 0}])
+            writer.publish({"classes": classes})
+    several = r'a\.lmdb and .*b\.lmdb have different class names.*\["cat", "dog"\] and \["dog", "eel"\]'
+    with pytest.raises(ConfigError, match=several):
+        StoreIterable(urls, reader="array")
+    cats, dogs = (StoreDataset(url, reader="array") for url in urls)
+    with pytest.raises(ConfigError, match=several):
+        cats + dogs
+    # Without the label, nothing depends on the names.
+    only_x = [StoreDataset(url, reader="array", fields=["x"]) for url in urls]
+    assert len(only_x[0] + only_x[1]) == len(list(StoreIterable(only_x))) == 2
+
+
+def test_only_one_store_can_be_written(tmp_path: Path) -> None:
+    for url in (f"hdf5://{tmp_path}/*.h5", f"{tmp_path}/[0-9].lmdb"):
+        with pytest.raises(ConfigError, match=r"is a pattern, and a writer writes one store: name it without \* and"):
+            storeds.open_writer(url, FIELDS)
+    with pytest.raises(ConfigError, match="a list of 2; write one after the other"):
+        storeds.open_writer(["a.h5", "b.h5"], FIELDS)  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+# What it says of itself
+
+
+def test_meta_is_made_of_the_members(tmp_path: Path) -> None:
+    for suffix in ("h5", "lmdb"):
+        for number in range(3):
+            write(tmp_path / f"{number}.{suffix}", range(number, number + 2))
+    hdf5, lmdb = (storeds.open_backend(f"{tmp_path}/*.{suffix}").meta for suffix in ("h5", "lmdb"))
+    assert (hdf5.id, hdf5.count, hdf5.fields) == (lmdb.id, 6, lmdb.fields)
+    assert hdf5.layout == CONCATENATED
+    assert hdf5.build != lmdb.build
+    turned = storeds.open_backend([f"{tmp_path}/{number}.h5" for number in (2, 1, 0)]).meta
+    assert turned.id != hdf5.id
+    assert turned.build != hdf5.build
+    write(tmp_path / "1.h5", range(1, 3), overwrite=True)
+    again = storeds.open_backend(f"{tmp_path}/*.h5").meta
+    assert again.id == hdf5.id
+    assert again.build != hdf5.build
+
+
+def test_it_is_shown_short_and_without_secrets(tmp_path: Path, mongodb_database: str) -> None:
+    write(tmp_path / "a.h5", [1])
+    b = write(f"{mongodb_database}/b", [2])
+    secret = b.replace("mongodb://", "mongodb://user:hush@")
+    files = [tmp_path / "a.h5"] * 5
+    with storeds.open_backend(files) as backend:
+        assert backend.url == f"[hdf5://{tmp_path}/a.h5, hdf5://{tmp_path}/a.h5, 3 more]"
+        assert repr(backend) == f"ConcatenatedBackend({backend.url!r}, count=5, members=5)"
+    with storeds.open_backend(f"hdf5://{tmp_path}/*.h5?locking=false") as backend:
+        assert backend.url == f"hdf5://{tmp_path}/*.h5"
+    with pytest.raises(Exception, match=r"user:\*\*\*@") as caught:
+        storeds.open_backend([tmp_path / "a.h5", secret + "?serverSelectionTimeoutMS=500"])
+    assert "hush" not in str(caught.value)
+
+
+# Damage, and stores that go
+
+
+def test_a_bad_record_is_named_in_both_counts(tmp_path: Path) -> None:
+    for number in range(3):
+        write(tmp_path / f"{number}.h5", range(number * 4, number * 4 + 4))
+    corrupt(tmp_path / "1.h5", record(6)["image"])
+    with storeds.open_backend(f"hdf5://{tmp_path}/*.h5") as backend:
+        found = backend.get_many([11, 6, 0, 6])
+        assert [type(each) for each in found] == [dict, RecordError, dict, RecordError]
+        error = found[1]
+        assert isinstance(error, RecordError)
+        assert (error.url, error.position) == (backend.url, 6)
+        assert str(error).startswith(f"record 6 of hdf5://{tmp_path}/*.h5: its checksum does not match its bytes")
+        assert str(error).endswith(f"(record 2 of hdf5://{tmp_path}/1.h5)")
+        assert error.kind == "record"
+        assert isinstance(backend, ConcatenatedBackend)
+        assert backend.place(6) == (f"hdf5://{tmp_path}/1.h5", 2)
+    with pytest.raises(RecordError, match=r"record 2 of .*1\.h5"):
+        StoreDataset(tmp_path / "*.h5", decode="bytes")[:]
+
+
+@pytest.mark.parametrize("how", ["replaced", "removed"])
+def test_a_store_that_goes_is_an_error(tmp_path: Path, how: str) -> None:
+    for number in range(2):
+        write(tmp_path / f"{number}.h5", [number])
+    backend = storeds.open_backend(tmp_path / "*.h5")
+    (tmp_path / "1.h5").unlink()
+    if how == "replaced":
+        write(tmp_path / "1.h5", [7])
+    assert numbers_of(backend, [0]) == [0]
+    for _ in range(2):
+        with pytest.raises(UnavailableError, match=r"1\.h5"):
+            backend.get_many([0, 1])
+
+
+def test_closing(tmp_path: Path) -> None:
+    for number in range(2):
+        write(tmp_path / f"{number}.h5", [number])
+    backend = storeds.open_backend(tmp_path / "*.h5")
+    assert isinstance(backend, ConcatenatedBackend)
+    assert not open_below(tmp_path)
+    backend.get_many([0, 1])
+    assert {path.name for path in open_below(tmp_path)} == {"0.h5", "1.h5"}
+    backend.close()
+    assert not open_below(tmp_path)
+    for use in (lambda: backend.get_many([0]), lambda: backend.column("label"), lambda: backend.select({"label": 1})):
+        with pytest.raises(ClosedError, match="open it again"):
+            use()
+
+
+class NoColumns:
+    """A backend that keeps the protocol and has none of the optional parts."""
+
+    def __init__(self, url: str) -> None:
+        self._inner = storeds.open_backend(url)
+        self.url, self.meta = self._inner.url, self._inner.meta
+        self.get_many, self.close = self._inner.get_many, self._inner.close
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> Any:
+        return NoColumns, (self.url,)
+
+
+def test_members_need_only_keep_the_protocol() -> None:
+    urls = [write(f"memory://many-{secrets.token_hex(8)}", [number]) for number in range(3)]
+    with ConcatenatedBackend(NoColumns(url) for url in urls) as backend:
+        assert numbers_of(backend) == [0, 1, 2]
+        assert backend.column("label").tolist() == [0, 1, 2]
+        assert backend.select({"label": [1]}).tolist() == [1]
+        assert backend.stored_bytes() is None
+
+
+class Unpicklable(NoColumns):
+    def __reduce__(self) -> Any:
+        raise TypeError("cannot pickle '_thread.lock' object")
+
+
+def test_a_member_that_does_not_pickle_is_named() -> None:
+    url = write(f"memory://many-{secrets.token_hex(8)}", [1])
+    with pytest.raises(ConfigError, match=f"{url} cannot be one of many stores, because it does not pickle: .*lock"):
+        ConcatenatedBackend([Unpicklable(url)])
+
+
+def test_a_lambda_serves_the_process_that_it_was_made_in(mongodb_database: str) -> None:
+    import pymongo
+
+    urls = [write(f"{mongodb_database}/{name}", [number]) for number, name in enumerate("ab")]
+    with storeds.open_backend(urls, client_factory=lambda uri: pymongo.MongoClient(uri)) as backend:
+        assert numbers_of(backend) == [0, 1]
+        with pytest.raises((pickle.PicklingError, AttributeError), match="lambda"):
+            pickle.dumps(backend)
+
+
+# Many of them
+
+
+def open_below(folder: Path) -> set[Path]:
+    """Return the files of a folder that this process has open."""
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+            found.add(Path(os.readlink(f"/proc/self/fd/{number}")))
+    return {path for path in found if folder in path.parents}
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def read_at_random(backend: Backend, most: int) -> None:
+    """Read everything in random order, with never more than so many descriptors open in between."""
+    order = list(range(len(backend)))
+    random.Random(7).shuffle(order)
+    for start in range(0, len(order), 50):
+        batch = order[start : start + 50]
+        assert numbers_of(backend, batch) == batch
+        assert descriptors() <= most
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_descriptors_are_bounded_in_parent_and_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    each, limits = 60, 2 * 20
+    for pool in (Hdf5Backend.pool, LmdbBackend.pool):
+        monkeypatch.setattr(pool, "_limit", limits // 2)  # writing more files than they hold takes half a minute
+    for number in range(each):
+        write(tmp_path / f"{number:03}.h5", [number])
+        write(tmp_path / f"{number:03}.lmdb", [each + number])
+    gc.collect()  # what earlier tests left must not be closed in the middle
+    before = descriptors()
+    with storeds.open_backend([f"{tmp_path}/*.h5", f"lmdb://{tmp_path}/*.lmdb"]) as backend:
+        assert descriptors() == before
+        read_at_random(backend, before + limits)
+        assert descriptors() > before + limits // 2  # what is open stays open, for the next batch
+        child = multiprocessing.get_context("fork").Process(target=read_at_random, args=(backend, before + limits + 10))
+        child.start()
+        child.join(60)
+        assert child.exitcode == 0
+        child.close()
+    assert descriptors() <= before
+
+
+def test_thousands_of_members_pickle_small() -> None:
+    url = write(f"memory://many-{secrets.token_hex(8)}", [5], {"classes": [f"class {n}" for n in range(1000)]})
+    with ConcatenatedBackend(Renamed(url, number) for number in range(2_000)) as backend:
+        assert len(pickle.dumps(backend)) < 60 * 2_000
+        copy = pickle.loads(pickle.dumps(backend))
+        assert_same(copy.get_many([1_999, 0, 500], ["label"]), [{"label": 5}] * 3)
+        assert copy.place(1_999).position == 0
+
+
+class Renamed(MemoryBackend):
+    """A store under many names and ids, as no test has the time to write them."""
+
+    def __init__(self, url: str, number: int) -> None:
+        super().__init__(url)
+        draw = random.Random(number)
+        self.meta = Meta(
+            f"{draw.getrandbits(128):032x}", self.meta.build, 1, "x", dict(self.meta.fields), self.meta.attrs
+        )
+
+
+# Operations
+
+
+def test_convert_merges(tmp_path: Path) -> None:
+    for number in range(3):
+        write(tmp_path / f"{number}.h5", range(number * 3, number * 3 + 3), {"classes": ["a"]})
+    merged = storeds.convert(f"hdf5://{tmp_path}/*.h5", f"lmdb://{tmp_path}/all.lmdb")
+    write("memory://many-merged", range(9), {"classes": ["a"]}, overwrite=True)
+    assert merged.id == storeds.info("memory://many-merged").id
+    with storeds.open_backend(tmp_path / "all.lmdb") as backend:
+        assert numbers_of(backend) == list(range(9))
+
+
+def test_pack_merges(tmp_path: Path) -> None:
+    for number in range(2):
+        with storeds.open_writer(tmp_path / f"{number}.h5", {"label": "int"}) as writer:
+            writer.append({"label": n} for n in range(number * 3, number * 3 + 3))
+    meta = storeds.pack(storeds.open_backend(f"{tmp_path}/*.h5"), f"{tmp_path}/all.lmdb", workers=0)
+    assert meta.count == 6
+    with storeds.open_backend(tmp_path / "all.lmdb") as backend:
+        assert [row["label"] for row in backend.get_many(range(6)) if isinstance(row, dict)] == list(range(6))
+
+
+def test_info_and_verify(tmp_path: Path) -> None:
+    fields = {"blob": "bytes", "label": "int"}
+    for number in range(2):
+        with storeds.open_writer(tmp_path / f"{number}.h5", fields) as writer:
+            writer.append({"blob": b"%d" % n * 99, "label": n} for n in range(number * 4, number * 4 + 4))
+    url = f"hdf5://{tmp_path}/*.h5"
+    said = storeds.info(url)
+    assert (said.count, said.layout, said.handle) == (8, CONCATENATED, {"members": 2})
+    assert said.bytes == sum(os.path.getsize(tmp_path / f"{number}.h5") for number in range(2))
+    assert storeds.verify(url, workers=0).ok
+    corrupt(tmp_path / "1.h5", b"6" * 99)
+    for workers, place in itertools.product((0, 1), (url, f"{tmp_path}/*.h5")):
+        (finding,) = storeds.verify(place, workers=workers).findings
+        assert (finding.kind, finding.position) == ("record", 6)
+        assert "record 2 of" in finding.message
+
+
+def test_columns_are_one_array(tmp_path: Path) -> None:
+    fields = {"box": {"kind": "array", "dtype": "f4", "shape": [2]}, "text": "str"}
+    rows: list[tuple[Array, str]] = [(np.full(2, n, "f4"), f"{n}" * 40) for n in range(5)]
+    for name, part in (("a.h5", rows[:2]), ("b.lmdb", []), ("c.lmdb", rows[2:])):
+        with storeds.open_writer(tmp_path / name, fields) as writer:
+            writer.append({"box": box, "text": text} for box, text in part)
+    with storeds.open_backend(tmp_path / "*") as backend:
+        assert isinstance(backend, SupportsColumns)
+        assert_same(backend.column("box"), np.stack([box for box, _ in rows]))
+        assert backend.column("text").tolist() == [text for _, text in rows]
+        assert isinstance(backend.column("text").dtype, np.dtypes.StringDType)

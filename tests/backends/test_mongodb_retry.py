@@ -1,0 +1,112 @@
+"""Which failures are waited out, for how long, and what is said in the end."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import pytest
+from pymongo.errors import (
+    AutoReconnect,
+    NetworkTimeout,
+    NotPrimaryError,
+    OperationFailure,
+    PyMongoError,
+    ServerSelectionTimeoutError,
+)
+
+from storeds.backends.mongodb.client import parse_location, pymongo_errors
+from storeds.backends.mongodb.retry import shared_deadline, with_retries
+from storeds.errors import UnavailableError
+
+URL = "mongodb://user:hunter2@127.0.0.1:9/db/c?timeoutMS=1000&serverSelectionTimeoutMS=50"
+LOCATION = parse_location(URL)
+
+
+class Server:
+    """Fails with these, one a call, then answers; `always` fails for ever."""
+
+    def __init__(self, *failures: PyMongoError, always: PyMongoError | None = None) -> None:
+        self.failures, self.always, self.calls = list(failures), always, 0
+
+    def __call__(self) -> str:
+        self.calls += 1
+        with pymongo_errors(LOCATION):
+            if self.failures:
+                raise self.failures.pop(0)
+            if self.always:
+                raise self.always
+        return "answer"
+
+
+def ask(server: Callable[[], str]) -> str:
+    return with_retries(LOCATION, server, lambda: True)
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        AutoReconnect("connection closed"),
+        NetworkTimeout("timed out"),
+        NotPrimaryError("not primary"),
+        ServerSelectionTimeoutError("No primary available"),
+        OperationFailure("cursor id not found", 43),
+        OperationFailure("operation was interrupted", 11602),
+        OperationFailure("operation exceeded time limit", 50),
+    ],
+    ids=lambda failure: f"{type(failure).__name__}-{getattr(failure, 'code', None)}",
+)
+def test_what_may_pass_is_waited_out_and_told(failure: PyMongoError, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "storeds"):
+        assert ask(server := Server(failure, failure)) == "answer"
+    assert server.calls == 3
+    assert [("trying again" in line, "answers again" in line) for line in caplog.messages] == [
+        (True, False),
+        (True, False),
+        (False, True),
+    ]
+    assert "hunter2" not in caplog.text
+
+
+@pytest.mark.parametrize("code", [13, 18, 59, 11000, 14031, 361])
+def test_what_stays_is_an_error_at_once(code: int) -> None:
+    server = Server(OperationFailure("no", code))
+    with pytest.raises(UnavailableError):
+        ask(server)
+    assert server.calls == 1
+
+
+def test_what_does_not_pass_in_time_names_the_place_the_attempts_and_the_deadline() -> None:
+    server, start = Server(always=AutoReconnect("connection closed")), time.monotonic()
+    with pytest.raises(
+        UnavailableError, match=r"connection closed \(tried: \d+ attempts within [\d.]+ s; the "
+    ) as error:
+        ask(server)
+    assert 0.3 < time.monotonic() - start < 2
+    assert server.calls > 2
+    assert str(error.value).startswith("mongodb://user:***@127.0.0.1:9/db/c")
+    assert "timeoutMS=1000" in str(error.value)
+
+
+def test_a_server_that_is_not_there_at_all_is_looked_for_three_times() -> None:
+    server = Server(always=ServerSelectionTimeoutError("connection refused"))
+    with pytest.raises(UnavailableError, match="3 attempts"):
+        ask(server)
+    assert server.calls == 3
+
+
+def test_no_deadline_is_no_deadline() -> None:
+    location = parse_location(URL.replace("timeoutMS=1000", "timeoutMS=0"))
+    assert location.deadline is None
+    server = Server(*[AutoReconnect("connection closed")] * 3)
+    assert with_retries(location, server, lambda: True) == "answer"
+
+
+def test_two_parts_of_a_batch_share_one_deadline() -> None:
+    server, start = Server(always=AutoReconnect("connection closed")), time.monotonic()
+    with shared_deadline():
+        for _ in range(3):
+            with pytest.raises(UnavailableError, match="the deadline is timeoutMS=1000"):
+                ask(server)
+    assert time.monotonic() - start < 2

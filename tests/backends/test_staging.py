@@ -1,0 +1,305 @@
+"""Where a file store is built, and what may be in the way."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import storeds
+from _disks import small_disk
+from _writing import die_at_file_operation
+from storeds import errors
+from storeds.backends.staging import Staging, copy_range
+
+FIELDS = {"x": "int"}
+SCHEMES = ("lmdb", "hdf5")
+
+
+def write_and_be_killed(url: str) -> int:
+    """Append ten records in another process, which is killed with eight of them durable; return its exit code."""
+    code = (
+        f"import os, signal, storeds; writer = storeds.open_writer({url!r}, {FIELDS!r}, commit_every=4); "
+        "writer.append({'x': n} for n in range(10)); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    return subprocess.run([sys.executable, "-c", code], check=False).returncode
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_missing_folders_above_a_target_are_made(tmp_path: Path, scheme: str) -> None:
+    with storeds.open_writer(f"{scheme}://{tmp_path}/a/b/store", FIELDS) as writer:
+        writer.append([{"x": 1}])
+    assert os.listdir(tmp_path / "a" / "b") == ["store"]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("path", ["/dev/null/store", "/proc/store", f"/tmp/{'n' * 250}"])
+def test_a_place_that_cannot_be_written_is_named(scheme: str, path: str) -> None:
+    with pytest.raises(errors.ConfigError, match="cannot be written"):
+        storeds.open_writer(f"{scheme}://{path}", FIELDS)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_folder_is_never_replaced(tmp_path: Path, scheme: str, overwrite: bool) -> None:
+    with pytest.raises(errors.StoreExistsError, match="is a folder"):
+        storeds.open_writer(f"{scheme}://{tmp_path}", FIELDS, overwrite=overwrite)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_file_that_is_no_store_is_never_replaced(tmp_path: Path, scheme: str) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(errors.StoreExistsError, match="no store, so it is not replaced"):
+        storeds.open_writer(f"{scheme}://{tmp_path}/thesis.txt", FIELDS, overwrite=True)
+    assert os.listdir(tmp_path) == ["thesis.txt"]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_target_that_appears_meanwhile_is_not_replaced(tmp_path: Path, scheme: str) -> None:
+    writer = storeds.open_writer(f"{scheme}://{tmp_path}/store", FIELDS)
+    writer.append([{"x": 1}])
+    (tmp_path / "store").write_text("somebody else's")
+    with pytest.raises(errors.StoreExistsError, match="appeared while"):
+        writer.publish()
+    assert (tmp_path / "store").read_text() == "somebody else's"
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_second_writer_is_refused_in_this_process_and_in_another(tmp_path: Path, scheme: str) -> None:
+    url = f"{scheme}://{tmp_path}/store"
+    code = f"import storeds; storeds.open_writer({url!r}, {FIELDS!r}, overwrite=True)"
+    with storeds.open_writer(url, FIELDS) as writer:
+        writer.append([{"x": 1}])
+        with pytest.raises(errors.StoreExistsError, match="another writer of this process; close that one first"):
+            storeds.open_writer(url, FIELDS, overwrite=True)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert f"being written by process {os.getpid()} on {socket.gethostname()}, since 20" in done.stderr
+        assert "if it is dead" in done.stderr
+    with storeds.open_backend(url) as backend:
+        assert backend.get_many([0]) == [{"x": 1}]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_what_a_killed_writer_durably_wrote_is_resumed(tmp_path: Path, scheme: str) -> None:
+    url = f"{scheme}://{tmp_path}/store"
+    assert write_and_be_killed(url) == -signal.SIGKILL
+    assert not (tmp_path / "store").exists()
+    with pytest.raises(errors.StoreExistsError, match="resume=True"):
+        storeds.open_writer(url, FIELDS)
+    with storeds.open_writer(url, FIELDS, resume=True) as writer:
+        assert writer.count == 8
+        writer.append({"x": n} for n in range(8, 10))
+    with storeds.open_writer("memory://staging", FIELDS, overwrite=True) as reference:
+        reference.append({"x": n} for n in range(10))
+    assert storeds.info(url).id == storeds.info("memory://staging").id
+    assert os.listdir(tmp_path) == ["store"]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_overwrite_drops_what_a_killed_writer_left(tmp_path: Path, scheme: str) -> None:
+    url = f"{scheme}://{tmp_path}/store"
+    writer = storeds.open_writer(url, FIELDS)
+    writer.append([{"x": 1}])
+    writer.suspend()
+    with storeds.open_writer(url, {"y": "float"}, overwrite=True) as fresh:
+        fresh.append([{"y": 0.5}])
+    with storeds.open_backend(url) as backend:
+        assert backend.get_many([0]) == [{"y": 0.5}]
+    assert os.listdir(tmp_path) == ["store"]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_garbage_collector_may_end_one_writer_while_another_begins(
+    tmp_path: Path, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dropped: list[Any] = [storeds.open_writer(f"{scheme}://{tmp_path}/dropped", FIELDS)]
+    dropped.append(dropped)  # a cycle, which nothing but the collector ends
+    samestat = os.path.samestat
+
+    def collect(*stats: os.stat_result) -> bool:
+        nonlocal dropped
+        dropped = []
+        gc.collect()
+        return samestat(*stats)
+
+    gc.disable()
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(os.path, "samestat", collect)  # called where the list of active writers is locked
+            storeds.open_writer(f"{scheme}://{tmp_path}/next", FIELDS).abort()
+    finally:
+        gc.enable()
+    storeds.open_writer(f"{scheme}://{tmp_path}/dropped", FIELDS, resume=True).abort()
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_what_a_next_writer_made_durable_while_the_last_one_removed_its_folder_stays(
+    tmp_path: Path, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, folder = f"{scheme}://{tmp_path}/store", tmp_path / ".store.partial"
+    unlink, scandir = os.unlink, os.scandir
+    nexts: list[int] = []
+
+    def unlink_and_begin(path: Any, **options: Any) -> None:
+        unlink(path, **options)
+        if not nexts and not (folder / "lock").exists():
+            nexts.append(0)
+            nexts[0] = write_and_be_killed(url)
+
+    @contextmanager
+    def lock_first(where: Any) -> Iterator[list[os.DirEntry[str]]]:  # a folder lists its files in any order
+        with scandir(where) as entries:
+            yield sorted(entries, key=lambda entry: entry.name != "lock")
+
+    writer = storeds.open_writer(url, FIELDS)
+    writer.append([{"x": 1}])
+    writer.flush()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "unlink", unlink_and_begin)
+        patched.setattr(os, "scandir", lock_first)
+        writer.abort()
+    assert nexts == [-signal.SIGKILL]
+    with storeds.open_writer(url, FIELDS, resume=True) as writer:
+        assert writer.count == 8
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_writer_that_died_after_publishing_where_no_links_are_possible_begins_anew(
+    tmp_path: Path, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, fields = f"{scheme}://{tmp_path}/store", {"blob": "bytes"}
+    records = [{"blob": bytes([at]) * 40_000} for at in range(60)]
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, "no links here")
+
+    writer = storeds.open_writer(url, fields, overwrite=True)
+    writer.append(records)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "link", refuse)
+        patched.setattr(Staging, "discard", Staging.release)
+        published = writer.publish()
+    # Dying once more before anything is durable leaves no more claims than there is data.
+    storeds.open_writer(url, fields, overwrite=True, resume=True).suspend()
+    with storeds.open_writer(url, fields, overwrite=True, resume=True) as writer:
+        assert (writer.count, writer.note) == (0, None)
+        assert storeds.info(url).build == published.build
+        writer.append(records)
+    assert storeds.info(url).id == published.id
+    assert os.listdir(tmp_path) == ["store"]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_disk_of_any_size_gives_one_error_and_with_room_the_work_goes_on(tmp_path: Path, scheme: str) -> None:
+    fields = {"key": "str", "blob": "bytes"}
+    records = [{"key": str(at), "blob": bytes([at]) * 3000} for at in range(60)]
+    failed = 0  # first where it begins, then where it appends, then where it publishes
+    for kib in (12, 20, 100, 196, 200, 204, 208, 212, 216, 316, 600):
+        with small_disk(tmp_path / f"disk{kib}", f"{kib}k") as disk:
+            url = f"{scheme}://{disk}/store"
+            try:
+                writer = storeds.open_writer(url, fields, commit_every=10)
+                writer.append(records)
+                writer.publish()
+            except errors.StoredsError as error:
+                failed += 1
+                assert "cannot be written: " in str(error)
+                assert not (disk / "store").exists()
+                subprocess.run(["mount", "-o", "remount,size=8m", str(disk)], check=True)
+                with storeds.open_writer(url, fields, resume=True) as writer:
+                    writer.append(records[writer.count :])
+            assert storeds.verify(url).ok
+            assert os.listdir(disk) == ["store"]
+    assert 4 < failed < 11
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_disk_too_full_to_set_a_published_file_apart_is_one_error_and_leaves_no_part_of_a_copy(
+    tmp_path: Path, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields = {"blob": "bytes"}
+    with small_disk(tmp_path / "disk", "8m") as disk:
+        url = f"{scheme}://{disk}/store"
+        writer = storeds.open_writer(url, fields)
+        writer.append({"blob": bytes([at]) * 40_000} for at in range(60))
+        with monkeypatch.context() as patched:
+            patched.setattr(Staging, "discard", Staging.release)
+            writer.publish()
+        subprocess.run(["mount", "-o", "remount,size=3m", str(disk)], check=True)
+        with pytest.raises(errors.StoredsError, match=r"cannot be written: .*resume=True"):
+            storeds.open_writer(url, fields, overwrite=True, resume=True)
+        assert not list(disk.glob(".store.partial/*.fresh"))
+        subprocess.run(["mount", "-o", "remount,size=8m", str(disk)], check=True)
+        with storeds.open_writer(url, fields, overwrite=True, resume=True) as writer:
+            assert writer.count == 60
+        assert storeds.verify(url).ok
+
+
+def test_a_copy_of_more_bytes_than_there_are_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "short").write_bytes(bytes(100))
+    with (
+        (tmp_path / "short").open("rb") as source,
+        (tmp_path / "copy").open("wb") as target,
+        pytest.raises(OSError, match="lacks 50 of its last 150 bytes"),
+    ):
+        copy_range(source.fileno(), 0, target.fileno(), 0, 150)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_published_file_never_changes_when_the_writer_that_died_behind_it_publishes_again(
+    tmp_path: Path, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"{scheme}://{tmp_path}/store"
+    writer = storeds.open_writer(url, FIELDS)
+    writer.append([{"x": 1}])
+    with monkeypatch.context() as patched:
+        patched.setattr(Staging, "discard", Staging.release)
+        writer.publish()
+    os.link(tmp_path / "store", tmp_path / "kept")
+    before = (tmp_path / "kept").read_bytes()
+    with storeds.open_writer(url, FIELDS, overwrite=True, resume=True) as writer:
+        writer.append([{"x": 2}])
+    assert (tmp_path / "kept").read_bytes() == before
+    assert storeds.info(url).count == 2
+
+
+@pytest.mark.parametrize("resume", [True, False])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_after_a_death_at_any_file_operation_a_writer_can_resume_or_begin_again(
+    tmp_path: Path, scheme: str, resume: bool
+) -> None:
+    url, fields = f"{scheme}://{tmp_path}/store", {"key": "str", "blob": "bytes"}
+
+    def write(count: int, **options: bool) -> None:
+        with storeds.open_writer(url, fields, commit_every=4, **options) as writer:  # type: ignore[arg-type]
+            writer.append({"key": str(at), "blob": bytes(9000)} for at in range(writer.count, count))
+
+    def suspend() -> None:
+        writer = storeds.open_writer(url, fields, commit_every=4, overwrite=True)
+        writer.append({"key": str(at), "blob": bytes(9000)} for at in range(8))
+        writer.suspend()
+
+    write(3)
+    status, number = -signal.SIGKILL, -1 if resume else 0
+    while status == -signal.SIGKILL:
+        number += 1 if os.environ.get("STOREDS_TEST_FULL") else 4
+        suspend()
+        status = die_at_file_operation(lambda: write(10, overwrite=True), "store", number)
+        assert storeds.info(url).count in (3, 10)
+        write(11, overwrite=True, resume=resume)
+        assert storeds.info(url).count == 11
+        assert os.listdir(tmp_path) == ["store"]
+        write(3, overwrite=True)
+    assert status == 0
+    assert number > 15

@@ -1,0 +1,257 @@
+"""Writers exclude each other, and a dead one is in nobody's way: what is published is always one job's records, whole."""
+
+from __future__ import annotations
+
+import datetime
+import errno
+import fcntl
+import os
+import random
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pymongo
+import pytest
+
+import storeds
+from _writing import FIELDS, WriterProcess, die_at_command, fork, leftovers_in
+from storeds import errors
+
+MakeUrl = Callable[[str], str]
+FULL = bool(os.environ.get("STOREDS_TEST_FULL"))
+TRIALS = 200 if FULL else 8
+LONG_AGO = datetime.datetime(2020, 1, 1)
+
+
+@contextmanager
+def meta_of(url: str) -> Iterator[Any]:
+    """Give the collection of metas of a MongoDB store, by PyMongo alone."""
+    uri, database, name = split(url)
+    with pymongo.MongoClient[Any](uri) as client:
+        yield client[database][f"{name}.meta"]
+
+
+def split(url: str) -> tuple[str, str, str]:
+    uri, database, name = url.rsplit("/", 2)
+    return uri, database, name
+
+
+def age_lease(url: str) -> None:
+    """Make the writer's lease look as if it had not been renewed for long."""
+    with meta_of(url) as metas:
+        metas.update_one({"_id": "writer"}, {"$set": {"renewed": LONG_AGO}})
+
+
+def job_of(url: str) -> str | None:
+    """Return the one job whose records are published, all of them in order; None when nothing is."""
+    try:
+        with storeds.open_backend(url) as backend:
+            records: Any = backend.get_many(range(len(backend)))
+    except errors.StoreNotFoundError:
+        return None
+    assert [record["at"] for record in records] == list(range(len(records)))
+    (job,) = {record["job"] for record in records} or {"empty"}
+    return str(job)
+
+
+class Schedule:
+    """Two processes that write the same store, in a random order of steps; each step's outcome is checked."""
+
+    def __init__(self, url: str, seed: int) -> None:
+        self.url, self.chance = url, random.Random(seed)
+        self.is_mongodb = url.startswith("mongodb:")
+        self.writers = [WriterProcess(url) for _ in range(2)]
+        self.jobs: list[str | None] = [None, None]
+        self.published: str | None = None
+        self.failed = 0
+
+    def run(self, steps: int) -> None:
+        try:
+            for step in range(steps):
+                self.step(self.chance.randrange(2), step)
+                assert job_of(self.url) in (self.published, "empty")
+        finally:
+            for writer in self.writers:
+                writer.resume()
+                writer.kill()
+
+    def step(self, which: int, number: int) -> None:
+        writer, job = self.writers[which], self.jobs[which]
+        if job is None:
+            resume = self.chance.random() < 0.5
+            fresh = f"job{which}"
+            job = fresh
+            self.outcome(which, "begin", job, overwrite=self.chance.random() < 0.8, resume=resume)
+            return
+        action = self.chance.choice(
+            ["append", "append", "flush", "publish", "suspend", "abort", "kill", "age", "stall"]
+        )
+        if action == "kill":
+            writer.kill()
+            self.writers[which], self.jobs[which] = WriterProcess(self.url), None
+        elif action == "age":
+            if self.is_mongodb:
+                age_lease(self.url)
+        elif action == "stall" and self.is_mongodb:
+            self.stall(which, job)
+        elif action == "stall":
+            self.outcome(which, "flush", job)
+        else:
+            self.outcome(which, action, job, **({"count": self.chance.randrange(1, 9)} if action == "append" else {}))
+
+    def outcome(self, which: int, action: str, job: str, **options: Any) -> None:
+        self.take(which, action, job, self.writers[which].ask(action, job, **options))
+
+    def take(self, which: int, action: str, job: str, reply: Any) -> None:
+        if isinstance(reply, Exception):
+            self.failed += 1
+            self.jobs[which] = None
+            if action != "begin":  # what a failed writer does in its with block
+                self.writers[which].ask("abort", job)
+        elif action == "begin":
+            self.jobs[which] = job
+        elif action in ("publish", "suspend", "abort"):
+            self.jobs[which] = None
+            if action == "publish":
+                self.published = job
+
+    def stall(self, which: int, job: str) -> None:
+        """Stop a writer between two commands of a step; it seems dead, another takes over, and it goes on."""
+        writer, other = self.writers[which], 1 - which
+        action = self.chance.choice(["append", "publish"])
+        writer.tell(action, job, stop_at=self.chance.randrange(1, 9), **({"count": 7} if action == "append" else {}))
+        if writer.is_stopped():
+            age_lease(self.url)
+            for _ in range(self.chance.randrange(4)):
+                self.step_of_other(other)
+            writer.resume()
+        before = self.published
+        self.take(which, action, job, writer.reply())
+        assert action == "publish" or before == self.published
+
+    def step_of_other(self, other: int) -> None:
+        job = self.jobs[other]
+        if job is None:
+            self.outcome(other, "begin", f"job{other}", overwrite=True, resume=self.chance.random() < 0.3)
+        else:
+            action = self.chance.choice(["append", "flush", "publish"])
+            self.outcome(other, action, job, **({"count": 5} if action == "append" else {}))
+
+
+@pytest.mark.parametrize("engine", ["lmdb", "hdf5", "mongodb"])
+def test_whatever_two_writers_do_one_job_is_published_whole_and_nothing_is_left(
+    make_engine_url: MakeUrl, engine: str
+) -> None:
+    failed = 0
+    for seed in range(TRIALS if engine == "mongodb" else TRIALS // 2):
+        url = make_engine_url(engine)
+        schedule = Schedule(url, seed)
+        schedule.run(14)
+        failed += schedule.failed
+        if engine == "mongodb":
+            age_lease(url)  # the last one may have been killed
+        with storeds.open_writer(url, FIELDS, overwrite=True) as last:
+            last.append({"job": "last", "at": n} for n in range(4))
+        assert job_of(url) == "last"
+        assert storeds.verify(url).ok
+        assert storeds.info(url).leftovers is None
+        if engine == "mongodb":
+            uri, database, name = split(url)
+            with pymongo.MongoClient[Any](uri) as client:
+                others = {f"store{n}" for n in range(seed)}
+                assert [one for one in leftovers_in(client, database, name) if one.split(".")[0] not in others] == []
+    assert failed > 0
+
+
+def write(url: str, job: str, **options: Any) -> None:
+    """Write ten records of a job, the last of which has a value for GridFS."""
+    with storeds.open_writer(url, {**FIELDS, "blob": "bytes"}, plan=job, commit_every=4, **options) as writer:
+        writer.append({"job": job, "at": n, "blob": bytes(3000 * (n == 9))} for n in range(writer.count, 10))
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_writer_killed_before_any_command_leaves_nothing_for_ever(
+    make_engine_url: MakeUrl, monkeypatch: pytest.MonkeyPatch, resume: bool
+) -> None:
+    for module in ("documents", "writer"):  # values this small go to GridFS
+        monkeypatch.setattr(f"storeds.backends.mongodb.{module}.DOCUMENT_BYTES", 2000)
+    url = make_engine_url("mongodb")
+    uri, database, name = split(url)
+    write(url, "old")
+    number, status = 0 if FULL or resume else -2, -9
+    with pymongo.MongoClient[Any](uri) as client:
+        while status == -9:
+            number += 1 if FULL else 4
+            status = die_at_command(lambda: write(url, "new", overwrite=True), number)
+            assert job_of(url) in ("old", "new")
+            left = leftovers_in(client, database, name)
+            assert (storeds.info(url).leftovers is None) == (not [one for one in left if "writer" not in one]), left
+            write(url, "new" if resume else "old", overwrite=True, resume=resume)
+            assert leftovers_in(client, database, name) == []
+            write(url, "old", overwrite=True)
+            assert leftovers_in(client, database, name) == []
+    assert status == 0
+    assert number > 30
+
+
+@pytest.mark.parametrize("engine", ["lmdb", "hdf5", "mongodb", "memory"])
+def test_a_forked_child_can_neither_use_nor_end_its_parents_writer(make_engine_url: MakeUrl, engine: str) -> None:
+    url = make_engine_url(engine)
+    with storeds.open_writer(url, FIELDS) as writer:
+        writer.append([{"job": "a", "at": 0}])
+
+        def meddle() -> None:
+            with pytest.raises(errors.ClosedError, match="for the process that opened it"):
+                writer.append([{"job": "b", "at": 1}])
+            writer.abort()
+
+        assert os.waitstatus_to_exitcode(os.waitpid(fork(meddle), 0)[1]) == 0
+        writer.append([{"job": "a", "at": 1}])
+    assert job_of(url) == "a"
+
+
+@pytest.mark.parametrize("engine", ["lmdb", "hdf5", "mongodb"])
+def test_info_names_a_writer_at_work(make_engine_url: MakeUrl, engine: str) -> None:
+    url = make_engine_url(engine)
+    write(url, "old")
+    assert storeds.info(url).writer is None
+    other = WriterProcess(url)
+    other.ask("begin", "new", overwrite=True)
+    found = storeds.info(url)
+    assert (str(found.writer).partition(",")[0], found.leftovers) == (
+        f"process {other.pid} on {socket.gethostname()}",
+        None,
+    )
+    other.kill()
+    assert storeds.info(url).writer is None
+    assert "partial" in str(storeds.info(url).leftovers)
+
+
+def test_a_writer_of_another_machine_is_waited_for_until_its_lease_ends(make_engine_url: MakeUrl) -> None:
+    url = make_engine_url("mongodb")
+    other = WriterProcess(url)
+    other.ask("begin", "a")
+    other.ask("append", "a", count=4)
+    other.kill()
+    with meta_of(url) as metas:
+        metas.update_one({"_id": "writer"}, {"$set": {"owner.host": "node7", "owner.machine": "another"}})
+    for overwrite, resume in ((False, False), (False, True), (True, False)):
+        with pytest.raises(errors.StoreExistsError, match=r"process \d+ on node7, .* its lease ends in \d+ s"):
+            storeds.open_writer(url, FIELDS, plan="a", overwrite=overwrite, resume=resume)
+    age_lease(url)
+    with storeds.open_writer(url, FIELDS, plan="a", resume=True) as writer:
+        assert writer.count == 3
+
+
+@pytest.mark.parametrize("engine", ["lmdb", "hdf5"])
+def test_a_file_system_without_locks_is_not_taken_for_another_writer(
+    make_engine_url: MakeUrl, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "lockf", refuse)
+    with pytest.raises(errors.ConfigError, match="cannot be written: .*No locks available"):
+        storeds.open_writer(make_engine_url(engine), FIELDS)

@@ -1,0 +1,202 @@
+"""Verdicts on pictures in a store: made when it is written, part of each record, the same in every engine."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from PIL import Image
+
+from storeds import Skipped, StoreDataset, convert, info, open_backend, open_writer, pack, repair, verify
+from storeds.backends.selection import Selection
+from storeds.errors import ConfigError, FormatError, RecordError
+from storeds.jpeg import Verdict
+
+MakeEngineUrl = Callable[[str], str]
+ENGINES = ("lmdb", "hdf5", "mongodb", "memory")
+FIELDS = {"image": "image", "label": "int"}
+
+
+def column(store: Any, name: str) -> Any:
+    return store.column(name)
+
+
+def named(store: Any, positions: Any, name: str) -> list[Any]:
+    return [record[name] for record in store.get_many(positions, (name,))]
+
+
+def jpeg(seed: int = 0, size: tuple[int, int] = (64, 48)) -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 255, (size[1] // 8, size[0] // 8, 3), np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).resize(size).save(buffer, "JPEG", quality=90)
+    return buffer.getvalue()
+
+
+def records() -> list[dict[str, Any]]:
+    whole = [jpeg(seed) for seed in range(10)]
+    return [{"image": blob if at % 3 else blob[: len(blob) // 2], "label": at} for at, blob in enumerate(whole)]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_writer_examines_each_picture(make_engine_url: MakeEngineUrl, engine: str) -> None:
+    url = make_engine_url(engine)
+    with open_writer(url, FIELDS) as writer:
+        writer.append(records())  # in threads
+        writer.append(iter(records()))
+    with open_backend(url) as store:
+        assert store.meta.verdicts == ("image",)
+        assert list(store.meta.fields) == ["image", "label"]
+        assert store.get_many([0, 11]) == [records()[0], records()[1]]
+        found = named(store, range(20), "finding")
+        assert found == ["intact" if at % 10 % 3 else "truncated_scan" for at in range(20)]
+        shares = column(store, "recovered")
+        assert [share == 1.0 for share in shares.tolist()] == [kind == "intact" for kind in found]
+        (text,) = named(store, [3], "_verdict_image")
+        assert Verdict.from_text(text) == Verdict("truncated_scan", shares[3])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_where_selects_by_verdict(make_engine_url: MakeEngineUrl, engine: str) -> None:
+    url = make_engine_url(engine)
+    with open_writer(url, FIELDS) as writer:
+        writer.append(records())
+    expected = [at for at in range(10) if at % 3]
+    for where in ({"recovered": 1.0}, {"finding": "intact"}, {"finding": ["intact", "trailing_data"]}):
+        dataset = StoreDataset(url, where=where, fields=("label",), reader="array")
+        assert [sample[0] for sample in dataset[:]] == expected
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_checksum_covers_the_verdict(make_engine_url: MakeEngineUrl, engine: str) -> None:
+    ids = set()
+    for text in ("intact", "truncated_scan 0.5"):
+        url = make_engine_url(engine)
+        with open_writer(url, FIELDS) as writer:
+            writer.append([{**record, "_verdict_image": text} for record in records()])
+        with open_backend(url) as store:
+            ids.add(store.meta.id)
+            assert store.get_many([2], ("_verdict_image",)) == [{"_verdict_image": text}]
+    assert len(ids) == 2
+
+
+def test_the_id_of_a_store_does_not_depend_on_its_engine(make_engine_url: MakeEngineUrl) -> None:
+    first = make_engine_url("memory")
+    with open_writer(first, FIELDS) as writer:
+        writer.append(records())
+    ids = {convert(first, make_engine_url(engine)).id for engine in ENGINES}
+    with open_backend(first) as store:
+        assert ids == {store.meta.id}
+
+
+def test_without_the_check_pictures_have_no_verdict(tmp_path: Path) -> None:
+    url = f"lmdb://{tmp_path}/a.lmdb"
+    with open_writer(url, FIELDS, check=False) as writer:
+        writer.append(records())
+    with open_backend(url) as store:
+        assert set(column(store, "finding").tolist()) == {""}
+        assert np.isnan(column(store, "recovered")).all()
+
+
+def test_a_store_of_several_pictures_names_its_verdicts_after_them(tmp_path: Path) -> None:
+    url = f"lmdb://{tmp_path}/a.lmdb"
+    with open_writer(url, {"left": "image", "right": "image"}) as writer:
+        writer.append([{"left": jpeg(), "right": jpeg()[:-300]}])
+    with open_backend(url) as store:
+        assert column(store, "left_finding").tolist() == ["intact"]
+        assert column(store, "right_finding").tolist() == ["truncated_scan"]
+        with pytest.raises(ConfigError, match="left_finding"):
+            column(store, "finding")
+
+
+def test_a_declared_field_of_the_same_name_takes_its_place(tmp_path: Path) -> None:
+    url = f"lmdb://{tmp_path}/a.lmdb"
+    with open_writer(url, {"image": "image", "recovered": "int"}) as writer:
+        writer.append([{"image": jpeg(), "recovered": 7}])
+    with open_backend(url) as store:
+        assert column(store, "recovered").tolist() == [7]
+        assert column(store, "finding").tolist() == ["intact"]
+        assert store.get_many([0]) == [{"image": jpeg(), "recovered": 7}]
+
+
+@pytest.mark.parametrize("text", ["whole!", "intact 2.0", "truncated_scan half", 1.0])
+def test_a_text_that_is_no_verdict_is_refused(tmp_path: Path, text: Any) -> None:
+    writer = open_writer(f"lmdb://{tmp_path}/a.lmdb", FIELDS)
+    with pytest.raises(RecordError, match="verdict|str"):
+        writer.append([{**records()[0], "_verdict_image": text}])
+    writer.abort()
+
+
+@pytest.mark.parametrize("engine", ["lmdb", "hdf5"])
+def test_a_text_of_another_writer_that_is_no_verdict_spoils_its_record_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    url = f"{engine}://{tmp_path}/a.{engine}"
+    with monkeypatch.context() as patch, open_writer(url, FIELDS) as writer:
+        patch.setattr("storeds.backends.writer.Verdict", SimpleNamespace(from_text=str))
+        writer.append([{**record, "_verdict_image": "about 60 %"} for record in records()[:1]])
+        writer.append(records()[1:3])
+    wrong = "'about 60 %' is no verdict"
+    dataset = StoreDataset(url, decode="tensor", on_error="skip")
+    assert [isinstance(sample, Skipped) for sample in dataset[:]] == [True, False, False]
+    assert dataset.report().bad == {"record": 1}
+    assert info(url).pictures is None
+    (finding,) = verify(url, workers=0).findings
+    assert (finding.kind, finding.position) == ("verdict", 0)
+    with open_backend(url) as store, pytest.raises(FormatError, match=wrong):
+        column(store, "finding")
+    with pytest.raises(FormatError, match=wrong):
+        convert(url, f"lmdb://{tmp_path}/b.lmdb")
+    with pytest.raises(RecordError, match=f"record 0 of .*{wrong}"):
+        repair(url, f"lmdb://{tmp_path}/b.lmdb")
+    assert pack(url, f"lmdb://{tmp_path}/c.lmdb", on_bad="keep").left_out == 1
+
+
+def test_several_stores_as_one_lack_the_verdicts_that_a_member_lacks(tmp_path: Path) -> None:
+    urls = [f"lmdb://{tmp_path}/{name}.lmdb" for name in "ab"]
+    for url, check in zip(urls, (True, False), strict=True):
+        with open_writer(url, FIELDS, check=check) as writer:
+            writer.append(records())
+    with open_backend(urls) as both:
+        assert both.meta.verdicts == ("image",)
+        found = column(both, "finding").tolist()
+        assert [kind == "" for kind in found] == [False] * 10 + [True] * 10
+        assert named(both, [19, 1, 0], "finding") == ["", "intact", found[0]]
+
+
+def test_where_selects_from_several_stores_of_which_one_keeps_no_verdicts(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "foreign.h5", "w") as file:
+        file["label"] = np.arange(10)
+        images = file.create_dataset("image", 10, h5py.vlen_dtype(np.uint8))
+        for at, record in enumerate(records()):
+            images[at] = np.frombuffer(record["image"], np.uint8)
+    native = f"hdf5://{tmp_path}/native.h5"
+    with open_backend(f"hdf5://{tmp_path}/foreign.h5") as foreign:
+        assert foreign.meta.verdicts == ()
+        with open_writer(native, foreign.meta.fields) as writer:
+            writer.append({name: record[name] for name in foreign.meta.fields} for record in records())
+    with open_backend([f"hdf5://{tmp_path}/foreign.h5", native]) as both:
+        whole = [at + 10 for at in range(10) if at % 3]
+        assert Selection(both, {"finding": "intact"}).positions.tolist() == whole
+        assert Selection(both, {"recovered": 1.0}).positions.tolist() == whole
+        assert Selection(both, {"finding": ["", "intact"], "label": [1, 3]}).positions.tolist() == [1, 3, 11]
+        assert Selection(both, {"_verdict_image": ""}).positions.tolist() == list(range(10))
+
+
+def test_a_resumed_writer_gives_the_same_id(tmp_path: Path) -> None:
+    ids = []
+    for stop in (0, 4):
+        url = f"lmdb://{tmp_path}/{stop}.lmdb"
+        writer = open_writer(url, FIELDS, commit_every=2)
+        writer.append(records()[:stop])
+        writer.suspend()
+        with open_writer(url, FIELDS, commit_every=2, resume=True) as writer:
+            writer.append(records()[writer.count :])
+        with open_backend(url) as store:
+            ids.append(store.meta.id)
+    assert ids[0] == ids[1]

@@ -1,0 +1,141 @@
+"""What `storeds.collate` makes of samples."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, default_collate
+
+import storeds
+from photographs import photograph
+from storeds import Skipped, collate, errors
+from storeds.batching.collate import Padded
+
+SKIPPED = Skipped(7, "lmdb://x", 7, "decode", "it is empty")
+
+
+class Point(NamedTuple):
+    x: float
+    y: torch.Tensor
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        [(torch.ones(3, 2), 1), (torch.zeros(3, 2), 2)],
+        [{"a": 1.5, "b": "x"}, {"a": 2.5, "b": "y"}],
+        [Point(1.0, torch.ones(2)), Point(2.0, torch.zeros(2))],
+        [torch.ones(2), torch.zeros(2)],
+        [np.ones(3, np.float32), np.zeros(3, np.float32)],
+        [(np.int64(3), b"x"), (np.int64(4), b"y")],
+        [1, 2, 3],
+        ["a", "b"],
+        [([1, 2], {"c": 3}), ([4, 5], {"c": 6})],
+    ],
+)
+def test_what_pytorch_batches_is_batched_as_pytorch_does(batch: list[Any]) -> None:
+    assert str(collate(batch)) == str(default_collate(batch))
+    assert type(collate(batch)) is type(default_collate(batch))
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=8).filter(any))
+def test_skipped_samples_are_dropped(kept: list[bool]) -> None:
+    batch = [(torch.tensor([at]), at) if keep else SKIPPED for at, keep in enumerate(kept)]
+    values, numbers = collate(batch)
+    assert numbers.tolist() == [at for at, keep in enumerate(kept) if keep] == values[:, 0].tolist()
+
+
+def test_a_sample_stacked_of_several_is_dropped_if_one_of_them_is_skipped() -> None:
+    assert collate([((1, 2), (3, 4)), ((5, 6), SKIPPED)]) == [[torch.tensor([1]), torch.tensor([2])], [3, 4]]
+    assert collate([{"a": 1, "b": SKIPPED}, {"a": 2, "b": 3}])["a"].tolist() == [2]
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=6), st.sampled_from([np.uint8, np.float32, np.int64]))
+def test_what_varies_in_length_is_padded_with_a_mask(lengths: list[int], dtype: Any) -> None:
+    clips = [np.arange(1, 2 * length + 1).reshape(length, 2).astype(dtype) for length in lengths]
+    batch = collate([{"clip": clip} for clip in clips], pad=["clip"])
+    assert batch["clip"].shape == (len(lengths), max(lengths), 2)
+    assert batch["clip"].dtype == torch.as_tensor(clips[0]).dtype
+    assert batch["clip_mask"].sum(1).tolist() == lengths
+    for row, clip in enumerate(clips):
+        assert batch["clip"][row][batch["clip_mask"][row]].tolist() == clip.tolist()
+        assert not batch["clip"][row][~batch["clip_mask"][row]].any()
+
+
+def test_lengths_that_differ_are_padded_unasked_and_in_a_tuple_become_padded() -> None:
+    values, label = collate([(torch.ones(2), 0), (torch.ones(3), 1)])
+    assert isinstance(values, Padded)
+    assert values.mask.tolist() == [[True, True, False], [True, True, True]]
+    assert label.tolist() == [0, 1]
+    assert isinstance(collate([(torch.ones(2), 0)], pad=[0])[0], Padded)
+
+
+@pytest.mark.parametrize(
+    "shapes", [[(3, 4, 5), (3, 5, 5)], [(3, 4), (2, 1)], [(2, 3), (2, 4)], [(), (1,)], [(2,), (2, 2)]]
+)
+def test_values_that_differ_otherwise_are_refused_with_their_shapes(shapes: list[tuple[int, ...]]) -> None:
+    with pytest.raises(errors.ConfigError, match=r"make no batch, .*Resize"):
+        collate([(torch.zeros(shape),) for shape in shapes])
+
+
+def test_json_whose_keys_or_lengths_differ_stays_a_list() -> None:
+    values = [({"a": 1}, [1, 2]), ({"b": 2}, [3])]
+    assert collate(values) == [[{"a": 1}, {"b": 2}], [[1, 2], [3]]]
+
+
+def test_padding_keeps_the_wider_type() -> None:
+    batch = collate([(torch.tensor([1, 2]),), (torch.tensor([0.5]),)])
+    assert batch[0].values.tolist() == [[1.0, 2.0], [0.5, 0.0]]
+
+
+def test_a_mask_never_replaces_an_element_and_pad_names_what_is_there() -> None:
+    with pytest.raises(errors.ConfigError, match="'x_mask'"):
+        collate([{"x": torch.ones(1), "x_mask": 1}, {"x": torch.ones(2), "x_mask": 2}])
+    with pytest.raises(errors.ConfigError, match="no such element: 'x'"):
+        collate([{"x": torch.ones(1)}], pad=["clip"])
+
+
+def test_no_samples_make_no_batch() -> None:
+    with pytest.raises(errors.ConfigError, match="at least one sample"):
+        collate([])
+
+
+def test_pillow_images_are_refused_with_what_to_do() -> None:
+    with pytest.raises(errors.ConfigError, match="decode='tensor'"):
+        collate([(photograph(0), 1)])
+
+
+@pytest.mark.parametrize("batch", [[SKIPPED], [SKIPPED, SKIPPED]])
+def test_a_batch_of_which_all_is_skipped_is_an_error_that_says_why(batch: list[Any]) -> None:
+    with pytest.raises(errors.BadSamplesError, match="the first: sample 7 of lmdb://x, it is empty"):
+        collate(batch)
+
+
+@pytest.mark.parametrize("width", [2, 50_000])
+@pytest.mark.parametrize("strategy", ["file_descriptor", "file_system"])
+def test_a_worker_sends_batches_as_they_are(width: int, strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.multiprocessing._sharing_strategy", strategy)  # the worker is forked
+    samples: Any = [(torch.full((width,), at), np.ones((at + 1, width)), at / 2) for at in range(4)]
+    loader = DataLoader(samples, batch_size=4, num_workers=1, collate_fn=functools.partial(collate, pad=[1]))
+    for _ in range(2):
+        (values, padded, halves) = next(iter(loader))
+        assert values.tolist() == [[at] * width for at in range(4)]
+        assert padded.values.sum(dim=(1, 2)).tolist() == [width, 2 * width, 3 * width, 4 * width]
+        assert padded.mask.sum(dim=1).tolist() == [1, 2, 3, 4]
+        assert halves.tolist() == [0, 0.5, 1, 1.5]
+
+
+def test_a_loader_pads_the_arrays_of_a_store() -> None:
+    fields: Any = {"x": {"kind": "array", "dtype": "<f4", "shape": [None, 2]}, "label": "int"}
+    with storeds.open_writer("memory://pads", fields, overwrite=True) as writer:
+        writer.append({"x": np.full((at, 2), at, np.float32), "label": at} for at in range(6))
+    dataset = storeds.StoreDataset("memory://pads", reader="array", as_dict=True)
+    (batch,) = DataLoader(dataset, batch_size=6, collate_fn=collate)
+    assert batch["x"].sum((1, 2)).tolist() == [2.0 * at * at for at in range(6)]
+    assert batch["x_mask"].sum(1).tolist() == list(range(6))

@@ -1,0 +1,491 @@
+"""StoreDataset: samples, indices, one storage call a batch, transforms, selection, errors."""
+
+from __future__ import annotations
+
+import logging
+import math
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, RandomSampler, Subset, random_split
+
+import storeds
+from photographs import jpeg, photograph
+from storeds import SampleContext, Skipped, StoreDataset, errors
+from storeds.backends.selection import Selection
+from storeds.readers.array import ArrayReader
+
+COUNT = 24
+FIELDS = {"image": "image", "label": "int", "key": "str", "split": "str", "weight": "float"}
+
+
+def record(number: int) -> dict[str, Any]:
+    split = "val" if number % 4 == 0 else "train"
+    return {"image": jpeg(number), "label": number % 3, "key": f"p/{number}", "split": split, "weight": number / 7}
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOREDS_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    url = f"lmdb://{tmp_path_factory.mktemp('dataset')}/photos.lmdb"
+    with storeds.open_writer(url, FIELDS) as writer:
+        writer.append(record(number) for number in range(COUNT))
+        writer.publish({"classes": ["cat", "cup", "moon"]})
+    return url
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that grows by the size of each storage call."""
+    from storeds.backends.lmdb.backend import LmdbBackend
+
+    sizes: list[int] = []
+    original = LmdbBackend.get_many
+
+    def counted(self: Any, positions: Sequence[int], /, fields: Sequence[str] | None = None) -> Any:
+        sizes.append(len(positions))
+        return original(self, positions, fields)
+
+    monkeypatch.setattr(LmdbBackend, "get_many", counted)
+    return sizes
+
+
+def ids(samples: Sequence[Any]) -> list[int]:
+    return [sample[-1] for sample in samples]
+
+
+def test_a_sample_is_the_pil_image_and_the_label_as_in_torchvision(url: str) -> None:
+    dataset = StoreDataset(url)
+    image, label = dataset[5]
+    assert image.size == (96, 64)
+    assert image.mode == "RGB"
+    assert label == 2
+    assert dataset.classes == ["cat", "cup", "moon"]
+    assert dataset.class_to_idx == {"cat": 0, "cup": 1, "moon": 2}
+    assert dataset.targets == [number % 3 for number in range(COUNT)]
+    assert len(dataset) == COUNT
+
+
+def test_samples_can_be_dicts_of_the_fields_asked_for(url: str) -> None:
+    dataset = StoreDataset(url, fields=["key", "image", "index"], decode="bytes", as_dict=True)
+    assert dataset[7] == {"key": "p/7", "image": jpeg(7), "index": 7}
+
+
+@pytest.mark.parametrize(
+    ("index", "expected"),
+    [
+        ([3, 1, 3], [3, 1, 3]),
+        (slice(2, 20, 5), [2, 7, 12, 17]),
+        (slice(None, None, -8), [23, 15, 7]),
+        (np.array([4, 0]), [4, 0]),
+        (torch.tensor([4, -1]), [4, COUNT - 1]),
+        (range(3), [0, 1, 2]),
+        ([], []),
+    ],
+)
+def test_slices_and_sequences_give_a_list_in_one_storage_call(
+    url: str, calls: list[int], index: Any, expected: list[int]
+) -> None:
+    samples = StoreDataset(url, fields=["index"], reader="array")[index]
+    assert ids(samples) == expected
+    assert len(calls) == bool(expected)
+
+
+@pytest.mark.parametrize("index", [-1, np.int64(-1), torch.tensor(COUNT - 1), np.uint8(COUNT - 1)])
+def test_any_integer_is_an_index_and_negative_ones_count_from_the_end(url: str, index: Any) -> None:
+    assert StoreDataset(url, fields=["index", "key"])[index] == (COUNT - 1, f"p/{COUNT - 1}")
+
+
+@pytest.mark.parametrize("index", [COUNT, -COUNT - 1, [0, COUNT]])
+def test_an_index_out_of_range_is_an_index_error(url: str, index: Any) -> None:
+    with pytest.raises(IndexError, match=rf"outside \[0, {COUNT}\)"):
+        StoreDataset(url)[index]
+
+
+@pytest.mark.parametrize("index", [1.0, "1", None, [1.5], torch.ones(COUNT, dtype=torch.bool), np.ones(COUNT, bool)])
+def test_what_is_no_index_is_a_type_error(url: str, index: Any) -> None:
+    with pytest.raises(TypeError):
+        StoreDataset(url)[index]
+
+
+def collate(samples: list[Any]) -> list[Any]:
+    return samples
+
+
+def test_a_loader_makes_one_storage_call_a_batch(url: str, calls: list[int]) -> None:
+    dataset = StoreDataset(url, fields=["index"])
+    loader = DataLoader(dataset, batch_size=10, shuffle=True, collate_fn=collate)
+    assert sorted(sum((ids(batch) for batch in loader), [])) == list(range(COUNT))
+    assert calls == [10, 10, 4]
+
+
+def test_bulk_loading_with_a_batch_sampler_makes_one_storage_call_a_batch(url: str, calls: list[int]) -> None:
+    dataset = StoreDataset(url, fields=["index"])
+    sampler = BatchSampler(RandomSampler(dataset), batch_size=10, drop_last=True)
+    loader = DataLoader(dataset, sampler=sampler, batch_size=None, collate_fn=collate)
+    assert [len(batch) for batch in loader] == [10, 10]
+    assert calls == [10, 10]
+
+
+def test_nested_subsets_give_the_right_rows_in_one_storage_call(url: str, calls: list[int]) -> None:
+    dataset = StoreDataset(url, fields=["index"])
+    inner = Subset(Subset(dataset, [5, 6, 7, 8, 9]), [4, 0, 0, 2])
+    batch = next(iter(DataLoader(inner, batch_size=4, collate_fn=collate)))
+    assert ids(batch) == [9, 5, 5, 7]
+    assert calls == [4]
+
+
+def test_datasets_concatenate_and_split(url: str) -> None:
+    dataset = StoreDataset(url, fields=["index"])
+    joined = dataset + StoreDataset(url, fields=["index"], where={"split": "val"})
+    assert isinstance(joined, ConcatDataset)
+    assert [joined[at][0] for at in (0, COUNT, COUNT + 1)] == [0, 0, 1]
+    parts = random_split(dataset, [0.5, 0.5], generator=torch.Generator().manual_seed(0))
+    assert sorted(part[at][0] for part in parts for at in range(len(part))) == list(range(COUNT))
+
+
+def test_where_takes_only_matching_records_in_their_order(url: str) -> None:
+    dataset = StoreDataset(url, fields=["index", "key"], where={"split": "val", "label": [0, 1]})
+    expected = [f"p/{number}" for number in range(COUNT) if number % 4 == 0 and number % 3 in (0, 1)]
+    assert [key for _, key in dataset[:]] == expected
+    assert [index for index, _ in dataset[:]] == list(range(len(expected)))
+    copy = pickle.loads(pickle.dumps(dataset))
+    assert copy[:] == dataset[:]
+
+
+def test_where_keeps_its_positions_in_a_mapped_file_that_any_process_finds(url: str, tmp_path: Path) -> None:
+    dataset = StoreDataset(url, where={"split": "train"})
+    (file,) = (tmp_path / "cache").iterdir()
+    positions = [number for number in range(COUNT) if number % 4]
+    assert np.load(file).tolist() == positions
+    assert isinstance(cast("Selection", dataset._view).positions, np.memmap)
+    file.write_bytes(b"damaged")
+    assert StoreDataset(url, fields=["key"], where={"split": "train"})[-1] == (f"p/{positions[-1]}",)
+
+
+def test_where_works_where_no_cache_can_be_written(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOREDS_CACHE", "/dev/null/cache")
+    assert len(StoreDataset(url, where={"split": "val"})) == 6
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ({"splt": "val"}, "did you mean 'split'"),
+        ({"image": b""}, "kind image"),
+        ({"label": "1"}, "'label' is int, so it never equals '1'"),
+        ({"label": True}, "never equals True"),
+        ({"split": 10**5000}, "'split' is str, so it never equals <int>"),
+        ({}, "selects nothing"),
+    ],
+)
+def test_a_where_that_cannot_match_is_refused(url: str, where: dict[str, Any], message: str) -> None:
+    with pytest.raises(errors.ConfigError, match=message):
+        StoreDataset(url, where=where)
+
+
+@pytest.mark.parametrize("number", [2**63, -(10**400), 10**5000], ids=["64 bits", "10**400", "10**5000"])
+def test_what_no_store_holds_equals_no_record(url: str, number: int) -> None:
+    assert len(StoreDataset(url, where={"label": number})) == 0
+    assert len(StoreDataset(url, where={"split": "\ud800"})) == 0
+    among = StoreDataset(url, fields=["index"], where={"label": [number, 1], "split": ["\udfff", "val"]})
+    assert len(among) == len(StoreDataset(url, fields=["index"], where={"label": 1, "split": "val"})) > 0
+
+
+def test_a_selection_of_nothing_is_an_empty_dataset_and_a_warning(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    dataset = StoreDataset(url, where={"split": "test"})
+    assert len(dataset) == 0
+    assert "where={'split': ['test']} selects none of the " in caplog.text
+    assert dataset[:] == []
+    assert list(DataLoader(dataset)) == []
+
+
+def brightest(image: Any) -> int:
+    return int(np.asarray(image).max())
+
+
+def test_transforms_apply_to_the_image_and_to_the_label(url: str) -> None:
+    dataset = StoreDataset(
+        url, fields=["label", "image"], transform=brightest, target_transform=lambda label: label * 10
+    )
+    assert dataset[4] == (10, brightest(photograph_of(4)))
+
+
+def photograph_of(number: int) -> Any:
+    dataset = StoreDataset(open_memory(number))
+    return dataset[0][0]
+
+
+def open_memory(number: int) -> str:
+    with storeds.open_writer("memory://one", {"image": "image"}, overwrite=True) as writer:
+        writer.append([{"image": jpeg(number)}])
+    return "memory://one"
+
+
+def test_a_config_list_makes_the_transform(url: str) -> None:
+    spec = [
+        {"name": "Resize", "size": [32, 32]},
+        "ToTensor",
+        {"name": "Normalize", "mean": [0.5] * 3, "std": [0.5] * 3},
+    ]
+    image, _ = StoreDataset(url, transform=spec)[0]
+    assert image.shape == (3, 32, 32)
+    assert image.dtype == torch.float32
+    assert -1 <= image.min() < 0 < image.max() <= 1
+
+
+AUGMENT: list[Any] = [{"name": "RandomResizedCrop", "size": 16}, "RandomHorizontalFlip", "ToTensor"]
+
+
+def test_a_seed_makes_randomness_a_function_of_seed_epoch_and_index(url: str) -> None:
+    dataset = StoreDataset(url, transform=AUGMENT, seed=3)
+    first = torch.stack([image for image, _ in dataset[:]])
+    torch.manual_seed(0)
+    shuffled = torch.stack([dataset[index][0] for index in reversed(range(COUNT))]).flip(0)
+    assert torch.equal(first, shuffled)
+    dataset.set_epoch(1)
+    assert dataset.epoch == 1
+    assert not torch.equal(first, torch.stack([image for image, _ in dataset[:]]))
+    dataset.set_epoch(0)
+    assert torch.equal(first, torch.stack([image for image, _ in dataset[:]]))
+    assert not torch.equal(first, torch.stack([i for i, _ in StoreDataset(url, transform=AUGMENT, seed=4)[:]]))
+
+
+def test_without_a_seed_randomness_is_torchs_own(url: str) -> None:
+    dataset = StoreDataset(url, transform=AUGMENT)
+    torch.manual_seed(5)
+    first = dataset[0][0]
+    assert not torch.equal(first, dataset[0][0])
+    torch.manual_seed(5)
+    assert torch.equal(first, dataset[0][0])
+
+
+def explode(image: Any) -> Any:
+    raise ZeroDivisionError("no such colour")
+
+
+def test_an_exception_in_a_transform_names_url_position_key_and_transform(url: str) -> None:
+    with pytest.raises(errors.TransformError) as raised:
+        StoreDataset(url, transform=explode, where={"split": "val"})[1]
+    for part in (url, "record 4", "'p/4'", "explode", "ZeroDivisionError", "no such colour"):
+        assert part in str(raised.value)
+    assert raised.value.position == 4
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
+
+
+@dataclass(frozen=True)
+class Picky(ArrayReader):
+    """A reader of a plug-in's, which does not expect what it finds in one record."""
+
+    error: Exception | None = None
+
+    def _choose(self, fields: dict[str, Any]) -> tuple[str, ...]:
+        return ("index", "label")
+
+    def build(self, records: Sequence[Any], context: SampleContext) -> Any:
+        if context.index == 1 and self.error is not None:
+            raise self.error
+        return super().build(records, context)
+
+
+class NoColourError(errors.RecordError):
+    """A plug-in's own word for a bad record."""
+
+    def __init__(self, what: str, colour: str) -> None:
+        super().__init__(f"{what} {colour}")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"), [(errors.DecodeError("no colour"), "decode"), (NoColourError("no", "colour"), "record")]
+)
+def test_a_record_that_a_reader_refuses_is_told_by_place_and_heeds_the_policy(
+    url: str, error: errors.RecordError, kind: str
+) -> None:
+    with pytest.raises(errors.RecordError, match=rf"record 4 \(key 'p/4'\) of {url}: no colour") as raised:
+        StoreDataset(url, reader=Picky(error=error), where={"split": "val"})[:3]
+    assert (raised.value.position, raised.value.kind) == (4, kind)
+    dataset = StoreDataset(url, reader=Picky(error=error), where={"split": "val"}, on_error="skip")
+    assert isinstance(dataset[1], Skipped)
+    assert [index for index, _ in dataset[[0, 2]]] == [0, 2]
+    assert dataset.report().bad == {kind: 1}
+
+
+@pytest.mark.parametrize("error", [KeyError("a bug"), MemoryError(), errors.UnavailableError("gone")])
+def test_what_is_not_the_records_fault_escapes_from_a_reader_with_its_place_noted(url: str, error: Exception) -> None:
+    with pytest.raises(type(error)) as raised:
+        StoreDataset(url, reader=Picky(error=error), on_error="skip", where={"split": "val"})[:3]
+    assert raised.value is error
+    assert raised.value.__notes__ == [f"Picky was given record 4 of {url}"]
+
+
+def test_an_image_that_does_not_decode_is_told_by_place(tmp_path: Path) -> None:
+    url = f"hdf5://{tmp_path}/bad.h5"
+    with storeds.open_writer(url, {"key": "str", "image": "image"}) as writer:
+        writer.append([{"key": "good", "image": jpeg(0)}, {"key": "bad", "image": jpeg(0)[:30]}])
+    dataset = StoreDataset(url, fields=["image"])
+    assert dataset[0][0].size == (96, 64)
+    with pytest.raises(errors.DecodeError, match=r"record 1 \(key 'bad'\) of hdf5://.*cannot be decoded"):
+        dataset[[0, 1]]
+
+
+def test_a_repaired_image_is_announced_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    url = f"lmdb://{tmp_path}/cut.lmdb"
+    with storeds.open_writer(url, {"image": "image"}) as writer:
+        writer.append([{"image": jpeg(0)[:-2]}, {"image": jpeg(1)[:-2]}])
+    dataset = StoreDataset(url)
+    with caplog.at_level(logging.WARNING, "storeds"):
+        dataset[:]
+    (line,) = caplog.messages
+    assert "record 0" in line
+    assert "end marker" in line
+
+
+def test_a_source_stands_for_every_argument_left_at_its_default(url: str) -> None:
+    source = storeds.Source(url=url, fields=["index"], where={"split": "val"}, seed=1)
+    assert StoreDataset(source)[:] == [(number,) for number in range(6)]
+    assert StoreDataset(source, fields=["key"])[0] == ("p/0",)
+
+
+def test_an_open_backend_is_taken_as_it_is(url: str) -> None:
+    backend = storeds.open_backend(url)
+    dataset = StoreDataset(backend, fields=["key"])
+    assert dataset[2] == ("p/2",)
+    dataset.close()
+    with pytest.raises(errors.ClosedError, match="was closed"):
+        dataset[2]
+    with pytest.raises(errors.ConfigError, match="open already"):
+        StoreDataset(backend, options={"readahead": True})
+
+
+class EverySecond:
+    """A reader of a user's own: sample i is records 2i and 2i+1."""
+
+    fields = ("pair",)
+    stored = ("label",)
+    data, target = "pair", None
+
+    def __init__(self, count: int = 0) -> None:
+        self.count = count
+
+    def bind(self, backend: storeds.Backend) -> EverySecond:
+        return EverySecond(len(backend) // 2)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def locate(self, index: int, context: SampleContext) -> Sequence[int]:
+        return (2 * index, 2 * index + 1)
+
+    def build(self, records: Sequence[storeds.Record], context: SampleContext) -> dict[str, Any]:
+        return {"pair": [record["label"] for record in records]}
+
+
+def test_a_reader_may_make_a_sample_of_several_records_still_in_one_storage_call(url: str, calls: list[int]) -> None:
+    dataset = StoreDataset(url, reader=EverySecond())
+    assert len(dataset) == COUNT // 2
+    assert dataset[[3, 0]] == [([0, 1],), ([0, 1],)]
+    assert calls == [4]
+
+
+def test_repr_and_length_do_no_io(url: str, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.lmdb"
+    copy.write_bytes(Path(url.removeprefix("lmdb://")).read_bytes())
+    dataset = StoreDataset(str(copy), where={"split": "val"})
+    copy.unlink()
+    assert repr(dataset).startswith(f"StoreDataset('lmdb://{copy}', where={{'split': ['val']}}, count=6")
+    assert len(dataset) == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"reader": "imaeg"}, "did you mean 'image'"),
+        ({"fields": ["image", "lable"]}, "did you mean 'label'"),
+        ({"fields": "image"}, "sequence of names"),
+        ({"decode": "pli"}, "did you mean 'pil'"),
+        ({"mode": "rgb"}, "Pillow mode"),
+        ({"transform": ["Resise"]}, "Resize"),
+        ({"on_error": "ignore"}, "on_error 'ignore'"),
+        ({"seed": "7"}, "seed must be"),
+        ({"layout": "orc"}, "layout 'lmdb/orc'.*'lmdb/ocr'"),
+        ({"options": {"readahed": True}}, "did you mean 'readahead'"),
+        (
+            {"reader_options": {"speed": 1}},
+            "no option 'speed'; .*he options are decode, mode, repair, min_recovered, orient, max_pixels$",
+        ),
+        ({"reader_options": {"mode": "L"}, "mode": "RGBA"}, "mode is given to the dataset and, another one, in"),
+        ({"reader_options": {"kinds": 1}}, "no option 'kinds'"),
+        ({"reader_options": {"fields": ["label"]}}, "fields is an argument of StoreDataset"),
+        ({"target_transform": ["Resise"]}, r"^target_transform\[0\]: .*Resize"),
+        ({"fields": ["index"], "transform": brightest}, "no element"),
+    ],
+)
+def test_a_wrong_argument_is_a_config_error_that_says_what_exists(
+    url: str, arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(errors.ConfigError, match=message):
+        StoreDataset(url, **arguments)
+
+
+def test_a_wrong_source_is_a_config_error() -> None:
+    with pytest.raises(errors.ConfigError, match="not int"):
+        StoreDataset(7)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "make", [lambda url: StoreDataset(url), lambda url: StoreDataset(url, where={"label": 1}, transform=AUGMENT)]
+)
+def test_a_pickled_copy_gives_the_same_samples(url: str, make: Callable[[str], StoreDataset]) -> None:
+    dataset = make(url)
+    dataset[0]
+    data = pickle.dumps(dataset)
+    assert len(data) < 8192
+    copy = pickle.loads(data)
+    assert len(copy) == len(dataset)
+    assert copy.targets == dataset.targets
+
+
+def test_the_photograph_is_real() -> None:
+    assert np.asarray(photograph(0)).max() > 100
+
+
+@pytest.mark.parametrize("limit", [math.inf, -math.inf])
+def test_where_takes_infinities(tmp_path: Path, limit: float) -> None:
+    url = f"lmdb://{tmp_path}/store"
+    with storeds.open_writer(url, {"image": "bytes", "score": "float"}) as writer:
+        writer.append([{"image": b"", "score": score} for score in (0.0, math.inf, -math.inf, math.nan)])
+    dataset = StoreDataset(url, reader="array", fields=["score"], where={"score": limit})
+    assert [float(score) for (score,) in dataset[:]] == [limit]
+
+
+@pytest.mark.parametrize("asked", [[True, False], [0, True], [torch.tensor(True)], [np.bool_(True)]], ids=str)
+def test_a_mask_is_not_taken_for_numbers(url: str, asked: list[Any]) -> None:
+    dataset = StoreDataset(url, fields=["index"])
+    with pytest.raises(TypeError):
+        dataset[asked]
+    with pytest.raises(TypeError):
+        dataset[asked[-1]]
+
+
+@pytest.mark.parametrize("as_dict", [False, True])
+def test_a_field_called_index_is_read_as_it_is_stored(tmp_path: Path, as_dict: bool) -> None:
+    url = f"lmdb://{tmp_path}/x.lmdb"
+    with storeds.open_writer(url, {"index": "int", "image": "image", "label": "int"}) as writer:
+        writer.append({"index": 10 - at, "image": jpeg(at), "label": at} for at in range(4))
+    arrays = StoreDataset(url, reader="array", fields=["label", "index"], as_dict=as_dict)
+    for dataset in (arrays, StoreDataset(url, fields=["label", "index"], as_dict=as_dict)):
+        samples = [tuple(sample.values()) if as_dict else sample for sample in dataset[[2, 0]]]
+        assert samples == [(2, 8), (0, 10)]
+    batch = next(iter(DataLoader(arrays, batch_size=4)))
+    assert (batch["index"] if as_dict else batch[1]).tolist() == [10, 9, 8, 7]
+    assert StoreDataset(url, fields=["index"], where={"index": 9})[0] == (9,)

@@ -1,0 +1,260 @@
+"""What can go wrong between a dataset and a DataLoader: hardly any samples, odd indices, transforms, dying workers."""
+
+from __future__ import annotations
+
+import copy
+import operator
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from test_processes import failure
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, Subset
+
+import storeds
+from _modes import exit_at_once, plain, raise_awkwardly
+from _stores import DEADLINE, START_METHODS
+from photographs import jpeg
+from storeds import StoreDataset, errors
+
+# What PyTorch says of three workers on a machine with two processors.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
+COUNT = 8
+FIELDS = ("label", "index")
+Url = Callable[[int], str]
+
+# In the main process, and in a worker of each start method.
+PLACES = [None, *START_METHODS]
+
+
+@pytest.fixture
+def store(make_engine_url: Callable[[str], str]) -> Url:
+    """Return a function that writes a store of so many records and returns its URL."""
+
+    def write(count: int = COUNT, engine: str = "lmdb") -> str:
+        url = make_engine_url(engine)
+        with storeds.open_writer(url, {"key": "str", "image": "image", "label": "int"}) as writer:
+            writer.append({"key": f"p/{n}", "image": jpeg(n, (24, 16)), "label": n} for n in range(count))
+        return url
+
+    return write
+
+
+def in_place(dataset: Any, method: str | None, *, workers: int = 1, **arguments: Any) -> DataLoader[Any]:
+    """Return a loader in the main process (None), or with workers of a start method."""
+    started = {} if method is None else {"num_workers": workers, "multiprocessing_context": method}
+    return DataLoader(dataset, **{"collate_fn": plain, **started, **arguments})
+
+
+def indices(batches: Any) -> list[list[int]]:
+    return [[index for *_, index in batch] for batch in batches]
+
+
+class TestHardlyAnySamples:
+    """Few samples, or none, are no error in any mode."""
+
+    @pytest.mark.parametrize("place", [None, "fork"])
+    @pytest.mark.parametrize("engine", ["memory", "lmdb", "hdf5", "mongodb"])
+    @pytest.mark.parametrize("count", [0, 1, 2])
+    def test_fewer_samples_than_workers_or_than_a_batch_holds(
+        self, store: Callable[..., str], count: int, engine: str, place: str | None
+    ) -> None:
+        dataset = StoreDataset(store(count, engine), fields=FIELDS)
+        everything = [(number, number) for number in range(count)]
+        assert len(dataset) == count
+        assert dataset[:] == dataset.__getitems__(range(count)) == everything
+        load = partial(in_place, dataset, place, workers=3)
+        in_one_batch = [everything] if count else []
+        assert list(load(batch_size=1)) == [[each] for each in everything]
+        assert list(load(batch_size=COUNT)) == in_one_batch
+        assert list(load(batch_size=COUNT, drop_last=True)) == []
+        assert list(load(batch_size=None)) == everything
+        bulk = BatchSampler(SequentialSampler(dataset), COUNT, drop_last=False)
+        assert list(load(batch_size=None, sampler=bulk)) == in_one_batch
+        sampler = storeds.EpochSampler(dataset)
+        assert list(load(batch_size=COUNT, sampler=sampler, collate_fn=sorted)) == in_one_batch
+        if count:  # PyTorch's own shuffling refuses to shuffle nothing
+            assert list(load(batch_size=COUNT, shuffle=True, collate_fn=sorted)) == in_one_batch
+
+    @pytest.mark.parametrize("count", [0, 1, 2])
+    def test_a_configured_loader_takes_them_too(self, store: Callable[..., str], count: int) -> None:
+        table = {"batch_size": COUNT, "shuffle": True, "num_workers": 3, "start_method": "fork"}
+        config = storeds.load_config({"dataset": {"url": store(count), "fields": list(FIELDS)}, "loader": table})
+        found = [batch[1].tolist() for batch in storeds.build_loader(config)]
+        assert [sorted(batch) for batch in found] == ([list(range(count))] if count else [])
+
+
+class Given(list[Any]):
+    """A sampler, or a batch sampler, that yields what it was given."""
+
+
+class TestOddIndices:
+    """A sampler may yield any integer there is; one that is out of range is told, not turned into another."""
+
+    @pytest.mark.parametrize("place", [None, "fork"])
+    @pytest.mark.parametrize(
+        "kind", [int, np.int64, np.int32, np.uint8, torch.tensor, np.array], ids=lambda kind: kind.__name__
+    )
+    def test_integers_of_any_kind(self, store: Url, kind: Callable[[int], Any], place: str | None) -> None:
+        dataset = StoreDataset(store(COUNT), fields=FIELDS)
+        asked = [5, 0, 5, 7, 3]
+        sampler = Given(kind(number) for number in asked)
+        assert indices(in_place(dataset, place, sampler=sampler, batch_size=3)) == [[5, 0, 5], [7, 3]]
+        assert indices([list(in_place(dataset, place, sampler=sampler, batch_size=None))]) == [asked]
+        bulk = BatchSampler(sampler, 3, drop_last=False)
+        assert indices(in_place(dataset, place, sampler=bulk, batch_size=None)) == [[5, 0, 5], [7, 3]]
+        # Subset looks them up in lists of its own.
+        nested = Subset(Subset(dataset, cast("Sequence[int]", sampler)), [kind(4), kind(0), kind(0)])
+        assert indices(in_place(nested, place, batch_size=3)) == [[3, 5, 5]]
+
+    @pytest.mark.parametrize("place", [None, "fork"])
+    def test_whole_arrays_and_tensors_as_batches(self, store: Url, place: str | None) -> None:
+        dataset = StoreDataset(store(COUNT), fields=FIELDS)
+        batches = Given([np.array([3, 1]), torch.tensor([6, -1]), (2, 2), range(4, 6)])
+        expected = [[3, 1], [6, 7], [2, 2], [4, 5]]
+        assert indices(in_place(dataset, place, batch_sampler=batches)) == expected
+        assert indices(in_place(dataset, place, sampler=batches, batch_size=None)) == expected
+
+    @pytest.mark.parametrize("place", [None, "fork"])
+    def test_negative_ones_count_from_the_end(self, store: Url, place: str | None) -> None:
+        dataset = StoreDataset(store(COUNT), fields=FIELDS)
+        sampler = Given([-1, np.int64(-2), torch.tensor(-COUNT)])
+        assert indices(in_place(dataset, place, sampler=sampler, batch_size=3)) == [[7, 6, 0]]
+
+    @pytest.mark.parametrize(
+        ("wrong", "place"),
+        [
+            *((COUNT, place) for place in PLACES),
+            *((wrong, "fork") for wrong in (-COUNT - 1, np.int64(2**62), torch.tensor(COUNT))),
+        ],
+        ids=str,
+    )
+    def test_an_index_out_of_range_names_the_range_and_the_store(
+        self, store: Url, wrong: Any, place: str | None
+    ) -> None:
+        url = store(COUNT)
+        dataset = StoreDataset(url, fields=FIELDS)
+        told = failure(lambda: list(in_place(dataset, place, sampler=Given([0, wrong]), batch_size=2)))
+        assert told[0] is IndexError
+        assert f"index {int(wrong)} is outside [0, {COUNT}) of {url}" in told[1]
+
+    def test_what_is_no_integer_is_a_type_error(self, store: Url) -> None:
+        dataset = StoreDataset(store(COUNT), fields=FIELDS)
+        for wrong in (1.0, "1", None, torch.tensor(1.0), np.float64(1)):
+            with pytest.raises(TypeError):
+                list(in_place(dataset, None, sampler=Given([wrong]), batch_size=1))
+
+
+def unpicklable() -> dict[str, Any]:
+    """Return transforms that no other process can import, by the name that an error is to call each."""
+
+    def local_function(image: Any) -> Any:
+        return image
+
+    class LocalTransform:
+        def __call__(self, image: Any) -> Any:
+            return image
+
+    return {
+        "<lambda>": lambda image: image,
+        "local_function": local_function,
+        "LocalTransform": LocalTransform(),
+        "partial": partial(lambda amount, image: image, 3),
+    }
+
+
+@pytest.mark.parametrize("name", unpicklable())
+@pytest.mark.parametrize("where", ["transform", "target_transform", "among others"])
+class TestTransformsThatCannotBePickled:
+    """Under fork they work; where workers must import them, the error names the transform and says what to do."""
+
+    def dataset(self, url: str, where: str, name: str) -> StoreDataset:
+        transform = unpicklable()[name]
+        if where == "among others":
+            return StoreDataset(url, transform=["RandomHorizontalFlip", transform, "ToTensor"])
+        return StoreDataset(url, **{where: transform})
+
+    def test_they_work_under_fork_and_in_copies(self, store: Url, where: str, name: str) -> None:
+        dataset = self.dataset(store(COUNT), where, name)
+        for each in (dataset, copy.deepcopy(dataset)):
+            (batch,) = in_place(each, "fork", batch_size=COUNT)
+            assert [label for _, label in batch] == list(range(COUNT))
+
+    @pytest.mark.parametrize("method", ["spawn", "forkserver"])
+    def test_other_workers_cannot_have_them(self, store: Url, where: str, name: str, method: str) -> None:
+        dataset = Subset(self.dataset(store(COUNT), where, name), range(COUNT))
+        kind, message = failure(lambda: list(in_place(dataset, method)))
+        assert kind is errors.ConfigError
+        assert message.startswith("target_transform" if where == "target_transform" else "transform")
+        assert name in message.partition(":")[0]
+        assert "define it at the top level of a module" in message
+
+
+class TestTransformsThatFail:
+    """What a transform raises says where and in which, and comes out of a worker as the same error."""
+
+    @pytest.mark.parametrize("place", PLACES)
+    def test_the_message_names_store_position_key_and_transform(self, store: Url, place: str | None) -> None:
+        url = store(COUNT)
+        dataset = StoreDataset(url, fields=FIELDS, target_transform=raise_awkwardly)
+        reasons = (
+            "ZeroDivisionError: no such colour",
+            "StopIteration: 3",
+            "KeyError: 'size'",
+            "TwoArgumentsError: (7, 'lens')",
+        )
+        batches = iter(in_place(dataset, place, batch_size=1))
+        for number, reason in enumerate(reasons):
+            told = failure(partial(next, batches))
+            assert told[0] is errors.TransformError
+            assert f"record {number} (key 'p/{number}') of {url}: transform <function raise_awkwardly" in told[1]
+            assert f"failed on 'label': {reason}" in told[1]
+
+    @pytest.mark.parametrize("place", [None, "fork"])
+    def test_of_the_others_in_the_batch_none_is_given_out(self, store: Url, place: str | None) -> None:
+        dataset = StoreDataset(store(COUNT), fields=FIELDS, target_transform=only_even)
+        batches = iter(in_place(dataset, place, batch_sampler=Given([[0, 1, 2], [2, 4]])))
+        kind, message = failure(partial(next, batches))
+        assert kind is errors.TransformError
+        assert "record 1 " in message
+        assert indices([next(batches)]) == [[2, 4]]
+
+    @pytest.mark.parametrize("method", START_METHODS)
+    def test_a_worker_that_dies_is_an_error_within_seconds(self, store: Url, method: str) -> None:
+        dataset = StoreDataset(store(COUNT), transform=exit_at_once)
+        began = time.monotonic()
+        kind, message = failure(lambda: list(in_place(dataset, method)))
+        assert kind is RuntimeError
+        assert "DataLoader worker" in message
+        assert "exit" in message
+        assert time.monotonic() - began < DEADLINE
+
+
+def only_even(number: int) -> int:
+    return operator.index(number) if number % 2 == 0 else number // 0
+
+
+class TestSkippedSamples:
+    """PyTorch's default_collate cannot leave out what was skipped; it says what can, wherever in the batch that is."""
+
+    @pytest.mark.parametrize("place", [None, "fork"])
+    @pytest.mark.parametrize("order", [[1, 0, 2], [0, 2, 1], [0, 3, 1]], ids=["first", "last", "two"])
+    @pytest.mark.parametrize("as_dict", [False, True], ids=["tuples", "dicts"])
+    def test_default_collate_says_what_to_do(
+        self, store: Url, as_dict: bool, order: list[int], place: str | None
+    ) -> None:
+        url = store(COUNT)
+        dataset = StoreDataset(url, fields=FIELDS, target_transform=only_even, on_error="skip", as_dict=as_dict)
+        told = failure(lambda: list(in_place(dataset, place, batch_sampler=Given([order]), collate_fn=None)))
+        assert told[0] is errors.ConfigError
+        skipped = next(index for index in order if index % 2)
+        assert f"sample {skipped} of {url} was skipped (transform <function only_even" in told[1]
+        assert "pass collate_fn=storeds.collate, or use on_error='replace'" in told[1]
+        (batch,) = in_place(dataset, place, batch_sampler=Given([order]), collate_fn=storeds.collate)
+        kept = batch["index"] if as_dict else batch[1]
+        assert kept.tolist() == [index for index in order if not index % 2]

@@ -1,0 +1,345 @@
+"""What becomes of bad samples under each policy, and that the report tells the truth."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import numpy as np
+import pytest
+import torch
+import xxhash
+from torch.utils.data import ConcatDataset, DataLoader, Subset
+
+import storeds
+from _stores import ENGINES, START_METHODS
+from conftest import with_path
+from photographs import jpeg
+from storeds import Skipped, StoreDataset, errors
+from storeds.datasets.report import Tally
+from storeds.testing.mongod import run_mongod
+
+COUNT = 60
+SIZE = (48, 32)
+
+
+def blob(number: int) -> bytes:
+    whole = jpeg(number % 7, SIZE)
+    if number % 20 == 3:
+        return whole[:100]  # before any pixel
+    if number % 20 == 13:
+        return whole[: (whole.index(b"\xff\xda") + len(whole)) // 2]  # half a picture
+    if number % 10 == 7:
+        return whole[:-2]
+    return whole
+
+
+BAD = {number: "truncated_header" if number % 20 == 3 else "truncated_scan" for number in range(3, COUNT, 10)}
+MENDED = list(range(7, COUNT, 10))
+OPTIONS: dict[str, Any] = {"fields": ["image", "index"], "decode": "tensor", "min_recovered": 0.9}
+
+
+@pytest.fixture
+def write(make_engine_url: Callable[[str], str]) -> Callable[[str], str]:
+    def write(engine: str) -> str:
+        url = make_engine_url(engine)
+        with storeds.open_writer(url, {"key": "str", "image": "image"}) as writer:
+            writer.append({"key": f"k{number}", "image": blob(number)} for number in range(COUNT))
+        return url
+
+    return write
+
+
+@pytest.fixture
+def store(write: Callable[[str], str]) -> str:
+    return write("lmdb")
+
+
+def epochs(dataset: StoreDataset, method: str) -> tuple[list[int], str]:
+    """Return the indices of two epochs with three workers, and a digest of all that they held."""
+    loader = DataLoader(
+        dataset,
+        batch_size=5,
+        num_workers=3,
+        multiprocessing_context=method,
+        persistent_workers=True,
+        collate_fn=storeds.collate,
+    )
+    seen: list[int] = []
+    digest = xxhash.xxh3_64()
+    for epoch in range(2):
+        dataset.set_epoch(epoch)
+        for images, indices in loader:
+            seen += indices.tolist()
+            digest.update(images.numpy().tobytes() + indices.numpy().tobytes())
+    return seen, digest.hexdigest()
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # on machines of two CPUs
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("policy", ["skip", "replace"])
+def test_two_epochs_report_the_truth_under_every_start_method(
+    write: Callable[[str], str], engine: str, policy: str
+) -> None:
+    url = write(engine)
+    digests = set()
+    for method in START_METHODS if engine == "lmdb" else ("fork", "spawn"):
+        dataset = StoreDataset(url, on_error=policy, seed=1, **OPTIONS)
+        seen, digest = epochs(dataset, method)
+        digests.add(digest)
+        good = Counter({number: 2 for number in range(COUNT) if number not in BAD})
+        found = Counter(seen)
+        assert not set(found) & set(BAD)
+        assert good <= found
+        assert len(seen) == 2 * (COUNT if policy == "replace" else COUNT - len(BAD))
+        report = dataset.report()
+        assert report.seen == 2 * COUNT
+        assert report.bad == {fault: 2 * count for fault, count in Counter(BAD.values()).items()}
+        assert report.mended == {"missing_eoi": sum(found[number] for number in MENDED)}
+        outcomes = (2 * len(BAD), 0) if policy == "skip" else (0, 2 * len(BAD))
+        assert (report.skipped, report.replaced) == outcomes
+        for event in report.first + report.last:
+            fault = "missing_eoi" if event.mended else BAD[event.index]
+            assert (event.fault, event.position) == (fault, event.index)
+        assert json.loads(json.dumps(report.to_json()))["seen"] == 2 * COUNT
+        assert "truncated_header" in str(report)
+    assert len(digests) == 1
+
+
+def test_raise_counts_the_sample_and_names_its_place(store: str) -> None:
+    dataset = StoreDataset(store, **OPTIONS)
+    with pytest.raises(errors.DecodeError, match=r"record 3 \(key 'k3'\)"):
+        dataset[[0, 1, 2, 3]]
+    report = dataset.report()
+    assert (report.seen, report.bad, report.skipped) == (4, {"truncated_header": 1}, 0)
+
+
+def test_an_error_has_the_key_of_the_record_it_is_about(store: str) -> None:
+    with pytest.raises(errors.DecodeError, match=r"record 13 \(key 'k13'\)") as caught:
+        StoreDataset(store, where={"key": ["k3", "k13"]}, **OPTIONS)[1]
+    assert (caught.value.position, caught.value.key) == (13, "k13")
+
+
+def test_a_skipped_sample_is_a_sentinel_that_says_why(store: str) -> None:
+    skipped = StoreDataset(store, on_error="skip", **OPTIONS)[13]
+    assert isinstance(skipped, Skipped)
+    assert (skipped.index, skipped.position, skipped.fault) == (13, 13, "truncated_scan")
+    assert "less than min_recovered" in skipped.reason
+    assert pickle.loads(pickle.dumps(skipped)) == skipped
+
+
+def test_a_batch_in_which_all_are_bad_is_made_of_replacements(store: str) -> None:
+    dataset = StoreDataset(store, on_error="skip", **OPTIONS)
+    samples = dataset[[3, 13, 23]]
+    assert len(samples) == 3
+    assert not any(isinstance(sample, Skipped) for sample in samples)
+    assert dataset.report().replaced == 3
+    (images, _) = next(iter(DataLoader(Subset(dataset, [3]), collate_fn=storeds.collate)))
+    assert images.shape == (1, 3, 32, 48)
+
+
+@pytest.mark.parametrize("as_dict", [False, True])
+@pytest.mark.parametrize("order", [[3, 0, 1], [0, 3, 1], [0, 1, 3]])
+def test_default_collate_refuses_a_skipped_sample_and_says_what_to_do(
+    store: str, order: list[int], as_dict: bool
+) -> None:
+    dataset = StoreDataset(store, on_error="skip", as_dict=as_dict, **OPTIONS)
+    with pytest.raises(errors.ConfigError, match=r"sample 3 .* pass collate_fn=storeds.collate"):
+        next(iter(DataLoader(Subset(dataset, order), batch_size=3)))
+
+
+def test_a_batch_of_which_a_concatenation_skips_all_is_an_error(store: str) -> None:
+    dataset: Any = ConcatDataset([StoreDataset(store, on_error="skip", **OPTIONS)])  # which asks for one at a time
+    skipped = "all 2 samples of a batch were skipped; the first: sample 3"
+    with pytest.raises(
+        errors.BadSamplesError, match=rf"{skipped} .*StoreDataset\(\[url, …\]\), or use on_error='replace'"
+    ):
+        next(iter(DataLoader(Subset(dataset, [3, 13]), batch_size=2, collate_fn=storeds.collate)))
+
+
+def test_stores_opened_as_one_fill_such_a_batch(store: str) -> None:
+    dataset: Any = StoreDataset([store, store], on_error="skip", **OPTIONS)
+    batch = next(iter(DataLoader(Subset(dataset, [3, 73]), batch_size=2, collate_fn=storeds.collate)))
+    assert len(batch[0]) == 2
+
+
+def test_a_replacement_depends_on_seed_epoch_and_index_alone(store: str) -> None:
+    def of(index: int, epoch: int = 0, seed: int = 0, among: tuple[int, ...] = ()) -> int:
+        dataset = StoreDataset(store, on_error="replace", seed=seed, **OPTIONS)
+        dataset.set_epoch(epoch)
+        return int(dataset[[*among, index]][-1][1])
+
+    for index in BAD:
+        assert of(index) == of(index, among=(1, 2, 13)) not in BAD
+    assert len({of(3, epoch) for epoch in range(12)}) > 4
+    assert len({of(3, 0, seed) for seed in range(12)}) > 4
+    assert len({of(index) for index in BAD}) > 2
+
+
+def test_a_batch_with_bad_samples_takes_one_storage_call_more_for_all_of_them(
+    store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = StoreDataset(store, on_error="replace", **OPTIONS)
+    calls: list[int] = []
+    read = type(dataset.backend).get_many
+
+    def count(self: Any, positions: Any, /, fields: Any = None) -> Any:
+        calls.append(len(positions))
+        return read(self, positions, fields)
+
+    monkeypatch.setattr(type(dataset.backend), "get_many", count)
+    dataset[list(range(20))]
+    assert calls[:2] == [20, 2]
+    assert sum(calls[2:]) <= 4  # replacements that are bad themselves
+
+
+def test_where_and_replace_stay_within_the_selection(make_engine_url: Callable[[str], str]) -> None:
+    url = make_engine_url("lmdb")
+    with storeds.open_writer(url, {"image": "image", "split": "str"}) as writer:
+        writer.append({"image": blob(n), "split": "val" if n % 2 else "train"} for n in range(COUNT))
+    dataset = StoreDataset(url, where={"split": "val"}, on_error="replace", **OPTIONS)
+    dataset[list(range(len(dataset)))]
+    assert [event.position for event in dataset.report().first] == list(BAD)
+
+
+@pytest.mark.parametrize("limit", [{"max_bad": 2}, {"max_bad_fraction": 0.04}])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_too_many_bad_samples_stop_the_run_with_one_error_that_lists_them(
+    store: str, limit: dict[str, Any], workers: int
+) -> None:
+    dataset = StoreDataset(store, on_error="skip", **limit, **OPTIONS)
+    loader = DataLoader(dataset, batch_size=10, num_workers=workers, collate_fn=storeds.collate)
+    with pytest.raises(errors.BadSamplesError) as raised:
+        list(loader)
+    assert f"more than {next(iter(limit))}={next(iter(limit.values()))}" in str(raised.value)
+    listed = [number for number in BAD if f"record {number} of" in str(raised.value)]
+    assert len(listed) >= 3
+
+
+def test_limits_hold_for_each_epoch_anew(store: str) -> None:
+    dataset = StoreDataset(store, on_error="skip", max_bad=len(BAD), **OPTIONS)
+    for epoch in range(3):
+        dataset.set_epoch(epoch)
+        list(DataLoader(dataset, batch_size=10, collate_fn=storeds.collate))
+    assert dataset.report().skipped == 3 * len(BAD)
+
+
+def test_when_none_is_good_no_thousand_replacements_are_tried(make_engine_url: Callable[[str], str]) -> None:
+    url = make_engine_url("lmdb")
+    with storeds.open_writer(url, {"image": "image"}) as writer:
+        writer.append({"image": b"<html>"} for _ in range(500))
+    dataset = StoreDataset(url, on_error="replace")
+    with pytest.raises(errors.BadSamplesError, match="all of 100 others tried are bad too"):
+        dataset[0]
+    assert dataset.report().bad == {"not_jpeg": 1}
+
+
+def test_a_single_bad_sample_has_nothing_to_be_replaced_by(make_engine_url: Callable[[str], str]) -> None:
+    url = make_engine_url("lmdb")
+    with storeds.open_writer(url, {"image": "image"}) as writer:
+        writer.append([{"image": b""}])
+    with pytest.raises(errors.BadSamplesError, match="no good sample"):
+        StoreDataset(url, on_error="replace")[0]
+
+
+def fail_on_dark(image: torch.Tensor) -> torch.Tensor:
+    if image.float().mean() < 60:
+        raise ValueError("too dark")
+    return image
+
+
+def test_transforms_and_records_come_under_the_policy_too(tmp_path: Path) -> None:
+    path = tmp_path / "x.lmdb"
+    with storeds.open_writer(f"lmdb://{path}", {"image": "image"}) as writer:
+        writer.append({"image": jpeg(number, SIZE)} for number in range(8))
+    with lmdb.open(str(path), subdir=False, max_dbs=8) as env:
+        records = env.open_db(b"records")
+        with env.begin(db=records, write=True) as transaction:
+            value = bytearray(transaction.get((5).to_bytes(8, "big")) or b"")
+            value[len(value) // 2] ^= 1
+            transaction.put((5).to_bytes(8, "big"), bytes(value))
+    dataset = StoreDataset(f"lmdb://{path}", decode="tensor", transform=fail_on_dark, on_error="skip")
+    dark = [n for n in range(8) if n != 5 and StoreDataset(dataset.url, decode="tensor")[n][0].float().mean() < 60]
+    assert dark
+    assert [n for n, sample in enumerate(dataset[:]) if isinstance(sample, Skipped)] == sorted([5, *dark])
+    assert dataset.report().bad == {"record": 1, "transform": len(dark)}
+
+
+def test_a_bug_in_a_reader_is_no_bad_sample(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = StoreDataset(store, on_error="replace", **OPTIONS)
+
+    def build(*_: Any) -> Any:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(type(dataset.reader), "build", build)
+    with pytest.raises(KeyError, match="a bug"):
+        dataset[0]
+
+
+def test_a_server_that_dies_is_an_error_and_not_a_thousand_replacements(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    with run_mongod(tmp_path_factory.mktemp("dies")) as uri:
+        url = with_path(uri, "db/c") + "?serverSelectionTimeoutMS=300"
+        with storeds.open_writer(url, {"key": "str", "image": "image"}) as writer:
+            writer.append({"key": str(number), "image": blob(number)} for number in range(COUNT))
+        dataset = StoreDataset(url, on_error="replace", **OPTIONS)
+        assert len(dataset[:10]) == 10
+    with pytest.raises(errors.UnavailableError):
+        dataset[0]
+    assert dataset.report().replaced == 1
+
+
+def test_each_kind_of_fault_is_announced_once(store: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "storeds"):
+        StoreDataset(store, on_error="skip", **OPTIONS)[:]
+    told = Counter(
+        kind
+        for record in caplog.records
+        for kind in {*BAD.values(), "missing_eoi"}
+        if f"of kind {kind}" in record.message
+    )
+    assert told == {"truncated_header": 1, "truncated_scan": 1, "missing_eoi": 1}
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"on_error": "ignore"}, {"max_bad": -1}, {"max_bad": True}, {"max_bad_fraction": 1.5}]
+)
+def test_a_wrong_policy_is_refused(store: str, wrong: dict[str, Any]) -> None:
+    with pytest.raises(errors.ConfigError, match=next(iter(wrong))):
+        StoreDataset(store, **wrong)
+
+
+@pytest.fixture
+def tally() -> Tally:
+    return Tally()
+
+
+def test_a_tally_in_a_copy_counts_for_itself(tally: Tally) -> None:
+    tally.saw(3, 0)
+    copy = pickle.loads(pickle.dumps(tally))
+    copy.saw(1, 0)
+    assert (tally.total("seen"), copy.total("seen")) == (3, 1)
+    assert len(pickle.dumps(tally)) < 200
+    assert np.asarray(tally.limits(0)).tolist() == [3, 0]
+
+
+def is_gone(image: torch.Tensor) -> torch.Tensor:
+    raise errors.UnavailableError("the feature server is gone")
+
+
+def is_full(image: torch.Tensor) -> torch.Tensor:
+    raise MemoryError
+
+
+@pytest.mark.parametrize(("transform", "error"), [(is_gone, errors.UnavailableError), (is_full, MemoryError)])
+def test_what_no_sample_is_to_blame_for_comes_through_every_policy(store: str, transform: Any, error: Any) -> None:
+    for policy in ("raise", "skip", "replace"):
+        with pytest.raises(error):
+            StoreDataset(store, transform=transform, on_error=policy, **OPTIONS)[0]

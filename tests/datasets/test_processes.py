@@ -1,0 +1,270 @@
+"""Datasets in the workers of DataLoaders, under every start method: rows, epochs, errors, deaths, pickles."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import ConcatDataset
+
+from _processes import KilledReader, digest, loader, numbers, open_rows, refuse_squares, take_number
+from _stores import (
+    CHUNKED,
+    COUNT,
+    DEADLINE,
+    ENGINES,
+    START_METHODS,
+    TRUTH,
+    collection,
+    handle_of,
+    read_all,
+    record,
+    write,
+    written,
+)
+from photographs import jpeg
+from storeds import StoreDataset, errors
+from storeds._utils.urls import file_path
+from storeds.backends.base import HandleBackend
+
+
+@pytest.fixture(scope="module")
+def stores(mongodb: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Engine → URL of a store that holds `TRUTH`."""
+    with written(mongodb, tmp_path_factory.mktemp("stores")) as urls:
+        yield urls
+
+
+class TestLoaders:
+    """What comes out of a DataLoader is what the store holds: each index once, its bytes, its label."""
+
+    @pytest.mark.parametrize("persistent", [False, True], ids=["fresh-workers", "persistent-workers"])
+    @pytest.mark.parametrize("used", [False, True], ids=["unused-before", "used-before"])
+    @pytest.mark.parametrize(
+        ("engine", "start_method"),
+        [*((engine, method) for engine in ENGINES for method in START_METHODS), (CHUNKED, "fork")],
+    )
+    def test_every_row_is_right(
+        self, stores: dict[str, str], engine: str, start_method: str, used: bool, persistent: bool
+    ) -> None:
+        dataset = open_rows(stores[engine])
+        if used:
+            assert read_all(dataset) == TRUTH
+        assert (handle_of(dataset) is not None) == used
+        batches = loader(dataset, start_method, persistent_workers=persistent)
+        readers, orders = set(), []
+        for _ in range(2 if persistent else 1):
+            found = list(batches)
+            readers |= {pid for pid, _ in found}
+            orders.append([each for _, batch in found for each in batch])
+            assert sorted(orders[-1]) == TRUTH
+        assert os.getpid() not in readers
+        assert len(readers) == 2
+        assert TRUTH not in orders
+        if used:
+            assert read_all(dataset) == TRUTH
+
+    @pytest.mark.parametrize("start_method", START_METHODS)
+    def test_one_loader_takes_from_all_engines_at_once(self, stores: dict[str, str], start_method: str) -> None:
+        datasets = [open_rows(url) for url in stores.values()]
+        for dataset in datasets:
+            assert read_all(dataset) == TRUTH
+        everything = ConcatDataset[Any](datasets)
+        found = [each for _, batch in loader(everything, start_method, batch_size=16) for each in batch]
+        assert sorted(found) == sorted(TRUTH * len(datasets))
+
+    @pytest.mark.parametrize("engine", [*ENGINES, CHUNKED])
+    def test_two_loaders_over_one_store_run_side_by_side(self, stores: dict[str, str], engine: str) -> None:
+        first, second = open_rows(stores[engine]), open_rows(stores[engine])
+        first[0]
+        pairs = list(zip(loader(first, "fork"), loader(second, "fork"), strict=True))
+        for side in (0, 1):
+            assert sorted(each for pair in pairs for each in pair[side][1]) == TRUTH
+        first.close()
+        assert read_all(second) == TRUTH
+
+    @pytest.mark.parametrize("start_method", ["fork", "spawn"])
+    def test_no_process_says_a_word_with_warnings_as_errors(self, stores: dict[str, str], start_method: str) -> None:
+        script = Path(__file__).parents[1].joinpath("support", "_processes.py")
+        ended = subprocess.run(
+            [sys.executable, "-W", "error", "-X", "dev", script, start_method, *stores.values()],
+            capture_output=True,
+            text=True,
+            timeout=2 * DEADLINE,
+            check=False,
+        )
+        assert (ended.stderr, ended.returncode) == ("", 0)
+        assert ended.stdout.split() == [digest(TRUTH * len(stores))] * 2
+
+
+class TestEpochs:
+    """`set_epoch` reaches workers that live through many epochs."""
+
+    @pytest.mark.parametrize("copied", [False, True], ids=["", "copied"])
+    @pytest.mark.parametrize("start_method", START_METHODS)
+    def test_persistent_workers_draw_anew_and_as_without_workers(
+        self, stores: dict[str, str], start_method: str, copied: bool
+    ) -> None:
+        dataset = open_rows(stores["lmdb"], seed=11, transform=take_number)
+        if copied:
+            dataset = pickle.loads(pickle.dumps(dataset))
+        batches = loader(dataset, start_method, persistent_workers=True, collate_fn=numbers)
+        drawn, expected = [], []
+        for epoch in (0, 1, 7, 0):
+            dataset.set_epoch(epoch)
+            drawn.append(sorted(each for batch in batches for each in batch))
+            expected.append(numbers(dataset[:]))
+        assert drawn == expected
+        assert drawn[0] == drawn[3]
+        assert len({tuple(each) for each in drawn}) == 3
+
+    def test_a_copy_has_an_epoch_of_its_own(self, stores: dict[str, str]) -> None:
+        dataset = open_rows(stores["lmdb"])
+        dataset.set_epoch(3)
+        copy = pickle.loads(pickle.dumps(dataset))
+        dataset.set_epoch(4)
+        assert (dataset.epoch, copy.epoch) == (4, 3)
+
+
+class TestKilledWorkers:
+    """A worker that is killed mid-epoch gives an error, not a hang, and harms nobody else."""
+
+    @pytest.mark.parametrize(
+        ("engine", "start_method"),
+        [*((engine, "fork") for engine in ENGINES), ("lmdb", "spawn"), ("mongodb", "forkserver")],
+    )
+    def test_the_loader_raises_and_the_parent_reads_on(
+        self, stores: dict[str, str], engine: str, start_method: str
+    ) -> None:
+        dataset = open_rows(stores[engine], KilledReader)
+        dataset[0]
+        kind, message = failure(lambda: list(loader(dataset, start_method, batch_size=1)))
+        assert kind is RuntimeError
+        assert re.search(r"DataLoader worker \(pid.* (killed by signal|exited unexpectedly)", message)
+        assert read_all(dataset) == TRUTH
+        others = open_rows(stores[engine])
+        assert sorted(each for _, batch in loader(others, "fork") for each in batch) == TRUTH
+
+
+class TestPickles:
+    """A pickled dataset is small, and opens nothing when it comes back."""
+
+    @pytest.mark.parametrize("engine", ["memory", "lmdb"])
+    def test_the_size_does_not_depend_on_the_count(self, make_engine_url: Callable[[str], str], engine: str) -> None:
+        sizes = []
+        for count in (10, 100_000):
+            url = make_engine_url(engine)
+            write(url, [{"image": b"x", "label": at} for at in range(count)])
+            dataset = open_rows(url)
+            assert dataset[count - 1] == (b"x", count - 1, count - 1)
+            assert len(dataset.targets) == count
+            sizes.append(len(pickle.dumps(dataset)))
+        assert max(sizes) < 8192
+        assert abs(sizes[1] - sizes[0]) <= 64
+
+    @pytest.mark.parametrize("engine", [*ENGINES, CHUNKED])
+    def test_unpickling_opens_nothing(self, stores: dict[str, str], engine: str) -> None:
+        dataset = open_rows(stores[engine])
+        assert read_all(dataset) == TRUTH
+        pickled = pickle.dumps(dataset)
+        assert isinstance(dataset.backend, HandleBackend)
+        pool = dataset.backend.pool
+        files, threads, handles = set(os.listdir("/proc/self/fd")), set(threading.enumerate()), len(pool)
+        copy = pickle.loads(pickled)
+        assert set(os.listdir("/proc/self/fd")) <= files
+        assert set(threading.enumerate()) <= threads
+        assert len(pool) <= handles
+        assert handle_of(copy) is None
+        assert len(copy) == COUNT
+        assert read_all(copy) == TRUTH
+
+
+class TestErrors:
+    """What goes wrong in a worker arrives in the parent as what it was."""
+
+    @pytest.mark.parametrize(
+        ("engine", "start_method"),
+        [*((engine, "fork") for engine in ENGINES), ("hdf5", "spawn"), ("lmdb", "forkserver")],
+    )
+    def test_a_bad_sample_keeps_its_type_and_message(
+        self, make_engine_url: Callable[[str], str], engine: str, start_method: str
+    ) -> None:
+        url = make_engine_url(engine)
+        images = [jpeg(0), jpeg(1), b"no image at all", jpeg(3, (50, 50))]
+        write(url, [{"image": image, "label": at} for at, image in enumerate(images)])
+        damage(url, images[1])
+        dataset = StoreDataset(url, transform=refuse_squares)
+        batches = iter(loader(dataset, start_method, batch_size=1, shuffle=False, collate_fn=len))
+        assert next(batches) == 1
+        for position, kind, reason in (
+            (1, errors.RecordError, "checksum does not match"),
+            (2, errors.DecodeError, "cannot be decoded"),
+            (3, errors.TransformError, "cannot take 50 × 50"),
+        ):
+            told = failure(partial(next, batches))
+            assert told[0] is kind
+            assert reason in told[1]
+            told_without_workers = failure(partial(dataset.__getitem__, position))
+            assert told_without_workers[0] is kind
+            assert told_without_workers[1].partition("<")[0] in told[1]  # Pillow goes on with an address
+
+    @pytest.mark.parametrize("start_method", ["fork", "forkserver"])
+    @pytest.mark.parametrize("engine", ENGINES)
+    def test_a_store_that_is_gone_is_unavailable(
+        self, make_engine_url: Callable[[str], str], engine: str, start_method: str
+    ) -> None:
+        url = make_engine_url(engine)
+        write(url, [record(number) for number in range(8)])
+        dataset = open_rows(url)
+        remove(url)
+        kind, message = failure(lambda: list(loader(dataset, start_method)))
+        assert kind is errors.UnavailableError
+        assert f"{dataset.url} was there when it was opened and is gone now" in message
+
+
+def failure(read: Callable[[], object]) -> tuple[type[BaseException], str]:
+    """Return type and message of what `read` raises, and let go of its frames.
+
+    They hold the loader's iterator in a cycle, and torch takes ten seconds to shut down one that only the garbage
+    collector finds.
+    """
+    try:
+        read()
+    except Exception as error:
+        link: BaseException | None = error
+        while link is not None:
+            traceback.clear_frames(link.__traceback__)
+            link.__traceback__, link = None, link.__context__
+        return type(error), str(error)
+    raise AssertionError("nothing was raised")
+
+
+def damage(url: str, image: bytes) -> None:
+    """Change one bit of a record's image, behind the store's back."""
+    wrong = image[:-1] + bytes([image[-1] ^ 1])
+    if url.startswith("mongodb"):
+        with collection(url) as found:
+            assert found.update_one({"image": image}, {"$set": {"image": wrong}}).modified_count == 1
+        return
+    path = Path(file_path(url)[0])
+    content = path.read_bytes()
+    assert content.count(image) == 1
+    path.write_bytes(content.replace(image, wrong))
+
+
+def remove(url: str) -> None:
+    if url.startswith("mongodb"):
+        with collection(url) as found:
+            found.drop()
+    else:
+        os.unlink(file_path(url)[0])

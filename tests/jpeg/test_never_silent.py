@@ -1,0 +1,254 @@
+"""No damaged picture of a random corpus comes out of any store without an error, a note or a count, and no whole one with one.
+
+Damage is visible where libjpeg itself reports it, in a program that shares no code with storeds (`jpeg_oracle`), where a
+part of the file is missing, or where a checksum fails. 600 pictures; `make test-full` (``STOREDS_TEST_FULL``) takes 4,000.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pymongo
+import pytest
+
+import _foreign_lmdb
+import storeds
+from _silence import DECODES, complaints, read_all
+from conftest import with_path
+from jpeg_encodings import ENCODINGS, RARE, encode
+from jpeg_truth import anatomy
+from random_corpus import Sample, random_corpus
+from storeds.jpeg import examine
+from storeds.ops import convert, pack, repair
+
+FULL = bool(os.environ.get("STOREDS_TEST_FULL"))
+SEED = int(os.environ.get("STOREDS_TEST_SEED", "16"))
+COUNT = 4000 if FULL else 600
+FEW = 400 if FULL else 120  # for the engines that differ in nothing but storage
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL")  # what Pillow thinks of damaged metadata
+
+
+@dataclass(frozen=True)
+class Store:
+    """A store of the first `count` pictures of the corpus, and what reading it takes."""
+
+    url: str
+    count: int = COUNT
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@pytest.fixture(scope="module")
+def corpus() -> list[Sample]:
+    return random_corpus(SEED, COUNT)
+
+
+def write_native(url: str, samples: Iterable[Sample], **options: Any) -> None:
+    with storeds.open_writer(url, {"image": "image"}, **options) as writer:
+        writer.append({"image": sample.blob} for sample in samples)
+
+
+def write_vlen(path: Path, samples: list[Sample]) -> None:
+    with h5py.File(path, "w") as file:
+        images = file.create_dataset("image", (len(samples),), h5py.vlen_dtype("u1"))
+        for at, sample in enumerate(samples):
+            images[at] = np.frombuffer(sample.blob, "u1")
+
+
+def write_documents(uri: str, database: str, name: str, samples: list[Sample]) -> None:
+    client: pymongo.MongoClient[Any] = pymongo.MongoClient(uri)
+    with client:
+        client[database][name].insert_many({"_id": at, "image": sample.blob} for at, sample in enumerate(samples))
+
+
+@pytest.fixture(scope="module")
+def stores(corpus: list[Sample], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Store]:
+    """Stores of the corpus in files: our own, with and without verdicts, and as other tools write them."""
+    folder = tmp_path_factory.mktemp("silence")
+    found = {
+        "native": Store(f"lmdb://{folder}/native.lmdb"),
+        "unchecked": Store(f"lmdb://{folder}/unchecked.lmdb"),
+        "native HDF5": Store(f"hdf5://{folder}/native.h5", FEW),
+        "foreign": Store(f"lmdb://{folder}/foreign", options={"layout": "keyed"}),
+        "foreign HDF5": Store(f"hdf5://{folder}/foreign.h5", FEW),
+    }
+    write_native(found["native"].url, corpus)
+    write_native(found["unchecked"].url, corpus, check=False)
+    write_native(found["native HDF5"].url, corpus[:FEW])
+    _foreign_lmdb.put(folder / "foreign", ((b"%08d" % at, sample.blob) for at, sample in enumerate(corpus)))
+    write_vlen(folder / "foreign.h5", corpus[:FEW])
+    return found
+
+
+READINGS = [
+    *(("native", decode, 0.0) for decode in DECODES),
+    *(("foreign", decode, 0.0) for decode in DECODES),
+    *(("unchecked", decode, 0.0) for decode in ("pil", "tensor")),
+    ("native", "tensor", 1.0),
+    ("foreign", "pil", 0.5),
+    ("foreign", "tensor", 1.0),
+    ("native HDF5", "tensor", 0.0),
+    ("native HDF5", "pil", 0.5),
+    ("foreign HDF5", "tensor", 0.0),
+    ("foreign HDF5", "pil", 0.5),
+]
+
+
+def assert_none_is_silent(samples: list[Sample], store: Store, *, pixels: bool = True, **options: Any) -> None:
+    given = read_all(store.url, **store.options, **options)
+    found = list(complaints(samples[: store.count], given, pixels=pixels))
+    assert not found, f"{len(found)} of {store.count}:\n" + "\n".join(found[:40])
+
+
+@pytest.mark.parametrize(("store", "decode", "least"), READINGS)
+def test_no_damaged_picture_is_silent(
+    corpus: list[Sample], stores: dict[str, Store], store: str, decode: str, least: float
+) -> None:
+    assert_none_is_silent(corpus, stores[store], decode=decode, min_recovered=least, pixels=decode != "fast")
+
+
+@pytest.mark.parametrize(
+    ("store", "decode"), [("native", "tensor"), *(("foreign", decode) for decode in DECODES), ("unchecked", "tensor")]
+)
+def test_a_crop_that_is_drawn_before_decoding_hides_no_damage(
+    corpus: list[Sample], stores: dict[str, Store], store: str, decode: str
+) -> None:
+    crop = [{"name": "RandomResizedCrop", "size": 16, "scale": [0.05, 0.3]}]
+    assert_none_is_silent(corpus, stores[store], decode=decode, min_recovered=0.0, pixels=False, transform=crop)
+
+
+@pytest.mark.parametrize("kind", ["native", "foreign"])
+def test_no_damaged_picture_of_a_server_is_silent(corpus: list[Sample], mongodb: str, kind: str) -> None:
+    database, name = f"storeds_silence_{os.getpid()}", kind
+    store = Store(with_path(with_path(mongodb, database), name), FEW)
+    client: pymongo.MongoClient[Any] = pymongo.MongoClient(mongodb)
+    with client:
+        try:
+            if kind == "native":
+                write_native(store.url, corpus[:FEW])
+            else:
+                write_documents(mongodb, database, name, corpus[:FEW])
+            assert_none_is_silent(corpus, store, decode="tensor", min_recovered=0.0)
+        finally:
+            client.drop_database(database)
+
+
+@pytest.mark.parametrize("options", [{}, {"check": False}])
+def test_a_whole_picture_of_each_encoding_is_given_as_pillow_decodes_it(
+    tmp_path: Path, options: Mapping[str, bool]
+) -> None:
+    wholes = [Sample(name, "", encode(name), encode(name), frozenset()) for name in (*ENCODINGS, *RARE)]
+    wholes = [sample for sample in wholes if "lossless" not in sample.encoding]  # which Pillow may not know
+    store = Store(f"lmdb://{tmp_path}/whole.lmdb", len(wholes))
+    write_native(store.url, wholes, **options)
+    for decode in DECODES:
+        assert_none_is_silent(wholes, store, decode=decode, pixels=decode != "fast")
+    crop = [{"name": "RandomResizedCrop", "size": 16, "scale": [0.05, 0.3]}]
+    assert_none_is_silent(wholes, store, decode="tensor", pixels=False, transform=crop)
+
+
+def test_none_is_silent_where_the_process_lets_pillow_load_cut_files(
+    corpus: list[Sample], stores: dict[str, Store], tmp_path: Path
+) -> None:
+    (tmp_path / "corpus").write_bytes(pickle.dumps(corpus))
+    urls = [stores[name].url for name in ("native", "foreign")]
+    script = Path(__file__).parents[1].joinpath("support", "_silence.py")
+    done = subprocess.run([sys.executable, script, tmp_path / "corpus", *urls], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert not done.stdout, done.stdout[:4000]
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_none_is_silent_after_packing_files(corpus: list[Sample], tmp_path: Path, check: bool) -> None:
+    (tmp_path / "files").mkdir()
+    for at, sample in enumerate(corpus[:FEW]):
+        (tmp_path / "files" / f"{at:05}.jpg").write_bytes(sample.blob)
+    store = Store(f"lmdb://{tmp_path}/packed.lmdb", FEW)
+    pack(tmp_path / "files", store.url, on_bad="keep", check=check)
+    assert_none_is_silent(corpus, store, decode="tensor", min_recovered=0.0)
+
+
+def test_none_is_silent_after_converting(corpus: list[Sample], stores: dict[str, Store], tmp_path: Path) -> None:
+    for name in ("native HDF5", "foreign HDF5"):
+        store = Store(f"lmdb://{tmp_path}/{name}.lmdb", FEW)
+        convert(stores[name].url, store.url)
+        assert_none_is_silent(corpus, store, decode="tensor", min_recovered=0.0)
+
+
+def test_a_repaired_store_keeps_what_was_found(corpus: list[Sample], stores: dict[str, Store], tmp_path: Path) -> None:
+    for name in ("native", "foreign", "unchecked"):
+        store = Store(f"lmdb://{tmp_path}/{name}.lmdb")
+        layout = stores[name].options.get("layout")
+        repair(stores[name].url, store.url, layout=layout)
+        assert_none_is_silent(corpus, store, decode="tensor", min_recovered=0.0)
+    again = Store(f"lmdb://{tmp_path}/again.lmdb")
+    repair(f"lmdb://{tmp_path}/native.lmdb", again.url)
+    assert_none_is_silent(corpus, again, decode="pil", min_recovered=0.0)
+
+
+def columns(url: str) -> list[tuple[str, float]]:
+    """Return the kind and the share that a store has for each picture."""
+    with storeds.open_backend(url) as backend:
+        kinds, shares = (backend.column(name) for name in ("finding", "recovered"))  # type: ignore[attr-defined]
+    return list(zip(map(str, kinds), map(float, shares), strict=True))
+
+
+def test_a_verdict_names_the_damage(corpus: list[Sample], stores: dict[str, Store]) -> None:
+    found = columns(stores["native"].url)
+    assert found == [(verdict.kind, verdict.recovered) for verdict in (examine(sample.blob) for sample in corpus)]
+    whole = {kind for sample, (kind, _) in zip(corpus, found, strict=True) if not sample.damage}
+    assert whole <= {"intact", "trailing_data"}
+    visible = [(sample, kind) for sample, (kind, _) in zip(corpus, found, strict=True) if sample.is_visible]
+    assert not [sample for sample, kind in visible if kind in ("intact", "trailing_data")]
+    other = [
+        f"{s.encoding} / {s.damage}: {kind}, not {set(s.admitted)}" for s, kind in visible if kind not in s.admitted
+    ]
+    assert len(other) <= 0.01 * len(visible), "\n".join(other)
+
+
+def is_measured(sample: Sample, kind: str) -> bool:
+    """Whether how much is left of the picture is known to one MCU: a sequential file of one scan that was cut."""
+    if kind not in ("truncated_scan", "missing_eoi") or not sample.is_jpeg or sample.cut is None:
+        return False
+    return anatomy(sample.whole).one_scan and anatomy(sample.whole).huffman
+
+
+def test_the_share_of_a_cut_file_is_exact_to_one_mcu(corpus: list[Sample], stores: dict[str, Store]) -> None:
+    wrong, count = [], 0
+    for sample, (kind, share) in zip(corpus, columns(stores["native"].url), strict=True):
+        if is_measured(sample, kind):
+            there, total = sample.mcus
+            count += 1
+            if abs(share * total - there) > 1 + 1e-6:
+                wrong.append(f"{sample.encoding} / {sample.damage}: {share * total:.2f} of {total}, truth {there}")
+    assert count > 0.1 * len(corpus)
+    assert len(wrong) <= 0.01 * count, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("where", [{"finding": "intact"}, {"recovered": 1.0, "finding": ["intact", "trailing_data"]}])
+def test_where_selects_no_visibly_damaged_picture_as_whole(
+    corpus: list[Sample], stores: dict[str, Store], where: Mapping[str, Any]
+) -> None:
+    visible = {sample.blob for sample in corpus if sample.is_visible}
+    dataset = storeds.StoreDataset(stores["native"].url, fields=("image",), decode="bytes", where=where)
+    with dataset.backend:
+        found = [blob for (blob,) in dataset[:]]
+    assert not visible & set(found)
+    assert {sample.blob for sample in corpus if sample.blob == sample.whole} <= set(found)
+
+
+def test_the_corpus_has_what_it_promises(corpus: list[Sample]) -> None:
+    assert len({sample.encoding for sample in corpus}) >= 45
+    assert len({sample.damage for sample in corpus}) >= 15
+    assert 0.2 * COUNT < sum(not sample.damage for sample in corpus) < 0.4 * COUNT
+    assert sum(sample.is_visible for sample in corpus) > 0.5 * COUNT
+    assert random_corpus(SEED, 20) == corpus[:20]

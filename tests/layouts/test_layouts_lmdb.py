@@ -1,0 +1,337 @@
+"""LMDB stores of other tools, each read against what was written: by hash, in any order, in workers, and converted."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader, Dataset
+
+import storeds
+from _foreign_lmdb import pickled, put, pyarrow
+from _foreign_lmdb_cases import CASES, COUNT, JPEGS, NAMED, NUMBERS, Case
+from storeds import StoreDataset
+from storeds.errors import ConfigError, FormatError, StoreNotFoundError, UnavailableError
+from storeds.layouts.lmdb.base import ForeignLmdb
+from storeds.layouts.lmdb.images import KeyedLmdb, OcrLmdb
+from storeds.layouts.lmdb.serialised import PickledLmdb, PyarrowLmdb
+from storeds.protocols import Field, SupportsKeys
+from storeds.registry import LAYOUTS
+from storeds.testing.kit import fingerprint
+from storeds.testing.processes import PickleTests, ProcessTests
+from storeds.testing.reads import ReadTests
+
+LAYOUT_CLASSES: dict[str, type[ForeignLmdb]] = {
+    name.removeprefix("lmdb/"): LAYOUTS.get(name) for name in LAYOUTS.names() if name.startswith("lmdb/")
+}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("STOREDS_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture(params=CASES, name="case")
+def _case(request: pytest.FixtureRequest) -> Case:
+    return CASES[request.param]
+
+
+def opened(case: Case, path: Path) -> ForeignLmdb:
+    return LAYOUT_CLASSES[case.layout](f"lmdb://{case.write(path)}", **(case.options or {}))
+
+
+def digest(sample: Any) -> str:
+    return hashlib.sha256(pickle.dumps(fingerprint([sample]))).hexdigest()
+
+
+def test_every_record_in_two_orders_and_with_duplicates(case: Case, tmp_path: Path) -> None:
+    truth = [digest(case.record(n)) for n in NUMBERS]
+    with opened(case, tmp_path / "s") as backend:
+        assert len(backend) == COUNT
+        assert backend.meta.layout == case.layout
+        for asked in (list(NUMBERS), [*reversed(NUMBERS)], [5, 1, 5, 23, 0, 0]):
+            assert [digest(record) for record in backend.get_many(asked)] == [truth[n] for n in asked]
+        for name in backend.meta.fields:
+            (part,) = backend.get_many([7], [name])
+            assert digest(part) == digest({name: case.record(7)[name]})
+
+
+def test_columns_and_pickles(case: Case, tmp_path: Path) -> None:
+    with opened(case, tmp_path / "s") as backend:
+        for name, field in backend.meta.fields.items():
+            if field.kind in ("int", "str", "float", "bool"):
+                assert backend.column(name).tolist() == [case.record(n)[name] for n in NUMBERS]
+        state = pickle.dumps(backend)
+        assert len(state) < 2048
+        with pickle.loads(state) as twin:
+            assert twin.meta == backend.meta
+            assert digest(twin.get_many([3])[0]) == digest(case.record(3))
+
+
+@dataclass
+class Digests(Dataset[tuple[str, int, str]]):
+    """Every record of every case, read out of its store as a batch asks for them."""
+
+    stores: dict[str, ForeignLmdb]
+
+    def __len__(self) -> int:
+        return len(self.stores) * COUNT
+
+    def __getitems__(self, asked: list[int]) -> list[tuple[str, int, str]]:
+        names = list(self.stores)
+        out = []
+        for at in asked:
+            name, position = names[at // COUNT], at % COUNT
+            out.append((name, position, digest(self.stores[name].get_many([position])[0])))
+        return out
+
+    def __getitem__(self, at: int) -> tuple[str, int, str]:
+        return self.__getitems__([at])[0]
+
+
+def unchanged(batch: Any) -> Any:
+    return batch  # module-level, so that spawned workers can import it
+
+
+@pytest.fixture(scope="module")
+def read_by_workers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """Return what two spawned workers read of each case, in order of position; starting them takes the most time."""
+    folder = tmp_path_factory.mktemp("workers")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STOREDS_CACHE", str(folder / "cache"))
+        stores = {name: opened(case, folder / str(number)) for number, (name, case) in enumerate(CASES.items())}
+        loader: DataLoader[Any] = DataLoader(
+            Digests(stores), batch_size=5, num_workers=2, multiprocessing_context="spawn", collate_fn=unchanged
+        )
+        found = {(name, position): told for batch in loader for name, position, told in batch}
+        for backend in stores.values():
+            backend.close()
+    return {name: [found[name, n] for n in NUMBERS] for name in CASES}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_spawned_workers(name: str, read_by_workers: dict[str, list[str]]) -> None:
+    assert read_by_workers[name] == [digest(CASES[name].record(n)) for n in NUMBERS]
+
+
+@pytest.mark.parametrize("name", ["tuples", "keyed", "datum-raw", "tensorpack-msgpack"])
+def test_a_dataset_over_two_spawned_workers(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    backend = opened(case, tmp_path / "s")
+    dataset = StoreDataset(backend, reader="array", fields=list(backend.meta.fields), as_dict=True)
+    dataset[0]
+    loader: DataLoader[Any] = DataLoader(
+        dataset, batch_size=5, num_workers=2, multiprocessing_context="spawn", collate_fn=unchanged
+    )
+    records = [{k: np.asarray(v) for k, v in sample.items()} for batch in loader for sample in batch]
+    expected = [{k: np.asarray(v) for k, v in case.record(n).items()} for n in NUMBERS]
+    assert [repr(record) for record in records] == [repr(record) for record in expected]
+    backend.close()
+
+
+def test_convert_and_verify(case: Case, tmp_path: Path) -> None:
+    url = f"lmdb://{case.write(tmp_path / 's')}"
+    truth = [digest(case.record(n)) for n in NUMBERS]
+    for engine in ("lmdb", "hdf5"):
+        target = f"{engine}://{tmp_path}/native.{engine}"
+        storeds.convert(url, target, layout=case.layout, options=case.options)
+        assert storeds.verify(target, workers=0).findings == []
+        with storeds.open_backend(target) as backend:
+            assert [digest(record) for record in backend.get_many(NUMBERS)] == truth
+
+
+def test_exactly_its_own_layout_recognises_a_store(case: Case, tmp_path: Path) -> None:
+    url = f"lmdb://{case.write(tmp_path / 's')}"
+    general = {name: value for name, value in (case.options or {}).items() if name in ("database", "partial")}
+    seen = {name: why for name, cls in LAYOUT_CLASSES.items() if (why := cls.guess_can_open(url, **general))}
+    assert list(seen) == [case.layout]
+    assert all(isinstance(why, str) and why for why in seen.values())
+    with storeds.open_backend(url, **(case.options or {})) as backend:
+        assert backend.meta.layout == case.layout
+
+
+def test_a_store_in_use_is_recognised_and_opened_again(tmp_path: Path) -> None:
+    case = CASES["old-pickles-in-one-file"]
+    url = f"lmdb://{case.write(tmp_path / 's')}"
+    for readahead in (False, True):
+        with PickledLmdb(url, readahead=readahead) as one:
+            one.get_many([0])
+            assert PickledLmdb.guess_can_open(url)
+            with storeds.open_backend(url, layout="pickled", readahead=readahead) as two:
+                assert digest(two.get_many([1])) == digest(one.get_many([1]))
+    with PickledLmdb(url) as one:
+        one.get_many([0])
+        with storeds.open_backend(url) as two:  # a native store is tried first
+            assert len(two) == COUNT
+
+
+def test_native_stores_and_other_things_are_not_recognised(tmp_path: Path) -> None:
+    with storeds.open_writer(f"lmdb://{tmp_path}/n.lmdb", {"image": "image"}) as writer:
+        writer.append([{"image": JPEGS[0]}])
+    (tmp_path / "text").write_text("no store")
+    put(tmp_path / "empty", [])
+    put(tmp_path / "other", [(b"a", b"text"), (b"\xff\0", b"\0" * 9)])
+    wrong = {
+        "text": (FormatError, "no lmdb store"),
+        ".": (FormatError, r"data\.mdb"),
+        "absent": (StoreNotFoundError, "no store at"),
+    }
+    for cls in LAYOUT_CLASSES.values():
+        for name in ("n.lmdb", "empty", "other"):
+            assert cls.guess_can_open(f"lmdb://{tmp_path}/{name}") is None
+        for name, (kind, why) in wrong.items():
+            with pytest.raises(kind, match=why):
+                cls.guess_can_open(f"lmdb://{tmp_path}/{name}")
+        with pytest.raises(ConfigError, match="no_such"):
+            cls.guess_can_open(f"lmdb://{tmp_path}/empty", no_such=1)
+    with storeds.open_backend(f"lmdb://{tmp_path}/n.lmdb") as native:
+        native.get_many([0])
+        assert KeyedLmdb.guess_can_open(native.url) is None
+        with pytest.raises(FormatError, match="native store"):
+            KeyedLmdb(native.url)
+
+
+def test_pyarrow_is_named_with_what_to_do(tmp_path: Path) -> None:
+    url = f"lmdb://{pyarrow(tmp_path / 's')}"
+    assert "pyarrow.serialize" in (PyarrowLmdb.guess_can_open(url) or "")
+    for layout in (None, "pyarrow", "pickled", "tensorpack"):
+        with pytest.raises(FormatError, match=r"pyarrow\.serialize.*write the store anew.*pyarrow==11"):
+            storeds.open_backend(url, layout=layout)
+
+
+def test_keys_are_found_once_and_lead_to_positions(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"lmdb://{CASES['keyed'].write(tmp_path / 's')}"
+    with KeyedLmdb(url) as backend:
+        assert backend.keys().tolist() == [key for key, _ in NAMED]
+        asked = [NAMED[n][0] for n in (4, 0, 4)]
+        assert backend.positions(asked).tolist() == [4, 0, 4]
+        with pytest.raises(ConfigError, match="nowhere"):
+            backend.positions(["nowhere"])
+        state = pickle.dumps(backend)
+        backend.get_many([0])
+    assert len(list(cache.iterdir())) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(KeyedLmdb, "_find_keys", None)
+        KeyedLmdb(url).close()
+    for file in cache.iterdir():  # somebody cleans up: the keys are found again
+        file.write_bytes(file.read_bytes()[:-8])
+    with pickle.loads(state) as twin:
+        assert twin.get_many([3], ["key"]) == [{"key": NAMED[3][0]}]
+    with OcrLmdb(f"lmdb://{CASES['ocr'].write(tmp_path / 'o')}") as backend:
+        assert backend.positions(["image-000000002"]).tolist() == [1]
+
+
+def test_a_store_that_changed_is_told(tmp_path: Path) -> None:
+    path = CASES["keyed"].write(tmp_path / "s")
+    with KeyedLmdb(f"lmdb://{path}") as backend:
+        before = backend.meta
+        put(path, [(b"zzz", JPEGS[0])], folder=False)
+        with pytest.raises(UnavailableError, match="changed"):
+            backend.get_many([0])
+        with KeyedLmdb(f"lmdb://{path}") as again:
+            assert len(again) == COUNT + 1
+            assert again.meta.id != before.id
+
+
+def test_kinds_follow_what_most_records_hold(tmp_path: Path) -> None:
+    values = [(b"\0damaged" if n == 0 else JPEGS[n], n if n % 2 else n + 0.5, None, [n]) for n in NUMBERS]
+    with PickledLmdb(f"lmdb://{pickled(tmp_path / 's', values)}") as backend:
+        assert backend.meta.fields == {
+            "image": Field("image"),
+            "value": Field("float"),
+            "json0": Field("json"),
+            "json1": Field("json"),
+        }
+        assert backend.get_many([1]) == [{"image": JPEGS[1], "value": 1.0, "json0": None, "json1": [1]}]
+    with PickledLmdb(f"lmdb://{tmp_path}/s", fields="image:bytes,score,nothing,boxes", any_shape="true") as backend:
+        assert list(backend.meta.fields) == ["image", "score", "nothing", "boxes"]
+        assert backend.meta.fields["image"] == Field("bytes")
+    for wrong in ("image", "a,b,c,d,e", "image:no,b,c,d", "A,b,c,d"):
+        with pytest.raises(ConfigError, match="field"):
+            PickledLmdb(f"lmdb://{tmp_path}/s", fields=wrong)
+
+
+class TestReadingKit(ReadTests, PickleTests):
+    """The conformance kit over pickled mappings, which hold every kind of field; it cannot be written to."""
+
+    @pytest.fixture
+    def make_url(self, tmp_path: Path) -> Callable[[], str]:
+        numbers = iter(range(99))
+        return lambda: f"lmdb://{tmp_path}/{next(numbers):02}"
+
+    def open(self, url: str) -> Any:
+        return storeds.open_backend(url, layout="pickled", fields=self.declared.get(url))
+
+    def write(self, url: str, fields: Any, records: Any, **how: Any) -> Any:
+        self.declared[url] = fields
+        pickled(Path(url.removeprefix("lmdb://")), [dict(record) for record in records])
+        with self.open(url) as backend:
+            return backend.meta
+
+    declared: dict[str, Any] = {}
+    options = {"layout": "pickled"}
+
+    test_a_pickle_reads_in_a_fresh_process = ProcessTests.test_a_pickle_reads_in_a_fresh_process
+    test_a_forked_child_reads = ProcessTests.test_a_forked_child_reads_with_its_parents_backend
+
+
+def test_entries_of_mappings_may_be_chosen(tmp_path: Path) -> None:
+    path = pickled(tmp_path / "s", [{"Image": JPEGS[n], "Class ID": n, 3: 0.5} for n in range(4)])
+    with PickledLmdb(f"lmdb://{path}") as backend:
+        assert backend.get_many([2]) == [{"image": JPEGS[2], "class_id": 2, "f3": 0.5}]
+    with PickledLmdb(f"lmdb://{path}", fields="class_id:float,image") as backend:
+        assert backend.get_many([2]) == [{"class_id": 2.0, "image": JPEGS[2]}]
+    with pytest.raises(ConfigError, match="no entry 'imgae'.*'image'"):
+        PickledLmdb(f"lmdb://{path}", fields="imgae")
+
+
+@pytest.mark.parametrize("name", ["tuples", "tensorpack-pickle", "ocr", "keyed", "datum-raw"])
+def test_records_are_found_by_their_keys(name: str, tmp_path: Path) -> None:
+    with opened(CASES[name], tmp_path / "s") as backend:
+        finder: SupportsKeys = backend  # as the type checker sees it
+        assert isinstance(backend, SupportsKeys)
+        keys = finder.keys().tolist()
+        assert len(set(keys)) == COUNT
+        assert finder.positions([keys[3], keys[0], keys[3]]).tolist() == [3, 0, 3]
+        assert finder.positions([]).tolist() == []
+
+
+def test_native_stores_have_no_keys_of_their_own(tmp_path: Path) -> None:
+    with storeds.open_writer(f"lmdb://{tmp_path}/n.lmdb", {"x": "int"}) as writer:
+        writer.append([{"x": 1}])
+    with storeds.open_backend(f"lmdb://{tmp_path}/n.lmdb") as native:
+        assert not isinstance(native, SupportsKeys)
+
+
+def test_a_million_keys_are_no_memory_of_who_reads_them(tmp_path: Path, cache: Path) -> None:
+    entries = ((b"%07d.jpg" % n, JPEGS[0][:64]) for n in range(100_000))
+    url = f"lmdb://{put(tmp_path / 's', entries)}"
+    with KeyedLmdb(url) as backend:
+        (index,) = cache.iterdir()
+        assert index.stat().st_size > 1_800_000
+        asked = np.random.default_rng(0).integers(0, 100_000, 3000).tolist()
+        expected = [f"{n:07}.jpg" for n in asked]
+        assert [record["key"] for record in backend.get_many(asked, ["key"]) if isinstance(record, dict)] == expected
+        assert str(index) not in Path("/proc/self/maps").read_text()
+        open_files = {os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()}
+        assert str(index) not in open_files
+        assert len(pickle.dumps(backend)) < 2048
+
+
+def test_without_a_folder_to_write_to_keys_are_kept_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("STOREDS_CACHE", str(tmp_path / "file" / "cache"))
+    with opened(CASES["keyed"], tmp_path / "s") as backend:
+        truth = [digest(CASES["keyed"].record(n)) for n in NUMBERS]
+        for each in (backend, pickle.loads(pickle.dumps(backend))):
+            assert [digest(record) for record in each.get_many(NUMBERS)] == truth

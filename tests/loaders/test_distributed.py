@@ -1,0 +1,222 @@
+"""Training in several processes: torchrun starts ranks over real stores, one is killed, and another world goes on.
+
+Each run of torchrun takes seconds, so a few of them serve all tests.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import storeds
+from _distributed import Job, Pair, Step, jobs_to_json, pairs, read_log, read_state
+from storeds.loaders.sampler import EpochSampler
+
+COUNT, BATCH, SEED = 47, 4, 3
+BAD = {2, 11, 19, 28, 40}
+WORLDS = (2, 3)
+CROP = {"name": "RandomResizedCrop", "size": 6}
+
+
+def write(url: str, *, bad: frozenset[int] | set[int] = frozenset()) -> None:
+    with storeds.open_writer(url, {"image": "image", "label": "int"}) as writer:
+        for at in range(COUNT):
+            png = io.BytesIO()
+            pixels = np.random.default_rng(at).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(png, "PNG")
+            blob = png.getvalue()
+            writer.append([{"image": blob[: len(blob) // 2] if at in bad else blob, "label": at}])
+
+
+class Runs:
+    """The stores, what the ranks do with them, and where they wrote what they were given."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.urls = {name: f"{engine}://{folder}/{name}" for name, engine in (("good", "lmdb"), ("bad", "hdf5"))}
+        write(self.urls["good"])
+        write(self.urls["bad"], bad=BAD)
+
+    def config(self, store: str = "good", *, batch: int = BATCH, workers: int = 1, **dataset: Any) -> dict[str, Any]:
+        fields = ["image", "label", "index"]
+        described = {
+            "url": self.urls[store],
+            "seed": SEED,
+            "fields": fields,
+            "transform": [CROP, "ToTensor"],
+            **dataset,
+        }
+        return {"dataset": described, "loader": {"batch_size": batch, "shuffle": True, "num_workers": workers}}
+
+    def launch(self, world: int, jobs: list[Job]) -> subprocess.CompletedProcess[str]:
+        """Run `jobs` on so many ranks; a hang is an error."""
+        folder = self.folder / str(world)
+        folder.mkdir(exist_ok=True)
+        file = folder / f"{jobs[0].name}.json"
+        file.write_text(jobs_to_json(jobs))
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
+        script = Path(__file__).parents[1].joinpath("support", "_distributed.py")
+        environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+        command = [*torchrun, str(script), str(file)]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90)
+
+    def logs(self, world: int, name: str) -> list[list[Step]]:
+        return [read_log(self.folder / str(world), name, rank) for rank in range(world)]
+
+    def checkpoint(self, world: int, name: str, rank: int) -> Path:
+        return self.folder / str(world) / f"{name}-{rank}.state"
+
+    def alone(self, config: dict[str, Any], *, epoch: int = 0, state: Any = None) -> list[list[Pair]]:
+        """Return the batches of one epoch, or of the rest of one, in this process without ranks."""
+        loader = storeds.build_loader(storeds.load_config(config))
+        if state is not None:
+            loader.load_state_dict(state)
+        loader.set_epoch(epoch)
+        return [pairs(batch) for batch in loader]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(tmp_path_factory.mktemp("distributed"))
+
+
+@pytest.fixture(scope="module")
+def killed(runs: Runs) -> Runs:
+    """Two ranks of which one died in its fourth step, and three of which one died after it kept its second."""
+    for world, job in (
+        (2, Job("killed", runs.config(), epochs=1, dies_at=4)),
+        (3, Job("killed", runs.config(workers=0), epochs=1, dies_at=2, dies_before_it=False)),
+    ):
+        ended = runs.launch(world, [job])
+        assert ended.returncode != 0
+        assert "SIGKILL" in ended.stderr
+    return runs
+
+
+@pytest.fixture(scope="module")
+def trained(killed: Runs) -> Runs:
+    """What ran to its end: whole epochs on two and three ranks, and on three the rest of what two had begun."""
+    runs = killed
+    jobs = [
+        Job("good", runs.config(), epochs=2),
+        Job("skip", runs.config("bad", on_error="skip")),
+        Job("alone", runs.config("bad", batch=1, workers=0, on_error="skip")),
+        Job("replace", runs.config("bad", on_error="replace")),
+    ]
+    rest = Job("rest", runs.config(), resume=str(runs.checkpoint(2, "killed", 0)))
+    for world in WORLDS:
+        ended = runs.launch(world, [*jobs, rest] if world == 3 else jobs)
+        assert ended.returncode == 0, ended.stderr
+    return runs
+
+
+def order(epoch: int = 0) -> list[int]:
+    """Return the epoch's order, by which everything else is judged."""
+    sampler = EpochSampler(COUNT, seed=SEED)
+    sampler.set_epoch(epoch)
+    return list(sampler)
+
+
+def shares(indices: list[int], world: int) -> list[list[int]]:
+    """Return what each rank draws: the ranks take turns, and the last ones repeat what comes first in the epoch."""
+    padded = indices + order()[: -len(indices) % world]
+    return [padded[rank::world] for rank in range(world)]
+
+
+def seen(log: list[Step], epoch: int = 0) -> list[int]:
+    return [index for step in log if step.epoch == epoch for index, _ in step.given]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+class TestWholeEpochs:
+    def test_the_ranks_share_the_same_order_at_every_world_size(self, trained: Runs, world: int) -> None:
+        logs = trained.logs(world, "good")
+        for epoch in (0, 1):
+            expected = order(epoch) + order(epoch)[: -COUNT % world]
+            assert [seen(log, epoch) for log in logs] == [expected[rank::world] for rank in range(world)]
+            # All of them, and repeated is only the padding.
+            repeated = Counter(index for log in logs for index in seen(log, epoch)) - Counter(range(COUNT))
+            assert repeated == Counter(order(epoch)[: -COUNT % world])
+
+    def test_a_samples_randomness_is_the_same_at_every_world_size(self, trained: Runs, world: int) -> None:
+        for epoch in (0, 1):
+            expected = {pair for batch in trained.alone(trained.config(workers=0), epoch=epoch) for pair in batch}
+            logs = trained.logs(world, "good")
+            assert {pair for log in logs for step in log if step.epoch == epoch for pair in step.given} == expected
+
+    def test_all_take_equally_many_steps(self, trained: Runs, world: int) -> None:
+        per_rank = -(-COUNT // world)
+        for name, batch in (("good", BATCH), ("skip", BATCH), ("alone", 1), ("replace", BATCH)):
+            epochs = 2 if name == "good" else 1
+            assert [len(log) for log in trained.logs(world, name)] == [epochs * -(-per_rank // batch)] * world
+
+    def test_skipping_leaves_out_what_is_bad_and_nothing_else(self, trained: Runs, world: int) -> None:
+        expected = [[index for index in share if index not in BAD] for share in shares(order(), world)]
+        assert [seen(log) for log in trained.logs(world, "skip")] == expected
+
+    def test_a_batch_that_skipping_would_empty_is_made_of_a_replacement(self, trained: Runs, world: int) -> None:
+        replacements = set()
+        for log, share in zip(trained.logs(world, "alone"), shares(order(), world), strict=True):
+            replacements |= {(drawn, found) for drawn, found in zip(share, seen(log), strict=True) if drawn != found}
+        assert {drawn for drawn, _ in replacements} == BAD
+        assert not {found for _, found in replacements} & BAD
+
+    def test_replacing_puts_the_same_good_samples_there_at_every_world_size(self, trained: Runs, world: int) -> None:
+        alone = trained.alone(trained.config("bad", workers=0, on_error="replace"))
+        instead = dict(zip(order(), (pair for batch in alone for pair in batch), strict=True))
+        assert {drawn for drawn, (found, _) in instead.items() if drawn != found} == BAD
+        for log, share in zip(trained.logs(world, "replace"), shares(order(), world), strict=True):
+            assert [pair for step in log for pair in step.given] == [instead[index] for index in share]
+
+
+def kept(runs: Runs, world: int, rank: int) -> tuple[list[int], dict[str, Any]]:
+    """Return what all ranks together were given up to a rank's last checkpoint, in the epoch's order, and its state."""
+    saved = read_state(runs.folder / str(world), "killed", rank)
+    logs = [[step for step in log if step.step <= saved["step"]] for log in runs.logs(world, "killed")]
+    turns = zip(*(seen(log) for log in logs), strict=True)
+    return [index for turn in turns for index in turn], saved["loader"]
+
+
+class TestARankThatDies:
+    """Every checkpoint says exactly what all ranks were given, so any world takes up the rest, all of it, once."""
+
+    @pytest.mark.parametrize("world", WORLDS)
+    def test_what_was_kept_is_what_had_been_given(self, killed: Runs, world: int) -> None:
+        for rank in range(world):
+            given, state = kept(killed, world, rank)
+            assert given == order()[: state["position"]]
+            assert 0 < state["position"] <= 24  # of 47
+        assert kept(killed, world, 1)[1]["position"] == 24
+
+    @pytest.mark.parametrize(("world", "begun", "last"), [(2, 4, 3), (3, 2, 2)])
+    def test_a_step_that_it_did_not_live_to_the_end_of_is_in_no_checkpoint(
+        self, killed: Runs, world: int, begun: int, last: int
+    ) -> None:
+        assert len(killed.logs(world, "killed")[1]) == begun
+        steps = [read_state(killed.folder / str(world), "killed", rank)["step"] for rank in range(world)]
+        assert steps[1] == last
+        assert max(steps) == last
+
+    def test_three_ranks_go_on_where_two_were(self, trained: Runs) -> None:
+        given, state = kept(trained, 2, 0)
+        rest = trained.logs(3, "rest")
+        assert [seen(log) for log in rest] == shares(order()[state["position"] :], 3)
+        assert set(given) | {index for log in rest for index in seen(log)} == set(range(COUNT))
+        found = [pair for log in rest for step in log for pair in step.given]
+        whole = {pair for batch in trained.alone(trained.config(workers=0)) for pair in batch}
+        assert set(found) <= whole  # augmented as they would have been
+
+    @pytest.mark.parametrize("rank", [0, 1])
+    def test_one_process_goes_on_where_three_were(self, killed: Runs, rank: int) -> None:
+        given, state = kept(killed, 3, rank)
+        rest = killed.alone(killed.config(workers=0), state=state)
+        assert given + [index for batch in rest for index, _ in batch] == order()

@@ -1,0 +1,254 @@
+"""Loaders by config: what they pick, how they resume, and the way of their batches to a device."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, default_collate
+
+import storeds
+from photographs import jpeg
+from storeds import (
+    EpochSampler,
+    StoreDataset,
+    ThreadLoader,
+    build_dataset,
+    build_loader,
+    errors,
+    load_config,
+    to_device,
+)
+from storeds.loaders.loader import StoreLoader
+
+COUNT = 50
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    url = f"lmdb://{tmp_path}/x.lmdb"
+    with storeds.open_writer(url, {"x": "int", "half": "int"}) as writer:
+        writer.append({"x": number, "half": number // (COUNT // 2)} for number in range(COUNT))
+    return url
+
+
+def loader(url: str, seed: int | None = 5, **settings: Any) -> StoreLoader:
+    dataset = {"url": url, "reader": "array", "fields": ["x"], "seed": seed}
+    settings = {"num_workers": 0, "batch_size": 4, "shuffle": True, **settings}
+    return build_loader(load_config({"dataset": dataset, "loader": settings}))
+
+
+def ids(batches: Iterable[Any]) -> list[int]:
+    return [int(number) for (batch,) in batches for number in batch]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("stop", [0, 1, 5, 12])
+def test_a_run_stopped_in_an_epoch_goes_on_where_the_training_loop_was(url: str, workers: int, stop: int) -> None:
+    through = loader(url)
+    whole, following = ids(through), ids(through)
+    first = loader(url, num_workers=workers)
+    batches = iter(first)
+    seen = ids(next(batches) for _ in range(stop))
+    state = first.state_dict()
+    del batches
+    assert state["position"] == 4 * stop
+    second = loader(url, num_workers=workers)
+    second.load_state_dict(state)
+    assert seen + ids(second) == whole
+    assert ids(second) == following
+
+
+@pytest.mark.parametrize(
+    ("change", "name"), [({"seed": 6}, "seed"), ({"batch_size": 5}, "batch_size"), ({"shuffle": False}, "shuffle")]
+)
+def test_a_state_of_another_run_is_refused_by_what_differs(url: str, change: dict[str, Any], name: str) -> None:
+    state = loader(url).state_dict()
+    with pytest.raises(errors.ConfigError, match=name):
+        loader(url, **change).load_state_dict(state)
+
+
+def test_a_state_of_another_store_is_refused(url: str, tmp_path: Path) -> None:
+    other = f"lmdb://{tmp_path}/other.lmdb"
+    with storeds.open_writer(other, {"x": "int"}) as writer:
+        writer.append({"x": -number} for number in range(COUNT))
+    with pytest.raises(errors.ConfigError, match="store"):
+        loader(other).load_state_dict(loader(url).state_dict())
+
+
+def test_set_epoch_gives_another_order_of_the_same_samples(url: str) -> None:
+    made = loader(url, num_workers=1, persistent_workers=True)
+    orders = []
+    for epoch in range(3):
+        made.set_epoch(epoch)
+        orders.append(ids(made))
+        assert made.dataset.epoch == epoch  # type: ignore[attr-defined]
+    assert all(sorted(order) == list(range(COUNT)) for order in orders)
+    assert orders[0] != orders[1] != orders[2]
+
+
+def test_what_a_silent_config_gets_is_sane_and_said(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "storeds"):
+        made = build_loader(load_config({"dataset": {"url": url, "reader": "array"}}))
+    assert isinstance(made.sampler, EpochSampler)
+    assert made.num_workers >= 1
+    assert made.pin_memory == torch.cuda.is_available()
+    assert made.collate_fn is storeds.collate
+    assert f"{made.num_workers} workers, pin_memory={made.pin_memory}" in caplog.text
+
+
+def test_a_collate_function_is_named_by_its_path(url: str) -> None:
+    assert loader(url, collate="default").collate_fn is default_collate
+    for path in ("torch.utils.data.default_collate", "torch.utils.data:default_collate"):
+        assert loader(url, collate=path).collate_fn is default_collate
+    for path, reason in (("nowhere.at_all", "No module"), ("torch.no_such", "no_such"), ("torch.pi", "is no function")):
+        with pytest.raises(errors.ConfigError, match=reason):
+            loader(url, collate=path)
+
+
+def test_samples_need_not_be_batched(url: str) -> None:
+    samples = list(loader(url, batch_size=None, shuffle=False, collate="default"))
+    assert [int(sample[0]) for sample in samples] == list(range(COUNT))
+
+
+class Batch(NamedTuple):
+    x: torch.Tensor
+    names: list[str]
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_tensors_in_any_nesting_come_to_the_device(device: str) -> None:
+    batches = [{"a": (torch.ones(2), [torch.zeros(1), "x"]), "b": Batch(torch.ones(3), ["n"])} for _ in range(3)]
+    moved = to_device(batches, device)
+    assert len(moved) == 3
+    for _ in range(2):  # as often as the loader
+        for batch in moved:
+            tensors = [batch["a"][0], batch["a"][1][0], batch["b"].x]
+            assert {tensor.device.type for tensor in tensors} == {device}
+            assert batch["a"][1][1] == "x"
+            assert batch["b"].names == ["n"]
+
+
+@pytest.mark.parametrize("kind", [StoreLoader, ThreadLoader])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_made_by_hand_needs_no_sampler(url: str, kind: type[StoreLoader], workers: int) -> None:
+    dataset = StoreDataset(url, reader="array", fields=["x"])
+    by_hand = kind(dataset, batch_size=4, shuffle=True, seed=3, num_workers=workers)
+    sampler = EpochSampler(dataset, shuffle=True, seed=3)
+    assert ids(by_hand) == ids(StoreLoader(dataset, batch_size=4, sampler=sampler))
+    assert ids(by_hand) == list(sampler)  # each in its second epoch
+    assert ids(kind(dataset, batch_size=4)) == list(range(COUNT))
+
+
+@pytest.mark.parametrize("kind", [StoreLoader, ThreadLoader])
+def test_samplers_that_do_not_know_where_the_loop_is_are_refused(url: str, kind: type[StoreLoader]) -> None:
+    dataset = StoreDataset(url, reader="array", fields=["x"])
+    given: list[tuple[dict[str, Any], str]] = [
+        ({"sampler": SequentialSampler(dataset)}, f"{kind.__name__} needs an EpochSampler.*SequentialSampler"),
+        ({"batch_sampler": BatchSampler(EpochSampler(dataset), 2, False)}, "pass batch_size, not batch_sampler"),
+        ({"sampler": EpochSampler(dataset), "shuffle": True}, "shuffle belongs to the sampler"),
+    ]
+    for arguments, says in given:
+        with pytest.raises(errors.ConfigError, match=says):
+            kind(dataset, **arguments)
+
+
+def test_a_value_that_no_record_has_is_told_with_those_that_there_are(url: str) -> None:
+    config = load_config({"dataset": {"url": url, "reader": "array", "where": {"x": [-1, -2]}}})
+    with pytest.raises(
+        errors.ConfigError, match=r"no record of .*x.lmdb has the x -1, -2; .*he values of x are 0, 1, 2"
+    ):
+        build_dataset(config)
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "thread"])
+def test_a_loader_that_gives_nothing_says_why(
+    url: str, tmp_path: Path, start_method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    empty = f"lmdb://{tmp_path}/empty.lmdb"
+    with storeds.open_writer(empty, {"x": "int"}):
+        pass
+    given: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+        ({"url": empty}, {}, "there is no batch to load: .*empty.lmdb holds no records"),
+        (
+            {"url": url, "where": {"x": 1, "half": 1}},
+            {},
+            f"where=.*half.* selects none of the {COUNT} records of .*x.lmdb",
+        ),
+        (
+            {"url": url},
+            {"drop_last": True, "batch_size": COUNT + 1},
+            f"there is no batch to load: {COUNT} samples .* no whole batch of {COUNT + 1}, .*drop_last",
+        ),
+    ]
+    for dataset, settings, says in given:
+        config = {"dataset": {"reader": "array", **dataset}, "loader": {"start_method": start_method, **settings}}
+        caplog.clear()
+        assert list(build_loader(load_config(config))) == []
+        (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+        assert re.match(says, line)
+
+
+def noisy(label: int, generator: Any = None) -> float:
+    return float(label + torch.rand((), generator=generator).item())
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_what_is_drawn_for_a_label_is_the_same_in_every_loader(tmp_path: Path, seed: int) -> None:
+    url = f"lmdb://{tmp_path}/photos.lmdb"
+    with storeds.open_writer(url, {"image": "image", "label": "int"}) as writer:
+        writer.append({"image": jpeg(at, (40, 30)), "label": at} for at in range(8))
+    steps = ["RandomHorizontalFlip", "ToTensor", {"name": "Normalize", "mean": [0.5], "std": [0.5]}]
+
+    def dataset() -> StoreDataset:
+        return StoreDataset(url, decode="tensor", transform=steps, target_transform=noisy, seed=seed)
+
+    expected = [label for _, label in dataset()[:]]
+    loaders: list[Iterable[Any]] = [
+        DataLoader(dataset(), batch_size=4),
+        DataLoader(dataset(), batch_size=4, num_workers=2),
+        StoreLoader(dataset(), batch_size=4),
+        StoreLoader(dataset(), batch_size=4, num_workers=2),
+        ThreadLoader(dataset(), batch_size=4, num_workers=2),
+    ]
+    for made in loaders:
+        assert [float(label) for _, labels in made for label in labels] == expected
+
+
+def test_a_stream_goes_into_pytorchs_own_loader(url: str) -> None:
+    for kind in (StoreLoader, ThreadLoader):
+        with pytest.raises(errors.ConfigError, match=f"{kind.__name__} is for datasets with indices; .*DataLoader"):
+            kind(storeds.StoreIterable([url], reader="array"), batch_size=4)
+
+
+def test_what_is_no_state_is_refused(url: str) -> None:
+    for state in ({}, {"position": 3}):
+        with pytest.raises(errors.ConfigError, match="not a state that a loader's state_dict"):
+            loader(url).load_state_dict(state)
+    with pytest.raises(errors.ConfigError, match=r"epoch must be from 0 to"):
+        loader(url).set_epoch(2**70)
+
+
+def tracked(value: Any) -> torch.Tensor:
+    return torch.as_tensor(value, dtype=torch.float32).requires_grad_()
+
+
+def sparse(value: Any) -> torch.Tensor:
+    return torch.eye(int(value) + 2).to_sparse()
+
+
+def test_tensors_that_are_more_than_their_values_are_stacked_as_pytorch_does(url: str) -> None:
+    dataset = StoreDataset(url, reader="array", fields=["x"], transform=tracked)
+    for made in (StoreLoader(dataset, batch_size=4), ThreadLoader(dataset, batch_size=4, num_workers=1)):
+        (batch,) = next(iter(made))
+        assert batch.requires_grad
+        assert batch.tolist() == [0, 1, 2, 3]
+    dataset = StoreDataset(url, reader="array", fields=["half"], transform=sparse)
+    for made in (StoreLoader(dataset, batch_size=4), ThreadLoader(dataset, batch_size=4, num_workers=1)):
+        with pytest.raises(RuntimeError, match="Batches of sparse tensors are not currently supported"):
+            next(iter(made))

@@ -1,0 +1,743 @@
+"""`EpochSampler`: what each rank draws, what counts as consumed, and that a resumed epoch lacks and repeats nothing."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import json
+import pickle
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, Dataset, Subset
+
+import storeds
+from _traps_epochs import COUNT, numbered_store
+from storeds.datasets.map_dataset import StoreDataset
+from storeds.errors import ConfigError
+from storeds.loaders.sampler import EpochSampler
+
+
+def seeded(data: Any, **arguments: Any) -> EpochSampler:
+    return EpochSampler(data, **{"seed": 0, **arguments})
+
+
+class Numbers(Dataset[int]):
+    """The numbers from 0, of which one cannot be read."""
+
+    def __init__(self, count: int, bad: int | None = None) -> None:
+        self.count, self.bad = count, bad
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> int:
+        if index == self.bad:
+            raise LookupError(f"{index} is bad")
+        return index
+
+
+def load(drawn: EpochSampler, **arguments: Any) -> DataLoader[Any]:
+    """Return a loader over the sampler's indices themselves."""
+    if arguments.get("num_workers"):
+        arguments = {"multiprocessing_context": "fork", **arguments}
+    if not {"batch_size", "batch_sampler"} & set(arguments):
+        arguments["batch_size"] = 4
+    if "batch_sampler" not in arguments:
+        arguments["sampler"] = arguments.get("sampler", drawn)
+    return DataLoader(**{"dataset": Numbers(drawn.count), **arguments})
+
+
+def numbers(batch: Any) -> list[int]:
+    return [int(number) for number in batch]
+
+
+def flat(batches: Sequence[list[int]]) -> list[int]:
+    return [number for batch in batches for number in batch]
+
+
+def whole(count: int, epoch: int = 0, **arguments: Any) -> list[int]:
+    """Return the order of an epoch, by which everything else is judged."""
+    sampler = seeded(count, **arguments)
+    sampler.set_epoch(epoch)
+    return list(sampler)
+
+
+def resumed(state: dict[str, Any], **arguments: Any) -> EpochSampler:
+    """Return a sampler that went through a checkpoint."""
+    kept = {name: state[name] for name in ("seed", "shuffle", "block_size", "window", "drop_last")}
+    sampler = seeded(state["count"], **{**kept, **arguments})
+    sampler.load_state_dict(json.loads(json.dumps(state)))
+    return sampler
+
+
+WORKERS = {
+    "no-workers": {"num_workers": 0},
+    "workers": {"num_workers": 2},
+    "read-ahead": {"num_workers": 2, "prefetch_factor": 5},
+    "persistent": {"num_workers": 2, "persistent_workers": True},
+}
+all_workers = pytest.mark.parametrize("workers", WORKERS.values(), ids=WORKERS)
+
+
+class TestOrder:
+    def test_an_epoch_is_every_index_once_in_an_order_of_its_own(self) -> None:
+        sampler = seeded(100)
+        epochs = []
+        for epoch in range(3):
+            sampler.set_epoch(epoch)
+            epochs.append(list(sampler))
+        assert all(sorted(found) == list(range(100)) for found in epochs)
+        assert len({tuple(found) for found in epochs}) == 3
+
+    def test_the_same_seed_and_epoch_give_the_same_order(self) -> None:
+        assert whole(50, 3, seed=1) == whole(50, 3, seed=1)
+        assert whole(50, 3, seed=1) != whole(50, 3, seed=2)
+
+    def test_without_shuffling_indices_ascend(self) -> None:
+        assert whole(7, 5, shuffle=False) == list(range(7))
+
+    def test_indices_are_ints(self) -> None:
+        assert {type(index) for index in seeded(5)} == {int}
+
+    def test_the_largest_count_takes_no_time(self) -> None:
+        assert len(list(islice(seeded(2**62, block_size=1000), 10))) == 10
+
+    @settings(deadline=None)
+    @given(
+        st.integers(0, 100),
+        st.integers(1, 12),
+        st.booleans(),
+        st.sampled_from([{}, {"block_size": 3, "window": 2}, {"shuffle": False}]),
+    )
+    def test_ranks_take_turns_and_equally_many_steps(
+        self, count: int, world: int, drop_last: bool, how: dict[str, Any]
+    ) -> None:
+        samplers = [seeded(count, num_replicas=world, rank=r, drop_last=drop_last, **how) for r in range(world)]
+        drawn = [list(sampler) for sampler in samplers]
+        order = whole(count, **how)
+        steps = count // world if drop_last else -(-count // world)
+        padded = (order * world)[: steps * world]  # the order, and again from its beginning
+        assert drawn == [padded[rank::world] for rank in range(world)]
+        assert {len(sampler) for sampler in samplers} == {steps}
+
+    def test_ranks_are_those_of_torch_distributed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert (seeded(3).num_replicas, seeded(3).rank) == (1, 0)
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda: 2)
+        assert (seeded(3).num_replicas, seeded(3).rank) == (4, 2)
+        assert seeded(3, rank=1).rank == 1
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ({"data": object()}, "must have a length or be a number"),
+            ({"data": iter([])}, "must have a length or be a number"),
+            ({"data": -1}, "data must be from 0 to"),
+            ({"data": True}, "data must be an int"),
+            ({"data": 2**62 + 1}, "data must be from 0 to"),
+            ({"seed": 1.0}, "seed must be an int, got 1.0"),
+            ({"seed": True}, "seed must be an int"),
+            ({"shuffle": 1}, "shuffle must be True or False"),
+            ({"drop_last": None}, "drop_last must be True or False"),
+            ({"num_replicas": 0}, "num_replicas must be at least 1, got 0"),
+            ({"num_replicas": 2, "rank": 2}, "rank must be from 0 to 1, got 2"),
+            ({"rank": -1}, "rank must be from 0 to 0, got -1"),
+            ({"block_size": 0}, "block_size must be at least 1"),
+            ({"block_size": 2, "window": 0}, "window must be at least 1"),
+            ({"window": 2}, "none without block_size"),
+            ({"block_size": 2, "shuffle": False}, "shuffle is False"),
+        ],
+    )
+    def test_wrong_arguments_are_refused(self, arguments: dict[str, Any], message: str) -> None:
+        with pytest.raises(ConfigError, match=message):
+            seeded(**{"data": 10, **arguments})
+
+    @pytest.mark.parametrize("epoch", [-1, 1.5, True, "1"])
+    def test_a_wrong_epoch_is_refused(self, epoch: Any) -> None:
+        with pytest.raises(ConfigError, match="epoch must be"):
+            seeded(10).set_epoch(epoch)
+
+
+@pytest.fixture
+def stores() -> Iterator[Callable[[int], StoreDataset]]:
+    """Return a function that makes a dataset of so many samples."""
+    made: list[StoreDataset] = []
+
+    def make(count: int) -> StoreDataset:
+        url = f"memory://sampling-{len(made)}"
+        with storeds.open_writer(url, {"x": "int"}, overwrite=True) as writer:
+            writer.append({"x": number} for number in range(count))
+        made.append(StoreDataset(url, reader="array", fields=("x",)))
+        return made[-1]
+
+    yield make
+    for dataset in made:
+        dataset.close()
+
+
+class TestEpochs:
+    def test_each_pass_is_the_next_epoch(self) -> None:
+        sampler = seeded(9)
+        assert [list(sampler) for _ in range(3)] == [whole(9, epoch) for epoch in range(3)]
+        assert sampler.epoch == 3
+
+    def test_an_iterator_that_is_not_used_is_no_pass(self) -> None:
+        sampler = seeded(9)
+        for _ in range(3):
+            iter(sampler)
+        assert list(sampler) == whole(9)
+
+    def test_a_pass_that_was_broken_off_is_followed_by_the_next_epoch(self) -> None:
+        sampler = seeded(9)
+        assert [list(islice(sampler, 2)) for _ in range(3)] == [whole(9, epoch)[:2] for epoch in range(3)]
+        assert sampler.epoch == 2  # the one that was broken off
+
+    @pytest.mark.parametrize("stop", [0, 2, 9])
+    def test_epochs_that_are_set_are_taken_as_they_are_set_and_counted_on(self, stop: int) -> None:
+        sampler = seeded(9)
+        for epoch in (0, 1, 1, 5, 5, 0):
+            sampler.set_epoch(epoch)
+            assert list(islice(sampler, stop)) == whole(9, epoch)[:stop]
+        sampler.set_epoch(3)
+        assert [list(sampler) for _ in range(2)] == [whole(9, 3), whole(9, 4)]
+
+    @pytest.mark.parametrize("on_dataset", [False, True])
+    def test_an_epoch_that_is_set_while_its_pass_begins_is_not_made_twice(
+        self, stores: Callable[[int], StoreDataset], on_dataset: bool
+    ) -> None:
+        """As Lightning does, where the workers of a plain DataLoader have begun to read ahead."""
+        dataset = stores(12)
+        sampler = seeded(dataset)
+        loader = load(sampler, num_workers=1)
+        found = []
+        for epoch in range(3):
+            batches = iter(loader)
+            (dataset if on_dataset else sampler).set_epoch(epoch)
+            found.append(flat([numbers(batch) for batch in batches]))
+        assert found == [whole(12, epoch) for epoch in range(3)]
+
+    def test_an_epoch_set_on_the_dataset_is_that_of_the_next_pass(self, stores: Callable[[int], StoreDataset]) -> None:
+        dataset = stores(6)
+        samplers = [seeded(dataset), seeded(Subset(dataset, range(6)))]
+        for epoch in (0, 4):
+            dataset.set_epoch(epoch)
+            for sampler in samplers:
+                assert list(sampler) == whole(6, epoch)
+        samplers[0].set_epoch(2)
+        assert [list(sampler) for sampler in samplers] == [whole(6, 2), whole(6, 5)]
+        dataset.set_epoch(7)
+        state = samplers[0].state_dict()
+        assert (state["epoch"], state["position"]) == (7, 0)
+
+    @pytest.mark.parametrize("copied", [lambda it: it, copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
+    def test_a_sampler_that_is_made_later_begins_with_the_epoch_set_on_its_dataset(
+        self, stores: Callable[[int], StoreDataset], copied: Callable[[StoreDataset], StoreDataset]
+    ) -> None:
+        dataset = stores(6)
+        dataset.set_epoch(3)
+        assert list(seeded(copied(dataset))) == whole(6, 3)
+
+    def test_a_sampler_sent_to_another_process_follows_its_dataset(self, tmp_path: Path) -> None:
+        dataset = StoreDataset(numbered_store(tmp_path), reader="array", seed=0)
+        sampler = EpochSampler(dataset)
+        for _ in range(3):
+            dataset.set_epoch(9)
+        (tmp_path / "sent").write_bytes(pickle.dumps((dataset, sampler)))
+        program = (
+            "import pickle, sys\n"
+            "dataset, sampler = pickle.load(open(sys.argv[1], 'rb'))\n"
+            "dataset.set_epoch(2)\n"
+            "print(list(sampler))"
+        )
+        command = [sys.executable, "-c", program, str(tmp_path / "sent")]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert json.loads(done.stdout) == whole(COUNT, 2)
+
+    def test_without_a_seed_orders_differ_and_repeat_after_manual_seed(self) -> None:
+        torch.manual_seed(1)
+        first = EpochSampler(50)
+        runs = [[list(first), list(first)], [list(EpochSampler(50)) for _ in range(2)]]
+        torch.manual_seed(1)
+        again = EpochSampler(50)
+        assert [list(again), list(again)] == runs[0]
+        assert len({tuple(order) for run in runs for order in run}) == 4
+
+    def test_with_a_seed_nothing_is_drawn_from_torchs_generator(self) -> None:
+        torch.manual_seed(1)
+        before = torch.get_rng_state()
+        list(seeded(50))
+        list(EpochSampler(50, shuffle=False))
+        assert torch.equal(torch.get_rng_state(), before)
+
+    def test_a_drawn_seed_is_part_of_the_state(self) -> None:
+        sampler = EpochSampler(50)
+        begun = list(islice(sampler, 20))
+        state = sampler.state_dict()
+        again = EpochSampler(50)
+        again.load_state_dict(state)
+        assert sorted(begun + list(again)) == list(range(50))
+        assert list(again) == whole(50, 1, seed=state["seed"])
+        with pytest.raises(ConfigError, match=r"seed was \d+ and is 3"):
+            EpochSampler(50, seed=3).load_state_dict(state)
+
+    def test_ranks_that_could_not_agree_on_a_seed_are_an_error(self) -> None:
+        with pytest.raises(ConfigError, match=r"the ranks would shuffle differently: .*Pass the same seed="):
+            next(iter(EpochSampler(5, num_replicas=2, rank=0)))
+        assert list(EpochSampler(4, shuffle=False, num_replicas=2, rank=1)) == [1, 3]
+
+    def test_the_seed_of_the_dataset_is_that_of_the_order(self) -> None:
+        with storeds.open_writer("memory://sampling-seed", {"x": "int"}, overwrite=True) as writer:
+            writer.append({"x": number} for number in range(50))
+        dataset = StoreDataset("memory://sampling-seed", reader="array", seed=4)
+        assert list(EpochSampler(dataset)) == list(EpochSampler(Subset(dataset, range(50)))) == whole(50, seed=4)
+
+    def test_one_call_sets_the_dataset_too(self, stores: Callable[[int], StoreDataset]) -> None:
+        one, other = stores(5), stores(6)
+        seeded(one).set_epoch(3)
+        assert one.epoch == 3
+        seeded(ConcatDataset[Any]([Subset(one, [1]), other])).set_epoch(4)
+        assert (one.epoch, other.epoch) == (4, 4)
+        sampler = seeded(one)
+        sampler.load_state_dict({**sampler.state_dict(), "epoch": 7})
+        assert one.epoch == 7
+
+    def test_another_epoch_begins_at_its_beginning_and_the_same_one_goes_on(self) -> None:
+        sampler = resumed({**seeded(10).state_dict(), "epoch": 2, "position": 6})
+        sampler.set_epoch(2)
+        assert sampler.position == 6
+        sampler.set_epoch(3)
+        assert sampler.position == 0
+
+    def test_the_length_is_that_of_a_whole_epoch_wherever_it_is(self) -> None:
+        """Schedules are planned with it, and a resumed run's must be the plan of the run before."""
+        for rank, drop_last, steps in ((0, False, 4), (2, False, 4), (0, True, 3)):
+            sampler = seeded(10, num_replicas=3, rank=rank, drop_last=drop_last)
+            sampler.load_state_dict({**sampler.state_dict(), "position": 6})
+            loader = load(sampler, batch_size=2, num_workers=0)
+            assert (len(sampler), len(loader)) == (steps, 2)
+            assert len(list(loader)) == 1
+            assert (len(sampler), len(loader)) == (steps, 2)
+
+    def test_after_the_rest_of_an_epoch_comes_a_whole_one(self) -> None:
+        sampler = resumed({**seeded(10).state_dict(), "position": 6})
+        order = whole(10)
+        assert [list(sampler) for _ in range(3)] == [order[6:], whole(10, 1), whole(10, 2)]
+
+    def test_a_pass_that_was_broken_off_begins_again_where_it_began_if_its_epoch_is_set(self) -> None:
+        sampler = resumed({**seeded(10).state_dict(), "position": 6})
+        assert numbers(next(iter(load(sampler, batch_size=3)))) == whole(10)[6:9]
+        sampler.set_epoch(0)
+        assert list(islice(sampler, 2)) == whole(10)[6:8]
+        assert sampler.position == 8
+        sampler.set_epoch(0)
+        assert list(sampler) == whole(10)[6:]
+        sampler.set_epoch(0)
+        assert list(sampler) == whole(10)
+
+    def test_after_an_epoch_that_was_over_comes_the_next_one(self) -> None:
+        sampler = seeded(10)
+        assert len(list(sampler)) == 10
+        again = resumed(sampler.state_dict())
+        assert again.epoch == 1
+        assert list(again) == whole(10, 1)
+
+    def test_the_rest_of_an_epoch_that_was_over_is_nothing_if_it_is_set(self) -> None:
+        """So that ``for epoch in range(state["epoch"], …)`` trains on nothing twice."""
+        sampler = seeded(10)
+        assert len(list(sampler)) == 10
+        again = resumed(sampler.state_dict())
+        again.set_epoch(0)
+        assert list(copy.deepcopy(again)) == []
+        assert list(again) == []
+        assert list(again) == whole(10, 1)
+
+    def test_an_iterator_begins_when_it_is_used(self) -> None:
+        sampler = seeded(10)
+        early = iter(sampler)
+        sampler.set_epoch(1)
+        assert list(early) == whole(10, 1)
+
+    def test_an_iterator_that_was_left_behind_is_not_counted(self) -> None:
+        sampler = seeded(10)
+        left = iter(sampler)
+        next(left)
+        sampler.set_epoch(1)
+        assert list(left) == whole(10)[1:]
+        assert (sampler.epoch, sampler.position) == (1, 0)
+
+
+class TestState:
+    def test_is_small_json_and_says_what_it_is_of(self, stores: Callable[[int], StoreDataset]) -> None:
+        dataset = stores(5)
+        sampler = seeded(dataset, seed=2**63, block_size=3)
+        list(islice(sampler, 2))
+        assert sampler.state_dict() == {
+            "version": 1,
+            "count": 5,
+            "store": dataset.backend.meta.id,
+            "seed": 2**63,
+            "shuffle": True,
+            "block_size": 3,
+            "window": 8,
+            "drop_last": False,
+            "epoch": 0,
+            "position": 2,
+        }
+        assert len(json.dumps(seeded(2**62, seed=2**63).state_dict())) < 1024
+
+    def test_of_another_sampler_is_refused_with_both_values(self, stores: Callable[[int], StoreDataset]) -> None:
+        five, six = stores(5), stores(6)
+        state = seeded(five, seed=1, block_size=2, window=3, drop_last=True).state_dict()
+        with pytest.raises(ConfigError) as caught:
+            seeded(six, shuffle=False).load_state_dict(state)
+        assert str(caught.value) == (
+            "the state belongs to another sampler: count was 5 and is 6; "
+            f"store was {five.backend.meta.id!r} and is {six.backend.meta.id!r}; seed was 1 and is 0; shuffle was True "
+            "and is False; block_size was 2 and is None; window was 3 and is None; drop_last was True and is False"
+        )
+
+    def test_of_other_records_of_the_same_store_is_refused(self) -> None:
+        with storeds.open_writer("memory://sampling-where", {"x": "int", "label": "int"}, overwrite=True) as writer:
+            writer.append({"x": n, "label": n % 2} for n in range(10))
+
+        def sampler(label: Any) -> EpochSampler:
+            where = None if label is None else {"label": label}
+            return seeded(StoreDataset("memory://sampling-where", reader="array", where=where))
+
+        state = sampler(0).state_dict()
+        with pytest.raises(ConfigError, match="another where="):
+            sampler(1).load_state_dict(state)
+        sampler([0]).load_state_dict(state)
+        sampler([1, 0]).load_state_dict(sampler(None).state_dict())  # which are all
+
+    def test_the_store_is_compared_where_both_know_it(self, stores: Callable[[int], StoreDataset]) -> None:
+        state = seeded(stores(5)).state_dict()
+        seeded(5).load_state_dict(state)
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"version": 2}, "not a sampler's state of version 1: version is 2"),
+            ({"epoch": -1}, "epoch must be from 0 to"),
+            ({"position": 11}, "position must be from 0 to 10, got 11"),
+            ({"position": None}, "position must be an int"),
+        ],
+    )
+    def test_a_malformed_one_is_refused_and_changes_nothing(self, change: dict[str, Any], message: str) -> None:
+        sampler = seeded(10)
+        with pytest.raises(ConfigError, match=message):
+            sampler.load_state_dict({**sampler.state_dict(), "epoch": 1, **change})
+        assert (sampler.epoch, sampler.position) == (0, 0)
+
+    @pytest.mark.parametrize("state", [{}, None, {"version": 1}, [1]])
+    def test_what_is_no_state_is_refused(self, state: Any) -> None:
+        with pytest.raises(ConfigError, match=r"version is None|lacks|version is \[1\]"):
+            seeded(10).load_state_dict(state)
+
+    @pytest.mark.parametrize("copied", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
+    def test_a_copy_begins_where_the_next_pass_would(self, copied: Callable[[EpochSampler], EpochSampler]) -> None:
+        sampler = resumed({**seeded(10).state_dict(), "epoch": 1, "position": 6})
+        loader = load(sampler, num_workers=2, batch_size=3)
+        assert list(copied(sampler)) == whole(10, 1)[6:]
+        next(iter(loader))
+        assert list(copied(sampler)) == whole(10, 2)
+        sampler.set_epoch(1)
+        assert list(copied(sampler)) == whole(10, 1)[6:]
+        assert flat([numbers(batch) for batch in loader]) == whole(10, 1)[6:]
+
+    def test_repr_says_where_it_is(self) -> None:
+        assert repr(seeded(10, num_replicas=4, rank=1, block_size=2)) == (
+            "EpochSampler(10, shuffle=True, seed=0, rank=1 of 4, drop_last=False, block_size=2, window=8, position=0 of "
+            "epoch 0)"
+        )
+
+
+def drawn(state: dict[str, Any] | None, count: int, world: int, batch: int, stop: int | None, **how: Any) -> Any:
+    """Let all ranks train for `stop` steps; return what they saw, rank by rank, and the state of the last one."""
+    seen, after = [], {}
+    for rank in range(world):
+        sampler = seeded(count, num_replicas=world, rank=rank, **how)
+        if state is not None:
+            sampler.load_state_dict(state)
+            sampler.set_epoch(state["epoch"])  # its rest, which may be nothing
+        batches = islice(load(sampler, batch_size=batch), stop)
+        seen.append(flat([numbers(each) for each in batches]))
+        after = sampler.state_dict()
+    return seen, after
+
+
+class TestResume:
+    @settings(max_examples=60, deadline=None)
+    @given(
+        st.integers(0, 60),
+        st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5), st.integers(0, 5)), min_size=1, max_size=3),
+        st.integers(1, 5),
+        st.sampled_from([{}, {"block_size": 4, "window": 2}, {"shuffle": False}]),
+    )
+    def test_every_sample_is_seen_once_whatever_the_worlds(
+        self, count: int, runs: list[tuple[int, int, int]], last: int, how: dict[str, Any]
+    ) -> None:
+        """Runs of (world, batch size, steps), each going on from the one before, and a last one to the end."""
+        state: Any = None
+        seen: list[int] = []
+        for world, batch, stop in runs:
+            found, state = drawn(state, count, world, batch, stop, **how)
+            seen += flat(found)
+        done = state["position"]
+        found, state = drawn(state, count, last, 3, None, **how)
+        rest = flat(found)
+        assert state["position"] == count
+        expected = Counter(range(count))
+        # Repeats are what makes the last step of a run even, from the beginning of the order.
+        padding = len(seen) - done + len(rest) - (count - done)
+        assert 0 <= padding < max(last, *(world for world, _, _ in runs))
+        order = whole(count, **how)
+        expected.update(order[at % count] for at in range(padding))
+        assert Counter(seen + rest) == expected
+
+    @settings(max_examples=40, deadline=None)
+    @given(st.integers(0, 60), st.integers(1, 5), st.integers(1, 5), st.integers(0, 20))
+    def test_with_drop_last_nothing_is_seen_twice(self, count: int, before: int, after: int, stop: int) -> None:
+        seen, state = drawn(None, count, before, 1, stop, drop_last=True)
+        rest, end = drawn(state, count, after, 1, None, drop_last=True)
+        assert max(Counter(flat(seen) + flat(rest)).values(), default=1) == 1
+        assert end["position"] == count
+        if state["position"] < count:  # and left out is only what does not go round
+            assert count - len(flat(seen) + flat(rest)) < after
+        assert len({len(each) for each in rest}) == 1
+
+    def test_the_position_is_that_of_the_epochs_order(self) -> None:
+        _, state = drawn(None, 100, 4, 5, 3)
+        assert state["position"] == 60
+        found, _ = drawn(state, 100, 3, 2, None)
+        order = whole(100)
+        rest = order[60:] + order[:2]
+        assert found == [rest[rank::3] for rank in range(3)]
+
+
+class TestConsumption:
+    """What a checkpoint counts is what the loop was given, however far ahead the workers are."""
+
+    @all_workers
+    def test_is_what_the_loop_was_given(self, workers: dict[str, Any]) -> None:
+        sampler = seeded(30)
+        loader = load(sampler, **workers)
+        for epoch in range(2):
+            sampler.set_epoch(epoch)
+            assert sampler.position == 0
+            found = []
+            for batch in loader:
+                found += numbers(batch)
+                assert sampler.position == len(found)
+                assert len(loader) == 8
+            assert found == whole(30, epoch)
+            assert sampler.position == 30
+
+    @all_workers
+    def test_a_loop_that_breaks_off_is_taken_up_where_it_was(self, workers: dict[str, Any]) -> None:
+        sampler = seeded(30)
+        loader = load(sampler, **workers)
+        found: list[int] = []
+        for batch in loader:
+            found += numbers(batch)
+            if len(found) == 12:
+                break
+        del batch
+        state = sampler.state_dict()
+        assert state["position"] == 12
+        again = resumed(state)
+        rest = load(again, **workers)
+        assert found + flat([numbers(batch) for batch in rest]) == whole(30)
+        assert again.position == 30
+        assert flat([numbers(batch) for batch in rest]) == whole(30, 1)
+        assert flat([numbers(batch) for batch in loader]) == whole(30, 1)
+
+    @pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
+    def test_start_methods_make_no_difference(self, start_method: str) -> None:
+        sampler = seeded(12, num_replicas=2, rank=1)
+        batches = iter(load(sampler, num_workers=1, multiprocessing_context=start_method, batch_size=2))
+        assert numbers(next(batches)) == whole(12)[1:4:2]
+        assert sampler.position == 4
+
+    def test_nothing_keeps_the_workers_once_the_loop_is_over(self) -> None:
+        sampler = seeded(30)
+        gc.disable()  # reference counts must do, as with any sampler
+        try:
+            batches: Any = iter(load(sampler, num_workers=2))
+            next(batches)
+            workers = batches._workers
+            del batches
+            assert not any(worker.is_alive() for worker in workers)
+        finally:
+            gc.enable()
+        assert sampler.position == 4
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_batch_samplers_may_stand_between(self, workers: int) -> None:
+        sampler = seeded(10)
+        made = BatchSampler(sampler, 3, drop_last=False)
+        for arguments in ({"batch_sampler": made}, {"sampler": made, "batch_size": None, "collate_fn": list}):
+            batches = iter(load(sampler, num_workers=workers, **arguments))
+            lengths = [len(numbers(next(batches))) for _ in range(2)]
+            assert (lengths, sampler.position) == ([3, 3], 6)
+            assert [len(numbers(batch)) for batch in batches] == [3, 1]
+            assert sampler.position == 10
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_single_samples_count_one_by_one(self, workers: int) -> None:
+        sampler = seeded(10)
+        samples = load(sampler, num_workers=workers, batch_size=None)
+        assert [(int(each), sampler.position) for each in samples] == list(zip(whole(10), range(1, 11), strict=True))
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_batches_may_be_of_any_length(self, workers: int) -> None:
+        class Growing(BatchSampler):
+            def __iter__(self) -> Iterator[list[int]]:
+                indices = iter(self.sampler)
+                for length in range(1, 6):
+                    yield list(islice(indices, length))
+
+        sampler = seeded(15)
+        batches = load(sampler, num_workers=workers, batch_sampler=Growing(sampler, 1, False))
+        assert [(len(batch), sampler.position) for batch in batches] == [(1, 1), (2, 3), (3, 6), (4, 10), (5, 15)]
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_what_a_loader_drops_was_not_given(self, workers: int) -> None:
+        sampler = seeded(10)
+        loader = load(sampler, num_workers=workers, batch_size=3, drop_last=True)
+        assert [sampler.position for _ in loader] == [3, 6, 9]
+        assert sampler.position == 9
+        assert list(resumed(sampler.state_dict())) == whole(10, 1)  # that pass has come to its end
+
+    def test_with_workers_that_are_kept_each_pass_is_counted_anew(self) -> None:
+        sampler = resumed({**seeded(20).state_dict(), "position": 8})
+        loader = load(sampler, num_workers=2, persistent_workers=True)
+        assert [sampler.position for _ in loader] == [12, 16, 20]
+        assert [sampler.position for _ in islice(loader, 2)] == [4, 8]
+        assert [sampler.position for _ in loader] == [4, 8, 12, 16, 20]
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_a_batch_that_raised_was_not_given(self, workers: int) -> None:
+        sampler = seeded(12)
+        batches = iter(load(sampler, num_workers=workers, batch_size=3, dataset=Numbers(12, bad=whole(12)[5])))
+        next(batches)
+        with pytest.raises(LookupError):
+            next(batches)
+        assert sampler.position == 3
+        next(batches)  # who goes on past it gives it up; workers' loaders count batches, and are one behind
+        assert sampler.position == (6 if workers else 9)
+
+    def test_batches_that_overtake_others_leave_no_gap(self) -> None:
+        sampler = seeded(12)
+        batches: Any = iter(load(sampler, num_workers=2, batch_size=2, in_order=False))
+        seen: set[int] = set()
+        for batch in batches:
+            seen.update(numbers(batch))
+            assert set(whole(12)[: sampler.position]) <= seen
+        assert sampler.position == 12
+
+    def test_a_sampler_read_by_a_dataset_is_not_its_loaders(self) -> None:
+        inner = seeded(3)
+
+        class Reading(Numbers):
+            def __getitem__(self, index: int) -> int:
+                return sum(islice(inner, 2))
+
+        next(iter(DataLoader(Reading(4), batch_size=1)))
+        assert inner.position == 2
+
+    def test_without_a_loader_what_was_yielded_counts(self) -> None:
+        sampler = seeded(10, num_replicas=2, rank=0)
+        assert [sampler.position for _ in sampler] == [2, 4, 6, 8, 10]
+
+    def test_without_dataloaders_private_names_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        sampler = seeded(30)
+        loader = load(sampler, num_workers=2)
+        monkeypatch.delattr("torch.utils.data.dataloader._BaseDataLoaderIter")
+        assert flat([numbers(batch) for batch in loader]) == whole(30)
+        assert sampler.position == 30
+
+    def test_one_iterator_in_several_loaders_counts_what_was_yielded(self) -> None:
+        sampler = seeded(12)
+        endless = iter(sampler)
+        for expected in (4, 8):
+            next(iter(load(sampler, sampler=endless, num_workers=0)))
+            assert sampler.position == expected
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata 0.11 under torch 2.13
+class TestStatefulDataLoader:
+    """torchdata's loader keeps the sampler's place in its own state."""
+
+    @staticmethod
+    def load(sampler: EpochSampler, **arguments: Any) -> Any:
+        stateful = pytest.importorskip("torchdata.stateful_dataloader")
+        if arguments.get("num_workers"):
+            arguments["multiprocessing_context"] = "fork"
+        return stateful.StatefulDataLoader(
+            Numbers(sampler.count), sampler=sampler, **{"batch_size": 4, "collate_fn": list, **arguments}
+        )
+
+    @pytest.mark.parametrize("arguments", [{}, {"drop_last": True}, {"snapshot_every_n_steps": 3}], ids=str)
+    @pytest.mark.parametrize(
+        ("workers", "persistent", "how"), [(0, False, "set"), (2, False, "counted"), (2, True, "set")]
+    )
+    def test_resumes_to_the_sample(self, workers: int, persistent: bool, how: str, arguments: dict[str, Any]) -> None:
+        arguments = {**arguments, "num_workers": workers, "persistent_workers": persistent}
+        order = [whole(30, epoch) for epoch in (2, 3)]
+        end = 28 if "drop_last" in arguments else 30
+        for stop in (0, 2, 7):  # 7 are all, with drop_last
+            sampler = seeded(30)
+            sampler.set_epoch(2)
+            loader = self.load(sampler, **arguments)
+            found = flat(list(islice(loader, stop)))
+            state = loader.state_dict()
+            del loader
+            again = seeded(30)
+            loader = self.load(again, **arguments)
+            loader.load_state_dict(state)
+            for batch in loader:
+                found += batch
+                assert again.position == len(found)
+            assert found == order[0][:end]
+            assert again.epoch == 3
+            if how == "set":
+                again.set_epoch(3)
+            assert flat(list(loader)) == order[1][:end]
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    @pytest.mark.parametrize("drop_last", [False, True])
+    def test_after_the_end_comes_a_whole_epoch_which_set_epoch_may_choose(self, workers: int, drop_last: bool) -> None:
+        arguments = {"num_workers": workers, "drop_last": drop_last}
+        end = 28 if drop_last else 30
+        loader = self.load(seeded(30), **arguments)
+        list(loader)
+        state = loader.state_dict()
+        for epoch in (None, 0, 1, 4):
+            again = seeded(30)
+            loader = self.load(again, **arguments)
+            loader.load_state_dict(state)
+            if epoch is not None:
+                again.set_epoch(epoch)
+            assert flat(list(loader)) == whole(30, 1 if epoch is None else epoch)[:end]
+            assert flat(list(loader)) == whole(30, 2 if epoch is None else epoch + 1)[:end]
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_resumes_without_batches_in_another_world(self, workers: int) -> None:
+        loader = self.load(seeded(20, num_replicas=2, rank=0), num_workers=workers, batch_size=None, collate_fn=None)
+        assert list(islice(loader, 3)) == whole(20)[:6:2]
+        state = loader.state_dict()
+        again = self.load(seeded(20), num_workers=workers, batch_size=None, collate_fn=None)
+        again.load_state_dict(state)
+        assert list(again) == whole(20)[6:]

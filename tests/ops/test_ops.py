@@ -1,0 +1,335 @@
+"""pack, convert, verify and info, as functions."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import lmdb
+import pytest
+
+import storeds
+from _damaged import PICTURES, write
+from photographs import jpeg
+from storeds import errors
+from storeds.ops import Progress
+
+MakeUrl = Callable[[str], str]
+ENGINES = ("lmdb", "hdf5", "mongodb", "memory")
+TREE = {
+    "zebra/b.jpg": jpeg(0),
+    "zebra/a.JPEG": jpeg(1),
+    "zebra/deep/er/c.png": jpeg(2),
+    "apple/10.jpg": jpeg(3),
+    "apple/9.jpg": jpeg(4),
+    "apple/notes.txt": b"no image",
+    "ähre/é.webp": jpeg(5),
+}
+# What torchvision's ImageFolder gives: classes by name, then folders, then files, each in plain string order.
+ORDER = [
+    ("apple/10.jpg", 0),
+    ("apple/9.jpg", 0),
+    ("zebra/a.JPEG", 1),
+    ("zebra/b.jpg", 1),
+    ("zebra/deep/er/c.png", 1),
+    ("ähre/é.webp", 2),
+]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for name, data in TREE.items():
+        file = tmp_path / "tree" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
+    return tmp_path / "tree"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_pack_keeps_imagefolders_order_labels_and_bytes(tree: Path, make_engine_url: MakeUrl, engine: str) -> None:
+    url = make_engine_url(engine)
+    seen: list[Progress] = []
+    meta = storeds.pack(tree, url, progress=seen.append)
+    assert meta.attrs == {"classes": ["apple", "zebra", "ähre"]}
+    with storeds.open_backend(url) as backend:
+        records: list[Any] = backend.get_many(range(len(backend)))
+    assert [(record["key"], record["label"]) for record in records] == ORDER
+    assert [record["image"] for record in records] == [TREE[key] for key, _ in ORDER]
+    assert (seen[-1].done, seen[-1].total) == (6, 6)
+    assert seen[-1].bytes == sum(len(TREE[key]) for key, _ in ORDER)
+
+
+def test_pack_follows_links_out_of_the_root_as_imagefolder_does_only_when_told(tree: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "x.jpg").write_bytes(jpeg(7))
+    (tree / "linked").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(errors.RecordError, match="linked"):
+        storeds.pack(tree, f"lmdb://{tmp_path}/a.lmdb")
+    assert storeds.pack(tree, f"lmdb://{tmp_path}/a.lmdb", allow_outside=True).count == 7
+
+
+def empty_folder(tree: Path) -> Path:
+    (tree / "zebra" / "empty").mkdir()
+    return tree / "zebra" / "empty"
+
+
+def make_fifo(path: Path) -> Any:
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "message"),
+    [
+        (lambda tree: tree / "none", errors.StoreNotFoundError, "nothing is at"),
+        (lambda tree: tree / "apple" / "9.jpg", errors.ConfigError, "ends in none of"),
+        (lambda tree: empty_folder(tree), errors.ConfigError, "empty"),
+        (lambda tree: (tree / "empty").mkdir() or tree, errors.ConfigError, "no images in empty"),
+        (
+            lambda tree: make_fifo(tree / "apple" / "pipe.jpg") or tree,
+            errors.RecordError,
+            "pipe.jpg: is no regular file",
+        ),
+        (
+            lambda tree: (tree / "apple" / "gone.jpg").symlink_to("nowhere") or tree,
+            errors.RecordError,
+            "gone.jpg: cannot be read",
+        ),
+    ],
+)
+def test_pack_refuses_by_name_and_publishes_nothing(
+    tree: Path, tmp_path: Path, spoil: Any, error: type[Exception], message: str
+) -> None:
+    target = tmp_path / "target.lmdb"
+    with pytest.raises(error, match=message):
+        storeds.pack(spoil(tree), f"lmdb://{target}")
+    assert os.listdir(tmp_path) == ["tree"]
+
+
+def test_pack_leaves_a_target_that_exists_alone_unless_told(tree: Path, tmp_path: Path) -> None:
+    url = f"lmdb://{tmp_path}/a.lmdb"
+    first = storeds.pack(tree, url)
+    with pytest.raises(errors.StoreExistsError, match="overwrite"):
+        storeds.pack(tree, url)
+    assert storeds.info(url).build == first.build
+    again = storeds.pack(tree, url, overwrite=True)
+    assert again.id == first.id
+    assert again.build != first.build
+
+
+def test_an_interrupted_pack_resumes_to_the_same_id(tree: Path, tmp_path: Path) -> None:
+    whole = storeds.pack(tree, f"hdf5://{tmp_path}/whole.h5", commit_every=2)
+
+    def interrupt(state: Progress) -> None:
+        raise KeyboardInterrupt
+
+    url = f"hdf5://{tmp_path}/cut.h5"
+    with pytest.raises(KeyboardInterrupt):
+        storeds.pack(tree, url, commit_every=4, progress=interrupt)
+    with pytest.raises(errors.StoreExistsError, match="resume=True"):
+        storeds.pack(tree, url)
+    assert storeds.pack(tree, url, resume=True).id == whole.id
+
+
+EVERY_KIND = {
+    "image": "image",
+    "blob": "bytes",
+    "text": "str",
+    "number": "int",
+    "real": "float",
+    "flag": "bool",
+    "vector": {"kind": "array", "dtype": "float32", "shape": [3]},
+    "ragged": {"kind": "array", "dtype": "int16", "shape": [None, 2]},
+    "extra": "json",
+}
+
+
+def every_kind(number: int) -> dict[str, Any]:
+    import numpy as np
+
+    return {
+        "image": jpeg(number),
+        "blob": bytes(number),
+        "text": "é\0" * number,
+        "number": -number,
+        "real": number / 3,
+        "flag": number % 2 == 0,
+        "vector": np.arange(3, dtype="f4") * number,
+        "ragged": np.ones((number, 2), "i2"),
+        "extra": {"n": [number, None, "x"]},
+    }
+
+
+@pytest.mark.parametrize(("source", "target"), list(itertools.permutations(ENGINES, 2)))
+def test_convert_keeps_id_order_attrs_and_every_kind(make_engine_url: MakeUrl, source: str, target: str) -> None:
+    src, dst = make_engine_url(source), make_engine_url(target)
+    with storeds.open_writer(src, EVERY_KIND) as writer:
+        writer.append(every_kind(number) for number in range(9))
+        meta = writer.publish({"classes": ["a", "b"], "note": {"deep": [1, 2.5, None]}})
+    copied = storeds.convert(src, dst)
+    assert (copied.id, copied.count, copied.attrs) == (meta.id, meta.count, meta.attrs)
+    assert list(copied.fields) == list(EVERY_KIND)
+    with storeds.open_backend(src) as before, storeds.open_backend(dst) as after:
+        assert str(before.get_many(range(9))) == str(after.get_many(range(9)))
+    assert storeds.verify(dst).ok
+
+
+def test_convert_all_the_way_round_ends_with_the_same_id(make_engine_url: MakeUrl, tree: Path) -> None:
+    urls = [make_engine_url(engine) for engine in ("lmdb", "hdf5", "mongodb", "lmdb")]
+    found = [storeds.pack(tree, urls[0]).id]
+    found += [storeds.convert(before, after).id for before, after in itertools.pairwise(urls)]
+    assert len(set(found)) == 1
+
+
+def test_convert_stops_at_a_bad_record_and_publishes_nothing(tree: Path, tmp_path: Path) -> None:
+    url = f"hdf5://{tmp_path}/a.h5"
+    storeds.pack(tree, url)
+    spoil_image(tmp_path / "a.h5")
+    with pytest.raises(errors.RecordError, match=r"record 0 .*checksum"):
+        storeds.convert(url, f"lmdb://{tmp_path}/b.lmdb")
+    assert sorted(os.listdir(tmp_path)) == ["a.h5", "tree"]
+
+
+def spoil_image(path: Path) -> None:
+    with h5py.File(path, "r+") as file:
+        file["records/image/data"][50] ^= 1
+
+
+def test_verify_is_content_with_a_whole_store(tree: Path, make_engine_url: MakeUrl) -> None:
+    for engine in ENGINES:
+        url = make_engine_url(engine)
+        meta = storeds.pack(tree, url)
+        report = storeds.verify(url)
+        assert report.ok
+        assert (report.count, report.images, report.id) == (6, 6, meta.id)
+
+
+def test_verify_finds_a_flipped_bit_and_says_where(tree: Path, tmp_path: Path) -> None:
+    url = f"hdf5://{tmp_path}/a.h5"
+    storeds.pack(tree, url)
+    spoil_image(tmp_path / "a.h5")
+    report = storeds.verify(url)
+    assert not report.ok
+    (finding,) = report.findings
+    assert (finding.kind, finding.position, finding.key) == ("record", 0, "apple/10.jpg")
+
+
+@pytest.mark.parametrize(("engine", "workers"), [("lmdb", 0), ("hdf5", 2), ("mongodb", 1), ("memory", None)])
+def test_verify_calls_every_damage_by_name_and_says_how_much_is_there(
+    make_engine_url: MakeUrl, engine: str, workers: int | None
+) -> None:
+    url = make_engine_url(engine)
+    write(url)
+    report = storeds.verify(url, workers=workers)
+    told = {finding.key: finding for finding in (*report.findings, *report.notes)}
+    assert {key: finding.kind for key, finding in told.items()} == {
+        key: picture.told for key, picture in PICTURES.items() if picture.told
+    }
+    assert [finding.key for finding in report.notes] == ["trailing"]
+    for key, finding in told.items():
+        assert finding.key is not None
+        assert (list(PICTURES)[finding.position or 0], finding.image) == (key, "image")
+        expected = PICTURES[finding.key].recovered
+        assert expected in (None, finding.recovered) or finding.kind == "too_large"
+    assert report.images == sum(picture.is_readable for picture in PICTURES.values())
+    assert {told[key].format for key in ("half a png", "page", "empty")} == {"PNG", "HTML", "empty"}
+    assert "claims more pixels than are ever allocated" in told["huge"].message
+
+
+def test_verify_of_trailing_bytes_alone_is_ok(tmp_path: Path) -> None:
+    url = f"lmdb://{tmp_path}/a.lmdb"
+    write(url, {"trailing": PICTURES["trailing"]})
+    report = storeds.verify(url)
+    assert (report.ok, report.images, report.kinds) == (True, 1, {"trailing_data": 1})
+
+
+def test_verify_compares_columns_with_records(tree: Path, tmp_path: Path) -> None:
+    url = f"lmdb://{tmp_path}/a.lmdb"
+    storeds.pack(tree, url)
+    with lmdb.open(str(tmp_path / "a.lmdb"), subdir=False, lock=False, max_dbs=3) as env, env.begin(write=True) as txn:
+        txn.put(b"label", bytes(48), db=env.open_db(b"columns", txn=txn))
+    report = storeds.verify(url)
+    assert {finding.kind for finding in report.findings} == {"column"}
+    assert "label" in report.findings[0].message
+
+
+def test_verify_tells_records_that_changed_places(tmp_path: Path) -> None:
+    url = f"lmdb://{tmp_path}/a.lmdb"
+    with storeds.open_writer(url, {"blob": "bytes"}) as writer:
+        writer.append({"blob": bytes([n])} for n in range(3))
+    with lmdb.open(str(tmp_path / "a.lmdb"), subdir=False, lock=False, max_dbs=3) as env, env.begin(write=True) as txn:
+        records = env.open_db(b"records", txn=txn)
+        first, second = (bytes(txn.get(n.to_bytes(8, "big"), db=records) or b"") for n in (0, 1))
+        txn.put((0).to_bytes(8, "big"), second, db=records)
+        txn.put((1).to_bytes(8, "big"), first, db=records)
+    findings = storeds.verify(url).findings
+    assert [(finding.kind, finding.position) for finding in findings] == [("record", 0), ("record", 1)]
+    assert "belongs to position 1" in findings[0].message
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_info_says_what_is_in_a_store(tree: Path, make_engine_url: MakeUrl, engine: str) -> None:
+    url = make_engine_url(engine)
+    meta = storeds.pack(tree, url)
+    found = storeds.info(url)
+    assert (found.backend, found.count, found.id, found.build) == (engine, 6, meta.id, meta.build)
+    assert found.layout == "storeds/1"
+    assert found.fields == [
+        {"name": "image", "kind": "image"},
+        {"name": "label", "kind": "int"},
+        {"name": "key", "kind": "str"},
+    ]
+    assert found.attrs == {"classes": ["apple", "zebra", "ähre"]}
+    assert found.bytes is None or found.bytes > sum(len(TREE[key]) for key, _ in ORDER)
+    assert found.leftovers is None
+    assert found.advice == []
+    assert found.handle or engine == "memory"
+
+
+def test_info_advises_against_chunked_datasets_and_network_file_systems(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"hdf5://{tmp_path}/a.h5"
+    storeds.pack(tree, url)
+    with h5py.File(tmp_path / "a.h5", "r+") as file:
+        labels = file["records/label"][()]
+        del file["records/label"]
+        file["records"].create_dataset("label", data=labels, chunks=(2,), compression="gzip")
+    found = storeds.info(url)
+    assert found.handle["reads"] == "through libhdf5"
+    assert "convert makes them flat" in found.advice[0]
+    monkeypatch.setattr("storeds._utils.paths.file_system", lambda path: "nfs4")
+    assert any("network file system (nfs4)" in line for line in storeds.info(url).advice)
+
+
+@pytest.mark.parametrize("engine", ["lmdb", "hdf5", "mongodb"])
+def test_info_lists_what_an_interrupted_writer_left(tree: Path, make_engine_url: MakeUrl, engine: str) -> None:
+    url = make_engine_url(engine)
+    storeds.pack(tree, url)
+    writer = storeds.open_writer(url, {"x": "int"}, overwrite=True)
+    writer.append([{"x": 1}])
+    writer.suspend()
+    assert "partial" in str(storeds.info(url).leftovers)
+
+
+@pytest.mark.parametrize("engine", ["lmdb", "hdf5", "mongodb"])
+def test_info_of_what_was_never_published_tells_of_the_leftovers(make_engine_url: MakeUrl, engine: str) -> None:
+    url = make_engine_url(engine)
+    storeds.open_writer(url, {"x": "int"}).suspend()
+    with pytest.raises(errors.StoreNotFoundError, match="interrupted writer left: go on with resume=True"):
+        storeds.info(url)
+
+
+@pytest.mark.parametrize("operation", [storeds.convert, storeds.repair])
+def test_a_copy_never_replaces_what_it_is_made_of(tmp_path: Path, operation: Any) -> None:
+    for name in "ab":
+        with storeds.open_writer(f"lmdb://{tmp_path}/{name}.lmdb", {"image": "image"}) as writer:
+            writer.append([{"image": jpeg(0)}])
+    before = (tmp_path / "a.lmdb").read_bytes()
+    for source in (f"lmdb://{tmp_path}/a.lmdb", f"lmdb://{tmp_path}/[ab].lmdb"):
+        with pytest.raises(errors.ConfigError, match="only read here"):
+            operation(source, f"lmdb://{tmp_path}/a.lmdb", overwrite=True)
+    assert (tmp_path / "a.lmdb").read_bytes() == before

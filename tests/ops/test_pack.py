@@ -1,0 +1,377 @@
+"""Packing: bad items by policy, splits, re-encoding, workers, and going on after an interrupt."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from typer.testing import CliRunner
+
+import storeds
+from photographs import jpeg, photograph
+from storeds import errors
+from storeds.cli import app
+from storeds.ops import Progress
+from storeds.ops.packing.sources import Problem
+from storeds.ops.packing.splits import make_split
+from storeds.protocols import Field
+
+GOOD = {f"{'cat' if n % 2 else 'dog'}/{n}.jpg": jpeg(n) for n in range(8)}
+BAD = {"cat/empty.jpg": b"", "dog/page.jpg": b"<html>404</html>", "dog/cut.jpg": jpeg(1)[:60]}
+
+
+def write(root: Path, files: dict[str, bytes]) -> Path:
+    for name, data in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(data)
+    return root
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    return write(tmp_path / "tree", GOOD)
+
+
+@pytest.fixture
+def spoilt(tree: Path) -> Path:
+    return write(tree, BAD)
+
+
+def records(url: str) -> list[Any]:
+    with storeds.open_backend(url) as backend:
+        return list(backend.get_many(range(len(backend))))
+
+
+def test_by_default_every_bad_item_is_listed_and_nothing_is_published(spoilt: Path, tmp_path: Path) -> None:
+    with pytest.raises(errors.RecordError) as raised:
+        storeds.pack(spoilt, f"lmdb://{tmp_path}/a.lmdb")
+    lines = str(raised.value).splitlines()
+    assert lines[0].startswith("3 of 11 items cannot be packed, so nothing was published")
+    assert "--on-bad skip" in lines[0]
+    assert lines[1] == "  cat/empty.jpg: is empty (0 bytes)"
+    assert lines[2].startswith("  dog/cut.jpg: is no image that can be read (60 bytes beginning ff d8 ff e0)")
+    assert lines[3].startswith("  dog/page.jpg: is no image that can be read (16 bytes beginning 3c 68 74 6d)")
+    assert [path.name for path in tmp_path.iterdir()] == ["tree"]
+
+
+def test_skip_leaves_bad_items_out_and_tells_them(spoilt: Path, tmp_path: Path) -> None:
+    told: list[Problem] = []
+    seen: list[Progress] = []
+    url = f"hdf5://{tmp_path}/a.h5"
+    meta = storeds.pack(spoilt, url, on_bad="skip", on_problem=told.append, progress=seen.append)
+    assert {record["key"]: record["image"] for record in records(url)} == GOOD
+    assert sorted(problem.name for problem in told) == sorted(BAD)
+    assert (seen[-1].done, seen[-1].bad) == (11, 3)
+    assert meta.attrs["classes"] == ["cat", "dog"]
+
+
+def test_keep_stores_the_bytes_as_they_are(spoilt: Path, tmp_path: Path) -> None:
+    url = f"lmdb://{tmp_path}/a.lmdb"
+    storeds.pack(spoilt, url, on_bad="keep")
+    assert {record["key"]: record["image"] for record in records(url)} == {**GOOD, **BAD}
+
+
+def test_a_damaged_jpeg_is_odd_not_bad_and_trailing_bytes_are_neither(tree: Path, tmp_path: Path) -> None:
+    write(tree, {"cat/odd.jpg": jpeg(3)[:-2], "cat/half.jpg": jpeg(2)[:1000], "cat/more.jpg": jpeg(3) + b"\n"})
+    seen: list[Progress] = []
+    storeds.pack(tree, f"lmdb://{tmp_path}/a.lmdb", progress=seen.append)
+    assert (seen[-1].bad, seen[-1].odd) == (0, 2)
+    assert jpeg(3)[:-2] in [record["image"] for record in records(f"lmdb://{tmp_path}/a.lmdb")]
+
+
+@pytest.mark.parametrize("options", [{}, {"max_side": 40}, {"quality": 50, "split": {"a": 0.5, "b": 0.5}}])
+def test_the_result_does_not_depend_on_the_number_of_workers(
+    spoilt: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    found = {
+        storeds.pack(spoilt, f"lmdb://{tmp_path}/{workers}.lmdb", on_bad="skip", workers=workers, **options).id
+        for workers in (0, 1, 3)
+    }
+    assert len(found) == 1
+
+
+def test_a_split_goes_by_the_key_alone(tree: Path, tmp_path: Path) -> None:
+    shares = {"train": 0.5, "val": 0.3, "test": 0.2}
+    storeds.pack(tree, "memory://split-all", split=shares, split_by="key", overwrite=True)
+    for name in list(GOOD)[:3]:
+        (tree / name).unlink()
+    storeds.pack(tree, "memory://split-rest", split=shares, split_by="key", overwrite=True)
+    everything = {record["key"]: record["split"] for record in records("memory://split-all")}
+    rest = {record["key"]: record["split"] for record in records("memory://split-rest")}
+    assert rest.items() <= everything.items()
+    assert set(everything.values()) <= set(shares)
+
+
+class Listed:
+    """A source of keys and labels in memory."""
+
+    problems: tuple[Problem, ...] = ()
+    fields = {"label": Field("int"), "key": Field("str")}
+    attrs: dict[str, Any] = {}
+    fingerprint = "listed"
+
+    def __init__(self, items: list[tuple[str, int]]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def name(self, index: int, /) -> str:
+        return self.items[index][0]
+
+    def size(self, index: int, /) -> int:
+        return 1
+
+    def read(self, index: int, /) -> Any:
+        return {"key": self.items[index][0], "label": self.items[index][1]}
+
+
+SHARES = st.sampled_from([(("a", 0.8), ("b", 0.2)), (("a", 0.5), ("b", 0.3), ("c", 0.2)), (("a", 1.0), ("b", 0.0))])
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    items=st.lists(st.tuples(st.integers(0, 200).map(str), st.integers(-2, 4)), min_size=1, max_size=120),
+    shares=SHARES,
+    order=st.randoms(use_true_random=False),
+)
+def test_each_class_is_divided_by_largest_remainder(
+    items: list[tuple[str, int]], shares: tuple[tuple[str, float], ...], order: Any
+) -> None:
+    split = make_split(Listed(items), shares, "label")
+    assert split.chosen is not None
+    chosen = {key: shares[int(number)][0] for (key, _), number in zip(items, split.chosen, strict=True)}
+    assert [shares[int(n)][0] for n in split.chosen] == [chosen[key] for key, _ in items]  # a key is in one split
+    shuffled = order.sample(items, len(items))
+    again = make_split(Listed(shuffled), shares, "label")
+    assert again.chosen is not None
+    assert {key: shares[int(n)][0] for (key, _), n in zip(shuffled, again.chosen, strict=True)} == chosen
+    labels: dict[str, int] = {}
+    for key, label in items:
+        labels[key] = min(label, labels.get(key, label))
+    for label in set(labels.values()):
+        keys = [key for key in labels if labels[key] == label]
+        got = Counter(chosen[key] for key in keys)
+        wanted = {name: len(keys) * share for name, share in shares}
+        if all(int(wanted[name] + 0.5) >= 1 for name, share in shares if share) or len(shares) == 1:
+            assert all(abs(got[name] - want) < 1 for name, want in wanted.items())
+
+
+def test_classes_too_small_for_every_split_are_divided_together(tmp_path: Path) -> None:
+    items = [(f"{label}-{n}", label) for label in range(100) for n in range(2)] + [(f"x{n}", 100) for n in range(10)]
+    split = make_split(Listed(items), (("train", 0.8), ("val", 0.2)), None)
+    assert split.chosen is not None
+    assert Counter(split.chosen[:200].tolist()) == {0: 160, 1: 40}
+    assert Counter(split.chosen[200:].tolist()) == {0: 8, 1: 2}
+    (note,) = split.notes
+    assert note.startswith("100 classes have too few records for every split (0, 1, 2, 3, …)")
+
+
+def test_a_split_by_label_resumes_and_needs_a_label(tree: Path, tmp_path: Path) -> None:
+    def interrupt(_: Progress) -> None:
+        raise KeyboardInterrupt
+
+    options: dict[str, Any] = {"split": {"a": 0.5, "b": 0.5}, "commit_every": 2}
+    whole = storeds.pack(tree, f"lmdb://{tmp_path}/whole.lmdb", **options)
+    url = f"lmdb://{tmp_path}/cut.lmdb"
+    with pytest.raises(KeyboardInterrupt):
+        storeds.pack(tree, url, progress=interrupt, **options)
+    with pytest.raises(errors.ConfigError, match="cannot be resumed"):
+        storeds.pack(tree, url, resume=True, split_by="key", **options)
+    assert storeds.pack(tree, url, resume=True, **options).id == whole.id
+    with pytest.raises(errors.ConfigError, match="records have no label; pass split_by='key'"):
+        storeds.pack(tree, url, kind="flat", overwrite=True, split_by="label", **options)
+    storeds.pack(tree, url, kind="flat", overwrite=True, **options)
+
+
+def test_how_to_split_without_the_shares_is_an_error(tree: Path) -> None:
+    with pytest.raises(errors.ConfigError, match=r"split_by='key' needs the shares too: .*--split train=0\.9"):
+        storeds.pack(tree, "memory://split-by-alone", split_by="key")
+
+
+def test_the_shares_of_a_split_are_kept() -> None:
+    from storeds.ops.packing.splits import choose_split
+
+    shares = (("train", 0.9), ("val", 0.1))
+    chosen = [choose_split(f"image-{n}", shares) for n in range(20_000)]
+    assert abs(chosen.count("val") / len(chosen) - 0.1) < 0.01
+
+
+def test_larger_images_are_scaled_and_smaller_ones_left_alone(tmp_path: Path) -> None:
+    root = write(tmp_path / "tree", {"a/large.jpg": jpeg(0, (200, 100)), "a/small.jpg": jpeg(1, (50, 40))})
+    storeds.pack(root, "memory://scaled", max_side=80, overwrite=True)
+    large, small = (record["image"] for record in records("memory://scaled"))
+    with Image.open(io.BytesIO(large)) as image:
+        assert (image.format, image.size) == ("JPEG", (80, 40))
+        reference = photograph(0, (200, 100)).resize((80, 40), Image.Resampling.LANCZOS)
+        assert np.abs(np.asarray(image, int) - np.asarray(reference, int)).mean() < 4
+    assert small == jpeg(1, (50, 40))
+
+
+HALF = jpeg(2, (200, 100))[:1500]
+
+
+@pytest.mark.parametrize("options", [{"max_side": 80}, {"quality": 90}])
+def test_a_picture_of_which_a_part_is_lost_is_not_made_to_look_whole(tmp_path: Path, options: dict[str, Any]) -> None:
+    whole = jpeg(0, (200, 100))
+    zeros = whole[: len(whole) // 2].ljust(len(whole), b"\0")
+    root = write(
+        tmp_path / "tree", {"a/half.jpg": HALF, "a/zeros.jpg": zeros, "a/end.jpg": whole[:-2], "a/1.jpg": whole}
+    )
+    # Without a verdict beside it.
+    with pytest.raises(errors.RecordError) as caught:
+        storeds.pack(root, "memory://lossy", overwrite=True, check=False, **options)
+    assert all(part in str(caught.value) for part in ("half.jpg", "zeros.jpg", "is damaged", "--no-check"))
+    assert "end.jpg" not in str(caught.value)  # it lacks nothing but its end marker
+    assert storeds.pack(root, "memory://lossy", overwrite=True, check=False, on_bad="skip", **options).count == 2
+    # Or as it came, so that readers repair or refuse it, and report it.
+    storeds.pack(root, "memory://lossy", overwrite=True, check=False, on_bad="keep", **options)
+    kept = {record["key"]: record["image"] for record in records("memory://lossy")}
+    assert (kept["a/half.jpg"], kept["a/zeros.jpg"]) == (HALF, zeros)
+    # Or encoded again with the verdict on what it was.
+    packed = storeds.pack(root, "memory://lossy", overwrite=True, **options)
+    assert packed.findings == {"truncated_scan": 2, "intact": 1, "missing_eoi": 1}
+
+
+def test_a_damaged_picture_that_is_not_scaled_stays_as_it_is(tmp_path: Path) -> None:
+    root = write(tmp_path / "tree", {"a/half.jpg": HALF})
+    storeds.pack(root, "memory://unscaled", max_side=200, overwrite=True)
+    assert [record["image"] for record in records("memory://unscaled")] == [HALF]
+
+
+def test_quality_encodes_every_image_anew_upright(tmp_path: Path) -> None:
+    turned = io.BytesIO()
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was held upright
+    photograph(0, (60, 40)).save(turned, "JPEG", exif=exif)
+    png = io.BytesIO()
+    photograph(1, (60, 40)).convert("RGBA").save(png, "PNG")
+    root = write(tmp_path / "tree", {"a/1.jpg": turned.getvalue(), "a/2.png": png.getvalue()})
+    storeds.pack(root, "memory://encoded", quality=80, overwrite=True)
+    sizes = []
+    for record in records("memory://encoded"):
+        with Image.open(io.BytesIO(record["image"])) as image:
+            assert image.format == "JPEG"
+            sizes.append(image.size)
+    assert sizes == [(40, 60), (60, 40)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"on_bad": "ignore"}, "on_bad 'ignore'; the policies are raise, skip, keep|did you mean"),
+        ({"split": {"train": 0.5}}, "sum to 1"),
+        ({"split": {"train": 1.5, "val": -0.5}}, "positive"),
+        ({"max_side": 0}, "max_side must be a positive"),
+        ({"quality": 100}, "between 1 and 95"),
+        ({"kind": "imagfolder"}, "did you mean 'imagefolder'"),
+        ({"delimter": ";"}, "no option 'delimter'"),
+        ({"workers": -1}, "workers"),
+        ({"commit_every": 0}, "commit_every"),
+    ],
+)
+def test_a_wrong_option_is_named(tree: Path, tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(errors.ConfigError, match=message):
+        storeds.pack(tree, f"lmdb://{tmp_path}/a.lmdb", **options)
+
+
+@pytest.mark.parametrize("on_bad", ["skip", "keep"])
+def test_an_interrupted_pack_with_bad_items_resumes_to_the_same_id(spoilt: Path, tmp_path: Path, on_bad: Any) -> None:
+    whole = storeds.pack(spoilt, f"lmdb://{tmp_path}/whole.lmdb", on_bad=on_bad)
+    url = f"lmdb://{tmp_path}/cut.lmdb"
+
+    def interrupt(_: Progress) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        storeds.pack(spoilt, url, on_bad=on_bad, commit_every=2, progress=interrupt)
+    assert storeds.pack(spoilt, url, on_bad=on_bad, commit_every=3, resume=True).id == whole.id
+
+
+def test_what_was_bad_before_an_interrupt_still_counts_after_it(spoilt: Path, tmp_path: Path) -> None:
+    url = f"lmdb://{tmp_path}/cut.lmdb"
+
+    def interrupt(_: Progress) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        storeds.pack(spoilt, url, commit_every=2, progress=interrupt)
+    with pytest.raises(errors.RecordError, match="3 of 11 items"):
+        storeds.pack(spoilt, url, commit_every=2, resume=True)
+
+
+def test_a_pack_resumes_only_from_the_same_source_and_options(tree: Path, tmp_path: Path) -> None:
+    url = f"lmdb://{tmp_path}/cut.lmdb"
+
+    def interrupt(_: Progress) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        storeds.pack(tree, url, commit_every=2, progress=interrupt)
+    with pytest.raises(errors.ConfigError, match="cannot be resumed"):
+        storeds.pack(tree, url, quality=50, workers=0, resume=True)
+    write(tree, {"cat/new.jpg": jpeg(9)})
+    with pytest.raises(errors.ConfigError, match="cannot be resumed"):
+        storeds.pack(tree, url, resume=True)
+
+
+def test_a_store_is_a_source_too(tree: Path, tmp_path: Path) -> None:
+    first = storeds.pack(tree, f"lmdb://{tmp_path}/a.lmdb")
+    assert storeds.pack(f"lmdb://{tmp_path}/a.lmdb", f"hdf5://{tmp_path}/a.h5").id == first.id
+
+
+class Squares:
+    """A map-style dataset as users write them."""
+
+    classes = ("even", "odd")
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        if index >= 5:
+            raise IndexError(index)
+        return photograph(index), index % 2
+
+
+def test_a_dataset_object_is_a_source_too() -> None:
+    storeds.pack(Squares(), "memory://squares", overwrite=True)
+    dataset = storeds.StoreDataset("memory://squares")
+    assert dataset.classes == ["even", "odd"]
+    assert [label for _, label in dataset[:]] == [0, 1, 0, 1, 0]
+    assert (np.asarray(dataset[3][0]) == np.asarray(photograph(3))).all()
+
+
+def test_the_command_packs_a_manifest_with_a_split_and_tells_problems(tree: Path, tmp_path: Path) -> None:
+    rows = ["path,label,weight", *(f"{name},{name[:3]},{n / 2}" for n, name in enumerate(GOOD)), "none.jpg,cat,1"]
+    (tree / "list.csv").write_text("\n".join(rows) + "\n")
+    url = f"lmdb://{tmp_path}/a.lmdb"
+    arguments = ["pack", str(tree / "list.csv"), url, "--on-bad", "skip", "--split", "train=0.5,val=0.5"]
+    result = CliRunner().invoke(app, [*arguments, "--json"])
+    assert result.exit_code == 0, result.output
+    shown = json.loads(result.output)
+    assert shown["count"] == 8
+    (problem,) = shown["problems"]
+    assert "none.jpg" in problem["name"] + problem["reason"]
+    assert list(records(url)[0]) == ["image", "label", "key", "weight", "split"]
+    for wrong, message in ((["--split", "train"], "must read"), (["--on-bad", "stop"], "'stop' is not one of")):
+        result = CliRunner().invoke(app, [*arguments[:3], *wrong])
+        assert result.exit_code == 2
+        assert message in result.output
+
+
+def test_the_command_tells_how_many_damaged_jpegs_it_stored(tree: Path, tmp_path: Path) -> None:
+    write(tree, {"cat/half.jpg": jpeg(2)[:1000], "cat/end.jpg": jpeg(3)[:-2]})
+    said = CliRunner().invoke(app, ["pack", str(tree), f"lmdb://{tmp_path}/a.lmdb"])
+    assert said.exit_code == 0
+    assert "pictures: 8 whole, 2 damaged (missing_eoi 1, truncated_scan 1)" in said.output
+    told = CliRunner().invoke(app, ["pack", str(tree), f"lmdb://{tmp_path}/b.lmdb", "--json"])
+    assert json.loads(told.stdout)["damaged"] == 2

@@ -1,0 +1,359 @@
+"""pack and convert examine each picture once and keep the verdict on it; info and the commands count verdicts."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+import storeds
+from _damaged import PICTURES, write
+from _foreign_lmdb import put
+from photographs import jpeg
+from storeds import StoreDataset, errors, open_backend
+from storeds.backends.lmdb.writer import LmdbWriter
+from storeds.backends.selection import Selection
+from storeds.cli import app
+from storeds.ops import Progress, info
+from storeds.records.codec import RecordCodec
+
+MakeUrl = Callable[[str], str]
+COUNTS = dict(Counter(picture.finding for picture in PICTURES.values()))
+WHOLE = {"whole", "png", "trailing"}
+
+
+def run(*arguments: object, code: int = 0) -> Any:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def verdicts(url: str) -> dict[str, str]:
+    """Return what is stored with each picture."""
+    with open_backend(url) as backend:
+        found: list[Any] = backend.get_many(range(len(backend)), ("key", "_verdict_image"))
+    return {record["key"].removesuffix(".jpg"): record["_verdict_image"] for record in found}
+
+
+def blobs(url: str) -> dict[str, bytes]:
+    with open_backend(url) as backend:
+        found: list[Any] = backend.get_many(range(len(backend)), ("key", "image"))
+    return {record["key"].removesuffix(".jpg"): record["image"] for record in found}
+
+
+def selected(url: str, where: dict[str, Any]) -> set[str]:
+    with open_backend(url) as backend:
+        keys = StoreDataset(backend, fields=("image", "key"), where=where, decode="bytes")
+        return {key.removesuffix(".jpg") for _, key in keys[:]}
+
+
+def selected_count(url: str, where: dict[str, Any]) -> int:
+    with open_backend(url) as backend:
+        return len(Selection(backend, where))
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    (tmp_path / "tree").mkdir()
+    for key, picture in PICTURES.items():
+        (tmp_path / "tree" / f"{key}.jpg").write_bytes(picture.blob)
+    return tmp_path / "tree"
+
+
+def pack(tree: Path, url: str, **options: Any) -> Any:
+    return storeds.pack(tree, url, **{"kind": "flat", "on_bad": "keep", **options})
+
+
+# pack
+
+
+@pytest.mark.parametrize("engine", ["lmdb", "hdf5", "mongodb", "memory"])
+def test_pack_stores_a_verdict_on_each_picture_and_leaves_its_bytes_alone(
+    tree: Path, make_engine_url: MakeUrl, engine: str
+) -> None:
+    url = make_engine_url(engine)
+    packed = pack(tree, url)
+    assert list(packed.fields) == ["image", "key"]
+    assert packed.findings == COUNTS
+    assert packed.damaged == len(PICTURES) - len(WHOLE)
+    assert blobs(url) == {key: picture.blob for key, picture in PICTURES.items()}
+    assert {key: text.split()[0] for key, text in verdicts(url).items()} == {k: p.finding for k, p in PICTURES.items()}
+
+
+def test_whole_pictures_are_selected_by_their_verdict_and_no_damaged_one_is(tree: Path, tmp_path: Path) -> None:
+    early = jpeg(0)[:1200] + jpeg(0)[-2:]  # data that end before the end marker: its structure is whole
+    (tree / "early.jpg").write_bytes(early)
+    url = f"lmdb://{tmp_path}/a.lmdb"
+    pack(tree, url)
+    assert selected(url, {"finding": "intact"}) == WHOLE - {"trailing"}
+    assert selected(url, {"recovered": 1.0}) == WHOLE | {"no end"}  # of which all is there but its end marker
+    assert selected(url, {"finding": ["truncated_scan", "corrupt_data"]}) >= {"early", "half"}
+
+
+class Pictures:
+    """A dataset object, which is read in processes of its own."""
+
+    def __len__(self) -> int:
+        return len(PICTURES)
+
+    def __getitem__(self, index: int) -> tuple[bytes, int]:
+        return list(PICTURES.values())[index].blob, index
+
+
+@pytest.mark.parametrize("source", ["folder", "dataset"])
+def test_the_number_of_workers_changes_nothing(tree: Path, tmp_path: Path, source: str) -> None:
+    found: Any = tree if source == "folder" else Pictures()
+    options: dict[str, Any] = {"on_bad": "keep", **({"kind": "flat"} if source == "folder" else {})}
+    ids = {
+        storeds.pack(found, f"lmdb://{tmp_path}/{workers}.lmdb", workers=workers, **options).id
+        for workers in ((None, 0, 1, 2) if source == "folder" else (None, 2))
+    }
+    assert len(ids) == 1
+
+
+def test_what_is_no_picture_is_bad_and_what_decodes_in_part_is_not(tree: Path) -> None:
+    with pytest.raises(errors.RecordError) as raised:
+        storeds.pack(tree, "memory://raised", kind="flat", overwrite=True)
+    listed = {line.strip().split(".jpg")[0] for line in str(raised.value).splitlines()[1:]}
+    assert listed == {"page", "empty", "no scan", "no pixel"}
+    seen: list[Progress] = []
+    packed = storeds.pack(tree, "memory://skipped", kind="flat", on_bad="skip", overwrite=True, progress=seen.append)
+    assert (packed.left_out, seen[-1].bad) == (4, 4)
+    assert packed.damaged == len(PICTURES) - len(WHOLE) - 4
+
+
+def test_the_note_on_damage_names_the_verdicts_of_each_picture(tmp_path: Path) -> None:
+    source = f"lmdb://{tmp_path}/a.lmdb"
+    with storeds.open_writer(source, {"left": "image", "right": "image"}) as writer:
+        writer.append([{"left": PICTURES["half"].blob, "right": PICTURES["whole"].blob}])
+    (note,) = storeds.pack(source, f"lmdb://{tmp_path}/b.lmdb").notes
+    where = {"left_finding": "intact", "right_finding": "intact"}
+    assert f"where={where}" in note
+    assert selected_count(f"lmdb://{tmp_path}/b.lmdb", where) == 0
+
+
+def test_pack_says_how_many_pictures_are_damaged_and_what_to_do(
+    tree: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    packed = pack(tree, f"lmdb://{tmp_path}/a.lmdb")
+    (note,) = (note for note in packed.notes if "damaged" in note)
+    assert note.startswith("11 of 14 pictures are damaged (truncated_scan 5, ")
+    for step in ("min_recovered", "where={'finding': 'intact'}", "storeds repair", "storeds verify"):
+        assert step in note
+    assert note in caplog.text
+    shown = run("pack", tree, f"lmdb://{tmp_path}/b.lmdb", "--kind", "flat", "--on-bad", "keep")
+    assert "pictures: 3 whole, 11 damaged (truncated_scan 5, " in shown.stdout
+    assert "storeds repair" in " ".join(shown.stderr.split())
+    told = run("pack", tree, f"lmdb://{tmp_path}/c.lmdb", "--kind", "flat", "--on-bad", "keep", "--json")
+    assert json.loads(told.stdout)["findings"] == COUNTS
+    assert json.loads(told.stdout)["damaged"] == 11
+
+
+@pytest.mark.parametrize("options", [{"quality": 80}, {"max_side": 50}])
+def test_a_picture_that_is_encoded_again_keeps_the_verdict_on_what_it_was(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    (tmp_path / "tree").mkdir()
+    for key in ("half", "no end", "coarse", "trailing", "whole"):
+        (tmp_path / "tree" / f"{key}.jpg").write_bytes(PICTURES[key].blob)
+    before, url = f"lmdb://{tmp_path}/a.lmdb", f"lmdb://{tmp_path}/b.lmdb"
+    pack(tmp_path / "tree", before)
+    pack(tmp_path / "tree", url, **options)
+    assert verdicts(url) == {**verdicts(before), "trailing": "intact"}
+    assert all(blobs(url)[key] != blobs(before)[key] for key in verdicts(url))
+    assert {finding.key for finding in storeds.verify(url).findings} == {"half.jpg", "no end.jpg", "coarse.jpg"}
+    with Image.open(io.BytesIO(blobs(url)["half"])) as image:
+        image.load()
+
+
+def test_without_the_check_no_picture_has_a_verdict_and_none_is_made_to_look_whole(tree: Path, tmp_path: Path) -> None:
+    url = f"lmdb://{tmp_path}/a.lmdb"
+    packed = pack(tree, url, check=False)
+    assert packed.findings == {"not examined": len(PICTURES)}
+    assert set(verdicts(url).values()) == {""}
+    shown = run("pack", tree, url, "--kind", "flat", "--on-bad", "keep", "--no-check", "--overwrite")
+    assert f"pictures: {len(PICTURES)} not examined" in shown.stdout
+    with pytest.raises(errors.RecordError, match="half.jpg: is damaged: .*--no-check"):
+        pack(tree, url, check=False, quality=80, overwrite=True, on_bad="raise")
+
+
+@pytest.mark.parametrize("decoder", ["tensor", "fast", "pil"])
+def test_what_was_packed_without_the_check_is_not_given_silently(tree: Path, tmp_path: Path, decoder: str) -> None:
+    url = f"lmdb://{tmp_path}/a.lmdb"
+    pack(tree, url, check=False)
+    dataset = StoreDataset(url, decode=decoder, min_recovered=0.0, on_error="skip")
+    dataset[:]
+    report = dataset.report()
+    assert sum(report.mended.values()) + report.skipped >= len(PICTURES) - len(WHOLE)
+
+
+def test_a_killed_pack_resumes_to_the_same_id_but_not_without_the_check(tree: Path, tmp_path: Path) -> None:
+    whole = pack(tree, f"lmdb://{tmp_path}/whole.lmdb")
+    url = f"lmdb://{tmp_path}/cut.lmdb"
+    code = (
+        "import os, signal, storeds\n"
+        "from storeds.ops.packing import prepare\n"
+        "prepare._CHUNK_ITEMS = 2\n"
+        "def kill(state):\n"
+        "    if state.done > 6: os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"storeds.pack({str(tree)!r}, {url!r}, kind='flat', on_bad='keep', commit_every=3, progress=kill)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    with pytest.raises(errors.ConfigError, match="check was true and is false"):
+        pack(tree, url, check=False, resume=True)
+    packed = pack(tree, url, resume=True)
+    assert (packed.id, packed.findings) == (whole.id, whole.findings)
+
+
+def test_a_picture_is_examined_once_and_never_again_on_its_way(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = pack(tree, f"lmdb://{tmp_path}/a.lmdb")
+
+    def refuse(blob: bytes) -> Any:
+        raise AssertionError("examined again")
+
+    for module in ("storeds.ops.packing.prepare", "storeds.ops.common", "storeds.jpeg"):
+        monkeypatch.setattr(sys.modules[module], "examine", refuse)
+    assert pack(Path(f"{tmp_path}/a.lmdb"), f"hdf5://{tmp_path}/b.h5", kind="store").id == first.id
+    assert storeds.convert(f"lmdb://{tmp_path}/a.lmdb", f"hdf5://{tmp_path}/c.h5").id == first.id
+    monkeypatch.undo()
+    repaired = storeds.repair(f"lmdb://{tmp_path}/a.lmdb", f"hdf5://{tmp_path}/d.h5")
+    assert repaired.kinds == first.findings
+
+
+# convert
+
+
+def test_convert_examines_what_has_no_verdict(tmp_path: Path, make_engine_url: MakeUrl) -> None:
+    unchecked, checked, url = f"lmdb://{tmp_path}/a.lmdb", f"lmdb://{tmp_path}/b.lmdb", make_engine_url("hdf5")
+    write(unchecked, check=False)
+    whole = write(checked)
+    assert storeds.convert(unchecked, url).id == whole.id
+    assert verdicts(url) == verdicts(checked)
+    same = storeds.convert(unchecked, f"{url}-same", check=False)
+    assert same.id == storeds.info(unchecked).id != whole.id
+    run("convert", unchecked, f"{url}-cli", "--no-check")
+    assert storeds.info(f"{url}-cli").id == same.id
+
+
+@pytest.mark.parametrize("count", [0, 2])
+@pytest.mark.parametrize("check", [True, False])
+def test_convert_takes_native_stores_of_other_writers_who_left_verdicts_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: bool, count: int
+) -> None:
+    src = f"lmdb://{tmp_path}/a.lmdb"
+    fields, own = {"image": "image"}, LmdbWriter.__init__
+
+    def without(self: Any, *arguments: Any, **options: Any) -> None:
+        own(self, *arguments, **options)
+        self._verdicts, self.fields = {}, self._declared
+        self._codec = RecordCodec(self.fields)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LmdbWriter, "__init__", without)
+        with storeds.open_writer(src, fields) as writer:
+            writer.append([{"image": jpeg(seed)} for seed in range(count)])
+    with open_backend(src) as store:
+        assert store.meta.verdicts == ()
+    url = f"hdf5://{tmp_path}/b.h5"
+    assert storeds.convert(src, url, check=check).verdicts == ("image",)
+    assert info(url).pictures == ({"intact" if check else "not examined": count} if count else None)
+
+
+def test_convert_examines_a_foreign_store(tmp_path: Path) -> None:
+    put(tmp_path / "foreign", ((key.encode(), picture.blob) for key, picture in PICTURES.items() if picture.blob))
+    for check, found in ((True, COUNTS), (False, {"not examined": len(PICTURES) - 1})):
+        url = f"hdf5://{tmp_path}/{check}.h5"
+        storeds.convert(f"lmdb://{tmp_path}/foreign", url, check=check)
+        kinds = storeds.info(url).pictures
+        assert kinds is not None
+        assert (
+            {**kinds, "not_jpeg": kinds.get("not_jpeg", 0) + 1} == {"not_jpeg": 1, **found} if check else kinds == found
+        )
+
+
+def test_an_interrupted_convert_that_examines_resumes_to_the_same_id(tmp_path: Path) -> None:
+    many = {f"{key} {n}": picture for n in range(20) for key, picture in PICTURES.items() if key != "huge"}
+    unchecked, checked, url = (f"lmdb://{tmp_path}/{name}.lmdb" for name in "abc")
+    write(unchecked, many, check=False)
+    whole = write(checked, many)
+
+    def interrupt(state: Progress) -> None:
+        if state.done > 100:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        storeds.convert(unchecked, url, commit_every=20, progress=interrupt)
+    with pytest.raises(errors.ConfigError, match="check was true and is false"):
+        storeds.convert(unchecked, url, check=False, resume=True)
+    assert storeds.convert(unchecked, url, resume=True).id == whole.id
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_convert_refuses_a_source_whose_records_are_not_those_of_its_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: bool
+) -> None:
+    src = f"lmdb://{tmp_path}/a.lmdb"
+    write(src, check=False)
+
+    def with_another_id(url: str, **options: Any) -> Any:
+        backend = open_backend(url, **options)
+        backend.meta = dataclasses.replace(backend.meta, id="0" * 32)  # type: ignore[misc]
+        return backend
+
+    monkeypatch.setattr(sys.modules["storeds.ops.converting"], "open_backend", with_another_id)
+    with pytest.raises(errors.FormatError, match="content id .* differs from the source's"):
+        storeds.convert(src, f"lmdb://{tmp_path}/b.lmdb", check=check)
+
+
+# info
+
+
+def test_info_counts_verdicts(tmp_path: Path) -> None:
+    for check, found in ((True, COUNTS), (False, {"not examined": len(PICTURES)})):
+        write(f"lmdb://{tmp_path}/{check}.lmdb", check=check)
+        assert info(f"lmdb://{tmp_path}/{check}.lmdb").pictures == found
+    assert "3 whole, 11 damaged (truncated_scan 5, " in run("info", f"lmdb://{tmp_path}/True.lmdb").stdout
+    put(tmp_path / "foreign", [(b"a", jpeg(0)), (b"b", jpeg(1))])
+    assert info(f"lmdb://{tmp_path}/foreign").pictures == {"not examined": 2}
+    with storeds.open_writer(f"lmdb://{tmp_path}/numbers.lmdb", {"x": "int"}) as writer:
+        writer.append([{"x": 1}])
+    assert info(f"lmdb://{tmp_path}/numbers.lmdb").pictures is None
+
+
+# verify
+
+
+def test_verify_examines_only_what_its_verdict_does_not_call_intact(tmp_path: Path) -> None:
+    for check, deep, examined in ((True, False, 11), (True, True, 13), (False, False, 13)):
+        url = f"lmdb://{tmp_path}/{check}{deep}.lmdb"
+        write(url, check=check)
+        report = storeds.verify(url, deep=deep, workers=0)
+        assert report.examined == examined  # all but what is too large to be read
+        assert report.kinds == dict(Counter(p.told for p in PICTURES.values() if p.told))
+
+
+def test_deep_reports_a_verdict_that_the_picture_does_not_bear_out(tmp_path: Path) -> None:
+    url = f"lmdb://{tmp_path}/a.lmdb"
+    half = PICTURES["half"].blob
+    with storeds.open_writer(url, {"image": "image"}) as writer:
+        writer.append([{"image": half, "_verdict_image": "intact"}, {"image": half}])
+    assert [finding.position for finding in storeds.verify(url).findings] == [1]
+    first, _ = storeds.verify(url, deep=True).findings
+    assert (first.position, first.kind) == (0, "verdict")
+    assert "stored as intact, and examining it gives truncated_scan 0.54" in first.message
+    assert first.recovered is not None
+    assert 0.5 < first.recovered < 0.6

@@ -1,0 +1,288 @@
+"""Packing takes short cuts: none of them changes what is taken, what is stored, or what a death leaves."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import struct
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import h5py
+import lmdb
+import pytest
+from PIL import Image
+
+import storeds
+from jpeg_encodings import ENCODINGS, encode
+from photographs import jpeg
+from storeds import errors
+from storeds.backends.lmdb.writer import LmdbWriter
+from storeds.backends.staging import Staging
+from storeds.jpeg.fast_path import surely_opens
+from storeds.ops.packing.sources.base import BadItem, Problem, read_file
+from storeds.protocols import JSON, Field, Record
+
+FIELDS = {"label": "int", "key": "str", "image": "bytes", "blob": "bytes"}
+SCHEMES = ("lmdb", "hdf5")
+MIB = 1 << 20
+
+
+def opens(blob: bytes) -> bool:
+    """Whether Pillow takes the header."""
+    try:
+        with Image.open(io.BytesIO(blob)):
+            return True
+    except Exception:  # decoders raise whatever they like on damaged bytes
+        return False
+
+
+def is_taken(blob: bytes) -> bool:
+    return surely_opens(blob)
+
+
+def header_flips(whole: bytes, chance: random.Random) -> list[bytes]:
+    """Return `whole` with one byte of its header changed, for each of up to 1500 bytes."""
+    size = whole.index(b"\xff\xda") + 14
+    places = chance.sample(range(size), min(size, 1500))
+    return [whole[:at] + bytes([whole[at] ^ chance.randrange(1, 256)]) + whole[at + 1 :] for at in places]
+
+
+def make_records(count: int, sizes: tuple[int, ...]) -> list[dict[str, Any]]:
+    """Return records whose images have these sizes in turn; no two are alike."""
+    chance = random.Random(5)
+    return [
+        {"label": at, "key": f"№ {at}", "image": chance.randbytes(sizes[at % len(sizes)]), "blob": chance.randbytes(9)}
+        for at in range(count)
+    ]
+
+
+def read_all(url: str) -> list[Any]:
+    with storeds.open_backend(url) as backend:
+        return list(backend.get_many(range(len(backend))))
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_a_short_cut_takes_only_what_pillow_takes(encoding: str) -> None:
+    whole = encode(encoding)
+    for blob in (whole, *header_flips(whole, random.Random(3))):
+        assert opens(blob) or not is_taken(blob)
+
+
+def test_an_ordinary_jpeg_is_taken_without_pillow() -> None:
+    for options in ({}, {"optimize": True, "quality": 40}, {"subsampling": 0}):
+        assert is_taken(jpeg(1, **options))
+    assert is_taken(jpeg(1, progressive=True))
+
+
+def test_a_picture_with_too_many_pixels_is_left_to_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 96 * 64)
+    assert is_taken(jpeg(1))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 96 * 64 - 1)
+    assert not is_taken(jpeg(1))
+
+
+@pytest.mark.parametrize("size", [0, 1, 70_000, 3 * MIB])
+def test_a_file_is_read_whole(tmp_path: Path, size: int) -> None:
+    data = random.Random(size).randbytes(size)
+    (tmp_path / "file").write_bytes(data)
+    assert read_file(str(tmp_path / "file")) == data
+
+
+def test_a_file_that_tells_no_size_is_read_whole() -> None:
+    assert read_file("/proc/self/status").startswith(b"Name:")
+
+
+def test_what_is_no_file_is_a_bad_item(tmp_path: Path) -> None:
+    with pytest.raises(BadItem, match="no regular file"):
+        read_file(str(tmp_path))
+    with pytest.raises(BadItem, match="cannot be read: No such file"):
+        read_file(str(tmp_path / "absent"))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("sizes", [(40_000,), (0, 1, 200), (5 * MIB, 3), (2100, 1900, 4096, 1)])
+def test_records_of_any_size_come_back(tmp_path: Path, scheme: str, sizes: tuple[int, ...]) -> None:
+    url, records = f"{scheme}://{tmp_path}/store", make_records(400 if max(sizes) < MIB else 24, sizes)
+    with storeds.open_writer(url, FIELDS, commit_every=150) as writer:
+        writer.append(records)
+    assert read_all(url) == records
+    assert storeds.verify(url).ok
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_batch_is_written_in_parts_and_a_death_loses_what_was_not_committed(tmp_path: Path, scheme: str) -> None:
+    url, records = f"{scheme}://{tmp_path}/store", make_records(250, (40_000,))
+    writer = storeds.open_writer(url, FIELDS, commit_every=100)
+    writer.append(records[:180])
+    assert writer.count == 180
+    writer.suspend()
+    with storeds.open_writer(url, FIELDS, commit_every=100, resume=True) as writer:
+        assert 100 <= writer.count < 180
+        writer.append(records[writer.count :])
+    assert read_all(url) == records
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_writer_that_died_after_publishing_leaves_the_store_alone_when_it_goes_on(
+    tmp_path: Path, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, records = f"{scheme}://{tmp_path}/store", make_records(60, (40_000,))
+    for overwrite in (False, True):
+        writer = storeds.open_writer(url, FIELDS, overwrite=overwrite)
+        writer.append(records)
+        with monkeypatch.context() as patch:
+            patch.setattr(Staging, "discard", lambda staging: _die())
+            with pytest.raises(KeyboardInterrupt):
+                writer.publish()
+        assert read_all(url) == records
+        before = storeds.info(url)
+        writer = storeds.open_writer(url, FIELDS, overwrite=True, resume=True)
+        assert writer.count == 60
+        writer.append(records[:1])
+        writer.flush()
+        assert read_all(url) == records
+        assert storeds.info(url).build == before.build
+        writer.abort()
+        assert read_all(url) == records
+        assert os.listdir(tmp_path) == ["store"]
+
+
+def _die() -> None:
+    raise KeyboardInterrupt
+
+
+def test_the_images_of_hdf5_lie_behind_the_header_from_the_start(tmp_path: Path) -> None:
+    records = make_records(60, (40_000,))
+    with storeds.open_writer(f"hdf5://{tmp_path}/store", FIELDS) as writer:
+        writer.append(records)
+    with h5py.File(tmp_path / "store") as file:
+        assert file["records/image/data"].id.get_offset() == 1 << 14
+        assert file["records/image/data"][:].tobytes() == b"".join(record["image"] for record in records)
+        assert file["records/label"][:].tolist() == list(range(60))
+
+
+def test_lmdb_is_copied_only_where_much_of_it_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copied = []
+    compacted = LmdbWriter._compacted
+
+    def copy(writer: LmdbWriter) -> Path:
+        copied.append(writer.url)
+        return compacted(writer)
+
+    monkeypatch.setattr(LmdbWriter, "_compacted", copy)
+    for name, sizes in (("large", (40_000,)), ("small", (20,))):
+        with storeds.open_writer(f"lmdb://{tmp_path}/{name}", FIELDS) as writer:
+            writer.append(make_records(2000 if name == "small" else 100, sizes))
+        with lmdb.open(str(tmp_path / name), subdir=False, lock=False, readonly=True, max_dbs=3) as env:
+            assert env.info()["last_txnid"] % 2 == 1  # the newer meta page is the one that the format names
+            pages = env.info()["last_pgno"] + 1
+        assert os.path.getsize(tmp_path / name) == pages * 4096
+        assert storeds.verify(f"lmdb://{tmp_path}/{name}").ok
+    assert copied == [f"lmdb://{tmp_path}/small"]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_files_are_read_and_examined_in_threads_that_end_with_the_pack(tmp_path: Path, workers: int) -> None:
+    for at in range(900):
+        path = tmp_path / f"tree/class{at % 2}/{at:03}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(jpeg(at % 12))
+    before = threading.active_count()
+    seen: list[int] = []
+
+    def stop(_: object) -> None:
+        seen.append(threading.active_count())
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        storeds.pack(tmp_path / "tree", f"hdf5://{tmp_path}/store", workers=workers, progress=stop)
+    assert before < seen[0] <= before + max(workers, 1)
+    assert threading.active_count() == before
+    assert storeds.pack(tmp_path / "tree", f"hdf5://{tmp_path}/store", resume=True).count == 900
+
+
+def test_somebody_elses_dataset_is_read_by_the_thread_that_packs(tmp_path: Path) -> None:
+    readers = set()
+
+    class Samples:
+        def __len__(self) -> int:
+            return 600
+
+        def __getitem__(self, index: int) -> tuple[bytes, int]:
+            readers.add(threading.get_ident())
+            return jpeg(index % 12), index
+
+    assert storeds.pack(Samples(), f"lmdb://{tmp_path}/store").count == 600
+    assert readers == {threading.get_ident()}
+
+
+class Letters:
+    """A source of somebody's own, which notes the threads that use it."""
+
+    fields: Mapping[str, Field] = {"key": Field("str"), "blob": Field("bytes")}
+    attrs: Mapping[str, JSON] = {}
+    problems: Sequence[Problem] = ()
+    fingerprint: JSON = "letters"
+
+    def __init__(self) -> None:
+        self.users: set[int] = set()
+
+    def __len__(self) -> int:
+        return 600
+
+    def name(self, index: int, /) -> str:
+        return f"letter {index}"
+
+    def size(self, index: int, /) -> int:
+        self.users.add(threading.get_ident())
+        return 1
+
+    def read(self, index: int, /) -> Record:
+        self.users.add(threading.get_ident())
+        return {"key": str(index), "blob": bytes([65 + index % 26])}
+
+
+def test_somebody_elses_source_is_used_by_the_thread_that_packs(tmp_path: Path) -> None:
+    source = Letters()
+    assert storeds.pack(source, f"lmdb://{tmp_path}/store").count == 600
+    assert source.users == {threading.get_ident()}
+
+
+def with_larger_pages(empty: bytes, size: int) -> bytes:
+    """Return an empty LMDB file, whose pages have 4096 bytes, as a machine with pages of `size` bytes would make it."""
+    metas = []
+    for at in (0, 4096):
+        meta = bytearray(empty[at : at + 4096].ljust(size, b"\0"))
+        struct.pack_into("<I", meta, 16 + 24, size)  # behind the page's header: magic, version, address, map size
+        metas.append(bytes(meta))
+    return b"".join(metas)
+
+
+def test_lmdb_with_pages_of_another_size_has_room_for_what_it_writes(tmp_path: Path) -> None:
+    url, records = f"lmdb://{tmp_path}/store", make_records(1800, (16_400,))
+    storeds.open_writer(url, FIELDS).suspend()
+    with lmdb.open(str(tmp_path / "empty"), subdir=False, lock=False):
+        pass
+    larger = with_larger_pages((tmp_path / "empty").read_bytes(), 1 << 14)
+    (tmp_path / ".store.partial/building.mdb").write_bytes(larger)
+    with storeds.open_writer(url, FIELDS, resume=True, commit_every=1900) as writer:
+        writer.append(records)
+    with lmdb.open(str(tmp_path / "store"), subdir=False, lock=False, readonly=True) as env:
+        assert env.stat()["psize"] == 1 << 14
+    assert read_all(url) == records
+    assert storeds.verify(url).ok
+
+
+def test_what_a_source_raises_in_the_thread_reaches_the_caller(tmp_path: Path) -> None:
+    with storeds.open_writer(f"lmdb://{tmp_path}/old", FIELDS) as writer:
+        writer.append(make_records(40, (4000,)))
+    damaged = bytearray((tmp_path / "old").read_bytes())
+    at = damaged.index(make_records(40, (4000,))[20]["image"][:64])
+    damaged[at + 1000] ^= 1
+    (tmp_path / "old").write_bytes(damaged)
+    with pytest.raises(errors.RecordError, match="checksum"):
+        storeds.pack(f"lmdb://{tmp_path}/old", f"hdf5://{tmp_path}/new")

@@ -1,0 +1,242 @@
+"""Stores with flipped bits: `verify` tells of damage, or there is none, and the process that calls it survives.
+
+Of each engine 40 damaged copies are verified; `make test-full` (``STOREDS_TEST_FULL``) verifies 1,000.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import multiprocessing
+import os
+import random
+import struct
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+import storeds
+from damage import KINDS, Truth, columns, judge, read, records, value_of
+from photographs import jpeg
+from storeds.errors import StoredsError
+from storeds.ops import Progress
+from storeds.ops.verifying import workers as child
+from storeds.ops.verifying import workers as children
+
+COPIES = 1000 if os.environ.get("STOREDS_TEST_FULL") else 40
+COUNT = 40
+DEADLINE = 30.0  # seconds for one verify, or for reading one store
+
+Store = tuple[str, Path, Truth]
+
+
+@pytest.fixture(scope="module", params=["lmdb", "hdf5"])
+def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return build(request.param, tmp_path_factory.mktemp("whole") / "store")
+
+
+def build(scheme: str, path: Path, count: int = COUNT) -> Store:
+    """Write records of every kind, with photographs of about 2 KB, and return what they are."""
+    url = f"{scheme}://{path}"
+    with storeds.open_writer(url, {**KINDS, "key": "str"}) as writer:
+        for at, record in enumerate(records(count, 0)):
+            writer.append([record | {"image": jpeg(at, (80, 56)), "label": at % 10, "key": f"{at}.jpg"}])
+        writer.publish({"classes": [str(label) for label in range(10)]})
+    with storeds.open_backend(url) as backend:
+        return scheme, path, Truth(backend.meta, list(map(value_of, read(backend))), columns(backend))
+
+
+def flips(number: int, size: int) -> list[int]:
+    """Return which one to three bits are flipped in copy `number` of a file of `size` bytes."""
+    chance = random.Random(number)
+    return [chance.randrange(8 * size) for _ in range(chance.randint(1, 3))]
+
+
+def spoil(data: bytes, bits: list[int], path: Path) -> str:
+    spoilt = bytearray(data)
+    for bit in bits:
+        spoilt[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(spoilt)
+    return str(path)
+
+
+def test_verify_reports_flipped_bits_or_the_data_is_right(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheme, path, truth = store
+    data = path.read_bytes()
+    monkeypatch.setattr(child, "DEADLINE", 5.0)
+
+    def verdict(number: int) -> list[str]:
+        victim = tmp_path / f"{number}.{scheme}"
+        url = f"{scheme}://{spoil(data, flips(number, len(data)), victim)}"
+        began = time.monotonic()
+        try:
+            told = [finding.kind for finding in storeds.verify(url, workers=1).findings]
+        except StoredsError as error:
+            told = [type(error).__name__] if str(error) else ["WRONG: no message"]
+        if time.monotonic() - began > DEADLINE:
+            told = [f"WRONG: took {time.monotonic() - began:.0f} seconds"]
+        if told:
+            victim.unlink()
+        return told
+
+    with ThreadPoolExecutor(2) as two:
+        verdicts = dict(enumerate(two.map(verdict, range(COPIES))))
+    # Only now, since a process with threads had better not fork.
+    for number, told in verdicts.items():
+        if not told:
+            outcome = judge_in_child(f"{scheme}://{tmp_path / f'{number}.{scheme}'}", truth)
+            told.append("ok and right" if outcome == "intact" else f"WRONG, but ok: {outcome}")
+    counts = collections.Counter(" + ".join(sorted(set(told))) for told in verdicts.values())
+    print(f"\n{scheme}, {len(data)} bytes: {json.dumps(dict(counts.most_common()), indent=1)}")
+    wrong = {number: (flips(number, len(data)), told) for number, told in verdicts.items() if "WRONG" in str(told)}
+    assert not wrong
+    assert counts["ok and right"] < COPIES / 2
+
+
+def judge_in_child(url: str, truth: Truth) -> str:
+    """Return what `judge` says in a process that may die."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_judge, args=(theirs, url, truth), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        outcome: str = ours.recv() if ours.poll(DEADLINE) else "no answer"
+    except EOFError:
+        outcome = "the reader died"
+    process.kill()
+    process.join()
+    return outcome
+
+
+def _judge(pipe: Connection, url: str, truth: Truth) -> None:
+    pipe.send(judge(url, truth))
+    os._exit(0)
+
+
+# Damage that kills LMDB: a node's place in a page that leads behind the end of the file. `verify` reads such files safely.
+
+
+def test_records_that_would_kill_their_reader_are_named_and_all_others_checked(tmp_path: Path) -> None:
+    _, path, _ = build("lmdb", tmp_path / "store")
+    lead_astray(path, (COUNT - 1).to_bytes(8, "big"))
+    report = storeds.verify(f"lmdb://{path}")
+    assert {finding.kind for finding in report.findings} == {"record"}
+    assert {finding.message for finding in report.findings} == {"a node lies outside of its page"}
+    positions = [finding.position for finding in report.findings]
+    assert COUNT - 1 in positions
+    assert len(set(positions)) == len(positions) == COUNT - report.images < 10
+
+
+def test_columns_that_would_kill_their_reader_are_named_and_all_records_checked(tmp_path: Path) -> None:
+    count = 4  # the columns come first in the file
+    _, path, _ = build("lmdb", tmp_path / "store", count)
+    lead_astray(path, b"weight")
+    report = storeds.verify(f"lmdb://{path}")
+    assert {(finding.kind, finding.position) for finding in report.findings} == {("column", None)}
+    assert all("a node lies outside of its page" in finding.message for finding in report.findings)
+    assert report.images == count
+
+
+def lead_astray(path: Path, key: bytes) -> None:
+    """Flip the highest bit of the offset of the node with `key` in its LMDB leaf page: SIGBUS, so near the file's end."""
+    data = path.read_bytes()
+    page_size, leaf = 4096, 2
+    for start in range(2 * page_size, len(data), page_size):
+        number, _, flags, lower, _ = struct.unpack_from("<QHHHH", data, start)
+        if number * page_size == start and flags == leaf:
+            for at in range(start + 16, start + lower, 2):
+                (node,) = struct.unpack_from("<H", data, at)
+                (size,) = struct.unpack_from("<H", data, start + node + 6)
+                if data[start + node + 8 : start + node + 8 + size] == key:
+                    spoil(data, [8 * (at + 1) + 7], path)
+                    return
+    raise AssertionError(f"no leaf holds {key!r}")
+
+
+# Any other end of a checking process, made by hand: no known damage makes an engine hang
+
+Fail = Callable[[str, list[int]], None]
+
+
+@pytest.fixture
+def fail(monkeypatch: pytest.MonkeyPatch) -> Fail:
+    """Return a function that makes checking processes run a statement at some records."""
+
+    def install(statement: str, positions: list[int]) -> None:
+        patch = f"""
+import os, time
+from storeds.ops.verifying.checks import Checker
+check = Checker._check_record
+def check_or_fail(self, position, *rest):
+    if position in {positions}:
+        {statement}
+    return check(self, position, *rest)
+Checker._check_record = check_or_fail
+run_child(job)
+"""
+        monkeypatch.setattr(child, "_BOOT", child._BOOT.replace("run_child(job)\n", patch))
+
+    return install
+
+
+@pytest.fixture
+def numbers(tmp_path: Path) -> str:
+    """URL of a store of 600 records, which is enough for two processes."""
+    url = f"hdf5://{tmp_path}/numbers"
+    with storeds.open_writer(url, {"label": "int"}) as writer:
+        writer.append({"label": at} for at in range(600))
+    return url
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("os.kill(os.getpid(), 11)", "died of SIGSEGV"),
+        ("os._exit(3)", "ended with exit code 3"),
+        ("time.sleep(1000)", "did not answer for 1 seconds"),
+    ],
+)
+def test_a_checking_process_that_fails_costs_one_record(
+    fail: Fail, numbers: str, monkeypatch: pytest.MonkeyPatch, statement: str, message: str
+) -> None:
+    monkeypatch.setattr(child, "DEADLINE", 1.0)
+    fail(statement, [70, 599])
+    seen: list[Progress] = []
+    report = storeds.verify(numbers, workers=2, progress=seen.append)
+    told = [(finding.kind, finding.position, finding.message) for finding in report.findings]
+    assert told == [("crash", at, f"the process that read it {message}") for at in (70, 599)]
+    assert (seen[-1].done, seen[-1].total, seen[-1].bad) == (600, 600, 2)
+
+
+def test_signs_of_life_keep_a_batch_that_takes_long_alive(
+    fail: Fail, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, path, _ = build("lmdb", tmp_path / "store")
+    monkeypatch.setattr(child, "DEADLINE", 2.0)
+    fail("time.sleep(0.5)", list(range(8)))
+    assert storeds.verify(f"lmdb://{path}", workers=1).findings == []
+
+
+def test_verify_gives_up_where_every_record_kills(fail: Fail, numbers: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(children, "_PATIENCE", 3)
+    fail("os.abort()", list(range(600)))
+    seen: list[Progress] = []
+    report = storeds.verify(numbers, workers=2, progress=seen.append)
+    assert {finding.kind for finding in report.findings} == {"crash"}
+    assert "too many checking processes died; the records up to 599 were not checked" in report.findings[-1].message
+    assert seen[-1].done == 600
+
+
+def test_a_store_that_kills_whoever_opens_it_is_one_finding(numbers: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "_BOOT", child._BOOT.replace("run_child(job)", "import os; os.abort()"))
+    report = storeds.verify(numbers)
+    (finding,) = report.findings
+    assert (finding.kind, finding.position) == ("crash", None)
+    assert finding.message == "the process that opened the store died of SIGABRT"

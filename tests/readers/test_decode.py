@@ -1,0 +1,156 @@
+"""What decoders give for images of every sort, and that they agree."""
+
+from __future__ import annotations
+
+import io
+import struct
+import tracemalloc
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import storeds
+from photographs import jpeg, photograph
+from storeds.errors import DecodeError
+from storeds.jpeg import repair, triage
+from storeds.readers.decoders import decode_pil, decode_tensor
+from storeds.registry import DECODERS
+
+SIZES = [(1, 1), (1, 17), (17, 1), (7, 9), (8, 8), (15, 33), (16, 16), (31, 63), (33, 15), (64, 48), (99, 7), (101, 67)]
+
+
+def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def by_pillow(blob: bytes, mode: str) -> np.ndarray[Any, Any]:
+    with Image.open(io.BytesIO(blob)) as image:
+        return np.asarray(image.convert(mode))
+
+
+JPEGS = {
+    **{f"{width}x{height}": jpeg(1, (width, height)) for width, height in SIZES},
+    "4:4:4": jpeg(2, subsampling=0),
+    "4:2:2": jpeg(3, subsampling=1),
+    "progressive": jpeg(0, progressive=True),
+    "optimised": jpeg(0, optimize=True),
+    "restart markers": jpeg(0, restart_marker_blocks=3),
+    "grayscale": encoded(photograph(0).convert("L"), "JPEG"),
+    "CMYK": encoded(photograph(1).convert("CMYK"), "JPEG"),
+    "RGB, not YCbCr": encoded(photograph(2), "JPEG", keep_rgb=True),
+    "trailing bytes": jpeg(0) + b"\0" * 50,
+}
+
+
+@pytest.mark.parametrize("name", JPEGS)
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_every_decoder_gives_the_pixels_that_pillow_gives(name: str, mode: str) -> None:
+    truth = by_pillow(JPEGS[name], mode)
+    assert (np.asarray(decode_pil(JPEGS[name], mode)) == truth).all()
+    for decoder in (decode_tensor, DECODERS.get("simplejpeg")):
+        pixels = decoder(JPEGS[name], mode)
+        assert pixels.dtype == torch.uint8
+        assert pixels.is_contiguous()
+        assert (pixels.permute(1, 2, 0).numpy().reshape(truth.shape) == truth).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"restart_marker_blocks": 2}, {"subsampling": 0}])
+def test_a_mended_picture_is_the_same_for_every_decoder_and_shows_no_earlier_one(options: dict[str, Any]) -> None:
+    fast = DECODERS.get("simplejpeg")
+    other, whole = jpeg(3, (192, 128)), jpeg(0, (192, 128), **options)
+    for cut in range(triage(whole).scans and len(whole) // 3, len(whole), 211):
+        mended = repair(whole[:cut])
+        fast(other, "RGB")  # leaves its pixels in memory that the next picture gets
+        pixels = fast(mended, "RGB")
+        assert torch.equal(pixels, decode_tensor(mended, "RGB"))
+
+
+def test_16_bits_keep_their_upper_8_or_all_if_unchanged() -> None:
+    values = np.arange(0, 65536, 257, dtype=np.uint16).reshape(16, 16)
+    blob = encoded(Image.fromarray(values), "PNG")
+    assert (np.asarray(decode_pil(blob, "L")) == values >> 8).all()
+    assert (np.asarray(decode_pil(blob, "RGB")) == (values >> 8)[:, :, None]).all()
+    unchanged = decode_tensor(blob, "unchanged")
+    assert unchanged.dtype == torch.uint16
+    assert (unchanged.numpy()[0] == values).all()
+
+
+def test_a_palette_gives_its_colours_or_if_unchanged_its_indices() -> None:
+    image = Image.new("P", (4, 2))
+    image.putpalette([10, 20, 30, 40, 50, 60])
+    image.putdata([0, 1, 0, 1, 1, 0, 1, 0])
+    for options in ({}, {"transparency": bytes([0, 128])}):
+        blob = encoded(image, "PNG", **options)
+        assert decode_pil(blob, "RGB").getpixel((1, 0)) == (40, 50, 60)
+        assert decode_tensor(blob, "unchanged").tolist() == [[[0, 1, 0, 1], [1, 0, 1, 0]]]
+
+
+def test_alpha_is_dropped_or_if_unchanged_kept() -> None:
+    blob = encoded(Image.new("RGBA", (3, 2), (1, 2, 3, 4)), "PNG")
+    assert decode_pil(blob, "RGB").getpixel((0, 0)) == (1, 2, 3)
+    assert decode_tensor(blob, "unchanged").shape == (4, 2, 3)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("name", ["pil", "tensor", "simplejpeg"])
+def test_the_orientation_is_heeded_if_asked_for(orientation: int, name: str) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    blob = encoded(photograph(0, (40, 24)), "JPEG", exif=exif.tobytes())
+    decoder = DECODERS.get(name)
+    turned = np.asarray(decode_pil(blob, "RGB", orient=True))
+    assert turned.shape[:2] == ((40, 24) if orientation >= 5 else (24, 40))
+    found = decoder(blob, "RGB", orient=True)
+    found = np.asarray(found) if name == "pil" else found.permute(1, 2, 0).numpy()
+    assert (found == turned).all()
+    assert (np.asarray(decode_pil(blob, "RGB")) == by_pillow(blob, "RGB")).all()
+
+
+def claiming(width: int, height: int) -> bytes:
+    blob = jpeg(0)
+    at = blob.index(b"\xff\xc0") + 5
+    return blob[:at] + struct.pack(">HH", height, width) + blob[at + 4 :]
+
+
+@pytest.mark.parametrize("name", ["pil", "tensor", "simplejpeg"])
+def test_a_frame_beyond_the_limit_is_refused_before_anything_is_allocated(name: str) -> None:
+    decoder = DECODERS.get(name)
+    tracemalloc.start()
+    try:
+        for size in ((65500, 65500), (13000, 13000)):
+            with pytest.raises(Exception, match=r"max_pixels|decompression bomb"):
+                decoder(claiming(*size), "RGB")
+        assert tracemalloc.get_traced_memory()[1] < 1 << 22
+    finally:
+        tracemalloc.stop()
+    with pytest.raises(DecodeError, match=r"96 x 64 pixels, more than max_pixels=6,143"):
+        decoder(jpeg(0), "RGB", max_pixels=96 * 64 - 1)
+
+
+def test_a_small_file_that_claims_an_enormous_frame_is_cut() -> None:
+    finding = triage(claiming(20000, 5000))
+    assert finding.kind == "truncated_scan"
+    assert finding.recovered is not None
+    assert finding.recovered < 0.01
+
+
+def test_a_warning_that_is_made_an_error_says_how_to_exempt_it(tmp_path: Path) -> None:
+    exif = b"Exif\x00\x00II*\x00\x08\x00\x00\x00" + struct.pack("<HHHII", 1, 0x0112, 3, 9000, 5000)
+    blob = jpeg(0, exif=exif)
+    url = f"memory://{tmp_path.name}"
+    with storeds.open_writer(url, {"image": "image"}) as writer:
+        writer.append([{"image": blob}])
+    dataset = storeds.StoreDataset(url, decode="tensor", reader_options={"orient": True})
+    with pytest.raises(DecodeError, match=r"UserWarning: .*filterwarnings\('default', module='PIL'\) exempts"):
+        dataset[0]
+    with warnings.catch_warnings(record=True) as told:
+        warnings.filterwarnings("default", module="PIL")
+        assert (dataset[0][0] == decode_tensor(jpeg(0), "RGB")).all()
+    assert "Skipping tag 274" in str(told[0].message)

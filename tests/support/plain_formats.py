@@ -1,0 +1,308 @@
+"""The native formats said once more, with msgspec, xxhash, json and the engines' own libraries alone.
+
+An oracle after `docs/format.md` that shares no code with storeds: reads a store into plain values, and writes one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import h5py
+import lmdb
+import msgspec
+import numpy as np
+import pymongo
+import xxhash
+from bson import Binary, Int64
+
+from storeds.testing.kit import FIELDS
+
+__all__ = [
+    "ATTRS",
+    "ENGINES",
+    "READ",
+    "WRITE",
+    "check",
+    "checksum",
+    "content_id",
+    "database_of",
+    "declared",
+    "stored_row",
+]
+
+Row = dict[str, Any]  # stored values: JSON is text, an array is [dtype, shape, bytes]
+
+ENGINES = ("lmdb", "hdf5", "mongodb")
+ATTRS: dict[str, Any] = {"classes": ["cat", "dög"], "made by": {"z": None, "a": [1.5, True]}}
+META = ("attrs", "build", "check", "count", "fields", "id", "layout", "salt")
+SALT = 0x1234567890ABCDEF
+SCALARS = {"int": "<i8", "float": "<f8", "bool": "?"}
+
+
+def canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+
+
+def declared(fields: Row = FIELDS) -> list[Row]:
+    rows = []
+    for name, spec in fields.items():
+        if isinstance(spec, str):
+            rows.append({"name": name, "kind": spec})
+        else:
+            dtype = np.dtype(spec["dtype"]).newbyteorder("<").str
+            rows.append({"name": name, "kind": "array", "dtype": dtype, "shape": spec["shape"]})
+    return rows
+
+
+def stored_row(record: Row, fields: Row = FIELDS) -> Row:
+    row = {}
+    for field in declared(fields):
+        value = record[field["name"]]
+        if field["kind"] == "json":
+            value = canonical(value)
+        elif field["kind"] == "array":
+            value = [field["dtype"], list(value.shape), np.ascontiguousarray(value, field["dtype"]).tobytes()]
+        row[field["name"]] = value
+    return row
+
+
+def checksum(row: Row) -> bytes:
+    return xxhash.xxh3_64_digest(msgspec.msgpack.encode(row))
+
+
+def seal(row: Row, at: int, salt: int = SALT) -> int:
+    return int.from_bytes(checksum(row), "big") ^ salt ^ at
+
+
+def document_seal(row: Row, fields: list[Row], at: int, salt: int = SALT) -> bytes:
+    small = (row[field["name"]] for field in fields if field["kind"] not in ("image", "bytes", "array"))
+    sums = (xxhash.xxh3_64_digest(msgspec.msgpack.encode(value), salt ^ at) for value in small)
+    return checksum(row) + seal(row, at, salt).to_bytes(8, "big") + b"".join(sums)
+
+
+def content_id(fields: list[Row], checksums: list[bytes]) -> str:
+    head = canonical({"attrs": ATTRS, "fields": fields}).encode()
+    return xxhash.xxh3_128_hexdigest(head + xxhash.xxh3_128_digest(b"".join(checksums)))
+
+
+def meta_of(rows: list[Row], fields: list[Row], **extra: Any) -> Row:
+    body = {
+        "attrs": ATTRS,
+        "build": "0123456789abcdef" * 2,
+        "count": len(rows),
+        "fields": fields,
+        "id": content_id(fields, [checksum(row) for row in rows]),
+        "layout": "storeds/1",
+        "salt": f"{SALT:016x}",
+        **extra,
+    }
+    return {**body, "check": check(body)}
+
+
+def check(body: Row) -> str:
+    return xxhash.xxh3_64_hexdigest(canonical({key: body[key] for key in body if key != "check"}).encode())
+
+
+def parsed_meta(row: Any) -> Row:
+    body = {name: row[name] for name in META}
+    return {
+        **body,
+        "attrs": json.loads(body["attrs"]),
+        "fields": json.loads(body["fields"]),
+        "count": int(body["count"]),
+    }
+
+
+def blocks_of(rows: list[Row], fields: list[Row]) -> bytes:
+    """Return the table of checksums of an HDF5 store: of each 64 KiB of each column."""
+    columns: list[bytes] = []
+    for field in fields:
+        values = [row[field["name"]] for row in rows]
+        if field["kind"] in SCALARS:
+            columns.append(np.array(values, SCALARS[field["kind"]]).tobytes())
+        elif field["kind"] == "array" and None not in field["shape"]:
+            columns.append(b"".join(data for _, _, data in values))
+        elif field["kind"] in ("str", "json"):
+            texts = [value.encode() for value in values]
+            columns += [b"".join(texts), _offsets(texts).tobytes()]
+    sums = [xxhash.xxh3_64_intdigest(data[at : at + 65_536]) for data in columns for at in range(0, len(data), 65_536)]
+    return np.array(sums, "<u8").tobytes()
+
+
+def flat_meta(body: Row) -> Row:
+    return {**body, "attrs": canonical(body["attrs"]), "fields": canonical(body["fields"])}
+
+
+@contextmanager
+def database_of(url: str) -> Iterator[tuple[Any, str]]:
+    """Split a store's URL by hand: the last segment of its path is the collection."""
+    place, mark, options = url.partition("?")
+    place, _, name = place.rpartition("/")
+    client: pymongo.MongoClient[Any] = pymongo.MongoClient(f"{place}{mark}{options}")
+    with client:
+        yield client.get_default_database(), name
+
+
+# Readers: URL → (meta, stored rows, checksums).
+
+
+def read_lmdb(url: str) -> tuple[Row, list[Row], list[bytes]]:
+    path = url.removeprefix("lmdb://")
+    with lmdb.open(path, subdir=False, readonly=True, lock=False, max_dbs=3) as env:
+        records, columns, meta = (env.open_db(name, create=False) for name in (b"records", b"columns", b"meta"))
+        with env.begin() as txn:
+            pairs, column, metas = (dict(txn.cursor(each)) for each in (records, columns, meta))
+    assert list(metas) == [b"meta"]
+    body = json.loads(metas[b"meta"])
+    assert body["columns"] == {name.decode(): xxhash.xxh3_64_hexdigest(data) for name, data in column.items()}
+    numbers, offsets = (np.frombuffer(column[name], "<i8") for name in (b"number", b"text.offsets"))
+    assert list(pairs) == [at.to_bytes(8, "big") for at in range(len(pairs))]
+    rows = [msgspec.msgpack.decode(value[:-8]) for value in pairs.values()]
+    assert all(value[:-8] == msgspec.msgpack.encode(row) for value, row in zip(pairs.values(), rows, strict=True))
+    sums = _unsealed((int.from_bytes(value[-8:], "big") for value in pairs.values()), body)
+    assert numbers.tolist() == [row["number"] for row in rows]
+    assert [column[b"text"][a:b].decode() for a, b in itertools.pairwise(offsets)] == [row["text"] for row in rows]
+    return body, rows, sums
+
+
+def _unsealed(seals: Iterable[int], body: Row) -> list[bytes]:
+    return [(found ^ int(body["salt"], 16) ^ at).to_bytes(8, "big") for at, found in enumerate(seals)]
+
+
+def read_hdf5(url: str) -> tuple[Row, list[Row], list[bytes]]:
+    with h5py.File(url.removeprefix("hdf5://")) as file:
+        body = parsed_meta(file.attrs) | {"blocks": file.attrs["blocks"]}
+        assert body["blocks"] == xxhash.xxh3_64_hexdigest(file["blocks"][:].tobytes())
+        group = file["records"]
+        rows = [
+            {field["name"]: _hdf5_value(group[field["name"]], field, at) for field in body["fields"]}
+            for at in range(body["count"])
+        ]
+        assert file["blocks"][:].tobytes() == blocks_of(rows, body["fields"])
+        return body, rows, _unsealed(group["_seal"][:].tolist(), body)
+
+
+def _hdf5_value(node: Any, field: Row, at: int) -> Any:
+    kind = field["kind"]
+    if kind in SCALARS:
+        return node[at].item()
+    if isinstance(node, h5py.Dataset):
+        value = np.asarray(node[at])
+        return [value.dtype.str, list(value.shape), value.tobytes()]
+    start, stop = node["offsets"][at : at + 2]
+    data = node["data"][start:stop].tobytes()
+    if kind == "array":
+        return [field["dtype"], node["shapes"][at].tolist(), data]
+    return data if kind in ("image", "bytes") else data.decode()
+
+
+def read_mongodb(url: str) -> tuple[Row, list[Row], list[bytes]]:
+    with database_of(url) as (database, name):
+        (found,) = database.list_collections(filter={"name": name})
+        body = parsed_meta(database[f"{name}.meta"].find_one({"_id": found["info"]["uuid"]}))
+        documents = list(database[name].find().sort("_id", 1))
+    assert [document["_id"] for document in documents] == list(range(len(documents)))
+    rows = [
+        {field["name"]: _mongodb_value(document[field["name"]], field) for field in body["fields"]}
+        for document in documents
+    ]
+    for at, (row, document) in enumerate(zip(rows, documents, strict=True)):
+        assert document["_seal"] == document_seal(row, body["fields"], at, int(body["salt"], 16))
+    return body, rows, [document["_seal"][:8] for document in documents]
+
+
+def _mongodb_value(value: Any, field: Row) -> Any:
+    if field["kind"] == "int":
+        assert type(value) is Int64
+        return int(value)
+    if field["kind"] == "array":
+        return [value["dtype"], [int(size) for size in value["shape"]], value["data"]]
+    return value
+
+
+# Writers: stored rows → a store under the URL.
+
+
+def write_lmdb(url: str, rows: list[Row], fields: list[Row]) -> None:
+    columns: dict[str, bytes] = {}
+    for field in fields:
+        values = [row[field["name"]] for row in rows]
+        if field["kind"] in SCALARS:
+            columns[field["name"]] = np.array(values, SCALARS[field["kind"]]).tobytes()
+        elif field["kind"] == "str":
+            texts = [value.encode() for value in values]
+            columns[field["name"]] = b"".join(texts)
+            columns[f"{field['name']}.offsets"] = _offsets(texts).tobytes()
+    digests = {name: xxhash.xxh3_64_hexdigest(data) for name, data in columns.items()}
+    path = url.removeprefix("lmdb://")
+    with lmdb.open(path, subdir=False, lock=False, max_dbs=3, map_size=1 << 26) as env:
+        databases = {name: env.open_db(name) for name in (b"records", b"columns", b"meta")}
+        with env.begin(write=True) as txn:
+            for at, row in enumerate(rows):
+                sealed = msgspec.msgpack.encode(row) + seal(row, at).to_bytes(8, "big")
+                txn.put(at.to_bytes(8, "big"), sealed, db=databases[b"records"])
+            for name, data in columns.items():
+                txn.put(name.encode(), data, db=databases[b"columns"])
+            text = canonical(meta_of(rows, fields, columns=digests))
+            txn.put(b"meta", text.encode(), db=databases[b"meta"])
+
+
+def _offsets(blobs: list[bytes]) -> Any:
+    return np.cumsum([0, *map(len, blobs)], dtype="<i8")
+
+
+def write_hdf5(url: str, rows: list[Row], fields: list[Row], **storage: Any) -> None:
+    with h5py.File(url.removeprefix("hdf5://"), "w") as file:
+        blocks = blocks_of(rows, fields)
+        file.attrs.update(flat_meta(meta_of(rows, fields, blocks=xxhash.xxh3_64_hexdigest(blocks))))
+        file["blocks"] = np.frombuffer(blocks, "<u8")
+        group = file.create_group("records")
+
+        def put(name: str, array: Any) -> None:
+            group.create_dataset(name, data=array, **(storage if array.size else {}))
+
+        put("_seal", np.array([seal(row, at) for at, row in enumerate(rows)], "<u8"))
+        for field in fields:
+            name, values = field["name"], [row[field["name"]] for row in rows]
+            if field["kind"] in SCALARS:
+                put(name, np.array(values, SCALARS[field["kind"]]))
+            elif field["kind"] == "array" and None not in field["shape"]:
+                flat = np.frombuffer(b"".join(data for _, _, data in values), field["dtype"])
+                put(name, flat.reshape(len(rows), *field["shape"]))
+            else:
+                blobs = [_blob(value) for value in values]
+                put(f"{name}/data", np.frombuffer(b"".join(blobs), "u1"))
+                put(f"{name}/offsets", _offsets(blobs))
+                if field["kind"] == "array":
+                    put(f"{name}/shapes", np.array([shape for _, shape, _ in values], "<i8"))
+
+
+def _blob(value: Any) -> bytes:
+    if isinstance(value, list):
+        value = value[2]
+    return value.encode() if isinstance(value, str) else value
+
+
+def write_mongodb(url: str, rows: list[Row], fields: list[Row]) -> None:
+    arrays = {field["name"] for field in fields if field["kind"] == "array"}
+    integers = {field["name"] for field in fields if field["kind"] == "int"}
+    with database_of(url) as (database, name):
+        for at, row in enumerate(rows):
+            document = {"_id": Int64(at), **row, "_seal": Binary(document_seal(row, fields, at))}
+            for field in arrays:
+                dtype, shape, data = row[field]
+                document[field] = {"dtype": dtype, "shape": [Int64(size) for size in shape], "data": data}
+            for field in integers:
+                document[field] = Int64(row[field])
+            database[name].insert_one(document)
+        (found,) = database.list_collections(filter={"name": name})
+        body = flat_meta(meta_of(rows, fields))
+        database[f"{name}.meta"].insert_one({"_id": found["info"]["uuid"], **body, "values": "none"})
+
+
+READ = {"lmdb": read_lmdb, "hdf5": read_hdf5, "mongodb": read_mongodb}
+WRITE: dict[str, Callable[..., None]] = {"lmdb": write_lmdb, "hdf5": write_hdf5, "mongodb": write_mongodb}

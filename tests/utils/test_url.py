@@ -1,0 +1,630 @@
+"""URLs: paths and options are read strictly, and no secret of any URL is ever shown."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import socket
+import string
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, cast
+from unittest import mock
+from urllib.parse import quote, quote_plus
+
+import hypothesis
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import storeds
+from storeds._utils.urls import file_path, file_url, redact, redact_message, split_scheme
+from storeds.backends.mongodb.client import ClientOpener, Location, parse_location
+from storeds.backends.mongodb.handle import MongodbOpener
+from storeds.errors import ConfigError, StoredsError
+from storeds.ops.packing import pack
+
+PRINTABLE = "".join(sorted(set(string.printable) - set(string.whitespace)))
+PASSWORDS = st.text(PRINTABLE, min_size=4)
+SECRET = "Sec:ret/Wo@rd?&%#+"  # every character that a URL gives a meaning
+ENCODED = quote_plus(SECRET)
+PIECES = ["mongodb:/", "://", ":/", "/", "user", ":", "@", "?pass=", "&token=", ";", ",", "'", " ", "***", "C:\\", "="]
+
+
+def shown_by(call: Any, *args: Any) -> str:
+    """Return what a user sees of a call: its result's repr, or its error and the causes that are printed with it."""
+    try:
+        return repr(call(*args))
+    except StoredsError as error:
+        assert error.__cause__ is None
+        assert error.__suppress_context__ or error.__context__ is None
+        return f"{error!r} {error}"
+
+
+# redact
+
+
+@given(PASSWORDS)
+@example("@@@@")
+@example("a/b?c@d")
+@example("p:a:s:s")
+@example("&password=x")
+@example("://@:")
+def test_no_password_survives(password: str) -> None:
+    for user in ("user", "me@corp.example", "us/er", ""):
+        for scheme in ("mongodb", "mongodb+srv", "MongoDB"):
+            url = f"{scheme}://{user}:{password}@host/db/c"
+            assert redact(url) == f"{scheme}://{user}:***@host/db/c"
+    assert redact(f"https://user:{password}@host/x") == "https://user:***@host/x"
+
+
+@given(st.text(string.printable, min_size=1).filter(lambda text: not text.isspace()))
+@example("pw secret")
+@example("1234 5")
+@example(" x")
+@example("a@b c")
+@example("/secret x")
+def test_no_password_with_blanks_survives_where_the_url_is_all_there_is(password: str) -> None:
+    url = f"mongodb://user:{password}@host:27017/db/c"
+    assert redact(url) == "mongodb://user:***@host:27017/db/c"
+    if any(character.isspace() for character in password):
+        with pytest.raises(ConfigError, match="must be percent-encoded") as raised:
+            storeds.open_backend(url)
+        assert "mongodb://user:***@host:27017/db/c" in str(raised.value)
+        for more in ("", "?appName=my app", "\n", "/c d"):
+            assert redact(url + more) == f"mongodb://user:***@host:27017/db/c{more}"
+        source = storeds.load_config({"dataset": {"url": url.replace("$", "")}})
+        assert "mongodb://user:***@host:27017/db/c" in repr(source)
+
+
+@pytest.mark.parametrize("rest", ["localhost:1/db/my c@d", "u:pass@localhost:1/db/c d@e", "a:1,b,c:2/db/my c@d"])
+def test_blanks_behind_user_and_password_are_fine(rest: str) -> None:
+    assert split_scheme(f"mongodb://{rest}") == ("mongodb", rest)
+
+
+@given(PASSWORDS)
+def test_no_password_survives_inside_a_message(password: str) -> None:
+    message = f"cannot reach mongodb://user:{password}@host/db/c: refused"
+    assert redact_message(message) == "cannot reach mongodb://user:***@host/db/c: refused"
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "tlsCertificateKeyFilePassword",
+        "tlscertificatekeyfilepassword",
+        "TLSCERTIFICATEKEYFILEPASSWORD",
+        "tlsCertificateKeyFilePasswort",  # a typing error hides nothing
+        "authMechanismProperties",
+        "authmechanismproperties",
+        "password",
+        "passwd",
+        "pwd",
+        "sslPEMPassphrase",
+        "ssl_pem_passphrase",
+        "token",
+        "aws_session_token",
+        "client_secret",
+        "secret",
+        "x-credential",
+        "apiKey",
+    ],
+)
+def test_secret_options_are_hidden(option: str) -> None:
+    for before, after in (("?", ""), ("?a=1&", "&b=2"), ("?a=1;", ";b=2")):
+        text = redact(f"mongodb://host/db/c{before}{option}=AWS_SESSION_TOKEN:hush%2Fhush{after}")
+        assert text == f"mongodb://host/db/c{before}{option}=***{after}"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mongodb://host:27017/db/c?replicaSet=r&authSource=admin",
+        "mongodb://user@host/db/c",
+        "mongodb://[::1]:27017,h2:27018/db/c",
+        "lmdb:///data/train.lmdb?readahead=true",
+        "hdf5:///data/run:1@home.h5",
+        "memory://x",
+        "data/train.h5",
+        "",
+        "https://host:8080/path",
+        "/data/run:1@home.h5",
+        "C:/Users/me@home/x.h5",
+        r"C:\Users\me@home\x.h5",
+        "[C:/Users/me@home/x.h5, more]",
+        "at 12:30 from me@home.example",
+        "12:30:45.5 and 10:00-12:30",
+        "write to me@corp.example, or you@corp.example.",
+        "key: value @x",
+        "{'key': 'value', 'at': '@x'}",
+        "note:@jane",
+        "sha256:1234abcd",
+        "git@github.com:someone/something",
+    ],
+)
+def test_what_is_no_secret_stays(url: str) -> None:
+    assert redact(url) == url
+
+
+@given(st.text() | st.text("ab1:/@?&=;., '[]*\\", max_size=20) | st.lists(st.sampled_from(PIECES)).map("".join))
+def test_redacting_twice_changes_nothing(text: str) -> None:
+    for hide in (redact, redact_message):
+        assert hide(hide(text)) == hide(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("mongodb:/user:PW@host/db/c", "mongodb:/user:***@host/db/c"),
+        ("mongodb+srv:/us/er:PW@host/db/c", "mongodb+srv:/us/er:***@host/db/c"),
+        ("mongodb:///user:PW@host/db/c", "mongodb:///user:***@host/db/c"),
+        ("lmdb:/user:PW@x", "lmdb:/user:***@x"),
+        ("https:////user:PW@host", "https:////user:***@host"),
+        ("a://user:PW@host", "a://user:***@host"),
+        ("no store at /home/me/mongodb:/user:PW@host/db", "no store at /home/me/mongodb:/user:***@host/db"),
+        ("user:PW@host/db/c", "user:***@host/db/c"),
+        ("me@corp.example:PW@host", "me@corp.example:***@host"),
+        ("no store at user:PW@host: nothing", "no store at user:***@host: nothing"),
+        ("'user:PW@host/db' is no store", "'user:***@host/db' is no store"),
+        ("url=user:PW@host,", "url=user:***@host,"),
+    ],
+)
+@pytest.mark.parametrize("password", ["secret", "se/cr?et", "se@cr:et", "@", "12"])
+def test_a_password_is_hidden_where_the_url_is_malformed(text: str, shown: str, password: str) -> None:
+    assert redact(text.replace("PW", password)) == redact_message(text.replace("PW", password)) == shown
+
+
+def test_of_two_urls_a_message_hides_two_passwords_and_a_url_all_between_them() -> None:
+    text = '["user:se/cr?et@host", (user:se@cr:et@host)]'
+    assert redact_message(text) == '["user:***@host", (user:***@host)]'
+    assert redact(text) == '["user:***@host)]'
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        " ",
+        "a@ ",
+        "a",
+        "a:",
+        ":/",
+        ":",
+        "/",
+        "a://",
+        "mongodb:/",
+        "@",
+        "a:b,",
+        "=a:",
+        "://a",
+        "?pass",
+        "pass",
+        ":@",
+        "a=b&",
+    ],
+)
+@pytest.mark.parametrize(
+    ("before", "after"), [("", ""), ("mongodb:", ""), ("@", ""), ("?", "="), ("", "@"), ("", " @"), ("a://x@", "y")]
+)
+def test_redacting_takes_linear_time(before: str, piece: str, after: str) -> None:
+    text = before + piece * 200_000 + after
+    begun = time.process_time()
+    redact(text)
+    redact_message(text)
+    assert time.process_time() - begun < 2  # a quadratic search takes minutes
+
+
+def everything_shown_by(call: Any, *args: Any) -> str:
+    """Return what anybody can see of a call: its result, or its error with all causes and contexts, suppressed or not."""
+    try:
+        return repr(call(*args))
+    except StoredsError as raised:
+        shown, error = "", cast("BaseException | None", raised)
+        while error is not None:
+            shown, error = f"{shown}{error!r} {error} {vars(error)}", error.__cause__ or error.__context__
+        return shown
+
+
+# Printable or not, blank or not: whatever gets into a URL by copying and pasting. Words that messages use cannot come up.
+CHARACTERS = st.characters(codec="utf-8", exclude_characters="*", exclude_categories=["Cs"])
+SCHEMES = st.sampled_from(["mongodb://", "memory://", "mongodb:/", "lmdb://", "hdf5://", "http://", "//", ""])
+MUTATIONS = st.lists(
+    st.tuples(st.integers(0, 12), st.sampled_from(["", "@", " ", ";", "%", "DB", "\x1b", "\N{NO-BREAK SPACE}"])),
+    max_size=2,
+)
+
+
+@st.composite
+def misspelt_urls(draw: st.DrawFn) -> tuple[str, str]:
+    """Return a URL whose scheme has typing errors, and a secret in its password."""
+    secret = "Hunter2Sesame"
+    before = draw(st.text(CHARACTERS, max_size=3) | st.text("@:/?#% &=[]", max_size=3))
+    behind = draw(st.text(CHARACTERS, max_size=3) | st.text("@:/?#% &=[]", max_size=3))
+    scheme = draw(SCHEMES)
+    for at, text in draw(MUTATIONS) if scheme not in ("", "lmdb://", "hdf5://") else []:
+        scheme = f"{scheme[:at]}{text}{scheme[at + (not text) :]}"
+    # Paths are shown as they are: what begins with ./, / or ~, or with a drive, as C:/ does.
+    hypothesis.assume(scheme not in ("", "lmdb://", "hdf5://") or not before.startswith(("/", "\\")))
+    hypothesis.assume(not re.match(r"\.{0,2}/(?!/)|~", scheme + "user"))
+    hypothesis.assume(not scheme or "//" in scheme or ":/" in scheme)
+    return f"{scheme}user:{before}{secret}{behind}@host.invalid/db/c?serverSelectionTimeoutMS=1", secret
+
+
+@hypothesis.settings(deadline=None)  # a client's threads start and end, or wait for others of this machine
+@given(misspelt_urls())
+def test_no_secret_of_a_misspelt_url_is_shown(drawn: tuple[str, str]) -> None:
+    url, secret = drawn
+    config = {"dataset": {"url": url.replace("$", "")}}
+    for call, given_to_it in (
+        (storeds.load_config, config),
+        (storeds.build_dataset, config),
+        (storeds.open_backend, url),
+        (lambda url: storeds.open_writer(url, {"x": "int"}), url),
+    ):
+        with mock.patch("socket.getaddrinfo", side_effect=socket.gaierror("nobody is asked")):
+            assert secret not in everything_shown_by(call, given_to_it)
+
+
+# File URLs
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("LMDB://a/b", ("lmdb", "a/b")),
+        ("mongodb+srv://h/d/c", ("mongodb+srv", "h/d/c")),
+        ("data/x.h5", (None, "data/x.h5")),
+        ("1x://y", (None, "1x://y")),
+        ("./lmdb:/x", (None, "./lmdb:/x")),
+        ("other:/x", (None, "other:/x")),
+        ("run:1", (None, "run:1")),
+        ("data/run:1@home.h5", (None, "data/run:1@home.h5")),
+        ("lmdb://data/run:1@home.h5", ("lmdb", "data/run:1@home.h5")),
+        ("lmdb:///run:1@home.h5", ("lmdb", "/run:1@home.h5")),
+        ("./run:1@home.h5", (None, "./run:1@home.h5")),
+        ("C:/me@home.h5", (None, "C:/me@home.h5")),
+        ("[mongodb://user:***@h/d/c, hdf5:///x]", (None, "[mongodb://user:***@h/d/c, hdf5:///x]")),
+    ],
+)
+def test_split_scheme(url: str, expected: tuple[str | None, str]) -> None:
+    assert split_scheme(url) == expected
+
+
+def open_to_read(url: str) -> None:
+    storeds.open_backend(url)
+
+
+def open_to_write(url: str) -> None:
+    storeds.open_writer(url, {"a": "int"})
+
+
+def open_as_dataset(url: str) -> None:
+    storeds.StoreDataset(url)
+
+
+def pack_from(url: str) -> None:
+    pack(url, "packed.lmdb")
+
+
+def pack_into(url: str) -> None:
+    with storeds.open_writer("all.lmdb", {"image": "bytes"}, overwrite=True) as writer:
+        writer.append([{"image": b"x"}])
+    pack("all.lmdb", url)
+
+
+@pytest.mark.parametrize("call", [open_to_read, open_to_write, open_as_dataset, pack_from, pack_into])
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("mongodb:/user:secret@h/a/b", "'mongodb:/user:***@h/a/b': write two slashes, mongodb://…"),
+        ("mongodb:/user:secret@h/a/b.h5", "'mongodb:/user:***@h/a/b.h5': write two slashes, mongodb://…"),
+        ("mongodb+srv:/user:se*cret@h/a/b.h5", "'mongodb+srv:/user:***@h/a/b.h5': write two slashes"),
+        ("LMDB:/data/x.lmdb", "'LMDB:/data/x.lmdb': write two slashes"),
+        ("hdf5:/x", "'hdf5:/x': write two slashes"),
+        ("memory:/x", "'memory:/x': write two slashes"),
+        ("user:secret@h/a/b", "'user:***@h/a/b': a URL begins with its scheme"),
+        ("user:secret@h/a/b.h5", "'user:***@h/a/b.h5': a URL begins with its scheme"),
+        ("user:se*c/r?e[t]cret@h/a/b.lmdb", "'user:***@h/a/b.lmdb': a URL begins with its scheme"),
+        ("mongodb:user:secret@h/a/b.h5", "'mongodb:***@h/a/b.h5': a URL begins with its scheme"),
+        ("lmdb://user:secret@x", "'lmdb://user:***@x': lmdb:// is for files"),
+        ("hdf5://user:se*c?ret@x/y?a=1", "'hdf5://user:***@x/y?a=1': hdf5:// is for files"),
+        ("hdf5://user:secret@x?password=secret", "'hdf5://user:***@x?password=***': hdf5:// is for files"),
+    ],
+)
+def test_a_url_that_would_be_taken_for_a_path_is_refused_without_its_password(
+    call: Any, url: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        call(url)
+    assert str(caught.value).startswith(says)
+    assert "cret" not in str(caught.value)
+    assert "./" in str(caught.value) or "Path" in str(caught.value)
+    assert set(os.listdir(tmp_path)) <= {"all.lmdb"}
+
+
+@pytest.mark.parametrize("name", ["run:1@home.h5", "lmdb:/x.h5", "mongodb:/user:1@home/x.h5"])
+def test_a_path_that_looks_like_a_url_is_opened_with_a_dot_in_front(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with storeds.open_writer(f"./{name}", {"a": "int"}) as writer:
+        writer.append([{"a": 3}])
+    for path in (f"./{name}", tmp_path / name, f"hdf5://./{name}"):
+        with storeds.open_backend(path) as backend:
+            assert len(backend) == 1
+
+
+def test_a_file_that_is_there_needs_no_dot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with storeds.open_writer(tmp_path / "12:30@home.h5", {"a": "int"}) as writer:
+        writer.append([{"a": 3}])
+    for url in ("12:30@home.h5", "hdf5://12:30@home.h5", "hdf5://12:30@home.h5?locking=false"):
+        with storeds.open_backend(url) as backend:
+            assert len(backend) == 1
+
+
+def run_storeds(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).with_name("storeds")), *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("url", ["mongodb:/user:secret@host/db/c", "user:secret@host/db/c", "lmdb://user:secret@x"])
+def test_the_command_line_shows_no_password_of_a_malformed_url(url: str, tmp_path: Path) -> None:
+    done = run_storeds(tmp_path, "info", url)
+    assert done.returncode == 2
+    assert "user:***@" in done.stderr
+    assert "secret" not in done.stdout + done.stderr
+
+
+def test_the_command_line_packs_into_no_folder_that_is_called_like_a_url(tmp_path: Path) -> None:
+    with storeds.open_writer(tmp_path / "all.lmdb", {"image": "bytes"}) as writer:
+        writer.append([{"image": b"x"}])
+    done = run_storeds(tmp_path, "pack", "all.lmdb", "mongodb:/user:secret@h/a/b.h5")
+    assert done.returncode == 2
+    assert "mongodb:/user:***@h/a/b.h5" in done.stderr
+    assert "two slashes" in done.stderr
+    assert os.listdir(tmp_path) == ["all.lmdb"]
+
+
+def test_relative_absolute_and_home_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    assert file_path("lmdb://data/x.lmdb") == (f"{tmp_path}/data/x.lmdb", {})
+    assert file_path("lmdb:///data/x.lmdb") == ("/data/x.lmdb", {})
+    assert file_path("lmdb://../x.lmdb") == (f"{tmp_path.parent}/x.lmdb", {})
+    assert file_path("hdf5://~/x.h5") == ("/home/me/x.h5", {})
+    assert file_path("data//x.h5") == (f"{tmp_path}/data/x.h5", {})
+    assert file_path(file_url("lmdb", "/a b/ü%20.lmdb")) == ("/a b/ü%20.lmdb", {})
+
+
+def test_a_relative_url_means_the_same_file_after_chdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with storeds.open_writer("lmdb://x.lmdb", {"a": "int"}) as writer:
+        writer.append([{"a": 3}])
+    backend = storeds.open_backend("lmdb://x.lmdb")
+    monkeypatch.chdir("/")
+    with backend, pickle.loads(pickle.dumps(backend)) as copy:
+        assert backend.get_many([0]) == copy.get_many([0]) == [{"a": 3}]
+
+
+def test_options_are_split_and_decoded() -> None:
+    assert file_path("lmdb:///x?a=1&b=c%26d&e=") == ("/x", {"a": "1", "b": "c&d", "e": ""})
+    assert file_path("lmdb:///x?") == ("/x", {})
+    assert file_path("/x?a=1") == ("/x?a=1", {})  # a bare path is a path
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("lmdb://", "expected a path"),
+        ("hdf5://?locking=true", "expected a path"),
+        ("", "expected a path"),
+        ("lmdb:///a\0b", "expected a path"),
+        ("lmdb:///a\ud800", "expected a path"),
+        ("a\0b", "expected a path"),
+        ("lmdb:///x?a", "must read name=value"),
+        ("lmdb:///x?=1", "must read name=value"),
+        ("lmdb:///x?a=1&b=2&a=3", "option 'a' is given twice"),
+        ("lmdb:///x?password=hush&password=hush", "option 'password' is given twice"),
+        ("lmdb:///x?a=1?&token", "must read name=value"),
+    ],
+)
+def test_malformed_file_urls_are_config_errors(url: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as caught:
+        file_path(url)
+    assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["a\0b", "a\ud800.lmdb", "a*\0.h5"])
+def test_what_no_operating_system_takes_as_a_path_is_a_config_error(url: str) -> None:
+    for call in (
+        storeds.open_backend,
+        storeds.info,
+        storeds.StoreDataset,
+        lambda url: storeds.open_writer(url, {"a": "int"}),
+    ):
+        with pytest.raises(ConfigError, match="no path holds a NUL or half of a surrogate pair"):
+            call(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "says"),
+    [
+        ("lmdb:///x?readahaed=true", {}, "unknown option 'readahaed'; did you mean 'readahead'"),
+        ("lmdb:///x?readahead=perhaps", {}, "readahead"),
+        ("lmdb:///x?readahead=true", {"readahead": True}, "given in the URL and as a keyword"),
+        ("hdf5:///x?locking=maybe", {}, "locking"),
+        ("hdf5:///x?cache_bytes=-1", {}, "cache_bytes"),
+        ("hdf5:///x", {"cache_bytes": "many"}, "cache_bytes"),
+        (
+            "hdf5:///x",
+            {"readahead": True},
+            # a writer has the native ones alone
+            "unknown option 'readahead'; the options (are locking, cache_bytes|of hdf5 stores, native and foreign, are .*cache_bytes.*locking)",
+        ),
+        ("memory://x", {"a": 1}, "unknown option 'a'"),
+        ("memory://x?a=1", {}, "without options"),
+        ("memory://", {}, "expected memory://name"),
+    ],
+)
+def test_options_are_strict(url: str, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        storeds.open_backend(url, **options)
+    with pytest.raises(ConfigError, match=says):
+        storeds.open_writer(url, {"a": "int"}, **options)
+
+
+# MongoDB URLs
+
+
+@pytest.mark.parametrize(
+    ("url", "uri", "database", "collection"),
+    [
+        ("mongodb://h/db/c", "mongodb://h/db", "db", "c"),
+        ("mongodb://h:1,h2:2/db/c?replicaSet=r", "mongodb://h:1,h2:2/db?replicaSet=r", "db", "c"),
+        ("mongodb://[::1]:5/db/c", "mongodb://[::1]:5/db", "db", "c"),
+        ("mongodb://u:p%40@h/db/train.v1", "mongodb://u:p%40@h/db", "db", "train.v1"),
+        ("mongodb://h/d%C3%A4/c%2Fd?authSource=x", "mongodb://h/d%C3%A4?authSource=x", "dä", "c/d"),
+        ("mongodb://%2Ftmp%2Fm.sock/db/c", "mongodb://%2Ftmp%2Fm.sock/db", "db", "c"),
+        ("mongodb+srv://u:p@h.example.com/db/c?w=1", "mongodb+srv://u:p@h.example.com/db?w=1", "db", "c"),
+        (
+            "mongodb://h/db/c?readPreference=secondary&readPreferenceTags=dc:a&readPreferenceTags=dc:b",
+            "mongodb://h/db?readPreference=secondary&readPreferenceTags=dc:a&readPreferenceTags=dc:b",
+            "db",
+            "c",
+        ),
+    ],
+)
+def test_the_last_segment_is_ours(url: str, uri: str, database: str, collection: str) -> None:
+    location = parse_location(url)
+    assert (location.uri, location.database, location.collection) == (uri, database, collection)
+    assert location.url == redact(url)
+
+
+BAD_TAILS = [
+    ("host", "expected mongodb"),
+    ("host/", "expected mongodb"),
+    ("host/db", "expected mongodb"),
+    ("host/db/", "expected mongodb"),
+    ("host//c", "expected mongodb"),
+    ("host/db/c/d", "expected mongodb"),
+    ("host/db?authSource=x", "expected mongodb"),
+    ("host/db/system.users", "cannot be the name of a collection"),
+    ("host/db/a$b", "cannot be the name of a collection"),
+    ("host/db/.c", "cannot be the name of a collection"),
+    ("host/db/c.", "cannot be the name of a collection"),
+    ("host/db/a..b", "cannot be the name of a collection"),
+    ("host/db/a%00b", "cannot be the name of a collection"),
+    ("host/d b/c", "cannot be the name of a database"),
+    ("host/$db/c", "cannot be the name of a database"),
+    ("host/d.b/c", "cannot be the name of a database"),
+    ("host/d%2Fb/c", "cannot be the name of a database"),
+    ("host:99999/db/c", "Port"),
+    ("host:port/db/c", "Port"),
+    ("[::1/db/c", "IPv6"),
+    ("host,/db/c", ""),
+    ("host/db/c?maxPoolsSize=3", "Unknown option"),
+    ("host/db/c?timeout", "key=value"),
+    ("host/db/c?maxPoolSize=many", "maxpoolsize"),
+    ("host/db/c?tls=maybe", "tls"),
+    ("host/db/c?maxPoolSize=1&maxpoolsize=2", "given twice"),
+    ("host/db/c?tls=true&ssl=false", "conflicting"),
+    ("host/db/c?tlsCAFile=/nowhere/ca.pem", "/nowhere/ca.pem"),
+    ("host/db/c?directConnection=true&loadBalanced=true", "loadBalanced"),
+    ("host/db/c?appName=me@home", "%40"),
+]
+
+
+@pytest.mark.parametrize(("tail", "says"), BAD_TAILS)
+def test_malformed_mongodb_urls_are_config_errors_without_secrets(tail: str, says: str) -> None:
+    for userinfo in ("", f"user:{ENCODED}@") if "@" not in tail else ("",):
+        with pytest.raises(ConfigError) as caught:
+            parse_location(f"mongodb://{userinfo}{tail}")
+        assert says in str(caught.value)
+        assert ENCODED not in str(caught.value)
+        assert SECRET not in str(caught.value)
+        assert caught.value.__suppress_context__ or caught.value.__context__ is None
+
+
+@pytest.mark.parametrize(
+    "tail", ["h.example.com/d.b/c", "h.example.com/db/c?tls=maybe", "h.example.com/db/c?nonsense=1"]
+)
+def test_srv_urls_are_checked_without_a_name_server(tail: str) -> None:
+    with pytest.raises(ConfigError):
+        parse_location(f"mongodb+srv://u:{ENCODED}@{tail}")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        f"tlsCertificateKeyFilePassword={ENCODED}&maxPoolSize=x",
+        f"tlsCertificateKeyFilePassword={ENCODED}&nonsense=1",
+        f"tlsCertificateKeyFilePasswort={ENCODED}",
+        f"authMechanism=MONGODB-AWS&authMechanismProperties={ENCODED}",
+        f"authMechanism=MONGODB-AWS&authMechanismProperties=NO_SUCH:{ENCODED}",
+        f"authMechanism=MONGODB-AWS&authMechanismProperties=AWS_SESSION_TOKEN:{ENCODED}&nonsense=1",
+        f"authMechanismProperties={ENCODED}&authMechanismProperties={ENCODED}",
+    ],
+)
+def test_secrets_in_options_are_never_shown(options: str) -> None:
+    for url in (f"mongodb://host/db/c?{options}", f"mongodb+srv://host.example.com/db/c?{options}"):
+        seen = shown_by(parse_location, url) + shown_by(storeds.open_backend, url)
+        assert SECRET not in seen
+        assert ENCODED not in seen
+        assert "Error" in seen
+
+
+@given(PASSWORDS)
+@example("p/a/..b?x")
+@example("a/b/$secret?x")
+@example("/db/c?tls=")
+@example("%zz%%%%")
+@example("1234")
+def test_a_password_is_never_shown_encoded_or_not(password: str) -> None:
+    for form in (password, quote_plus(password), quote(password, safe="")):
+        shown = shown_by(parse_location, f"mongodb://user:{form}@host/db/c")
+        assert form not in shown or form in _SAID, shown
+
+
+# What messages about a URL without any secret say: a password may by chance be a word of it.
+_SAID = " ".join(
+    [
+        shown_by(parse_location, "mongodb://user:***@host/db/c"),
+        shown_by(parse_location, "mongodb://user:a@b@host/db/c"),
+        shown_by(parse_location, "mongodb://user:a%zz@host/db/c"),
+        shown_by(parse_location, "mongodb://user:a?b@host/db/c"),
+        shown_by(parse_location, "mongodb://user:a/b/c/d/e@host/db/c"),
+    ]
+)
+
+
+def test_reprs_show_no_secret() -> None:
+    location = parse_location(f"mongodb://user:{ENCODED}@host/db/c?tlsInsecure=true")
+    client = ClientOpener(location.uri, location.url)
+    for thing in (location, client, MongodbOpener(location), {"nested": [location, client]}):
+        for seen in (repr(thing), str(thing), f"{thing}"):
+            assert SECRET not in seen
+            assert ENCODED not in seen
+    assert "user:***@host" in repr(location)
+    assert isinstance(location, Location)
+    assert client.url == location.url
+
+
+def test_a_location_pickles_with_what_it_needs_to_connect() -> None:
+    location = parse_location(f"mongodb://user:{ENCODED}@host/db/c")
+    assert pickle.loads(pickle.dumps(MongodbOpener(location))) == MongodbOpener(location)
+    assert os.fsencode(location.uri) in pickle.dumps(location)
+
+
+def test_an_opener_makes_a_client_that_does_not_connect() -> None:
+    location = parse_location("mongodb://nowhere.invalid/db/c?maxPoolSize=5")
+    opener = ClientOpener(location.uri, location.url)
+    client = opener.open()
+    try:
+        assert client.options.pool_options.max_pool_size == 5  # the URL's, not our default
+        assert client.options.pool_options.appname == "storeds"
+    finally:
+        opener.close(client)
