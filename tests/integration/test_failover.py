@@ -116,10 +116,14 @@ sys.stdin.read()
 def test_a_killed_writer_is_resumed_on_another_primary(
     harmed_set: ReplicaSet, set_place: Place, tmp_path: Path
 ) -> None:
-    tests = str(Path(__file__).parents[1] / "support")
+    tests = Path(__file__).parents[1]
     command = [sys.executable, "-c", WRITER, set_place.url()]
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={"PYTHONPATH": tests}
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={"PYTHONPATH": f"{tests}:{tests / 'support'}"},
     ) as writer:
         assert writer.stdout is not None
         assert writer.stdout.readline() == "written\n"

@@ -18,7 +18,7 @@ from storeds.jpeg import examine, repair, triage
 from storeds.jpeg.examine import examine_jpeg
 
 EOI = b"\xff\xd9"
-JPEG_LS = Path(__file__).parent / "pictures" / "jpeg-ls.jpg"
+JPEG_LS = Path(__file__).parents[1] / "support" / "pictures" / "jpeg-ls.jpg"
 
 
 def without(blob: bytes, marker: int) -> bytes:
