@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import pytest
 
 from integration._places import GIVEN, GIVEN_READONLY, KINDS, Place
+from replica_set import ReplicaSet, run_replica_set
 from storeds.testing.mongod import find_mongod, run_mongod
-from storeds.testing.replica_set import ReplicaSet, run_replica_set
 
 
 @pytest.fixture(scope="package")

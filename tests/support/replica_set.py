@@ -1,11 +1,10 @@
-"""Runs a private replica set of MongoDB on this machine, whose nodes can be killed, frozen and restarted."""
+"""A private MongoDB replica set whose nodes can be killed, frozen and restarted."""
 
 from __future__ import annotations
 
 import os
 import random
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -18,25 +17,26 @@ from typing import Any
 from urllib.parse import quote
 
 import pymongo
+import trustme
 from pymongo.errors import PyMongoError
 
-from storeds.errors import MissingDependencyError, UnavailableError
-from storeds.testing.mongod import _PORT_TAKEN, _STARTS, _demand_mongod, _failure, _launch
+from storeds.errors import UnavailableError
+from storeds.testing.mongod import PORT_TAKEN, STARTS, launch, require_mongod, start_error
 
 __all__ = ["Certificates", "Member", "ReplicaSet", "make_certificates", "run_replica_set"]
 
 
 class Member:
-    """One node of a replica set, and what can happen to it.
+    """One node of a replica set, which tests can kill, freeze and restart.
 
     Attributes
     ----------
     port : int
-        Its port on 127.0.0.1, the same after a restart.
+        Port on 127.0.0.1, the same after a restart.
     folder : pathlib.Path
-        Where its data and its log are.
+        Folder of its data and log.
     is_frozen : bool
-        Whether it was frozen, and not thawed or killed since.
+        Whether `freeze` stopped it, and neither `thaw` nor `kill` followed.
     """
 
     def __init__(self, folder: Path, arguments: Sequence[str], deadline: float) -> None:
@@ -45,52 +45,52 @@ class Member:
         self.is_frozen = False
         self._arguments = arguments
         self._deadline = deadline
-        self._executable = _demand_mongod()
-        for _ in range(_STARTS):
+        self._executable = require_mongod()
+        for _ in range(STARTS):
             self.port = _steady_port()
             self._process = self._launch()
             if self._listens():
                 return
-            if self._process.returncode != _PORT_TAKEN:
+            if self._process.returncode != PORT_TAKEN:
                 break
-        raise _failure(self._executable, folder, self._process.returncode)
+        raise start_error(self._executable, folder, self._process.returncode)
 
     @property
     def pid(self) -> int:
-        """The process that serves it, or the one that last did."""
+        """Id of its current or last process."""
         return self._process.pid
 
     @property
     def is_running(self) -> bool:
-        """Whether its process exists; a frozen one does."""
+        """Whether its process exists, also while frozen."""
         return self._process.poll() is None
 
     def kill(self) -> None:
-        """End it at once, as by SIGKILL; returns when it is gone. It may be frozen."""
+        """Kill the node, frozen or not, with SIGKILL and wait until it is gone."""
         self._process.kill()
         self._process.wait()
         self.is_frozen = False
 
     def freeze(self) -> None:
-        """Stop it as by SIGSTOP: its connections stay open and nobody answers."""
+        """Stop the node with SIGSTOP: its connections stay open, and it does not answer."""
         self._process.send_signal(signal.SIGSTOP)
         self.is_frozen = True
 
     def thaw(self) -> None:
-        """Let a frozen node go on."""
+        """Continue a frozen node."""
         self._process.send_signal(signal.SIGCONT)
         self.is_frozen = False
 
     def restart(self) -> None:
-        """Start it on its old port over its old data, after a kill if need be; returns when it listens."""
+        """Start the node on its old port and data, killing it first if it runs; return when it listens."""
         self.kill()
         self._process = self._launch()
         if not self._listens():
-            raise _failure(self._executable, self.folder, self._process.returncode)
+            raise start_error(self._executable, self.folder, self._process.returncode)
 
     def _launch(self) -> subprocess.Popen[bytes]:
         # SIGTERM would not end a frozen process.
-        return _launch(self._executable, self.folder, self.port, self._arguments, signal.SIGKILL)
+        return launch(self._executable, self.folder, self.port, self._arguments, signal.SIGKILL)
 
     def _listens(self) -> bool:
         end = time.monotonic() + self._deadline
@@ -110,9 +110,9 @@ class Member:
 
 
 def _steady_port() -> int:
-    """Return a free port that the kernel gives to nobody who asks for any port.
+    """Return a free port outside the range from which the kernel assigns ports.
 
-    Otherwise a client could take a killed node's port as its own side of a connection, even of one to that very port.
+    Otherwise a client's connection could take the port of a killed node before the node restarts.
     """
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     chance = random.SystemRandom()
@@ -126,48 +126,23 @@ def _steady_port() -> int:
             return port
 
 
-# Sections of our own, because what /etc/ssl/openssl.cnf adds differs between systems. The name is random so that two
-# authorities are told apart by it, as real ones are.
-_CONFIG = """
-[req]
-distinguished_name = name
-prompt = no
-x509_extensions = authority
-[name]
-CN = storeds tests {number}
-[authority]
-basicConstraints = critical,CA:TRUE
-keyUsage = critical,keyCertSign
-subjectKeyIdentifier = hash
-[server]
-basicConstraints = critical,CA:FALSE
-keyUsage = critical,digitalSignature
-extendedKeyUsage = serverAuth,clientAuth
-subjectAltName = IP:127.0.0.1,DNS:localhost
-subjectKeyIdentifier = hash
-authorityKeyIdentifier = keyid
-"""
-_DAYS = "2"
-_NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-
-
 @dataclass(frozen=True)
 class Certificates:
-    """Paths of what a server and its clients need.
+    """Paths of the certificates that a server and its clients use.
 
     Attributes
     ----------
     authority : pathlib.Path
-        The certificate of the authority, which a client is told to trust.
+        Certificate of the authority that clients trust.
     server : pathlib.Path
-        The server's certificate and its private key, for 127.0.0.1 and localhost.
+        Certificate and private key of the server, for 127.0.0.1 and localhost.
     """
 
     authority: Path
     server: Path
 
     def server_arguments(self) -> tuple[str, ...]:
-        """Return mongod's arguments: TLS alone, from clients without a certificate too."""
+        """Return mongod's arguments: accept TLS connections only, with or without a client certificate."""
         return (
             *("--tlsMode", "requireTLS", "--tlsCertificateKeyFile", str(self.server)),
             *("--tlsCAFile", str(self.authority), "--tlsAllowConnectionsWithoutCertificates"),
@@ -175,56 +150,22 @@ class Certificates:
 
 
 def make_certificates(folder: Path) -> Certificates:
-    """Make an authority of its own and a certificate that it signed.
-
-    Parameters
-    ----------
-    folder : pathlib.Path
-        For the files; made if need be.
-
-    Returns
-    -------
-    Certificates
-        Valid for two days.
-
-    Raises
-    ------
-    MissingDependencyError
-        There is no openssl command.
-    UnavailableError
-        It failed; the message ends with what it said.
-    """
+    """Write the certificates of a new authority and of a server that it signed into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = folder / "config"
-    config.write_text(_CONFIG.format(number=secrets.token_hex(4)))
-    key, authority, request = folder / "authority.key", folder / "authority.pem", folder / "server.csr"
-    server_key, signed, server = folder / "server.key", folder / "server.crt", folder / "server.pem"
-    _openssl("req", "-x509", *_NEW_KEY, "-config", config, "-days", _DAYS, "-keyout", key, "-out", authority)
-    _openssl("req", *_NEW_KEY, "-config", config, "-subj", "/CN=127.0.0.1", "-keyout", server_key, "-out", request)
-    _openssl(
-        *("x509", "-req", "-in", request, "-CA", authority, "-CAkey", key, "-CAcreateserial"),
-        *("-days", _DAYS, "-extfile", config, "-extensions", "server", "-out", signed),
-    )
-    server.touch(mode=0o600)
-    server.write_bytes(signed.read_bytes() + server_key.read_bytes())
-    return Certificates(authority, server)
-
-
-def _openssl(*arguments: str | Path) -> None:
-    executable = shutil.which("openssl")
-    if executable is None:
-        raise MissingDependencyError("certificates are made with the openssl command: `apt-get install openssl`")
-    ended = subprocess.run([executable, *arguments], capture_output=True, text=True, check=False)  # noqa: S603  # ours
-    if ended.returncode:
-        raise UnavailableError(f"openssl {arguments[0]} ended with status {ended.returncode}:\n{ended.stderr}")
+    authority = trustme.CA()
+    found = Certificates(folder / "authority.pem", folder / "server.pem")
+    authority.cert_pem.write_to_path(str(found.authority))
+    found.server.touch(mode=0o600)
+    authority.issue_cert("127.0.0.1", "localhost").private_key_and_cert_chain_pem.write_to_path(str(found.server))
+    return found
 
 
 _NAME = "storeds"
-# A test's failover is over in about two seconds, not in a production server's twelve.
+# With these settings a failover takes about 2 s instead of 12.
 _SETTINGS = {"electionTimeoutMillis": 1000, "heartbeatIntervalMillis": 500, "heartbeatTimeoutSecs": 1}
 _ARGUMENTS = ("--replSet", _NAME, "--oplogSize", "64", "--setParameter", "diagnosticDataCollectionEnabled=false")
 _ROLES = {"root": "root", "writer": "readWrite", "reader": "read"}
-_QUICK_MS = 1000  # for a question that a node answers at once, or not at all
+_QUICK_MS = 1000  # a node that runs answers `hello` at once
 
 
 class ReplicaSet:
@@ -235,20 +176,20 @@ class ReplicaSet:
     members : tuple of Member
         Its nodes.
     database : str
-        What the users ``writer`` and ``reader`` have a right to.
-    certificates : storeds.testing.replica_set.Certificates or None
-        What it uses for TLS.
+        Database that the users ``writer`` and ``reader`` may access.
+    certificates : Certificates or None
+        Certificates for TLS.
     """
 
     def __init__(self, members: Sequence[Member], database: str, auth: bool, certificates: Certificates | None) -> None:
         self.members = tuple(members)
         self.database = database
         self.certificates = certificates
-        # Characters that a URL must escape: who shows a password shows one of its two forms.
+        # Characters that a URL must escape: tests search output for both forms of a password.
         self._passwords = {user: f"{secrets.token_hex(8)}/@:%" for user in _ROLES} if auth else {}
 
     def password(self, user: str) -> str:
-        """Return the password of ``root``, ``writer`` or ``reader``, as it was before it was encoded for a URL."""
+        """Return the password of ``root``, ``writer`` or ``reader``, not encoded for a URL."""
         return self._passwords[user]
 
     def uri(self, user: str = "root") -> str:
@@ -257,23 +198,23 @@ class ReplicaSet:
         return self._uri(hosts, user, {"replicaSet": _NAME})
 
     def member_uri(self, member: Member, user: str = "root") -> str:
-        """Return the URI of one node alone, for what only that node knows."""
+        """Return the URI of one node, for questions about that node."""
         return self._uri(f"127.0.0.1:{member.port}", user, {"directConnection": "true"})
 
     def primary(self) -> Member | None:
-        """Return the node that says it is the primary, or None."""
+        """Return the node that reports being the primary, or None."""
         states = {member: self._hello(member) for member in self.members}
         claiming = [member for member, state in states.items() if state.get("isWritablePrimary")]
-        # A node that was cut off may claim it for a moment longer than it is.
+        # An isolated former primary still reports it for a moment.
         return max(claiming, key=lambda member: states[member]["electionId"], default=None)
 
     def wait_for_primary(self, seconds: float = 30) -> Member:
-        """Return the primary as soon as there is one; raises UnavailableError after so many seconds."""
+        """Return the primary as soon as one is elected; raise UnavailableError after `seconds`."""
         found: Member = _wait(self.primary, seconds, "no primary was elected")
         return found
 
     def wait_until_whole(self, seconds: float = 30) -> None:
-        """Wait until one node is the primary and every other one a secondary."""
+        """Wait until one node is the primary and all others are secondaries."""
 
         def is_whole() -> bool:
             states = [self._hello(member) for member in self.members]
@@ -283,7 +224,7 @@ class ReplicaSet:
         _wait(is_whole, seconds, "not every node is back")
 
     def heal(self, seconds: float = 30) -> None:
-        """Thaw and restart what was frozen or killed, and wait until all is as at the start."""
+        """Thaw frozen nodes, restart killed ones, and wait until the set is whole."""
         for member in self.members:
             if member.is_running:
                 member.thaw()
@@ -309,7 +250,7 @@ class ReplicaSet:
         return f"mongodb://{login}{hosts}/?{'&'.join(f'{name}={value}' for name, value in given.items())}"
 
     def _direct(self, member: Member, timeout_ms: int | None = None) -> pymongo.MongoClient[Any]:
-        """Return a client of one node that does not log in."""
+        """Return a client of one node, without a login."""
         authority = None if self.certificates is None else str(self.certificates.authority)
         return pymongo.MongoClient(
             f"mongodb://127.0.0.1:{member.port}",
@@ -338,8 +279,8 @@ class ReplicaSet:
         self.wait_until_whole(deadline)
 
     def _create_users(self, primary: Member) -> None:
-        everywhere = {"w": len(self.members), "wtimeout": 60_000}  # else a member may not know a user yet
-        # The server lets a client on its own machine make the first user, who makes the others.
+        everywhere = {"w": len(self.members), "wtimeout": 60_000}  # every member must know the users
+        # mongod lets a local client create the first user, who creates the others.
         with self._direct(primary) as client:
             client.admin.command(
                 "createUser", "root", pwd=self._passwords["root"], roles=["root"], writeConcern=everywhere
@@ -361,39 +302,39 @@ def run_replica_set(
     database: str = "storeds",
     deadline: float = 60,
 ) -> Iterator[ReplicaSet]:
-    """Run a replica set on free ports of the loopback interface and kill it afterwards.
+    """Run a replica set on free ports of the loopback interface, and kill it afterwards.
 
     Parameters
     ----------
     folder : path
-        For its data, its logs and its keys; made if need be, and new for each set.
+        New folder for data, logs and keys, created if missing.
     members : int
-        How many nodes; one is enough for a server with users and TLS.
+        Number of nodes. One is enough for a server with users and TLS.
     auth : bool
-        Whether to demand a password (SCRAM): ``root`` may all, ``writer`` may write `database`, ``reader`` may read it.
+        Require a password (SCRAM). ``root`` may do everything, ``writer`` may write `database`, ``reader`` may read it.
     tls : bool
-        Whether to talk TLS alone, with certificates made for this set by the openssl command.
+        Accept TLS only, with new certificates.
     database : str
-        What ``writer`` and ``reader`` have a right to.
+        Database that ``writer`` and ``reader`` may access.
     deadline : float
-        Seconds until a node must answer, and until a primary must be elected.
+        Seconds within which a node must answer, and within which a primary must be elected.
 
     Yields
     ------
     ReplicaSet
-        With its primary elected and every other node a secondary.
+        With one primary; all other nodes are secondaries.
 
     Raises
     ------
     MissingDependencyError
-        No mongod was found, or no openssl for TLS; the message says what to install.
+        mongod is missing. The message says what to install.
     UnavailableError
-        A node ended or the set did not come up in time.
+        A node exited, or the set did not start in time.
 
     Notes
     -----
-    Start it, and restart its nodes, from a thread that lives as long as they are needed (the main thread): the kernel
-    kills them when that thread dies, however it dies, frozen ones too.
+    Call it, and restart nodes, from a thread that lives as long as they are needed, such as the main thread. The kernel
+    kills the nodes, frozen ones too, when that thread ends.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
