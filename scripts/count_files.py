@@ -5,9 +5,12 @@ that are only imported do not count. ``--list`` prints their names.
 """
 
 import argparse
+import contextlib
+import importlib
 import io
 import multiprocessing.util
 import os
+import pkgutil
 import sys
 import tempfile
 import threading
@@ -28,7 +31,8 @@ class Files:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.seen = folder, set[str]()
-        os.register_at_fork(after_in_child=self._begin_in_child)
+        # Not os.register_at_fork: a child clears its finalizers after those hooks.
+        multiprocessing.util.register_after_fork(self, Files._begin_in_child)
 
     def _note(self, frame: object, event: str, _: object) -> None:
         code = frame.f_code  # type: ignore[attr-defined]
@@ -70,6 +74,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--list", action="store_true", help="print the files")
     wanted = parser.parse_args().list
+    for module in pkgutil.walk_packages(storeds.__path__, "storeds."):
+        with contextlib.suppress(ImportError):  # of an optional dependency
+            if not module.name.endswith("__main__"):
+                importlib.import_module(module.name)
     with tempfile.TemporaryDirectory() as root:
         trips = _trips(Path(root))
         (Path(root) / "seen").mkdir()
