@@ -42,11 +42,12 @@ test-tf: $(TF_READY) ## run the tests of storeds.loaders.tf with real TensorFlow
 compose-test: ## run tests/integration and a training in Docker, against a replica set with users; see docs/compose.md
 	@bash docker/compose_test.sh
 
-lint: $(READY) ## ruff (rules and format), mypy --strict, and the order of the packages
+lint: $(READY) ## ruff (rules and format), mypy --strict, the order of the packages, and Markdown wrapped at 100 columns
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/mdformat --check $$(git ls-files '*.md')
 
 bench: server ## measure reading, opening, packing, triage and shuffling; tables here, JSON in build/bench
 	$(BIN)/python -m benchmarks.reading
