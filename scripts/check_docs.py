@@ -4,7 +4,8 @@ Checked are README.md, CHANGELOG.md, and every page under docs/ and benchmarks/.
 program, in an empty folder of its own:
 
 - one marked exactly ``python`` as it stands;
-- one marked with a language and a file's name (``toml config.toml``) is written to that file;
+- one marked with a language and a file's name (``toml config.toml``) is written to that file. Its first line must
+  name the file (``# config.toml``), because neither Sphinx nor GitHub shows the mark;
 - under docs/, one marked exactly ``console``: what follows ``$`` is run by bash, and fails when its status is not 0.
 
 Others, for example ``python notest``, do not run.
@@ -63,6 +64,11 @@ def program(info: str, block: list[str], *, shell: bool) -> list[str]:
     if info == "python":
         return ["", *block]
     if named := _FILE.fullmatch(info):
+        if not block or named[1] not in block[0]:
+            return [
+                f"raise SystemExit('this block must name its file, {named[1]}, in its first line')",
+                *([""] * len(block)),
+            ]
         text = "\n".join(block) + "\n"
         return [f"__import__('pathlib').Path({named[1]!r}).write_text({text!r})", *([""] * len(block))]
     if info == "console" and shell:
@@ -84,17 +90,19 @@ def anchors(page: Path) -> set[str]:
 
 def dead_links(page: Path) -> Iterator[str]:
     """Yield a message for each link of `page` into this repository that leads nowhere."""
-    for number, line in enumerate(prose_and_code(page)[0], 1):
-        for target in _LINK.findall(re.sub(r"`[^`]*`", "", line)):
-            if re.match(r"[a-z][a-z0-9+.-]*:", target):
-                continue
-            path, _, anchor = target.partition("#")
-            linked = (page.parent / path).resolve() if path else page
-            where = f"{page.relative_to(ROOT)}:{number}"
-            if not linked.exists():
-                yield f"{where}: {target} does not exist"
-            elif anchor and linked.suffix == ".md" and anchor not in anchors(linked):
-                yield f"{where}: {linked.name} has no heading #{anchor}"
+    text = "\n".join(prose_and_code(page)[0])
+    text = re.sub(r"`[^`]*`", lambda code: "\n" * code[0].count("\n"), text)  # keeps the line numbers
+    for link in _LINK.finditer(text):
+        target = link[1]
+        if re.match(r"[a-z][a-z0-9+.-]*:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        linked = (page.parent / path).resolve() if path else page
+        where = f"{page.relative_to(ROOT)}:{text.count(chr(10), 0, link.end()) + 1}"
+        if not linked.exists():
+            yield f"{where}: {target} does not exist"
+        elif anchor and linked.suffix == ".md" and anchor not in anchors(linked):
+            yield f"{where}: {linked.name} has no heading #{anchor}"
 
 
 def failed_examples(page: Path) -> str | None:
