@@ -29,9 +29,8 @@ from torch.utils.data import DataLoader
 from storeds import StoreDataset
 from storeds.backends.hdf5.rows import Rows
 from storeds.errors import RecordError
-from storeds.layouts.hdf5 import chunks as _hdf5_filters
-from storeds.layouts.hdf5 import chunks as _hdf5_threads
-from storeds.layouts.hdf5.chunks import _Kept, spread
+from storeds.layouts.hdf5 import chunks as chunks_module
+from storeds.layouts.hdf5.chunks import _ChunkCache, parallel_map
 from storeds.layouts.hdf5.elements import element_field
 from storeds.layouts.hdf5.files import ForeignOptions, Hdf5Files
 from storeds.layouts.hdf5.parallel import ParallelHdf5
@@ -62,7 +61,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def many_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let this process take itself to have four CPUs, with which nobody has read yet."""
-    monkeypatch.setattr(_hdf5_threads, "_readers", {})
+    monkeypatch.setattr(chunks_module, "_readers", {})
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
 
 
@@ -84,13 +83,13 @@ def by_library(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 def inflated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes of what is decompressed."""
     sizes: list[int] = []
-    inflate = _hdf5_filters._inflate
+    inflate = chunks_module._inflate
 
     def note(data: bytes, size: int) -> bytes:
         sizes.append(size)
         return inflate(data, size)
 
-    monkeypatch.setattr(_hdf5_filters, "_inflate", note)
+    monkeypatch.setattr(chunks_module, "_inflate", note)
     return sizes
 
 
@@ -359,9 +358,12 @@ class TestWhatIsLeftToLibhdf5:
 
 
 def dont_filter_partial_chunks(plan: Any) -> None:
-    """Call what h5py has no name for, in the library that it has loaded."""
-    maps = Path("/proc/self/maps").read_text().split()
-    library = ctypes.CDLL(next(name for name in maps if "libhdf5" in Path(name).name and "_hl" not in name))
+    """Call H5Pset_chunk_opts, which h5py does not wrap, in the libhdf5 that h5py loaded."""
+    maps = {Path(word) for word in Path("/proc/self/maps").read_text().split() if "libhdf5" in word}
+    # PyTables brings a libhdf5 of its own.
+    library = ctypes.CDLL(
+        str(next(path for path in sorted(maps) if "_hl" not in path.name and "tables" not in str(path)))
+    )
     assert library.H5Pset_chunk_opts(ctypes.c_int64(plan.id), ctypes.c_uint(2)) >= 0
 
 
@@ -469,7 +471,7 @@ class TestEconomy:
             assert len(inflated) == expected, cache_bytes
 
     def test_the_chunk_not_used_for_longest_goes_first(self) -> None:
-        kept = _Kept(10)
+        kept = _ChunkCache(10)
         for chunk in (1, 2, 1, 3):
             if kept.get(chunk) is None:
                 kept.put(chunk, bytes(5))
@@ -507,8 +509,8 @@ class TestEconomy:
         assert by_library == []
 
 
-def all_kept() -> list[_Kept]:
-    return [thing for thing in gc.get_objects() if type(thing) is _Kept]
+def all_kept() -> list[_ChunkCache]:
+    return [thing for thing in gc.get_objects() if type(thing) is _ChunkCache]
 
 
 class TestThreads:
@@ -563,7 +565,7 @@ class TestThreads:
         data = images(64)
         write(path, data, 4, compression="gzip")
         a_thread_holds = 3 * 4 * 64 * 64 * 3
-        monkeypatch.setattr(_hdf5_threads, "_BUDGET", (helpers + 1) * a_thread_holds - 1)
+        monkeypatch.setattr(chunks_module, "_MEMORY", (helpers + 1) * a_thread_holds - 1)
         started = note_threads(monkeypatch)
         with rows_of(path) as rows:
             assert one_by_one(rows) == [row.tobytes() for row in data]
@@ -613,22 +615,22 @@ def note_threads(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
 class TestSpread:
     """Work shared among threads."""
 
-    @pytest.mark.parametrize("alone", [True, False])
-    def test_results_are_in_the_order_of_the_jobs(self, many_cpus: None, alone: bool) -> None:
-        assert spread(str, range(1000), alone=alone) == [str(at) for at in range(1000)]
-        assert spread(str, [], alone=alone) == []
+    @pytest.mark.parametrize("serial", [True, False])
+    def test_results_are_in_the_order_of_the_jobs(self, many_cpus: None, serial: bool) -> None:
+        assert parallel_map(str, range(1000), serial=serial) == [str(at) for at in range(1000)]
+        assert parallel_map(str, [], serial=serial) == []
 
     @pytest.mark.parametrize(("chunk", "helpers"), [(86, 0), (85, 1), (64, 1), (42, 2), (28, 3), (1, 3)])
     def test_threads_hold_no_more_than_256_mib_whatever_their_number(
         self, many_cpus: None, monkeypatch: pytest.MonkeyPatch, chunk: int, helpers: int
     ) -> None:
         started = note_threads(monkeypatch)
-        assert spread(str, range(9), alone=False, needs=3 * (chunk << 20)) == list(map(str, range(9)))
+        assert parallel_map(str, range(9), serial=False, needs=3 * (chunk << 20)) == list(map(str, range(9)))
         assert len(started) == helpers
 
     def test_jobs_run_in_several_threads_at_once(self, many_cpus: None) -> None:
         together = threading.Barrier(4, timeout=DEADLINE)
-        spread(lambda _: together.wait(), range(4), alone=False)
+        parallel_map(lambda _: together.wait(), range(4), serial=False)
 
     def test_threads_that_read_by_turns_share_the_cpus(self, many_cpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
         now = 1000.0
@@ -637,7 +639,7 @@ class TestSpread:
 
         def helpers() -> int:
             before = len(started)
-            spread(str, range(9), alone=False)
+            parallel_map(str, range(9), serial=False)
             return len(started) - before
 
         with ThreadPoolExecutor(1) as second, ThreadPoolExecutor(1) as third:
@@ -659,7 +661,7 @@ class TestSpread:
 
         before = threading.active_count()
         with pytest.raises(KeyError, match="one of four"):
-            spread(fail, range(4), alone=False)
+            parallel_map(fail, range(4), serial=False)
         assert threading.active_count() == before
 
     def test_without_threads_to_be_had_the_caller_does_all(
@@ -669,4 +671,4 @@ class TestSpread:
             raise RuntimeError("can't start new thread")
 
         monkeypatch.setattr(threading.Thread, "start", refuse)
-        assert spread(str, range(5), alone=False) == ["0", "1", "2", "3", "4"]
+        assert parallel_map(str, range(5), serial=False) == ["0", "1", "2", "3", "4"]

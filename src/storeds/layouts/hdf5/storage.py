@@ -17,7 +17,7 @@ import numpy as np
 
 from storeds.backends.hdf5.rows import FlatRows, Rows
 from storeds.errors import FormatError
-from storeds.layouts.hdf5.chunks import Chunks, spread
+from storeds.layouts.hdf5.chunks import Chunks, parallel_map
 from storeds.layouts.hdf5.files import Hdf5Files
 from storeds.protocols import Array
 
@@ -68,8 +68,10 @@ class ChunkedRows:
         if not all(0 < stop - start <= per_chunk - start % per_chunk for start, stop in spans):
             return self._read_across(per_chunk, spans)
         groups = self._groups(spans)
-        alone = size * sum(chunks.lacks(group[0][0] // per_chunk) for group in groups) < _PAYS
-        return [data for found in spread(self._slices, groups, alone=alone, needs=_HELD * size) for data in found]
+        serial = size * sum(chunks.needs_decompression(group[0][0] // per_chunk) for group in groups) < _PAYS
+        return [
+            data for found in parallel_map(self._slices, groups, serial=serial, needs=_HELD * size) for data in found
+        ]
 
     def _read_across(self, per_chunk: int, spans: Sequence[tuple[int, int]]) -> list[bytes]:
         cut = [
@@ -83,7 +85,7 @@ class ChunkedRows:
 
     def _slices(self, group: list[tuple[int, int]]) -> list[bytes]:
         start, stop = group[0][0], group[-1][1]
-        rows = None if self._chunks is None else self._chunks.flat(start // self._per_chunk)
+        rows = None if self._chunks is None else self._chunks.flat_rows(start // self._per_chunk)
         if rows is not None:
             first = start - start % self._per_chunk
             return rows.read([(low - first, high - first) for low, high in group])
