@@ -29,11 +29,13 @@ extensions = [
     "sphinx.ext.intersphinx",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
+    "sphinx_copybutton",
 ]
 html_theme = "furo"
 html_title = f"storeds {release}"
 myst_heading_anchors = 3
 exclude_patterns = ["inventories"]
+copybutton_prompt_text = "$ "  # of a console block, the button copies the commands without their output
 nitpicky = True
 nitpick_ignore = [("py:class", "storeds.protocols.S_co")]  # a type variable: there is nothing to lead to
 
@@ -136,7 +138,7 @@ def check_coverage(app: Sphinx, env: BuildEnvironment) -> None:
     for module in DOCUMENTED:
         for name in importlib.import_module(module).__all__:
             if not any(f"{place}.{name}" in objects for place in (module, "storeds")):
-                logging.getLogger(__name__).warning("%s.%s is public, but not in docs/api.md", module, name)
+                logging.getLogger(__name__).warning("%s.%s is public, but not in docs/api", module, name)
 
 
 def setup(app: Sphinx) -> None:
