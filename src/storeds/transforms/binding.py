@@ -188,7 +188,7 @@ def _how_to_call(transform: Transform) -> _How:
                 return "keyword"
             if parameter.kind == parameter.POSITIONAL_ONLY and position == 1:
                 return "position"
-    return "plain" if type(transform).__module__.startswith(f"{__package__}.") else "foreign"
+    return "plain" if type(transform).__module__.startswith("storeds.") else "foreign"
 
 
 @contextmanager

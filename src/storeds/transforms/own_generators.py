@@ -119,7 +119,7 @@ def _is_of_library(value: Any) -> bool:
 
 
 def _is_of_storeds(value: Any) -> bool:
-    return type(value).__module__.partition(".")[0] == __package__
+    return type(value).__module__.partition(".")[0] == "storeds"
 
 
 def _takes_generator(value: Any) -> bool:
