@@ -112,6 +112,10 @@ class Registry:
         """Return every known name, sorted."""
         return sorted(self._all())
 
+    def is_built_in(self, name: str) -> bool:
+        """Whether `name` belongs to storeds itself."""
+        return self._known[name].origin == "built in"
+
     def describe(self) -> Iterator[dict[str, str]]:
         """Yield name, origin, what it needs, and whether it can be imported, for each known name."""
         for name in self.names():

@@ -485,9 +485,9 @@ def storage(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
         seen["calls"].append(len(positions))
         return get_many(self, positions, fields)
 
-    def opened(self: Any) -> Any:
+    def opened(self: Any, shared: Any = None) -> Any:
         seen["opens"].append(self.url)
-        return open_file(self)
+        return open_file(self, shared)
 
     monkeypatch.setattr(lmdb.LmdbBackend, "get_many", counted)
     monkeypatch.setattr(lmdb.LmdbOpener, "open", opened)

@@ -319,7 +319,7 @@ def test_info_lists_what_an_interrupted_writer_left(tree: Path, make_engine_url:
 def test_info_of_what_was_never_published_tells_of_the_leftovers(make_engine_url: MakeUrl, engine: str) -> None:
     url = make_engine_url(engine)
     storeds.open_writer(url, {"x": "int"}).suspend()
-    with pytest.raises(errors.StoreNotFoundError, match="interrupted writer left: go on with resume=True"):
+    with pytest.raises(errors.StoreNotFoundError, match="interrupted write; continue it with resume=True"):
         storeds.info(url)
 
 

@@ -21,7 +21,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import storeds
-from storeds._utils.urls import file_path, file_url, redact, redact_message, split_scheme
+from storeds._utils.urls import StoreURL, file_path, file_url, redact, redact_message
 from storeds.backends.mongodb.client import ClientOpener, Location, parse_location
 from storeds.backends.mongodb.handle import MongodbOpener
 from storeds.errors import ConfigError, StoredsError
@@ -82,7 +82,8 @@ def test_no_password_with_blanks_survives_where_the_url_is_all_there_is(password
 
 @pytest.mark.parametrize("rest", ["localhost:1/db/my c@d", "u:pass@localhost:1/db/c d@e", "a:1,b,c:2/db/my c@d"])
 def test_blanks_behind_user_and_password_are_fine(rest: str) -> None:
-    assert split_scheme(f"mongodb://{rest}") == ("mongodb", rest)
+    url = StoreURL.parse(f"mongodb://{rest}")
+    assert (url.scheme, url.path) == ("mongodb", rest)
 
 
 @given(PASSWORDS)
@@ -288,8 +289,9 @@ def test_no_secret_of_a_misspelt_url_is_shown(drawn: tuple[str, str]) -> None:
         ("[mongodb://user:***@h/d/c, hdf5:///x]", (None, "[mongodb://user:***@h/d/c, hdf5:///x]")),
     ],
 )
-def test_split_scheme(url: str, expected: tuple[str | None, str]) -> None:
-    assert split_scheme(url) == expected
+def test_scheme_and_path(url: str, expected: tuple[str | None, str]) -> None:
+    parsed = StoreURL.parse(url)
+    assert (parsed.scheme, parsed.path) == expected
 
 
 def open_to_read(url: str) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from storeds._utils.text import some
-from storeds._utils.urls import split_options, split_scheme
+from storeds._utils.urls import FILE_ENGINES, StoreURL
 from storeds.errors import FormatError, StoredsError, StoreNotFoundError, UnavailableError
 
 __all__ = [
@@ -45,17 +45,23 @@ _LMDB = b"\xde\xc0\xef\xbe"
 
 
 def sniff(path: str) -> str | None:
-    """Return ``"lmdb"``, ``"hdf5"`` or None for what the regular file at `path` is by its magic bytes."""
-    with open(path, "rb") as file:
-        head = file.read(32)
-        if head[16:20] == _LMDB:
-            return "lmdb"
-        offset, size = 0, os.fstat(file.fileno()).st_size
-        while offset < size:  # HDF5 allows a user block of 512, 1024, 2048 … bytes in front
-            file.seek(offset)
-            if file.read(8) == _HDF5:
-                return "hdf5"
-            offset = offset * 2 or 512
+    """Return ``"lmdb"``, ``"hdf5"`` or None for the regular file at `path`, by its magic bytes."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return sniff_descriptor(descriptor, os.fstat(descriptor).st_size)
+    finally:
+        os.close(descriptor)
+
+
+def sniff_descriptor(descriptor: int, size: int) -> str | None:
+    """Return what `sniff` does, for an open file of `size` bytes."""
+    if os.pread(descriptor, 32, 0)[16:20] == _LMDB:
+        return "lmdb"
+    offset = 0
+    while offset < size:  # HDF5 allows a user block of 512, 1024, 2048, … bytes in front
+        if os.pread(descriptor, len(_HDF5), offset) == _HDF5:
+            return "hdf5"
+        offset = offset * 2 or 512
     return None
 
 
@@ -73,36 +79,43 @@ def check_file(path: str, kind: str, url: str) -> os.stat_result:
     StoreNotFoundError
         Nothing is there.
     UnavailableError
-        The system refuses to look, or to read: for want of permission, for example.
+        The system does not allow access, for example for lack of permission.
     FormatError
         Something else is there; the message says what.
     """
+    status = stat_store(path, url)
+    try:
+        engine = sniff(path) if stat.S_ISREG(status.st_mode) else None
+    except OSError as error:
+        raise refused(url, "read", error) from None
+    check_status(path, status, engine, kind, url)
+    return status
+
+
+def stat_store(path: str, url: str) -> os.stat_result:
+    """Return the status of the file or folder at `path`; raises as `check_file` does."""
     try:
         status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         left = staging_folder(path)
-        begun = (
-            f"; {left} holds what an interrupted writer left: go on with resume=True (--resume)"
-            if left.is_dir()
-            else ""
-        )
+        begun = f"; {left} holds an interrupted write; continue it with resume=True (--resume)" if left.is_dir() else ""
         raise StoreNotFoundError(f"no store at {url}: {nearest(path)}{begun}") from None
     except OSError as error:
         raise refused(url, "looked at", error) from None
+    if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+        raise FormatError(f"{url} is no regular file")
+    return status
+
+
+def check_status(path: str, status: os.stat_result, engine: str | None, kind: str, url: str) -> None:
+    """Raise FormatError unless `status` and `engine` are those of a file of engine `kind`."""
     if stat.S_ISDIR(status.st_mode):
         if kind == "lmdb" and os.path.isfile(os.path.join(path, _ENVIRONMENT)):
             raise FormatError(f"{url} is an LMDB environment of another tool, a folder with {_ENVIRONMENT}")
         raise FormatError(f"{url} is a folder; a native {kind} store is one file")
-    if not stat.S_ISREG(status.st_mode):
-        raise FormatError(f"{url} is no regular file")
-    try:
-        found = sniff(path)
-    except OSError as error:
-        raise refused(url, "read", error) from None
-    if found != kind:
-        what = f"is a store of {found}; write {found}:// instead" if found else "does not begin as one"
+    if engine != kind:
+        what = f"is a store of {engine}; write {engine}:// instead" if engine else "does not begin as one"
         raise FormatError(f"{url} is no {kind} store: the file ({status.st_size} bytes) {what}")
-    return status
 
 
 def refused(what: str, done: str, error: OSError) -> StoredsError:
@@ -130,7 +143,6 @@ def _contents(folder: str) -> str:
 
 _PIECE = re.compile(r"\[!?\]?[^\]]*\]|.", re.DOTALL)
 _MAGIC = re.compile(r"\*|\[!?\]?[^\]]*\]")
-_SCHEMES = ("lmdb", "hdf5", None)
 
 
 @dataclass(frozen=True)
@@ -168,15 +180,14 @@ class Glob:
         return found
 
 
-def glob_of(url: str) -> Glob | None:
+def glob_of(url: str | os.PathLike[str] | StoreURL) -> Glob | None:
     """Return the pattern that a URL or a bare path is, or None where it names one store.
 
-    That is so if it holds nothing magic, if its engine keeps no files, or if a file of exactly that name exists.
+    It names one if it has no special characters, if its engine keeps no files, or if a file of exactly that name exists.
     """
-    if split_scheme(url)[0] not in _SCHEMES or not _MAGIC.search(url) or "\0" in url:
-        return None
-    scheme, path, options = split_options(url)
-    if not _MAGIC.search(path):
+    parsed = StoreURL.parse(url)
+    scheme, path = parsed.scheme, parsed.path
+    if scheme not in (None, *FILE_ENGINES) or not _MAGIC.search(path):
         return None
     written = os.path.abspath(os.path.expanduser(path))
     if os.path.lexists(written):
@@ -185,7 +196,7 @@ def glob_of(url: str) -> Glob | None:
         home, slash, path = path.partition("/")
         path = glob.escape(os.path.expanduser(home)) + slash + path
     # What stands in front of a relative path was not written by the user, so nothing in it is magic.
-    return Glob(scheme, os.path.normpath(os.path.join(glob.escape(os.getcwd()), path)), options, written)
+    return Glob(scheme, os.path.normpath(os.path.join(glob.escape(os.getcwd()), path)), parsed.options, written)
 
 
 def _walk(folder: str, parts: Sequence[str]) -> Iterator[str]:

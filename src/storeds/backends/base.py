@@ -17,8 +17,9 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from storeds._utils.paths import check_file
-from storeds._utils.urls import file_url, redact
+from storeds._utils.urls import StoreURL, file_url, redact
 from storeds.backends.handles import HandlePool, HandleRef, Opener
+from storeds.backends.opened import OpenStore
 from storeds.errors import ConfigError, FormatError, RecordError, StoreNotFoundError, UnavailableError, suggest
 from storeds.protocols import JSON, Array, Field, Meta, Record
 from storeds.records.codec import RecordCodec
@@ -37,19 +38,20 @@ class BackendOptions(BaseModel):
 Opts = TypeVar("Opts", bound=BackendOptions)
 
 
-def parse_options(cls: type[Opts], in_url: Mapping[str, str], keywords: Mapping[str, Any], url: str) -> Opts:
+def parse_options(cls: type[Opts], in_url: Mapping[str, str], keywords: Mapping[str, Any], url: str | StoreURL) -> Opts:
     """Validate the options of a URL and of a call together; raises ConfigError without showing any value."""
+    shown = redact(str(url))
     for name in in_url.keys() & keywords.keys():
-        raise ConfigError(f"{redact(url)}: option {name!r} is given in the URL and as a keyword; give it once")
+        raise ConfigError(f"{shown}: option {name!r} is given in the URL and as a keyword; give it once")
     given = {**in_url, **keywords}
     for name in given:
         if name not in cls.model_fields:
-            raise ConfigError(f"{redact(url)}: unknown option {name!r}; {suggest(name, cls.model_fields, 'options')}")
+            raise ConfigError(f"{shown}: unknown option {name!r}; {suggest(name, cls.model_fields, 'options')}")
     try:
         return cls(**given)
     except ValidationError as error:
         wrong = "; ".join(map(_told, error.errors()))
-    raise ConfigError(f"{redact(url)}: {wrong}")  # outside of the handler: pydantic's error holds the values
+    raise ConfigError(f"{shown}: {wrong}")  # outside of the handler: pydantic's error holds the values
 
 
 def _told(item: Any) -> str:
@@ -67,6 +69,8 @@ class StoreBackend(ABC):
     """
 
     Options: ClassVar[type[BackendOptions]] = BackendOptions
+    shares_open_store: ClassVar[bool] = False
+    """Whether the class takes a `StoreURL`, and ``opened=``, an `OpenStore`; without it, it takes the URL as text."""
 
     def __init__(self, url: str, meta: Meta) -> None:
         self.url = url
@@ -292,16 +296,20 @@ class HandleBackend(StoreBackend, Generic[H, Open]):
 
     pool: ClassVar[HandlePool[Any]]
 
-    def __init__(self, opener: Open) -> None:
+    def __init__(self, opener: Open, opened: OpenStore | None = None) -> None:
         self._opener = opener
         self._ticket: HandleRef[H] = self.pool.ticket(self, opener)
-        with self._ticket.lease() as handle:
-            stale = self._is_stale(handle)
-        if stale:
-            self._ticket.invalidate()
-        with self._ticket.lease() as handle:
-            meta = self._probe(handle)
-        self._ticket.let_go()
+        self._ticket.opened = opened
+        try:
+            with self._ticket.lease() as handle:
+                stale = self._is_stale(handle)
+            if stale:
+                self._ticket.invalidate()
+            with self._ticket.lease() as handle:
+                meta = self._probe(handle)
+        finally:
+            self._ticket.opened = None
+            self._ticket.let_go()
         super().__init__(opener.url, meta)
 
     def _is_stale(self, handle: H) -> bool:
@@ -381,9 +389,10 @@ class FileOpener(Generic[Settings]):
         """The file that is opened."""
         return self.path
 
-    def key(self) -> Hashable:
+    def key(self, opened: OpenStore | None = None) -> Hashable:
         # By inode: h5py and py-lmdb hold one file once, whatever the path; py-lmdb refuses to open one a second time.
-        status = check_file(self.data_path, self.engine, self.url)
+        check = check_file if opened is None else opened.check_file
+        status = check(self.data_path, self.engine, self.url)
         return status.st_dev, status.st_ino
 
     def options(self) -> Hashable:

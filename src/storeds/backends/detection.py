@@ -6,12 +6,13 @@ import contextlib
 import functools
 import inspect
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from storeds._utils.paths import CutShortError, DamagedStoreError
-from storeds._utils.urls import redact, split_options
+from storeds._utils.urls import StoreURL
+from storeds.backends.opened import OpenStore
 from storeds.backends.readings import AmbiguousError, Reading, ambiguous, given_by
 from storeds.errors import (
     ConfigError,
@@ -23,10 +24,12 @@ from storeds.errors import (
 )
 from storeds.registry import BACKENDS, LAYOUTS
 
-__all__ = ["detect_layout", "layouts_of"]
+if TYPE_CHECKING:
+    from storeds.protocols import Backend
+
+__all__ = ["detect_layout", "layouts_of", "open_with"]
 
 _LOG = logging.getLogger("storeds")
-_FILES = ("lmdb", "hdf5")  # of other URLs, the options are the engine's own
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,22 @@ def layouts_of(scheme: str) -> list[str]:
     return [name.partition("/")[2] for name in LAYOUTS.names() if name.partition("/")[0] == scheme]
 
 
-def detect_layout(url: str, scheme: str, options: Mapping[str, Any], why_not_native: StoredsError) -> Any:
-    """Return the class of the one layout that recognises the store at `url`.
+def open_with(target: Any, url: StoreURL, opened: OpenStore | None, options: Mapping[str, Any]) -> Backend:
+    """Open a store with the class of a backend or layout; one of another package gets the URL as it was written."""
+    if getattr(target, "shares_open_store", False):
+        return cast("Backend", target(url, opened=opened, **options))
+    return cast("Backend", target(url.text, **options))
+
+
+def _ask(target: Any, method: str, url: StoreURL, opened: OpenStore, options: Mapping[str, Any]) -> Any:
+    """Call a class method of a layout; see `open_with`."""
+    if getattr(target, "shares_open_store", False):
+        return getattr(target, method)(url, opened=opened, **options)
+    return getattr(target, method)(url.text, **options)
+
+
+def detect_layout(url: StoreURL, opened: OpenStore, options: Mapping[str, Any], why_not_native: StoredsError) -> Any:
+    """Return the class of the one layout that fits the store at `url`.
 
     Raises
     ------
@@ -55,29 +72,32 @@ def detect_layout(url: str, scheme: str, options: Mapping[str, Any], why_not_nat
         There are several readings, of one layout or of several; the message shows what each gives and the argument that
         selects it. Or no layout of the engine has one of the options.
     StoredsError
-        None does: `why_not_native`, of its own class, what was looked for, and why layouts refused.
+        None fits: `why_not_native`, of its own class, the layouts that were tried, and why they refused.
     """
+    scheme = url.scheme or ""
     names = layouts_of(scheme)
     if not names or isinstance(why_not_native, (StoreNotFoundError, CutShortError, DamagedStoreError)):
         raise why_not_native
-    targets = dict(_loaded(scheme, names))
-    bare, given = _without_options(url, scheme, options)
-    foreign = _foreign_options(url, scheme, given, targets)
+    bare, given = url.without_options(), {**url.options, **options}
+    native = _options_of(BACKENDS.get(scheme))
+    unknown = [option for option in given if option not in native]
+    foreign = _foreign_options(url, unknown, native, dict(_loaded(scheme, names))) if unknown else {}
     if isinstance(why_not_native, ConfigError) and not foreign:
-        raise why_not_native  # what it is about, foreign layouts would say too
-    looked = [_look(name, target, bare, given) for name, target in targets.items()]
+        raise why_not_native  # foreign layouts would report the same
+    looked = [*_look_at_all(scheme, names, bare, opened, given)]
     fitting = [one for one in looked if one.fits is not None or one.readings]
     if not fitting:
-        seen = _say(targets, "glimpse", bare, given)
+        targets = {one.name: one.target for one in looked}
+        seen = _say(targets, ("describe", "glimpse"), bare, opened, given)
         wrong_option = bool(foreign) or any(one.option for one in looked)
-        by_hand = [] if wrong_option else _say(targets, "by_hand", bare, given)
-        # In HDF5, opening looks at names alone; elsewhere it would read all keys or documents.
+        script = [] if wrong_option else _say(targets, ("conversion_script", "by_hand"), bare, opened, given)
+        # In HDF5, opening reads names alone; elsewhere it would read all keys or documents.
         named = [*_named(looked, bare, given)] if scheme == "hdf5" and not wrong_option else []
-        raise _none_fits(url, looked, foreign, why_not_native, seen, named, by_hand) from why_not_native
+        raise _none_fits(url, looked, foreign, why_not_native, seen, named, script) from why_not_native
     if len(fitting) > 1 or fitting[0].readings:
-        raise ambiguous(redact(url), [*_readings(fitting, bare, given)])
+        raise ambiguous(url.redacted, [*_readings(fitting, bare, given)])
     (found,) = fitting
-    _LOG.info("%s is opened with layout %r: %s", redact(url), found.name, found.fits)
+    _LOG.info("%s is opened with layout %r: %s", url.redacted, found.name, found.fits)
     return found.target
 
 
@@ -86,35 +106,29 @@ def _loaded(scheme: str, names: list[str]) -> Iterator[tuple[str, Any]]:
         try:
             yield name, LAYOUTS.get(f"{scheme}/{name}")
         except (MissingDependencyError, ConfigError):
-            continue  # a stranger's, which cannot be loaded; by its name it says why
+            continue  # opening with layout= reports why it cannot be loaded
 
 
-def _without_options(url: str, scheme: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the URL of a file without its options, and these with the keywords; of other URLs they are the engine's."""
-    written, path, in_url = split_options(url) if scheme in _FILES else (None, url, {})
-    return (f"{written}://{path}" if in_url else url), {**in_url, **options}
-
-
-def _foreign_options(url: str, scheme: str, given: Iterable[str], targets: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the given options that the native layout lacks, each with the foreign ones that have it.
+def _foreign_options(
+    url: StoreURL, unknown: Iterable[str], native: set[str], targets: Mapping[str, Any]
+) -> dict[str, list[str]]:
+    """Return the options that the native layout lacks, each with the foreign ones that have it.
 
     Raises
     ------
     ConfigError
         No layout has one of them.
     """
-    native = _options_of(BACKENDS.get(scheme))
     having = {name: _options_of(target) for name, target in targets.items()}
     foreign = {
         option: [name for name, target in targets.items() if option in having[name] or _takes_any(target)]
-        for option in given
-        if option not in native
+        for option in unknown
     }
     for option, names in foreign.items():
         if not names:
             known = sorted(native.union(*having.values()))
-            what = f"options of {scheme} stores, native and foreign,"
-            raise ConfigError(f"{redact(url)}: unknown option {option!r}; {suggest(option, known, what)}")
+            what = f"options of {url.scheme} stores, native and foreign,"
+            raise ConfigError(f"{url}: unknown option {option!r}; {suggest(option, known, what)}")
     return foreign
 
 
@@ -125,7 +139,7 @@ def _options_of(target: Any) -> set[str]:
 
 
 def _takes_any(target: Any) -> bool:
-    """Whether a class, a stranger's, takes options that it does not list."""
+    """Whether a class of another package takes options that it does not list."""
     keywords = inspect.signature(target).parameters.values()
     return not _fields_of(target) and any(each.kind is each.VAR_KEYWORD for each in keywords)
 
@@ -134,25 +148,40 @@ def _fields_of(target: Any) -> Iterable[str]:
     return getattr(getattr(target, "Options", None), "model_fields", ())
 
 
-def _look(name: str, target: Any, url: str, given: Mapping[str, Any]) -> _Looked:
+def _look_at_all(
+    scheme: str, names: list[str], url: StoreURL, opened: OpenStore, given: Mapping[str, Any]
+) -> Iterator[_Looked]:
+    """Ask each layout, up to a built-in one that rules the other built-in ones out; what is not asked is not imported."""
+    settled = False
+    for name in names:
+        if settled and LAYOUTS.is_built_in(f"{scheme}/{name}"):
+            continue
+        for _, target in _loaded(scheme, [name]):
+            one = _look(name, target, url, opened, given)
+            yield one
+            if one.fits is not None and hasattr(target, "rules_out_others"):
+                own = _options_of(target)
+                known = {option: value for option, value in given.items() if option in own}
+                settled = settled or _ask(target, "rules_out_others", url, opened, known)
+
+
+def _look(name: str, target: Any, url: StoreURL, opened: OpenStore, given: Mapping[str, Any]) -> _Looked:
     """Ask one layout what it sees in the store, with those of the options that it has."""
-    guess_can_open = getattr(target, "guess_can_open", None)
-    if guess_can_open is None:
+    if not hasattr(target, "guess_can_open"):
         return _Looked(name, target)
     own = sorted(_options_of(target))
     lacking = [option for option in given if option not in own and not _takes_any(target)]
     try:
-        why = guess_can_open(url, **{option: value for option, value in given.items() if option not in lacking})
+        known = {option: value for option, value in given.items() if option not in lacking}
+        why = _ask(target, "guess_can_open", url, opened, known)
     except UnavailableError:
         raise
     except AmbiguousError as error:
         return _Looked(name, target, readings=error.readings)
     except StoredsError as error:
         return _Looked(name, target, refusal=str(error), option=isinstance(error, ConfigError))
-    except Exception as error:  # a fault of a plug-in's
-        error.add_note(
-            f"layout {name!r} ({target.__module__}.{target.__qualname__}) was asked whether {redact(url)} is one"
-        )
+    except Exception as error:  # an error in a plug-in
+        error.add_note(f"layout {name!r} ({target.__module__}.{target.__qualname__}) was asked whether {url} is one")
         raise
     if why and lacking:
         return _Looked(
@@ -163,40 +192,44 @@ def _look(name: str, target: Any, url: str, given: Mapping[str, Any]) -> _Looked
     return _Looked(name, target, fits=why or None)
 
 
-def _readings(fitting: list[_Looked], url: str, given: Mapping[str, Any]) -> Iterator[Reading]:
+def _readings(fitting: list[_Looked], url: StoreURL, given: Mapping[str, Any]) -> Iterator[Reading]:
     """Yield the ways in which layouts can read a store, each with the argument that selects it among all of them."""
     for one in fitting:
         layout = f"layout={one.name!r}"
         if one.fits is not None:
-            yield Reading(layout, one.fits, functools.partial(one.target, url, **given))
+            yield Reading(layout, one.fits, functools.partial(open_with, one.target, url, None, given))
         for reading in one.readings:
             named = len(fitting) == 1 or reading.argument.startswith("layout=")
             argument = reading.argument if named else f"{layout}, {reading.argument}"
             yield Reading(argument, reading.why, reading.open)
 
 
-def _say(targets: Mapping[str, Any], what: str, url: str, given: Mapping[str, Any]) -> list[str]:
-    """Return what the first layout that can says of a store that none recognises: its class method `what`."""
+def _say(
+    targets: Mapping[str, Any], methods: Sequence[str], url: StoreURL, opened: OpenStore, given: Mapping[str, Any]
+) -> list[str]:
+    """Return what the first layout that has one of these class methods reports of a store that no layout fits."""
     for target in targets.values():
-        if hasattr(target, what):
-            own = _options_of(target)
-            try:
-                return [getattr(target, what)(url, **{name: value for name, value in given.items() if name in own})]
-            except Exception:  # the error that it would add to says what is wrong
-                return []
+        for method in methods:
+            if hasattr(target, method):
+                own = _options_of(target)
+                try:
+                    known = {name: value for name, value in given.items() if name in own}
+                    return [_ask(target, method, url, opened, known)]
+                except Exception:  # the error that this would add to says what is wrong
+                    return []
     return []
 
 
-def _named(looked: list[_Looked], url: str, given: Mapping[str, Any]) -> Iterator[str]:
+def _named(looked: list[_Looked], url: StoreURL, given: Mapping[str, Any]) -> Iterator[str]:
     """Yield what each layout gives that does not recognise a store, but opens it when it is named."""
     for one in looked:
         if one.refusal is None:
             with contextlib.suppress(Exception):  # the error that this would add to says what is wrong
-                yield f"\n  layout={one.name!r}: {given_by(functools.partial(one.target, url, **given))}"
+                yield f"\n  layout={one.name!r}: {given_by(functools.partial(open_with, one.target, url, None, given))}"
 
 
 def _none_fits(
-    url: str,
+    url: StoreURL,
     looked: list[_Looked],
     foreign: Mapping[str, list[str]],
     why_not_native: StoredsError,
@@ -212,7 +245,7 @@ def _none_fits(
         options = (
             f"option {option!r} is one of {', '.join(names)}, not of native stores" for option, names in foreign.items()
         )
-        start, either = f"{redact(url)}: {'; '.join(options)}", ""
+        start, either = f"{url}: {'; '.join(options)}", ""
     names = ", ".join(one.name for one in looked)
     hint = f"no foreign layout recognises it{either} (looked for: {names}; layout= names one)"
     message = "; ".join([start, hint, *seen, *_refusals(looked, str(why_not_native))])

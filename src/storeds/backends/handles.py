@@ -16,9 +16,12 @@ import threading
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Hashable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from storeds.errors import ClosedError, ConfigError
+
+if TYPE_CHECKING:
+    from storeds.backends.opened import OpenStore
 
 __all__ = ["HandlePool", "HandleRef", "Lease", "Opener"]
 
@@ -51,9 +54,9 @@ class Opener(Protocol[H]):
 
 
 class _Entry(Generic[H]):
-    def __init__(self, opener: Opener[H], key: Hashable) -> None:
+    def __init__(self, opener: Opener[H], key: Hashable, handle: H) -> None:
         self.opener, self.key, self.pid = opener, key, os.getpid()
-        self.handle: H | None = opener.open()
+        self.handle: H | None = handle
         self.owners: set[int] = set()
         self.leases = 0
         self.doomed = False
@@ -103,10 +106,14 @@ class _Exclusive:
 
 
 class HandleRef(Generic[H]):
-    """One backend's claim on a handle that it may not have needed yet."""
+    """One backend's claim on a handle that it may not have needed yet.
+
+    While `opened` is set, the pool passes it to the opener's ``key`` and ``open``, which then open no file twice.
+    """
 
     def __init__(self, pool: HandlePool[H], opener: Opener[H]) -> None:
         self.pool, self.opener = pool, opener
+        self.opened: OpenStore | None = None
         self.entry: _Entry[H] | None = None
         self.closed = False
 
@@ -187,8 +194,9 @@ class HandlePool(Generic[H]):
             return entry, entry.handle
 
     def _find_or_open(self, ticket: HandleRef[H]) -> _Entry[H]:
-        opener = ticket.opener
-        key = opener.key()
+        opener: Any = ticket.opener
+        shared = () if ticket.opened is None else (ticket.opened,)
+        key = opener.key(*shared)
         entry = self._entries.get(key)
         if entry is not None and type(entry.opener) is not type(opener) and entry.leases == 0:
             # Opened as another layout, which may have been a mistake; who still wants that opens it anew.
@@ -196,7 +204,7 @@ class HandlePool(Generic[H]):
             entry = None
         if entry is None:
             self._evict(self._limit - 1)
-            entry = self._entries[key] = _Entry(opener, key)
+            entry = self._entries[key] = _Entry(opener, key, opener.open(*shared))
         elif entry.opener.options() != opener.options():
             raise ConfigError(
                 f"{opener.url} is already open in this process with other options: {entry.opener.options()} there, "

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from storeds._utils.urls import redact, split_scheme
+from storeds._utils.urls import StoreURL, redact
 from storeds.backends.base import BackendOptions, StoreBackend, parse_options
 from storeds.backends.writer import COMMIT_EVERY, EncodedRecord, StoreWriter, other_plan, target_exists
 from storeds.errors import ClosedError, ConfigError, RecordError, StoreExistsError, StoreNotFoundError, UnavailableError
@@ -35,7 +35,7 @@ _PARTIAL: dict[str, _Partial] = {}
 
 
 def _name(url: str) -> str:
-    _, name = split_scheme(url)
+    name = StoreURL.parse(url).path
     if not name or "?" in name or redact(url) != url:
         raise ConfigError(f"{redact(url)!r}: expected memory://name, without options or a password")
     return name

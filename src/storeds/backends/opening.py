@@ -6,12 +6,14 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from storeds._utils.paths import Glob, glob_of, nearest, refused, sniff
-from storeds._utils.urls import file_url, redact, split_scheme
+from storeds._utils.paths import Glob, glob_of
+from storeds._utils.urls import FILE_ENGINES, StoreURL, file_url, redact
 from storeds.backends.base import StoreBackend
-from storeds.backends.detection import detect_layout
+from storeds.backends.detection import detect_layout, open_with
+from storeds.backends.opened import OpenStore
 from storeds.backends.unread import log_unread
 from storeds.backends.writer import COMMIT_EVERY
 from storeds.errors import ConfigError, FormatError, StoreNotFoundError
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["open_backend", "open_writer", "scheme_of", "with_scheme"]
 
 _LMDB_DATA = "data.mdb"
-_FILES = ("lmdb", "hdf5")
 _NATIVE = ("storeds/1", "native")
 _OPTIONS = re.compile(r"\w+=[^&?/]*(&\w+=[^&?/]*)*")  # a slash: the ? is part of a folder's name
 _SUFFIXES = {
@@ -83,48 +84,49 @@ def _open(
         from storeds.backends.concatenated import ConcatenatedBackend
 
         return ConcatenatedBackend(_open_listed(url, layout, options))
-    url = with_scheme(os.fspath(url))
-    pattern = glob_of(url)
+    parsed = with_scheme(url)
+    pattern = glob_of(parsed)
     if pattern is not None:
         from storeds.backends.concatenated import ConcatenatedBackend
 
         return ConcatenatedBackend(_open_matching(pattern, layout, options), _pattern_url(pattern))
-    return _open_one(url, scheme_of(url, writing=False), layout, options)
+    return _open_one(parsed, layout, options)
 
 
-def with_scheme(url: str) -> str:
-    """Return a bare path with options, ``x.h5?group=train``, as a URL, unless a file has that very name.
+def with_scheme(url: str | os.PathLike[str] | StoreURL) -> StoreURL:
+    """Parse a URL or a path; a bare path with options, ``x.h5?group=train``, gets its scheme, unless a file has that name.
 
-    Raises ConfigError for options where no file tells the engine: of a pattern, or of a store that is yet to be written.
+    Raises ConfigError for options where no file determines the engine: of a pattern, or of a store that does not exist yet.
     """
-    scheme, path = split_scheme(url)
-    file, mark, options = path.partition("?")
-    if scheme is not None or not mark or os.path.lexists(path):
-        return url
-    if os.path.exists(file):
-        return f"{scheme_of(file, writing=False)}://{os.path.abspath(file)}?{options}"
+    parsed = StoreURL.parse(url)
+    path, mark, options = parsed.path.partition("?")
+    if parsed.scheme is not None or not mark or os.path.lexists(parsed.path):
+        return parsed
+    if os.path.exists(path):
+        return StoreURL.parse(f"{scheme_of(path, writing=False)}://{os.path.abspath(path)}?{options}")
     if _OPTIONS.fullmatch(options):
-        known = _SUFFIXES.get(os.path.splitext(file)[1].lower())
-        schemes = [known] if known else _FILES
-        wanted = " or ".join(redact(f"{scheme}://{file}?{options}") for scheme in schemes)
-        raise ConfigError(f"{redact(path)!r}: no such path, and options need a scheme: write {wanted}")
-    return url
+        known = _SUFFIXES.get(os.path.splitext(path)[1].lower())
+        schemes = [known] if known else FILE_ENGINES
+        wanted = " or ".join(redact(f"{scheme}://{path}?{options}") for scheme in schemes)
+        raise ConfigError(f"{parsed.redacted!r}: no such path, and options need a scheme: write {wanted}")
+    return parsed
 
 
-def _open_one(url: str, scheme: str, layout: str | None, options: Mapping[str, Any]) -> Backend:
-    if layout not in (None, *_NATIVE):
-        return cast("Backend", LAYOUTS.get(f"{scheme}/{layout}")(url, **options))
-    target = BACKENDS.get(scheme)
-    try:
-        return cast("Backend", target(url, **options))
-    except (FormatError, StoreNotFoundError, ConfigError) as error:
-        # An option that the native layout lacks may be a foreign one's.
-        if layout is not None or (
-            isinstance(error, ConfigError) and not options and (scheme not in _FILES or "?" not in url)
-        ):
-            raise
-        foreign = detect_layout(url, scheme, options, error)
-    return cast("Backend", foreign(url, **options))
+def _open_one(url: StoreURL, layout: str | None, options: Mapping[str, Any]) -> Backend:
+    with OpenStore() as opened:
+        if url.scheme is None:
+            url = replace(url, scheme=_engine_of_path(url, opened))
+        if layout not in (None, *_NATIVE):
+            return open_with(LAYOUTS.get(f"{url.scheme}/{layout}"), url, opened, options)
+        native = BACKENDS.get(url.scheme or "")
+        try:
+            return open_with(native, url, opened, options)
+        except (FormatError, StoreNotFoundError, ConfigError) as error:
+            # An option that the native layout lacks may be a foreign one's.
+            if layout is not None or (isinstance(error, ConfigError) and not options and not url.options):
+                raise
+            foreign = detect_layout(url, opened, options, error)
+        return open_with(foreign, url, opened, options)
 
 
 def _open_listed(
@@ -133,9 +135,10 @@ def _open_listed(
     for url in urls:
         if not isinstance(url, (str, os.PathLike)):
             raise ConfigError(f"a list of stores holds URLs and paths, not {type(url).__name__}")
-        pattern = glob_of(os.fspath(url))
+        parsed = with_scheme(url)
+        pattern = glob_of(parsed)
         if pattern is None:
-            yield _open(url, layout, options)
+            yield _open_one(parsed, layout, options)
         else:
             yield from _open_matching(pattern, layout, options)
 
@@ -147,9 +150,9 @@ def _open_matching(pattern: Glob, layout: str | None, options: Mapping[str, Any]
         )
     seen: dict[str, str] = {}
     for path in pattern.paths():
-        # Opened by its bare path, since in a URL a ? of its name would start the options.
+        # A bare path, since in a URL a ? of its name would start the options.
         scheme = pattern.scheme or _scheme_of_match(path, pattern)
-        backend = _open_one(path, scheme, layout, {**pattern.options, **options})
+        backend = _open_one(StoreURL(path, scheme, path), layout, {**pattern.options, **options})
         twin = seen.get(backend.meta.build)
         if twin is not None:
             backend.close()
@@ -226,69 +229,75 @@ def open_writer(
         raise ConfigError(
             f"a writer writes one store, and this is a list of {len(url)}; write one after the other, then read the list as one"
         )
-    url = with_scheme(os.fspath(url))
-    if glob_of(url) is not None:
+    parsed = with_scheme(url)
+    if glob_of(parsed) is not None:
         raise ConfigError(
-            f"{redact(url)!r} is a pattern, and a writer writes one store: name it without * and […]; patterns are for reading "
+            f"{parsed.redacted!r} is a pattern, and a writer writes one store: name it without * and […]; patterns are for reading "
             "many stores as one"
         )
-    scheme = scheme_of(url, writing=True)
-    opener = getattr(BACKENDS.get(scheme), "open_writer", None)
+    scheme = scheme_of(parsed, writing=True)
+    target = BACKENDS.get(scheme)
+    opener = getattr(target, "open_writer", None)
     if opener is None:
-        raise ConfigError(f"{redact(url)}: backend {scheme!r} can only read")
+        raise ConfigError(f"{parsed}: backend {scheme!r} can only read")
     if plan is not None:
         options["plan"] = plan
     if not check:
         options["check"] = False
     if index:
-        if scheme in _FILES:
-            raise ConfigError(
-                f"{redact(url)}: index= is for MongoDB; a file has no indexes, and where= reads its columns"
-            )
+        if scheme in FILE_ENGINES:
+            raise ConfigError(f"{parsed}: index= is for MongoDB; a file has no indexes, and where= reads its columns")
         options["index"] = index
-    writer: Writer = opener(url, fields, overwrite=overwrite, resume=resume, commit_every=commit_every, **options)
+    built_in = getattr(target, "shares_open_store", False)
+    writer: Writer = opener(
+        parsed if built_in else parsed.text,
+        fields,
+        overwrite=overwrite,
+        resume=resume,
+        commit_every=commit_every,
+        **options,
+    )
     return writer
 
 
-def scheme_of(url: str, *, writing: bool) -> str:
+def scheme_of(url: str | os.PathLike[str] | StoreURL, *, writing: bool) -> str:
     """Return the scheme of a URL, or the one a bare path has by its content or suffix, a pattern by its first match."""
-    scheme, path = split_scheme(url)
-    if scheme is not None:
-        return scheme
-    pattern = None if writing else glob_of(path)
+    parsed = StoreURL.parse(url)
+    if parsed.scheme is not None:
+        return parsed.scheme
+    if writing:
+        return _engine_of_suffix(parsed)
+    pattern = glob_of(parsed)
     if pattern is not None:  # what matches may be of several engines, all of which keep files
         return _scheme_of_match(pattern.paths()[0], pattern)
-    by_suffix = _SUFFIXES.get(os.path.splitext(path)[1].lower())
-    if not writing:
-        found = _by_content(path)
-        if found is not None:
-            return found
-    if by_suffix is None:
+    with OpenStore() as opened:
+        return _engine_of_path(parsed, opened)
+
+
+def _engine_of_suffix(url: StoreURL) -> str:
+    engine = _SUFFIXES.get(os.path.splitext(url.path)[1].lower())
+    if engine is None:
         suffixes = ", ".join(_SUFFIXES)
         raise ConfigError(
-            f"{path!r}: cannot tell the engine; write lmdb://… or hdf5://…, or use one of the suffixes {suffixes}"
+            f"{url.path!r}: cannot tell the engine; write lmdb://… or hdf5://…, or use one of the suffixes {suffixes}"
         )
-    return by_suffix
+    return engine
 
 
-def _by_content(path: str) -> str | None:
-    path = os.path.abspath(os.path.expanduser(path))
-    try:
-        if os.path.isfile(os.path.join(path, _LMDB_DATA)):  # an environment that is a folder
-            return "lmdb"
-        mode = os.stat(path).st_mode
-        found = sniff(path) if stat.S_ISREG(mode) else None
-    except (FileNotFoundError, NotADirectoryError):
-        raise StoreNotFoundError(f"no store at {path}: {nearest(path)}") from None
-    except OSError as error:
-        raise refused(path, "read", error) from None
-    if found is None and os.path.splitext(path)[1].lower() not in _SUFFIXES:
-        if stat.S_ISDIR(mode):
-            raise FormatError(
-                f"{path!r} is a folder without {_LMDB_DATA}, so no LMDB environment; of images, videos or "
-                "tables in it, `storeds pack` makes a store"
-            )
+def _engine_of_path(url: StoreURL, opened: OpenStore) -> str:
+    path = os.path.abspath(os.path.expanduser(url.path))
+    if os.path.isfile(os.path.join(path, _LMDB_DATA)):  # an environment that is a folder
+        return "lmdb"
+    status, engine = opened.inspect_file(path, path)
+    if engine is not None:
+        return engine
+    if os.path.splitext(path)[1].lower() in _SUFFIXES:
+        return _engine_of_suffix(url)
+    if stat.S_ISDIR(status.st_mode):
         raise FormatError(
-            f"{path!r} is neither an LMDB nor an HDF5 file; of a list, a tar, Parquet or Arrow file, `storeds pack` makes a store"
+            f"{path!r} is a folder without {_LMDB_DATA}, so no LMDB environment; from images, videos or "
+            "tables in it, `storeds pack` makes a store"
         )
-    return found
+    raise FormatError(
+        f"{path!r} is neither an LMDB nor an HDF5 file; from a list, a tar, Parquet or Arrow file, `storeds pack` makes a store"
+    )

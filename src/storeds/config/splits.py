@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from storeds._utils.paths import glob_of
-from storeds._utils.urls import split_options
 from storeds.backends.opening import open_backend, with_scheme
 from storeds.errors import ConfigError, RecordError, StoredsError
 from storeds.protocols import Backend, Field
@@ -141,11 +140,10 @@ def _holds_the_same(backend: Backend, unit: _Unit, source: Source, layout: str |
 
 def _units(source: Source) -> Iterator[_Unit]:
     for url in [source.url] if isinstance(source.url, str) else source.url:
-        url = with_scheme(url)
-        pattern = glob_of(url)
+        parsed = with_scheme(url)
+        pattern = glob_of(parsed)
         if pattern is None:
-            scheme, path, options = split_options(url)
-            yield _Unit(_place(scheme, path), _how(source, options), url)
+            yield _Unit(_place(parsed.scheme, parsed.path), _how(source, parsed.options), parsed.text)
         else:
             how = _how(source, pattern.options)
             for path in pattern.paths():
@@ -167,5 +165,5 @@ def _place(scheme: str | None, path: str) -> tuple[Any, ...]:
         except OSError:
             return "file", path
         return "file", status.st_dev, status.st_ino
-    hosts, slash, rest = path.rpartition("@")[2].partition("/")
+    hosts, slash, rest = path.partition("?")[0].rpartition("@")[2].partition("/")
     return scheme, tuple(sorted(hosts.lower().split(","))), slash + rest

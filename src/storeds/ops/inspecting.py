@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from storeds._utils.urls import split_scheme
+from storeds._utils.urls import StoreURL
 from storeds.backends.base import StoreBackend
 from storeds.backends.opening import open_backend, with_scheme
 from storeds.errors import FormatError, RecordError
@@ -98,9 +98,9 @@ def info(url: str, *, layout: str | None = None, options: Mapping[str, Any] | No
         own = backend if isinstance(backend, StoreBackend) else None
         return Info(
             url=backend.url,
-            backend=split_scheme(backend.url)[0] or meta.layout,
+            backend=StoreURL.parse(backend.url).scheme or meta.layout,
             layout=meta.layout,
-            recognised=guess_can_open(with_scheme(url), **(options or {})) if guess_can_open else None,
+            recognised=guess_can_open(with_scheme(url).text, **(options or {})) if guess_can_open else None,
             id=meta.id,
             build=meta.build,
             count=meta.count,

@@ -12,13 +12,14 @@ import numpy as np
 from pydantic import Field as Option
 
 from storeds._utils.paths import file_system, file_system_advice, staging_folder
-from storeds._utils.urls import file_path
+from storeds._utils.urls import StoreURL, file_path
 from storeds.backends.base import BackendOptions, FileOpener, HandleBackend, parse_options
 from storeds.backends.handles import HandlePool
 from storeds.backends.hdf5.blocks import BlockError, Blocks, Table, column_datasets
 from storeds.backends.hdf5.columns import Column, RecordDigests, check_alone, read_raw, read_values, typed
 from storeds.backends.hdf5.rows import FileMap, LibraryRows, Rows, gather, gather_any, open_rows
 from storeds.backends.hdf5.stamp import check_hdf5_file, not_opened
+from storeds.backends.opened import OpenStore
 from storeds.errors import FormatError, RecordError, StoredsError
 from storeds.protocols import JSON, Array, Field, Meta, Record
 from storeds.records.columns import SCALARS, stack_records, stackable, text_column
@@ -69,32 +70,28 @@ class Hdf5Opener(FileOpener[Hdf5Options]):
 
     engine = "hdf5"
 
-    def open(self) -> Hdf5Handle:
-        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return self._open(descriptor)
-        except BaseException:
-            os.close(descriptor)
-            raise
+    def open(self, opened: OpenStore | None = None) -> Hdf5Handle:
+        with OpenStore.borrow(opened) as store:
+            descriptor = store.descriptor(self.path)
+            check_hdf5_file(descriptor, self.url)
+            file = store.share("h5py", self._open_file, h5py.File.close)
+            try:
+                handle = self._find_columns(file, descriptor)
+            except StoredsError:
+                raise
+            except Exception as error:  # a damaged file makes libhdf5 raise almost anything
+                raise FormatError(f"{self.url} is damaged: {type(error).__name__}: {error}; copy it again") from error
+            store.take(self.path)
+            if handle.file is not None:
+                store.take("h5py")
+            return handle
 
-    def _open(self, descriptor: int) -> Hdf5Handle:
-        check_hdf5_file(descriptor, self.url)
+    def _open_file(self) -> h5py.File:
         locking = {"auto": None, "true": True, "false": False}.get(self.settings.locking, self.settings.locking)
         try:
-            file = h5py.File(self.path, "r", locking=locking, rdcc_nbytes=self.settings.cache_bytes)
+            return h5py.File(self.path, "r", locking=locking, rdcc_nbytes=self.settings.cache_bytes)
         except Exception as error:  # a damaged header makes libhdf5 raise almost anything
             raise not_opened(self.url, error) from error
-        try:
-            handle = self._find_columns(file, descriptor)
-        except StoredsError:
-            file.close()
-            raise
-        except Exception as error:
-            file.close()
-            raise FormatError(f"{self.url} is damaged: {type(error).__name__}: {error}; copy it again") from error
-        if handle.file is None:
-            file.close()
-        return handle
 
     def _find_columns(self, file: h5py.File, descriptor: int) -> Hdf5Handle:
         if not os.path.samestat(os.fstat(descriptor), os.stat(self.path)):
@@ -180,14 +177,15 @@ class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
     """
 
     Options: ClassVar[type[Hdf5Options]] = Hdf5Options
+    shares_open_store = True
     pool: ClassVar[HandlePool[Hdf5Handle]] = HandlePool(limit=128, quiesce=True)
 
-    def __init__(self, url: str, **options: Any) -> None:
+    def __init__(self, url: str | StoreURL, *, opened: OpenStore | None = None, **options: Any) -> None:
         path, in_url = file_path(url)
-        super().__init__(Hdf5Opener(path, parse_options(Hdf5Options, in_url, options, url)))
+        super().__init__(Hdf5Opener(path, parse_options(Hdf5Options, in_url, options, url)), opened)
 
     @staticmethod
-    def open_writer(url: str, fields: Mapping[str, Any], **options: Any) -> Writer:
+    def open_writer(url: str | StoreURL, fields: Mapping[str, Any], **options: Any) -> Writer:
         """Return a `Writer` of a native store; see `storeds.open_writer`."""
         from storeds.backends.hdf5.writer import Hdf5Writer
 

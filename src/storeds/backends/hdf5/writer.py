@@ -19,7 +19,7 @@ import h5py
 import numpy as np
 import xxhash
 
-from storeds._utils.urls import file_path, file_url
+from storeds._utils.urls import StoreURL, file_path, file_url
 from storeds.backends.base import parse_options
 from storeds.backends.hdf5.backend import Hdf5Options
 from storeds.backends.hdf5.blocks import block_digests, column_datasets
@@ -47,7 +47,7 @@ class Hdf5Writer(StoreWriter):
 
     def __init__(
         self,
-        url: str,
+        url: str | StoreURL,
         fields: Mapping[str, Any],
         *,
         overwrite: bool = False,

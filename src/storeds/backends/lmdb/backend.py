@@ -14,11 +14,12 @@ import numpy as np
 import xxhash
 
 from storeds._utils.paths import DamagedStoreError, file_system, file_system_advice, staging_folder
-from storeds._utils.urls import file_path
+from storeds._utils.urls import StoreURL, file_path
 from storeds.backends.base import BackendOptions, FileOpener, HandleBackend, parse_options
 from storeds.backends.handles import HandlePool
-from storeds.backends.lmdb.header import check_lmdb_file
+from storeds.backends.lmdb.header import read_header
 from storeds.backends.lmdb.pages import DamagedPageError, LmdbPages, Tree
+from storeds.backends.opened import OpenStore
 from storeds.errors import FormatError, RecordError
 from storeds.protocols import JSON, Array, Field, Meta, Record
 from storeds.records.columns import SCALARS, column_from_records, text_column
@@ -104,6 +105,7 @@ class LmdbHandle:
 class SafeHandle:
     """The same, of a file that is read without LMDB."""
 
+    descriptor: int
     pages: LmdbPages
     records: Tree
     columns: Tree
@@ -112,8 +114,8 @@ class SafeHandle:
     column_checksums: Mapping[str, str]
 
     def close(self) -> None:
-        """Close the file."""
-        self.pages.close()
+        """Close the file; no other thread may be reading."""
+        os.close(self.descriptor)
 
 
 class LmdbOpener(FileOpener[LmdbOptions]):
@@ -121,16 +123,19 @@ class LmdbOpener(FileOpener[LmdbOptions]):
 
     engine = "lmdb"
 
-    def key(self) -> Hashable:
+    def key(self, opened: OpenStore | None = None) -> Hashable:
         # docstring inherited
-        key = super().key()
-        return ("safe", key) if self.settings.read == "safe" else key  # LMDB has no part in those
+        key = super().key(opened)
+        return ("safe", key) if self.settings.read == "safe" else key  # no LMDB environment, so none to share
 
-    def open(self) -> LmdbHandle | SafeHandle:
-        if self.settings.read == "safe":
-            return self._open_safely()
-        check_lmdb_file(self.path, self.url)
-        with _damage_is_format_error(self.url):
+    def open(self, opened: OpenStore | None = None) -> LmdbHandle | SafeHandle:
+        with OpenStore.borrow(opened) as store, _damage_is_format_error(self.url):
+            descriptor = store.descriptor(self.path)
+            if self.settings.read == "safe":
+                handle = self._open_safely(descriptor)
+                store.take(self.path)
+                return handle
+            read_header(descriptor, self.url)
             env = open_environment(self.path, self.settings, databases=3)
         try:
             with _damage_is_format_error(self.url):
@@ -153,16 +158,11 @@ class LmdbOpener(FileOpener[LmdbOptions]):
             raise FormatError(f"{self.url}: {entries} records are there, its meta says {meta.count}; copy it again")
         return meta, Places.of(body.get("salt"), meta.count, self.url), body.get("columns", {})
 
-    def _open_safely(self) -> SafeHandle:
-        with _damage_is_format_error(self.url):
-            pages = LmdbPages(self.path, self.url)
-            try:
-                records, columns, metas = self._trees(pages)
-                text = pages.get(metas, META)
-                return SafeHandle(pages, records, columns, *self._parse_meta(text, records.entries))
-            except BaseException:
-                pages.close()
-                raise
+    def _open_safely(self, descriptor: int) -> SafeHandle:
+        pages = LmdbPages(descriptor, self.url)
+        records, columns, metas = self._trees(pages)
+        text = pages.get(metas, META)
+        return SafeHandle(descriptor, pages, records, columns, *self._parse_meta(text, records.entries))
 
     def _trees(self, pages: LmdbPages) -> list[Tree]:
         found = []
@@ -175,20 +175,18 @@ class LmdbOpener(FileOpener[LmdbOptions]):
             found.append(tree)
         return found
 
-    def check_top(self) -> None:
+    def check_top(self, opened: OpenStore) -> None:
         """Raise FormatError unless the pages at the top of the file's trees are what LMDB writes; safe reads need no such check."""
-        self.key()  # raises where there is no such file
+        self.key(opened)  # raises where there is no such file
         if self.settings.read == "safe":
             return
         with _damage_is_format_error(self.url):
-            pages = LmdbPages(self.path, self.url)
+            pages = LmdbPages(opened.descriptor(self.path), self.url)
             try:
                 for tree in self._trees(pages):
                     pages.check_top(tree, _TOP)
             except DamagedPageError as error:
                 raise DamagedStoreError(_damage(self.url, error)) from error
-            finally:
-                pages.close()
 
     def close(self, handle: LmdbHandle | SafeHandle, /) -> None:
         handle.close()
@@ -220,16 +218,18 @@ class LmdbBackend(HandleBackend[LmdbHandle | SafeHandle, LmdbOpener]):
     """
 
     Options: ClassVar[type[LmdbOptions]] = LmdbOptions
+    shares_open_store = True
     pool: ClassVar[HandlePool[LmdbHandle | SafeHandle]] = HandlePool(limit=128, quiesce=True)
 
-    def __init__(self, url: str, **options: Any) -> None:
+    def __init__(self, url: str | StoreURL, *, opened: OpenStore | None = None, **options: Any) -> None:
         path, in_url = file_path(url)
         opener = LmdbOpener(path, parse_options(LmdbOptions, in_url, options, url))
-        opener.check_top()  # once, and before LMDB sees the file; a worker need not repeat it
-        super().__init__(opener)
+        with OpenStore.borrow(opened) as store:
+            opener.check_top(store)  # once, and before LMDB maps the file; a worker need not repeat it
+            super().__init__(opener, store)
 
     @staticmethod
-    def open_writer(url: str, fields: Mapping[str, Any], **options: Any) -> Writer:
+    def open_writer(url: str | StoreURL, fields: Mapping[str, Any], **options: Any) -> Writer:
         """Return a `Writer` of a native store; see `storeds.open_writer`."""
         from storeds.backends.lmdb.writer import LmdbWriter
 

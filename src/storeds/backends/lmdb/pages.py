@@ -49,9 +49,10 @@ class LmdbPages:
 
     Parameters
     ----------
-    path : str
+    descriptor : int
+        Of the file, open for reading; its owner closes it.
     url : str
-        What messages call it.
+        For messages.
 
     Raises
     ------
@@ -59,19 +60,11 @@ class LmdbPages:
         The file has no LMDB header, or is shorter than that says.
     """
 
-    def __init__(self, path: str, url: str) -> None:
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            header = read_header(self._descriptor, url)
-        except BaseException:
-            self.close()
-            raise
+    def __init__(self, descriptor: int, url: str) -> None:
+        self._descriptor = descriptor
+        header = read_header(descriptor, url)
         self._size, self._last, self._main = header.page_size, header.last, header.root
         self._kept: dict[int, Page] = {}
-
-    def close(self) -> None:
-        """Close the file; no other thread may be reading."""
-        os.close(self._descriptor)
 
     def tree(self, name: bytes) -> Tree | None:
         """Return a named database, or None if there is none of that name; raises DamagedPageError."""

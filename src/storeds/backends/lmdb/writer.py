@@ -14,7 +14,7 @@ import lmdb
 import numpy as np
 import xxhash
 
-from storeds._utils.urls import file_path, file_url
+from storeds._utils.urls import StoreURL, file_path, file_url
 from storeds.backends.base import parse_options
 from storeds.backends.lmdb.backend import COLUMNS, META, RECORDS, LmdbOptions, position_key, text_offsets_key
 from storeds.backends.lmdb.header import stamp_lmdb_file
@@ -48,7 +48,7 @@ class LmdbWriter(StoreWriter):
 
     def __init__(
         self,
-        url: str,
+        url: str | StoreURL,
         fields: Mapping[str, Any],
         *,
         overwrite: bool = False,

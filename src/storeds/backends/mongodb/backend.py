@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from storeds._utils.urls import StoreURL
 from storeds.backends.base import BackendOptions, HandleBackend, parse_options
 from storeds.backends.handles import HandlePool
 from storeds.backends.mongodb.client import ClientFactory, parse_location
@@ -21,6 +22,7 @@ from storeds.backends.mongodb.leftovers import stale_parts
 from storeds.backends.mongodb.names import values_collection
 from storeds.backends.mongodb.retry import shared_deadline, with_retries
 from storeds.backends.mongodb.writer import count_documents
+from storeds.backends.opened import OpenStore
 from storeds.errors import FormatError, RecordError
 from storeds.protocols import JSON, Array, Field, Meta, Record
 from storeds.records.codec import checksum
@@ -102,11 +104,19 @@ class MongodbBackend(HandleBackend[MongodbHandle, MongodbOpener]):
     """
 
     Options: ClassVar[type[BackendOptions]] = BackendOptions
+    shares_open_store = True
     pool: ClassVar[HandlePool[MongodbHandle]] = HandlePool(limit=64, quiesce=False)
 
     _document_bytes: int | None = None  # until a batch needs it
 
-    def __init__(self, url: str, *, client_factory: ClientFactory | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        url: str | StoreURL,
+        *,
+        opened: OpenStore | None = None,
+        client_factory: ClientFactory | None = None,
+        **options: Any,
+    ) -> None:
         parse_options(BackendOptions, {}, options, url)
         super().__init__(MongodbOpener(parse_location(url), client_factory))
 
@@ -123,7 +133,7 @@ class MongodbBackend(HandleBackend[MongodbHandle, MongodbOpener]):
         return meta
 
     @staticmethod
-    def open_writer(url: str, fields: Mapping[str, Any], **options: Any) -> Writer:
+    def open_writer(url: str | StoreURL, fields: Mapping[str, Any], **options: Any) -> Writer:
         """Return a `Writer` of a native store; see `storeds.open_writer`."""
         from storeds.backends.mongodb.writer import MongodbWriter
 

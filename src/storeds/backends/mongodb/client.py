@@ -15,7 +15,7 @@ import pymongo
 from pymongo import uri_parser
 from pymongo.errors import ConfigurationError, OperationFailure, PyMongoError
 
-from storeds._utils.urls import redact, redact_message, split_scheme
+from storeds._utils.urls import StoreURL, redact, redact_message
 from storeds.backends.handles import HandlePool, HandleRef
 from storeds.errors import ConfigError, StoredsError, UnavailableError
 
@@ -68,15 +68,15 @@ class Location:
     selection: float = SELECTION
 
 
-def parse_location(url: str) -> Location:
+def parse_location(url: str | StoreURL) -> Location:
     """Split ``mongodb://hosts/db/collection?options``; raises ConfigError, options checked strictly.
 
     The last segment of the path is ours; the rest goes to PyMongo, ``/db`` included, so that ``authSource`` keeps
     its default.
     """
-    shown = redact(url)
-    scheme, rest = split_scheme(url)
-    body, _, query = rest.partition("?")
+    parsed = StoreURL.parse(url)
+    shown, scheme = parsed.redacted, parsed.scheme
+    body, _, query = parsed.path.partition("?")
     userinfo, at, place = body.rpartition("@")
     if "@" in query and not at:
         raise ConfigError(f"{shown}: percent-encode the user and password (? is %3F), and @ in an option (%40)")

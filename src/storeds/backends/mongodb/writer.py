@@ -13,6 +13,7 @@ from pymongo import ReadPreference
 from pymongo.errors import BulkWriteError, OperationFailure
 from pymongo.write_concern import WriteConcern
 
+from storeds._utils.urls import StoreURL
 from storeds.backends.base import BackendOptions, parse_options
 from storeds.backends.handles import HandleRef
 from storeds.backends.mongodb.client import (
@@ -196,7 +197,7 @@ class MongodbWriter(StoreWriter):
 
     def __init__(
         self,
-        url: str,
+        url: str | StoreURL,
         fields: Mapping[str, Any],
         *,
         overwrite: bool = False,

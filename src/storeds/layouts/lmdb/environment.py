@@ -17,6 +17,7 @@ from storeds._utils.text import counted
 from storeds.backends.base import FileOpener
 from storeds.backends.lmdb.backend import COLUMNS, META, RECORDS, LmdbOptions, open_environment
 from storeds.backends.lmdb.header import check_lmdb_file
+from storeds.backends.opened import OpenStore
 from storeds.errors import ConfigError, FormatError
 from storeds.protocols import Meta
 
@@ -165,11 +166,11 @@ class EnvironmentOpener(FileOpener[ForeignOptions]):
         """The data file; in a folder it is ``data.mdb``."""
         return os.path.join(self.path, DATA) if os.path.isdir(self.path) else self.path
 
-    def key(self) -> Hashable:
+    def key(self, opened: OpenStore | None = None) -> Hashable:
         path = self.data_path
         if path != self.path and not os.path.exists(path):
             raise FormatError(f"{self.url} is a folder without {DATA}, so no LMDB environment")
-        return super().key()
+        return super().key(opened)
 
     def options(self) -> Hashable:
         # Of the same form as a native store's, so that an equal choice is no conflict whatever the layout.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from storeds._utils.paths import file_system
-from storeds._utils.urls import file_path, split_scheme
+from storeds._utils.urls import StoreURL, file_path
 from storeds.backends.concatenated import ConcatenatedBackend
 from storeds.errors import ConfigError
 from storeds.protocols import Backend
@@ -91,7 +91,7 @@ def store_files(backend: Backend) -> Iterator[str]:
             yield from store_files(member)
         return
     path = getattr(getattr(backend, "_opener", None), "data_path", None)
-    if path is None and split_scheme(backend.url)[0] is not None:
+    if path is None and StoreURL.parse(backend.url).scheme is not None:
         with suppress(ConfigError):
             path = file_path(backend.url)[0]
     if path is not None and os.path.isfile(path):
@@ -99,7 +99,7 @@ def store_files(backend: Backend) -> Iterator[str]:
 
 
 def _no_files(backend: Backend) -> str:
-    scheme = split_scheme(backend.url)[0] or ""
+    scheme = StoreURL.parse(backend.url).scheme or ""
     if scheme.startswith("mongodb"):
         return "the cache of MongoDB belongs to its server: restart that to see it cold"
     if scheme == "memory":

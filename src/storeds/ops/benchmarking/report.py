@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from storeds._utils.urls import split_scheme
+from storeds._utils.urls import StoreURL
 from storeds.protocols import JSON
 
 if TYPE_CHECKING:
@@ -293,7 +293,7 @@ def _about_parts(url: str, warm: Bottleneck | None, cold: Bottleneck | None, dec
 
 def _faster_reading(url: str) -> str:
     less = "fields=[…] with only what the training uses, or smaller records (of images: storeds pack --max-side)"
-    if (split_scheme(url)[0] or "").startswith("mongodb"):
+    if (StoreURL.parse(url).scheme or "").startswith("mongodb"):
         return f"reading takes most of the time: a server nearer by, a copy in a file (storeds convert), {less}"
     return f"reading takes most of the time, though the files are in memory, so there is little else to save: {less}"
 

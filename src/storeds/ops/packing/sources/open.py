@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from storeds._utils.paths import nearest, sniff
 from storeds._utils.text import counted, some
-from storeds._utils.urls import redact, split_scheme
+from storeds._utils.urls import StoreURL, redact
 from storeds.errors import ConfigError, StoreNotFoundError, suggest
 from storeds.ops.packing.sources.base import IMAGE_SUFFIXES, PackSource, show
 from storeds.ops.packing.sources.folders import FlatFolderSource, ImageFolderSource
@@ -138,7 +138,7 @@ def _recognise(source: Any, *, include_hidden: bool) -> str:
 
 
 def _recognise_path(path: str, *, include_hidden: bool) -> str:
-    if split_scheme(path)[0] is not None:
+    if StoreURL.parse(path).scheme is not None:
         return "store"
     by_suffix = _SUFFIXES.get(os.path.splitext(path)[1].lower())
     if by_suffix == "tar" and is_pattern(path):

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from storeds._utils.urls import file_path, split_scheme
+from storeds._utils.urls import StoreURL, file_path
 from storeds.backends.opening import open_backend
 from storeds.errors import ConfigError, RecordError
 from storeds.ops.packing.sources.base import BadItem, Problem
@@ -98,7 +98,7 @@ class StoreSource:
 
 
 def _mean_size(backend: Backend) -> int:
-    if split_scheme(backend.url)[0] not in ("lmdb", "hdf5") or not len(backend):
+    if StoreURL.parse(backend.url).scheme not in ("lmdb", "hdf5") or not len(backend):
         return _GUESS
     try:
         return max(1, os.path.getsize(file_path(backend.url)[0]) // len(backend))
