@@ -548,7 +548,7 @@ def test_frames_that_aloha_compressed_are_images(tmp_path: Path) -> None:
     dataset = storeds.StoreDataset(path, fields=["observations_images_top"], decode="bytes")
     assert [dataset[at][0] for at in range(40)] == [jpeg(at, (32, 24)) for at in range(40)]
     assert storeds.info(str(path)).unread == [
-        "compress_len (float32 [1, 40]: lengths of compressed frames, which the frames say themselves)"
+        "compress_len (float32 [1, 40]: lengths of compressed frames, which the frames already give)"
     ]
 
 

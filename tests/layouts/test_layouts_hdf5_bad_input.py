@@ -310,7 +310,7 @@ def test_a_field_that_lacks_a_sample(path: Path, missing: str) -> None:
     url = write(path, make)
     for read in (PerSampleHdf5, PerSampleHdf5.guess_can_open, storeds.open_backend):
         with pytest.raises(
-            FormatError, match=f"9 samples, and 1 of them no .*: the first is {missing}, which is missing"
+            FormatError, match=f"of the 9 samples in .*, 1 lack .*: the first is {missing}, which is missing"
         ):
             read(url)
 
@@ -322,7 +322,7 @@ def test_a_label_of_another_kind_is_a_bad_record(path: Path) -> None:
             file[f"s_{at}"].attrs["place"] = at if at != 14 else "?"
 
     backend = PerSampleHdf5(write(path, make))
-    assert "/s_12/label is float64 (), not what others are" in fault(backend, 12)
+    assert "/s_12/label is float64 (), unlike the others" in fault(backend, 12)
     assert "attribute 'place' of /s_14 is '?', not int as in others" in fault(backend, 14)
     with pytest.raises(FormatError, match="column 'label'"):
         backend.column("label")

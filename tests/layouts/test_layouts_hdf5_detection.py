@@ -341,7 +341,7 @@ def test_what_videos_and_samples_leave_unread_is_listed(tmp_path: Path) -> None:
         f"s{at}/{name}": value for at in range(9) for name, value in (("image", array(8, 8, 3)), ("label", at))
     }
     assert open_backend(write(tmp_path / "s.h5", {**samples, "s5/note": 1})).unread() == [  # type: ignore[attr-defined]
-        "note (int64 []: in 1 of 9 groups looked at)"
+        "note (int64 []: in 1 of 9 groups inspected)"
     ]
 
 

@@ -1,4 +1,4 @@
-"""What the foreign HDF5 layouts do alike: opening, sharing handles, reading records and columns, naming the content."""
+"""Base of the foreign HDF5 layouts: opens stores, shares their handles, and reads records and columns."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ from storeds.backends.handles import HandlePool
 from storeds.backends.hdf5.rows import FileMap
 from storeds.backends.unread import bounded, check_most_is_read
 from storeds.errors import FormatError, RecordError, StoredsError
-from storeds.layouts.hdf5.by_hand import conversion_loop
-from storeds.layouts.hdf5.files import ForeignOptions, Hdf5Files
-from storeds.layouts.hdf5.tree import Left
+from storeds.layouts.hdf5.files import ForeignOptions, Hdf5Files, Unread
 from storeds.layouts.hdf5.values import Values
 from storeds.protocols import JSON, Array, Field, Meta, Record
 from storeds.records.codec import canonical_json
@@ -27,23 +25,23 @@ from storeds.records.columns import stack_records, stackable
 from storeds.records.fields import fields_to_json
 from storeds.records.meta import Count
 
-__all__ = ["ForeignHdf5", "ForeignOpener", "Found", "Hdf5Handle"]
+__all__ = ["Contents", "ForeignHdf5", "ForeignOpener", "Hdf5Handle"]
 
-_Told = TypeVar("_Told")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a layout found in a store.
+class Contents:
+    """The fields of a store.
 
     Attributes
     ----------
     columns : mapping of str to Values
-        In the order of the fields.
+        Field → its values, in order.
     count : int
     attrs : mapping of str to JSON
     where : JSON
-        Where the fields lie: a part of the content's id, and shown by `storeds info`.
+        Where the fields lie, as a part of the store's id. `storeds info` shows it.
     """
 
     columns: Mapping[str, Values]
@@ -54,7 +52,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Hdf5Handle:
-    """The open files of a store, their mappings by descriptor, and the fields found in them."""
+    """The open files of a store, their memory maps by descriptor, and the fields."""
 
     files: Hdf5Files
     meta: Meta
@@ -66,7 +64,7 @@ class Hdf5Handle:
 
 @dataclass(frozen=True)
 class ForeignOpener:
-    """Opens a foreign store; a layout says how its fields are found."""
+    """Opens a foreign store. Each layout finds the fields in its own way."""
 
     path: str
     settings: ForeignOptions
@@ -77,23 +75,23 @@ class ForeignOpener:
         return file_url("hdf5", self.path)
 
     @abstractmethod
-    def find(self, files: Hdf5Files) -> Found:
-        """Return what the open store holds."""
+    def find(self, files: Hdf5Files) -> Contents:
+        """Return the fields of the open store."""
 
     @abstractmethod
     def guess_can_open(self, files: Hdf5Files) -> str | None:
-        """Return what was seen that speaks for this layout, in a sentence."""
+        """Return the evidence for this layout as a clause, or None if there is none."""
 
-    def left(self, files: Hdf5Files) -> Left:
-        """Return what of the open store no field holds."""
-        return Left()
+    def unread(self, files: Hdf5Files) -> Unread:
+        """Return the datasets of the open store that no field holds."""
+        return Unread()
 
-    def advice(self, left: Left) -> str:
-        """Return the arguments that read what is left, and the one that leaves it out."""
+    def advice(self, unread: Unread) -> str:
+        """Return which arguments read the unread datasets, and which one leaves them out."""
         return "partial=True leaves out what is listed"
 
     def key(self) -> Hashable:
-        # One file may be several stores: other columns, or other groups of it.
+        # One file may be several stores, with other columns or another group.
         status = check_file(self.path, "hdf5", self.url)
         return self.layout, status.st_dev, status.st_ino, self.options()
 
@@ -101,7 +99,7 @@ class ForeignOpener:
         return tuple(self.settings.model_dump().items())
 
     def look(self) -> Hdf5Files:
-        """Return the store's files, none of which is open yet."""
+        """Return the store's files. None is open yet."""
         return Hdf5Files(self.path, self.url, self.settings)
 
     def open(self) -> Hdf5Handle:
@@ -120,7 +118,7 @@ class ForeignOpener:
             files.close()
             raise _damaged(self.url, error) from error
 
-    def _meta(self, files: Hdf5Files, found: Found) -> Meta:
+    def _meta(self, files: Hdf5Files, found: Contents) -> Meta:
         fields = {name: values.field for name, values in found.columns.items()}
         identity = files.identity()
         content: dict[str, JSON] = {
@@ -130,9 +128,9 @@ class ForeignOpener:
             "count": found.count,
             "where": found.where,
         }
-        # There are no checksums: a file is told from another by its size and the time it was last written.
-        told: list[JSON] = [list(file[2:]) for file in identity if isinstance(file, list)]
-        id_ = _digest({**content, "files": told})
+        # Without checksums, the size and the modification time identify a file's content.
+        versions: list[JSON] = [list(file[2:]) for file in identity if isinstance(file, list)]
+        id_ = _digest({**content, "files": versions})
         build = _digest({**content, "files": identity})
         return Meta(id_, build, Count(found.count), self.layout, fields, found.attrs)
 
@@ -142,17 +140,17 @@ class ForeignOpener:
         handle.files.close()
 
     def abandon_after_fork(self, handle: Hdf5Handle, /) -> None:
-        # h5py holds libhdf5's lock over a fork, so no read was under way: closing the copy leaves the parent's alone.
+        # h5py holds libhdf5's lock during a fork, so no read was running; closing the copy does not affect the parent.
         self.close(handle)
 
 
 class ForeignHdf5(HandleBackend[Hdf5Handle, ForeignOpener]):
-    """Base of the foreign HDF5 layouts: a backend whose opener finds the fields."""
+    """Base class of the foreign HDF5 layouts."""
 
     Options: ClassVar[type[ForeignOptions]] = ForeignOptions
     Opener: ClassVar[type[ForeignOpener]]
     pool: ClassVar[HandlePool[Hdf5Handle]] = HandlePool(limit=128, quiesce=True)
-    _unread: list[str] | None = None  # no part of a pickle
+    _unread: list[str] | None = None  # not pickled
 
     def __init__(self, url: str, **options: Any) -> None:
         super().__init__(self._make_opener(url, options))
@@ -164,22 +162,22 @@ class ForeignHdf5(HandleBackend[Hdf5Handle, ForeignOpener]):
 
     @classmethod
     def guess_can_open(cls, url: str, **options: Any) -> str | None:
-        """Return why the file at `url` looks like this layout, in a sentence, or None if it does not.
+        """Return why the file at `url` looks like this layout, as a clause, or None if it does not.
 
         Raises
         ------
         ConfigError, FormatError
-            It looks like this layout, or an option asks for it, but it cannot be read so.
+            It looks like this layout, or an option selects it, but this layout cannot read it.
         """
         _, in_url = file_path(url)
         if not cls.Options.model_fields.keys() >= {*in_url, *options}:
-            return None  # options that are another layout's ask for that one
+            return None  # an option of another layout selects that one
         opener = cls._make_opener(url, options)
-        return _glance(opener, lambda files: opener.guess_can_open(files) if _may_be_foreign(files) else None)
+        return _inspect(opener, lambda files: opener.guess_can_open(files) if _may_be_foreign(files) else None)
 
     @classmethod
     def glimpse(cls, url: str, **options: Any) -> str:
-        """Return what lies in the file at `url`, in half a sentence, for who has to find out why no layout fits.
+        """Return what the file at `url` holds, as half a sentence, for the message that no layout fits.
 
         Raises
         ------
@@ -187,34 +185,36 @@ class ForeignHdf5(HandleBackend[Hdf5Handle, ForeignOpener]):
             It cannot be opened.
         """
         opener = cls._make_opener(url, options)
-        return _glance(opener, lambda files: files.told(opener.settings.group))
+        return _inspect(opener, lambda files: files.listing(opener.settings.group))
 
     @classmethod
     def by_hand(cls, url: str, **options: Any) -> str:
-        """Return the shortest program that converts the file at `url`, for a file that no layout reads.
+        """Return a short program that converts the file at `url`, for a file that no layout reads.
 
         Raises
         ------
         StoredsError
-            It cannot be opened, or holds nothing that a field can hold.
+            It cannot be opened, or no field can hold any of its datasets.
         """
+        from storeds.layouts.hdf5.elements import conversion_script  # only for files that no layout reads
+
         opener = cls._make_opener(url, options)
-        return _glance(opener, lambda files: conversion_loop(files, opener.settings.group))
+        return _inspect(opener, lambda files: conversion_script(files, opener.settings.group))
 
     def _probe(self, handle: Hdf5Handle) -> Meta:
         # docstring inherited
-        left = self._opener.left(handle.files)
-        if left.entries and not self._opener.settings.partial:
-            advice = self._opener.advice(left)
-            check_most_is_read(self._opener.url, left.entries, left.size, left.total, "bytes", advice)
-        self._unread = bounded(left.entries)
+        unread = self._opener.unread(handle.files)
+        if unread.entries and not self._opener.settings.partial:
+            advice = self._opener.advice(unread)
+            check_most_is_read(self._opener.url, unread.entries, unread.size, unread.total, "bytes", advice)
+        self._unread = bounded(unread.entries)
         return handle.meta
 
     def unread(self) -> list[str]:
         # docstring inherited
         if self._unread is None:
             with self._lease() as handle:
-                self._unread = bounded(self._opener.left(handle.files).entries)
+                self._unread = bounded(self._opener.unread(handle.files).entries)
         return list(self._unread)
 
     def _is_stale(self, handle: Hdf5Handle) -> bool:
@@ -241,7 +241,7 @@ class ForeignHdf5(HandleBackend[Hdf5Handle, ForeignOpener]):
         with self._lease() as handle:
             read = {name: handle.columns[name].stacked(asked) for name in names}
         found = {name: array for name, array in read.items() if array is not None}
-        # What is wrong, and with which record, is told by reading them one by one.
+        # Reading the records one by one reports which one is bad, and why.
         return found if len(found) == len(names) else stack_records(self, asked, names)  # type: ignore[arg-type]  # an array is a sequence
 
     def _column(self, name: str, field: Field) -> Array:
@@ -272,11 +272,11 @@ def _digest(content: Mapping[str, JSON]) -> str:
     return xxhash.xxh3_128_hexdigest(canonical_json(dict(content)).encode())
 
 
-def _glance(opener: ForeignOpener, told: Callable[[Hdf5Files], _Told]) -> _Told:
-    """Return what `told` says of a store that is not to stay open."""
+def _inspect(opener: ForeignOpener, inspect: Callable[[Hdf5Files], T]) -> T:
+    """Return what `inspect` returns for a store, which is closed again."""
     with opener.look() as files:
         try:
-            return told(files)
+            return inspect(files)
         except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
             if isinstance(error, StoredsError):
                 raise
@@ -288,7 +288,7 @@ def _damaged(url: str, error: Exception) -> FormatError:
 
 
 def _may_be_foreign(files: Hdf5Files) -> bool:
-    """Whether HDF5 opens the file and it is no native store; what is wrong with it else, opening it as one says."""
+    """Whether HDF5 opens the file and it is not a native store. Opening it as one reports what is wrong otherwise."""
     try:
         root = files.file(files.path).attrs
         return not ("layout" in root and "fields" in root)

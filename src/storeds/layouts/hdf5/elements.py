@@ -1,66 +1,90 @@
-"""Datasets that are one value each: a picture, an array, a text; as they lie in stores with one dataset a sample."""
+"""Reads datasets that are one value each: a picture, an array, a text; also attributes of each sample."""
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import h5py
 import numpy as np
 
 from storeds.errors import FormatError, StoredsError, UnavailableError
-from storeds.layouts.hdf5.files import Hdf5Files
-from storeds.layouts.hdf5.names import split
+from storeds.layouts.hdf5.files import Hdf5Files, NoSuchNameError, members, split
 from storeds.layouts.hdf5.storage import raw_rows
-from storeds.layouts.hdf5.values import SCALAR_KINDS, Values, is_encoded, kind_of, to_value, unsupported
-from storeds.protocols import JSON, Field, Kind
+from storeds.layouts.hdf5.values import (
+    SCALAR_KINDS,
+    Values,
+    attribute_fields,
+    attributes,
+    is_encoded,
+    is_numeric,
+    kind_of,
+    to_value,
+    unsupported,
+)
+from storeds.protocols import JSON, Field
 
 __all__ = [
     "Attributes",
     "Datasets",
     "Elements",
-    "attribute_fields",
-    "attributes",
+    "conversion_script",
+    "default_name",
     "element_bytes",
     "element_field",
+    "existing",
     "single_values",
     "sort_of",
 ]
 
-# What PyTables, MATLAB, netCDF and the HDF5 image and dimension-scale conventions write on their own account.
-_LIBRARIES = {"CLASS", "VERSION", "TITLE", "FLAVOR", "EXTDIM", "PSEUDOATOM", "NAME", "H5PATH", "INTERLACE_MODE"}
-_LIBRARY_PREFIXES = ("IMAGE_", "MATLAB_", "PYTABLES_", "_Netcdf4", "_NC")
-_MOST_ENCODED = 256 << 20  # bytes; a larger dataset is no single encoded value, and is not read to tell
+_MOST_ENCODED = 256 << 20  # bytes; a larger dataset is not read to find out whether it is an encoded image
 
 
 def element_field(files: Hdf5Files, samples: Sequence[str]) -> Field:
-    """Return the field whose values the datasets of one series are, told by some of them.
+    """Return the field of a series of datasets, from some of them.
 
     Raises
     ------
     FormatError
-        More than a few are of different kinds, or all are of a kind that no field holds.
+        More than 1 of 8 is of another kind, or no field can hold them.
     """
-    datasets = _alike(files, [files.dataset(name) for name in samples])
+    datasets = _of_common_sort(files, [files.dataset(name) for name in samples])
     first = datasets[0]
-    if not _is_numeric(first):
+    if not is_numeric(first.dtype):
         if not (_is_text(first) or _is_bytes(first)):
             raise unsupported(files, first)
         return Field(kind_of(_readable(files, datasets), _is_text(first)))
     return Field("image") if _are_encoded(files, datasets) else _numeric_element(datasets)
 
 
-def _alike(files: Hdf5Files, datasets: Sequence[h5py.Dataset]) -> list[h5py.Dataset]:
-    """Return the datasets without the odd ones, which are bad samples; raises FormatError where those are more than a few."""
+def default_name(field: Field) -> str:
+    """Return the name of a field that has none in the file."""
+    return field.kind if field.kind in ("image", "bytes", "array") else "value"
+
+
+def existing(files: Hdf5Files, paths: list[str]) -> list[str]:
+    """Return the datasets that exist; a missing one is a bad record. If all are missing, return the first."""
+    found = []
+    for path in paths:
+        try:
+            files.dataset(path)
+        except NoSuchNameError:
+            continue
+        found.append(path)
+    return found or paths[:1]
+
+
+def _of_common_sort(files: Hdf5Files, datasets: Sequence[h5py.Dataset]) -> list[h5py.Dataset]:
+    """Return the datasets of the most common sort; the others are bad samples, and an error if there are many."""
     sorts = [sort_of(dataset) for dataset in datasets]
-    (most, count), *_ = Counter(sorts).most_common(1)
+    most, count = Counter(sorts).most_common(1)[0]
     if 8 * count < 7 * len(sorts):
-        first, other = (
-            datasets[at] for at in (sorts.index(most), next(at for at, sort in enumerate(sorts) if sort != most))
-        )
+        first = datasets[sorts.index(most)]
+        other = next(dataset for dataset, sort in zip(datasets, sorts, strict=True) if sort != most)
         raise FormatError(
-            f"{files.url}: {first.name} and {other.name} are no samples of the same kind: {first.dtype} with "
+            f"{files.url}: {first.name} and {other.name} are not samples of the same kind: {first.dtype} with "
             f"{first.ndim} dimensions, {other.dtype} with {other.ndim}; group= names the group that holds samples"
         )
     return [dataset for dataset, sort in zip(datasets, sorts, strict=True) if sort == most]
@@ -73,7 +97,7 @@ def _are_encoded(files: Hdf5Files, datasets: Sequence[h5py.Dataset]) -> bool:
     if any(dataset.size > _MOST_ENCODED for dataset in datasets):
         return False
     read = _readable(files, datasets)
-    return 2 * sum(map(is_encoded, read)) > len(read)  # most of them, because a store may have a damaged one
+    return 2 * sum(map(is_encoded, read)) > len(read)  # most of them, because some may be damaged
 
 
 def _readable(files: Hdf5Files, datasets: Sequence[h5py.Dataset]) -> list[bytes]:
@@ -84,16 +108,16 @@ def _readable(files: Hdf5Files, datasets: Sequence[h5py.Dataset]) -> list[bytes]
         except StoredsError:
             raise
         except (OSError, RuntimeError, ValueError):
-            continue  # a damaged one spoils its own record, not the store
+            continue  # a damaged dataset is a bad record, not a bad store
     return out
 
 
 def _numeric_element(datasets: Sequence[h5py.Dataset]) -> Field:
     dtype, ndim = datasets[0].dtype, datasets[0].ndim
-    # One number is a number whatever its dimensions, as in rows: MATLAB knows no other.
+    # One number is a number whatever its dimensions, because MATLAB stores it as (1, 1).
     if dtype.kind in SCALAR_KINDS and all(dataset.size == 1 for dataset in datasets):
         return Field(SCALAR_KINDS[dtype.kind])
-    # Which sizes all have in common is known only when all were looked at, and nobody waits for that.
+    # No dimension is fixed: only inspecting all datasets could show that one is.
     return Field("array", dtype.newbyteorder("<").str, (None,) * ndim)
 
 
@@ -104,18 +128,18 @@ class Elements:
     ----------
     files : Hdf5Files
     field : Field
-        As `element_field` told it.
+        From `element_field`.
     """
 
     def __init__(self, files: Hdf5Files, field: Field) -> None:
         self._files, self.field = files, field
 
     def read(self, name: str) -> Any:
-        """Return the value of dataset `name`; a ValueError if there is none."""
+        """Return the value of dataset `name`, or a ValueError if it has none."""
         try:
             dataset = self._files.dataset(name)
             if not self._fits(dataset):
-                return ValueError(f"dataset {name} is {dataset.dtype} {dataset.shape}, not what others are")
+                return ValueError(f"dataset {name} is {dataset.dtype} {dataset.shape}, unlike the others")
             text = _is_text(dataset)
             return to_value(self.field, element_bytes(self._files, dataset), dataset.dtype, dataset.shape, text=text)
         except UnavailableError:
@@ -126,29 +150,24 @@ class Elements:
             return ValueError(f"dataset {name} cannot be read: {error}")
 
     def _fits(self, dataset: h5py.Dataset) -> bool:
-        field = self.field
+        field, dtype = self.field, dataset.dtype
         if field.kind == "array":
-            same = _is_numeric(dataset) and dataset.dtype.newbyteorder("<").str == field.dtype
+            same = is_numeric(dtype) and dtype.newbyteorder("<").str == field.dtype
             return same and dataset.ndim == len(field.shape or ())
         if field.is_scalar:
-            return _is_numeric(dataset) and dataset.size == 1 and SCALAR_KINDS.get(dataset.dtype.kind) == field.kind
-        one_byte = _is_numeric(dataset) and dataset.dtype.itemsize == 1 and dataset.ndim == 1
+            return is_numeric(dtype) and dataset.size == 1 and SCALAR_KINDS.get(dtype.kind) == field.kind
+        one_byte = is_numeric(dtype) and dtype.itemsize == 1 and dataset.ndim == 1
         return one_byte or _is_bytes(dataset) or _is_text(dataset)
 
 
 def sort_of(dataset: h5py.Dataset) -> tuple[str, int]:
-    """Return what two datasets must have in common to be values of one field."""
+    """Return what two datasets must have in common to be values of one field: dtype and dimensions."""
     dtype = dataset.dtype
     if not dataset.shape and dtype.kind in SCALAR_KINDS:
         return SCALAR_KINDS[dtype.kind], 0
-    if _is_numeric(dataset):
+    if is_numeric(dtype):
         return dtype.newbyteorder("<").str, dataset.ndim
-    return dtype.kind, dataset.ndim  # how long an opaque value or a string is may differ
-
-
-def _is_numeric(dataset: h5py.Dataset) -> bool:
-    dtype = dataset.dtype
-    return dtype.kind in "biufc" and dtype.itemsize <= 16 and dtype.char not in "gG"
+    return dtype.kind, dataset.ndim  # opaque values and strings may differ in length
 
 
 def _is_text(dataset: h5py.Dataset) -> bool:
@@ -162,7 +181,7 @@ def _is_bytes(dataset: h5py.Dataset) -> bool:
 
 
 def element_bytes(files: Hdf5Files, dataset: h5py.Dataset) -> bytes:
-    """Return the bytes of a dataset that is one value; raises ValueError where they are damaged."""
+    """Return the bytes of a dataset that is one value; raises ValueError if they are damaged."""
     dtype = dataset.dtype
     if dtype.hasobject:
         value = dataset[()]
@@ -174,26 +193,6 @@ def element_bytes(files: Hdf5Files, dataset: h5py.Dataset) -> bytes:
     if len(data) != rows.size:
         raise ValueError("its bytes are cut short or damaged")
     return data.rstrip(b"\0") if dtype.kind == "S" else data
-
-
-def attributes(owner: h5py.Group | h5py.Dataset) -> dict[str, JSON]:
-    """Return the attributes that are one number or one text each, but for what libraries note for themselves."""
-    out: dict[str, JSON] = {}
-    for name in owner.attrs:
-        if name in _LIBRARIES or name.startswith(_LIBRARY_PREFIXES):
-            continue
-        try:
-            value = owner.attrs[name]
-        except (OSError, TypeError, RuntimeError):  # of a type that NumPy lacks
-            continue
-        if isinstance(value, np.ndarray) and value.size == 1:
-            value = value.reshape(-1)[0]
-        value = value.item() if isinstance(value, np.generic) else value
-        if isinstance(value, bytes):
-            value = value.decode("utf-8", "replace")
-        if isinstance(value, (bool, int, float, str)):
-            out[name] = value
-    return out
 
 
 def single_values(files: Hdf5Files, group: str) -> dict[str, JSON]:
@@ -208,12 +207,6 @@ def single_values(files: Hdf5Files, group: str) -> dict[str, JSON]:
         if isinstance(value, (bool, int, float, str)):
             out[name] = value
     return out
-
-
-def attribute_fields(found: Mapping[str, JSON]) -> dict[str, Field]:
-    """Return the fields that attributes make."""
-    kinds: dict[type, Kind] = {bool: "bool", int: "int", float: "float", str: "str"}
-    return {name: Field(kinds[type(value)]) for name, value in found.items()}
 
 
 class Datasets(Values):
@@ -250,3 +243,50 @@ class Attributes(Values):
         if attribute_fields({"": value})[""] != self.field:
             return ValueError(f"attribute {self._name!r} of {path} is {value!r}, not {self.field.kind} as in others")
         return value
+
+
+_SCRIPT = """\
+import h5py, storeds
+with h5py.File({path!r}) as file:
+    paths = []
+    file.visititems(lambda path, item: paths.append(path) if {test} else None)
+    with storeds.open_writer({target!r}, {fields!r}) as writer:
+        writer.append({{"key": path, "value": {value}}} for path in paths)  # a record for each dataset: change as needed"""
+
+
+def conversion_script(files: Hdf5Files, group: str) -> str:
+    """Return a short program that converts the datasets of the most common sort, one record each.
+
+    Raises
+    ------
+    FormatError
+        No field can hold any of the first 256 datasets.
+    """
+    found = [(member.dataset, sort_of(member.dataset)) for member in members(files, group, most=256)]
+    for sort, _ in Counter(sort for _, sort in found).most_common():
+        first = next(dataset for dataset, other in found if other == sort)
+        try:
+            field = element_field(files, [first.name])
+        except FormatError:
+            continue
+        is_array = field.kind == "array"
+        same = f"dtype == {first.dtype.str!r}" if is_array or field.is_scalar else f"dtype.kind == {first.dtype.kind!r}"
+        value: object = field.kind
+        if is_array:
+            value = {"kind": "array", "dtype": field.dtype, "shape": list(field.shape or ())}
+        return _SCRIPT.format(
+            path=files.path,
+            target=f"{os.path.splitext(files.path)[0]}.lmdb",
+            fields={"key": "str", "value": value},
+            test=f"isinstance(item, h5py.Dataset) and item.{same} and item.ndim == {first.ndim}",
+            value=_read_expression(field),
+        )
+    raise FormatError(f"{files.url}: no field can hold any of its datasets")
+
+
+def _read_expression(field: Field) -> str:
+    if field.kind == "str":
+        return "file[path].asstr()[()]"
+    if field.kind in ("image", "bytes"):
+        return "file[path][()].tobytes()"
+    return f"file[path][()].astype({field.dtype!r})" if field.kind == "array" else "file[path][()].item()"

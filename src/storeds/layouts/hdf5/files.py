@@ -1,13 +1,16 @@
-"""Opens the files of a foreign HDF5 store and follows its links, itself, so that none leads where nobody looked.
+"""Opens the files of a foreign HDF5 store, follows links itself, and walks groups.
 
-libhdf5 would follow an external link, external storage or a virtual dataset into any file they name, relative to folders
-that environment variables choose, and give zeros where a virtual dataset's source is missing.
+libhdf5 alone would follow an external link, external storage or a virtual dataset into any file that it names, relative to
+folders that environment variables choose. It returns zeros where the source of a virtual dataset is missing.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import h5py
@@ -20,28 +23,43 @@ from storeds.backends.hdf5.stamp import check_hdf5_file, not_opened
 from storeds.errors import ConfigError, FormatError, StoredsError, UnavailableError, suggest
 from storeds.protocols import JSON
 
-__all__ = ["ForeignOptions", "Hdf5Files", "NoSuchNameError"]
+__all__ = [
+    "ForeignOptions",
+    "Hdf5Files",
+    "Member",
+    "NoSuchNameError",
+    "Unread",
+    "are_splits",
+    "describe",
+    "enter",
+    "field_names",
+    "members",
+    "natural_order",
+    "split",
+    "stem",
+    "unread_below",
+]
 
-_HOPS = 16
-_SHOWN = 8
+_MOST_LINKS = 16  # links in a row
+_LISTED = 8  # names in a message
 _LOCKING = {"auto": None, "true": True, "false": False}
 
 
 class ForeignOptions(BackendOptions):
-    """Options that every foreign HDF5 layout has.
+    """Options of every foreign HDF5 layout.
 
     Attributes
     ----------
     locking : str
         As for native stores: ``auto``, ``true``, ``false`` or ``best-effort``.
     cache_bytes : int
-        Chunk cache of each dataset, in bytes. A chunk that is larger is decompressed anew for every batch.
+        Chunk cache of each dataset, in bytes. A larger chunk is decompressed again for every batch.
     group : str
         The group that holds the store; the root by default.
     allow_outside : bool
         Follow links, external storage and virtual datasets that leave the folder of the store.
     partial : bool
-        Read what the layout takes, though that is less than half of the bytes.
+        Open the store even if the layout reads less than half of its bytes.
     """
 
     locking: Literal["auto", "true", "false", "best-effort"] = "auto"
@@ -57,18 +75,18 @@ class ForeignOptions(BackendOptions):
 
 
 class NoSuchNameError(FormatError):
-    """A name leads to nothing in a file."""
+    """A file has no object of this name."""
 
 
 class Hdf5Files:
-    """The files that one store keeps its values in, open for reading.
+    """The open files of one store: the one that the URL names, and those that its links lead to.
 
     Parameters
     ----------
     path : str
-        Of the file that the URL names; the others lie in its folder, or ``allow_outside`` is set.
+        Of the file that the URL names. The others must lie in its folder, unless ``allow_outside`` is set.
     url : str
-        What messages call the store.
+        Names the store in messages.
     settings : ForeignOptions
     """
 
@@ -86,19 +104,19 @@ class Hdf5Files:
         self.close()
 
     def close(self) -> None:
-        """Close everything."""
+        """Close all files."""
         while self._files:
             self._files.popitem()[1].close()
         while self._descriptors:
             os.close(self._descriptors.popitem()[1])
 
     def identity(self) -> list[JSON]:
-        """Return device, inode, size and time of change of every file opened or checked so far."""
+        """Return device, inode, size and modification time of every file opened or checked so far."""
         paths = {self.path: None, **dict.fromkeys(self._descriptors), **dict.fromkeys(self._sources)}
         return [list(_identity(path)) for path in paths]
 
     def check_sources(self) -> None:
-        """Raise UnavailableError if a source of a virtual dataset was changed or removed: HDF5 would give zeros."""
+        """Raise UnavailableError if a source of a virtual dataset changed or vanished: HDF5 would return zeros."""
         for path, identity in self._sources.items():
             try:
                 same = _identity(path) == identity
@@ -106,7 +124,7 @@ class Hdf5Files:
                 same = False
             if not same:
                 raise UnavailableError(
-                    f"{self.url}: {path}, a source of a virtual dataset, was changed or removed; open it again"
+                    f"{self.url}: {path}, a source of a virtual dataset, was changed or removed; open the store again"
                 )
 
     def descriptor(self, path: str) -> int:
@@ -132,116 +150,125 @@ class Hdf5Files:
             self._files[path] = file
         return self._files[path]
 
-    def inside(self, name: str, folder: str, asker: str, error: type[StoredsError] = FormatError) -> str:
-        """Return the absolute path of file `name` as seen from `folder`; raises unless it may be read and is there."""
+    def resolve(self, name: str, folder: str, source: str, error: type[StoredsError] = FormatError) -> str:
+        """Return the absolute path of file `name`, relative to `folder`.
+
+        Raises `error`, which names `source`, if the file is missing or the user did not allow files outside the folder.
+        """
         path = os.path.realpath(os.path.join(folder, name))
         if not self.settings.allow_outside and os.path.commonpath([self._root, path]) != self._root:
             raise error(
-                f"{self.url}: {asker} leads to {path}, outside of the store's folder; allow_outside=True follows it, if "
-                "whoever wrote the file may choose what this process reads"
+                f"{self.url}: {source} leads to {path}, outside of the store's folder; allow_outside=True follows it, if "
+                "you trust the author of the file with what this process reads"
             )
         if not os.path.isfile(path):
-            raise error(f"{self.url}: {asker} leads to {path}, which is missing; copy it there, or correct the name")
+            raise error(f"{self.url}: {source} leads to {path}, which is missing; copy it there, or correct the name")
         return path
 
-    def find(self, name: str, path: str | None = None, hops: int = 0) -> tuple[h5py.Group | h5py.Dataset, str]:
-        """Return the object called `name`, and what of the name lies in a dataset: a column of its table."""
+    def find(self, name: str, path: str | None = None, links: int = 0) -> tuple[h5py.Group | h5py.Dataset, str]:
+        """Return the object called `name`, and the rest of the name if it names a column of a table."""
         path = path or self.path
         at: h5py.Group | h5py.Dataset = self.file(path)
         parts = [part for part in name.split("/") if part not in ("", ".")]
         for number, part in enumerate(parts):
             rest = "/".join(parts[number + 1 :])
             if isinstance(at, h5py.Dataset):
-                return self._checked(at, hops), "/".join(parts[number:])
-            sort = _link_sort(at, part)
-            if sort is None:
+                return self._checked(at, links), "/".join(parts[number:])
+            kind = _link_type(at, part)
+            if kind is None:
                 raise NoSuchNameError(
                     f"{self.url}: {at.name} has no {part!r}; {suggest(part, at.keys(), 'names there')}"
                 )
-            if sort != h5py.h5l.TYPE_HARD:
-                return self._follow(at.get(part, getlink=True), at, f"{at.name.rstrip('/')}/{part}", rest, hops)
+            if kind != h5py.h5l.TYPE_HARD:
+                return self._follow(at.get(part, getlink=True), at, f"{at.name.rstrip('/')}/{part}", rest, links)
             at = at[part]
-        return self._checked(at, hops), ""
+        return self._checked(at, links), ""
 
     def _follow(
-        self, link: Any, parent: h5py.Group, name: str, rest: str, hops: int
+        self, link: Any, parent: h5py.Group, name: str, rest: str, links: int
     ) -> tuple[h5py.Group | h5py.Dataset, str]:
-        if hops >= _HOPS:
-            raise FormatError(f"{self.url}: {name} is a link that leads through more than {_HOPS} others")
+        if links >= _MOST_LINKS:
+            raise FormatError(f"{self.url}: {name} is a link that leads through more than {_MOST_LINKS} others")
         path = parent.file.filename
         if isinstance(link, h5py.ExternalLink):
-            other = self.inside(link.filename, os.path.dirname(path), f"the external link {name}")
-            return self.find(f"{link.path}/{rest}", other, hops + 1)
+            other = self.resolve(link.filename, os.path.dirname(path), f"the external link {name}")
+            return self.find(f"{link.path}/{rest}", other, links + 1)
         target = link.path if link.path.startswith("/") else f"{parent.name}/{link.path}"
-        return self.find(f"{target}/{rest}", path, hops + 1)
+        return self.find(f"{target}/{rest}", path, links + 1)
 
     def dataset(self, name: str, path: str | None = None) -> h5py.Dataset:
         """Return the dataset called `name`."""
         found, rest = self.find(name, path)
         if rest or not isinstance(found, h5py.Dataset):
-            raise FormatError(f"{self.url}: {name} is no dataset")
+            raise FormatError(f"{self.url}: {name} is not a dataset")
         return found
 
     def group(self, name: str) -> h5py.Group:
-        """Return the group called `name`; it may hold links to elsewhere."""
+        """Return the group called `name`; it may hold links."""
         found, rest = self.find(name)
         if rest or not isinstance(found, h5py.Group):
-            raise FormatError(f"{self.url}: {name} is no group")
+            raise FormatError(f"{self.url}: {name} is not a group")
         return found
 
-    def told(self, name: str) -> str:
-        """Return what lies in the group called `name`, in half a sentence."""
+    def listing(self, name: str) -> str:
+        """Return what the group called `name` holds, as half a sentence."""
         group = self.group(name)
-        names = list(itertools.islice(group, _SHOWN + 1))
+        names = list(itertools.islice(group, _LISTED + 1))
         where = "it" if group.name == "/" else f"its group {group.name}"
         if not names:
             return f"{where} is empty"
-        shown = ", ".join(_told(group, each) for each in names[:_SHOWN])
-        return f"{where} holds {shown}{' …' if len(names) > _SHOWN else ''}"
+        shown = ", ".join(_describe_member(group, each) for each in names[:_LISTED])
+        return f"{where} holds {shown}{' …' if len(names) > _LISTED else ''}"
 
-    def _checked(self, found: h5py.Group | h5py.Dataset, hops: int) -> h5py.Group | h5py.Dataset:
+    def _checked(self, found: h5py.Group | h5py.Dataset, links: int) -> h5py.Group | h5py.Dataset:
         if isinstance(found, h5py.Dataset):
             missing = [name for code, name in _filters(found) if not h5py.h5z.filter_avail(code)]
             if missing:
                 raise FormatError(
                     f"{self.url}: dataset {found.name} is compressed with {missing[0]}, which this HDF5 lacks; "
-                    "`pip install hdf5plugin` and `import hdf5plugin` first, or convert it with h5repack"
+                    "`pip install hdf5plugin` and `import hdf5plugin` first, or convert the file with h5repack"
                 )
             self._check_type(found)
             for name, _, _ in found.external or ():
-                self.inside(name, os.path.dirname(found.file.filename), f"the external storage of dataset {found.name}")
+                folder = os.path.dirname(found.file.filename)
+                self.resolve(name, folder, f"the external storage of dataset {found.name}")
             if found.is_virtual:
-                self._check_virtual(found, hops)
+                self._check_virtual(found, links)
         return found
 
     def _check_type(self, dataset: h5py.Dataset) -> None:
         try:
-            dataset.dtype  # noqa: B018  # asking for it is what raises
+            dataset.dtype  # noqa: B018  # raises for a type that NumPy lacks
         except TypeError as error:
             raise FormatError(
                 f"{self.url}: dataset {dataset.name} is of a type that NumPy lacks: {error}; columns= names the datasets to read"
             ) from None
 
-    def _check_virtual(self, dataset: h5py.Dataset, hops: int) -> None:
+    def _check_virtual(self, dataset: h5py.Dataset, links: int) -> None:
         name, path = dataset.name, dataset.file.filename
         if os.environ.get("HDF5_VDS_PREFIX"):
-            raise ConfigError(f"{self.url}: unset HDF5_VDS_PREFIX, which leads virtual datasets like {name} elsewhere")
-        if hops >= _HOPS:
-            raise FormatError(f"{self.url}: {name} is a virtual dataset of more than {_HOPS} others in a row")
+            raise ConfigError(
+                f"{self.url}: HDF5_VDS_PREFIX redirects the sources of virtual datasets like {name}; unset it"
+            )
+        if links >= _MOST_LINKS:
+            raise FormatError(f"{self.url}: {name} is a virtual dataset of more than {_MOST_LINKS} others in a row")
         mapped = 0
         for source in dataset.virtual_sources():
-            asker = f"a source of the virtual dataset {name} (HDF5 gives zeros where one is missing)"
+            where = f"a source of the virtual dataset {name} (HDF5 returns zeros for a missing one)"
             other = path
             if source.file_name != ".":
                 if "%" in source.file_name:
-                    raise FormatError(f"{self.url}: {name} names its sources by the pattern {source.file_name!r}")
-                other = self.inside(source.file_name, os.path.dirname(path), asker)
-            found, rest = self.find(source.dset_name, other, hops + 1)
+                    raise FormatError(
+                        f"{self.url}: virtual dataset {name} names its sources by the pattern {source.file_name!r}, which "
+                        "storeds does not follow"
+                    )
+                other = self.resolve(source.file_name, os.path.dirname(path), where)
+            found, rest = self.find(source.dset_name, other, links + 1)
             if rest or not isinstance(found, h5py.Dataset):
-                raise FormatError(f"{self.url}: {asker} is {source.dset_name} of {other}, which is no dataset")
-            if _lacks(found, source):
+                raise FormatError(f"{self.url}: {where} is {source.dset_name} of {other}, which is not a dataset")
+            if _is_too_small(found, source):
                 raise FormatError(
-                    f"{self.url}: {asker}, {source.dset_name} of {other}, has only the shape {found.shape}"
+                    f"{self.url}: {where}, {source.dset_name} of {other}, has only the shape {found.shape}"
                 )
             mapped += source.vspace.get_select_npoints()
             self._sources[other] = _identity(other)
@@ -251,19 +278,19 @@ class Hdf5Files:
             )
 
 
-def _link_sort(group: h5py.Group, name: str) -> int | None:
-    """Return the sort of a link, or None if there is none; several times as fast as h5py's ``get(getlink=True)``."""
+def _link_type(group: h5py.Group, name: str) -> int | None:
+    """Return the type of a link, or None if there is none; several times as fast as h5py's ``get(getlink=True)``."""
     try:
         return int(group.id.links.get_info(name.encode("utf-8", "surrogateescape")).type)
     except (KeyError, RuntimeError):
         return None
 
 
-def _told(group: h5py.Group, name: str | bytes) -> str:
-    """Return one member's name and what it is; links are not followed."""
-    if isinstance(name, bytes):  # no UTF-8
+def _describe_member(group: h5py.Group, name: str | bytes) -> str:
+    """Return a member's name and what it is, without following links."""
+    if isinstance(name, bytes):  # not UTF-8
         return repr(name)
-    if _link_sort(group, name) != h5py.h5l.TYPE_HARD:
+    if _link_type(group, name) != h5py.h5l.TYPE_HARD:
         return f"{name!r} (a link)"
     member = group[name]
     if isinstance(member, h5py.Dataset):
@@ -271,8 +298,8 @@ def _told(group: h5py.Group, name: str | bytes) -> str:
     return f"{name!r} (a group of {len(member)})" if isinstance(member, h5py.Group) else f"{name!r} (a named type)"
 
 
-def _lacks(found: h5py.Dataset, source: Any) -> bool:
-    """Whether a source of a virtual dataset is smaller than what is taken from it."""
+def _is_too_small(found: h5py.Dataset, source: Any) -> bool:
+    """Whether the source of a virtual dataset lacks values that are mapped."""
     if source.src_space.get_select_type() == h5py.h5s.SEL_ALL:
         return bool(found.size < source.vspace.get_select_npoints())
     _, high = source.src_space.get_select_bounds()
@@ -285,6 +312,191 @@ def _identity(path: str) -> list[int]:
 
 
 def _filters(dataset: h5py.Dataset) -> list[tuple[int, str]]:
-    plan = dataset.id.get_create_plist()
-    filters = [plan.get_filter(number) for number in range(plan.get_nfilters())]
-    return [(code, f"filter {code} ({name.decode(errors='replace') or 'nameless'})") for code, _, _, name in filters]
+    properties = dataset.id.get_create_plist()
+    filters = [properties.get_filter(number) for number in range(properties.get_nfilters())]
+    return [(code, f"filter {code} ({name.decode(errors='replace') or 'unnamed'})") for code, _, _, name in filters]
+
+
+_SPLITS = {"train", "training", "val", "valid", "validation", "dev", "test", "testing"}
+_SAMPLED = 10_000  # members of a group
+_DIGITS = re.compile(r"(\d+)")
+
+
+def natural_order(names: Iterable[str]) -> list[str]:
+    """Return names in natural order: ``img_2`` before ``img_10``."""
+
+    def key(name: str) -> tuple[tuple[int | str, ...], str]:
+        parts = _DIGITS.split(name)
+        return tuple(int(part) if at % 2 else part for at, part in enumerate(parts)), name
+
+    return sorted(names, key=key)
+
+
+def stem(name: str) -> str | None:
+    """Return `name` with ``#`` for each number, or None if it has none; names of one series have equal stems."""
+    found, count = _DIGITS.subn("#", name)
+    return found if count else None
+
+
+def field_names(names: Sequence[str], taken: Iterable[str] = ()) -> dict[str, str]:
+    """Return name → field name: lower case, with ``_`` for other characters; a second equal one ends in ``_2``."""
+    used, out = set(taken), {}
+    for name in names:
+        plain = re.sub(r"[^a-z0-9_]+", "_", name.lower()).strip("_")[:90] or "field"
+        plain = plain if plain[0].isalpha() else f"f{plain}"
+        unique, number = plain, 2
+        while unique in used:
+            unique, number = f"{plain}_{number}", number + 1
+        used.add(unique)
+        out[name] = unique
+    return out
+
+
+def are_splits(groups: Sequence[str]) -> bool:
+    """Whether groups are named as splits of a data set (``train``, ``val``), each of which is a store of its own."""
+    return all(name.lower() in _SPLITS for name in groups)
+
+
+def split(group: h5py.Group) -> tuple[list[str], list[str]]:
+    """Return the names of the datasets and of the groups in a group. Links count as datasets.
+
+    Of more than 10,000 members only a sample is inspected; if all of it is of one type, so are the others.
+    """
+    hard: list[bytes] = []
+    links: list[bytes] = []
+
+    def note(name: bytes, info: Any) -> None:
+        if not name.startswith((b"_i_", b"#")):  # PyTables' index of a table, and what MATLAB's cells refer to
+            (hard if info.type == h5py.h5l.TYPE_HARD else links).append(name)
+
+    group.id.links.iterate(note, info=True)
+    step = max(1, len(hard) // _SAMPLED)
+    found = {_is_group(group, name) for name in hard[::step]}
+    if step > 1 and len(found) == 1:
+        groups = hard if True in found else []
+    else:
+        groups = [name for name in hard if _is_group(group, name)]
+    chosen = set(groups)
+    return _decoded(name for name in (*hard, *links) if name not in chosen), _decoded(groups)
+
+
+def _is_group(group: h5py.Group, name: bytes) -> bool:
+    return bool(h5py.h5g.get_objinfo(group.id, name).type == h5py.h5g.GROUP)
+
+
+def _decoded(names: Iterable[bytes]) -> list[str]:
+    return [name.decode("utf-8", "surrogateescape") for name in names]
+
+
+def enter(files: Hdf5Files, group: str) -> tuple[str, list[str], list[str]]:
+    """Return a group, its datasets and its groups; a group that holds only one other group is replaced by that one."""
+    names, groups = split(files.group(group))
+    if names or len(groups) != 1:
+        return group, names, groups
+    return enter(files, f"{group.rstrip('/')}/{groups[0]}")
+
+
+_MOST_WALKED = 4096  # datasets
+_DEPTH = 16
+
+
+@dataclass(frozen=True)
+class Member:
+    """A dataset below a group, and its path from there: ``observations/qpos``."""
+
+    path: str
+    dataset: h5py.Dataset
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory. Of values of variable length, only the references count."""
+        return int(self.dataset.size or 0) * int(self.dataset.dtype.itemsize)
+
+
+@dataclass
+class Unread:
+    """The datasets that no field holds.
+
+    Attributes
+    ----------
+    entries : list of str
+        Each path with a reason.
+    size, total : int
+        Bytes of these datasets, and of all.
+    largest : Member or None
+    """
+
+    entries: list[str] = field(default_factory=list)
+    size: int = 0
+    total: int = 0
+    largest: Member | None = None
+
+    def add(self, member: Member, reason: str | None) -> None:
+        """Count a dataset; it is unread if there is a reason."""
+        nbytes = member.nbytes
+        self.total += nbytes
+        if reason is not None:
+            self.size += nbytes
+            if self.largest is None or nbytes > self.largest.nbytes:
+                self.largest = member
+            self.entries.append(f"{member.path} ({describe(member.dataset)}: {reason})")
+
+
+def members(
+    files: Hdf5Files, group: str, *, most: int = _MOST_WALKED, skipped: list[str] | None = None
+) -> Iterator[Member]:
+    """Yield the datasets below a group, its own first. Follows links, but visits no group twice on one path.
+
+    Nested members that cannot be read are added to `skipped`. One in the group itself raises FormatError.
+    """
+    yield from _walk(files, group, "", [most], frozenset(), [] if skipped is None else skipped)
+
+
+def _walk(
+    files: Hdf5Files, group: str, prefix: str, budget: list[int], above: frozenset[tuple[int, int]], skipped: list[str]
+) -> Iterator[Member]:
+    here = files.group(group)
+    info = h5py.h5o.get_info(here.id)
+    place = (info.fileno, info.addr)
+    if place in above or len(above) > _DEPTH:
+        return
+    names, groups = split(here)
+    inner = list(groups)
+    for name in names:
+        if budget[0] <= 0:
+            return
+        try:
+            found, _ = files.find(f"{group}/{name}")
+        except FormatError as error:
+            if not prefix:
+                raise
+            skipped.append(f"{prefix}{name} ({str(error).removeprefix(f'{files.url}: ')})")
+            continue
+        if isinstance(found, h5py.Dataset):
+            budget[0] -= 1
+            yield Member(f"{prefix}{name}", found)
+        elif isinstance(found, h5py.Group):
+            inner.append(name)  # through a link
+    for name in natural_order(inner):
+        yield from _walk(files, f"{group}/{name}", f"{prefix}{name}/", budget, above | {place}, skipped)
+
+
+def unread_below(files: Hdf5Files, group: str, why: Callable[[Member], str | None]) -> Unread:
+    """Return the unread datasets below a group; `why` returns the reason, or None for a dataset that is read."""
+    unread = Unread()
+    for member in members(files, group, skipped=unread.entries):
+        unread.add(member, why(member))
+    return unread
+
+
+def describe(dataset: h5py.Dataset) -> str:
+    """Return dtype and shape of a dataset as text."""
+    dtype = dataset.dtype
+    if h5py.check_string_dtype(dtype) is not None:
+        name = "text"
+    elif h5py.check_vlen_dtype(dtype) is not None:
+        name = f"{h5py.check_vlen_dtype(dtype)} of variable length"
+    else:
+        name = "a table" if dtype.names else "opaque" if dtype.kind == "V" else str(dtype)
+    shape = "nothing" if dataset.shape is None else f"[{', '.join(map(str, dataset.shape))}]"
+    return f"{name} {shape}"

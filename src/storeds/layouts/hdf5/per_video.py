@@ -2,93 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal
 
 import h5py
+import msgspec
 import numpy as np
 
-from storeds.errors import ConfigError, FormatError, StoredsError, UnavailableError
-from storeds.layouts.hdf5.base import ForeignHdf5, ForeignOpener, Found
-from storeds.layouts.hdf5.detection import (
+from storeds.errors import ConfigError, FormatError
+from storeds.layouts.hdf5.base import Contents, ForeignHdf5
+from storeds.layouts.hdf5.elements import Datasets, Elements, default_name, element_field, single_values
+from storeds.layouts.hdf5.files import (
+    ForeignOptions,
+    Hdf5Files,
+    Unread,
+    are_splits,
+    field_names,
+    members,
+    natural_order,
+    split,
+)
+from storeds.layouts.hdf5.index import IndexedOpener, PackedIndex, RowNumbers, SequenceRows, SequenceValues
+from storeds.layouts.hdf5.series import (
     FRAME_NAMES,
     LOOKED_AT,
+    SeveralWaysError,
+    are_field_names,
     frames_or_samples,
     is_one_image,
     is_series,
+    sample_evenly,
     series_of,
-    spread,
 )
-from storeds.layouts.hdf5.elements import Datasets, Elements, attribute_fields, attributes, element_field, single_values
-from storeds.layouts.hdf5.files import ForeignOptions, Hdf5Files
-from storeds.layouts.hdf5.names import PackedIndex, are_splits, field_names, natural_order, split
-from storeds.layouts.hdf5.pairs import SeveralWaysError, are_field_names
-from storeds.layouts.hdf5.tree import Left, members
-from storeds.layouts.hdf5.values import Values, values_of
+from storeds.layouts.hdf5.values import Values, attribute_fields, attributes, values_of
 from storeds.protocols import JSON, Array, Field
-from storeds.records.columns import SCALARS, column_of
-from storeds.records.fields import fields_from_json, fields_to_json
 
-__all__ = [
-    "FRAME",
-    "VIDEO",
-    "PerVideoHdf5",
-    "PerVideoOptions",
-    "VideoPlan",
-    "VideoScan",
-    "frame_source",
-    "holds_frames",
-    "video_sources",
-]
+__all__ = ["PerVideoHdf5", "PerVideoOptions", "holds_frames"]
 
 
 VIDEO, FRAME = "video", "frame"
 
 
 @dataclass(frozen=True)
-class VideoPlan:
-    """How the groups of videos are laid out; equal in all of them.
+class _VideoPlan:
+    """How the group of each video is laid out.
 
     Attributes
     ----------
     numbered : str or None
-        The sub-group that holds a dataset for each frame, ``""`` for the group of the video itself; None where frames
-        are the rows of datasets.
-    columns : mapping of str to str
+        The sub-group that holds a dataset for each frame, ``""`` for the group of the video itself; None if frames are the
+        rows of datasets.
+    columns : dict of str to str
         Field → dataset whose rows are frames.
-    fields : mapping of str to Field
-        Of the frames; not of the video.
-    attributes : mapping of str to str
+    fields : dict of str to Field
+        Of the frames, not of the video.
+    attributes : dict of str to str
         Field → attribute of the video's group, or dataset of one value in it.
+    attribute_kinds : dict of str to Field
     """
 
     numbered: str | None
-    columns: Mapping[str, str]
-    fields: Mapping[str, Field]
-    attributes: Mapping[str, str] = field(default_factory=dict)
-    attribute_kinds: Mapping[str, Field] = field(default_factory=dict)
-
-    def to_json(self) -> JSON:
-        """Return the plan as JSON."""
-        return {
-            "numbered": self.numbered,
-            "columns": dict(self.columns),
-            "fields": fields_to_json(self.fields),
-            "attributes": dict(self.attributes),
-            "attribute_kinds": fields_to_json(self.attribute_kinds) if self.attribute_kinds else [],
-        }
-
-    @classmethod
-    def from_json(cls, told: Any) -> VideoPlan:
-        """Return the plan that `to_json` wrote."""
-        kinds = fields_from_json(told["attribute_kinds"]) if told["attribute_kinds"] else {}
-        fields = fields_from_json(told["fields"])
-        return cls(told["numbered"], told["columns"], fields, told["attributes"], kinds)
+    columns: dict[str, str]
+    fields: dict[str, Field]
+    attributes: dict[str, str] = field(default_factory=dict)
+    attribute_kinds: dict[str, Field] = field(default_factory=dict)
 
 
-def frame_source(group: h5py.Group, wanted: str | None) -> tuple[str | None, str] | None:
-    """Return (sub-group of numbered frames, "") or (None, dataset of frames) of a video's group; None if it has neither."""
+@dataclass(frozen=True)
+class _VideoFacts:
+    """What the index of a store holds beside its numbers: `attributes` are the values of each field, by video."""
+
+    group: str
+    videos: list[str]
+    plan: _VideoPlan
+    attributes: dict[str, list[bool | int | float | str]]
+
+
+def _frame_source(group: h5py.Group, wanted: str | None) -> tuple[str | None, str] | None:
+    """Return where the frames of a video's group are, or None if it has none.
+
+    That is (sub-group of numbered frames, "") or (None, dataset of frames).
+    """
     datasets, groups = split(group)
     if wanted is not None:
         return (wanted, "") if wanted in groups else (None, wanted) if wanted in datasets else None
@@ -103,12 +98,14 @@ def frame_source(group: h5py.Group, wanted: str | None) -> tuple[str | None, str
     return (chosen, "") if chosen in groups else (None, chosen)
 
 
-def video_sources(
+def _video_sources(
     files: Hdf5Files, group: str, groups: Sequence[str], wanted: str | None = None
 ) -> dict[str, tuple[str | None, str]]:
-    """Return where frames are, for some of the groups; nothing where none has any, or each only one: those are samples."""
-    told = {name: frame_source(files.group(f"{group}/{name}"), wanted) for name in spread(natural_order(groups))}
-    found = {name: source for name, source in told.items() if source is not None}
+    """Return where frames are, for some of the groups; empty if there are none, or one in each, which are samples."""
+    sources = {
+        name: _frame_source(files.group(f"{group}/{name}"), wanted) for name in sample_evenly(natural_order(groups))
+    }
+    found = {name: source for name, source in sources.items() if source is not None}
     single = (
         source[0] is None and files.dataset(f"{group}/{name}/{source[1]}").size == 1 for name, source in found.items()
     )
@@ -116,29 +113,29 @@ def video_sources(
 
 
 def holds_frames(files: Hdf5Files, group: str, groups: Sequence[str]) -> bool:
-    """Whether the groups are videos that say where their frames are, rather than hold numbered datasets."""
-    return any(source != ("", "") for source in video_sources(files, group, groups).values())
+    """Whether groups are videos because the names show where the frames are, not only numbered datasets."""
+    return any(source != ("", "") for source in _video_sources(files, group, groups).values())
 
 
-class VideoScan:
-    """Looks at every video of a file once.
+class _VideoScan:
+    """Inspects every video of a file once.
 
     Parameters
     ----------
     files : Hdf5Files
     group : str
-        Whose groups are the videos.
+        Its groups are the videos.
     wanted : str or None
-        The name of the frames in each, if the user said so.
+        The name of the frames in each, if the user gave it.
     skip_empty : bool
-        Whether videos without frames are left out, or an error.
+        Leave out videos without frames. By default they are an error.
     """
 
     def __init__(self, files: Hdf5Files, group: str, wanted: str | None, *, skip_empty: bool) -> None:
         self._files, self._group, self._wanted, self._skip_empty = files, group.rstrip("/"), wanted, skip_empty
 
     def scan(self) -> Array:
-        """Return the array of a `PackedIndex`: numbered frames by name, the first frame of each video, and the plan."""
+        """Return the array of a `PackedIndex`: names of numbered frames, the first frame of each video, the facts."""
         videos = natural_order(split(self._files.group(self._group or "/"))[1])
         plan = self._plan(videos)
         kept, counts, names, empty = [], [], [], []
@@ -153,7 +150,7 @@ class VideoScan:
             kept.append(video)
             counts.append(count)
             names += [f"{video}/{plan.numbered}/{name}".replace("//", "/") for name in frames]
-            self._attributes(plan, video, found)
+            self._add_attributes(plan, video, found)
         if empty and not self._skip_empty:
             shown = ", ".join(map(repr, empty[:5])) + (" …" if len(empty) > 5 else "")
             raise FormatError(
@@ -161,49 +158,46 @@ class VideoScan:
             )
         fields = {name: _merged(declared, inner[name]) for name, declared in plan.fields.items()}
         if plan.numbered is not None:
-            field_ = element_field(self._files, [f"{self._group}/{name}" for name in spread(names)])
-            fields = {_called(field_): field_}
-        whole = VideoPlan(plan.numbered, plan.columns, fields, plan.attributes, plan.attribute_kinds)
-        facts: dict[str, JSON] = {
+            kind = element_field(self._files, [f"{self._group}/{name}" for name in sample_evenly(names)])
+            fields = {default_name(kind): kind}
+        facts = {
             "group": self._group,
             "videos": kept,
-            "plan": whole.to_json(),
-            "attributes": dict(found),
+            "plan": msgspec.to_builtins(replace(plan, fields=fields)),
+            "attributes": found,
         }
-        return PackedIndex.make(names, np.cumsum([0, *counts], dtype=np.int64), facts)
+        return PackedIndex.pack(names, np.cumsum([0, *counts], dtype=np.int64), facts)
 
     def _path(self, *parts: str) -> str:
         return "/".join((self._group, *filter(None, parts)))
 
-    def _plan(self, videos: Sequence[str]) -> VideoPlan:
+    def _plan(self, videos: Sequence[str]) -> _VideoPlan:
         """Return how the first video that has frames is laid out."""
         for video in videos:
             group = self._files.group(self._path(video))
-            source = frame_source(group, self._wanted)
+            source = _frame_source(group, self._wanted)
             if source is None:
                 continue
             if source[0] is not None:
                 if split(self._files.group(self._path(video, source[0])))[0]:
                     taken = [VIDEO, FRAME, "image", "array"]
-                    return VideoPlan(source[0], {}, {}, *self._attribute_plan(video, source[0], taken))
+                    return _VideoPlan(source[0], {}, {}, *self._attribute_plan(video, source[0], taken))
                 continue
             main = values_of(self._files, self._files.dataset(self._path(video, source[1])))
             if "" not in main or not main[""].count:
                 continue
-            values = {_called(main[""].field): (source[1], main[""])}
+            values = {default_name(main[""].field): (source[1], main[""])}
             others = [name for name in split(group)[0] if name != source[1]]
             for name, field_ in field_names(others, [VIDEO, FRAME, *values]).items():
                 dataset = self._files.dataset(self._path(video, name))
                 if dataset.shape[:1] == (main[""].count,):
                     values[field_] = name, values_of(self._files, dataset)[""]
             columns = {field_: name for field_, (name, _) in values.items()}
-            fields = {field_: made.field for field_, (_, made) in values.items()}
-            return VideoPlan(None, columns, fields, *self._attribute_plan(video, None, [VIDEO, FRAME, *columns]))
-        there = (
-            f"the first holds {', '.join(self._files.group(self._path(videos[0]))) or 'nothing'}"
-            if videos
-            else "it has none"
-        )
+            fields = {field_: found.field for field_, (_, found) in values.items()}
+            return _VideoPlan(None, columns, fields, *self._attribute_plan(video, None, [VIDEO, FRAME, *columns]))
+        there = "it has none"
+        if videos:
+            there = f"the first holds {', '.join(self._files.group(self._path(videos[0]))) or 'nothing'}"
         raise FormatError(
             f"{self._files.url}: no group of {self._group or '/'} holds frames ({there}); group= names the group that holds "
             "the videos, frames= the dataset or group of frames in each"
@@ -212,26 +206,26 @@ class VideoScan:
     def _attribute_plan(
         self, video: str, numbered: str | None, taken: Sequence[str]
     ) -> tuple[dict[str, str], dict[str, Field]]:
-        found = self._said(video, numbered)
+        found = self._attributes_of(video, numbered)
         names = {field_: name for name, field_ in field_names(list(found), taken).items()}
         kinds = attribute_fields(found)
         return names, {field_: kinds[name] for field_, name in names.items()}
 
-    def _said(self, video: str, numbered: str | None) -> dict[str, JSON]:
-        """Return what is said of a video: its group's attributes, and datasets of one number or text beside the frames."""
+    def _attributes_of(self, video: str, numbered: str | None) -> dict[str, JSON]:
+        """Return the attributes of a video's group, and the datasets of one number or text beside the frames."""
         path = self._path(video)
         found = attributes(self._files.group(path))
         return found if numbered == "" else {**single_values(self._files, path), **found}
 
-    def _numbered(self, plan: VideoPlan, video: str) -> list[str]:
+    def _numbered(self, plan: _VideoPlan, video: str) -> list[str]:
         assert plan.numbered is not None
         group = self._files.group(self._path(video))
         if plan.numbered and plan.numbered not in group:
             return []
         return natural_order(split(self._files.group(self._path(video, plan.numbered)))[0])
 
-    def _rows(self, plan: VideoPlan, video: str, inner: dict[str, set[tuple[int, ...]]]) -> int:
-        """Return how many frames a video has, and note the shapes of its rows."""
+    def _rows(self, plan: _VideoPlan, video: str, inner: dict[str, set[tuple[int, ...]]]) -> int:
+        """Return how many frames a video has, and add the shapes of its rows to `inner`."""
         group = self._files.group(self._path(video))
         main = next(iter(plan.columns.values()))
         if main not in group:
@@ -262,10 +256,10 @@ class VideoScan:
                 f"{declared.kind} {declared.dtype or ''} {declared.shape or ''}"
             )
 
-    def _attributes(self, plan: VideoPlan, video: str, found: dict[str, list[JSON]]) -> None:
+    def _add_attributes(self, plan: _VideoPlan, video: str, found: dict[str, list[JSON]]) -> None:
         if not plan.attributes:
             return
-        has = self._said(video, plan.numbered)
+        has = self._attributes_of(video, plan.numbered)
         kinds = attribute_fields(has)
         for field_, name in plan.attributes.items():
             if kinds.get(name) != plan.attribute_kinds[field_]:
@@ -276,10 +270,6 @@ class VideoScan:
             found[field_].append(has[name])
 
 
-def _called(declared: Field) -> str:
-    return declared.kind if declared.kind in ("image", "bytes", "array") else "value"
-
-
 def _merged(declared: Field, shapes: set[tuple[int, ...]]) -> Field:
     if declared.kind != "array" or len(shapes) < 2:
         return declared
@@ -287,16 +277,13 @@ def _merged(declared: Field, shapes: set[tuple[int, ...]]) -> Field:
     return Field("array", declared.dtype, sizes)
 
 
-_INDEX = 2  # version of the kept index
-
-
 class PerVideoOptions(ForeignOptions):
-    """Options of layout ``per_video``, besides those that every foreign HDF5 layout has; `group` holds the videos.
+    """Options of layout ``per_video``, besides those of every foreign HDF5 layout. `group` holds the videos.
 
     Attributes
     ----------
     frames : str, optional
-        What the dataset of frames, or the group of numbered frames, is called in each video's group.
+        The name of the dataset of frames, or of the group of numbered frames, in each video's group.
     empty : str
         A video without frames is an error (``refuse``), or left out (``skip``).
     """
@@ -306,57 +293,53 @@ class PerVideoOptions(ForeignOptions):
 
 
 @dataclass(frozen=True)
-class PerVideoOpener(ForeignOpener):
-    """Finds the frames of all videos, once."""
+class PerVideoOpener(IndexedOpener):
+    """Finds the frames of all videos."""
 
     layout: ClassVar[str] = "per_video"
+    index_version: ClassVar[int] = 3
+    index_options: ClassVar[tuple[str, ...]] = ("group", "frames", "empty")
     settings: PerVideoOptions
 
-    def find(self, files: Hdf5Files) -> Found:
+    def find(self, files: Hdf5Files) -> Contents:
         # docstring inherited
-        index = self._index(files)
-        plan = VideoPlan.from_json(index.facts["plan"])
-        bounds, prefix = index.numbers, index.facts["group"]
+        index = self.index(files)
+        facts = msgspec.convert(index.facts, _VideoFacts)
+        plan, bounds, prefix, names = facts.plan, index.numbers, facts.group, facts.videos
         count = int(bounds[-1])
-        names: list[str] = index.facts["videos"]
         columns: dict[str, Values] = {}
         if plan.numbered is not None:
             ((name, kind),) = plan.fields.items()
             columns[name] = Datasets(count, lambda at: f"{prefix}/{index.name(at)}", Elements(files, kind))
         for name, where in plan.columns.items():
-            columns[name] = FrameRows(
-                files, [f"{prefix}/{video}/{where}" for video in names], bounds, plan.fields[name]
-            )
-        columns[VIDEO] = OfVideo(bounds, Field("str"), names)
-        columns[FRAME] = FrameNumbers(bounds)
+            paths = [f"{prefix}/{video}/{where}" for video in names]
+            columns[name] = SequenceRows(files, paths, bounds, plan.fields[name])
+        columns[VIDEO] = SequenceValues(bounds, Field("str"), names)
+        columns[FRAME] = RowNumbers(bounds)
         for name, kind in plan.attribute_kinds.items():
-            columns[name] = OfVideo(bounds, kind, index.facts["attributes"][name])
-        return Found(columns, count, {}, [self.settings.group, bounds.tolist()[:: max(1, len(names) // 64)]])
+            columns[name] = SequenceValues(bounds, kind, facts.attributes[name])
+        return Contents(columns, count, {}, [self.settings.group, bounds.tolist()[:: max(1, len(names) // 64)]])
 
-    def _index(self, files: Hdf5Files) -> PackedIndex:
-        group, frames, empty = self.settings.group, self.settings.frames, self.settings.empty
-
-        def scan() -> Array:
-            with self.look() as apart:  # what it opens must not tell the store that was scanned from the same one later
-                return VideoScan(apart, _enter(apart, group, frames), frames, skip_empty=empty == "skip").scan()
-
-        return PackedIndex.load([self.layout, _INDEX, group, frames, empty, *files.identity()], scan)
-
-    def left(self, files: Hdf5Files) -> Left:
+    def scan(self, files: Hdf5Files) -> Array:
         # docstring inherited
-        index = self._index(files)
-        plan = VideoPlan.from_json(index.facts["plan"])
-        taken = {*plan.columns.values(), *plan.attributes.values()}
-        left, seen = Left(), set()
-        for video in spread(index.facts["videos"], LOOKED_AT):
-            for member in members(files, f"{index.facts['group']}/{video}"):
+        frames = self.settings.frames
+        group = _enter(files, self.settings.group, frames)
+        return _VideoScan(files, group, frames, skip_empty=self.settings.empty == "skip").scan()
+
+    def unread(self, files: Hdf5Files) -> Unread:
+        # docstring inherited
+        facts = msgspec.convert(self.index(files).facts, _VideoFacts)
+        plan = facts.plan
+        known = {*plan.columns.values(), *plan.attributes.values()}
+        unread, seen = Unread(), set()
+        for video in sample_evenly(facts.videos):
+            for member in members(files, f"{facts.group}/{video}"):
                 head, _, tail = member.path.rpartition("/")
-                numbered = plan.numbered is not None and head == plan.numbered and bool(tail)
-                read = numbered or member.path in taken
+                read = member.path in known or (plan.numbered is not None and head == plan.numbered and bool(tail))
                 if read or member.path not in seen:
-                    left.add(member, None if read else f"not one value for each frame, in {video!r}")
+                    unread.add(member, None if read else f"not one value for each frame, in {video!r}")
                 seen.add(member.path)
-        return left
+        return unread
 
     def guess_can_open(self, files: Hdf5Files) -> str | None:
         # docstring inherited
@@ -366,7 +349,7 @@ class PerVideoOpener(ForeignOpener):
         alone = len(groups) == 1 and wanted is None and self.settings.group == "/"
         if datasets or not groups or alone or are_splits(groups):
             return None
-        found = video_sources(files, group, groups, wanted)
+        found = _video_sources(files, group, groups, wanted)
         if not found:
             if wanted is None:
                 return None
@@ -375,44 +358,45 @@ class PerVideoOpener(ForeignOpener):
                 f"{', '.join(files.group(f'{group}/{groups[0]}')) or 'nothing'}"
             )
         name, (numbered, dataset) = next(iter(found.items()))
-        if not (
-            _are_numbered(files, group, groups, name)
-            if numbered == ""
-            else _are_frames(files, f"{group}/{name}", dataset)
-        ):
+        if numbered == "":
+            fits = _are_numbered_frames(files, group, groups, name)
+        else:
+            fits = not dataset or _are_frames(files, f"{group}/{name}/{dataset}")
+        if not fits:
             return None
         what = f"numbered datasets in {name}/{numbered}" if numbered is not None else f"frames in {name}/{dataset}"
-        told = f"{len(found)} of {min(len(groups), LOOKED_AT)} groups looked at"
-        return f"{told}, of {len(groups)} in {group}, hold frames, as {what}"
+        inspected = min(len(groups), LOOKED_AT)
+        return f"{len(found)} of {inspected} groups inspected, of {len(groups)} in {group}, hold frames, as {what}"
 
 
 def _enter(files: Hdf5Files, group: str, frames: str | None) -> str:
-    """Return the group of the videos: `group`, or the one that it holds alone, unless that one is a video."""
+    """Return the group of the videos: `group`, or the only group in it, unless that one is a video."""
     names, groups = split(files.group(group))
     if names or len(groups) != 1:
         return group
     inner = f"{group.rstrip('/')}/{groups[0]}"
-    return group if frame_source(files.group(inner), frames) is not None else _enter(files, inner, frames)
+    return group if _frame_source(files.group(inner), frames) is not None else _enter(files, inner, frames)
 
 
-def _are_numbered(files: Hdf5Files, group: str, groups: Sequence[str], video: str) -> bool:
-    """Whether groups of numbered datasets may be videos, rather than the classes or the fields of samples."""
+def _are_numbered_frames(files: Hdf5Files, group: str, groups: Sequence[str], video: str) -> bool:
+    """Whether groups of numbered datasets may be videos, not the classes or the fields of samples."""
     try:
         series = series_of(files, group)
     except SeveralWaysError:
-        series = None  # what they are else, layout per_sample says
-    members = split(files.group(f"{group}/{video}"))[0]
-    if len(members) < 2 or (series is not None and (series.sort != "fields" or are_field_names(groups))):
+        series = None  # layout per_sample reports the other readings
+    frames = split(files.group(f"{group}/{video}"))[0]
+    if len(frames) < 2 or (series is not None and (series.sort != "fields" or are_field_names(groups))):
         return False
-    said = frames_or_samples(files, group, groups)
-    return said == "frames" or (series is None and said == "either")
+    verdict = frames_or_samples(files, group, groups)
+    return verdict == "frames" or (series is None and verdict == "either")
 
 
-def _are_frames(files: Hdf5Files, video: str, name: str) -> bool:
-    if not name:
-        return True
-    values = values_of(files, files.dataset(f"{video}/{name}"))
-    return "" in values and _is_frame(values[""].field)
+def _are_frames(files: Hdf5Files, name: str) -> bool:
+    values = values_of(files, files.dataset(name))
+    if "" not in values:
+        return False
+    kind = values[""].field
+    return kind.kind in ("image", "bytes") or (kind.kind == "array" and len(kind.shape or ()) >= 2)
 
 
 class PerVideoHdf5(ForeignHdf5):
@@ -427,74 +411,3 @@ class PerVideoHdf5(ForeignHdf5):
 
     Options: ClassVar[type[PerVideoOptions]] = PerVideoOptions
     Opener: ClassVar[type[PerVideoOpener]] = PerVideoOpener
-
-
-def _is_frame(field: Field) -> bool:
-    return field.kind in ("image", "bytes") or (field.kind == "array" and len(field.shape or ()) >= 2)
-
-
-class FrameRows(Values):
-    """Frames that are the rows of one dataset for each video."""
-
-    def __init__(self, files: Hdf5Files, paths: Sequence[str], bounds: Array, field: Field) -> None:
-        self.field, self.count = field, int(bounds[-1])
-        self._files, self._paths, self._bounds = files, paths, bounds
-
-    def read(self, positions: Sequence[int]) -> list[Any]:
-        # docstring inherited
-        asked = np.asarray(positions, np.int64)
-        videos = np.searchsorted(self._bounds, asked, "right") - 1
-        out: list[Any] = []
-        for video in np.unique(videos).tolist():
-            frames = asked[videos == video] - self._bounds[video]
-            out += self._read(self._paths[video], frames.tolist())
-        return out
-
-    def _read(self, path: str, frames: list[int]) -> list[Any]:
-        try:
-            dataset = self._files.dataset(path)
-            return values_of(self._files, dataset, field=self.field)[""].read(frames)
-        except UnavailableError:
-            raise
-        except (StoredsError, OSError, RuntimeError, KeyError, TypeError) as error:
-            reason = str(error).removeprefix(f"{self._files.url}: ")
-            return [ValueError(f"dataset {path} cannot be read: {reason}")] * len(frames)
-
-
-class OfVideo(Values):
-    """What all frames of a video have in common: its name, an attribute."""
-
-    def __init__(self, bounds: Array, field: Field, values: list[Any]) -> None:
-        self.field, self.count = field, int(bounds[-1])
-        self._bounds, self._values = bounds, values
-
-    def read(self, positions: Sequence[int]) -> list[Any]:
-        # docstring inherited
-        videos = np.searchsorted(self._bounds, np.asarray(positions, np.int64), "right") - 1
-        return [self._values[video] for video in videos.tolist()]
-
-    def column(self) -> Array:
-        # docstring inherited
-        try:
-            return np.repeat(column_of(self.field, self._values), np.diff(self._bounds))
-        except OverflowError:
-            raise ValueError("it has integers beyond the int64 range") from None
-
-
-class FrameNumbers(Values):
-    """The number of each frame in its video, from 0."""
-
-    def __init__(self, bounds: Array) -> None:
-        self.field, self.count, self._bounds = Field("int"), int(bounds[-1]), bounds
-
-    def read(self, positions: Sequence[int]) -> list[Any]:
-        # docstring inherited
-        asked = np.asarray(positions, np.int64)
-        numbers: list[int] = (asked - self._bounds[np.searchsorted(self._bounds, asked, "right") - 1]).tolist()
-        return numbers
-
-    def column(self) -> Array:
-        # docstring inherited
-        numbers: Array = np.arange(self.count, dtype=SCALARS["int"])
-        numbers -= np.repeat(self._bounds[:-1], np.diff(self._bounds))
-        return numbers

@@ -1,7 +1,6 @@
-"""The bytes of foreign datasets as they are in the file: by file offset where that is possible, else through libhdf5.
+"""Reads the bytes of foreign datasets as they lie in the file: by file offset if possible, else through libhdf5.
 
-Nothing is converted: libhdf5 cuts a string at its first NUL when it converts one, and a picture kept as a string holds
-NULs.
+Nothing is converted: libhdf5 would cut a string at its first NUL, and a picture stored as a string holds NULs.
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ from storeds.layouts.hdf5.chunks import Chunks, parallel_map
 from storeds.layouts.hdf5.files import Hdf5Files
 from storeds.protocols import Array
 
-__all__ = ["ChunkedRows", "TableRows", "bytes_of", "raw_rows", "swaps_nothing", "variable_items"]
+__all__ = ["ChunkedRows", "TableRows", "bytes_of", "mislabels_byte_order", "raw_rows", "variable_items"]
 
-_MOST = 32 << 20  # bytes that one read may take beyond a single row
-_PAYS = 1 << 19  # bytes; to decompress them takes some times as long as to start a thread
-_SMALL = 1 << 18  # bytes of a dataset that is one value; for fewer, to look its chunks up costs more than it saves
-_TINY = 1 << 12  # bytes of a chunk; datasets in smaller ones have too many to go through one by one in Python
-_AT_ONCE = 1 << 12  # chunks; for each that one call reads, libhdf5 takes some KiB
-_HELD = 3  # of each chunk, a thread holds what lies in the file, what was decompressed and what was put in order
+_LONGEST_READ = 32 << 20  # bytes that one read may take beyond a single row
+_PARALLEL = 1 << 19  # bytes; decompressing fewer is not worth starting a thread
+_SMALL_VALUE = 1 << 18  # bytes; for a smaller value, looking up its chunks costs more than it saves
+_SMALL_CHUNK = 1 << 12  # bytes; values in smaller chunks have too many for a loop in Python
+_MOST_CHUNKS = 1 << 12  # that one call reads, because libhdf5 takes some KiB of memory for each
+_COPIES = 3  # of each chunk that a thread holds: stored, decompressed, unshuffled
 
 
 class ChunkedRows:
-    """Rows that lie in chunks. What a batch wants of one chunk is read at once: it is decompressed once.
+    """Rows in chunks. One read serves all rows of a chunk, so a batch decompresses each chunk once.
 
-    With `chunks`, those are read without libhdf5 as far as they can be; else it alone can find the rows.
+    Without `chunks`, libhdf5 reads everything; with them, only the chunks that they do not return.
     """
 
     checksum = None
@@ -68,9 +67,9 @@ class ChunkedRows:
         if not all(0 < stop - start <= per_chunk - start % per_chunk for start, stop in spans):
             return self._read_across(per_chunk, spans)
         groups = self._groups(spans)
-        serial = size * sum(chunks.needs_decompression(group[0][0] // per_chunk) for group in groups) < _PAYS
+        serial = size * sum(chunks.needs_decompression(group[0][0] // per_chunk) for group in groups) < _PARALLEL
         return [
-            data for found in parallel_map(self._slices, groups, serial=serial, needs=_HELD * size) for data in found
+            data for found in parallel_map(self._slices, groups, serial=serial, needs=_COPIES * size) for data in found
         ]
 
     def _read_across(self, per_chunk: int, spans: Sequence[tuple[int, int]]) -> list[bytes]:
@@ -94,7 +93,7 @@ class ChunkedRows:
         except (OSError, RuntimeError, ValueError):
             if self._chunks is not None or len(group) == 1:
                 return [b""] * len(group)
-            # What lies in other chunks than the damaged one is still good.
+            # Rows in other chunks than the damaged one are still good.
             return [self._slices([span])[0] for span in group]
         if len(group) == 1:
             return [bytes(data)]
@@ -114,7 +113,7 @@ class ChunkedRows:
         same_chunk = (group[-1][1] - 1) // self._per_chunk == span[0] // self._per_chunk
         if self._chunks is not None:
             return same_chunk
-        return (same_chunk or span[0] == group[-1][1]) and (span[1] - group[0][0]) * self.size <= _MOST
+        return (same_chunk or span[0] == group[-1][1]) and (span[1] - group[0][0]) * self.size <= _LONGEST_READ
 
     def _load(self, start: int, stop: int) -> bytes | memoryview:
         found = self._chunks.load(start, stop) if self._chunks is not None else None
@@ -124,7 +123,7 @@ class ChunkedRows:
         data = np.empty((stop - start) * self.size, "u1")
         if not data.size:
             return b""
-        step = _AT_ONCE * self._per_chunk if self._dataset.chunks else stop - start
+        step = _MOST_CHUNKS * self._per_chunk if self._dataset.chunks else stop - start
         for at in range(start, stop, step):
             end = min(at + step, stop)
             self._fill(data[(at - start) * self.size : (end - start) * self.size], at, end)
@@ -149,7 +148,7 @@ def _whole(pieces: list[bytes]) -> bytes:
 
 
 class TableRows:
-    """One column of a table, as rows of its own."""
+    """One column of a table."""
 
     checksum = None
 
@@ -169,9 +168,9 @@ class TableRows:
 def raw_rows(
     files: Hdf5Files, dataset: h5py.Dataset, dtype: np.dtype[Any], *, whole: bool = False, axis: int = 0
 ) -> Rows:
-    """Return the rows of a dataset of values of fixed size; with `whole`, all of it as a single one.
+    """Return the rows of a dataset of values of fixed size; with `whole`, the dataset as a single row.
 
-    They are counted along `axis`; the axes before it have one place each.
+    Rows lie along `axis`; the axes before it have length 1.
     """
     shape = dataset.shape[axis:]
     count, inner = (1, shape) if whole or not shape else (shape[0], shape[1:])
@@ -189,9 +188,9 @@ def raw_rows(
         return _flat_rows(files, dataset, path, offset, size, count)
     if whole and shape:
         size //= max(shape[0], 1)
-        pays = equal and size * shape[0] >= _SMALL and _chunk_bytes(dataset, dtype) >= _TINY
+        pays = equal and size * shape[0] >= _SMALL_VALUE and _chunk_bytes(dataset, dtype) >= _SMALL_CHUNK
         chunks = Chunks.of(files, dataset, size, 0) if pays else None
-        return _AsOne(ChunkedRows(files, dataset, memory, size, shape[0], 0, chunks))
+        return _WholeDataset(ChunkedRows(files, dataset, memory, size, shape[0], 0, chunks))
     chunks = Chunks.of(files, dataset, size, axis) if equal else None
     return ChunkedRows(files, dataset, memory, size, count, axis, chunks)
 
@@ -200,8 +199,8 @@ def _chunk_bytes(dataset: h5py.Dataset, dtype: np.dtype[Any]) -> int:
     return math.prod(dataset.chunks or ()) * dtype.itemsize
 
 
-class _AsOne:
-    """All rows of a dataset as a single one."""
+class _WholeDataset:
+    """All rows of a dataset as a single row."""
 
     checksum = None
     count = 1
@@ -228,14 +227,16 @@ def _flat_rows(files: Hdf5Files, dataset: h5py.Dataset, path: str, offset: int, 
 def _external_rows(files: Hdf5Files, dataset: h5py.Dataset, size: int, count: int, *, flat: bool) -> FlatRows:
     name, segments = dataset.name, dataset.external
     if len(segments) > 1 or not flat:
-        raise FormatError(f"{files.url}: dataset {name} lies in {len(segments)} external files; h5repack gathers them")
+        raise FormatError(
+            f"{files.url}: dataset {name} lies in {len(segments)} external files; gather them with h5repack"
+        )
     folder = os.path.dirname(dataset.file.filename)
-    path = files.inside(segments[0][0], folder, f"the external storage of dataset {name}")
+    path = files.resolve(segments[0][0], folder, f"the external storage of dataset {name}")
     return _flat_rows(files, dataset, path, segments[0][1], size, count)
 
 
-def _runs_of(positions: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the runs of consecutive numbers in ascending `positions`, as start and stop."""
+def _runs(positions: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the runs (start, stop) of consecutive numbers in ascending `positions`."""
     runs: list[tuple[int, int]] = []
     for at in positions:
         if runs and runs[-1][1] == at:
@@ -246,15 +247,15 @@ def _runs_of(positions: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def bytes_of(value: Any) -> bytes:
-    """Return an item of variable length as the bytes in the file."""
+    """Return the bytes of an item of variable length, as in the file."""
     if isinstance(value, str):
         return value.encode("utf-8", "surrogateescape")
     return value if isinstance(value, bytes) else np.asarray(value).tobytes()
 
 
 @functools.cache
-def swaps_nothing(base: np.dtype[Any]) -> bool:
-    """Whether h5py gives big-endian items of variable length as native ones, with their bytes as in the file (3.16 does)."""
+def mislabels_byte_order(base: np.dtype[Any]) -> bool:
+    """Whether h5py labels big-endian items of variable length as native without swapping their bytes (3.16 does)."""
     with h5py.File("probe", "w", driver="core", backing_store=False) as file:
         dataset = file.create_dataset("x", (1,), h5py.vlen_dtype(base))
         dataset[0] = np.ones(1, base)
@@ -262,9 +263,9 @@ def swaps_nothing(base: np.dtype[Any]) -> bool:
 
 
 def variable_items(dataset: Any, positions: Sequence[int]) -> list[Any]:
-    """Return items of variable length: one read for each run of positions, or one for each item where that fails."""
+    """Return items of variable length, with one read for each run of positions, or for each item if that fails."""
     out: list[Any] = []
-    for start, stop in _runs_of(positions):
+    for start, stop in _runs(positions):
         try:
             out.extend(dataset[start:stop])
         except (OSError, RuntimeError, ValueError) as error:

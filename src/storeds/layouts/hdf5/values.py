@@ -1,4 +1,4 @@
-"""Makes fields of foreign HDF5 datasets: which kind a dataset's rows are, and how a value is made of one."""
+"""Turns the rows of foreign HDF5 datasets, and attributes, into values of fields."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from storeds.backends.hdf5.rows import FileMap, FlatRows, Rows, gather_any
 from storeds.errors import FormatError
 from storeds.jpeg.formats import sniff
 from storeds.layouts.hdf5.files import Hdf5Files
-from storeds.layouts.hdf5.storage import TableRows, bytes_of, raw_rows, swaps_nothing, variable_items
-from storeds.protocols import Array, Field, Kind
+from storeds.layouts.hdf5.storage import TableRows, bytes_of, mislabels_byte_order, raw_rows, variable_items
+from storeds.protocols import JSON, Array, Field, Kind
 from storeds.records.columns import SCALARS, column_of
 
 __all__ = [
     "SCALAR_KINDS",
-    "Blobs",
-    "Fixed",
+    "Constant",
     "Values",
+    "attribute_fields",
+    "attributes",
     "is_encoded",
-    "is_matlab_column",
+    "is_numeric",
     "is_single",
     "kind_of",
     "makes_fields",
-    "numeric_field",
     "row_count",
     "to_value",
     "unsupported",
@@ -37,20 +37,25 @@ __all__ = [
 
 
 SCALAR_KINDS: Mapping[str, Kind] = {"b": "bool", "i": "int", "u": "int", "f": "float"}
-"""The field of single numbers, by the kind of their dtype."""
+"""Kind of a dtype → kind of the field of single numbers."""
 
-_PICTURES = {"PNG", "GIF", "TIFF", "JPEG 2000", "JPEG XL", "WebP", "AVIF", "HEIC", "HEIF"}
+_IMAGE_FORMATS = {"PNG", "GIF", "TIFF", "JPEG 2000", "JPEG XL", "WebP", "AVIF", "HEIC", "HEIF"}
 
 
-def numeric_field(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Field:
-    """Return the field for rows of a numeric dataset: a number where there is one in each, whatever its dimensions."""
+def is_numeric(dtype: np.dtype[Any]) -> bool:
+    """Whether values of a dtype make numbers or arrays."""
+    return dtype.kind in "biufc" and dtype.itemsize <= 16 and dtype.char not in "gG"
+
+
+def _numeric_field(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Field:
+    """Return the field of numeric rows: a number if a row holds one, whatever its dimensions, else an array."""
     if math.prod(shape) == 1 and dtype.kind in SCALAR_KINDS:
         return Field(SCALAR_KINDS[dtype.kind])
     return Field("array", dtype.newbyteorder("<").str, shape)
 
 
 def _numbers(data: bytes, dtype: np.dtype[Any]) -> Array:
-    # A byte other than 0 and 1 makes a bool that NumPy computes with wrongly.
+    # NumPy computes wrong results with a bool whose byte is neither 0 nor 1.
     return np.frombuffer(data, "u1") != 0 if dtype.kind == "b" else np.frombuffer(data, dtype)
 
 
@@ -63,9 +68,9 @@ def to_value(
     text: bool = False,
     padded: bool = False,
 ) -> Any:
-    """Return what a field holds, made of the bytes in the file; a ValueError if it cannot be made.
+    """Return the value of a field from the bytes in the file, or a ValueError if they are not one.
 
-    `padded` says that values of several lengths share one size in the file, so that NULs follow the shorter ones.
+    `padded` means that values of different lengths take the same space in the file, filled with NULs.
     """
     if isinstance(data, ValueError):
         return data
@@ -83,57 +88,94 @@ def to_value(
             return data.decode()
         except UnicodeDecodeError as error:
             return ValueError(f"its text is not UTF-8: {error}")
-    return _picture(data, text=text, padded=padded) if field.kind == "image" else data
+    return _image(data, text=text, padded=padded) if field.kind == "image" else data
 
 
-def _picture(data: bytes, *, text: bool, padded: bool) -> bytes | ValueError:
-    # Every JPEG and PNG has NULs near its beginning, so one without was cut there: by the program that wrote it.
+def _image(data: bytes, *, text: bool, padded: bool) -> bytes | ValueError:
+    # Every JPEG and PNG has NULs near its beginning, so the writer cut one that has none.
     if text and b"\0" not in data and is_encoded(data):
         return ValueError(
-            f"it was kept as a string, and of its image only the {len(data)} bytes before the first NUL were written: the "
-            "rest is lost; write it again as bytes (opaque, or uint8 of variable length)"
+            f"the image was written as a string, so only the {len(data)} bytes before the first NUL were written; the rest is "
+            "lost; write it again as bytes (opaque, or uint8 of variable length)"
         )
     return data.rstrip(b"\0") if padded and (data[:2] == b"\xff\xd8" or data[:4] == b"\x89PNG") else data
 
 
 def is_encoded(data: bytes) -> bool:
-    """Whether these are the bytes of an image file, as far as its beginning tells."""
-    return data[:2] == b"\xff\xd8" or sniff(data) in _PICTURES
+    """Whether bytes begin as an image file does."""
+    return data[:2] == b"\xff\xd8" or sniff(data) in _IMAGE_FORMATS
 
 
 def kind_of(samples: Sequence[bytes], text: bool) -> Kind:
-    """Return ``image``, ``str`` or ``bytes``: what most of the samples are."""
-    told = [data for data in samples if data]
-    # Most of them, because a store may have a damaged one.
-    if told and 2 * sum(map(is_encoded, told)) > len(told):
+    """Return ``image``, ``str`` or ``bytes``: what most of the samples are, since some may be damaged."""
+    known = [data for data in samples if data]
+    if known and 2 * sum(map(is_encoded, known)) > len(known):
         return "image"
-    return "str" if text and all(isinstance(to_value(Field("str"), data), str) for data in told) else "bytes"
+    return "str" if text and all(isinstance(to_value(Field("str"), data), str) for data in known) else "bytes"
 
 
-_CLASS = "MATLAB_class"
+_MATLAB_CLASS = "MATLAB_class"
+# Attributes that PyTables, MATLAB, netCDF and the HDF5 image and dimension-scale conventions write for themselves.
+_LIBRARY_ATTRIBUTES = {
+    "CLASS",
+    "VERSION",
+    "TITLE",
+    "FLAVOR",
+    "EXTDIM",
+    "PSEUDOATOM",
+    "NAME",
+    "H5PATH",
+    "INTERLACE_MODE",
+}
+_LIBRARY_PREFIXES = ("IMAGE_", "MATLAB_", "PYTABLES_", "_Netcdf4", "_NC")
 
 
 def is_single(dataset: h5py.Dataset) -> bool:
-    """Whether a dataset is one value rather than one for each record; MATLAB keeps a number as (1, 1), and a text in rows."""
+    """Whether a dataset is one value, not one for each record. MATLAB stores a number as (1, 1) and a text in rows."""
     if not dataset.shape:
         return True
     attrs = dataset.attrs
-    return _CLASS in attrs and (dataset.size <= 1 or attrs[_CLASS] in (b"char", "char"))
+    return _MATLAB_CLASS in attrs and (dataset.size <= 1 or attrs[_MATLAB_CLASS] in (b"char", "char"))
 
 
 def row_count(dataset: h5py.Dataset) -> int:
-    """Return how many records a dataset has values for."""
-    return int(dataset.shape[1 if is_matlab_column(dataset) else 0])
+    """Return for how many records a dataset has values."""
+    return int(dataset.shape[1 if _is_matlab_column(dataset) else 0])
 
 
-def is_matlab_column(dataset: h5py.Dataset) -> bool:
-    """Whether a dataset is a column vector of MATLAB."""
-    # MATLAB's axes lie in reverse, so the column vector that its labels are is a single row here.
-    return len(dataset.shape) == 2 and dataset.shape[0] == 1 < dataset.shape[1] and _CLASS in dataset.attrs
+def _is_matlab_column(dataset: h5py.Dataset) -> bool:
+    """Whether a dataset is a MATLAB column vector, which is a single row here because MATLAB reverses the axes."""
+    return len(dataset.shape) == 2 and dataset.shape[0] == 1 < dataset.shape[1] and _MATLAB_CLASS in dataset.attrs
 
 
-_CUT = ValueError("its bytes are cut short or damaged")
-_SAMPLED = 9
+def attributes(owner: h5py.Group | h5py.Dataset) -> dict[str, JSON]:
+    """Return the attributes that are one number or one text each, without those that libraries write for themselves."""
+    out: dict[str, JSON] = {}
+    for name in owner.attrs:
+        if name in _LIBRARY_ATTRIBUTES or name.startswith(_LIBRARY_PREFIXES):
+            continue
+        try:
+            value = owner.attrs[name]
+        except (OSError, TypeError, RuntimeError):  # of a type that NumPy lacks
+            continue
+        if isinstance(value, np.ndarray) and value.size == 1:
+            value = value.reshape(-1)[0]
+        value = value.item() if isinstance(value, np.generic) else value
+        if isinstance(value, bytes):
+            value = value.decode("utf-8", "replace")
+        if isinstance(value, (bool, int, float, str)):
+            out[name] = value
+    return out
+
+
+def attribute_fields(found: Mapping[str, JSON]) -> dict[str, Field]:
+    """Return the fields of attributes."""
+    kinds: dict[type, Kind] = {bool: "bool", int: "int", float: "float", str: "str"}
+    return {name: Field(kinds[type(value)]) for name, value in found.items()}
+
+
+_DAMAGED = ValueError("its bytes are cut short or damaged")
+_SAMPLED = 9  # rows inspected to find out what bytes are
 _SHORTEST = 64  # bytes of an image file
 
 
@@ -145,10 +187,10 @@ class Values(ABC):
 
     @abstractmethod
     def read(self, positions: Sequence[int]) -> list[Any]:
-        """Return the values at ascending `positions`; a ValueError stands in the place of one that is bad."""
+        """Return the values at ascending `positions`, with a ValueError in place of each bad one."""
 
     def column(self) -> Array:
-        """Return all values as one array; raises ValueError for a bad one."""
+        """Return all values as one array; raises ValueError if one is bad."""
         values = self.read(range(self.count))
         for value in values:
             if isinstance(value, ValueError):
@@ -156,7 +198,7 @@ class Values(ABC):
         return column_of(self.field, values)
 
     def stacked(self, positions: Array) -> Array | None:
-        """Return the values at `positions`, in any order, of a field of fixed size; None if one is bad."""
+        """Return the values at `positions`, in any order; None if one is bad. The field has a fixed size."""
         unique, inverse = np.unique(positions, return_inverse=True)
         values = self.read(unique.tolist())
         if any(isinstance(value, ValueError) for value in values):
@@ -165,16 +207,27 @@ class Values(ABC):
         return found
 
     def map_files(self, maps: dict[int, FileMap]) -> None:
-        """Read through mappings, which are kept in `maps` by descriptor, where that is of use."""
+        """Read through memory maps where they help; `maps` holds them by file descriptor."""
         return
 
 
+class Constant(Values):
+    """One value that all records share."""
+
+    def __init__(self, value: Any, field: Field, count: int = 1) -> None:
+        self.field, self.count, self._value = field, count, value
+
+    def read(self, positions: Sequence[int]) -> list[Any]:
+        # docstring inherited
+        return [self._value] * len(positions)
+
+
 class Fixed(Values):
-    """Numbers and arrays, big-endian ones made native."""
+    """Numbers and arrays, converted to native byte order."""
 
     def __init__(self, rows: Rows, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
         self._rows, self._dtype, self._shape = rows, dtype, shape
-        self.field, self.count = numeric_field(dtype, shape), rows.count
+        self.field, self.count = _numeric_field(dtype, shape), rows.count
         self._as_stored = (
             self.field.kind == "array" and dtype.kind != "b" and dtype.isnative and dtype == self.field.dtype
         )
@@ -183,13 +236,13 @@ class Fixed(Values):
         # docstring inherited
         raw = self._rows.read([(at, at + 1) for at in positions])
         size = self._rows.size
-        return [to_value(self.field, data, self._dtype, self._shape) if len(data) == size else _CUT for data in raw]
+        return [to_value(self.field, data, self._dtype, self._shape) if len(data) == size else _DAMAGED for data in raw]
 
     def column(self) -> Array:
         # docstring inherited
         (data,) = self._rows.read([(0, self.count)]) if self.count else (b"",)
         if len(data) != self.count * self._rows.size:
-            raise _CUT
+            raise _DAMAGED
         return self._typed(np.frombuffer(bytearray(data), "u1"), self.count)
 
     def stacked(self, positions: Array) -> Array | None:
@@ -212,7 +265,7 @@ class Fixed(Values):
             self._rows.mapped = maps.setdefault(descriptor, FileMap(descriptor))
 
     def _typed(self, data: Array, count: int) -> Array:
-        """Return values made of their bytes, perhaps in the same memory."""
+        """Return the values in these bytes, in the same memory if possible."""
         flat = data != 0 if self._dtype.kind == "b" else data.view(self._dtype)
         if self.field.kind == "array":
             values: Array = flat.reshape(count, *self._shape).astype(self.field.dtype, copy=False)
@@ -223,16 +276,15 @@ class Fixed(Values):
 
 
 class Blobs(Values):
-    """Encoded images, bytes and texts; which of them is told by the values themselves."""
+    """Encoded images, bytes or texts. The values show which of these they are."""
 
     def __init__(self, count: int, field: Field | None) -> None:
         self.count = count
         self.field = field or self._find_field()
 
     def _find_field(self) -> Field:
-        last = self.count - 1
-        taken = sorted({round(at * last / (_SAMPLED - 1)) for at in range(_SAMPLED)}) if self.count else []
-        return Field(kind_of([value for value in self._load(taken) if isinstance(value, bytes)], self.is_text))
+        loaded = self._load(_sampled_rows(self.count))
+        return Field(kind_of([value for value in loaded if isinstance(value, bytes)], self.is_text))
 
     is_text = False
     is_padded = False
@@ -247,7 +299,7 @@ class Blobs(Values):
 
 
 class FixedBlobs(Blobs):
-    """Opaque values, strings and rows of bytes that all take the same number of bytes."""
+    """Opaque values, strings and rows of bytes, each in the same number of bytes."""
 
     is_padded = True
 
@@ -258,12 +310,12 @@ class FixedBlobs(Blobs):
     def _load(self, positions: Sequence[int]) -> list[bytes | ValueError]:
         size = self._rows.size
         raw = self._rows.read([(at, at + 1) for at in positions])
-        # The padding of a string: none of it belongs to a value.
-        return [(data.rstrip(b"\0") if self.is_text else data) if len(data) == size else _CUT for data in raw]
+        # NULs behind a string are padding.
+        return [(data.rstrip(b"\0") if self.is_text else data) if len(data) == size else _DAMAGED for data in raw]
 
 
 class Variable(Blobs):
-    """Values of variable length, of bytes or characters, which libhdf5 keeps in heaps."""
+    """Bytes or texts of variable length."""
 
     def __init__(self, dataset: h5py.Dataset, field: Field | None, *, text: bool) -> None:
         self.is_text, self._dataset = text, dataset
@@ -280,7 +332,7 @@ class VariableArrays(Values):
     """Arrays of one dimension, of variable length."""
 
     def __init__(self, dataset: h5py.Dataset, base: np.dtype[Any]) -> None:
-        self._dataset, self._swapped = dataset, not base.isnative and swaps_nothing(base)
+        self._dataset, self._swapped = dataset, not base.isnative and mislabels_byte_order(base)
         self.field = Field("array", base.newbyteorder("<").str, (None,))
         self.count = int(dataset.shape[0])
 
@@ -297,16 +349,16 @@ class VariableArrays(Values):
 def values_of(
     files: Hdf5Files, dataset: h5py.Dataset, member: str = "", field: Field | None = None
 ) -> dict[str, Values]:
-    """Return the fields of a dataset: one named ``""``, or one for each column of a table; or only its `member`.
+    """Return the fields of a dataset: one named ``""``, or one for each column of a table, or only its `member`.
 
-    Where `field` says already what bytes are, none are read to tell.
+    With `field`, no value is read to find out what bytes are.
     """
     dtype = dataset.dtype
     if not dataset.shape:
         raise FormatError(f"{files.url}: dataset {dataset.name} is a single value, not one for each record")
     if dtype.names is None:
         if member:
-            raise FormatError(f"{files.url}: dataset {dataset.name} is no table, so it has no {member!r}")
+            raise FormatError(f"{files.url}: dataset {dataset.name} is not a table, so it has no {member!r}")
         return {"": _plain_values(files, dataset, dtype, field)}
     rows = raw_rows(files, dataset, dtype) if not dtype.hasobject and len(dataset.shape) == 1 else None
     if rows is None:
@@ -320,7 +372,7 @@ def values_of(
 
 
 def makes_fields(files: Hdf5Files, dataset: h5py.Dataset) -> bool:
-    """Whether a dataset is of a type that fields hold; no value is read."""
+    """Whether a field can hold values of a dataset's type. Reads no value."""
     try:
         values_of(files, dataset, field=Field("bytes"))
     except FormatError:
@@ -329,13 +381,13 @@ def makes_fields(files: Hdf5Files, dataset: h5py.Dataset) -> bool:
 
 
 def _plain_values(files: Hdf5Files, dataset: h5py.Dataset, dtype: np.dtype[Any], field: Field | None) -> Values:
-    if is_matlab_column(dataset) and _is_numeric(dtype):
+    if _is_matlab_column(dataset) and is_numeric(dtype):
         return Fixed(raw_rows(files, dataset, dtype, axis=1), dtype, ())
     inner = tuple(dataset.shape[1:])
     flat = math.prod(inner) == 1
     string = h5py.check_string_dtype(dtype)
     base = h5py.check_vlen_dtype(dtype)
-    if _is_numeric(dtype):
+    if is_numeric(dtype):
         rows = raw_rows(files, dataset, dtype)
         return (
             FixedBlobs(rows, Field("image"), text=False)
@@ -346,21 +398,23 @@ def _plain_values(files: Hdf5Files, dataset: h5py.Dataset, dtype: np.dtype[Any],
         return FixedBlobs(raw_rows(files, dataset, dtype), field, text=dtype.kind == "S")
     if string is not None and string.length is None and not inner:
         return Variable(dataset, field, text=True)
-    if base is not None and not inner and _is_numeric(np.dtype(base)):
+    if base is not None and not inner and is_numeric(np.dtype(base)):
         one_byte = np.dtype(base).itemsize == 1
         return Variable(dataset, field, text=False) if one_byte else VariableArrays(dataset, np.dtype(base))
     raise unsupported(files, dataset)
 
 
 def _holds_images(dataset: h5py.Dataset, rows: Rows, field: Field | None) -> bool:
-    """Whether the rows of a dataset are image files, padded to one length, rather than arrays."""
+    """Whether the rows of a dataset are image files padded to one length, not arrays."""
     if dataset.dtype != "u1" or dataset.ndim != 2 or dataset.shape[1] < _SHORTEST:
         return False
     if field is not None:
         return field.kind == "image"
-    last = len(dataset) - 1
-    taken = sorted({round(at * last / (_SAMPLED - 1)) for at in range(_SAMPLED)}) if last >= 0 else []
-    return kind_of(rows.read([(at, at + 1) for at in taken]), False) == "image"
+    return kind_of(rows.read([(at, at + 1) for at in _sampled_rows(len(dataset))]), False) == "image"
+
+
+def _sampled_rows(count: int) -> list[int]:
+    return sorted({round(at * (count - 1) / (_SAMPLED - 1)) for at in range(_SAMPLED)}) if count else []
 
 
 def _member_values(files: Hdf5Files, dataset: h5py.Dataset, rows: Rows, dtype: np.dtype[Any], name: str) -> Values:
@@ -368,7 +422,7 @@ def _member_values(files: Hdf5Files, dataset: h5py.Dataset, rows: Rows, dtype: n
     whole, offset = dtype.fields[name][:2]
     base, shape = whole.base, whole.shape
     part = TableRows(rows, offset, whole.itemsize)
-    if _is_numeric(base):
+    if is_numeric(base):
         return Fixed(part, base, shape)
     if base.kind == "S" and not shape:
         return FixedBlobs(part, None, text=True)
@@ -376,15 +430,11 @@ def _member_values(files: Hdf5Files, dataset: h5py.Dataset, rows: Rows, dtype: n
 
 
 def unsupported(files: Hdf5Files, dataset: h5py.Dataset, what: str = "") -> FormatError:
-    """Return the error for a dataset of a type that no field can hold."""
+    """Return the error for a dataset whose type no field can hold."""
     return FormatError(
         f"{files.url}: {what}dataset {dataset.name} is of a type that no field holds: {dataset.dtype}, shape "
         f"{dataset.shape}; columns= names the datasets to read"
     )
-
-
-def _is_numeric(dtype: np.dtype[Any]) -> bool:
-    return dtype.kind in "biufc" and dtype.itemsize <= 16 and dtype.char not in "gG"
 
 
 def _native(array: Array) -> Array:
