@@ -46,7 +46,7 @@ class _Documents(SerialisedLmdb):
     def _begins(cls, value: memoryview) -> bool:
         """Whether a value may be of this form, by its first bytes."""
 
-    def _load(self, value: memoryview, *, views: bool = False) -> Any:
+    def _load(self, value: memoryview) -> Any:
         return self._decode(value)
 
     @classmethod

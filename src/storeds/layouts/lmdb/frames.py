@@ -25,11 +25,11 @@ _GLANCES = 4
 _FEW = 3  # fewer images in every value may as well be a pair, such as a picture and its mask
 
 
-def load_either(value: memoryview, *, views: bool = False) -> Any:
+def load_either(value: memoryview) -> Any:
     """Return what a pickle, or else msgpack, holds; raises ValueError."""
     # A pickle of protocol 2 and later begins with 0x80 and its protocol, and ends with a full stop.
     is_pickle = len(value) > 2 and value[0] == 0x80 and value[1] <= 5 and value[-1] == 0x2E
-    return unpickle(value, views=views) if is_pickle else decode_msgpack(decompress(value))
+    return unpickle(value) if is_pickle else decode_msgpack(decompress(value))
 
 
 def clips_of(look: Look) -> Literal["certain", "possible"] | None:
@@ -42,7 +42,7 @@ def clips_of(look: Look) -> Literal["certain", "possible"] | None:
 
 def _clips_of(look: Look) -> Literal["certain", "possible"] | None:
     try:
-        values = [load_either(value, views=True) for _, value in sample_records(look, _GLANCES)]
+        values = [load_either(value) for _, value in sample_records(look, _GLANCES)]
     except (ValueError, MissingDependencyError):
         return None
     parts = {frames_part(value) for value in values}
@@ -156,7 +156,7 @@ class FramesLmdb(ForeignLmdb):
         """Return a value, which is kept until another is read: the frames of a clip are mostly asked for together."""
         kept, value = look.memo.get("clip", (None, None))
         if kept != key:
-            value = load_either(self._fetch(look, key), views=True)
+            value = load_either(self._fetch(look, key))
             look.memo["clip"] = (key, value)
         return value
 

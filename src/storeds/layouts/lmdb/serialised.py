@@ -128,7 +128,7 @@ class SerialisedLmdb(ForeignLmdb):
         return settings
 
     @abstractmethod
-    def _load(self, value: memoryview, *, views: bool = False) -> Any:
+    def _load(self, value: memoryview) -> Any:
         """Return what a value holds; raises ValueError."""
 
     def _survey(self, look: Look) -> Survey:
@@ -302,7 +302,7 @@ class SerialisedLmdb(ForeignLmdb):
             try:
                 if value is None:
                     raise ValueError("it is missing from the database")
-                yield self._load(value, views=True)
+                yield self._load(value)
                 some = True
             except ValueError as error:
                 failed = failed or f"record {position}: {error}"
@@ -325,7 +325,7 @@ class SerialisedLmdb(ForeignLmdb):
         return merge([kind_of(value) for value in values], any_shape=self._settings.any_shape)
 
     def _values(self, look: Look, key: bytes, fields: tuple[str, ...]) -> dict[str, Any]:
-        value = self._load(self._fetch(look, key), views=True)
+        value = self._load(self._fetch(look, key))
         form, parts = self._survey_found.how
         if _shape_of(value) != form:
             raise ValueError(f"its value is {_shape_of(value)}, others' {form}")
@@ -396,8 +396,8 @@ class PickledLmdb(SerialisedLmdb):
 
     layout = "pickled"
 
-    def _load(self, value: memoryview, *, views: bool = False) -> Any:
-        return unpickle(value, views=views)
+    def _load(self, value: memoryview) -> Any:
+        return unpickle(value)
 
     @classmethod
     def _looks(cls, look: Look) -> str | None:
@@ -415,7 +415,7 @@ class PickledLmdb(SerialisedLmdb):
         listed = " and __keys__" if look.get(KEYS) is not None else ""
         where = "numbers" if all(key.isdigit() for key, _ in shown) else f"keys such as {shown[0][0][:40]!r}"
         try:
-            unpickle(shown[0][1], views=True)
+            unpickle(shown[0][1])
         except PickleError as error:
             return f"pickles under {where} (but {error})" if "refused" in str(error) or counted or listed else None
         return f"pickles under {where}{counted}{listed}"
@@ -438,7 +438,7 @@ def _is_pickle(value: memoryview) -> bool:
     if len(value) < 3 or value[-1] != 0x2E or bytes(value[:1]) not in _OLD:
         return False
     try:
-        unpickle(value, views=True)
+        unpickle(value)
     except PickleError as error:
         return "refused" in str(error)
     return True
@@ -452,8 +452,8 @@ class TensorpackLmdb(SerialisedLmdb):
 
     layout = "tensorpack"
 
-    def _load(self, value: memoryview, *, views: bool = False) -> Any:
-        return load_either(value, views=views)
+    def _load(self, value: memoryview) -> Any:
+        return load_either(value)
 
     @classmethod
     def _looks(cls, look: Look) -> str | None:
@@ -466,7 +466,7 @@ class TensorpackLmdb(SerialisedLmdb):
         first = next(iter(sample_records(look, 1)), None)
         if first is not None:
             try:
-                load_either(first[1], views=True)
+                load_either(first[1])
             except PickleError as error:
                 return f"__keys__ in {form} without __len__ (but {error})"
             except ValueError:

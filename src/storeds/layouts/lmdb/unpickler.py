@@ -1,119 +1,289 @@
-"""Reads pickles of plain data, NumPy arrays and tensors, and runs nothing that they name.
+"""Reads pickles of plain data, NumPy arrays, tensors and graphs, and never runs code that a pickle names.
 
-The standard machine imports what a pickle names and calls it, and allocates what a pickle claims. This one knows plain data
-by itself and a few names, each by its exact module and name, for which it builds the value with code of its own; at
-the first other name it stops. No object of a pickle's choosing is ever made, so nothing is there to be walked around.
+Reading takes three steps:
+
+1. `_Scan` follows the operations without building anything. It refuses unknown operations, lengths that lie, deep nesting and
+   containers in several places, all of which the C unpickler would accept.
+2. The C unpickler of the standard library builds the value. `find_class` gives it only what
+   `storeds.layouts.lmdb.pickled_values.CONSTRUCTORS` lists, by exact module and name.
+3. `_finished` replaces arrays and graphs that the pickle filled in after it had declared them.
 """
 
 from __future__ import annotations
 
-import codecs
+import pickle
 import re
-import struct
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, Final
 
-from storeds.layouts.lmdb.pickled_arrays import (
-    CALLS,
-    KNOWN,
-    MAX_DEPTH,
-    Name,
+import numpy as np
+
+from storeds.layouts.lmdb.pickled_values import (
+    CONSTRUCTORS,
+    STORAGE_KINDS,
+    Constructor,
     PendingArray,
-    PickledDtype,
+    PickledGraph,
     PickleError,
-    check_depth,
-)
-from storeds.layouts.lmdb.pickled_tensors import (
-    LOAD_STORAGE,
-    OBJECTS,
-    TORCH_CALLS,
-    TORCH_NAMES,
-    PendingObject,
     Storage,
     check_header,
-    persistent_storage,
+    storage_kind_and_count,
     storage_of,
 )
 
 __all__ = ["MAX_DEPTH", "PickleError", "unpickle"]
 
-VIEW_FROM = 4096
-_HALF_BUILT = (Name, PendingArray, PickledDtype, PendingObject, Storage)
-_NAMES = KNOWN | TORCH_NAMES
-_CALLS: dict[Name, Callable[..., Any]] = {**CALLS, **TORCH_CALLS}
+MAX_DEPTH: Final = 100
 _INTEGER = re.compile(rb"-?[0-9]{1,4000}L?")
-_DOUBLE = struct.Struct(">d")
+_PLAIN = frozenset({int, float, str, bytes, bool, type(None), np.ndarray})
 
 
-def unpickle(data: bytes | memoryview, *, views: bool = False) -> Any:
+def unpickle(data: bytes | memoryview) -> Any:
     """Return the plain value that `data` pickles.
 
     Parameters
     ----------
     data : bytes or memoryview
-        A pickle of protocol 0 to 5, and nothing after it. Text of Python 2 comes as bytes.
-    views : bool
-        Return byte strings of 4 KiB and more as views into `data`, and let arrays lie in it too.
+        One pickle of protocol 0 to 5, and nothing after it. Text of Python 2 comes as bytes, and so does a bytearray.
 
     Raises
     ------
     PickleError
-        It is damaged, or names anything but plain data and NumPy arrays of numbers or text; the message says what.
+        The pickle is damaged, or names anything but plain data, arrays of numbers or text, tensors and graphs.
     """
-    machine = _Machine(memoryview(data), views)
+    view = memoryview(data)
+    if _has_known_layout(view):
+        return _finish(_build(view, _Unpickler))
+    scan = _scanned(view, 0, _Unpickler)
+    if scan.at != len(view):
+        raise PickleError("the pickle is damaged: bytes follow its value, so more is there than one value")
+    value = _build(view, _Unpickler)
+    if not scan.builds:
+        return value
+    _remember_layout(view, scan)
+    return _finish(value)
+
+
+def _scanned(view: memoryview, start: int, unpickler: type[pickle.Unpickler]) -> _Scan:
+    """Return the scan of the pickle that begins at `start`; raises PickleError."""
+    scan = _Scan(view, start)
     try:
-        return machine.run()
+        scan.run()
+    except (ValueError, IndexError, KeyError) as error:
+        # A name that is refused says more. 0 is no operation, so that the unpickler stops where the scan did.
+        accepted = bytes(view[start : scan.accepted]).ljust(len(view) - start, b"\0")
+        _build(memoryview(accepted), unpickler, part=True)
+        if isinstance(error, PickleError):
+            raise
+        raise PickleError("the pickle is damaged or cut short") from None
+    return scan
+
+
+def _build(view: memoryview, unpickler: type[pickle.Unpickler], *, part: bool = False) -> Any:
+    """Return what the C unpickler builds; of a `part` of a pickle nothing, but it raises PickleError for names too."""
+    try:
+        return unpickler(_Source(view), fix_imports=False, encoding="bytes").load()
     except PickleError:
         raise
-    except (IndexError, KeyError, struct.error):
-        raise PickleError("the pickle is damaged or cut short") from None
-    except (ValueError, TypeError, OverflowError) as error:
-        raise PickleError(f"the pickle is damaged: {error}") from None
+    except (
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        OverflowError,
+        EOFError,
+        pickle.UnpicklingError,
+    ) as error:
+        if not part:
+            raise PickleError(f"the pickle is damaged: {error}") from None
 
 
-class _Machine:
-    """The stack, the memo and the marks of one pickle being read."""
+# Records of one store mostly differ in their long values only. The layout of such a pickle is scanned once.
 
-    def __init__(self, data: memoryview, views: bool) -> None:
-        self.data, self.views, self.at = data, views, 0
-        self.stack: list[Any] = []
+_BLOB = 256  # bytes of a value that is not part of the layout
+_LAYOUTS = 64
+_LONGEST_LAYOUT = 4096
+_known: dict[int, list[tuple[int, int, bytes]]] = {}
+"""Length of a pickle → the parts of its layout: where each begins and ends, and its bytes."""
+
+
+def _has_known_layout(view: memoryview) -> bool:
+    parts = _known.get(len(view))
+    return parts is not None and all(view[start:end] == part for start, end, part in parts)
+
+
+def _remember_layout(view: memoryview, scan: _Scan) -> None:
+    starts = [0, *(end for _, end in scan.blobs)]
+    ends = [*(start for start, _ in scan.blobs), len(view)]
+    if scan.blobs and sum(ends) - sum(starts) <= _LONGEST_LAYOUT:
+        if len(_known) >= _LAYOUTS:
+            _known.clear()
+        _known[len(view)] = [(start, end, bytes(view[start:end])) for start, end in zip(starts, ends, strict=True)]
+
+
+class _Source:
+    """A file for the C unpickler that gives all bytes at once, by `peek`, so that the unpickler copies no more than it needs."""
+
+    __slots__ = ("_data",)
+
+    def __init__(self, data: memoryview) -> None:
+        self._data: memoryview | bytes = data
+
+    def peek(self, size: int) -> memoryview | bytes:
+        data, self._data = self._data, b""
+        return data
+
+    def read(self, size: int = -1) -> bytes:
+        return b""
+
+    readline = read
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        found = CONSTRUCTORS.get((module, name))
+        if found is None:
+            raise PickleError(f"refused: the pickle names {module}.{name}; only plain data and NumPy arrays are read")
+        return found
+
+    def persistent_load(self, given: Any) -> Any:
+        raise PickleError("refused: the pickle refers to an object outside of it")
+
+
+class _StorageUnpickler(pickle.Unpickler):
+    """Reads the pickles at the beginning of a tensor's storage; they name the kind of the storage and call nothing."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = STORAGE_KINDS.get((module, name))
+        if found is None:
+            raise PickleError(f"refused: a tensor's storage names {module}.{name}")
+        return found
+
+    def persistent_load(self, given: Any) -> Any:
+        return _StorageHead(storage_kind_and_count(given))
+
+
+class _StorageHead(tuple[Constructor, int]):
+    """The kind and the count of a storage."""
+
+    __slots__ = ()
+
+
+def _load_storage(*given: Any) -> Storage:
+    """Return what ``torch.save`` wrote of one storage: five pickles end to end, a count, and the numbers."""
+    if len(given) != 1 or not isinstance(given[0], (bytes, bytearray)):
+        raise PickleError("the pickle is damaged: a storage without its bytes")
+    view, at, found = memoryview(given[0]), 0, []
+    for _ in range(5):  # magic number, protocol, system, persistent id, names of the storages
+        end = _scanned(view, at, _StorageUnpickler).at
+        found.append(_build(view[at:end], _StorageUnpickler))
+        at = end
+    check_header(*found[:3])
+    if type(found[3]) is not _StorageHead:
+        raise PickleError("the pickle is damaged: a storage without kind and size")
+    return storage_of(*found[3], view[at:])
+
+
+CONSTRUCTORS["torch.storage", "_load_from_bytes"] = Constructor("torch.storage._load_from_bytes", _load_storage)
+
+
+def _finish(value: Any) -> Any:
+    try:
+        return _finished(value, set())
+    except RecursionError:  # the scan does not see how deep graphs nest
+        raise _nests() from None
+
+
+def _finished(value: Any, seen: set[int]) -> Any:
+    """Return `value` with finished arrays and graphs; `seen` has the ids of the containers so far."""
+    kind = type(value)
+    if kind in _PLAIN or isinstance(value, np.generic) or kind is _StorageHead or value == ():
+        return value
+    if kind is PendingArray and value.array is not None:
+        return value.array
+    if kind is bytearray:
+        return bytes(value)
+    if kind is PickledGraph and value.entries is not None:
+        value, kind = value.entries, dict
+    if kind not in (list, tuple, dict):
+        raise PickleError("refused: the pickle holds a class or a half-built object")
+    if id(value) in seen:
+        raise _shared()
+    seen.add(id(value))
+    if kind is dict:
+        return {_finished(key, seen): _finished(item, seen) for key, item in value.items()}
+    return kind([item if type(item) in _PLAIN else _finished(item, seen) for item in value])
+
+
+def _shared() -> PickleError:
+    # A few bytes that double a list forty times would not fit into any memory once the list is copied.
+    return PickleError("refused: it uses one list, dict or tuple in several places; plain records do not")
+
+
+# What stands on the stack of a scan: flags, and above them how deep a container nests. 0 is a plain value.
+_LIST, _DICT, _TUPLE, _NAME, _OBJECT, _FLAGS = 1, 2, 4, 8, 16, 5
+_TOO_DEEP = (MAX_DEPTH + 1) << _FLAGS
+
+
+class _Scan:
+    """Follows the operations of a pickle, with the nesting of each value instead of the value.
+
+    Attributes
+    ----------
+    at : int
+        Where the pickle ends, after `run`.
+    accepted : int
+        The operation that was last looked at; those before it are accepted.
+    builds : bool
+        Whether the pickle names something or holds a bytearray, so that its value needs `_finished`.
+    blobs : list of tuple of int
+        Where long bytes and texts begin and end; the scan does not depend on what is in them.
+    """
+
+    def __init__(self, data: memoryview, at: int) -> None:
+        self.data, self.at, self.accepted = data, at, at
+        self.blobs: list[tuple[int, int]] = []
+        self.stack: list[int] = []
         self.marks: list[int] = []
-        self.memo: dict[int, Any] = {}
-        self.made = 0
+        self.memo: dict[int, int] = {}
+        self.builds = False
 
-    def run(self) -> Any:
-        value = self.next()
-        if self.at != len(self.data):
-            raise PickleError("the pickle is damaged: more is there than one value")
-        return value
-
-    def next(self) -> Any:
-        """Read the pickle that begins here; several may lie end to end."""
-        data, table = self.data, self.TABLE
+    def run(self) -> None:
+        """Go through the pickle up to its end; raises PickleError, IndexError or KeyError where it is refused or damaged."""
+        data, stack, memo, at = self.data, self.stack, self.memo, self.at
         while True:
-            code = data[self.at]
-            self.at += 1
-            if code == 0x2E:  # STOP
+            code = data[at]
+            if size := _SIZES[code]:
+                at += size
+                stack.append(_PUSHED[code])
+            elif code == 0x94:  # MEMOIZE
+                at += 1
+                memo[len(memo)] = stack[-1]
+            elif code in _SHORT:
+                at += 2 + data[at + 1]
+                stack.append(0)
+            elif code == 0x71:  # BINPUT
+                memo[data[at + 1]] = stack[-1]
+                at += 2
+            elif 0x85 <= code <= 0x87:  # TUPLE1, TUPLE2, TUPLE3
+                items = stack[0x84 - code :]
+                del stack[0x84 - code :]
+                self.contain(_TUPLE, items)
+                at += 1
+            elif code == 0x2E:  # STOP
                 break
-            act = table.get(code)
-            if act is None:
-                raise PickleError(f"refused: the pickle uses operation {_shown(code)}, which plain data does not need")
-            act(self)
-        if len(self.stack) != 1 or self.marks:
-            raise PickleError("the pickle is damaged: more is there than one value")
-        value = self.stack.pop()
-        if isinstance(value, _HALF_BUILT):
-            raise PickleError("refused: the pickle is of a class or of a half-built object")
-        if self.made > MAX_DEPTH:
-            check_depth(value)
-        return value
-
-    # Reading what follows an operation.
+            else:
+                self.accepted, self.at = at, at + 1
+                _OPERATIONS[code](self)
+                at = self.at
+        self.at = at + 1
+        if len(stack) != 1 or self.marks:
+            raise PickleError("the pickle is damaged: there is more than one value on its stack")
 
     def take(self, size: int) -> memoryview:
         start = self.at
         self.at = start + size
-        if size < 0 or self.at > len(self.data):
+        if self.at > len(self.data):
             raise PickleError(f"the pickle is cut short: {size} bytes are due, {len(self.data) - start} are there")
         return self.data[start : self.at]
 
@@ -121,229 +291,165 @@ class _Machine:
         return int.from_bytes(self.take(size), "little")
 
     def line(self) -> bytes:
-        end = self.at
-        while self.data[end] != 0x0A:
-            end += 1
-        found = bytes(self.data[self.at : end])
-        self.at = end + 1
-        return found
-
-    def blob(self, size: int) -> None:
-        found = self.take(size)
-        self.stack.append(found if self.views and size >= VIEW_FROM else bytes(found))
-
-    def text(self, size: int) -> None:
-        self.stack.append(str(self.take(size), "utf-8", "surrogatepass"))
+        start, step = self.at, 256
+        while (end := bytes(self.data[start : start + step]).find(b"\n")) < 0:
+            if start + step >= len(self.data):
+                raise PickleError("the pickle is cut short: a line does not end")
+            step *= 16
+        self.at = start + end + 1
+        return bytes(self.data[start : start + end])
 
     # Operations.
 
-    def pop_mark(self) -> list[Any]:
-        start = self.marks.pop()
-        items = self.stack[start:]
-        del self.stack[start:]
-        return items
-
-    def mark(self) -> None:
-        if len(self.marks) >= MAX_DEPTH:
-            raise PickleError(f"refused: it nests deeper than {MAX_DEPTH} levels")
-        self.marks.append(len(self.stack))
+    def unknown(self) -> None:
+        code = self.data[self.at - 1]
+        shown = repr(chr(code)) if 32 <= code < 127 else hex(code)
+        raise PickleError(f"refused: the pickle uses operation {shown}, which plain data does not need")
 
     def protocol(self) -> None:
         if self.number(1) > 5:
             raise PickleError("refused: its pickle protocol is newer than 5")
 
-    def push_container(self, value: Any) -> None:
-        self.made += 1
-        self.stack.append(value)
+    def frame(self) -> None:
+        size = self.number(8)
+        if size > len(self.data) - self.at:
+            raise PickleError(f"the pickle is cut short: a frame of {size} bytes, {len(self.data) - self.at} are there")
 
-    def append(self) -> None:
-        item = self.stack.pop()
-        self.top(list).append(item)
+    def blob(self, width: int) -> None:
+        size = self.number(width)
+        self.take(size)
+        if size >= _BLOB:
+            self.blobs.append((self.at - size, self.at))
+        self.stack.append(0)
 
-    def appends(self) -> None:
-        items = self.pop_mark()
-        self.top(list).extend(items)
+    def byte_array(self) -> None:
+        self.builds = True
+        self.blob(8)
 
-    def set_item(self) -> None:
-        value, key = self.stack.pop(), self.stack.pop()
-        self.top(dict).update(_pairs([key, value]))
+    def text_line(self) -> None:
+        self.line()
+        self.stack.append(0)
 
-    def set_items(self) -> None:
-        items = self.pop_mark()
-        self.top(dict).update(_pairs(items))
-
-    def top(self, kind: type[Any]) -> Any:
-        # A container may be filled only where it was made, before anything refers to it.
-        if type(self.stack[-1]) is not kind:
-            raise PickleError("the pickle is damaged: it fills what is no container")
-        return self.stack[-1]
-
-    def tuple_of(self, count: int) -> None:
-        if len(self.stack) - (self.marks[-1] if self.marks else 0) < count:
-            raise PickleError("the pickle is damaged: its stack is empty")
-        items = tuple(self.stack[len(self.stack) - count :])
-        del self.stack[len(self.stack) - count :]
-        self.push_container(items)
-
-    def put(self, number: int) -> None:
-        self.memo[number] = self.stack[-1]
-
-    def get(self, number: int) -> None:
-        found = self.memo[number]
-        if isinstance(found, (list, dict, tuple)):
-            # A few bytes that double a list forty times would not fit into any memory once it is copied.
-            raise PickleError("refused: it uses one list, dict or tuple in several places; plain records do not")
-        self.stack.append(found.value if isinstance(found, PendingArray) else found)
-
-    def old_integer(self) -> None:
+    def integer_line(self) -> None:
         line = self.line()
         if not _INTEGER.fullmatch(line):
-            raise PickleError(f"the pickle is damaged: {line[:20]!r} is no integer")
-        self.stack.append({b"00": False, b"01": True}.get(line, int(line.rstrip(b"L"))))
+            raise PickleError(f"the pickle is damaged: {line[:20]!r} is not an integer")
+        self.stack.append(0)
 
-    def old_string(self) -> None:
-        line = self.line()
-        if len(line) < 2 or line[:1] != line[-1:] or line[:1] not in (b"'", b'"'):
-            raise PickleError("the pickle is damaged: a string lacks its quotes")
-        self.stack.append(codecs.escape_decode(line[1:-1])[0])  # as pickle itself does
+    def mark(self) -> None:
+        if len(self.marks) >= MAX_DEPTH:
+            raise _nests()
+        self.marks.append(len(self.stack))
 
-    def find(self, module: str, name: str) -> None:
-        known = _NAMES.get((module, name))
-        if known is None:
-            raise PickleError(f"refused: the pickle names {module}.{name}; only plain data and NumPy arrays are read")
-        self.stack.append(known)
+    def pop(self) -> None:
+        if self.marks and self.marks[-1] == len(self.stack):
+            self.marks.pop()
+        else:
+            self.stack.pop()
 
-    def old_name(self) -> None:
-        self.find(self.line().decode(), self.line().decode())
+    def pop_mark(self) -> list[int]:
+        start = self.marks.pop()
+        items = self.stack[start:]
+        del self.stack[start:]
+        return items
 
-    def stack_name(self) -> None:
-        name, module = self.stack.pop(), self.stack.pop()
-        if not isinstance(name, str) or not isinstance(module, str):
-            raise PickleError("the pickle is damaged: a class without a name")
-        self.find(module, name)
+    def contain(self, kind: int, items: list[int]) -> None:
+        """Push a container of `items`, which nests one level deeper than the deepest of them."""
+        nesting = (max(items, default=0) >> _FLAGS) + 1 << _FLAGS
+        if nesting >= _TOO_DEEP:
+            raise _nests()
+        self.stack.append(nesting | kind)
 
-    def new_object(self) -> None:
-        given, name = self.stack.pop(), self.stack[-1]
-        if not isinstance(name, Name) or name not in OBJECTS or given != ():
-            raise PickleError(f"refused: the pickle builds an object of {name}; only plain data are read")
-        self.stack[-1] = PendingObject(name)
+    def fill(self, kind: int, items: list[int]) -> None:
+        """Put `items` into the container on top of the stack."""
+        top = self.stack[-1]
+        if not top & kind:
+            raise PickleError("the pickle is damaged: it fills a value that is not a container")
+        nesting = (max(items, default=0) >> _FLAGS) + 1 << _FLAGS
+        if nesting >= _TOO_DEEP:
+            raise _nests()
+        self.stack[-1] = max(top, nesting | top & (1 << _FLAGS) - 1)
 
-    def reduce(self) -> None:
-        given, known = self.stack.pop(), self.stack[-1]
-        if not isinstance(known, Name) or type(given) is not tuple:
-            raise PickleError("the pickle is damaged: it calls what is no name")
-        self.made += 1
-        call = _load_storage if known == LOAD_STORAGE else _CALLS.get(known)
-        if call is None:
-            raise PickleError(f"refused: the pickle calls {known}")
-        self.stack[-1] = call(*given)
+    def put(self, index: int) -> None:
+        if index >= len(self.data):  # the C unpickler would allocate a memo of this size
+            raise PickleError(f"the pickle is damaged: {len(self.data)} bytes refer to value {index}")
+        self.memo[index] = self.stack[-1]
+
+    def get(self, index: int) -> None:
+        found = self.memo[index]
+        if found >> _FLAGS:
+            raise _shared()
+        self.stack.append(found)
+
+    def name(self) -> None:
+        self.builds = True
+        self.stack.append(_NAME)
+
+    def name_lines(self) -> None:
+        self.line(), self.line()
+        self.name()
+
+    def name_on_stack(self) -> None:
+        del self.stack[-2:]
+        self.name()
+
+    def call(self) -> None:
+        given, named = self.stack.pop(), self.stack[-1]
+        if named != _NAME or not given & _TUPLE:
+            raise PickleError("the pickle is damaged: it calls a value that is not a name")
+        self.stack[-1] = _OBJECT
 
     def build(self) -> None:
-        state, target = self.stack.pop(), self.stack[-1]
-        if not isinstance(target, (PendingArray, PickledDtype, PendingObject)):
-            raise PickleError(f"refused: the pickle sets the state of a {type(target).__name__}")
-        self.made += 1
-        self.stack[-1] = target.set_state(state)
+        self.stack.pop()
+        if not self.stack[-1] & _OBJECT:
+            raise PickleError("refused: the pickle sets the state of a value that is not an array, a dtype or a graph")
 
     def persistent(self) -> None:
-        raise PickleError("refused: the pickle refers to an object outside of it")
-
-    TABLE: ClassVar[dict[int, Callable[[_Machine], Any]]] = {}
+        self.stack[-1] = 0
 
 
-class _StorageMachine(_Machine):
-    """Reads the pickles at the beginning of a tensor's storage, which may name a storage's kind, and call nothing."""
-
-    def reduce(self) -> None:
-        raise PickleError("refused: a tensor's storage that calls something")
-
-    def persistent(self) -> None:
-        self.stack[-1] = persistent_storage(self.stack[-1])
+def _nests() -> PickleError:
+    return PickleError(f"refused: it nests deeper than {MAX_DEPTH} levels")
 
 
-def _load_storage(*given: Any) -> Storage:
-    """Return what ``torch.save`` wrote of one storage: five pickles end to end, a count, and the numbers."""
-    if len(given) != 1 or not isinstance(given[0], (bytes, memoryview)):
-        raise PickleError("the pickle is damaged: a storage without its bytes")
-    machine = _StorageMachine(memoryview(given[0]), True)
-    check_header(machine.next(), machine.next(), machine.next())
-    kind, count = machine.next()
-    machine.next()  # the storage's own name
-    return storage_of(kind, count, machine.data[machine.at :])
+_SHORT = frozenset(b"UC\x8c\x8a")  # SHORT_BINSTRING, SHORT_BINBYTES, SHORT_BINUNICODE, LONG1
+# Operations of a fixed size that push one value: their sizes, and what they push.
+_SIZES, _PUSHED = [0] * 256, [0] * 256
+for _codes, _size in ((b"N\x88\x89]})", 1), (b"K", 2), (b"M", 3), (b"J", 5), (b"G", 9)):
+    for _code in _codes:
+        _SIZES[_code] = _size
+for _code, _kind in zip(b"]})", (_LIST, _DICT, _TUPLE), strict=True):
+    _PUSHED[_code] = 1 << _FLAGS | _kind
 
-
-def _pairs(items: list[Any]) -> dict[Any, Any]:
-    for key in items[::2]:
-        if isinstance(key, tuple):
-            check_depth(key)  # its hash takes C's stack at every level, which ends without an exception
-    return dict(zip(items[::2], items[1::2], strict=True))
-
-
-def _shown(code: int) -> str:
-    return repr(chr(code)) if 32 <= code < 127 else hex(code)
-
-
-def _signed(machine: _Machine, size: int) -> int:
-    return int.from_bytes(machine.take(size), "little", signed=True)
-
-
-def _push(value: Callable[[_Machine], Any]) -> Callable[[_Machine], None]:
-    return lambda machine: machine.stack.append(value(machine))
-
-
-_Machine.TABLE = {
-    0x80: _Machine.protocol,
-    0x95: lambda m: m.take(8),  # FRAME: only tells how much may be read ahead
-    ord("("): _Machine.mark,
-    ord("0"): lambda m: m.stack.pop(),
-    ord("1"): _Machine.pop_mark,
-    ord("N"): _push(lambda m: None),
-    0x88: _push(lambda m: True),
-    0x89: _push(lambda m: False),
-    ord("I"): _Machine.old_integer,
-    ord("L"): _Machine.old_integer,
-    ord("J"): _push(lambda m: _signed(m, 4)),
-    ord("K"): _push(lambda m: m.number(1)),
-    ord("M"): _push(lambda m: m.number(2)),
-    0x8A: _push(lambda m: _signed(m, m.number(1))),
-    0x8B: _push(lambda m: _signed(m, m.number(4))),
-    ord("F"): _push(lambda m: float(m.line())),
-    ord("G"): _push(lambda m: _DOUBLE.unpack(m.take(8))[0]),
-    ord("S"): _Machine.old_string,
-    ord("T"): lambda m: m.blob(m.number(4)),
-    ord("U"): lambda m: m.blob(m.number(1)),
-    ord("B"): lambda m: m.blob(m.number(4)),
-    ord("C"): lambda m: m.blob(m.number(1)),
-    0x8E: lambda m: m.blob(m.number(8)),
-    0x96: lambda m: m.blob(m.number(8)),  # a bytearray, which nobody is to change here
-    ord("V"): _push(lambda m: str(m.line(), "raw-unicode-escape")),
-    ord("X"): lambda m: m.text(m.number(4)),
-    0x8C: lambda m: m.text(m.number(1)),
-    0x8D: lambda m: m.text(m.number(8)),
-    ord("]"): lambda m: m.push_container([]),
-    ord("l"): lambda m: m.push_container(m.pop_mark()),
-    ord("a"): _Machine.append,
-    ord("e"): _Machine.appends,
-    ord(")"): lambda m: m.push_container(()),
-    ord("t"): lambda m: m.push_container(tuple(m.pop_mark())),
-    0x85: lambda m: m.tuple_of(1),
-    0x86: lambda m: m.tuple_of(2),
-    0x87: lambda m: m.tuple_of(3),
-    ord("}"): lambda m: m.push_container({}),
-    ord("d"): lambda m: m.push_container(_pairs(m.pop_mark())),
-    ord("s"): _Machine.set_item,
-    ord("u"): _Machine.set_items,
-    ord("p"): lambda m: m.put(int(m.line())),
-    ord("q"): lambda m: m.put(m.number(1)),
-    ord("r"): lambda m: m.put(m.number(4)),
-    0x94: lambda m: m.put(len(m.memo)),
-    ord("g"): lambda m: m.get(int(m.line())),
-    ord("h"): lambda m: m.get(m.number(1)),
-    ord("j"): lambda m: m.get(m.number(4)),
-    ord("c"): _Machine.old_name,
-    0x93: _Machine.stack_name,
-    ord("R"): lambda m: m.reduce(),
-    0x81: _Machine.new_object,
-    ord("b"): _Machine.build,
-    ord("Q"): lambda m: m.persistent(),
-}
+_OPERATIONS: list[Callable[[_Scan], Any]] = [_Scan.unknown] * 256
+for _name, _act in {
+    "\x80": _Scan.protocol,
+    "\x95": _Scan.frame,
+    "IL": _Scan.integer_line,
+    "FSV": _Scan.text_line,
+    "TXB\x8b": lambda scan: scan.blob(4),  # BINSTRING, BINUNICODE, BINBYTES, LONG4
+    "\x8d\x8e": lambda scan: scan.blob(8),  # BINUNICODE8, BINBYTES8
+    "\x96": _Scan.byte_array,
+    "(": _Scan.mark,
+    "0": _Scan.pop,
+    "1": _Scan.pop_mark,
+    "l": lambda scan: scan.contain(_LIST, scan.pop_mark()),
+    "d": lambda scan: scan.contain(_DICT, scan.pop_mark()),
+    "t": lambda scan: scan.contain(_TUPLE, scan.pop_mark()),
+    "a": lambda scan: scan.fill(_LIST, [scan.stack.pop()]),
+    "e": lambda scan: scan.fill(_LIST, scan.pop_mark()),
+    "s": lambda scan: scan.fill(_DICT | _OBJECT, [scan.stack.pop(), scan.stack.pop()]),
+    "u": lambda scan: scan.fill(_DICT | _OBJECT, scan.pop_mark()),
+    "p": lambda scan: scan.put(int(scan.line())),
+    "r": lambda scan: scan.put(scan.number(4)),
+    "g": lambda scan: scan.get(int(scan.line())),
+    "h": lambda scan: scan.get(scan.number(1)),
+    "j": lambda scan: scan.get(scan.number(4)),
+    "c": _Scan.name_lines,
+    "\x93": _Scan.name_on_stack,
+    "R\x81": _Scan.call,  # REDUCE, NEWOBJ
+    "b": _Scan.build,
+    "Q": _Scan.persistent,
+}.items():
+    for _char in _name:
+        _OPERATIONS[ord(_char)] = _act
