@@ -1,4 +1,4 @@
-"""What the tests share: a MongoDB server for the session, and URLs of new targets in every engine."""
+"""Fixtures and hooks of every test: a MongoDB server, URLs of new stores, markers, and the share of cases that runs."""
 
 from __future__ import annotations
 
@@ -14,24 +14,54 @@ import pytest
 from hypothesis import settings
 
 from _torchvision import enable_torchvision
+from shares import FULL, SEED, share
 from storeds.testing.mongod import run_mongod
 
-# A change is judged by the same examples each time; at a desk, every run looks for new ones.
+# CI tries the same examples each time; elsewhere, every run looks for new ones.
 settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
     settings.load_profile("ci")
 
 enable_torchvision()
 
-# albumentations asks PyPI for a newer version when it is imported.
+# albumentations asks PyPI for a newer version during its import.
 os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
 
 ENGINES = ("lmdb", "hdf5", "mongodb", "memory")
 
 
+def pytest_report_header() -> str:
+    """Print what repeats this run."""
+    return "storeds: every case" if FULL else f"storeds: a share of the repeated cases, STOREDS_TEST_SEED={SEED}"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the tests that need a MongoDB server, and keep the share of the cases that `share` markers ask for."""
+    cases: dict[tuple[str, int], list[pytest.Item]] = {}
+    for item in items:
+        if needs_mongodb(item):
+            item.add_marker("mongodb")
+        if marker := item.get_closest_marker("share"):
+            cases.setdefault((item.nodeid.partition("[")[0], *marker.args), []).append(item)
+    skipped: set[pytest.Item] = set()
+    for (_, count), of_one_test in cases.items():
+        skipped |= set(of_one_test).difference(share(of_one_test, count))
+    if skipped:
+        config.hook.pytest_deselected(items=list(skipped))
+        items[:] = [item for item in items if item not in skipped]
+
+
+def needs_mongodb(item: pytest.Item) -> bool:
+    """Return whether a test requests a server, itself or for an engine that it is parametrized with."""
+    names: list[str] = getattr(item, "fixturenames", [])
+    values = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    return "mongodb" in names or ("make_engine_url" in names and "mongodb" in map(str, values))
+
+
 @pytest.fixture(scope="session")
 def mongodb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """URI of a real server: ``STOREDS_TEST_MONGODB_URI``, or one that this session runs. Never skips."""
+    """URI of ``STOREDS_TEST_MONGODB_URI``, or of a server that this process of the session starts. Never skips."""
     given = os.environ.get("STOREDS_TEST_MONGODB_URI")
     if given:
         yield given
@@ -42,7 +72,7 @@ def mongodb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def mongodb_database(mongodb: str) -> Iterator[str]:
-    """URL of a database of this test's own, dropped afterwards; a collection's URL has ``/name`` more."""
+    """URL of a new database, dropped after the test; append ``/name`` for a collection."""
     name = f"storeds_test_{secrets.token_hex(6)}"
     yield with_path(mongodb, name)
     client: pymongo.MongoClient[Any] = pymongo.MongoClient(mongodb)
@@ -52,19 +82,19 @@ def mongodb_database(mongodb: str) -> Iterator[str]:
 
 def with_path(uri: str, path: str) -> str:
     """Append a segment to the path of a URI, before its options."""
-    place, mark, options = uri.partition("?")
-    return f"{place.rstrip('/')}/{path}{mark}{options}"
+    before, mark, options = uri.partition("?")
+    return f"{before.rstrip('/')}/{path}{mark}{options}"
 
 
 @pytest.fixture
 def make_engine_url(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[[str], str]:
-    """Return a function that names a new, empty target of an engine at every call."""
+    """Return a function that returns the URL of a new store of an engine at every call."""
     numbers = itertools.count()
 
     def make(engine: str) -> str:
         name = f"store{next(numbers)}"
         if engine == "mongodb":
-            # Looked up only now, so that tests of other engines need no server.
+            # Requested here, so that tests of other engines need no server.
             return with_path(request.getfixturevalue("mongodb_database"), name)
         if engine == "memory":
             return f"memory://{tmp_path.name}-{secrets.token_hex(6)}-{name}"

@@ -160,7 +160,7 @@ class TestDatasets:
             assert_equal(copied, samples)
 
     @pytest.mark.parametrize(
-        "how", [{"fields": ["index"]}, {"target_transform": str}, {"transform": torch.neg}], ids=str
+        "how", [{"fields": ["index"]}, {"target_transform": str}, {"transform": torch.neg}], ids=min
     )
     def test_what_needs_samples_gets_samples(self, numbers: str, how: dict[str, Any]) -> None:
         dataset = StoreDataset(numbers, reader="array", **how)
