@@ -52,7 +52,8 @@ def test_columns_of_different_lengths(path: Path) -> None:
         file["data"], file["label"] = np.zeros((5, 2)), np.arange(4)
 
     url = write(path, make)
-    for options in ({}, {"columns": {"x": "data", "y": "label"}}):
+    ways: list[dict[str, Any]] = [{}, {"columns": {"x": "data", "y": "label"}}]
+    for options in ways:
         with pytest.raises(FormatError, match="/?data has 5 rows and /?label has 4.*columns="):
             ParallelHdf5(url, **options)
         with pytest.raises(FormatError, match="/?data has 5 rows and /?label has 4.*columns="):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -63,7 +64,7 @@ def elsewhere(file: h5py.File, sort: str, other: str) -> None:
 def test_what_leaves_the_folder_is_refused_unless_asked_for(path: Path, sort: str, name: str) -> None:
     other = outside(path)
     url = write(path, lambda file: elsewhere(file, sort, str(other) if name == "absolute" else name))
-    options = {"columns": {"x": "columns/x" if sort.startswith("soft") else "x"}}
+    options: dict[str, Any] = {"columns": {"x": "columns/x" if sort.startswith("soft") else "x"}}
     with pytest.raises(StoredsError, match=r"outside of the store's folder; allow_outside=True"):
         ParallelHdf5(url, **options)
     with pytest.raises(StoredsError, match=r"outside of the store's folder; allow_outside=True"):
@@ -95,9 +96,9 @@ def test_what_stays_in_the_folder_is_read_and_what_is_missing_is_named(path: Pat
         assert backend.get_many([5, 0], ["x"]) == [{"x": 5}, {"x": 0}]
     gone = path.parent / ("raw.bin" if sort == "external storage" else "other.h5")
     gone.unlink()
-    for options in ({}, {"allow_outside": True}):
+    for allowed in (False, True):
         with pytest.raises(FormatError, match=f"{gone}, which is missing"):
-            ParallelHdf5(url, **options)
+            ParallelHdf5(url, allow_outside=allowed)
     with pytest.raises(FormatError, match=f"{gone}, which is missing"):
         storeds.open_backend(url)
 

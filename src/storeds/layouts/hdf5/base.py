@@ -10,11 +10,12 @@ from typing import Any, ClassVar, TypeVar
 
 import xxhash
 
-from storeds._utils.paths import check_file, file_system, file_system_advice
-from storeds._utils.urls import file_path, file_url
-from storeds.backends.base import HandleBackend, parse_options
+from storeds._utils.paths import file_system, file_system_advice
+from storeds._utils.urls import StoreURL, file_path
+from storeds.backends.base import FileOpener, HandleBackend, parse_options
 from storeds.backends.handles import HandlePool
 from storeds.backends.hdf5.rows import FileMap
+from storeds.backends.opened import OpenStore
 from storeds.backends.unread import bounded, check_most_is_read
 from storeds.errors import FormatError, RecordError, StoredsError
 from storeds.layouts.hdf5.files import ForeignOptions, Hdf5Files, Unread
@@ -63,16 +64,11 @@ class Hdf5Handle:
 
 
 @dataclass(frozen=True)
-class ForeignOpener:
+class ForeignOpener(FileOpener[ForeignOptions]):
     """Opens a foreign store. Each layout finds the fields in its own way."""
 
-    path: str
-    settings: ForeignOptions
+    engine = "hdf5"
     layout: ClassVar[str]
-
-    @property
-    def url(self) -> str:
-        return file_url("hdf5", self.path)
 
     @abstractmethod
     def find(self, files: Hdf5Files) -> Contents:
@@ -82,6 +78,10 @@ class ForeignOpener:
     def guess_can_open(self, files: Hdf5Files) -> str | None:
         """Return the evidence for this layout as a clause, or None if there is none."""
 
+    def rules_out_others(self, files: Hdf5Files) -> bool:
+        """Whether the evidence for this layout excludes all others in this package."""
+        return False
+
     def unread(self, files: Hdf5Files) -> Unread:
         """Return the datasets of the open store that no field holds."""
         return Unread()
@@ -90,33 +90,41 @@ class ForeignOpener:
         """Return which arguments read the unread datasets, and which one leaves them out."""
         return "partial=True leaves out what is listed"
 
-    def key(self) -> Hashable:
+    def key(self, opened: OpenStore | None = None) -> Hashable:
         # One file may be several stores, with other columns or another group.
-        status = check_file(self.path, "hdf5", self.url)
-        return self.layout, status.st_dev, status.st_ino, self.options()
+        return self.layout, super().key(opened), self.options()
 
-    def options(self) -> Hashable:
-        return tuple(self.settings.model_dump().items())
+    def files(self, opened: OpenStore | None = None) -> Hdf5Files:
+        """Return the store's files, which open when they are needed, or are those of `opened`."""
+        return Hdf5Files(self.path, self.url, self.settings, opened)
 
-    def look(self) -> Hdf5Files:
-        """Return the store's files. None is open yet."""
-        return Hdf5Files(self.path, self.url, self.settings)
-
-    def open(self) -> Hdf5Handle:
-        files = self.look()
+    def open(self, opened: OpenStore | None = None) -> Hdf5Handle:
+        files = self.files(opened)
         try:
             files.file(self.path)
             found = self.find(files)
             maps: dict[int, FileMap] = {}
             for values in found.columns.values():
                 values.map_files(maps)
-            return Hdf5Handle(files, self._meta(files, found), found.columns, files.identity(), maps, found.where)
+            handle = Hdf5Handle(files, self._meta(files, found), found.columns, files.identity(), maps, found.where)
         except StoredsError:
             files.close()
             raise
         except Exception as error:  # a damaged file makes libhdf5 raise almost anything
             files.close()
             raise _damaged(self.url, error) from error
+        files.keep()
+        return handle
+
+    def inspect(self, opened: OpenStore | None, function: Callable[[Hdf5Files], T]) -> T:
+        """Return what `function` returns for the store's files, which are closed again unless `opened` holds them."""
+        with self.files(opened) as files:
+            try:
+                return function(files)
+            except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
+                if isinstance(error, StoredsError):
+                    raise
+                raise _damaged(self.url, error) from error
 
     def _meta(self, files: Hdf5Files, found: Contents) -> Meta:
         fields = {name: values.field for name, values in found.columns.items()}
@@ -149,19 +157,20 @@ class ForeignHdf5(HandleBackend[Hdf5Handle, ForeignOpener]):
 
     Options: ClassVar[type[ForeignOptions]] = ForeignOptions
     Opener: ClassVar[type[ForeignOpener]]
+    shares_open_store = True
     pool: ClassVar[HandlePool[Hdf5Handle]] = HandlePool(limit=128, quiesce=True)
     _unread: list[str] | None = None  # not pickled
 
-    def __init__(self, url: str, **options: Any) -> None:
-        super().__init__(self._make_opener(url, options))
+    def __init__(self, url: str | StoreURL, *, opened: OpenStore | None = None, **options: Any) -> None:
+        super().__init__(self._make_opener(url, options), opened)
 
     @classmethod
-    def _make_opener(cls, url: str, options: Mapping[str, Any]) -> ForeignOpener:
+    def _make_opener(cls, url: str | StoreURL, options: Mapping[str, Any]) -> ForeignOpener:
         path, in_url = file_path(url)
         return cls.Opener(path, parse_options(cls.Options, in_url, options, url))
 
     @classmethod
-    def guess_can_open(cls, url: str, **options: Any) -> str | None:
+    def guess_can_open(cls, url: str | StoreURL, *, opened: OpenStore | None = None, **options: Any) -> str | None:
         """Return why the file at `url` looks like this layout, as a clause, or None if it does not.
 
         Raises
@@ -173,10 +182,16 @@ class ForeignHdf5(HandleBackend[Hdf5Handle, ForeignOpener]):
         if not cls.Options.model_fields.keys() >= {*in_url, *options}:
             return None  # an option of another layout selects that one
         opener = cls._make_opener(url, options)
-        return _inspect(opener, lambda files: opener.guess_can_open(files) if _may_be_foreign(files) else None)
+        return opener.inspect(opened, lambda files: opener.guess_can_open(files) if _may_be_foreign(files) else None)
 
     @classmethod
-    def glimpse(cls, url: str, **options: Any) -> str:
+    def rules_out_others(cls, url: str | StoreURL, *, opened: OpenStore | None = None, **options: Any) -> bool:
+        """Whether no other layout of this package can fit the file at `url`, after this one did."""
+        opener = cls._make_opener(url, options)
+        return opener.inspect(opened, opener.rules_out_others)
+
+    @classmethod
+    def describe(cls, url: str | StoreURL, *, opened: OpenStore | None = None, **options: Any) -> str:
         """Return what the file at `url` holds, as half a sentence, for the message that no layout fits.
 
         Raises
@@ -185,10 +200,10 @@ class ForeignHdf5(HandleBackend[Hdf5Handle, ForeignOpener]):
             It cannot be opened.
         """
         opener = cls._make_opener(url, options)
-        return _inspect(opener, lambda files: files.listing(opener.settings.group))
+        return opener.inspect(opened, lambda files: files.listing(opener.settings.group))
 
     @classmethod
-    def by_hand(cls, url: str, **options: Any) -> str:
+    def conversion_script(cls, url: str | StoreURL, *, opened: OpenStore | None = None, **options: Any) -> str:
         """Return a short program that converts the file at `url`, for a file that no layout reads.
 
         Raises
@@ -199,7 +214,7 @@ class ForeignHdf5(HandleBackend[Hdf5Handle, ForeignOpener]):
         from storeds.layouts.hdf5.elements import conversion_script  # only for files that no layout reads
 
         opener = cls._make_opener(url, options)
-        return _inspect(opener, lambda files: conversion_script(files, opener.settings.group))
+        return opener.inspect(opened, lambda files: conversion_script(files, opener.settings.group))
 
     def _probe(self, handle: Hdf5Handle) -> Meta:
         # docstring inherited
@@ -270,17 +285,6 @@ class ForeignHdf5(HandleBackend[Hdf5Handle, ForeignOpener]):
 
 def _digest(content: Mapping[str, JSON]) -> str:
     return xxhash.xxh3_128_hexdigest(canonical_json(dict(content)).encode())
-
-
-def _inspect(opener: ForeignOpener, inspect: Callable[[Hdf5Files], T]) -> T:
-    """Return what `inspect` returns for a store, which is closed again."""
-    with opener.look() as files:
-        try:
-            return inspect(files)
-        except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
-            if isinstance(error, StoredsError):
-                raise
-            raise _damaged(opener.url, error) from error
 
 
 def _damaged(url: str, error: Exception) -> FormatError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -17,9 +17,9 @@ import h5py
 from pydantic import Field as Option
 from pydantic import field_validator
 
-from storeds._utils.paths import check_file
 from storeds.backends.base import BackendOptions
 from storeds.backends.hdf5.stamp import check_hdf5_file, not_opened
+from storeds.backends.opened import OpenStore
 from storeds.errors import ConfigError, FormatError, StoredsError, UnavailableError, suggest
 from storeds.protocols import JSON
 
@@ -88,10 +88,13 @@ class Hdf5Files:
     url : str
         Names the store in messages.
     settings : ForeignOptions
+    opened : OpenStore, optional
+        Holds the files while storeds finds out how to read the store; `keep` takes them over.
     """
 
-    def __init__(self, path: str, url: str, settings: ForeignOptions) -> None:
-        self.path, self.url, self.settings = path, url, settings
+    def __init__(self, path: str, url: str, settings: ForeignOptions, opened: OpenStore | None = None) -> None:
+        self.path, self.url, self.settings, self.opened = path, url, settings, opened
+        self._store = opened or OpenStore()
         self._root = os.path.realpath(os.path.dirname(path))
         self._files: dict[str, h5py.File] = {}
         self._descriptors: dict[str, int] = {}
@@ -104,11 +107,22 @@ class Hdf5Files:
         self.close()
 
     def close(self) -> None:
-        """Close all files."""
-        while self._files:
-            self._files.popitem()[1].close()
-        while self._descriptors:
-            os.close(self._descriptors.popitem()[1])
+        """Close all files that `opened` does not hold."""
+        self._files.clear()
+        self._descriptors.clear()
+        if self.opened is None:
+            self._store.close()
+
+    def keep(self) -> None:
+        """Take the files over from `opened`, so that `close` closes them."""
+        if self.opened is not None:
+            self._store, opened, self.opened = OpenStore(), self.opened, None
+            for path, descriptor in self._descriptors.items():
+                opened.take(path)
+                self._store.share(path, lambda descriptor=descriptor: descriptor, os.close)  # type: ignore[misc]
+            for path, file in self._files.items():
+                opened.take(self._share_name(path))
+                self._store.share(self._share_name(path), lambda file=file: file, h5py.File.close)  # type: ignore[misc]
 
     def identity(self) -> list[JSON]:
         """Return device, inode, size and modification time of every file opened or checked so far."""
@@ -131,7 +145,7 @@ class Hdf5Files:
         """Return an open descriptor of the file at `path`."""
         if path not in self._descriptors:
             try:
-                self._descriptors[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                self._descriptors[path] = self._store.descriptor(path)
             except OSError as error:
                 raise FormatError(f"{self.url}: {path} cannot be read: {error.strerror}") from None
         return self._descriptors[path]
@@ -140,15 +154,23 @@ class Hdf5Files:
         """Return the open HDF5 file at `path`."""
         if path not in self._files:
             url = self.url if path == self.path else path
-            check_file(path, "hdf5", url)
+            self._store.check_file(path, "hdf5", url)
             check_hdf5_file(self.descriptor(path), url)
-            locking = _LOCKING.get(self.settings.locking, self.settings.locking)
-            try:
-                file = h5py.File(path, "r", locking=locking, rdcc_nbytes=self.settings.cache_bytes)
-            except Exception as error:  # a damaged header makes libhdf5 raise almost anything
-                raise not_opened(url, error) from error
-            self._files[path] = file
+            self._files[path] = self._store.share(
+                self._share_name(path), lambda: self._open(path, url), h5py.File.close
+            )
         return self._files[path]
+
+    def _open(self, path: str, url: str) -> h5py.File:
+        locking = _LOCKING.get(self.settings.locking, self.settings.locking)
+        try:
+            return h5py.File(path, "r", locking=locking, rdcc_nbytes=self.settings.cache_bytes)
+        except Exception as error:  # a damaged header makes libhdf5 raise almost anything
+            raise not_opened(url, error) from error
+
+    def _share_name(self, path: str) -> Hashable:
+        # The native backend shares the file of the URL under this name, too.
+        return "h5py" if path == self.path else ("h5py", path)
 
     def resolve(self, name: str, folder: str, source: str, error: type[StoredsError] = FormatError) -> str:
         """Return the absolute path of file `name`, relative to `folder`.

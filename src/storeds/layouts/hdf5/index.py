@@ -84,7 +84,7 @@ class IndexedOpener(ForeignOpener):
 
         def build() -> Array:
             # What the scan opens must not become a part of the identity of `files`.
-            with self.look() as others:
+            with self.files(files.opened) as others:
                 return self.scan(others)
 
         options: Mapping[str, JSON] = self.settings.model_dump()

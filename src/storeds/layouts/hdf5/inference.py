@@ -24,6 +24,7 @@ __all__ = [
     "MOST_FIELDS",
     "Columns",
     "Part",
+    "are_numbered",
     "are_numbered_samples",
     "check_lengths",
     "columns_argument",
@@ -346,6 +347,12 @@ def numbered_parts(names: Sequence[str]) -> dict[Part, list[str]] | None:
         if len(parts) > MOST_FIELDS:
             return None
     return parts if len(parts) > 1 and same_samples(list(parts.values())) else None
+
+
+def are_numbered(names: Sequence[str]) -> bool:
+    """Whether names form one numbered series, or several."""
+    stems = {stem(name) for name in names}
+    return (len(stems) == 1 and None not in stems) or numbered_parts(names) is not None
 
 
 def same_samples(names: Sequence[Sequence[str]]) -> bool:

@@ -24,6 +24,7 @@ from storeds.layouts.hdf5.files import (
 from storeds.layouts.hdf5.inference import (
     MOST_FIELDS,
     Columns,
+    are_numbered,
     are_numbered_samples,
     check_lengths,
     columns_argument,
@@ -165,6 +166,17 @@ class ParallelOpener(ForeignOpener):
         check_lengths(files, [(row_count(dataset), dataset.name) for dataset in (found.own or found.columns).values()])
         shown = ", ".join(f"{dataset.name} {dataset.shape}" for dataset in list(found.columns.values())[:4])
         return f"its datasets are columns: {shown}"
+
+    def rules_out_others(self, files: Hdf5Files) -> bool:
+        # docstring inherited
+        if self.settings.columns is not None:
+            return True
+        group, names, groups = enter_group(files, self.settings.group)
+        if not 0 < len(names) < MOST_FIELDS or "data" in groups or are_numbered(names):
+            return False
+        found = select_columns(files, group, check=False)
+        read_otherwise = len(names) - len(found.own) - len(found.singles)  # class names, lengths of frames
+        return not read_otherwise and rows_or_file(found.singles, found.own) == "rows"
 
 
 class ParallelHdf5(ForeignHdf5):
