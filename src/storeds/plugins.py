@@ -1,16 +1,14 @@
 """What the authors of backends and layouts build on, in one place; ``docs/extending.md`` shows how."""
 
-from storeds._utils.urls import file_path, redact
+from storeds._utils.locations import file_path, redact
 from storeds.backends.base import BackendOptions, HandleBackend, StoreBackend, parse_options
 from storeds.backends.handles import HandlePool, Opener
 from storeds.backends.writer import COMMIT_EVERY, EncodedRecord, StoreWriter
 from storeds.readers.base import RecordReader
-from storeds.records.codec import checksum
-from storeds.records.columns import column_from_records
+from storeds.records.codec import Places, checksum
+from storeds.records.columns import check_where, column_from_records
 from storeds.records.fields import fields_from_json, fields_to_json, parse_fields
-from storeds.records.filters import check_where
 from storeds.records.meta import meta_from_text, meta_to_text
-from storeds.records.seals import Places
 
 __all__ = [
     "COMMIT_EVERY",

@@ -16,8 +16,7 @@ from _foreign_lmdb import encoded, put
 from storeds import errors, registry
 from storeds.backends.base import StoreBackend
 from storeds.backends.memory import MemoryBackend
-from storeds.backends.readings import Reading, ambiguous
-from storeds.backends.unread import bounded, check_most_is_read
+from storeds.backends.readings import Reading, ambiguous, bounded, check_most_is_read
 
 
 class Looks(MemoryBackend):

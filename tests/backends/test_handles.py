@@ -31,7 +31,7 @@ class Handle:
     name: str
     pid: int = field(default_factory=lambda: os.getpid())  # one test replaces os.getpid
     closed: int = 0
-    disowned: int = 0
+    abandoned: int = 0
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Engine:
 
     @property
     def live(self) -> list[str]:
-        return [handle.name for handle in self.handles if not handle.closed and not handle.disowned]
+        return [handle.name for handle in self.handles if not handle.closed and not handle.abandoned]
 
 
 @dataclass(frozen=True)
@@ -75,15 +75,15 @@ class Opener:
         handle.closed += 1
 
     def abandon_after_fork(self, handle: Handle, /) -> None:
-        assert handle.pid != os.getpid(), "disowned in the process that opened it"
-        handle.disowned += 1
+        assert handle.pid != os.getpid(), "abandoned in the process that opened it"
+        handle.abandoned += 1
 
 
 class Owner:
     """Stands for a backend."""
 
     def __init__(self, pool: HandlePool[Handle], opener: Opener) -> None:
-        self.ticket = pool.ticket(self, opener)
+        self.ref = pool.ref(self, opener)
 
 
 @pytest.fixture
@@ -148,14 +148,14 @@ def in_fork(body: Callable[[], None]) -> str:
 def test_nothing_opens_before_the_first_lease(pool: HandlePool[Handle], engine: Engine) -> None:
     owner = Owner(pool, Opener(engine, "a"))
     assert engine.handles == []
-    with owner.ticket.lease() as handle:
+    with owner.ref.lease() as handle:
         assert engine.handles == [handle]
     assert engine.live == ["a"]
 
 
 def test_equal_keys_share_one_handle(pool: HandlePool[Handle], engine: Engine) -> None:
     first, second = Owner(pool, Opener(engine, "a")), Owner(pool, Opener(engine, "a"))
-    with first.ticket.lease() as one, second.ticket.lease() as two, first.ticket.lease() as three:
+    with first.ref.lease() as one, second.ref.lease() as two, first.ref.lease() as three:
         assert one is two is three
     assert len(engine.handles) == len(pool) == 1
 
@@ -163,26 +163,26 @@ def test_equal_keys_share_one_handle(pool: HandlePool[Handle], engine: Engine) -
 def test_a_shared_handle_closes_with_its_last_owner(pool: HandlePool[Handle], engine: Engine) -> None:
     first, second = Owner(pool, Opener(engine, "a")), Owner(pool, Opener(engine, "a"))
     for owner in (first, second):
-        with owner.ticket.lease():
+        with owner.ref.lease():
             pass
-    first.ticket.close()
+    first.ref.close()
     assert engine.live == ["a"]
-    second.ticket.close()
+    second.ref.close()
     assert engine.live == []
     assert [handle.closed for handle in engine.handles] == [1]
 
 
 def test_conflicting_options_are_refused_until_the_other_lets_go(pool: HandlePool[Handle], engine: Engine) -> None:
     first, second = Owner(pool, Opener(engine, "a", "slow")), Owner(pool, Opener(engine, "a", "fast"))
-    with first.ticket.lease():
+    with first.ref.lease():
         pass
     with (
         pytest.raises(ConfigError, match=r"fake://a is already open .* other options: slow there, fast here"),
-        second.ticket.lease(),
+        second.ref.lease(),
     ):
         pass
-    first.ticket.let_go()
-    with second.ticket.lease():
+    first.ref.release()
+    with second.ref.lease():
         pass
     assert len(engine.handles) == 2
 
@@ -194,11 +194,11 @@ def test_an_open_that_fails_leaves_nothing_behind(pool: HandlePool[Handle], engi
     owner = Owner(pool, Opener(engine, "a"))
     engine.on_open = fail
     for _ in range(3):
-        with pytest.raises(OSError, match="broken"), owner.ticket.lease():
+        with pytest.raises(OSError, match="broken"), owner.ref.lease():
             pass
     assert len(pool) == 0
     engine.on_open = lambda: None
-    with owner.ticket.lease() as handle:
+    with owner.ref.lease() as handle:
         assert handle.name == "a"
 
 
@@ -208,10 +208,10 @@ def test_an_open_that_fails_leaves_nothing_behind(pool: HandlePool[Handle], engi
 def test_the_least_recently_used_handle_is_closed_first(pool: HandlePool[Handle], engine: Engine) -> None:
     owners = {name: Owner(pool, Opener(engine, name)) for name in "abc"}
     for name in "abac":
-        with owners[name].ticket.lease():
+        with owners[name].ref.lease():
             pass
     assert engine.live == ["a", "c"]
-    with owners["b"].ticket.lease():
+    with owners["b"].ref.lease():
         pass
     assert sorted(engine.live) == ["b", "c"]
     assert len(engine.handles) == 4
@@ -221,7 +221,7 @@ def test_a_leased_handle_is_never_closed_to_make_room(pool: HandlePool[Handle], 
     owners = [Owner(pool, Opener(engine, name)) for name in "abcde"]
     with contextlib.ExitStack() as stack:
         for owner in owners:
-            stack.enter_context(owner.ticket.lease())
+            stack.enter_context(owner.ref.lease())
         assert engine.live == list("abcde")
         pool.close_all()
         assert engine.live == list("abcde")
@@ -230,48 +230,48 @@ def test_a_leased_handle_is_never_closed_to_make_room(pool: HandlePool[Handle], 
 
 def test_close_waits_for_the_lease(pool: HandlePool[Handle], engine: Engine) -> None:
     owner = Owner(pool, Opener(engine, "a"))
-    with owner.ticket.lease():
-        with owner.ticket.lease():
-            owner.ticket.close()
+    with owner.ref.lease():
+        with owner.ref.lease():
+            owner.ref.close()
             assert engine.live == ["a"]
         assert engine.live == ["a"]
     assert engine.live == []
     assert len(pool) == 0
 
 
-def test_let_go_under_a_lease_and_a_new_owner_before_it_ends(pool: HandlePool[Handle], engine: Engine) -> None:
+def test_release_under_a_lease_and_a_new_owner_before_it_ends(pool: HandlePool[Handle], engine: Engine) -> None:
     first, second = Owner(pool, Opener(engine, "a")), Owner(pool, Opener(engine, "a"))
-    with first.ticket.lease() as one:
-        first.ticket.let_go()
-        with second.ticket.lease() as two:
+    with first.ref.lease() as one:
+        first.ref.release()
+        with second.ref.lease() as two:
             assert one is two
     assert engine.live == ["a"]  # it belongs to the second now
 
 
-def test_let_go_and_close_all_are_not_the_end(pool: HandlePool[Handle], engine: Engine) -> None:
+def test_release_and_close_all_are_not_the_end(pool: HandlePool[Handle], engine: Engine) -> None:
     owner = Owner(pool, Opener(engine, "a"))
-    for forget in (owner.ticket.let_go, pool.close_all):
-        with owner.ticket.lease():
+    for forget in (owner.ref.release, pool.close_all):
+        with owner.ref.lease():
             pass
         forget()
         assert engine.live == []
-    with owner.ticket.lease() as handle:
+    with owner.ref.lease() as handle:
         assert not handle.closed
     assert [handle.closed for handle in engine.handles] == [1, 1, 0]
 
 
 def test_close_is_the_end_and_idempotent(pool: HandlePool[Handle], engine: Engine) -> None:
     owner = Owner(pool, Opener(engine, "a"))
-    owner.ticket.close()
-    owner.ticket.close()
-    with pytest.raises(ClosedError, match="fake://a was closed; open it again"), owner.ticket.lease():
+    owner.ref.close()
+    owner.ref.close()
+    with pytest.raises(ClosedError, match="fake://a was closed; open it again"), owner.ref.lease():
         pass
     assert engine.handles == []
 
 
 def test_an_exception_under_a_lease_ends_it(pool: HandlePool[Handle], engine: Engine) -> None:
     owner = Owner(pool, Opener(engine, "a"))
-    with pytest.raises(KeyError), owner.ticket.lease():
+    with pytest.raises(KeyError), owner.ref.lease():
         raise KeyError("mine")
     pool.close_all()
     assert engine.live == []
@@ -282,14 +282,14 @@ def test_another_thread_closes_while_one_reads(pool: HandlePool[Handle], engine:
     reading, closed = threading.Event(), threading.Event()
 
     def read() -> None:
-        with owner.ticket.lease() as handle:
+        with owner.ref.lease() as handle:
             reading.set()
             assert closed.wait(DEADLINE)
             assert not handle.closed
 
     def close() -> None:
         assert reading.wait(DEADLINE)
-        owner.ticket.close()
+        owner.ref.close()
         closed.set()
 
     in_threads(read, close)
@@ -305,10 +305,10 @@ def test_many_threads_over_many_handles(pool: HandlePool[Handle], engine: Engine
             start.wait(DEADLINE)
             for at in range(500):
                 owner = owners[(at * (number + 1)) % len(owners)]
-                with owner.ticket.lease() as handle:
+                with owner.ref.lease() as handle:
                     assert not handle.closed
                     if at % 7 == number:
-                        owner.ticket.let_go()
+                        owner.ref.release()
                         assert not handle.closed
 
         return body
@@ -323,7 +323,7 @@ def test_many_threads_over_many_handles(pool: HandlePool[Handle], engine: Engine
 
 def test_a_handle_closes_with_its_owner(pool: HandlePool[Handle], engine: Engine) -> None:
     owner = Owner(pool, Opener(engine, "a"))
-    with owner.ticket.lease():
+    with owner.ref.lease():
         pass
     del owner
     gc.collect()
@@ -332,7 +332,7 @@ def test_a_handle_closes_with_its_owner(pool: HandlePool[Handle], engine: Engine
 
 def test_a_handle_outlives_its_owner_while_it_is_read(pool: HandlePool[Handle], engine: Engine) -> None:
     owner = Owner(pool, Opener(engine, "a"))
-    with owner.ticket.lease() as handle:
+    with owner.ref.lease() as handle:
         del owner
         gc.collect()
         assert not handle.closed
@@ -342,7 +342,7 @@ def test_a_handle_outlives_its_owner_while_it_is_read(pool: HandlePool[Handle], 
 def _drop_in_a_cycle(pool: HandlePool[Handle], opener: Opener) -> None:
     owner = Owner(pool, opener)
     owner.itself = owner  # type: ignore[attr-defined]  # only the garbage collector frees it
-    with owner.ticket.lease():
+    with owner.ref.lease():
         pass
 
 
@@ -356,7 +356,7 @@ def test_garbage_collected_inside_the_critical_section(engine: Engine, moment: s
         owner = Owner(pool, Opener(engine, "a"))
 
         def use() -> None:
-            with owner.ticket.lease() as handle:
+            with owner.ref.lease() as handle:
                 assert not handle.closed
             pool.close_all()
 
@@ -377,20 +377,20 @@ def test_a_handle_with_a_claim_on_another_pool_is_collected_inside_that_pools_cr
     client = Owner(clients, Opener(engine, "client"))
 
     def use() -> None:
-        with client.ticket.lease():
+        with client.ref.lease():
             pass
 
     use()
     gc.disable()
     try:
-        _drop_in_a_cycle(collections, Opener(Engine(on_close=client.ticket.close), "collection"))
+        _drop_in_a_cycle(collections, Opener(Engine(on_close=client.ref.close), "collection"))
         setattr(engine, moment, gc.collect)
         other = Owner(clients, Opener(engine, "other"))
 
         def open_and_close_another() -> None:
-            with other.ticket.lease():
+            with other.ref.lease():
                 pass
-            other.ticket.close()
+            other.ref.close()
 
         in_threads(open_and_close_another)
     finally:
@@ -424,13 +424,13 @@ def test_handles_close_when_the_interpreter_ends() -> None:
             def options(self): return None
             def open(self): return "a handle"
             def close(self, handle): print("closed", handle)
-            def disown(self, handle): print("disowned")
+            def abandon_after_fork(self, handle): print("abandoned")
 
         class Owner: pass
         pool = HandlePool(limit=2, quiesce=True)
         owner = Owner()
-        ticket = pool.ticket(owner, Opener())
-        with ticket.lease(): pass
+        ref = pool.ref(owner, Opener())
+        with ref.lease(): pass
     """
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=DEADLINE
@@ -445,40 +445,40 @@ def test_handles_close_when_the_interpreter_ends() -> None:
 def test_a_child_opens_its_own_and_leaves_the_parents_alone(engine: Engine, quiesce: bool) -> None:
     pool: HandlePool[Handle] = HandlePool(limit=2, quiesce=quiesce)
     owner, never = Owner(pool, Opener(engine, "a")), Owner(pool, Opener(engine, "b"))
-    with owner.ticket.lease() as parents:
+    with owner.ref.lease() as parents:
         pass
 
     def child() -> None:
         assert len(pool) == 0
-        assert parents.disowned == 1
-        with owner.ticket.lease() as mine, never.ticket.lease() as other:
+        assert parents.abandoned == 1
+        with owner.ref.lease() as mine, never.ref.lease() as other:
             assert mine is not parents
             assert mine.pid == other.pid == os.getpid()
         pool.close_all()
         assert parents.closed == 0
         assert engine.live == []
-        owner.ticket.close()
+        owner.ref.close()
 
     for _ in range(2):
         assert in_fork(child) == ""
-        assert (parents.closed, parents.disowned) == (0, 0)
-        with owner.ticket.lease() as again:
+        assert (parents.closed, parents.abandoned) == (0, 0)
+        with owner.ref.lease() as again:
             assert again is parents
     pool.close_all()
 
 
 def test_a_grandchild_opens_its_own(pool: HandlePool[Handle], engine: Engine) -> None:
     owner = Owner(pool, Opener(engine, "a"))
-    with owner.ticket.lease():
+    with owner.ref.lease():
         pass
 
     def grandchild() -> None:
-        with owner.ticket.lease() as mine:
+        with owner.ref.lease() as mine:
             assert mine.pid == os.getpid()
-        assert [handle.disowned for handle in engine.handles] == [1, 1, 0]
+        assert [handle.abandoned for handle in engine.handles] == [1, 1, 0]
 
     def child() -> None:
-        with owner.ticket.lease() as mine:
+        with owner.ref.lease() as mine:
             assert mine.pid == os.getpid()
         assert in_fork(grandchild) == ""
 
@@ -488,14 +488,14 @@ def test_a_grandchild_opens_its_own(pool: HandlePool[Handle], engine: Engine) ->
 def test_owners_may_die_in_the_child(pool: HandlePool[Handle], engine: Engine) -> None:
     owners = [Owner(pool, Opener(engine, name)) for name in "ab"]
     for owner in owners:
-        with owner.ticket.lease():
+        with owner.ref.lease():
             pass
     del owner
 
     def child() -> None:
         owners.clear()
         gc.collect()
-        assert [(handle.closed, handle.disowned) for handle in engine.handles] == [(0, 1), (0, 1)]
+        assert [(handle.closed, handle.abandoned) for handle in engine.handles] == [(0, 1), (0, 1)]
 
     assert in_fork(child) == ""
     assert engine.live == ["a", "b"]
@@ -514,11 +514,11 @@ def test_a_fork_waits_for_an_open_only_where_the_engine_needs_it(engine: Engine)
     def child() -> None:
         engine.on_open = lambda: None
         for owner in (slow, quick):
-            with owner.ticket.lease() as handle:
+            with owner.ref.lease() as handle:
                 assert handle.pid == os.getpid()
 
     def open_slowly() -> None:
-        with slow.ticket.lease():
+        with slow.ref.lease():
             pass
 
     def fork() -> None:
@@ -545,17 +545,17 @@ def test_forks_while_threads_open_read_and_close(engine: Engine, quiesce: bool) 
             at = number
             while not stop.is_set():
                 at += 1
-                ticket: HandleRef[Handle] = owners[at % 4].ticket
-                with ticket.lease() as handle:
+                ref: HandleRef[Handle] = owners[at % 4].ref
+                with ref.lease() as handle:
                     assert (handle.closed, handle.pid) == (0, os.getpid())
                 if at % 5 == 0:
-                    ticket.let_go()
+                    ref.release()
 
         return body
 
     def child() -> None:
         for owner in owners:
-            with owner.ticket.lease() as handle:
+            with owner.ref.lease() as handle:
                 assert (handle.closed, handle.pid) == (0, os.getpid())
         pool.close_all()
 
@@ -576,12 +576,12 @@ def test_a_fork_that_ran_no_hooks_is_noticed(
     pool: HandlePool[Handle], engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner = Owner(pool, Opener(engine, "a"))
-    with owner.ticket.lease() as parents:
+    with owner.ref.lease() as parents:
         pass
     elsewhere = os.getpid() + 1
     monkeypatch.setattr(os, "getpid", lambda: elsewhere)
-    with owner.ticket.lease() as mine:
+    with owner.ref.lease() as mine:
         assert mine is not parents
         assert mine.pid == elsewhere
-    assert (parents.closed, parents.disowned) == (0, 1)
-    owner.ticket.close()
+    assert (parents.closed, parents.abandoned) == (0, 1)
+    owner.ref.close()

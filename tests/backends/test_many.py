@@ -22,7 +22,7 @@ from torch.utils.data import ConcatDataset
 
 import storeds
 from storeds import StoreDataset, StoreIterable
-from storeds._utils.paths import glob_of
+from storeds._utils.locations import glob_of
 from storeds.backends.concatenated import CONCATENATED, ConcatenatedBackend
 from storeds.backends.hdf5.backend import Hdf5Backend
 from storeds.backends.lmdb.backend import LmdbBackend

@@ -34,7 +34,7 @@ from _stores import (
 )
 from photographs import jpeg
 from storeds import StoreDataset, errors
-from storeds._utils.urls import file_path
+from storeds._utils.locations import file_path
 from storeds.backends.base import HandleBackend
 
 

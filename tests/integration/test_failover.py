@@ -20,7 +20,7 @@ from integration._refusals import SLACK
 from photographs import jpeg
 from replica_set import Member, ReplicaSet, run_replica_set
 from storeds import errors
-from storeds._utils.urls import redact
+from storeds._utils.locations import redact
 from storeds.ops import Progress
 from storeds.testing.mongod import find_mongod
 

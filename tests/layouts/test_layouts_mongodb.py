@@ -131,7 +131,7 @@ def test_every_layout_gives_the_truth_in_every_mode_and_converts(
     layout: str, database: Any, mongodb_database: str, tmp_path: Path
 ) -> None:
     backend, truth = OPENERS[layout](database, mongodb_database, tmp_path)
-    assert backend._connection._ticket.entry is None  # a parent holds nothing when workers start
+    assert backend._connection._ref.entry is None  # a parent holds nothing when workers start
     assert (len(backend), backend.meta.layout, backend.meta.fields["image"].kind) == (len(truth), layout, "image")
 
     shuffled = np.random.default_rng(1).permutation(len(truth)).tolist()

@@ -27,7 +27,7 @@ from _damaged import PICTURES, write
 from _foreign_lmdb import put
 from photographs import jpeg
 from storeds import StoreDataset, errors
-from storeds._utils.paths import file_system
+from storeds._utils.locations import file_system
 from storeds.backends.memory import MemoryBackend
 from storeds.cli import app
 from storeds.errors import RecordError

@@ -102,5 +102,5 @@ def read_all(dataset: StoreDataset) -> list[Row]:
 def handle_of(dataset: StoreDataset) -> Any:
     """Return the live handle that a dataset has a share in, or None."""
     assert isinstance(dataset.backend, HandleBackend)
-    entry = dataset.backend._ticket.entry
+    entry = dataset.backend._ref.entry
     return None if entry is None else entry.handle

@@ -12,7 +12,7 @@ from torchvision.transforms import v2
 
 from storeds.errors import ConfigError
 from storeds.protocols import Field
-from storeds.records.elements import is_mask, is_spatial, layout_of
+from storeds.records.fields import is_mask, is_spatial, layout_of
 from storeds.transforms import CenterCrop, Compose, Normalize, RandomHorizontalFlip, Resize, ToTensor
 from storeds.transforms.spatial import Moves, check_spatial, moves
 

@@ -21,7 +21,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import storeds
-from storeds._utils.urls import StoreURL, file_path, file_url, redact, redact_message
+from storeds._utils.locations import StoreURL, file_path, file_url, redact, redact_message
 from storeds.backends.mongodb.client import ClientOpener, Location, parse_location
 from storeds.backends.mongodb.handle import MongodbOpener
 from storeds.errors import ConfigError, StoredsError

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from storeds._utils.urls import redact, redact_message
+from storeds._utils.locations import redact, redact_message
 from storeds.errors import ConfigError, StoreNotFoundError
 
 __all__ = ["DEEPEST", "is_omegaconf", "parse_toml", "parse_yaml", "plain", "read_mapping"]

@@ -16,15 +16,12 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from storeds._utils.paths import check_file
-from storeds._utils.urls import StoreURL, file_url, redact
-from storeds.backends.handles import HandlePool, HandleRef, Opener
-from storeds.backends.opened import OpenStore
+from storeds._utils.locations import StoreURL, check_file, file_url, redact
+from storeds.backends.handles import HandlePool, HandleRef, Opener, OpenStore
 from storeds.errors import ConfigError, FormatError, RecordError, StoreNotFoundError, UnavailableError, suggest
 from storeds.protocols import JSON, Array, Field, Meta, Record
-from storeds.records.codec import RecordCodec
-from storeds.records.seals import Places
-from storeds.records.verdicts import derived_fields, readable_fields, stored_fields
+from storeds.records.codec import Places, RecordCodec
+from storeds.records.fields import derived_fields, readable_fields, stored_fields
 
 __all__ = ["BackendOptions", "FileOpener", "Handle", "HandleBackend", "StoreBackend", "parse_options"]
 
@@ -173,7 +170,7 @@ class StoreBackend(ABC):
     def unread(self) -> list[str]:
         """Return what of the store no record holds: groups, datasets, keys, collections, columns, each with a reason.
 
-        A foreign layout overrides this; use `storeds.backends.unread.bounded`, so that the list stays short. It may read the store.
+        A foreign layout overrides this; use `storeds.backends.readings.bounded`, so that the list stays short. It may read the store.
         """
         return []
 
@@ -264,7 +261,7 @@ class _BuildLease(Generic[H]):
 
     def __init__(self, backend: HandleBackend[H, Any]) -> None:
         self._backend = backend
-        self._lease = backend._ticket.lease()
+        self._lease = backend._ref.lease()
 
     def __enter__(self) -> H:
         backend = self._backend
@@ -298,18 +295,18 @@ class HandleBackend(StoreBackend, Generic[H, Open]):
 
     def __init__(self, opener: Open, opened: OpenStore | None = None) -> None:
         self._opener = opener
-        self._ticket: HandleRef[H] = self.pool.ticket(self, opener)
-        self._ticket.opened = opened
+        self._ref: HandleRef[H] = self.pool.ref(self, opener)
+        self._ref.opened = opened
         try:
-            with self._ticket.lease() as handle:
+            with self._ref.lease() as handle:
                 stale = self._is_stale(handle)
             if stale:
-                self._ticket.invalidate()
-            with self._ticket.lease() as handle:
+                self._ref.invalidate()
+            with self._ref.lease() as handle:
                 meta = self._probe(handle)
         finally:
-            self._ticket.opened = None
-            self._ticket.let_go()
+            self._ref.opened = None
+            self._ref.release()
         super().__init__(opener.url, meta)
 
     def _is_stale(self, handle: H) -> bool:
@@ -332,7 +329,7 @@ class HandleBackend(StoreBackend, Generic[H, Open]):
         opener, meta = recipe
         backend = cls.__new__(cls)
         backend._opener = opener
-        backend._ticket = cls.pool.ticket(backend, opener)
+        backend._ref = cls.pool.ref(backend, opener)
         StoreBackend.__init__(backend, opener.url, meta)
         return backend
 
@@ -342,7 +339,7 @@ class HandleBackend(StoreBackend, Generic[H, Open]):
 
     def close(self) -> None:
         # docstring inherited
-        self._ticket.close()
+        self._ref.close()
 
 
 def _spread(found: Mapping[int, Record | RecordError], asked: Sequence[int]) -> list[Record | RecordError]:

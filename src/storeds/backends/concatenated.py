@@ -17,13 +17,21 @@ import numpy as np
 import xxhash
 
 from storeds.backends.base import BackendOptions, StoreBackend
-from storeds.backends.unread import bounded
+from storeds.backends.readings import bounded
 from storeds.errors import ClosedError, ConfigError, FormatError, RecordError
 from storeds.protocols import JSON, Array, Backend, Field, Meta, Record
-from storeds.records.columns import SCALARS, TEXT, read_arrays, read_column, stack_records, stackable
-from storeds.records.filters import check_where, matching_positions
+from storeds.records.columns import (
+    SCALARS,
+    TEXT,
+    check_where,
+    matching_positions,
+    read_arrays,
+    read_column,
+    stack_records,
+    stackable,
+)
+from storeds.records.fields import UNCHECKED, readable_fields, verdict_field
 from storeds.records.meta import Count
-from storeds.records.verdicts import UNCHECKED, readable_fields, verdict_field
 
 __all__ = ["CONCATENATED", "BackendTable", "BackendTableBuilder", "ConcatenatedBackend", "Place", "check_same_classes"]
 

@@ -10,9 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from storeds._utils.paths import CutShortError, DamagedStoreError
-from storeds._utils.urls import StoreURL
-from storeds.backends.opened import OpenStore
+from storeds._utils.locations import CutShortError, DamagedStoreError, StoreURL
+from storeds.backends.handles import OpenStore
 from storeds.backends.readings import AmbiguousError, Reading, ambiguous, given_by
 from storeds.errors import (
     ConfigError,

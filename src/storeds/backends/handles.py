@@ -12,18 +12,18 @@ from __future__ import annotations
 
 import atexit
 import os
+import stat
 import threading
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from typing import Any, Generic, Protocol, Self, TypeVar
 
+from storeds._utils.locations import check_status, refused, sniff_descriptor, stat_store
 from storeds.errors import ClosedError, ConfigError
 
-if TYPE_CHECKING:
-    from storeds.backends.opened import OpenStore
-
-__all__ = ["HandlePool", "HandleRef", "Lease", "Opener"]
+__all__ = ["HandlePool", "HandleRef", "Lease", "OpenStore", "Opener"]
 
 H = TypeVar("H")
 
@@ -75,17 +75,17 @@ class _Entry(Generic[H]):
 class Lease(Generic[H]):
     """A context in which a handle stays open. A class, because a generator takes longer than some reads."""
 
-    __slots__ = ("_entry", "_ticket")
+    __slots__ = ("_entry", "_ref")
 
-    def __init__(self, ticket: HandleRef[H]) -> None:
-        self._ticket = ticket
+    def __init__(self, ref: HandleRef[H]) -> None:
+        self._ref = ref
 
     def __enter__(self) -> H:
-        self._entry, handle = self._ticket.pool.acquire(self._ticket)
+        self._entry, handle = self._ref.pool.acquire(self._ref)
         return handle
 
     def __exit__(self, *_: object) -> None:
-        self._ticket.pool.release(self._entry)
+        self._ref.pool.release(self._entry)
 
 
 class _Exclusive:
@@ -121,7 +121,7 @@ class HandleRef(Generic[H]):
         """Open the handle if need be and keep it open for the body of a ``with``."""
         return Lease(self)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Hold nothing until the next lease."""
         self.pool.forget(self)
 
@@ -167,35 +167,35 @@ class HandlePool(Generic[H]):
         self._forking = False
         self._changed = threading.Condition(self._lock)
 
-    def ticket(self, owner: object, opener: Opener[H]) -> HandleRef[H]:
+    def ref(self, owner: object, opener: Opener[H]) -> HandleRef[H]:
         """Return a claim that ends with `owner`, or earlier by `HandleRef.close`."""
-        ticket = HandleRef(self, opener)
-        weakref.finalize(owner, self._drop, ticket).atexit = False
-        return ticket
+        ref = HandleRef(self, opener)
+        weakref.finalize(owner, self._drop, ref).atexit = False
+        return ref
 
-    def acquire(self, ticket: HandleRef[H]) -> tuple[_Entry[H], H]:
+    def acquire(self, ref: HandleRef[H]) -> tuple[_Entry[H], H]:
         if self._pid != os.getpid():  # forked by C code that runs no hooks
             self._reset_in_child()
         with self._exclusive():
             while self._forking:
                 self._wait()
             self._sweep()
-            if ticket.closed:
-                raise ClosedError(f"{ticket.opener.url} was closed; open it again with open_backend")
-            self._disown_inherited(ticket)
-            entry = ticket.entry
+            if ref.closed:
+                raise ClosedError(f"{ref.opener.url} was closed; open it again with open_backend")
+            self._abandon_inherited(ref)
+            entry = ref.entry
             if entry is None or entry.handle is None or entry.doomed:
-                entry = self._find_or_open(ticket)
+                entry = self._find_or_open(ref)
             entry.leases += 1
             self._leases += 1
-            if self._entries.get(entry.key) is entry:  # not retired
+            if self._entries.get(entry.key) is entry:  # not invalidated
                 self._entries.move_to_end(entry.key)
             assert entry.handle is not None
             return entry, entry.handle
 
-    def _find_or_open(self, ticket: HandleRef[H]) -> _Entry[H]:
-        opener: Any = ticket.opener
-        shared = () if ticket.opened is None else (ticket.opened,)
+    def _find_or_open(self, ref: HandleRef[H]) -> _Entry[H]:
+        opener: Any = ref.opener
+        shared = () if ref.opened is None else (ref.opened,)
         key = opener.key(*shared)
         entry = self._entries.get(key)
         if entry is not None and type(entry.opener) is not type(opener) and entry.leases == 0:
@@ -210,9 +210,9 @@ class HandlePool(Generic[H]):
                 f"{opener.url} is already open in this process with other options: {entry.opener.options()} there, "
                 f"{opener.options()} here; use the same options, or close the other backend first"
             )
-        entry.owners.add(id(ticket))
+        entry.owners.add(id(ref))
         entry.doomed = False
-        ticket.entry = entry
+        ref.entry = entry
         return entry
 
     def release(self, entry: _Entry[H]) -> None:
@@ -227,19 +227,19 @@ class HandlePool(Generic[H]):
                 self._evict(self._limit)
             self._sweep()
 
-    def forget(self, ticket: HandleRef[H]) -> None:
+    def forget(self, ref: HandleRef[H]) -> None:
         with self._lock:
-            self._dropped.append(ticket)
+            self._dropped.append(ref)
             if not self._inside:
                 with self._exclusive():
                     self._sweep()
 
-    def invalidate(self, ticket: HandleRef[H]) -> None:
+    def invalidate(self, ref: HandleRef[H]) -> None:
         with self._exclusive():
-            entry = ticket.entry
+            entry = ref.entry
             if entry is not None and self._entries.get(entry.key) is entry:
                 del self._entries[entry.key]
-            self._forget(ticket)
+            self._forget(ref)
 
     def close_all(self) -> None:
         """Close every handle that is not being read; claims stay valid and reopen on their next use."""
@@ -266,18 +266,18 @@ class HandlePool(Generic[H]):
         for entry in idle[: max(0, len(self._entries) - keep)]:
             self._remove(entry)
 
-    def _disown_inherited(self, ticket: HandleRef[H]) -> None:
-        """Let go of a handle that the parent retired before the fork, so that no list has it."""
-        if ticket.entry is not None and ticket.entry.pid != os.getpid():
-            ticket.entry.abandon_after_fork()
-            ticket.entry = None
+    def _abandon_inherited(self, ref: HandleRef[H]) -> None:
+        """Let go of a handle that the parent invalidated before the fork, so that no list has it."""
+        if ref.entry is not None and ref.entry.pid != os.getpid():
+            ref.entry.abandon_after_fork()
+            ref.entry = None
 
-    def _forget(self, ticket: HandleRef[H]) -> None:
-        self._disown_inherited(ticket)
-        entry, ticket.entry = ticket.entry, None
+    def _forget(self, ref: HandleRef[H]) -> None:
+        self._abandon_inherited(ref)
+        entry, ref.entry = ref.entry, None
         if entry is None or entry.handle is None:
             return
-        entry.owners.discard(id(ticket))
+        entry.owners.discard(id(ref))
         if not entry.owners:
             entry.doomed = True
             if entry.leases == 0:
@@ -294,8 +294,8 @@ class HandlePool(Generic[H]):
 
     # Finalizers and fork hooks.
 
-    def _drop(self, ticket: HandleRef[H]) -> None:
-        self._dropped.append(ticket)
+    def _drop(self, ref: HandleRef[H]) -> None:
+        self._dropped.append(ref)
         if self._lock.acquire(blocking=False):
             try:
                 if not self._inside:
@@ -323,3 +323,87 @@ class HandlePool(Generic[H]):
         inherited, self._entries = self._entries, OrderedDict()
         for entry in inherited.values():
             entry.abandon_after_fork()
+
+
+T = TypeVar("T")
+
+
+class OpenStore:
+    """What the native backend and all candidate layouts share of one store that is being opened.
+
+    `storeds.open_backend` creates one, passes it to each class that has ``shares_open_store = True``, and closes it.
+    It opens nothing by itself. Used by one thread.
+    """
+
+    def __init__(self) -> None:
+        self._shared: dict[Hashable, tuple[Any, Callable[[Any], object]]] = {}
+        self._inspected: dict[str, tuple[os.stat_result, str | None]] = {}
+
+    @classmethod
+    @contextmanager
+    def borrow(cls, opened: OpenStore | None) -> Iterator[OpenStore]:
+        """Yield `opened`, left open at the end, or for None a new one that is closed at the end."""
+        if opened is not None:
+            yield opened
+        else:
+            with cls() as own:
+                yield own
+
+    def share(self, name: Hashable, open: Callable[[], T], close: Callable[[T], object]) -> T:
+        """Return the object called `name`; the first caller opens it."""
+        if name not in self._shared:
+            self._shared[name] = open(), close
+        found: T = self._shared[name][0]
+        return found
+
+    def take(self, name: Hashable) -> None:
+        """Make the caller the owner of the object called `name`: it closes it from now on."""
+        del self._shared[name]
+
+    def descriptor(self, path: str) -> int:
+        """Return a read-only descriptor of the file at `path`; ``take(path)`` keeps it. Raises OSError."""
+        return self.share(path, lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC), os.close)
+
+    def inspect_file(self, path: str, url: str) -> tuple[os.stat_result, str | None]:
+        """Return the status of what lies at `path`, and its engine by its magic bytes: ``lmdb``, ``hdf5`` or None.
+
+        Raises
+        ------
+        StoreNotFoundError
+            Nothing is there.
+        UnavailableError
+            The system does not allow access, for example for lack of permission.
+        FormatError
+            It is neither a file nor a folder.
+        """
+        if path not in self._inspected:
+            status = stat_store(path, url)
+            engine = None
+            if not stat.S_ISDIR(status.st_mode):
+                try:
+                    descriptor = self.descriptor(path)
+                    # Of the opened file, which may have replaced the one that `stat` saw.
+                    status = os.fstat(descriptor)
+                    engine = sniff_descriptor(descriptor, status.st_size)
+                except OSError as error:
+                    raise refused(url, "read", error) from None
+            self._inspected[path] = status, engine
+        return self._inspected[path]
+
+    def check_file(self, path: str, kind: str, url: str) -> os.stat_result:
+        """Return the status of the store file at `path`; raises unless it is a regular file of engine `kind`."""
+        status, engine = self.inspect_file(path, url)
+        check_status(path, status, engine, kind, url)
+        return status
+
+    def close(self) -> None:
+        """Close everything that nobody has taken, in reverse order."""
+        while self._shared:
+            _, (found, close) = self._shared.popitem()
+            close(found)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from storeds._utils.urls import StoreURL, redact
+from storeds._utils.locations import StoreURL, redact
 from storeds.backends.base import BackendOptions, StoreBackend, parse_options
 from storeds.backends.writer import COMMIT_EVERY, EncodedRecord, StoreWriter, other_plan, target_exists
 from storeds.errors import ClosedError, ConfigError, RecordError, StoreExistsError, StoreNotFoundError, UnavailableError

@@ -9,12 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from storeds._utils.paths import Glob, glob_of
-from storeds._utils.urls import FILE_ENGINES, StoreURL, file_url, redact
+from storeds._utils.locations import FILE_ENGINES, Glob, StoreURL, file_url, glob_of, redact
 from storeds.backends.base import StoreBackend
 from storeds.backends.detection import detect_layout, open_with
-from storeds.backends.opened import OpenStore
-from storeds.backends.unread import log_unread
+from storeds.backends.handles import OpenStore
+from storeds.backends.readings import log_unread
 from storeds.backends.writer import COMMIT_EVERY
 from storeds.errors import ConfigError, FormatError, StoreNotFoundError
 from storeds.registry import BACKENDS, LAYOUTS
@@ -73,7 +72,9 @@ def open_backend(
     """
     backend = _open(url, layout, options)
     if isinstance(backend, StoreBackend):
-        log_unread(backend.url, backend.unread())
+        unread = backend.unread()
+        if unread:
+            log_unread(backend.url, unread)
     return backend
 
 

@@ -13,11 +13,17 @@ import numpy as np
 from storeds._utils.text import counted
 from storeds.errors import ConfigError, RecordError
 from storeds.protocols import Array, Backend, Meta, Record
-from storeds.records.columns import read_arrays, read_column
-from storeds.records.filters import check_where, matching_positions
-from storeds.records.index_cache import index_path, load_index, save_index
+from storeds.records.columns import (
+    check_where,
+    index_path,
+    load_index,
+    matching_positions,
+    read_arrays,
+    read_column,
+    save_index,
+)
+from storeds.records.fields import readable_fields
 from storeds.records.meta import Count
-from storeds.records.verdicts import readable_fields
 
 __all__ = ["Selection"]
 

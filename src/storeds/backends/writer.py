@@ -15,9 +15,8 @@ from typing import Any, ClassVar, Literal, Self
 from storeds.errors import ClosedError, ConfigError, RecordError, StoredsError, StoreExistsError, UnavailableError
 from storeds.protocols import JSON, Field, Meta, Record
 from storeds.records.codec import ContentHash, RecordCodec, canonical_json, checksum
-from storeds.records.fields import parse_fields
+from storeds.records.fields import UNCHECKED, Verdict, parse_fields, verdict_field
 from storeds.records.meta import NATIVE, Count, new_build
-from storeds.records.verdicts import UNCHECKED, Verdict, verdict_field
 
 __all__ = ["BATCH_BYTES", "COMMIT_EVERY", "EncodedRecord", "StoreWriter", "other_plan", "target_exists"]
 

@@ -20,8 +20,8 @@ from rich.table import Table
 from rich.text import Text
 
 from storeds import registry
+from storeds._utils.locations import redact_message
 from storeds._utils.text import printable
-from storeds._utils.urls import redact_message
 from storeds.cli.complete import complete_layout, complete_url
 from storeds.errors import ConfigError, MissingDependencyError, StoredsError, UnavailableError
 from storeds.ops.progress import Progress, ProgressHook

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from storeds import ops
+from storeds._utils.locations import redact
 from storeds._utils.text import counted
-from storeds._utils.urls import redact
 from storeds.cli.app import (
     AsJson,
     CommitEvery,

@@ -7,11 +7,11 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from storeds._utils.paths import glob_of
+from storeds._utils.locations import glob_of
 from storeds.backends.opening import open_backend, with_scheme
 from storeds.errors import ConfigError, RecordError, StoredsError
 from storeds.protocols import Backend, Field
-from storeds.records.filters import check_where, matching_positions
+from storeds.records.columns import check_where, matching_positions
 from storeds.records.meta import NATIVE
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias, get_args
 import xxhash
 from torch.utils.data import IterableDataset, get_worker_info
 
-from storeds._utils.distributed import integer, ranks
-from storeds._utils.paths import glob_of
+from storeds._utils.locations import glob_of
+from storeds._utils.validation import integer, ranks
 from storeds.backends.concatenated import ConcatenatedBackend, check_same_classes
 from storeds.backends.opening import open_backend
 from storeds.datasets.epoch import MOST, SharedEpoch, SharedPasses

@@ -10,6 +10,6 @@ from storeds.jpeg.examine import examine
 from storeds.jpeg.finding import Finding, Frame
 from storeds.jpeg.repair import repair
 from storeds.jpeg.triage import triage
-from storeds.records.verdicts import Verdict
+from storeds.records.fields import Verdict
 
 __all__ = ["Finding", "Frame", "Verdict", "examine", "repair", "triage"]

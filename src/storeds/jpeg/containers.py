@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from storeds.records.verdicts import Verdict
+from storeds.records.fields import Verdict
 
 __all__ = ["check_bmp", "check_boxes", "check_codestream", "check_gif", "check_webp"]
 

@@ -11,7 +11,7 @@ from storeds.jpeg.repair import repair
 from storeds.jpeg.strict import NotDecodableError, is_decodable, probe
 from storeds.jpeg.structure import EOI, SOI, parse
 from storeds.jpeg.triage import triage
-from storeds.records.verdicts import Verdict
+from storeds.records.fields import Verdict
 
 __all__ = ["examine", "examine_jpeg"]
 

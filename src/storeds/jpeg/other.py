@@ -11,7 +11,7 @@ from storeds.jpeg.finding import MAX_PIXELS
 from storeds.jpeg.formats import sniff
 from storeds.jpeg.png import check_png
 from storeds.jpeg.tiff import check_tiff
-from storeds.records.verdicts import Verdict
+from storeds.records.fields import Verdict
 
 __all__ = ["check_other", "examine_other"]
 

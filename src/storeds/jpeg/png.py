@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from storeds.jpeg.finding import MAX_PIXELS
-from storeds.records.verdicts import Verdict
+from storeds.records.fields import Verdict
 
 __all__ = ["check_png"]
 

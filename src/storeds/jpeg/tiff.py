@@ -6,7 +6,7 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from storeds.records.verdicts import Verdict
+from storeds.records.fields import Verdict
 
 __all__ = ["check_tiff"]
 

@@ -10,14 +10,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeAlias
 
-from storeds._utils.urls import file_path, redact
+from storeds._utils.locations import file_path, redact
 from storeds.backends.concatenated import ConcatenatedBackend
 from storeds.backends.opening import open_backend, scheme_of
 from storeds.errors import ConfigError, FormatError, RecordError, StoreNotFoundError
 from storeds.jpeg import examine
 from storeds.ops.progress import Progress
 from storeds.protocols import Backend, Record, Writer
-from storeds.records.verdicts import UNCHECKED, stored_fields, verdict_field, wrong_verdict
+from storeds.records.fields import UNCHECKED, stored_fields, verdict_field, wrong_verdict
 
 __all__ = [
     "Batch",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from storeds._utils.urls import redact
+from storeds._utils.locations import redact
 from storeds.backends.opening import open_backend, open_writer
 from storeds.errors import FormatError
 from storeds.ops.common import Batch, check_distinct, examined, images_of, read_batches, resumable
@@ -13,8 +13,8 @@ from storeds.ops.progress import ProgressHook
 from storeds.ops.verdict_counts import NOT_EXAMINED, VerdictCounts
 from storeds.protocols import Backend, Meta, Record
 from storeds.records.codec import ContentHash, RecordCodec, checksum
+from storeds.records.fields import stored_fields
 from storeds.records.meta import NATIVE
-from storeds.records.verdicts import stored_fields
 
 __all__ = ["convert"]
 

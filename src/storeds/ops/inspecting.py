@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from storeds._utils.urls import StoreURL
+from storeds._utils.locations import StoreURL
 from storeds.backends.base import StoreBackend
 from storeds.backends.opening import open_backend, with_scheme
 from storeds.errors import FormatError, RecordError

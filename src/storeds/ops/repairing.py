@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from storeds._utils.urls import redact
+from storeds._utils.locations import redact
 from storeds.backends.opening import open_backend, open_writer
 from storeds.backends.writer import COMMIT_EVERY
 from storeds.errors import ConfigError
@@ -16,7 +16,7 @@ from storeds.ops.common import check_distinct, examined, images_of, read_batches
 from storeds.ops.progress import ProgressHook
 from storeds.ops.verdict_counts import VerdictCounts, damaged, is_lost
 from storeds.protocols import Backend, Record
-from storeds.records.verdicts import verdict_field
+from storeds.records.fields import verdict_field
 
 __all__ = ["RepairReport", "repair"]
 

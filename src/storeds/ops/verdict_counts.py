@@ -13,7 +13,7 @@ from storeds.errors import FormatError
 from storeds.jpeg import Verdict
 from storeds.protocols import Backend, Meta
 from storeds.records.columns import read_column
-from storeds.records.verdicts import derived_fields, verdict_field
+from storeds.records.fields import derived_fields, verdict_field
 
 __all__ = ["NOT_EXAMINED", "VerdictCounts", "brief", "damage_note", "damaged", "is_lost"]
 

@@ -11,7 +11,7 @@ import numpy as np
 from storeds.errors import ConfigError, suggest
 from storeds.protocols import Array, Backend, Field, SampleContext
 from storeds.readers.base import RecordReader
-from storeds.records.elements import Channels, Layout, is_image_like, layout_of
+from storeds.records.fields import Channels, Layout, is_image_like, layout_of
 
 __all__ = ["ArrayReader"]
 

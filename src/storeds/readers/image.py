@@ -33,8 +33,7 @@ from storeds.readers.decoders import (
     decode_window,
 )
 from storeds.readers.simplejpeg import check_jpeg
-from storeds.records.elements import is_mask
-from storeds.records.verdicts import verdict_field
+from storeds.records.fields import is_mask, verdict_field
 from storeds.registry import DECODERS
 
 __all__ = ["ImageReader", "PictureReader", "label_of"]

@@ -12,8 +12,7 @@ from storeds.errors import ConfigError, DecodeError, suggest
 from storeds.protocols import Array, Backend, Decoder, Field, Note, Record, SampleContext
 from storeds.readers.base import INDEX
 from storeds.readers.image import PictureReader
-from storeds.records.columns import read_column
-from storeds.records.index_cache import index_path, load_index, save_index
+from storeds.records.columns import index_path, load_index, read_column, save_index
 from storeds.records.meta import Count
 
 if TYPE_CHECKING:

@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
+import tempfile
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+import xxhash
 
 from storeds.errors import ConfigError, RecordError, suggest
-from storeds.protocols import Array, Backend, Field, SupportsColumns
-from storeds.records.verdicts import readable_fields
+from storeds.protocols import JSON, Array, Backend, Field, SupportsColumns, SupportsWhere
+from storeds.records.codec import canonical_json, canonical_value, preview
+from storeds.records.fields import readable_fields
 
 __all__ = [
     "SCALARS",
     "TEXT",
+    "cache_folder",
+    "check_where",
     "column_from_records",
     "column_of",
+    "index_path",
+    "load_index",
+    "matching_positions",
     "read_arrays",
     "read_column",
+    "save_index",
     "stack_records",
     "stackable",
     "text_column",
 ]
-
 
 _BATCH = 1024
 
@@ -123,3 +135,113 @@ def _refusal(name: str, declared: Mapping[str, Field]) -> str:
         f"has a field {name!r} of kind {declared[name].kind}, whose values make no array: those of int, float, bool and "
         f"arrays of fixed shape do ({fixed}). get_many reads the others"
     )
+
+
+def matching_positions(backend: Backend, where: Mapping[str, Sequence[Any]]) -> Array:
+    """Return the int64 positions, ascending, of records each of whose fields in `where` has one of its values."""
+    if isinstance(backend, SupportsWhere):
+        return backend.select(where)
+    mask = np.ones(len(backend), dtype=bool)
+    for name, values in where.items():
+        column = read_column(backend, name)
+        mask &= np.logical_or.reduce([_equals(column, value) for value in values], axis=0) if values else False
+    return np.flatnonzero(mask).astype(np.int64)
+
+
+def _equals(column: Array, value: Any) -> Any:
+    try:
+        # NumPy makes of a Python text one that has lost the NULs at its end.
+        return column == (np.array(value, TEXT) if isinstance(value, str) else value)
+    except (UnicodeEncodeError, OverflowError):  # a lone surrogate, 10**400: nothing that a store holds
+        return np.zeros(len(column), dtype=bool)
+
+
+_WHERE_TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}
+
+
+def check_where(where: Mapping[str, Any], fields: Mapping[str, Field], url: str) -> dict[str, list[Any]]:
+    """Return field → accepted values; raises ConfigError for what cannot be compared.
+
+    A value stands for equality, a list for membership. What equals nothing is left out: NaN, and values that no store
+    holds, such as 10**400 and text with a lone surrogate, which engines would refuse, each in its own words.
+    """
+    checked: dict[str, list[Any]] = {}
+    for name, wanted in where.items():
+        if name not in fields:
+            raise ConfigError(f"where: {url} has no field {name!r}; {suggest(name, fields, 'fields')}")
+        types = _WHERE_TYPES.get(fields[name].kind)
+        if types is None:
+            raise ConfigError(
+                f"where: field {name!r} is of kind {fields[name].kind}; only int, float, bool and str compare"
+            )
+        values = list(wanted) if isinstance(wanted, (list, tuple, set, frozenset)) else [wanted]
+        for value in values:
+            if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+                raise ConfigError(f"where: field {name!r} is {fields[name].kind}, so it never equals {preview(value)}")
+        checked[name] = [value for value in values if _equals_something(fields[name], value)]
+    return checked
+
+
+def _equals_something(field: Field, value: Any) -> bool:
+    try:
+        stored = canonical_value(field, value)
+    except (ValueError, OverflowError):
+        return False
+    return bool(stored == value)
+
+
+_KEPT = 30 * 86_400  # seconds since it was last opened
+
+
+def cache_folder() -> Path:
+    """Return ``$STOREDS_CACHE``, or ``storeds`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    if own := os.environ.get("STOREDS_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "storeds"
+
+
+def index_path(*key: JSON) -> Path:
+    """Return the file for a list that depends on `key` alone: the store's URL and build, and what was asked."""
+    return cache_folder() / f"{xxhash.xxh3_128_hexdigest(canonical_json(list(key)).encode())}.npy"
+
+
+def load_index(path: Path) -> Array | None:
+    """Return the int64 positions in `path`, memory-mapped and read-only, or None if it is absent or damaged."""
+    try:
+        positions = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return None
+    with contextlib.suppress(OSError):
+        os.utime(path)
+    return positions if positions.dtype == np.int64 and positions.ndim == 1 else None
+
+
+def save_index(path: Path, positions: Array) -> Array:
+    """Write `positions` to `path` in one step and return them mapped; where nothing can be written, as they are.
+
+    Files of the folder that nobody has opened for 30 days are removed: stores change, and their lists with them.
+    """
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor, fresh = tempfile.mkstemp(dir=path.parent, suffix=".fresh")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                np.save(file, positions, allow_pickle=False)
+            os.replace(fresh, path)
+        except BaseException:
+            os.unlink(fresh)
+            raise
+        _remove_unused(path.parent)
+        mapped = load_index(path)
+        if mapped is not None:
+            return mapped
+    return positions
+
+
+def _remove_unused(folder: Path) -> None:
+    oldest = time.time() - _KEPT
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):  # another process removes it too
+                if entry.name.endswith((".npy", ".fresh")) and entry.stat().st_mtime < oldest:
+                    os.unlink(entry.path)

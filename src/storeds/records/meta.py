@@ -12,8 +12,7 @@ import xxhash
 from storeds.errors import FormatError
 from storeds.protocols import JSON, Field, Meta
 from storeds.records.codec import canonical_json
-from storeds.records.fields import fields_from_json, fields_to_json
-from storeds.records.verdicts import split_fields, stored_fields
+from storeds.records.fields import fields_from_json, fields_to_json, split_fields, stored_fields
 
 __all__ = [
     "NATIVE",

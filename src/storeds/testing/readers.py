@@ -13,7 +13,7 @@ import pytest
 from storeds.backends.opening import open_backend, open_writer
 from storeds.errors import ConfigError, RecordError
 from storeds.protocols import Backend, Reader, Record, SampleContext
-from storeds.records.verdicts import stored_fields
+from storeds.records.fields import stored_fields
 from storeds.testing.kit import frozen
 
 __all__ = ["ReaderTests"]

@@ -13,7 +13,7 @@ from PIL import Image
 
 from storeds.errors import ConfigError
 from storeds.protocols import Array
-from storeds.records.elements import layout_of
+from storeds.records.fields import layout_of
 
 __all__ = ["Albumentations", "adopted", "is_albumentations"]
 

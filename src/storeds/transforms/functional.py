@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from storeds.protocols import Array
-from storeds.records.elements import layout_of
+from storeds.records.fields import layout_of
 
 __all__ = [
     "INTERPOLATIONS",

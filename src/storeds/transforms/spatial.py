@@ -11,7 +11,7 @@ import torch
 
 from storeds.errors import ConfigError
 from storeds.protocols import Field, Transform
-from storeds.records.elements import holds_integers, is_mask, is_spatial
+from storeds.records.fields import holds_integers, is_mask, is_spatial
 
 __all__ = ["Moves", "check_spatial", "moves", "takes_images"]
 

@@ -11,21 +11,18 @@ import h5py
 import numpy as np
 from pydantic import Field as Option
 
-from storeds._utils.paths import file_system, file_system_advice, staging_folder
-from storeds._utils.urls import StoreURL, file_path
+from storeds._utils.locations import StoreURL, file_path, file_system, file_system_advice, staging_folder
 from storeds.backends.base import BackendOptions, FileOpener, HandleBackend, parse_options
-from storeds.backends.handles import HandlePool
-from storeds.backends.hdf5.blocks import BlockError, Blocks, Table, column_datasets
+from storeds.backends.handles import HandlePool, OpenStore
+from storeds.backends.hdf5.checksums import BlockError, Blocks, Table, check_hdf5_file, column_datasets, not_opened
 from storeds.backends.hdf5.columns import Column, RecordDigests, check_alone, read_raw, read_values, typed
 from storeds.backends.hdf5.rows import FileMap, LibraryRows, Rows, gather, gather_any, open_rows
-from storeds.backends.hdf5.stamp import check_hdf5_file, not_opened
-from storeds.backends.opened import OpenStore
 from storeds.errors import FormatError, RecordError, StoredsError
 from storeds.protocols import JSON, Array, Field, Meta, Record
+from storeds.records.codec import SEAL, Places
 from storeds.records.columns import SCALARS, stack_records, stackable, text_column
+from storeds.records.fields import stored_fields
 from storeds.records.meta import WRITTEN_BY, meta_from_row
-from storeds.records.seals import SEAL, Places
-from storeds.records.verdicts import stored_fields
 
 if TYPE_CHECKING:
     from storeds.protocols import Writer

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from storeds.backends.hdf5.blocks import Blocks
+from storeds.backends.hdf5.checksums import Blocks
 from storeds.backends.hdf5.rows import Rows, gather, gather_any, read_spans
 from storeds.protocols import Array, Field, Record
 from storeds.records.codec import RecordCodec, checksum

@@ -17,7 +17,7 @@ import h5py
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from storeds._utils.paths import file_system
+from storeds._utils.locations import file_system
 from storeds.errors import FormatError
 from storeds.protocols import Array
 

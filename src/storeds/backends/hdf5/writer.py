@@ -19,19 +19,18 @@ import h5py
 import numpy as np
 import xxhash
 
-from storeds._utils.urls import StoreURL, file_path, file_url
+from storeds._utils.locations import StoreURL, file_path, file_url
 from storeds.backends.base import parse_options
 from storeds.backends.hdf5.backend import Hdf5Options
-from storeds.backends.hdf5.blocks import block_digests, column_datasets
-from storeds.backends.hdf5.stamp import stamp_hdf5_file
+from storeds.backends.hdf5.checksums import block_digests, column_datasets, stamp_hdf5_file
 from storeds.backends.staging import Staging, copy_range, kept_places, replace_text, sync_path, written_ranges
 from storeds.backends.writer import COMMIT_EVERY, EncodedRecord, StoreWriter
 from storeds.errors import FormatError
 from storeds.protocols import JSON, Array, Field, Meta
+from storeds.records.codec import SEAL
 from storeds.records.columns import SCALARS
 from storeds.records.fields import fields_to_json
 from storeds.records.meta import meta_to_row
-from storeds.records.seals import SEAL
 
 __all__ = ["Hdf5Writer"]
 

@@ -13,18 +13,22 @@ import lmdb
 import numpy as np
 import xxhash
 
-from storeds._utils.paths import DamagedStoreError, file_system, file_system_advice, staging_folder
-from storeds._utils.urls import StoreURL, file_path
+from storeds._utils.locations import (
+    DamagedStoreError,
+    StoreURL,
+    file_path,
+    file_system,
+    file_system_advice,
+    staging_folder,
+)
 from storeds.backends.base import BackendOptions, FileOpener, HandleBackend, parse_options
-from storeds.backends.handles import HandlePool
-from storeds.backends.lmdb.header import read_header
-from storeds.backends.lmdb.pages import DamagedPageError, LmdbPages, Tree
-from storeds.backends.opened import OpenStore
+from storeds.backends.handles import HandlePool, OpenStore
+from storeds.backends.lmdb.pages import DamagedPageError, LmdbPages, Tree, read_header
 from storeds.errors import FormatError, RecordError
 from storeds.protocols import JSON, Array, Field, Meta, Record
+from storeds.records.codec import Places
 from storeds.records.columns import SCALARS, column_from_records, text_column
 from storeds.records.meta import WRITTEN_BY, meta_from_text
-from storeds.records.seals import Places
 
 if TYPE_CHECKING:
     from storeds.protocols import Writer

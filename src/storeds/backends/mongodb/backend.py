@@ -11,23 +11,20 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from storeds._utils.urls import StoreURL
+from storeds._utils.locations import StoreURL
 from storeds.backends.base import BackendOptions, HandleBackend, parse_options
-from storeds.backends.handles import HandlePool
+from storeds.backends.handles import HandlePool, OpenStore
 from storeds.backends.mongodb.client import ClientFactory, parse_location
+from storeds.backends.mongodb.collections import stale_parts, values_collection
 from storeds.backends.mongodb.documents import DocumentSeals, from_document
 from storeds.backends.mongodb.handle import MongodbHandle, MongodbOpener
 from storeds.backends.mongodb.lease import live_writer
-from storeds.backends.mongodb.leftovers import stale_parts
-from storeds.backends.mongodb.names import values_collection
 from storeds.backends.mongodb.retry import shared_deadline, with_retries
 from storeds.backends.mongodb.writer import count_documents
-from storeds.backends.opened import OpenStore
 from storeds.errors import FormatError, RecordError
 from storeds.protocols import JSON, Array, Field, Meta, Record
-from storeds.records.codec import checksum
+from storeds.records.codec import SEAL, checksum
 from storeds.records.columns import column_from_records, column_of
-from storeds.records.seals import SEAL
 
 if TYPE_CHECKING:
     from storeds.protocols import Writer
@@ -148,7 +145,7 @@ class MongodbBackend(HandleBackend[MongodbHandle, MongodbOpener]):
 
     def handle_settings(self) -> dict[str, JSON]:
         # docstring inherited
-        with self._lease() as handle, handle.ticket.lease() as client:
+        with self._lease() as handle, handle.ref.lease() as client:
             options, nodes = client.options, len(client.nodes)
             pool = options.pool_options.max_pool_size
             return {
@@ -193,7 +190,7 @@ class MongodbBackend(HandleBackend[MongodbHandle, MongodbOpener]):
         return with_retries(self._opener.location, attempt, self._knows_server)
 
     def _knows_server(self) -> bool:
-        with self._ticket.lease() as handle:
+        with self._ref.lease() as handle:
             return handle.knows_server()
 
     def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:

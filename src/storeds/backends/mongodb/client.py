@@ -15,7 +15,7 @@ import pymongo
 from pymongo import uri_parser
 from pymongo.errors import ConfigurationError, OperationFailure, PyMongoError
 
-from storeds._utils.urls import StoreURL, redact, redact_message
+from storeds._utils.locations import StoreURL, redact, redact_message
 from storeds.backends.handles import HandlePool, HandleRef
 from storeds.errors import ConfigError, StoredsError, UnavailableError
 
@@ -158,15 +158,15 @@ def pymongo_errors(location: Location | ClientOpener) -> Iterator[None]:
 
 
 @contextmanager
-def leased_database(ticket: HandleRef[Any], location: Location) -> Iterator[Any]:
-    """Lease the client of `ticket` and give the location's database; PyMongo's exceptions leave as ours."""
-    with ticket.lease() as client, pymongo_errors(location):
+def leased_database(ref: HandleRef[Any], location: Location) -> Iterator[Any]:
+    """Lease the client of `ref` and give the location's database; PyMongo's exceptions leave as ours."""
+    with ref.lease() as client, pymongo_errors(location):
         try:
             yield client[location.database]
         except OperationFailure as error:
             if _REFUSED.get(error.code or 0) == _UNAUTHENTICATED:
                 # To PyMongo the server is now unknown, so the next use of this client would be told of a timeout.
-                ticket.invalidate()
+                ref.invalidate()
             raise
 
 

@@ -14,7 +14,7 @@ from bson import Binary, Int64
 
 from storeds.backends.writer import EncodedRecord
 from storeds.protocols import Field, Record
-from storeds.records.seals import SEAL, Places
+from storeds.records.codec import SEAL, Places
 
 __all__ = [
     "DOCUMENT_BYTES",

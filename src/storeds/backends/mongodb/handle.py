@@ -20,20 +20,20 @@ from storeds.backends.mongodb.client import (
     knows_server,
     leased_database,
 )
-from storeds.backends.mongodb.documents import GUESSED_BYTES, DocumentSeals, references
-from storeds.backends.mongodb.lease import live_writer
-from storeds.backends.mongodb.leftovers import find_partial
-from storeds.backends.mongodb.names import (
+from storeds.backends.mongodb.collections import (
     buckets_of,
+    find_partial,
     identity_of,
     meta_collection,
     values_collection,
 )
+from storeds.backends.mongodb.documents import GUESSED_BYTES, DocumentSeals, references
+from storeds.backends.mongodb.lease import live_writer
 from storeds.errors import FormatError, StoredsError, StoreNotFoundError, UnavailableError
 from storeds.protocols import Meta
+from storeds.records.codec import SEAL, Places
+from storeds.records.fields import stored_fields
 from storeds.records.meta import WRITTEN_BY, meta_from_row
-from storeds.records.seals import SEAL, Places
-from storeds.records.verdicts import stored_fields
 
 __all__ = ["NO_UUID", "MongodbHandle", "MongodbOpener", "guarded_find", "is_other_collection"]
 
@@ -93,7 +93,7 @@ class MongodbHandle:
         self.location = opener.location
         # A factory may make a client that knows no commands, as mongomock does.
         self.checks_uuid = opener.factory is None
-        self.ticket: HandleRef[Any] = CLIENTS.ticket(
+        self.ref: HandleRef[Any] = CLIENTS.ref(
             self, ClientOpener(opener.location.uri, opener.location.url, opener.factory)
         )
         self._found: _Facts | None = None
@@ -128,13 +128,13 @@ class MongodbHandle:
 
     def knows_server(self) -> bool:
         """Whether the client has found a server to read from."""
-        with self.ticket.lease() as client:
+        with self.ref.lease() as client:
             return knows_server(client)
 
     @contextmanager
     def database(self) -> Iterator[Any]:
         """Lease the client and give its database; PyMongo's exceptions leave as ours."""
-        with leased_database(self.ticket, self.location) as database:
+        with leased_database(self.ref, self.location) as database:
             yield database
 
     def find(self, query: Mapping[str, Any], fields: Iterable[str] | None) -> tuple[dict[int, Any], dict[str, bytes]]:
@@ -249,7 +249,7 @@ class MongodbOpener:
         return MongodbHandle(self)
 
     def close(self, handle: MongodbHandle, /) -> None:
-        handle.ticket.close()
+        handle.ref.close()
 
     def abandon_after_fork(self, handle: MongodbHandle, /) -> None:
-        pass  # the client itself is disowned by its own pool
+        pass  # the client itself is abandoned by its own pool

@@ -12,10 +12,10 @@ from typing import Any
 import pymongo
 from pymongo.errors import DuplicateKeyError
 
-from storeds._utils.owner import Owner
 from storeds.backends.handles import HandleRef
 from storeds.backends.mongodb.client import CLIENTS, ClientOpener, Location, knows_server, leased_database
-from storeds.backends.mongodb.names import meta_collection
+from storeds.backends.mongodb.collections import meta_collection
+from storeds.backends.staging import Owner
 from storeds.errors import StoredsError, StoreExistsError
 
 __all__ = ["LEASE_ID", "WriterLease", "live_writer"]
@@ -40,7 +40,7 @@ class WriterLease:
     def __init__(self, location: Location, opener: ClientOpener) -> None:
         self._location = location
         self.token = secrets.token_hex(6)
-        self._ticket: HandleRef[Any] = CLIENTS.ticket(self, opener)
+        self._ref: HandleRef[Any] = CLIENTS.ref(self, opener)
         self._is_lost = False
         self._stopped = threading.Event()
         _HELD.add(self.token)
@@ -108,22 +108,22 @@ class WriterLease:
         """Let another writer in; where the server is away, the lease ends by itself."""
         self._stopped.set()
         _HELD.discard(self.token)
-        if self._ticket.closed:
+        if self._ref.closed:
             return
         try:
-            with self._ticket.lease() as client:
+            with self._ref.lease() as client:
                 known = knows_server(client)
             if known:
-                with leased_database(self._ticket, self._location) as database, pymongo.timeout(_PATIENCE):
+                with leased_database(self._ref, self._location) as database, pymongo.timeout(_PATIENCE):
                     self._metas(database).delete_one({"_id": LEASE_ID, "token": self.token})
         except StoredsError as error:
             _LOG.debug("the lease of %s was not given back: %s", self._location.url, error)
         finally:
-            self._ticket.close()
+            self._ref.close()
 
     def _renew_once(self) -> None:
         try:
-            with leased_database(self._ticket, self._location) as database, pymongo.timeout(_RENEWAL / 2):
+            with leased_database(self._ref, self._location) as database, pymongo.timeout(_RENEWAL / 2):
                 self.renew(database)
         except StoredsError as error:
             if not self._stopped.is_set():

@@ -13,7 +13,7 @@ from pymongo import ReadPreference
 from pymongo.errors import BulkWriteError, OperationFailure
 from pymongo.write_concern import WriteConcern
 
-from storeds._utils.urls import StoreURL
+from storeds._utils.locations import StoreURL
 from storeds.backends.base import BackendOptions, parse_options
 from storeds.backends.handles import HandleRef
 from storeds.backends.mongodb.client import (
@@ -23,6 +23,16 @@ from storeds.backends.mongodb.client import (
     knows_server,
     leased_database,
     parse_location,
+)
+from storeds.backends.mongodb.collections import (
+    Partial,
+    identity_of,
+    meta_collection,
+    partial_collection,
+    remove_values,
+    remove_values_from,
+    sweep,
+    values_collection,
 )
 from storeds.backends.mongodb.documents import (
     DOCUMENT_BYTES,
@@ -34,17 +44,13 @@ from storeds.backends.mongodb.documents import (
 )
 from storeds.backends.mongodb.handle import NO_UUID, is_other_collection
 from storeds.backends.mongodb.lease import WriterLease
-from storeds.backends.mongodb.leftovers import Partial, remove_values, remove_values_from, sweep
-from storeds.backends.mongodb.names import identity_of, meta_collection, partial_collection, values_collection
 from storeds.backends.mongodb.retry import with_retries
 from storeds.backends.writer import COMMIT_EVERY, EncodedRecord, StoreWriter, other_plan, target_exists
 from storeds.errors import ConfigError, StoredsError, StoreExistsError, suggest
 from storeds.protocols import JSON, Meta
-from storeds.records.codec import ContentHash, canonical_json
-from storeds.records.fields import fields_to_json
+from storeds.records.codec import SEAL, ContentHash, Places, canonical_json
+from storeds.records.fields import fields_to_json, stored_fields
 from storeds.records.meta import meta_to_row, new_build
-from storeds.records.seals import SEAL, Places
-from storeds.records.verdicts import stored_fields
 
 __all__ = [
     "MongodbWriter",
@@ -223,17 +229,17 @@ class MongodbWriter(StoreWriter):
         self._lease = WriterLease(self._location, opener)
         self._partial = partial_collection(self._name, self._lease.token)
         self._fences = client_factory is None  # a factory may make a client that knows no commands
-        self._ticket: HandleRef[Any] = CLIENTS.ticket(self, opener)
+        self._ref: HandleRef[Any] = CLIENTS.ref(self, opener)
         try:
             with self._database() as database:
                 self._begin(database, overwrite=overwrite, resume=resume)
         except BaseException:
-            self._let_go()
+            self._release()
             raise
 
     @contextmanager
     def _database(self) -> Iterator[Any]:
-        with leased_database(self._ticket, self._location) as database:
+        with leased_database(self._ref, self._location) as database:
             yield _durable(database)
 
     def _with_retries(self, operation: Callable[[Any], T]) -> T:
@@ -246,7 +252,7 @@ class MongodbWriter(StoreWriter):
         return with_retries(self._location, attempt, self._knows_server)
 
     def _knows_server(self) -> bool:
-        with self._ticket.lease() as client:
+        with self._ref.lease() as client:
             return knows_server(client)
 
     def _begin(self, database: Any, *, overwrite: bool, resume: bool) -> None:
@@ -371,7 +377,7 @@ class MongodbWriter(StoreWriter):
         self._with_retries(lambda database: self._change_own(database, {"$set": row}))
         self._with_retries(self._rename)
         self._with_retries(lambda database: self._clean_up(database, row))
-        self._let_go()
+        self._release()
 
     def _document_bytes(self) -> int:
         """Return what a document takes, on average over those sent from here; readers cut batches by it."""
@@ -411,7 +417,7 @@ class MongodbWriter(StoreWriter):
         try:
             self._remove_own()
         finally:
-            self._let_go()
+            self._release()
 
     def _remove_own(self) -> None:
         with self._database() as database:
@@ -420,11 +426,11 @@ class MongodbWriter(StoreWriter):
                 remove_values(database, self._name, {"metadata.build": self._values})
 
     def _suspend(self) -> None:
-        self._let_go()
+        self._release()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._lease.release()
-        self._ticket.close()
+        self._ref.close()
 
 
 def _commands(documents: list[dict[str, Any]], sizes: list[int]) -> Iterator[list[dict[str, Any]]]:

@@ -10,13 +10,11 @@ from typing import Any, ClassVar, TypeVar
 
 import xxhash
 
-from storeds._utils.paths import file_system, file_system_advice
-from storeds._utils.urls import StoreURL, file_path
+from storeds._utils.locations import StoreURL, file_path, file_system, file_system_advice
 from storeds.backends.base import FileOpener, HandleBackend, parse_options
-from storeds.backends.handles import HandlePool
+from storeds.backends.handles import HandlePool, OpenStore
 from storeds.backends.hdf5.rows import FileMap
-from storeds.backends.opened import OpenStore
-from storeds.backends.unread import bounded, check_most_is_read
+from storeds.backends.readings import bounded, check_most_is_read
 from storeds.errors import FormatError, RecordError, StoredsError
 from storeds.layouts.hdf5.files import ForeignOptions, Hdf5Files, Unread
 from storeds.layouts.hdf5.values import Values

@@ -18,8 +18,8 @@ from pydantic import Field as Option
 from pydantic import field_validator
 
 from storeds.backends.base import BackendOptions
-from storeds.backends.hdf5.stamp import check_hdf5_file, not_opened
-from storeds.backends.opened import OpenStore
+from storeds.backends.handles import OpenStore
+from storeds.backends.hdf5.checksums import check_hdf5_file, not_opened
 from storeds.errors import ConfigError, FormatError, StoredsError, UnavailableError, suggest
 from storeds.protocols import JSON
 

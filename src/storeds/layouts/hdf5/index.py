@@ -15,8 +15,7 @@ from storeds.layouts.hdf5.base import ForeignOpener
 from storeds.layouts.hdf5.files import Hdf5Files
 from storeds.layouts.hdf5.values import Values, values_of
 from storeds.protocols import JSON, Array, Field
-from storeds.records.columns import SCALARS, column_of
-from storeds.records.index_cache import index_path, load_index, save_index
+from storeds.records.columns import SCALARS, column_of, index_path, load_index, save_index
 
 __all__ = ["IndexedOpener", "PackedIndex", "RowNumbers", "SequenceRows", "SequenceValues", "StepKeys"]
 

@@ -14,13 +14,11 @@ import lmdb
 import numpy as np
 import xxhash
 
-from storeds._utils.paths import file_system, file_system_advice
-from storeds._utils.urls import file_path
+from storeds._utils.locations import file_path, file_system, file_system_advice
 from storeds.backends.base import HandleBackend, parse_options
 from storeds.backends.handles import HandlePool
 from storeds.backends.lmdb.backend import LmdbBackend
-from storeds.backends.readings import AmbiguousError, Reading, ambiguous
-from storeds.backends.unread import bounded
+from storeds.backends.readings import AmbiguousError, Reading, ambiguous, bounded
 from storeds.errors import ConfigError, FormatError, RecordError
 from storeds.layouts.lmdb.description import by_hand, check_databases, described, unread_entries
 from storeds.layouts.lmdb.entries import entries_of, record_keys
@@ -35,9 +33,8 @@ from storeds.layouts.lmdb.environment import (
 from storeds.layouts.lmdb.keys import IndexedKeys, Keys, iterate
 from storeds.protocols import JSON, Array, Field, Meta, Record
 from storeds.records.codec import RecordCodec, canonical_json
-from storeds.records.columns import TEXT, column_from_records
+from storeds.records.columns import TEXT, column_from_records, index_path
 from storeds.records.fields import fields_to_json
-from storeds.records.index_cache import index_path
 from storeds.records.meta import Count
 
 __all__ = ["ForeignLmdb", "Survey"]
@@ -172,16 +169,16 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
 
     @classmethod
     def _glance(cls, opener: EnvironmentOpener, told: Callable[[Look], _Told]) -> _Told:
-        ticket = cls.pool.ticket(opener, opener)
+        ref = cls.pool.ref(opener, opener)
         try:
             with (
                 damage_is_format_error(opener.url),
-                ticket.lease() as handle,
+                ref.lease() as handle,
                 cls._look(handle, opener, check=True) as look,
             ):
                 return told(look)
         finally:
-            ticket.close()
+            ref.close()
 
     @classmethod
     @abstractmethod

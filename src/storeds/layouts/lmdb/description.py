@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from storeds._utils.text import counted
-from storeds.backends.unread import check_most_is_read
+from storeds.backends.readings import check_most_is_read
 from storeds.layouts.embedded import is_image
 from storeds.layouts.lmdb.entries import beginning_of, entries_of, sample_records
 from storeds.layouts.lmdb.environment import Look, key_text, listed_keys

@@ -15,9 +15,9 @@ from pydantic import field_validator
 
 from storeds._utils.text import counted
 from storeds.backends.base import FileOpener
+from storeds.backends.handles import OpenStore
 from storeds.backends.lmdb.backend import COLUMNS, META, RECORDS, LmdbOptions, open_environment
-from storeds.backends.lmdb.header import check_lmdb_file
-from storeds.backends.opened import OpenStore
+from storeds.backends.lmdb.pages import check_lmdb_file
 from storeds.errors import ConfigError, FormatError
 from storeds.protocols import Meta
 

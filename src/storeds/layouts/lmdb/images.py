@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, Literal
 
 from storeds._utils.text import counted
-from storeds.backends.unread import bounded
+from storeds.backends.readings import bounded
 from storeds.errors import FormatError
 from storeds.layouts.embedded import is_image, is_video
 from storeds.layouts.lmdb.base import ForeignLmdb, Survey

@@ -11,22 +11,20 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 import numpy as np
 import xxhash
 
+from storeds._utils.locations import redact
 from storeds._utils.text import counted
-from storeds._utils.urls import redact
 from storeds.backends.base import BackendOptions, StoreBackend, parse_options
 from storeds.backends.mongodb.client import ClientFactory, Location, parse_location
 from storeds.backends.mongodb.retry import with_retries
-from storeds.backends.readings import shown_value
-from storeds.backends.unread import bounded
+from storeds.backends.readings import bounded, shown_value
 from storeds.errors import ClosedError, RecordError, UnavailableError
 from storeds.layouts.mongodb.connection import Connection
 from storeds.layouts.mongodb.packing import Packed, id_of, key_of, pack_table, unpack_table
 from storeds.layouts.mongodb.values import Column, infer, projection_of
 from storeds.protocols import Array, Field, Meta, Record
 from storeds.records.codec import canonical_json
-from storeds.records.columns import column_of
+from storeds.records.columns import column_of, index_path, load_index, save_index
 from storeds.records.fields import fields_to_json
-from storeds.records.index_cache import index_path, load_index, save_index
 from storeds.records.meta import Count
 
 __all__ = ["MongodbLayout", "batches", "evenly", "listed"]
@@ -79,7 +77,7 @@ class MongodbLayout(StoreBackend, Generic[Opts]):
         except BaseException:
             self._connection.close()
             raise
-        self._connection.let_go()
+        self._connection.release()
         super().__init__(self._location.url, meta)
         kept = load_index(self._index)
         if kept is None or not np.array_equal(kept, table):

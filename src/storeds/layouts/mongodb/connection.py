@@ -30,32 +30,32 @@ class Connection:
 
     def __init__(self, location: Location, factory: ClientFactory | None) -> None:
         self.location = location
-        self._ticket: HandleRef[Any] = CLIENTS.ticket(self, ClientOpener(location.uri, location.url, factory))
+        self._ref: HandleRef[Any] = CLIENTS.ref(self, ClientOpener(location.uri, location.url, factory))
         # A factory may make a client that knows no commands, as mongomock does.
         self._guards = factory is None
 
     @property
     def closed(self) -> bool:
         """Whether it was closed for good."""
-        return self._ticket.closed
+        return self._ref.closed
 
     def knows_server(self) -> bool:
         """Whether the client has found a server to read from."""
-        with self._ticket.lease() as client:
+        with self._ref.lease() as client:
             return knows_server(client)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Hold no client until the next operation."""
-        self._ticket.let_go()
+        self._ref.release()
 
     def close(self) -> None:
         """Give the claim up for good."""
-        self._ticket.close()
+        self._ref.close()
 
     @contextmanager
     def database(self) -> Iterator[Any]:
         """Lease the client and give its database; PyMongo's exceptions leave as ours."""
-        with leased_database(self._ticket, self.location) as database:
+        with leased_database(self._ref, self.location) as database:
             yield database
 
     def names(self) -> list[str]:

@@ -13,8 +13,8 @@ import numpy as np
 import xxhash
 from pydantic import BeforeValidator
 
+from storeds._utils.locations import redact
 from storeds._utils.text import counted
-from storeds._utils.urls import redact
 from storeds.backends.base import BackendOptions
 from storeds.backends.mongodb.client import ClientFactory
 from storeds.errors import ConfigError, FormatError, StoreNotFoundError, suggest

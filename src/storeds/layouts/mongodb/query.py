@@ -14,7 +14,7 @@ from pydantic import BeforeValidator
 
 from storeds._utils.text import counted
 from storeds.backends.base import BackendOptions
-from storeds.backends.unread import check_most_is_read
+from storeds.backends.readings import check_most_is_read
 from storeds.errors import ConfigError, StoreNotFoundError, suggest
 from storeds.layouts.mongodb.base import MongodbLayout, listed
 from storeds.layouts.mongodb.connection import Connection
@@ -22,10 +22,9 @@ from storeds.layouts.mongodb.packing import IdPacker, Packed, id_of, key_of, pac
 from storeds.layouts.mongodb.places import element_of, elements, holds_data, places_of, size_of
 from storeds.layouts.mongodb.values import Column, infer, paths_of, pick
 from storeds.protocols import Array, Field, Record
-from storeds.records.columns import TEXT
+from storeds.records.codec import SEAL
+from storeds.records.columns import TEXT, check_where
 from storeds.records.fields import parse_fields
-from storeds.records.filters import check_where
-from storeds.records.seals import SEAL
 
 __all__ = ["ColumnLayout", "ColumnOptions", "Mapped", "QueryLayout", "QueryOptions"]
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from storeds._utils.urls import redact
+from storeds._utils.locations import redact
 from storeds.backends.base import StoreBackend
 from storeds.backends.opening import open_backend
 from storeds.errors import ConfigError

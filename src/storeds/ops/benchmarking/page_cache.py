@@ -10,8 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from storeds._utils.paths import file_system
-from storeds._utils.urls import StoreURL, file_path
+from storeds._utils.locations import StoreURL, file_path, file_system
 from storeds.backends.concatenated import ConcatenatedBackend
 from storeds.errors import ConfigError
 from storeds.protocols import Backend

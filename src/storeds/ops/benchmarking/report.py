@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from storeds._utils.urls import StoreURL
+from storeds._utils.locations import StoreURL
 from storeds.protocols import JSON
 
 if TYPE_CHECKING:

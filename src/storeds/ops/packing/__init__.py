@@ -8,8 +8,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
+from storeds._utils.locations import redact
 from storeds._utils.text import counted, printable
-from storeds._utils.urls import redact
 from storeds.backends.opening import open_backend, open_writer
 from storeds.backends.writer import COMMIT_EVERY
 from storeds.errors import ConfigError, FormatError, RecordError, suggest

@@ -30,7 +30,7 @@ from storeds.ops.packing.sources.videos import FrameFolderSource, VideoSource
 from storeds.ops.packing.splits import Split
 from storeds.protocols import Record
 from storeds.readers.decoders import decode_reason
-from storeds.records.verdicts import UNCHECKED, verdict_field
+from storeds.records.fields import UNCHECKED, verdict_field
 
 __all__ = ["Prepared", "Preparer", "prepared_chunks"]
 

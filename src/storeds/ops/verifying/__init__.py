@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from storeds._utils.urls import redact
+from storeds._utils.locations import redact
 from storeds.backends.opening import open_backend, scheme_of
 from storeds.errors import ConfigError
 from storeds.ops.progress import Progress, ProgressHook
@@ -16,8 +16,8 @@ from storeds.ops.verifying.checks import Checker, Finding, RunResult
 from storeds.ops.verifying.workers import Children, open_to_check
 from storeds.protocols import Backend, Meta
 from storeds.records.codec import ContentHash
+from storeds.records.fields import stored_fields
 from storeds.records.meta import NATIVE
-from storeds.records.verdicts import stored_fields
 
 __all__ = ["Finding", "Report", "verify"]
 

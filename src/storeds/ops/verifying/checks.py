@@ -21,7 +21,7 @@ from storeds.protocols import Array, Backend, Record
 from storeds.readers.decoders import check_pixels
 from storeds.records.codec import RecordCodec, checksum
 from storeds.records.columns import read_column
-from storeds.records.verdicts import UNCHECKED, stored_fields, verdict_field
+from storeds.records.fields import UNCHECKED, stored_fields, verdict_field
 
 __all__ = ["Checker", "Finding", "RunResult"]
 

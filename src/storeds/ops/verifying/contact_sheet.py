@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from PIL import Image, ImageDraw, ImageFont, features
 
+from storeds._utils.locations import redact
 from storeds._utils.text import counted
-from storeds._utils.urls import redact
 from storeds.backends.opening import open_backend
 from storeds.errors import ConfigError, RecordError
 from storeds.ops.verifying.checks import Finding

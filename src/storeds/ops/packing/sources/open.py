@@ -9,9 +9,8 @@ from collections.abc import Callable, Sized
 from functools import partial
 from typing import Any, Literal, TypeAlias, get_args
 
-from storeds._utils.paths import nearest, sniff
+from storeds._utils.locations import StoreURL, nearest, redact, sniff
 from storeds._utils.text import counted, some
-from storeds._utils.urls import StoreURL, redact
 from storeds.errors import ConfigError, StoreNotFoundError, suggest
 from storeds.ops.packing.sources.base import IMAGE_SUFFIXES, PackSource, show
 from storeds.ops.packing.sources.folders import FlatFolderSource, ImageFolderSource

@@ -6,12 +6,12 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from storeds._utils.urls import StoreURL, file_path
+from storeds._utils.locations import StoreURL, file_path
 from storeds.backends.opening import open_backend
 from storeds.errors import ConfigError, RecordError
 from storeds.ops.packing.sources.base import BadItem, Problem
 from storeds.protocols import JSON, Backend, Field, Record
-from storeds.records.verdicts import stored_fields, wrong_verdict
+from storeds.records.fields import stored_fields, wrong_verdict
 
 __all__ = ["StoreSource"]
 

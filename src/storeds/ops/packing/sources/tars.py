@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from storeds._utils.paths import nearest
+from storeds._utils.locations import nearest
 from storeds._utils.text import some
 from storeds.errors import ConfigError, StoreNotFoundError
 from storeds.ops.packing.sources.base import IMAGE_SUFFIXES, BadItem, Fingerprint, Problem, Texts, show, text_fault

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TextIO
 
-from storeds._utils.paths import nearest
+from storeds._utils.locations import nearest
 from storeds._utils.text import counted
 from storeds.errors import ConfigError, StoreNotFoundError
 
