@@ -86,7 +86,7 @@ def test_verify_exits_with_1_and_says_where(tmp_path: Path) -> None:
     shown = run("verify", url, code=1)
     (row,) = (line for line in shown.splitlines() if line.split()[:1] == ["1"])
     assert row.split()[:3] == ["1", "bad", "not_jpeg"]
-    assert "image: it is no JPEG but HTML" in row
+    assert "image: it is not a JPEG but HTML" in row
     assert [finding["position"] for finding in run_json("verify", url, code=1)["findings"]] == [1]
 
 

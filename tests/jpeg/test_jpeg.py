@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageFile
 
 from photographs import jpeg, photograph
-from storeds.jpeg import Verdict, examine, repair, structure, triage
+from storeds.jpeg import Verdict, examine, markers, repair, triage
 
 ENCODINGS: dict[str, dict[str, object]] = {
     "baseline": {},
@@ -200,8 +200,8 @@ def test_any_buffer_is_taken() -> None:
 def test_the_data_of_a_scan_end_at_the_first_marker_that_is_no_restart(data: bytes, chunk: int) -> None:
     end = re.search(rb"\xff[^\x00\xd0-\xd7\xff]", data)
     stop = end.start() if end else len(data)
-    with mock.patch.object(structure, "_CHUNK", chunk):
-        assert structure._end_of_data(b"before" + data, 6, 1) == (
+    with mock.patch.object(markers, "_CHUNK", chunk):
+        assert markers._end_of_data(b"before" + data, 6, 1) == (
             6 + stop,
             b"".join(re.findall(rb"\xff([\xd0-\xd7])", data[:stop])),
         )

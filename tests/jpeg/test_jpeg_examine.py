@@ -14,8 +14,7 @@ from PIL import Image
 from jpeg_encodings import ENCODINGS, encode, save
 from jpeg_truth import same_mcus
 from photographs import jpeg
-from storeds.jpeg import examine, repair, triage
-from storeds.jpeg.examine import examine_jpeg
+from storeds.jpeg import examine, inspect_jpeg, repair, triage
 
 EOI = b"\xff\xd9"
 JPEG_LS = Path(__file__).parents[1] / "support" / "pictures" / "jpeg-ls.jpg"
@@ -112,7 +111,7 @@ def test_a_picture_of_one_unit_that_is_cut_lacks_more_than_its_end_marker() -> N
 def test_surplus_before_a_restart_marker_is_found() -> None:
     whole = jpeg(0, (160, 120), restart_marker_blocks=7)
     at = whole.index(b"\xff\xd3")
-    finding = examine_jpeg(whole[:at] + b"\x12\x34\x56" + whole[at:], deep=True)  # which libjpeg passes over
+    finding = inspect_jpeg(whole[:at] + b"\x12\x34\x56" + whole[at:], deep=True)  # which libjpeg passes over
     assert finding.kind == "corrupt_data"
     assert finding.recovered == pytest.approx(1 - 7 / 80)
     assert not finding.exact
@@ -120,7 +119,7 @@ def test_surplus_before_a_restart_marker_is_found() -> None:
     assert (verdict.kind, verdict.exact) == ("corrupt_data", False)
     padded = examine(whole[:at] + bytes(20) + whole[at:])
     assert padded.to_text() == "corrupt_data"
-    assert "belong to nothing" in padded.reason
+    assert "surplus" in padded.reason
 
 
 def test_bytes_that_belong_to_nothing_cost_no_pixel() -> None:

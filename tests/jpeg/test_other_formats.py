@@ -22,8 +22,7 @@ from PIL import Image, ImageFile, ImageSequence
 import storeds
 from photographs import photograph
 from storeds import errors
-from storeds.jpeg import Verdict, examine
-from storeds.jpeg.other import check_other
+from storeds.jpeg import Verdict, check_other, examine
 
 SIZE = (24, 18)
 

@@ -22,7 +22,7 @@ from photographs import jpeg
 from storeds import errors
 from storeds.backends.lmdb.writer import LmdbWriter
 from storeds.backends.staging import Staging
-from storeds.jpeg.fast_path import surely_opens
+from storeds.jpeg.markers import surely_opens
 from storeds.ops.packing.sources.base import BadItem, Problem, read_file
 from storeds.protocols import JSON, Field, Record
 

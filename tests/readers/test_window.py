@@ -23,7 +23,7 @@ from jpeg_encodings import ENCODINGS, encode
 from photographs import jpeg, photograph
 from storeds import StoreDataset, open_backend, open_writer
 from storeds._utils.roi import divisor, scaled_down
-from storeds.jpeg.header import read_header
+from storeds.jpeg.markers import read_header
 from storeds.readers.decoders import decode_tensor
 from storeds.readers.image import ImageReader
 from storeds.readers.simplejpeg import jpeg_upper_pixels

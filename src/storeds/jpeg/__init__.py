@@ -1,15 +1,24 @@
-"""What is wrong with a JPEG, by its bytes alone, and the least change that lets a decoder finish.
+"""What is wrong with a picture, judged by its bytes alone, and the repair of damaged JPEGs.
 
-``structure`` walks the markers, ``coverage`` says what the scans carry, ``entropy`` (with ``huffman`` and ``progressive``)
-follows their codes where something is wrong, ``codes`` names it, and ``triage`` decides by the structure. ``strict`` decodes
-once for the warnings, ``examine`` decides by both, and ``repair`` repairs. ``other`` judges other formats, with ``png``,
-``tiff`` and ``containers``.
+Start with `examine.py`: it combines the structure (`triage.py`, `markers.py`) with one strict decode, and follows the
+Huffman codes (`entropy.py`) of damaged files. `formats.py` judges PNG, WebP, GIF, TIFF, BMP, AVIF and JPEG 2000.
 """
 
-from storeds.jpeg.examine import examine
-from storeds.jpeg.finding import Finding, Frame
-from storeds.jpeg.repair import repair
-from storeds.jpeg.triage import triage
+from storeds.jpeg.examine import examine, inspect_jpeg, repair
+from storeds.jpeg.formats import check_other, sniff
+from storeds.jpeg.markers import MAX_PIXELS, Frame
+from storeds.jpeg.triage import Finding, triage
 from storeds.records.fields import Verdict
 
-__all__ = ["Finding", "Frame", "Verdict", "examine", "repair", "triage"]
+__all__ = [
+    "MAX_PIXELS",
+    "Finding",
+    "Frame",
+    "Verdict",
+    "check_other",
+    "examine",
+    "inspect_jpeg",
+    "repair",
+    "sniff",
+    "triage",
+]

@@ -1,4 +1,4 @@
-"""Judges GIF, WebP, BMP, and files of boxes (AVIF, HEIC, JPEG 2000): whether every part that they announce is there."""
+"""Judges the structure of GIF, WebP, BMP, and files made of boxes (AVIF, HEIC, JPEG 2000)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _whole(blob: bytes, end: int) -> Verdict:
 
 
 def _cut(blob: bytes, where: str, *, begun: bool = True) -> Verdict:
-    """Return the verdict on a file that is cut, before its first pixel unless these have `begun`."""
+    """Return the verdict on a cut file; `begun` tells whether it holds the first pixel."""
     reason = f"it is cut at byte {len(blob)}, {where}"
     return Verdict("truncated_file", 0.0, False, reason) if begun else Verdict("truncated_header", 0.0, reason=reason)
 
@@ -30,7 +30,7 @@ _CONTROL = b"\xf9"  # comes before an image
 
 
 def check_gif(blob: bytes) -> Verdict:
-    """Return the verdict on a file that begins as a GIF does."""
+    """Judge a file with the signature of a GIF."""
     if len(blob) < 13:
         return _cut(blob, "in its header", begun=False)
     at = 13 + _color_table(blob[10])
@@ -46,14 +46,14 @@ def check_gif(blob: bytes) -> Verdict:
             table = _color_table(blob[at + 9]) if at + 9 < len(blob) else 0
             at = _skip_blocks(blob, at + 11 + table)
             images += at > 0
-        elif label == 0:  # some writers leave one between blocks
+        elif label == 0:  # some writers leave a zero between blocks
             at += 1
         else:
-            return _corrupt(f"the byte at {at} begins no block")
+            return _corrupt(f"the byte at {at} does not begin a block")
         if not at:
             return _cut(blob, f"in a block that begins at byte {start}", begun=images > 0 or label == _IMAGE)
     if images == 1 and not more and at == len(blob):
-        return Verdict("missing_eoi", reason=f"all of the picture is there, but no trailer at byte {at}")
+        return Verdict("missing_eoi", reason=f"all of the picture is there, but there is no trailer at byte {at}")
     return _cut(blob, "before its trailer", begun=images > 0)
 
 
@@ -62,7 +62,7 @@ def _color_table(flags: int) -> int:
 
 
 def _skip_blocks(blob: bytes, at: int) -> int:
-    """Return where the sub-blocks that begin at `at` end; 0 if the file ends before they do."""
+    """Return the end of the sub-blocks that begin at `at`; 0 if the file ends first."""
     size = len(blob)
     while at < size:
         length = blob[at]
@@ -73,14 +73,14 @@ def _skip_blocks(blob: bytes, at: int) -> int:
 
 
 def check_webp(blob: bytes) -> Verdict:
-    """Return the verdict on a file that begins as a WebP does."""
+    """Judge a file with the signature of a WebP."""
     end = 8 + int.from_bytes(blob[4:8], "little")
     at, images = 12, 0
     while at + 8 <= min(end, len(blob)):
         name, start = blob[at : at + 4], at + 8
         stop = start + int.from_bytes(blob[at + 4 : start], "little")
         if stop > end:
-            return _corrupt(f"chunk {name!r} at byte {at} ends behind the file's own end, byte {end}")
+            return _corrupt(f"chunk {name!r} at byte {at} ends after the declared end of the file, byte {end}")
         if name in (b"VP8 ", b"VP8L", b"ANMF"):
             images += 1
             problem = _frame_problem(blob, name, start, stop) if stop <= len(blob) else ""
@@ -93,23 +93,23 @@ def check_webp(blob: bytes) -> Verdict:
 
 
 def _frame_problem(blob: bytes, name: bytes, start: int, stop: int) -> str:
-    """Return what is wrong in the frame between two places; nothing if it is longer than what it says of itself."""
+    """Return what is wrong with the frame between two positions, or an empty text."""
     if name == b"ANMF":
         at = start + 16
         while at + 8 <= stop:
             end = at + 8 + int.from_bytes(blob[at + 4 : at + 8], "little")
             if end > stop:
-                return f"a chunk at byte {at} ends behind the frame that it is in"
+                return f"a chunk at byte {at} ends after the frame that contains it"
             if blob[at : at + 4] in (b"VP8 ", b"VP8L"):
                 return _frame_problem(blob, blob[at : at + 4], at + 8, end)
             at = end + (end & 1)
         return f"the frame at byte {start} has no picture"
     if name == b"VP8L":
-        return "" if blob[start : start + 1] == b"\x2f" else f"the data at byte {start} are no lossless frame"
+        return "" if blob[start : start + 1] == b"\x2f" else f"the data at byte {start} are not a lossless frame"
     if blob[start + 3 : start + 6] != b"\x9d\x01\x2a":
-        return f"the data at byte {start} are no frame"
+        return f"the data at byte {start} are not a frame"
     first = int.from_bytes(blob[start : start + 3], "little") >> 5
-    return "" if start + 10 + first <= stop else f"the frame at byte {start} ends before its first partition does"
+    return "" if start + 10 + first <= stop else f"the frame at byte {start} ends within its first partition"
 
 
 _BMP_HEADERS = (12, 16, 40, 52, 56, 64, 108, 124)
@@ -117,11 +117,11 @@ _RAW, _BITFIELDS, _ALPHA_BITFIELDS = 0, 3, 6
 
 
 def check_bmp(blob: bytes) -> Verdict | None:
-    """Return the verdict on a file that begins as a BMP does; None if it is none after all."""
+    """Judge a file with the signature of a BMP; return None if it is something else."""
     header = int.from_bytes(blob[14:18], "little")
     if len(blob) < 18:
         return _cut(blob, "in its header", begun=False)
-    if header not in _BMP_HEADERS:  # of a text that begins with BM
+    if header not in _BMP_HEADERS:  # a text may begin with BM
         return None
     if len(blob) < 14 + header:
         return _cut(blob, "in its header", begun=False)
@@ -129,12 +129,12 @@ def check_bmp(blob: bytes) -> Verdict | None:
     end = start + _bmp_size(blob, header)
     if end > len(blob):
         return _cut(blob, f"and its pixels end at byte {end}", begun=len(blob) > start)
-    declared = int.from_bytes(blob[2:6], "little")  # many writers are wrong about it, so that it proves nothing
+    declared = int.from_bytes(blob[2:6], "little")  # many writers store a wrong value
     return _whole(blob, max(end, min(declared, len(blob)))) if len(blob) - end > 3 else Verdict("intact")
 
 
 def _bmp_size(blob: bytes, header: int) -> int:
-    """Return the bytes of pixels."""
+    """Return the number of bytes of the pixels."""
     if header == 12:
         width, height = int.from_bytes(blob[18:20], "little"), int.from_bytes(blob[20:22], "little")
         bits, compression, size = int.from_bytes(blob[24:26], "little"), _RAW, 0
@@ -148,7 +148,7 @@ def _bmp_size(blob: bytes, header: int) -> int:
 
 
 def check_boxes(blob: bytes) -> Verdict:
-    """Return the verdict on a file of boxes, of which the last may be cut."""
+    """Judge a file made of boxes."""
     at, names = 0, []
     while at + 8 <= len(blob):
         size, name = int.from_bytes(blob[at : at + 4], "big"), blob[at + 4 : at + 8]
@@ -163,7 +163,7 @@ def check_boxes(blob: bytes) -> Verdict:
         if name == b"jp2c":
             return check_codestream(blob, at + head)
         if stop < at + head:
-            return _corrupt(f"the bytes at {at} are no box")
+            return _corrupt(f"the bytes at {at} are not a box")
         at = stop
     if b"mdat" not in names and b"idat" not in blob:
         return _cut(blob, "before its picture", begun=False)
@@ -171,7 +171,7 @@ def check_boxes(blob: bytes) -> Verdict:
 
 
 def check_codestream(blob: bytes, at: int = 0) -> Verdict:
-    """Return the verdict on the JPEG 2000 codestream that begins at `at`: whether its tiles and its end marker are there."""
+    """Judge the JPEG 2000 codestream that begins at `at` by its tiles and its end marker."""
     at += 2
     begun = False
     while at + 2 <= len(blob):
@@ -179,11 +179,11 @@ def check_codestream(blob: bytes, at: int = 0) -> Verdict:
         if marker == b"\xff\xd9":
             return _whole(blob, at + 2) if begun else _corrupt(f"it ends at byte {at} without a picture")
         if marker[0] != 0xFF:
-            return _corrupt(f"the bytes at {at} are no marker")
+            return _corrupt(f"the bytes at {at} are not a marker")
         if marker == b"\xff\x90":
             begun = True
             size = int.from_bytes(blob[at + 6 : at + 10], "big")
-            if size == 0:  # the last part, up to the end marker
+            if size == 0:  # the last part extends to the end marker
                 break
             at += max(size, 12)
         else:

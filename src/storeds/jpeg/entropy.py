@@ -1,6 +1,6 @@
-"""Follows the Huffman codes of scans to their end: how many of their MCUs are there.
+"""Follows the Huffman codes of scans, to count the MCUs that are there.
 
-ITU-T T.81, annexes F, G and H. No coefficient is computed. Arithmetic coding is not followed.
+See ITU-T T.81, annexes F, G and H. It computes no coefficients, and does not follow arithmetic coding.
 """
 
 from __future__ import annotations
@@ -14,63 +14,49 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from storeds.jpeg.structure import Scan, Structure, blocks_of, units_of
+from storeds.jpeg.markers import Scan, Structure, blocks_of, units_of
 from storeds.protocols import Array
 
-__all__ = [
-    "END_OF_BLOCK",
-    "LONGEST",
-    "ZERO_RUN",
-    "Band",
-    "BandData",
-    "Follower",
-    "Part",
-    "Table",
-    "Tables",
-    "Walk",
-    "has_all_restarts",
-    "tables_of",
-    "windows",
-]
+__all__ = ["ZERO_RUN", "Follower", "Walk", "has_all_restarts"]
 
 
-# No code is longer. Nearer to the end than this, what is no code may be one that was cut.
-LONGEST = 16
-_WINDOWS = 1 << LONGEST
-# The coefficients that the code for the end of a block passes: more than any other codes together pass too many.
-END_OF_BLOCK = 128
+# Length of the longest code in bits. Closer than this to the end, an unknown code may be a cut one.
+_LONGEST = 16
+_WINDOWS = 1 << _LONGEST
+# Number of coefficients that an end-of-block code counts as. It exceeds what all other codes of a block can reach.
+_END_OF_BLOCK = 128
 
 Bytes = npt.NDArray[np.uint8]
 
 
-class Table:
-    """One table: for each 16-bit window, the length in bits of the code it begins with (0: none) and its symbol."""
+class _Table:
+    """A Huffman table: for each 16-bit window, length in bits (0: no code) and symbol of the code at its beginning."""
 
     def __init__(self, length: Bytes, symbol: Bytes) -> None:
         self.length, self.symbol = length, symbol
         self.dc_hops, self.ac_hops = self._hops(dc=True), self._hops(dc=False)
 
     def _hops(self, *, dc: bool) -> tuple[Bytes, Bytes]:
-        """Return, for each window, the bits that code and value take (0: no such code) and the coefficients passed."""
+        """Return for each window the bits of code and value (0: no code) and the number of coefficients."""
         size = self.symbol if dc else self.symbol & 15
         run = self.symbol >> 4
-        # libjpeg takes any other size-less symbol but a run of sixteen zeros for the end of the block.
-        passed = np.where((size == 0) & (run != 15), END_OF_BLOCK, run + 1)
-        # A difference of 16 bits, which only lossless files have, is 32768, and no bits follow.
+        # libjpeg treats every symbol of size 0 as end of block, except a run of 16 zeros.
+        passed = np.where((size == 0) & (run != 15), _END_OF_BLOCK, run + 1)
+        # No bits follow a difference of size 16, which is always 32768 (lossless files only).
         bits = np.where((self.length > 0) & (size <= 16), self.length + size % 16, 0)
         return bits.astype(np.uint8), passed.astype(np.uint8)
 
 
-Tables = dict[tuple[int, int], Table]
+_Tables = dict[tuple[int, int], _Table]
 
 
-def tables_of(blob: bytes, scan: Scan, *, standard: bool = False) -> Tables:
-    """Return the tables in force for `scan`, by (class, identifier), class 1 being AC; broken ones are left out.
+def _tables_of(blob: bytes, scan: Scan, *, standard: bool = False) -> _Tables:
+    """Return the valid tables of `scan` by (class, identifier), where class 1 is AC.
 
     Parameters
     ----------
     standard : bool
-        Put those of ITU-T T.81, K.3 to K.6, where a file has none, as decoders do for sequential files: frames of
+        Use the tables of ITU-T T.81, K.3 to K.6, if the file has none, as decoders do for sequential files: frames of
         Motion JPEG have no tables.
     """
     found = dict(_standard()) if standard else {}
@@ -84,8 +70,8 @@ def tables_of(blob: bytes, scan: Scan, *, standard: bool = False) -> Tables:
 
 
 @functools.lru_cache(maxsize=64)
-def _table(counts: bytes, symbols: bytes) -> Table | None:
-    """Return the table with `counts` codes of each length 1 to 16; None if there are more than the lengths allow."""
+def _table(counts: bytes, symbols: bytes) -> _Table | None:
+    """Return the table with `counts` codes of each length 1 to 16; None if the lengths do not allow so many."""
     lengths = np.repeat(np.arange(1, 17, dtype=np.uint8), list(counts))
     spans = 1 << (16 - lengths.astype(np.int64))
     total = int(spans.sum())
@@ -94,10 +80,10 @@ def _table(counts: bytes, symbols: bytes) -> Table | None:
     length, symbol = np.zeros(_WINDOWS, np.uint8), np.zeros(_WINDOWS, np.uint8)
     length[:total] = np.repeat(lengths, spans)
     symbol[:total] = np.repeat(np.frombuffer(symbols, np.uint8), spans)
-    return Table(length, symbol)
+    return _Table(length, symbol)
 
 
-# ITU-T T.81, K.3 to K.6: for each (class, identifier), how many codes of each length there are, and their symbols.
+# ITU-T T.81, K.3 to K.6: for each (class, identifier), the number of codes of each length, and their symbols.
 _STANDARD = {
     (0, 0): ("00010501010101010100000000000000", "000102030405060708090a0b"),
     (0, 1): ("00030101010101010101010000000000", "000102030405060708090a0b"),
@@ -119,7 +105,7 @@ _STANDARD = {
 
 
 @functools.cache
-def _standard() -> Tables:
+def _standard() -> _Tables:
     found = {}
     for key, (counts, symbols) in _STANDARD.items():
         table = _table(bytes.fromhex(counts), bytes.fromhex(symbols))
@@ -128,8 +114,8 @@ def _standard() -> Tables:
     return found
 
 
-def windows(data: Any) -> npt.NDArray[np.uint16]:
-    """Return the 16 bits that begin at each bit of `data`, which counts as followed by ones."""
+def _windows(data: Any) -> npt.NDArray[np.uint16]:
+    """Return the 16 bits that begin at each bit of `data`, as if ones followed."""
     padded = np.full(len(data) + 2, 255, np.uint32)
     padded[: len(data)] = np.frombuffer(data, np.uint8)
     wide = padded[:-2] << 16 | padded[1:-1] << 8 | padded[2:]
@@ -139,51 +125,51 @@ def windows(data: Any) -> npt.NDArray[np.uint16]:
     return found.reshape(-1)
 
 
-class Part(NamedTuple):
-    """How the walk through the data between two restart markers went: whole MCUs, how it ended, and the bits left over."""
+class _Part(NamedTuple):
+    """Result of a walk between two restart markers: whole MCUs, how it ended, and the bits left over."""
 
     units: int
     ending: Literal["done", "cut", "bad"]
     left: int = 0
 
 
-class BandData:
-    """The data of a scan, as what a code that began at each bit would be."""
+class _BandData:
+    """The data of a scan: for each bit, length and symbol of a code that begins there."""
 
-    def __init__(self, data: bytes, table: Table) -> None:
-        seen = windows(data)
-        ends = bytes(64)  # beyond the last bit no code begins, however far the last hop went
+    def __init__(self, data: bytes, table: _Table) -> None:
+        seen = _windows(data)
+        ends = bytes(64)  # no codes after the last bit, however far the last code reaches
         self.first, self.size = 0, len(seen)
         self.window = memoryview(np.concatenate([seen, np.full(64, 0xFFFF, np.uint16)]).tobytes()).cast("H")
         self.length = table.length[seen].tobytes() + ends
         self.symbol = table.symbol[seen].tobytes() + ends
 
-    def part(self, first: int, size: int) -> BandData:
-        """Set the first bit and the one after the last to follow; return this."""
+    def part(self, first: int, size: int) -> _BandData:
+        """Set the range of bits to follow; return self."""
         self.first, self.size = first, size
         return self
 
     def run(self, at: int, bits: int) -> int:
-        """Return how many blocks end here, by the `bits` at `at` that say so."""
+        """Return the number of blocks in an end-of-band run, stored in the `bits` at `at`."""
         return (1 << bits) + (self.window[at] >> (16 - bits) if bits else 0)
 
-    def ended(self, units: int, at: int) -> Part:
-        """Return the walk that found no sense at `at`."""
-        return Part(units, "cut" if at > self.size - LONGEST else "bad")
+    def ended(self, units: int, at: int) -> _Part:
+        """Return the result of a walk that met an invalid code at `at`."""
+        return _Part(units, "cut" if at > self.size - _LONGEST else "bad")
 
 
-class Band:
-    """The AC coefficients of one component: for each block, a bit for each coefficient that is not zero so far."""
+class _Band:
+    """The AC coefficients of one component: for each block, one bit per coefficient that is not zero so far."""
 
     def __init__(self, blocks: int) -> None:
         self.nonzero = [0] * blocks
 
-    def follow(self, data: BandData, scan: Scan, start: int, units: int) -> Part:
+    def follow(self, data: _BandData, scan: Scan, start: int, units: int) -> _Part:
         """Follow `units` blocks from block `start` on."""
         follow = self._refine if scan.ah else self._first
         return follow(data, scan, start, start + units)
 
-    def _first(self, data: BandData, scan: Scan, start: int, stop: int) -> Part:
+    def _first(self, data: _BandData, scan: Scan, start: int, stop: int) -> _Part:
         length, symbol, nonzero = data.length, data.symbol, self.nonzero
         p, block = data.first, start
         while block < stop:
@@ -197,7 +183,7 @@ class Band:
                 bits = code & 15
                 if bits:
                     k += (code >> 4) + 1
-                    if k > scan.se + 1:  # a coefficient beyond the band: the walk is in the middle of other codes
+                    if k > scan.se + 1:  # a coefficient outside the band: the walk is out of step
                         return data.ended(block - start, p)
                     nonzero[block] |= 1 << (k - 1)
                     p += bits
@@ -212,11 +198,11 @@ class Band:
             if p > data.size:
                 return data.ended(block - start, p)
             block += ended
-        return Part(stop - start, "done", data.size - p)
+        return _Part(stop - start, "done", data.size - p)
 
-    def _refine(self, data: BandData, scan: Scan, start: int, stop: int) -> Part:  # noqa: C901  # a hop may cost no call
+    def _refine(self, data: _BandData, scan: Scan, start: int, stop: int) -> _Part:  # noqa: C901  # calls would be slow
         length, symbol, nonzero = data.length, data.symbol, self.nonzero
-        p, ended = data.first, 0  # ended: how many blocks have no new coefficient any more, this one included
+        p, ended = data.first, 0  # ended: number of blocks without new coefficients, including this one
         for block in range(start, stop):
             known, new, k = nonzero[block], 0, scan.ss
             while not ended and k <= scan.se:
@@ -227,7 +213,7 @@ class Band:
                 p += step
                 zeros = code >> 4
                 if code & 15:
-                    p += 1  # its sign
+                    p += 1  # the sign
                 elif zeros < 15:
                     if p > data.size:
                         return data.ended(block - start, p)
@@ -253,39 +239,38 @@ class Band:
             if p > data.size:
                 return data.ended(block - start, p)
             nonzero[block] = known | new
-        return Part(stop - start, "done", data.size - p)
+        return _Part(stop - start, "done", data.size - p)
 
 
 ZERO_RUN = 16
-"""So many zero bytes are no data, unless zeros mean empty blocks: what a file that was never filled holds."""
+"""This many zero bytes are not data but an unwritten part of the file, unless zeros encode empty blocks."""
 
 _RESTART = re.compile(rb"\xff+[\xd0-\xd7]")
 _STUFFED = re.compile(rb"\xff+\x00")
-# Bytes looked at in one go, which bounds the memory to some 40 times as much; no MCU takes as much as the margin.
+# Follow the data in pieces of this many bytes, which limits the memory to about 40 times as much. No MCU exceeds the margin.
 _CHUNK, _MARGIN = 1 << 16, 1 << 12
-# A walk through bands keeps all windows of a scan in memory at once, and something for each block.
+# A walk through a band holds all windows of a scan in memory, and one number per block.
 _MAX_BAND_BYTES, _MAX_BAND_BLOCKS = 1 << 21, 1 << 22
 _PADDING = b"\x00\xff"
-# Where codes were wrong for a while, few MCUs are missing; and a cut may by chance look like a regular end.
+# After a stretch of wrong codes only few MCUs are missing. With more missing, a regular end is a coincidence.
 _NEARLY = 0.9
 
 
 class Walk(NamedTuple):
-    """How the walk through a scan went.
+    """Result of a walk through a scan.
 
     Attributes
     ----------
     units : int
-        MCUs met, between all restart markers; those behind nonsense, up to the next marker, do not count.
+        Number of MCUs, excluding those between an invalid code and the next restart marker.
     ending : str
-        ``done``: every MCU is there, and nothing else. ``cut``: the data end too early. ``bad``: they make no sense
-        somewhere. ``surplus``: every MCU is there, and bytes follow that belong to none. ``unknown``: the scan cannot be
-        followed.
+        ``done``: every MCU is there, and nothing else. ``cut``: the data end too early. ``bad``: part of the data is
+        invalid. ``surplus``: every MCU is there, and surplus bytes follow. ``unknown``: the scan cannot be followed.
     left : int
         Bits left over after the last MCU.
     doubtful : int
-        Those of `units` that something is wrong with or before: they are followed by surplus that is more than zeros and
-        ff, or by a last byte that is filled up as if no MCU were missing.
+        Number of `units` that may be wrong. Either surplus bytes follow that are not only zeros and ff, or MCUs are missing
+        although the last byte is padded as at a regular end.
     """
 
     units: int
@@ -295,21 +280,21 @@ class Walk(NamedTuple):
 
 
 _UNKNOWN = Walk(0, "unknown")
-# Follows the part of a scan's data between two bits: (first bit, last bit, first unit, units).
-_Follow = Callable[[int, int, int, int], Part]
+# Follows part of the data of a scan: (first bit, last bit, first unit, units).
+_Follow = Callable[[int, int, int, int], _Part]
 
 
 class Follower:
-    """Follows the codes of the scans of one JPEG, each once, in time proportional to the bytes."""
+    """Follows the codes of each scan of a JPEG at most once, in time proportional to the bytes."""
 
     def __init__(self, blob: bytes, structure: Structure) -> None:
         self._blob, self._structure = blob, structure
         self._walks: dict[int, Walk] = {}
-        self._bands: dict[int, Band] = {}
-        self._blocks = _MAX_BAND_BLOCKS  # which may still be visited
+        self._bands: dict[int, _Band] = {}
+        self._blocks = _MAX_BAND_BLOCKS  # number of blocks that may still be visited
 
     def walk(self, number: int) -> Walk:
-        """Return how the walk through ``structure.scans[number]`` goes."""
+        """Return the result of the walk through ``structure.scans[number]``."""
         if number not in self._walks:
             self._walks[number] = self._walk(number, self._structure.scans[number])
         return self._walks[number]
@@ -326,7 +311,7 @@ class Follower:
         blocks = blocks_of(self._structure, scan)
         if progressive and scan.ah:
             return self._over(scan, data, ends, lambda at, end, _, units: _bits(at, end, len(blocks), units))
-        tables = tables_of(self._blob, scan, standard=not progressive)
+        tables = _tables_of(self._blob, scan, standard=not progressive)
         only_dc = progressive or process == "lossless"
         pairs = [(tables.get((0, dc)), None if only_dc else tables.get((1, ac))) for dc, ac in blocks]
         if any(dc is None or (ac is None and not only_dc) for dc, ac in pairs):
@@ -334,7 +319,7 @@ class Follower:
         return self._over(scan, data, ends, _Sequential(data, pairs).follow)
 
     def _walk_band(self, number: int, scan: Scan) -> Walk:
-        """Follow a scan of AC coefficients, after those of its component that come before it."""
+        """Follow a scan of AC coefficients, after the earlier scans of its component."""
         if len(scan.parts) != 1:
             return _UNKNOWN
         place = scan.parts[0][0]
@@ -342,21 +327,21 @@ class Follower:
         for before, other in enumerate(self._structure.scans[:number]):
             if scan.ah and other.ss > 0 and other.parts[0][0] == place and self.walk(before).ending != "done":
                 return _UNKNOWN
-        table = tables_of(self._blob, scan).get((1, scan.parts[0][2]))
+        table = _tables_of(self._blob, scan).get((1, scan.parts[0][2]))
         self._blocks -= blocks
         if table is None or scan.stop - scan.start > _MAX_BAND_BYTES or self._blocks < 0:
             return _UNKNOWN
-        band = self._bands.setdefault(place, Band(blocks))
+        band = self._bands.setdefault(place, _Band(blocks))
         data, ends = _parts(self._blob, scan)
-        seen = BandData(data, table)
+        seen = _BandData(data, table)
         return self._over(
             scan, data, ends, lambda at, end, start, units: band.follow(seen.part(at, end), scan, start, units)
         )
 
     def _over(self, scan: Scan, data: bytes, ends: list[int], follow: _Follow) -> Walk:
-        """Follow the data between restart markers, each on its own, as decoders do."""
+        """Follow each part between restart markers separately, as decoders do."""
         units, interval = units_of(self._structure, scan), scan.interval
-        done, doubtful, bad, surplus, part = 0, 0, False, False, Part(0, "cut", 0)
+        done, doubtful, bad, surplus, part = 0, 0, False, False, _Part(0, "cut", 0)
         begin, last = 0, len(ends) - 1
         for number, end in enumerate(ends):
             start = number * interval
@@ -369,7 +354,7 @@ class Follower:
                 stop = _filled_from(data, begin, end, part)
                 if stop < end:
                     part = follow(begin, stop, start, due)
-                    part = Part(part.units, "done" if part.ending == "done" else "cut", part.left + end - stop)
+                    part = _Part(part.units, "done" if part.ending == "done" else "cut", part.left + end - stop)
             begin, done = end, done + part.units
             bad = bad or part.ending == "bad" or (part.ending == "cut" and number < last)
             if part.ending == "done" and part.left >= 8:
@@ -386,8 +371,8 @@ class Follower:
         return Walk(done, "cut", part.left, part.units if few and _is_finished(data, part.left) else 0)
 
 
-def _filled_from(data: bytes, begin: int, end: int, part: Part) -> int:
-    """Return the bit where zeros begin that fill up the end of a scan, of whose last data the walk was `part`."""
+def _filled_from(data: bytes, begin: int, end: int, part: _Part) -> int:
+    """Return the bit where filling zeros at the end of a scan begin; `part` is the walk through its last part."""
     if part.ending == "done" and part.left < 8 * ZERO_RUN:
         return end
     stop = 8 * len(data[begin // 8 : end // 8].rstrip(b"\x00")) + begin
@@ -395,12 +380,12 @@ def _filled_from(data: bytes, begin: int, end: int, part: Part) -> int:
 
 
 def _is_finished(data: bytes, left: int) -> bool:
-    """Return whether the bits left over are those that encoders fill the last byte of a scan up with."""
+    """Return whether the bits left over are the ones with which encoders pad the last byte of a scan."""
     return 0 < left < 8 and data[-1] & ((1 << left) - 1) == (1 << left) - 1
 
 
 def has_all_restarts(structure: Structure, scan: Scan) -> bool:
-    """Return whether the restart markers of a scan are those that are due."""
+    """Return whether a scan has the expected restart markers."""
     if not scan.interval:
         return True
     due = (units_of(structure, scan) - 1) // scan.interval
@@ -409,39 +394,39 @@ def has_all_restarts(structure: Structure, scan: Scan) -> bool:
 
 
 def _parts(blob: bytes, scan: Scan) -> tuple[bytes, list[int]]:
-    """Return the data of a scan without stuffing and markers, and the bits at which its parts end."""
+    """Return the data of a scan without stuffing and markers, and the bits where its parts end."""
     data = blob[scan.start : scan.stop]
     parts = [_unstuff(part) for part in (_RESTART.split(data) if scan.interval else [data])]
     return b"".join(parts), [8 * end for end in itertools.accumulate(map(len, parts))]
 
 
 def _unstuff(part: bytes) -> bytes:
-    """Return the data without its stuffing, and without the first half of a marker that was cut in two."""
+    """Remove the stuffing, and the first byte of a cut marker at the end."""
     part = part.rstrip(b"\xff") if part.endswith(b"\xff") else part
     return _STUFFED.sub(b"\xff", part) if b"\xff\xff" in part else part.replace(b"\xff\x00", b"\xff")
 
 
-def _bits(at: int, end: int, blocks: int, units: int) -> Part:
-    """Follow a refinement of DC coefficients: one bit a block."""
+def _bits(at: int, end: int, blocks: int, units: int) -> _Part:
+    """Follow a refinement of DC coefficients, which has one bit per block."""
     there = min(units, (end - at) // blocks)
-    return Part(there, "done" if there == units else "cut", end - at - there * blocks)
+    return _Part(there, "done" if there == units else "cut", end - at - there * blocks)
 
 
-_Pairs = Sequence[tuple[Table | None, Table | None]]
+_Pairs = Sequence[tuple[_Table | None, _Table | None]]
 _Hops = list[tuple[bytes, bytes, bytes]]
 
 
 class _Sequential:
-    """Follows MCUs of blocks, each a DC code and, where there is an AC table, codes up to the 64th coefficient."""
+    """Follows the MCUs of a sequential scan. Each block is a DC code and, with an AC table, codes up to coefficient 64."""
 
     def __init__(self, data: bytes, pairs: _Pairs) -> None:
         self._data, self._pairs = data, pairs
         self._first, self._hops = -1, list[tuple[bytes, bytes, bytes]]()
-        # Where zeros end every block, many of them may be a flat part of the picture.
-        self._flat = all(ac is None or ac.ac_hops[1][0] == END_OF_BLOCK for _, ac in pairs)
+        # If zeros encode empty blocks, many zeros may be a flat part of the picture.
+        self._flat = all(ac is None or ac.ac_hops[1][0] == _END_OF_BLOCK for _, ac in pairs)
 
-    def follow(self, at: int, end: int, _: int, units: int) -> Part:
-        """Follow `units` MCUs from bit `at` on, whose data end at bit `end`."""
+    def follow(self, at: int, end: int, _: int, units: int) -> _Part:
+        """Follow `units` MCUs from bit `at` to bit `end`."""
         zeros = -1 if self._flat else self._data.find(bytes(ZERO_RUN), at // 8, end // 8)
         if zeros < 0:
             return self._follow(at, end, units)[0]
@@ -451,28 +436,28 @@ class _Sequential:
         more, enough = units - before.units, min(end, 8 * (zeros + ZERO_RUN))
         into, _ = self._follow(at, enough, more)
         if into.units == more:
-            return Part(units, "done", into.left + end - enough)
-        return Part(before.units, "bad", end - at)
+            return _Part(units, "done", into.left + end - enough)
+        return _Part(before.units, "bad", end - at)
 
-    def _follow(self, at: int, end: int, units: int) -> tuple[Part, int]:
-        """Return also the bit after the last MCU."""
+    def _follow(self, at: int, end: int, units: int) -> tuple[_Part, int]:
+        """Return the result, and the bit after the last MCU."""
         done = 0
         while done < units and at < end:
             first = 8 * _CHUNK * (at // (8 * _CHUNK))
             if first != self._first:
                 self._first = first
-                seen = windows(self._data[first // 8 : first // 8 + _CHUNK + _MARGIN])
+                seen = _windows(self._data[first // 8 : first // 8 + _CHUNK + _MARGIN])
                 self._hops = _hops_of(seen, self._pairs)
             at, count, stop = _hop(self._hops, at - first, 8 * _CHUNK, end - first, units - done)
             at, done = at + first, done + count
             if stop is not None:
-                return Part(done, "cut" if stop > end - first - LONGEST else "bad", end - at), at
-        return Part(done, "done" if done == units else "cut", end - at), at
+                return _Part(done, "cut" if stop > end - first - _LONGEST else "bad", end - at), at
+        return _Part(done, "done" if done == units else "cut", end - at), at
 
 
 def _hops_of(seen: Array, pairs: _Pairs) -> _Hops:
-    """Return, for each block, the bits that a DC and an AC code take at each bit, and the coefficients passed."""
-    ends = bytes(64)  # beyond the last bit no code begins, however far the last hop went
+    """Return for each block the lengths of DC and AC codes at each bit, and the numbers of coefficients."""
+    ends = bytes(64)  # no codes after the last bit, however far the last code reaches
     dc_hops = {dc: dc.dc_hops[0][seen].tobytes() + ends for dc in {dc for dc, _ in pairs} if dc is not None}
     ac_hops = {
         ac: (ac.ac_hops[0][seen].tobytes() + ends, ac.ac_hops[1][seen].tobytes() + ends)
@@ -483,7 +468,7 @@ def _hops_of(seen: Array, pairs: _Pairs) -> _Hops:
 
 
 def _hop(hops: _Hops, at: int, limit: int, size: int, units: int) -> tuple[int, int, int | None]:
-    """Hop from `at` to the end of the last unit that begins before `limit`; the third is where nonsense was, if so."""
+    """Follow units from `at` until `limit`; return the end, the number of units, and the bit of an invalid code, if any."""
     limit = min(limit, size)
     done = 0
     while done < units and at < limit:
@@ -502,7 +487,7 @@ def _hop(hops: _Hops, at: int, limit: int, size: int, units: int) -> tuple[int, 
                     return at, done, p
                 k += passed[p]
                 p += step
-            if 64 < k < END_OF_BLOCK:  # a 65th coefficient: the walk is in the middle of other codes
+            if 64 < k < _END_OF_BLOCK:  # a 65th coefficient: the walk is out of step
                 return at, done, p
         if p > size:
             return at, done, p

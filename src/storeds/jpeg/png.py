@@ -1,4 +1,4 @@
-"""Judges a PNG: its chunks, their checksums, and the rows that its compressed data hold."""
+"""Judges a PNG by its chunks, their checksums, and the rows in its compressed data."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import zlib
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from storeds.jpeg.finding import MAX_PIXELS
+from storeds.jpeg.markers import MAX_PIXELS
 from storeds.records.fields import Verdict
 
 __all__ = ["check_png"]
 
 _SIGNATURE = 8  # bytes
-_AROUND = 12  # bytes of a chunk beside its data: length, type, checksum
+_OVERHEAD = 12  # bytes of a chunk's length, type and checksum
 _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
-# Of each pass of an interlaced image: the first column and row, and the steps to the next.
+# First column, first row, column step and row step of each pass of an interlaced image.
 _PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
-_PIECE = 1 << 16
-_MOST_CHUNKS = 1 << 17
+_READ_SIZE = 1 << 16
+_MAX_CHUNKS = 1 << 17
 
 
 class _Header(NamedTuple):
@@ -27,7 +27,7 @@ class _Header(NamedTuple):
     interlaced: bool
 
     def passes(self) -> list[tuple[int, int, int]]:
-        """Return (pixels of a row, rows, bytes of a row with its filter's) of each pass that has pixels."""
+        """Return (pixels per row, rows, bytes per row with the filter byte) of each pass with pixels."""
         steps = _PASSES if self.interlaced else ((0, 0, 1, 1),)
         sizes = [(-(-(self.width - x) // dx), -(-(self.height - y) // dy)) for x, y, dx, dy in steps]
         return [(across, down, 1 + (across * self.bits + 7) // 8) for across, down in sizes if across > 0 and down > 0]
@@ -35,24 +35,24 @@ class _Header(NamedTuple):
 
 @dataclass
 class _Chunks:
-    """What a walk over the chunks met, up to where it ended."""
+    """Result of a walk over the chunks."""
 
     header: _Header | None = None
     data: list[memoryview] = field(default_factory=list)
-    frames: int = 1  # that the file says it has
+    frames: int = 1  # as declared by the file
     end: int = _SIGNATURE
     kind: str = "intact"
     reason: str = ""
-    inside: bytes = b""  # the chunk that is cut
+    inside: bytes = b""  # name of the cut chunk
 
 
 def check_png(blob: bytes, *, inflate: bool) -> Verdict:
-    """Return the verdict on a file that begins as a PNG does.
+    """Judge a file with the signature of a PNG.
 
     Parameters
     ----------
     inflate : bool
-        Whether the data of a file whose chunks are whole are decompressed too, in about the time of a decode.
+        Decompress the data even if all chunks are whole, which takes about as long as a decode.
     """
     found = _walk(memoryview(blob))
     if not found.data:
@@ -78,32 +78,32 @@ def _verdict(found: _Chunks, share: float, *, exact: bool) -> Verdict:
         share, exact = share / found.frames, False
     if found.kind == "truncated_file" and share == 1.0:
         is_data = found.inside == b"IDAT" and len(found.data[-1]) > 0
-        if not is_data and found.inside not in (b"", b"IEND"):  # decoders raise for one that they read
-            return Verdict(found.kind, 0.0, exact=False, reason=f"{found.reason}, behind its pixels")
+        if not is_data and found.inside not in (b"", b"IEND"):  # decoders raise for other cut chunks
+            return Verdict(found.kind, 0.0, exact=False, reason=f"{found.reason}, after its pixels")
         return Verdict("missing_eoi", reason=f"all of the picture is there, but {found.reason}")
     return Verdict(found.kind, share, exact, found.reason)
 
 
 def _walk(view: memoryview) -> _Chunks:
-    """Walk the chunks up to the last one, or to where something is wrong."""
+    """Walk the chunks up to the last one, or to the first invalid one."""
     found = _Chunks()
-    for _ in range(_MOST_CHUNKS):
+    for _ in range(_MAX_CHUNKS):
         at = found.end
         name = bytes(view[at + 4 : at + 8])
         length = int.from_bytes(view[at : at + 4], "big")
         if len(name) == 4 and not (name.isalpha() and name.isascii()):
-            found.kind, found.reason = "corrupt_data", f"the bytes at {at} are no chunk"
-        elif len(name) < 4 or at + _AROUND + length > len(view):
+            found.kind, found.reason = "corrupt_data", f"the bytes at {at} are not a chunk"
+        elif len(name) < 4 or at + _OVERHEAD + length > len(view):
             found.kind = "truncated_file"
             found.inside = name if len(name) == 4 else b""
             found.reason = f"it is cut at byte {len(view)}{_inside(name, at)}"
             if name == b"IDAT" and found.header is not None:
                 found.data.append(view[at + 8 : at + 8 + length])
         else:
-            _take(found, view, name, length)
+            _add(found, view, name, length)
         if found.kind != "intact" or name == b"IEND":
             return found
-    found.kind, found.reason = "corrupt_data", f"it has more than {_MOST_CHUNKS:,} chunks"
+    found.kind, found.reason = "corrupt_data", f"it has more than {_MAX_CHUNKS:,} chunks"
     return found
 
 
@@ -111,26 +111,26 @@ def _inside(name: bytes, at: int) -> str:
     return f", in chunk {name.decode()}, which begins at byte {at}" if len(name) == 4 else ", before the end chunk"
 
 
-def _take(found: _Chunks, view: memoryview, name: bytes, length: int) -> None:
-    """Take up a chunk that is there as a whole, after checking it."""
+def _add(found: _Chunks, view: memoryview, name: bytes, length: int) -> None:
+    """Check a complete chunk and add it."""
     at = found.end
     data = view[at + 8 : at + 8 + length]
     if zlib.crc32(view[at + 4 : at + 8 + length]) != int.from_bytes(
-        view[at + 8 + length : at + _AROUND + length], "big"
+        view[at + 8 + length : at + _OVERHEAD + length], "big"
     ):
         found.kind = "corrupt_data"
-        found.reason = f"the checksum of chunk {name.decode()}, bytes {at} to {at + _AROUND + length}, does not match"
+        found.reason = f"the checksum of chunk {name.decode()}, bytes {at} to {at + _OVERHEAD + length}, does not match"
         return
     if found.header is None:
         found.header = _read_header(name, data)
         if found.header is None:
-            found.kind, found.reason = "corrupt_data", f"chunk {name.decode()} at byte {at} is no header"
+            found.kind, found.reason = "corrupt_data", f"chunk {name.decode()} at byte {at} is not a valid header"
             return
     elif name == b"IDAT":
         found.data.append(data)
     elif name == b"acTL" and length >= 4:
         found.frames = int.from_bytes(data[:4], "big")
-    found.end = at + _AROUND + length
+    found.end = at + _OVERHEAD + length
 
 
 def _read_header(name: bytes, data: memoryview) -> _Header | None:
@@ -141,7 +141,7 @@ def _read_header(name: bytes, data: memoryview) -> _Header | None:
 
 
 def _rows(header: _Header, data: list[memoryview]) -> tuple[float, str]:
-    """Return the share of the pixels that stand in whole rows of the compressed `data`, and what is wrong with these."""
+    """Return the share of the pixels in complete rows of the compressed `data`, and what is wrong with the data."""
     passes = header.passes()
     count, problem = _inflate(data, sum(down * row for _, down, row in passes))
     pixels = 0
@@ -155,17 +155,17 @@ def _rows(header: _Header, data: list[memoryview]) -> tuple[float, str]:
 
 
 def _inflate(data: list[memoryview], due: int) -> tuple[int, str]:
-    """Return how many bytes the compressed `data` hold, counted up to `due`, and what is wrong with these data."""
+    """Return the number of bytes in the compressed `data`, counted up to `due`, and what is wrong with the data."""
     inflater = zlib.decompressobj()
     count = 0
     try:
         for part in data:
-            for at in range(0, len(part), _PIECE):
-                rest: bytes | memoryview = part[at : at + _PIECE]
+            for at in range(0, len(part), _READ_SIZE):
+                rest: bytes | memoryview = part[at : at + _READ_SIZE]
                 while rest and not inflater.eof:
                     count += len(inflater.decompress(rest, 1 << 20))
                     rest = inflater.unconsumed_tail
-                    if count > due:  # decoders stop there too
+                    if count > due:  # decoders stop here too
                         return due, ""
         while not inflater.eof and count <= due:
             more = len(inflater.decompress(b"", 1 << 20))
@@ -173,7 +173,7 @@ def _inflate(data: list[memoryview], due: int) -> tuple[int, str]:
                 break
             count += more
     except zlib.error as error:
-        return count, f"its compressed data make no sense after {count:,} bytes of rows: {error}"
+        return count, f"its compressed data are invalid after {count:,} bytes of rows: {error}"
     if count < due:
-        return count, f"its compressed data hold {count:,} bytes of rows where {due:,} are due"
+        return count, f"its compressed data hold {count:,} bytes of rows, but {due:,} are expected"
     return count, "" if inflater.eof or count > due else "its compressed data do not end with their checksum"

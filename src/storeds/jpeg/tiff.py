@@ -1,4 +1,4 @@
-"""Judges a TIFF: its directories, and whether the strips and tiles that they list lie inside the file."""
+"""Judges a TIFF by its directories, and by whether the strips and tiles that they list lie inside the file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from storeds.records.fields import Verdict
 
 __all__ = ["check_tiff"]
 
-# Bytes of a value, by its type, and how `struct` calls those that are whole numbers without a sign.
+# Size in bytes of each type of value, and the `struct` format of the unsigned integers.
 _SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
 _FORMATS = {1: "B", 3: "H", 4: "I", 13: "I", 16: "Q", 18: "Q"}
 _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _SUB = 256, 257, 258, 259, 330
@@ -20,15 +20,15 @@ _WANTED = {_WIDTH, _HEIGHT, _BITS, _COMPRESSION, _SUB, _SAMPLES, *(tag for pair 
 
 
 class _OutsideError(Exception):
-    """Something that the file refers to lies behind its end."""
+    """The file refers to data after its end."""
 
 
 class _Form(NamedTuple):
-    """How numbers are written in a file, and how long the parts of a directory are, in bytes."""
+    """Formats of the numbers in a file, and the size of a directory entry in bytes."""
 
     order: str
-    number: str  # of entries, and their counts' and offsets'
-    offset: str
+    number: str  # the number of entries of a directory
+    offset: str  # offsets, and counts of values
     entry: int
 
     @property
@@ -41,7 +41,7 @@ class _Form(NamedTuple):
 
 
 class _Reader:
-    """Reads numbers from a file, no more of them in all than it has bytes: directories may overlap."""
+    """Reads numbers from a file, and limits their total size: directories may overlap."""
 
     def __init__(self, blob: bytes, form: _Form) -> None:
         self.blob, self.form = blob, form
@@ -57,7 +57,7 @@ class _Reader:
         return struct.unpack_from(f"{self.form.order}{count}{number}", self.blob, at)
 
     def directory(self, at: int) -> tuple[dict[int, Sequence[int]], int]:
-        """Return the wanted entries of the directory at `at`, and where the next one begins, 0 if there is none."""
+        """Return the needed entries of the directory at `at`, and the position of the next one, or 0."""
         form = self.form
         (count,) = self.numbers(at, 1, form.number)
         at += form.count_size
@@ -76,7 +76,7 @@ class _Reader:
         return entries, following
 
     def _values(self, at: int, kind: int, *, wanted: bool) -> Sequence[int]:
-        """Return the values of an entry, none if it is not `wanted`; raises where they are not in the file."""
+        """Return the values of an entry, or none unless `wanted`; raise _OutsideError if they lie outside the file."""
         count, place = struct.unpack_from(f"{self.form.order}2{self.form.offset}", self.blob, at)
         size = count * _SIZES[kind]
         if size <= self.form.offset_size:
@@ -87,7 +87,7 @@ class _Reader:
 
 
 def check_tiff(blob: bytes) -> Verdict:
-    """Return the verdict on a file that begins as a TIFF does, or a BigTIFF."""
+    """Judge a file with the signature of a TIFF or BigTIFF."""
     order = "<" if blob[:2] == b"II" else ">"
     big = blob[2:4] in (b"+\x00", b"\x00+")
     form = _Form(order, "Q", "Q", 20) if big else _Form(order, "H", "I", 12)
@@ -106,16 +106,16 @@ def check_tiff(blob: bytes) -> Verdict:
 
 
 def _walk(reader: _Reader, first: int) -> int:
-    """Return how many pictures the directories from `first` on list; raises for one whose data are not in the file."""
+    """Return the number of pictures in the directories from `first` on; raise if their data lie outside the file."""
     pictures = 0
     due: list[tuple[int, bool]] = [(first, False)]
     seen: dict[int, bool] = {}
     while due:
         at, is_sub = due.pop()
-        if at == 0 or (at in seen and (is_sub or seen[at])):  # what a picture lists may lead to more than once
+        if at == 0 or (at in seen and (is_sub or seen[at])):  # several pictures may list the same subdirectory
             continue
         if at in seen:
-            raise ValueError(f"its directory at byte {at} leads back to itself")
+            raise ValueError(f"its directory at byte {at} refers back to itself")
         seen[at] = is_sub
         entries, following = reader.directory(at)
         due += [(following, is_sub), *((place, True) for place in entries.get(_SUB, ()))]
@@ -127,7 +127,7 @@ def _walk(reader: _Reader, first: int) -> int:
 
 
 def _check_data(blob: bytes, entries: dict[int, Sequence[int]], offsets: Sequence[int], counts: Sequence[int]) -> None:
-    """Raise for strips or tiles that do not lie inside the file."""
+    """Raise _OutsideError for strips or tiles outside the file."""
     if len(counts) == len(offsets):
         end = max((offset + count for offset, count in zip(offsets, counts, strict=True) if count), default=0)
         end = max(end, max(offsets, default=0))
@@ -135,7 +135,7 @@ def _check_data(blob: bytes, entries: dict[int, Sequence[int]], offsets: Sequenc
         end = max(offsets, default=0) + (_raw_size(entries) if len(offsets) == 1 else 0)
     if end <= len(blob):
         return
-    # Some writers count too many bytes; of data that are not compressed the size is known.
+    # Some writers store too large a count. The size of uncompressed data is known.
     if len(offsets) == 1 and _is_raw(entries) and offsets[0] + _raw_size(entries) <= len(blob):
         return
     raise _OutsideError(f"byte {end}")
@@ -146,7 +146,7 @@ def _is_raw(entries: dict[int, Sequence[int]]) -> bool:
 
 
 def _raw_size(entries: dict[int, Sequence[int]]) -> int:
-    """Return the bytes of a picture that is not compressed; 0 for one that is, whose size nothing tells."""
+    """Return the number of bytes of an uncompressed picture; 0 if it is compressed."""
     if not _is_raw(entries):
         return 0
     width, height = (max(entries.get(tag, (0,)), default=0) for tag in (_WIDTH, _HEIGHT))

@@ -6,7 +6,7 @@ import base64
 import binascii
 import re
 
-from storeds.jpeg.formats import sniff
+from storeds.jpeg import sniff
 
 __all__ = ["image_of_text", "is_image", "is_video"]
 

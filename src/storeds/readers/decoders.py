@@ -11,14 +11,14 @@ from PIL import Image, ImageOps
 
 from storeds._utils.roi import Window, Windowed, divisor, scaled_down
 from storeds.errors import DecodeError
-from storeds.jpeg.finding import MAX_PIXELS
-from storeds.jpeg.structure import SOI
+from storeds.jpeg import MAX_PIXELS
+from storeds.jpeg.markers import SOI
 from storeds.readers.simplejpeg import check_jpeg, jpeg_pixels, jpeg_upper_pixels
 
 if TYPE_CHECKING:
     import torch
 
-    from storeds.jpeg.header import Header
+    from storeds.jpeg.markers import Header
     from storeds.protocols import Array, Decoder
 
 __all__ = [

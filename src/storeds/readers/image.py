@@ -13,13 +13,9 @@ from PIL import ImageMode
 from storeds._utils.roi import Cropper, Window, Windowed, divisor
 from storeds._utils.validation import check_share
 from storeds.errors import ConfigError, DecodeError, StoredsError, suggest
-from storeds.jpeg import Verdict, examine, triage
+from storeds.jpeg import MAX_PIXELS, Verdict, check_other, examine, sniff, triage
 from storeds.jpeg import repair as repair_jpeg
-from storeds.jpeg.finding import MAX_PIXELS
-from storeds.jpeg.formats import sniff
-from storeds.jpeg.header import Header, read_header
-from storeds.jpeg.other import check_other
-from storeds.jpeg.structure import SOI, parse
+from storeds.jpeg.markers import SOI, Header, parse, read_header
 from storeds.protocols import Backend, Decoder, Field, Note, Record, SampleContext
 from storeds.readers.base import RecordReader
 from storeds.readers.checked import CheckedPictures
@@ -283,7 +279,7 @@ def _visible_damage(value: bytes, kind: str) -> str:
         return f"it is cut {structure.reason}{pixels}" if structure.ending == "cut" else structure.reason
     found = check_other(value)
     if found is None:
-        return f"it is no JPEG but {sniff(value)}"
+        return f"it is not a JPEG but {sniff(value)}"
     return "" if found.is_whole else found.reason
 
 

@@ -11,7 +11,7 @@ import re
 import numpy as np
 import simplejpeg
 
-from storeds.jpeg.header import Header
+from storeds.jpeg.markers import Header
 from storeds.protocols import Array
 
 __all__ = ["check_jpeg", "jpeg_pixels", "jpeg_upper_pixels"]

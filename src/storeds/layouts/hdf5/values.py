@@ -12,7 +12,7 @@ import numpy as np
 
 from storeds.backends.hdf5.rows import FileMap, FlatRows, Rows, gather_any
 from storeds.errors import FormatError
-from storeds.jpeg.formats import sniff
+from storeds.jpeg import sniff
 from storeds.layouts.hdf5.files import Hdf5Files
 from storeds.layouts.hdf5.storage import TableRows, bytes_of, mislabels_byte_order, raw_rows, variable_items
 from storeds.protocols import JSON, Array, Field, Kind

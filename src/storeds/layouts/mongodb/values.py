@@ -12,7 +12,7 @@ from uuid import UUID
 import numpy as np
 from bson import Decimal128, ObjectId, json_util
 
-from storeds.jpeg.formats import sniff
+from storeds.jpeg import sniff
 from storeds.layouts.embedded import image_of_text
 from storeds.protocols import JSON, Array, Field
 

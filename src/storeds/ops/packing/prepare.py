@@ -18,7 +18,7 @@ from PIL import Image, ImageOps
 from storeds._utils.text import counted
 from storeds.errors import StoredsError
 from storeds.jpeg import Verdict, examine, repair
-from storeds.jpeg.fast_path import surely_opens
+from storeds.jpeg.markers import surely_opens
 from storeds.ops.common import die_with_parent, starting_dependents
 from storeds.ops.packing.sources.base import BadItem, PackSource
 from storeds.ops.packing.sources.files import FilesSource

@@ -11,11 +11,9 @@ from typing import Any
 from PIL import Image
 
 from storeds.errors import DecodeError, RecordError, StoredsError
+from storeds.jpeg import MAX_PIXELS, Verdict, examine, sniff
 from storeds.jpeg import Finding as JpegFinding
-from storeds.jpeg import Verdict, examine
-from storeds.jpeg.finding import MAX_PIXELS
-from storeds.jpeg.formats import sniff
-from storeds.jpeg.structure import SOI
+from storeds.jpeg.markers import SOI
 from storeds.ops.verdict_counts import is_lost
 from storeds.protocols import Array, Backend, Record
 from storeds.readers.decoders import check_pixels

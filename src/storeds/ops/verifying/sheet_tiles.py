@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 from PIL import Image, ImageChops, ImageDraw
 
-from storeds.jpeg import repair
-from storeds.jpeg.finding import MAX_PIXELS
-from storeds.jpeg.structure import Structure, grid_of, parse
+from storeds.jpeg import MAX_PIXELS, repair
+from storeds.jpeg.markers import Structure, grid_of, parse
 from storeds.readers.decoders import check_pixels, decode_reason
 
 __all__ = ["SIDE", "Thumbnail", "UndecodableError", "thumbnail"]

@@ -1,34 +1,40 @@
-"""Walks the markers of a JPEG: its frame, its scans, its tables, and where and how the walk ended.
+"""Walks the markers of a JPEG: its header segments, its frame, its scans and tables, and where the walk ended.
 
-ITU-T T.81, annex B. Files are walked because an ``FF D9`` at their end proves nothing: a thumbnail or a comment may hold
-it. The walk takes time in proportion to the bytes, whatever they are.
+See ITU-T T.81, annex B. `parse` walks a whole file, because ``FF D9`` at its end proves nothing: a thumbnail or a comment
+may hold these bytes. `read_header` and `surely_opens` read only what stands before the data of the first scan.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import numpy as np
-
-from storeds.jpeg.finding import Frame
+from PIL import Image
 
 __all__ = [
     "EOI",
-    "MARKER",
+    "MAX_PIXELS",
     "SOI",
     "Component",
+    "Frame",
+    "Header",
     "Scan",
     "Structure",
     "blocks_of",
     "coverage",
     "grid_of",
     "parse",
+    "read_header",
+    "surely_opens",
     "units_of",
+    "without_metadata",
 ]
 
+MAX_PIXELS = 1 << 27
+"""The most pixels that a picture may claim before storeds allocates memory for it. A phone's largest has 108 million."""
 
 SOI, EOI = b"\xff\xd8", b"\xff\xd9"
 
@@ -36,18 +42,47 @@ SOI, EOI = b"\xff\xd8", b"\xff\xd9"
 _MAX_SCANS = 100
 _MAX_SEGMENTS = 10_000
 
-_DHT, _EOI, _SOS, _DQT, _DRI, _APP2 = 0xC4, 0xD9, 0xDA, 0xDB, 0xDD, 0xE2
+_SOF0, _SOF1, _DHT, _EOI, _SOS, _DQT, _DRI, _APP2 = 0xC0, 0xC1, 0xC4, 0xD9, 0xDA, 0xDB, 0xDD, 0xE2
 _FRAMES = frozenset((*range(0xC0, 0xC4), *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0)))
 _PROCESSES = {0: "baseline", 1: "extended", 2: "progressive", 3: "lossless"}
 _STANDALONE = frozenset((0x01, *range(0xD0, 0xD8)))
 _SEGMENTS = frozenset((0xC4, 0xCC, *range(0xDA, 0xE0), *range(0xE0, 0xF0), 0xFE)) | _FRAMES
 
+# Pillow accepts any content of Huffman tables, restart intervals and comments.
+_ACCEPTED = frozenset((0xC4, 0xDD, 0xFE))
+# Pillow reads this many bytes of JFIF, colour profile and Adobe segments, the length included.
+_READ_BYTES = {0xE0: 9, _APP2: 16, 0xEE: 9}
+_PROFILE = b"ICC_PROFILE\x00"
+
 # In entropy-coded data FF is followed by 00 (stuffing) or FF (fill), and by D0-D7 where there is a restart interval.
-MARKER = re.compile(rb"\xff[^\x00\xff]")
+_MARKER = re.compile(rb"\xff[^\x00\xff]")
 _STUFFING = b"\x00\xff"
 _IN_DATA = _STUFFING + bytes(range(0xD0, 0xD8))
-# Bytes looked at in one go: few enough that scans which end soon do not cost a pass over the file each.
+# Search the data in pieces of this many bytes, so that many short scans do not cost a pass over the file each.
 _CHUNK = 1 << 16
+
+
+class Frame(NamedTuple):
+    """Contents of a JPEG's frame header.
+
+    Attributes
+    ----------
+    width, height : int
+        Pixels.
+    components : int
+        1 for grayscale, 3 for colour, 4 for CMYK and YCCK.
+    process : str
+        ``baseline``, ``extended``, ``progressive``, ``lossless`` or ``hierarchical``, followed by ``, arithmetic`` for
+        arithmetic coding.
+    precision : int
+        Bits per sample.
+    """
+
+    width: int
+    height: int
+    components: int
+    process: str
+    precision: int
 
 
 class Component(NamedTuple):
@@ -60,11 +95,11 @@ class Component(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """One scan: what it carries, and where its entropy-coded data lies.
+    """One scan: its components, its parameters, and the range of its entropy-coded data.
 
-    ``parts`` holds, for each component in the scan, (place in the frame, DC table, AC table); ``tables`` says where the
-    Huffman tables in force are, by (class, identifier), from the counts on. ``restarts`` are the restart markers in the
-    data, each as its last byte, where there is an interval.
+    ``parts`` holds (index in the frame, DC table, AC table) for each component. ``tables`` maps (class, identifier) of
+    each Huffman table to the range of its counts and symbols. ``restarts`` holds the last byte of each restart marker in
+    the data, if there is a restart interval.
     """
 
     start: int
@@ -81,24 +116,24 @@ class Scan(NamedTuple):
 
 @dataclass(slots=True)
 class Structure:
-    """What a walk over the markers met.
+    """Result of a walk over the markers.
 
     Attributes
     ----------
     ending : str
-        ``eoi``: an end marker was met. ``cut``: the bytes ran out. ``stray``: something stood where it cannot.
+        ``eoi``: the walk reached an end marker. ``cut``: the bytes ran out. ``stray``: it met something invalid.
     end : int
-        After the end marker; after the last whole part; or where the stray thing is.
+        Position after the end marker, after the last whole part, or of what is invalid.
     in_scan : bool
-        Whether the bytes ran out inside the last scan's data.
+        Whether the bytes ran out in the data of the last scan.
     filled : int
-        How many zeros at the end were left out, as they are no data.
+        Number of zeros at the end that are not data.
     junk : (int, int) or None
-        The first bytes outside a scan that belong to nothing, from and to.
+        Range of the first surplus bytes outside the scans.
     undefined : str
-        Which quantisation table a scan needs that was not defined before it, if any.
+        A quantisation table that a scan needs and that is not defined before it.
     reason : str
-        For ``stray``, what is wrong; for ``cut``, in what.
+        For ``stray``, what is wrong; for ``cut``, in which part the bytes ran out.
     """
 
     ending: Literal["eoi", "cut", "stray"] = "cut"
@@ -117,18 +152,21 @@ class Structure:
     junk: tuple[int, int] | None = None
 
     def stray(self, at: int, reason: str) -> Structure:
-        """Return this walk, ended at something that cannot stand there."""
+        """End the walk at something invalid."""
         self.ending, self.end, self.reason = "stray", at, reason
         return self
 
     def cut(self, at: int, reason: str, *, in_scan: bool = False) -> Structure:
-        """Return this walk, ended because the bytes ran out."""
+        """End the walk where the bytes ran out."""
         self.ending, self.end, self.reason, self.in_scan = "cut", at, reason, in_scan
         return self
 
 
-def parse(blob: bytes, start: int = 0) -> Structure:  # noqa: C901  # runs on every read, so no call for every segment
-    """Walk `blob` from the start marker at byte `start` until its end marker or as far as it makes sense."""
+def parse(blob: bytes, start: int = 0) -> Structure:  # noqa: C901  # one loop without calls is faster
+    """Walk `blob` from the start marker at byte `start` to its end marker, or as far as it is valid.
+
+    Takes time in proportion to the bytes.
+    """
     found = Structure()
     at, size = start + 2, len(blob)
     for _ in range(_MAX_SEGMENTS):
@@ -136,10 +174,10 @@ def parse(blob: bytes, start: int = 0) -> Structure:  # noqa: C901  # runs on ev
             return found.cut(at, "between two segments")
         marker = blob[at + 1]
         if blob[at] != 0xFF or marker == 0:
-            # Decoders look for the next marker, too.
-            match = MARKER.search(blob, at)
+            # Search for the next marker, as decoders do.
+            match = _MARKER.search(blob, at)
             if match is None:
-                return found.stray(at, f"byte {at} is {blob[at]:02x} where a marker must begin with ff")
+                return found.stray(at, f"byte {at} is {blob[at]:02x}, where a marker must begin with ff")
             found.junk = found.junk or (at, match.start())
             at = match.start()
             continue
@@ -153,7 +191,7 @@ def parse(blob: bytes, start: int = 0) -> Structure:  # noqa: C901  # runs on ev
             at += 2
             continue
         if marker not in _SEGMENTS:
-            return found.stray(at, f"the marker ff {marker:02x} at byte {at} cannot stand there")
+            return found.stray(at, f"the marker ff {marker:02x} at byte {at} is invalid there")
         if at + 4 > size:
             return found.cut(at, f"in the length of the segment at byte {at}")
         stop = at + 2 + (blob[at + 2] << 8 | blob[at + 3])
@@ -176,11 +214,11 @@ def parse(blob: bytes, start: int = 0) -> Structure:  # noqa: C901  # runs on ev
 
 
 def _end_of_data(blob: bytes, at: int, interval: int) -> tuple[int, bytes]:
-    """Return where the data of a scan end, and the restart markers in them."""
+    """Return the position where the data of a scan end, and the restart markers in it."""
     if not interval:
-        match = MARKER.search(blob, at)
+        match = _MARKER.search(blob, at)
         return (match.start() if match else len(blob)), b""
-    # There may be a restart marker every few bytes: NumPy finds them all in less time than a search stops at each.
+    # There may be a restart marker every few bytes. NumPy finds them faster than a search that stops at each.
     restarts = []
     for first in range(at, len(blob), _CHUNK):
         data = np.frombuffer(blob, np.uint8, min(_CHUNK + 1, len(blob) - first), first)
@@ -195,7 +233,7 @@ def _end_of_data(blob: bytes, at: int, interval: int) -> tuple[int, bytes]:
 
 
 def _segment(found: Structure, blob: bytes, marker: int, start: int, stop: int) -> str:
-    """Take in the segment ``blob[start:stop]``; return what is wrong with it, or nothing."""
+    """Add the segment ``blob[start:stop]``; return what is wrong with it, or an empty text."""
     if marker == _SOS:
         return _scan(found, blob[start:stop], stop)
     if marker in _FRAMES:
@@ -214,7 +252,7 @@ def _segment(found: Structure, blob: bytes, marker: int, start: int, stop: int) 
 
 
 def _huffman(found: Structure, blob: bytes, start: int, stop: int) -> None:
-    """Note the whole tables of a segment."""
+    """Add the complete Huffman tables of a segment."""
     while start + 17 <= stop:
         end = start + 17 + sum(blob[start + 1 : start + 17])
         if end <= stop:
@@ -223,7 +261,7 @@ def _huffman(found: Structure, blob: bytes, start: int, stop: int) -> None:
 
 
 def _quantisation(found: Structure, blob: bytes, start: int, stop: int) -> None:
-    """Note the whole tables of a segment, of 64 values of one byte or two."""
+    """Add the complete quantisation tables of a segment: 64 values of one or two bytes each."""
     while start < stop:
         end = start + (129 if blob[start] >> 4 else 65)
         if end <= stop:
@@ -280,14 +318,14 @@ _BAND = 64
 
 
 def coverage(structure: Structure, scans: Sequence[Scan]) -> float:
-    """Return the share of the coefficients that `scans` carry; 1.0 exactly if every bit of every one.
+    """Return the share of the coefficients that `scans` hold; exactly 1.0 if they hold every bit of each.
 
-    A coefficient of which n bits are still to come counts for 1 / 2**n.
+    A coefficient that lacks n bits counts as 1 / 2**n.
     """
     sequential = structure.frame is None or not structure.frame.process.startswith("progressive")
     if sequential and any(len(scan.parts) == len(structure.components) for scan in scans):
         return 1.0
-    # Bits still to come of each coefficient; a refinement counts only where all before it has come (Ah).
+    # Bits that each coefficient lacks. A refinement counts only after the scans before it (Ah).
     missing: list[list[int | None]] = [[None] * _BAND for _ in structure.components]
     for scan in scans:
         ss, se, ah, al = (0, _BAND - 1, 0, 0) if sequential else (scan.ss, scan.se, scan.ah, scan.al)
@@ -305,7 +343,7 @@ def coverage(structure: Structure, scans: Sequence[Scan]) -> float:
 
 
 def grid_of(structure: Structure, component: Component) -> tuple[int, int]:
-    """Return the (columns, rows) of blocks, or of samples in a lossless file, that a scan of this component alone holds."""
+    """Return (columns, rows) of blocks (samples in a lossless file) in a scan of this component alone."""
     assert structure.frame is not None
     widest = max(other.h for other in structure.components)
     tallest = max(other.v for other in structure.components)
@@ -316,7 +354,7 @@ def grid_of(structure: Structure, component: Component) -> tuple[int, int]:
 
 
 def units_of(structure: Structure, scan: Scan) -> int:
-    """Return how many MCUs `scan` holds."""
+    """Return the number of MCUs in `scan`."""
     assert structure.frame is not None
     if len(scan.parts) == 1:
         columns, rows = grid_of(structure, structure.components[scan.parts[0][0]])
@@ -328,7 +366,7 @@ def units_of(structure: Structure, scan: Scan) -> int:
 
 
 def _side(structure: Structure) -> int:
-    """Return how many samples a side a block has."""
+    """Return the side of a block in samples."""
     assert structure.frame is not None
     return 1 if structure.frame.process.startswith("lossless") else 8
 
@@ -342,3 +380,116 @@ def blocks_of(structure: Structure, scan: Scan) -> list[tuple[int, int]]:
         for place, dc, ac in scan.parts
         for _ in range(structure.components[place].h * structure.components[place].v)
     ]
+
+
+def _header_segments(blob: bytes) -> Iterator[tuple[int, int, int]]:
+    """Yield (marker, start, stop) of the segments up to the first scan header; end where one is out of order."""
+    at, size = 2, len(blob) if blob.startswith(SOI) else 0
+    for _ in range(_MAX_SEGMENTS):
+        if at + 4 > size or blob[at] != 0xFF:
+            return
+        marker, stop = blob[at + 1], at + 2 + (blob[at + 2] << 8 | blob[at + 3])
+        if marker == 0xFF:  # a fill byte
+            at += 1
+            continue
+        if marker < _SOF0 or 0xD0 <= marker < _SOS or stop > size or stop < at + 4:
+            return
+        yield marker, at, stop
+        if marker == _SOS:
+            return
+        at = stop
+
+
+class Header(NamedTuple):
+    """Contents of the segments before the data of the first scan.
+
+    Attributes
+    ----------
+    height, width : int
+        Pixels.
+    components : int
+        1 for grayscale, 3 for colour, 4 for CMYK and YCCK.
+    height_at : int
+        Position of the two bytes of the height.
+    in_one_scan : bool
+        Whether the first scan holds all components of a baseline or extended frame. Then there is no other scan.
+    has_restarts : bool
+        Whether the data may contain restart markers.
+    """
+
+    height: int
+    width: int
+    components: int
+    height_at: int
+    in_one_scan: bool
+    has_restarts: bool
+
+
+def read_header(blob: bytes) -> Header | None:
+    """Return the header of a JPEG, or None where a segment of it is out of order.
+
+    Takes a few microseconds, whatever the size of the file, and detects no damage.
+    """
+    frame, has_restarts = 0, False
+    for marker, at, _ in _header_segments(blob):
+        if marker == _SOS:
+            return _header(blob, frame, at, has_restarts) if frame else None
+        if marker in _FRAMES:
+            if frame:
+                return None
+            frame = at
+        has_restarts = has_restarts or marker == _DRI
+    return None
+
+
+def _header(blob: bytes, frame: int, scan: int, has_restarts: bool) -> Header | None:
+    height, width = blob[frame + 5] << 8 | blob[frame + 6], blob[frame + 7] << 8 | blob[frame + 8]
+    components = blob[frame + 9]
+    if not height or not width or (blob[frame + 2] << 8 | blob[frame + 3]) != 8 + 3 * components:
+        return None
+    in_one_scan = blob[frame + 1] in (_SOF0, _SOF1) and blob[scan + 4] == components
+    return Header(height, width, components, frame + 5, in_one_scan, has_restarts)
+
+
+def surely_opens(blob: bytes) -> bool:
+    """Return whether Pillow certainly accepts the header of `blob`. If False, only Pillow can tell."""
+    expected, has_frame = 2, False
+    for marker, at, stop in _header_segments(blob):
+        if at != expected:  # fill bytes
+            return False
+        expected = stop
+        if marker == _SOS:
+            return has_frame
+        if marker in (0xC0, 0xC1, 0xC2):
+            if has_frame or not _accepts_frame(blob, at, stop):
+                return False
+            has_frame = True
+        elif not _accepts_segment(blob, marker, at, stop):
+            return False
+    return False
+
+
+def _accepts_frame(blob: bytes, at: int, stop: int) -> bool:
+    if stop - at < 10 or blob[at + 4] != 8 or blob[at + 9] not in (1, 3, 4):
+        return False
+    most = Image.MAX_IMAGE_PIXELS
+    return most is None or (blob[at + 5] << 8 | blob[at + 6]) * (blob[at + 7] << 8 | blob[at + 8]) <= most
+
+
+def _accepts_segment(blob: bytes, marker: int, at: int, stop: int) -> bool:
+    if marker in _ACCEPTED:
+        return True
+    if marker == _DQT:  # tables of an identifier and 64 values of 8 bits, and nothing after them
+        return (stop - at - 4) % 65 == 0 and all(number < 16 for number in blob[at + 4 : stop : 65])
+    if marker not in _READ_BYTES or stop - at - 2 < _READ_BYTES[marker]:
+        return False
+    return marker != _APP2 or blob.startswith(_PROFILE, at + 4)
+
+
+def without_metadata(blob: bytes) -> bytes:
+    """Return a copy in which comments replace the APPn segments before the first scan."""
+    copy = bytearray(blob)
+    for marker, at, _ in _header_segments(blob):
+        if 0xE0 <= marker <= 0xEF:
+            copy[at + 1] = 0xFE
+    return bytes(copy)
