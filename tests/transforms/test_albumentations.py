@@ -19,7 +19,7 @@ from storeds.errors import ConfigError
 from storeds.protocols import SampleContext
 from storeds.transforms import BoundTransform, Compose, apply_transform, build_transform
 from storeds.transforms.albumentations import Albumentations
-from storeds.transforms.own_generators import warn_of_own_generators
+from storeds.transforms.checks import warn_of_own_generators
 
 CROP = albumentations.RandomCrop(8, 12)
 MIRROR = albumentations.HorizontalFlip(p=1)

@@ -39,9 +39,9 @@ from storeds.transforms import (
     ToTensor,
     apply_transform,
     build_transform,
-    takes_strided,
 )
 from storeds.transforms import binding as _transform_call
+from storeds.transforms.checks import takes_strided
 from storeds.transforms.deferred import in_order
 
 edges = st.integers(1, 64)
@@ -486,10 +486,10 @@ def test_none_stands_for_torchs_global_generator(transform: Any) -> None:
         (ToTensor(), [1], TypeError, "ToTensor takes .* not list"),
         (ToTensor(), torch.zeros(3, 2, 2, dtype=torch.int32), TypeError, "ToTensor takes a uint8 or floating tensor, not torch.int32"),
         (ToTensor(), np.zeros(3), ValueError, r"ToTensor: an array image has shape .*, not \(3,\)"),
-        (ToTensor(), np.array([["a"]]), TypeError, "ToTensor: torch has no counterpart to .* <U1"),
+        (ToTensor(), np.array([["a"]]), TypeError, "ToTensor: torch has no dtype for .* <U1"),
         (Normalize([0], [1]), torch.zeros(3, 2, 2, dtype=torch.uint8), TypeError, "Normalize takes .* not torch.uint8; put ToTensor before"),
         (Normalize([0], [1]), pil(2, 2), TypeError, "Normalize takes a floating tensor, not Image"),
-        (Normalize([0, 0, 0], [1, 1, 1]), torch.zeros(1, 2, 2), ValueError, "Normalize has numbers for 3 channels, and the image has 1"),
+        (Normalize([0, 0, 0], [1, 1, 1]), torch.zeros(1, 2, 2), ValueError, "Normalize has numbers for 3 channels, but the image has 1"),
         (Normalize([0], [1e-30]), torch.zeros(1, 2, 2).half(), ValueError, "Normalize: a deviation of 1e-30 is zero in torch.float16"),
     ],
 )  # fmt: skip
@@ -624,16 +624,16 @@ def test_dotted_paths_reach_any_class_or_function() -> None:
         ({"name": f"{HERE}:brighten", "amuont": 5}, ":brighten' has no argument 'amuont'; did you mean 'amount'. The arguments are amount"),
         (f"{HERE}:need", ":need' needs the argument 'amount'; the arguments are amount, generator"),
         ({"name": f"{HERE}:Scale", "factor": -1}, r":Scale' refuses the arguments {'factor': -1}: ValueError: factor is negative"),
-        (f"{HERE}:Inert", ":Inert' makes a Inert, which is not callable"),
-        ("builtins.int", "'builtins.int' makes a int, which is not callable"),
+        (f"{HERE}:Inert", "an instance of .*:Inert' is not callable"),
+        ("builtins.int", "an instance of 'builtins.int' is not callable"),
         (f"{HERE}:answer", ":answer' is not callable: it is 42"),
         (f"{HERE}:Scael", f"'{HERE}:Scael' cannot be imported: '{HERE}' has no 'Scael'; did you mean 'Scale'"),
         (f"{HERE}.Scale.tripel", f"'{HERE}.Scale' has no 'tripel'; the names there are double"),
         ("torch.nn.Thresold", "cannot be imported: 'torch.nn' has no 'Thresold'; did you mean 'Threshold'"),
         ("torch.no_such:Thing", "'torch.no_such:Thing' cannot be imported: there is no module 'torch.no_such'"),
-        ("a..b", "'a..b' must read package.module.Name or package.module:Name"),
-        (":b", "':b' must read"),
-        ("../evil.py", "must read"),
+        ("a..b", "'a..b' must have the form package.module.Name or package.module:Name"),
+        (":b", "':b' must have the form"),
+        ("../evil.py", "must have the form"),
     ],
 )  # fmt: skip
 def test_a_config_that_cannot_be_built_says_why(spec: Any, message: str) -> None:
@@ -650,7 +650,9 @@ def test_a_missing_package_is_told_apart(tmp_path: Path, monkeypatch: pytest.Mon
         MissingDependencyError, match=r"no package 'nosuch' is installed; tried nosuch.v2.x, nosuch.v2, nosuch$"
     ):
         build_transform("nosuch.v2.x.Name")
-    with pytest.raises(MissingDependencyError, match=r"'storeds_test_lacking' needs more: .*no_such_package_here"):
+    with pytest.raises(
+        MissingDependencyError, match=r"'storeds_test_lacking' needs a package that is missing: .*no_such_package_here"
+    ):
         build_transform("storeds_test_lacking.Name")
     with pytest.raises(MissingDependencyError, match=r"importing 'storeds_test_refusing': .*no_such_name"):
         build_transform("storeds_test_refusing:Name")

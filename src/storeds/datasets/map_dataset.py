@@ -35,11 +35,16 @@ from storeds.readers.array import ArrayReader
 from storeds.readers.image import ImageReader
 from storeds.records.columns import read_arrays, read_column
 from storeds.registry import READERS
-from storeds.transforms import BoundTransform, build_transform, first_crop, takes_strided
-from storeds.transforms.checks import check_picklable
+from storeds.transforms import BoundTransform, build_transform
+from storeds.transforms.checks import (
+    check_picklable,
+    check_spatial,
+    first_crop,
+    takes_images,
+    takes_strided,
+    warn_of_own_generators,
+)
 from storeds.transforms.deferred import asked_to_defer, in_order
-from storeds.transforms.own_generators import warn_of_own_generators
-from storeds.transforms.spatial import check_spatial, takes_images
 
 __all__ = [
     "StoreDataset",

@@ -1,4 +1,4 @@
-"""Applies transforms of albumentations 2 to the images of samples, with randomness from the sample's generator."""
+"""Applies albumentations 2 transforms to images, with randomness from the sample's generator."""
 
 from __future__ import annotations
 
@@ -11,42 +11,27 @@ import numpy as np
 import torch
 from PIL import Image
 
-from storeds.errors import ConfigError
 from storeds.protocols import Array
 from storeds.records.fields import layout_of
 
-__all__ = ["Albumentations", "adopted", "is_albumentations"]
+__all__ = ["Albumentations"]
 
-_INCREMENT = 0x5851F42D4C957F2D14057B7EF767814F  # any odd number: it selects one of PCG64's sequences
-
-
-def is_albumentations(value: Any) -> bool:
-    """Whether a value is a transform or composition of that library."""
-    return any(kind.__module__.startswith("albumentations.") for kind in type(value).__mro__)
-
-
-def adopted(transform: Any) -> Any:
-    """Return an `Albumentations` for a transform or composition of that library; any other transform as it is."""
-    if not is_albumentations(transform):
-        return transform
-    if not hasattr(transform, "set_random_state"):
-        raise ConfigError(
-            f"{transform!r} is of albumentations 1, which cannot be seeded for each sample; install 2.0 or later"
-        )
-    return Albumentations(transform)
+_INCREMENT = 0x5851F42D4C957F2D14057B7EF767814F  # any odd number; selects one of PCG64's sequences
 
 
 @dataclass(frozen=True, repr=False)
 class Albumentations:
-    """A transform of albumentations, which takes arrays by name, has its own generators, and remembers its last call.
+    """An albumentations transform as a callable that takes one image.
 
-    Calls that overlap in threads have a copy each; copies are kept for later calls.
+    albumentations transforms own generators and keep state of their last call. So concurrent calls in threads each use a
+    copy; copies are kept for later calls.
 
     Parameters
     ----------
     transform : albumentations.BasicTransform or albumentations.BaseCompose
-    steps : tuple of them
-        Those that `transform` was composed of here.
+        The transform.
+    steps : tuple of transforms
+        The steps, if `followed_by` composed `transform`.
     """
 
     transform: Any
@@ -59,16 +44,16 @@ class Albumentations:
         Parameters
         ----------
         image : PIL.Image.Image, list of them, torch.Tensor or numpy.ndarray
-            A tensor has shape (…, channels, height, width), an array (height, width[, channels]). Frames of a clip are
-            transformed alike.
+            A tensor has shape (…, channels, height, width), an array (height, width[, channels]). All frames of a clip
+            get the same transform.
         generator : torch.Generator, optional
-            Seeds the transform's generators; torch's global one by default.
+            Seeds the transform's generators. Default: torch's global generator.
 
         Returns
         -------
         PIL.Image.Image, list of them, torch.Tensor or numpy.ndarray
-            Of the sort that was given, but for a tensor that the transform makes (``ToTensorV2``), and for values that a
-            Pillow image cannot hold, which become a tensor.
+            The type of `image`, or a tensor if the transform makes one (``ToTensorV2``) or if a Pillow image cannot hold
+            the values.
         """
         if isinstance(image, torch.Tensor):
             return self._tensor(image, generator)
@@ -83,12 +68,12 @@ class Albumentations:
             )
         if layout_of(image.shape) == "first":
             raise ValueError(
-                f"albumentations takes arrays of (height, width, channels), and this one has {image.shape}"
+                f"albumentations takes arrays of shape (height, width, channels), but this one has {image.shape}"
             )
         return self._apply("image", image, generator)
 
     def followed_by(self, other: object) -> Albumentations | None:
-        """Return both transforms as one, so that the image is converted once; a user's Compose stays by itself."""
+        """Return both transforms as one, which converts the image once; None if one is a user's Compose."""
         own, others = self._single(), other._single() if isinstance(other, Albumentations) else ()
         if not own or not others:
             return None
@@ -116,12 +101,12 @@ class Albumentations:
 
     def _apply(self, name: str, pixels: Array, generator: torch.Generator | None) -> Any:
         try:
-            mine = self._idle.pop()  # at once, whatever other threads do
+            mine = self._idle.pop()  # atomic
         except IndexError:
             mine = self._copied()
         transform, bits, plain = mine
         seeds = torch.empty(3, dtype=torch.int64).random_(generator=generator).tolist()
-        # Setting states takes a third of the time that new generators do.
+        # Setting the states takes a third of the time of creating generators.
         bits.state = {
             "bit_generator": "PCG64",
             "state": {"state": seeds[0] << 64 | seeds[1], "inc": _INCREMENT},
@@ -130,7 +115,7 @@ class Albumentations:
         }
         plain.seed(seeds[2])
         made = transform(**{name: pixels})[name]
-        self._idle.append(mine)  # not one whose call has failed
+        self._idle.append(mine)  # not reached if the call fails
         return made
 
     def _copied(self) -> tuple[Any, np.random.PCG64, random.Random]:
@@ -147,7 +132,7 @@ class Albumentations:
 
 
 def _pixels(image: Image.Image) -> Array:
-    pixels = np.array(image)  # a copy: ToTensorV2 makes a tensor of this memory, which may be written to
+    pixels = np.array(image)  # a writable copy: ToTensorV2 makes a tensor of this memory
     return pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
 
 
@@ -155,13 +140,13 @@ def _channels_first(made: Any, is_clip: bool) -> torch.Tensor:
     if isinstance(made, torch.Tensor):
         return made
     pixels = torch.from_numpy(np.ascontiguousarray(made))
-    if pixels.ndim == 2 + is_clip:  # a single channel may lose its dimension
+    if pixels.ndim == 2 + is_clip:  # a transform may drop the dimension of a single channel
         return pixels.unsqueeze(-3)
     return pixels.movedim(-1, -3).contiguous()
 
 
 def _pillow(made: Any, image: Image.Image) -> Any:
-    """Return what was made of an image in the image's own mode, where that holds the values."""
+    """Return the result as an image of the same mode as `image`, if that can hold the values."""
     if isinstance(made, torch.Tensor):
         return made
     given = _pixels(image)

@@ -1,4 +1,4 @@
-"""Calls a transform with a sample's own randomness, whether or not it was written for that."""
+"""Calls any transform with the randomness of one sample."""
 
 from __future__ import annotations
 
@@ -17,21 +17,20 @@ import torch
 
 from storeds.errors import ConfigError
 from storeds.protocols import SampleContext, Transform
-from storeds.transforms.albumentations import adopted
-from storeds.transforms.checks import is_list, set_frozen
+from storeds.transforms.albumentations import Albumentations
 from storeds.transforms.deferred import ToNormalized
 
-__all__ = ["BoundTransform", "Compose", "apply_transform"]
+__all__ = ["BoundTransform", "Compose", "apply_transform", "is_albumentations", "wrap_albumentations"]
 
 _How = Literal["keyword", "position", "plain", "foreign"]
 
-# The global generators belong to the process: one foreign transform at a time has them. Re-entrant, because a foreign
-# transform may call one of ours that holds foreign ones.
+# Global generators belong to the process, so only one foreign transform at a time may use them. Re-entrant, because a
+# foreign transform may call a Compose with other foreign transforms.
 _lock = threading.RLock()
 
 
 def _renew_lock() -> None:
-    # A thread that held it during a fork does not exist in the child and would never let go.
+    # A thread that held the lock during a fork does not exist in the child, so nothing would release it.
     global _lock
     _lock = threading.RLock()
 
@@ -41,29 +40,31 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 @dataclass(frozen=True, repr=False)
 class BoundTransform:
-    """A transform, and how it gets its randomness: decided once, when it is bound, and kept through pickling.
+    """A transform that gets its randomness from the generator of a sample.
 
-    A transform with a parameter named ``generator`` is given the sample's; one of storeds' own without it draws nothing.
-    One of albumentations has its generators seeded from the sample's, see ``_albumentations.py``.
-    Any other is *foreign*: it may draw from
-    the global generators of torch (CPU), NumPy (legacy) and `random`, so under a seed these are set from the sample's
-    generator around the call, and are back in their former states afterwards, also when the transform raises. That
-    costs 0.1 ms a call. Without a seed, foreign transforms are just called.
+    How it gets it is decided once, on binding:
+
+    - A transform with a parameter ``generator`` receives the sample's generator.
+    - A built-in transform without this parameter draws nothing.
+    - The generators of an albumentations transform are seeded from the sample's generator.
+    - Any other transform is *foreign*: it may draw from the global generators of torch (CPU), NumPy (legacy) and
+      `random`. With a seed, these are seeded from the sample's generator before the call and restored after it, also
+      when the transform raises. This costs 0.1 ms per call. Without a seed, a foreign transform is just called.
 
     Parameters
     ----------
     transform : callable
-        Takes one value. As picklable as this is.
+        Takes one value. The bound transform is picklable if it is.
     finish : callable, optional
-        What is done to its result.
+        Applied to the result.
     may_wait : bool
-        Whether the last step of a `Compose` may be left to the collating.
+        Whether collating may run the last step of a `Compose`.
 
     Notes
     -----
-    *Threads*: foreign transforms under a seed run one at a time in a process. A thread that draws from a global
-    generator meanwhile, and has nothing to do with this class, disturbs them and gets their numbers.
-    *Not covered*: generators that a foreign transform owns (`numpy.random.default_rng`), and those of accelerators. A
+    *Threads*: foreign transforms with a seed run one at a time in a process. Another thread that draws from a global
+    generator during the call changes their numbers.
+    *Not covered*: generators that a foreign transform owns (`numpy.random.default_rng`), and those of accelerators.
     `StoreDataset` warns of the former.
     """
 
@@ -73,11 +74,12 @@ class BoundTransform:
     _how: _How = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        transform = adopted(self.transform)
-        set_frozen(self, transform=transform, _how=_how_to_call(transform))
+        transform = wrap_albumentations(self.transform)
+        object.__setattr__(self, "transform", transform)
+        object.__setattr__(self, "_how", _how_to_call(transform))
 
     def __call__(self, value: Any, context: SampleContext) -> Any:
-        """Return the transformed value; what the transform raises is not caught."""
+        """Return the transformed value. Exceptions of the transform pass through."""
         if self.may_wait and type(self.transform) is Compose:
             made = self.transform.but_last(value, context.generator)
         else:
@@ -85,7 +87,7 @@ class BoundTransform:
         return made if self.finish is None else self.finish(made)
 
     def draw(self, value: Any, generator: torch.Generator | None) -> Any:
-        """Return the transformed value, with randomness from `generator` or, for None, the global generators."""
+        """Return the transformed value, with randomness from `generator`, or from the global generators if None."""
         if self._how == "keyword":
             return self.transform(value, generator=generator)
         if self._how == "position":
@@ -101,14 +103,12 @@ class BoundTransform:
 
 @dataclass(frozen=True)
 class Compose:
-    """Applies transforms one after another.
+    """Apply transforms one after another.
 
     Parameters
     ----------
     transforms : sequence of callable
-        Those with a parameter ``generator`` are given the one that `Compose` is called with. When it is called with
-        one, the others find torch's, NumPy's and `random`'s global generators set from it, each differently; see
-        `BoundTransform`.
+        Each gets its randomness from the generator that `Compose` is called with, as `BoundTransform` describes.
 
     Raises
     ------
@@ -120,25 +120,23 @@ class Compose:
     _bound: tuple[BoundTransform, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not is_list(self.transforms):
+        given: object = self.transforms
+        if not isinstance(given, Sequence) or isinstance(given, (str, bytes, bytearray)):
             raise ConfigError(f"Compose: transforms must be a list, not {self.transforms!r}")
         for index, transform in enumerate(self.transforms):
             if not callable(transform):
                 raise ConfigError(f"Compose: transforms[{index}] is not callable: it is {transform!r}")
-        set_frozen(
-            self,
-            transforms=tuple(self.transforms),
-            _bound=tuple(BoundTransform(each) for each in _merged(self.transforms)),
-        )
+        object.__setattr__(self, "transforms", tuple(self.transforms))
+        object.__setattr__(self, "_bound", tuple(BoundTransform(each) for each in _merge(self.transforms)))
 
     def __call__(self, value: Any, generator: torch.Generator | None = None) -> Any:
-        """Return what the last transform makes of it."""
+        """Return the result of the last transform."""
         for transform in self._bound:
             value = transform.draw(value, generator)
         return value
 
     def but_last(self, value: Any, generator: torch.Generator | None) -> Any:
-        """Return the same, or what becomes it in a batch if the last transform can wait for that."""
+        """Return the result, or a `DeferredImage` if collating can run the last transform."""
         if not self._bound:
             return value
         *others, last = self._bound
@@ -152,10 +150,10 @@ class Compose:
         return f"Compose([{', '.join(map(repr, self.transforms))}])"
 
 
-def _merged(transforms: Sequence[Transform]) -> list[Transform]:
-    """Return the transforms to call: one that knows how to be done together with its follower replaces both."""
+def _merge(transforms: Sequence[Transform]) -> list[Transform]:
+    """Return the transforms to call. A transform that can include the next one replaces both."""
     merged: list[Transform] = []
-    for transform in map(adopted, transforms):
+    for transform in map(wrap_albumentations, transforms):
         together = getattr(merged[-1], "followed_by", None) if merged else None
         both = together(transform) if together is not None else None
         if both is None:
@@ -165,8 +163,24 @@ def _merged(transforms: Sequence[Transform]) -> list[Transform]:
     return merged
 
 
+def is_albumentations(value: Any) -> bool:
+    """Return whether a value is a transform or composition of albumentations."""
+    return any(kind.__module__.startswith("albumentations.") for kind in type(value).__mro__)
+
+
+def wrap_albumentations(transform: Any) -> Any:
+    """Return an `Albumentations` for a transform or composition of albumentations; return any other transform as it is."""
+    if not is_albumentations(transform):
+        return transform
+    if not hasattr(transform, "set_random_state"):
+        raise ConfigError(
+            f"{transform!r} is of albumentations 1, which cannot be seeded for each sample; install 2.0 or later"
+        )
+    return Albumentations(transform)
+
+
 def apply_transform(transform: Transform | None, value: Any, context: SampleContext) -> Any:
-    """Apply `transform` once, as a `BoundTransform` does; for many samples, bind it first. None changes nothing."""
+    """Apply `transform` once, as `BoundTransform` does. Bind it first to apply it to many samples. None does nothing."""
     if transform is None:
         return value
     bound = transform if isinstance(transform, BoundTransform) else BoundTransform(transform)
@@ -174,10 +188,10 @@ def apply_transform(transform: Transform | None, value: Any, context: SampleCont
 
 
 def _how_to_call(transform: Transform) -> _How:
-    # A Module's __call__ says (*args, **kwargs); its arguments are those of forward.
+    # A Module's __call__ takes (*args, **kwargs) and passes them to forward.
     function = transform.forward if isinstance(transform, torch.nn.Module) else transform
     if isinstance(transform, functools.partial) and "generator" in transform.keywords:
-        return "foreign"  # its user has chosen the generator
+        return "foreign"  # the user has chosen the generator
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
@@ -193,12 +207,12 @@ def _how_to_call(transform: Transform) -> _How:
 
 @contextmanager
 def _global_generators_from(generator: torch.Generator) -> Iterator[None]:
-    # Drawn anew for each call, so that two foreign transforms of one sample do not get the same numbers.
+    # New seeds for each call, so that two foreign transforms of one sample draw different numbers.
     seeds = torch.empty(3, dtype=torch.int64).random_(generator=generator).tolist()
-    # Not torch.manual_seed, which also seeds every accelerator and could not be undone.
+    # Not torch.manual_seed, which also seeds every accelerator and cannot be undone.
     torch_global = torch.default_generator
     with _lock:
-        # legacy=False: the only form of NumPy's state that any bit generator has.
+        # legacy=False is the only form of the state that every bit generator of NumPy supports.
         states = torch_global.get_state(), np.random.get_state(legacy=False), random.getstate()
         try:
             torch_global.manual_seed(seeds[0])

@@ -1,6 +1,6 @@
-"""Resizes, crops and flips an image, be it Pillow's or a tensor: the arithmetic beneath `storeds.transforms`.
+"""Functions behind `storeds.transforms`: resize, crop, flip and convert Pillow images and tensors.
 
-Nothing here changes its argument. Where there is nothing to do, the argument itself comes back.
+No function changes its argument. If there is nothing to do, it returns the argument itself.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ INTERPOLATIONS: dict[str, tuple[Image.Resampling, str | None]] = {
     "hamming": (Image.Resampling.HAMMING, None),
     "lanczos": (Image.Resampling.LANCZOS, None),
 }
-"""What Pillow and torch call each interpolation; torch has no counterpart to some of Pillow's."""
+"""Names of each interpolation in Pillow and torch. torch lacks some of them (None)."""
 
 _UNSIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 _SMOOTH = ("bilinear", "bicubic")
@@ -54,7 +54,7 @@ _MAX_PIXELS = 2**28
 
 
 def size_of(image: object, who: str) -> tuple[int, int]:
-    """Return (height, width) of an image that has pixels; raises TypeError or ValueError in the name of `who`."""
+    """Return (height, width) of an image; raise TypeError or ValueError, which name `who`, if it has no pixels."""
     if isinstance(image, Image.Image):
         width, height = image.size
     elif isinstance(image, torch.Tensor):
@@ -63,7 +63,7 @@ def size_of(image: object, who: str) -> tuple[int, int]:
         channels, height, width = image.shape[-3:]
         if width in (3, 4) and channels not in (1, 3, 4) and height > 4:
             raise ValueError(
-                f"{who}: a tensor image has shape (channels, height, width), and {tuple(image.shape)} looks like (height, "
+                f"{who}: a tensor image has shape (channels, height, width), but {tuple(image.shape)} looks like (height, "
                 "width, channels): put the channels first, image.permute(2, 0, 1)"
             )
     else:
@@ -74,27 +74,27 @@ def size_of(image: object, who: str) -> tuple[int, int]:
 
 
 def shorter_edge(height: int, width: int, size: int, who: str) -> tuple[int, int]:
-    """Return the (height, width) whose shorter edge is `size`; the longer one is rounded down, as in torchvision."""
+    """Return the (height, width) with shorter edge `size`. The longer edge is rounded down, as in torchvision."""
     longer = int(size * max(height, width) / min(height, width))
-    # One line of pixels, 65,500 long, would ask for 10 GB at 224: an error that a policy can deal with is better.
+    # One line of 65,500 pixels would need 10 GB at size 224. Raise an error that the dataset's policy can handle.
     if size * longer > _MAX_PIXELS:
         raise ValueError(
-            f"{who}: an image {height} high and {width} wide, its shorter edge resized to {size}, "
-            f"would have more than {_MAX_PIXELS} pixels; give both edges"
+            f"{who}: an image {height} high and {width} wide would have more than {_MAX_PIXELS} pixels with a shorter edge "
+            f"of {size}; give both edges"
         )
     return (longer, size) if width <= height else (size, longer)
 
 
 def resize(image: ImageT, size: tuple[int, int], interpolation: str, who: str) -> ImageT:
-    """Resize to (height, width), with antialiasing where the interpolation is smooth."""
+    """Resize to (height, width), with antialiasing for smooth interpolations."""
     if size_of(image, who) == size:
         return image
     resample, mode = INTERPOLATIONS[interpolation]
     if isinstance(image, Image.Image):
         return image.resize((size[1], size[0]), resample)
     if mode is None:
-        able = ", ".join(name for name, (_, torch_mode) in INTERPOLATIONS.items() if torch_mode)
-        raise TypeError(f"{who}: interpolation {interpolation!r} is for Pillow images; for tensors there are {able}")
+        names = ", ".join(name for name, (_, torch_mode) in INTERPOLATIONS.items() if torch_mode)
+        raise TypeError(f"{who}: interpolation {interpolation!r} is for Pillow images; tensors support {names}")
     return _resize_tensor(image, size, mode, who)
 
 
@@ -102,14 +102,14 @@ def _resize_tensor(image: torch.Tensor, size: tuple[int, int], mode: str, who: s
     dtype = image.dtype
     if dtype == torch.bool or dtype.is_complex:
         raise TypeError(f"{who} takes tensors of integers or floats, not {dtype}")
-    # What torch resizes as it is; the rest goes through a float that holds each of its values.
+    # torch resizes these dtypes natively. Other dtypes are converted to a float that represents all their values.
     native = dtype in (torch.float32, torch.float64) or (dtype == torch.uint8 and image.device.type == "cpu")
     work = dtype if native else torch.float32 if dtype.is_floating_point or dtype == torch.uint8 else torch.float64
     batch = image if image.ndim == 4 else image.reshape(-1, *image.shape[-3:])
     out = _interpolate(batch.to(work), size, mode)
     if not native and not dtype.is_floating_point:
         limits = torch.iinfo(dtype)
-        # Bicubic overshoots, and an overshoot must not wrap around.
+        # Bicubic interpolation overshoots. Clamp, so that values do not wrap around.
         out = out.round_().clamp_(limits.min, limits.max)
     return out.to(dtype).reshape(*image.shape[:-2], *size)
 
@@ -119,14 +119,14 @@ def _interpolate(batch: torch.Tensor, size: tuple[int, int], mode: str) -> torch
         return torch.nn.functional.interpolate(batch, size=size, mode=mode)
     height = batch.shape[-2]
     if size[1] == 1 and height > 1:
-        # To a width of one pixel torch 2.13 computes nonsense or, for uint8, fails an internal assertion. Lying on
-        # its side, and one direction at a time, the same image comes out right.
+        # For a width of one pixel, torch 2.13 computes wrong values or, for uint8, fails an internal assertion. The
+        # transposed image, resized in one direction at a time, gives the right result.
         return _interpolate(_interpolate(batch.mT, (1, height), mode), (1, size[0]), mode).mT
     return torch.nn.functional.interpolate(batch, size=size, mode=mode, align_corners=False, antialias=True)
 
 
 def crop(image: ImageT, top: int, left: int, height: int, width: int, who: str) -> ImageT:
-    """Cut out a window, which may reach over the edges: there it is zero. The result owns its memory."""
+    """Cut out a window. Outside the image it is zero. The result owns its memory."""
     image_height, image_width = size_of(image, who)
     if (top, left, height, width) == (0, 0, image_height, image_width):
         return image
@@ -135,7 +135,7 @@ def crop(image: ImageT, top: int, left: int, height: int, width: int, who: str) 
     inside_top, inside_left = max(top, 0), max(left, 0)
     inside = image[..., inside_top : max(top + height, 0), inside_left : max(left + width, 0)]
     if inside.shape[-2:] == (height, width):
-        # A view would keep the whole image alive, and hand it to whoever changes the crop in place.
+        # A view would keep the whole image in memory, and in-place changes of the crop would change it.
         return inside.clone(memory_format=torch.contiguous_format)
     out = image.new_zeros((*image.shape[:-2], height, width))
     rows, columns = inside_top - top, inside_left - left
@@ -146,10 +146,7 @@ def crop(image: ImageT, top: int, left: int, height: int, width: int, who: str) 
 def crop_and_resize(
     image: ImageT, window: tuple[int, int, int, int], size: tuple[int, int], interpolation: str, who: str
 ) -> ImageT:
-    """Resize a window (top, left, height, width) that lies inside the image.
-
-    A tensor that comes back lies in order: its channels come first in memory too.
-    """
+    """Resize a window (top, left, height, width) inside the image. A returned tensor is contiguous."""
     if not isinstance(image, torch.Tensor):
         return resize(crop(image, *window, who), size, interpolation, who)
     top, left, height, width = window
@@ -157,7 +154,7 @@ def crop_and_resize(
         return crop(image, *window, who).contiguous()
     part = image[..., top : top + height, left : left + width]
     if _is_interleaved(part):
-        # torch's kernel for pixels side by side takes half the time of the other, which more than pays for two copies.
+        # torch's kernel for channels-last tensors takes half the time, which outweighs two copies.
         together = part[None].contiguous(memory_format=torch.channels_last)
         return resize(together, size, interpolation, who)[0].contiguous()
     return resize(part, size, interpolation, who).contiguous()
@@ -168,7 +165,7 @@ def _is_interleaved(image: torch.Tensor) -> bool:
 
 
 def center_crop(image: ImageT, size: tuple[int, int], who: str) -> ImageT:
-    """Cut out the (height, width) pixels in the middle, rounded as in torchvision."""
+    """Cut out (height, width) pixels in the middle, rounded as in torchvision."""
     height, width = size
     image_height, image_width = size_of(image, who)
     return crop(image, _middle(image_height, height), _middle(image_width, width), height, width, who)
@@ -179,16 +176,16 @@ def _middle(length: int, wanted: int) -> int:
 
 
 def flip(image: ImageT) -> ImageT:
-    """Mirror left and right."""
+    """Mirror left to right."""
     if isinstance(image, Image.Image):
         return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    if image.dtype in _UNSIGNED:  # which torch does not flip
+    if image.dtype in _UNSIGNED:  # torch cannot flip these
         return image.view(_UNSIGNED[image.dtype]).flip(-1).view(image.dtype)
     return image.flip(-1)
 
 
 def normalize(image: object, mean: Sequence[float], std: Sequence[float], who: str, *, inplace: bool) -> torch.Tensor:
-    """Subtract a mean and divide by a deviation, one for each channel or one for all."""
+    """Subtract a mean and divide by a deviation, one per channel or one for all."""
     if not isinstance(image, torch.Tensor) or not image.is_floating_point():
         kind = image.dtype if isinstance(image, torch.Tensor) else type(image).__qualname__
         raise TypeError(f"{who} takes a floating tensor, not {kind}; put ToTensor before it")
@@ -200,11 +197,11 @@ def normalize(image: object, mean: Sequence[float], std: Sequence[float], who: s
 def check_normalize(
     image: torch.Tensor, mean: Sequence[float], std: Sequence[float], who: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return means and deviations that fit the image, or what it becomes as float32; raises ValueError."""
+    """Return means and deviations that fit the image, or its float32 version; raise ValueError if they do not fit."""
     size_of(image, who)
     channels = max(len(mean), len(std))
     if channels not in (1, image.shape[-3]):
-        raise ValueError(f"{who} has numbers for {channels} channels, and the image has {image.shape[-3]}")
+        raise ValueError(f"{who} has numbers for {channels} channels, but the image has {image.shape[-3]}")
     dtype = image.dtype if image.is_floating_point() else torch.float32
     means, stds, is_zero = _by_channel(tuple(mean), tuple(std), dtype, image.device)
     if is_zero:
@@ -216,7 +213,7 @@ def check_normalize(
 def _by_channel(
     mean: tuple[float, ...], std: tuple[float, ...], dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor, bool]:
-    with torch.inference_mode(False):  # they are kept
+    with torch.inference_mode(False):  # the cached tensors must also work outside inference mode
         means, stds = (torch.tensor(each, dtype=dtype, device=device)[:, None, None] for each in (mean, std))
     return means, stds, not bool(stds.all())
 
@@ -233,8 +230,8 @@ def to_tensor(image: object, who: str) -> torch.Tensor:
         return image.to(torch.float32)
     if image.dtype != torch.uint8:
         raise TypeError(
-            f"{who} takes a uint8 or floating tensor, not {image.dtype}, whose range nothing tells; "
-            "put a function before it that divides by the greatest value, 4095 for 12 bits or 65535 for 16"
+            f"{who} takes a uint8 or floating tensor, not {image.dtype}, whose range is unknown; "
+            "first divide by the largest value, 4095 for 12 bits or 65535 for 16"
         )
     return _scaled(image)
 
@@ -250,26 +247,26 @@ def _from_array(image: Array, who: str) -> torch.Tensor:
         raise ValueError(f"{who}: an array image has shape (height, width[, channels]), not {image.shape}")
     if layout_of(image.shape) == "first":
         raise ValueError(
-            f"{who}: an array image has shape (height, width[, channels]), and {image.shape} looks like (channels, height, "
-            "width): hand in a tensor, torch.from_numpy(image)"
+            f"{who}: an array image has shape (height, width[, channels]), but {image.shape} looks like (channels, height, "
+            "width): pass a tensor, torch.from_numpy(image)"
         )
     channels = (image[:, :, None] if image.ndim == 2 else image).transpose(2, 0, 1)
     try:
-        # Always a copy: the tensor must share no memory with the array, which may also be read-only or reversed.
+        # Always copy: the tensor must share no memory with the array, which may also be read-only or reversed.
         return torch.from_numpy(np.array(channels, dtype=image.dtype.newbyteorder("="), order="C"))
     except TypeError:
-        raise TypeError(f"{who}: torch has no counterpart to an array of dtype {image.dtype}") from None
+        raise TypeError(f"{who}: torch has no dtype for an array of {image.dtype}") from None
 
 
 def _pillow_array(image: Image.Image, who: str) -> Array:
     if image.mode in ("P", "PA"):
         raise TypeError(
-            f"{who}: a palette image holds numbers of colours or classes, which are no intensities to be scaled: read it with "
+            f"{who}: a palette image holds numbers of colours or classes, not intensities: read it with "
             "mode='RGB' for its colours, or with decode='tensor' and mode='unchanged' for the numbers"
         )
     if image.mode.startswith("I;16"):
         wide = np.array(image)
-        # torchvision wraps these into negative numbers.
+        # torchvision wraps such values to negative numbers.
         if wide.max() > np.iinfo(np.int16).max:
             raise ValueError(f"{who}: the 16-bit image has values over 32767, which int16 cannot hold; use mode 'I'")
         array: Array = wide.astype(np.int16)
@@ -280,20 +277,20 @@ def _pillow_array(image: Image.Image, who: str) -> Array:
     return array.reshape(image.height, image.width, len(image.getbands()))
 
 
-class _Drawn(threading.local):
-    """Where a thread draws single numbers: a tensor for each would cost as much again."""
+class _Scratch(threading.local):
+    """Tensors into which a thread draws single numbers. Creating a tensor per number would double the time."""
 
     def __init__(self) -> None:
-        with torch.inference_mode(False):  # what is made in that mode cannot be drawn into outside of it
+        with torch.inference_mode(False):  # tensors created in inference mode cannot be written outside it
             self.number, self.whole = torch.empty(1), torch.empty(1, dtype=torch.int64)
 
 
-_drawn = _Drawn()
+_scratch = _Scratch()
 
 
 def draw_uniform(low: float, high: float, generator: torch.Generator | None) -> float:
-    """Draw a number of float32 between `low` and `high`, as ``torch.empty(1).uniform_`` does."""
-    return _drawn.number.uniform_(low, high, generator=generator).item()
+    """Draw a float32 number between `low` and `high`, as ``torch.empty(1).uniform_`` does."""
+    return _scratch.number.uniform_(low, high, generator=generator).item()
 
 
 @functools.lru_cache(maxsize=64)
@@ -305,16 +302,16 @@ def _logarithms(ratio: tuple[float, ...]) -> tuple[float, float]:
 def draw_window(
     height: int, width: int, scale: Sequence[float], ratio: Sequence[float], generator: torch.Generator | None
 ) -> tuple[int, int, int, int]:
-    """Draw (top, left, height, width) of a window in an image, within bounds of its area and of its width / height."""
-    # In float32 and in this order, as torchvision draws: the same seed gives the same windows.
+    """Draw (top, left, height, width) of a window with limits on its area and its aspect ratio (width / height)."""
+    # Draw in float32 and in torchvision's order: the same seed gives the same windows.
     low, high = _logarithms(tuple(ratio))
     for _ in range(10):
         area = height * width * draw_uniform(scale[0], scale[1], generator)
-        aspect = _drawn.number.uniform_(low, high, generator=generator).exp_().item()
+        aspect = _scratch.number.uniform_(low, high, generator=generator).exp_().item()
         cut_width, cut_height = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
         if 0 < cut_width <= width and 0 < cut_height <= height:
-            top = int(_drawn.whole.random_(0, height - cut_height + 1, generator=generator).item())
-            left = int(_drawn.whole.random_(0, width - cut_width + 1, generator=generator).item())
+            top = int(_scratch.whole.random_(0, height - cut_height + 1, generator=generator).item())
+            left = int(_scratch.whole.random_(0, width - cut_width + 1, generator=generator).item())
             return top, left, cut_height, cut_width
     cut_width, cut_height = width, height
     if width / height < ratio[0]:

@@ -1,4 +1,4 @@
-"""Builds transforms from what a config says: names, arguments, lists of those."""
+"""Builds transforms from configs: names, arguments, and lists of these."""
 
 from __future__ import annotations
 
@@ -12,69 +12,101 @@ from typing import Any
 from storeds._utils.config_text import plain
 from storeds.errors import ConfigError, MissingDependencyError, suggest
 from storeds.protocols import Transform
-from storeds.transforms.checks import is_list
+from storeds.transforms.binding import Compose
+from storeds.transforms.images import CenterCrop, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize, ToTensor
 
-__all__ = ["build"]
+__all__ = ["build_transform"]
+
+_BUILT_IN: dict[str, type] = {
+    each.__name__: each
+    for each in (CenterCrop, Compose, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize, ToTensor)
+}
 
 
-def build(spec: Any, known: Mapping[str, type], where: str = "transform") -> Transform:
-    """Return the transform that `spec` describes; `known` are the built-in classes, ``Compose`` among them.
+def build_transform(spec: Any, where: str = "transform") -> Transform | None:
+    """Build the transform that a config describes.
 
-    `where` is what errors call the place in the config.
+    Parameters
+    ----------
+    spec : None, callable, str, mapping or sequence
+        None and callables are returned unchanged. A string is the name of a built-in transform, or the dotted path of
+        another one (``"torchvision.transforms.v2.ColorJitter"`` or ``"package.module:Name"``). A mapping holds the
+        ``name`` and the arguments: ``{"name": "RandomResizedCrop", "size": 224}``. A sequence becomes a `Compose`.
+        A class at a dotted path is instantiated with the arguments. A function is called with them and the value.
+        A dotted path runs the code that it names: load only configs that you would run as programs.
+    where : str
+        Name of the setting in error messages.
+
+    Returns
+    -------
+    callable or None
+        Bind it with `BoundTransform` to give it a sample's randomness.
+
+    Raises
+    ------
+    ConfigError
+        A name or argument is unknown, missing or invalid. The message says which one, where, and what exists.
+    MissingDependencyError
+        A dotted path leads to a package that is not installed.
     """
+    return None if spec is None else _build(spec, where)
+
+
+def _build(spec: Any, where: str) -> Transform:
     spec = plain(spec)
     if callable(spec):
         transform: Transform = spec
         return transform
     if isinstance(spec, Mapping):
-        return _from_mapping(spec, known, where)
+        return _from_mapping(spec, where)
     if isinstance(spec, str):
-        return _make(spec, {}, known, where)
-    if is_list(spec):
-        return _compose(spec, known, where)
+        return _make(spec, {}, where)
+    if _is_list(spec):
+        return _compose(spec, where)
     raise ConfigError(
         f"{where}: expected a callable, a name, a mapping with a name and arguments, or a list of those, not {spec!r}"
     )
 
 
-def _compose(items: Sequence[Any], known: Mapping[str, type], where: str) -> Transform:
-    children = [build(item, known, f"{where}[{index}]") for index, item in enumerate(items)]
-    composed: Transform = known["Compose"](children)
-    return composed
+def _compose(items: Sequence[Any], where: str) -> Transform:
+    children = [_build(item, f"{where}[{index}]") for index, item in enumerate(items)]
+    return Compose(children)
 
 
-def _from_mapping(spec: Mapping[Any, Any], known: Mapping[str, type], where: str) -> Transform:
+def _from_mapping(spec: Mapping[Any, Any], where: str) -> Transform:
     name = spec.get("name")
     if not isinstance(name, str):
         raise ConfigError(f"{where}: a mapping needs the transform's 'name', a string; it is {dict(spec)!r}")
     arguments = {key: value for key, value in spec.items() if key != "name"}
-    odd = [key for key in arguments if not isinstance(key, str)]
-    if odd:
-        raise ConfigError(f"{where}: the arguments of {name!r} must be named by strings, not {odd[0]!r}")
-    # What Compose composes may be described too.
+    invalid = [key for key in arguments if not isinstance(key, str)]
+    if invalid:
+        raise ConfigError(f"{where}: the arguments of {name!r} must be named by strings, not {invalid[0]!r}")
+    # The transforms inside a composition may be descriptions too.
     inner: Any = arguments.get("transforms")
-    if name == "Compose" and set(arguments) == {"transforms"} and is_list(inner):
-        return _compose(inner, known, where)
-    if name not in known and is_list(inner) and inner and all(map(_is_spec, inner)):
-        arguments["transforms"] = [
-            build(item, known, f"{where}.transforms[{index}]") for index, item in enumerate(inner)
-        ]
-    return _make(name, arguments, known, where)
+    if name == "Compose" and set(arguments) == {"transforms"} and _is_list(inner):
+        return _compose(inner, where)
+    if name not in _BUILT_IN and _is_list(inner) and inner and all(map(_is_spec, inner)):
+        arguments["transforms"] = [_build(item, f"{where}.transforms[{index}]") for index, item in enumerate(inner)]
+    return _make(name, arguments, where)
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray))
 
 
 def _is_spec(item: object) -> bool:
     return isinstance(item, str) or (isinstance(item, Mapping) and "name" in item)
 
 
-def _make(name: str, arguments: dict[str, Any], known: Mapping[str, type], where: str) -> Transform:
-    if name in known:
-        target: Any = known[name]
+def _make(name: str, arguments: dict[str, Any], where: str) -> Transform:
+    if name in _BUILT_IN:
+        target: Any = _BUILT_IN[name]
     elif "." in name or ":" in name:
         target = _import(name, where)
     else:
         raise ConfigError(
-            f"{where}: unknown transform {name!r}; {suggest(name, sorted(known), 'built-in transforms')}; "
-            "others are named by a dotted path, package.module.Name"
+            f"{where}: unknown transform {name!r}; {suggest(name, sorted(_BUILT_IN), 'built-in transforms')}; "
+            "name other transforms by their dotted path, package.module.Name"
         )
     if not callable(target):
         raise ConfigError(f"{where}: {name!r} is not callable: it is {target!r}")
@@ -92,12 +124,12 @@ def _instantiate(target: type, arguments: dict[str, Any], name: str, where: str)
         raise ConfigError(f"{where}: {error}") from error
     except ImportError as error:
         raise MissingDependencyError(f"{where}: {name!r} needs a package that is missing: {error}") from error
-    except Exception as error:  # whatever a stranger's class raises
+    except Exception as error:  # a third-party class may raise anything
         raise ConfigError(
             f"{where}: {name!r} refuses the arguments {arguments!r}: {type(error).__name__}: {error}"
         ) from error
     if not callable(transform):
-        raise ConfigError(f"{where}: {name!r} makes a {type(transform).__qualname__}, which is not callable")
+        raise ConfigError(f"{where}: an instance of {name!r} is not callable")
     return transform
 
 
@@ -105,8 +137,8 @@ def _check_arguments(target: Any, arguments: Mapping[str, Any], name: str, where
     try:
         parameters = list(inspect.signature(target).parameters.values())
     except (TypeError, ValueError):
-        return  # written in C, without a signature: calling it tells
-    # What is no class is called with the value to transform, perhaps a generator, and these arguments.
+        return  # written in C, without a signature: calling it will tell
+    # A function gets the value to transform, perhaps a generator, and these arguments.
     at_call: tuple[str, ...] = ()
     if not isinstance(target, type):
         parameters, at_call = parameters[1:], ("generator",)
@@ -127,8 +159,8 @@ def _import(path: str, where: str) -> Any:
     module_name, colon, inner = path.partition(":")
     parts = [*module_name.split("."), *(inner.split(".") if colon else [])]
     if not all(part.isidentifier() for part in parts) or len(parts) < 2:
-        raise ConfigError(f"{where}: {path!r} must read package.module.Name or package.module:Name")
-    # Without the colon, the longest module that exists holds the name: Name may be Class.method.
+        raise ConfigError(f"{where}: {path!r} must have the form package.module.Name or package.module:Name")
+    # Without a colon, try the longest module path first: Name may be Class.method.
     lengths = [module_name.count(".") + 1] if colon else range(len(parts) - 1, 0, -1)
     tried = []
     for length in lengths:
@@ -144,16 +176,18 @@ def _import(path: str, where: str) -> Any:
 
 
 def _import_module(name: str, path: str, where: str) -> ModuleType | None:
-    """Return the module, or None where there is none of that name."""
+    """Import a module; return None if there is none of that name."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             return None
-        raise MissingDependencyError(f"{where}: {path!r} cannot be imported: {name!r} needs more: {error}") from error
+        raise MissingDependencyError(
+            f"{where}: {path!r} cannot be imported: {name!r} needs a package that is missing: {error}"
+        ) from error
     except ImportError as error:
         raise MissingDependencyError(f"{where}: {path!r} cannot be imported: importing {name!r}: {error}") from error
-    except Exception as error:  # whatever a stranger's module raises
+    except Exception as error:  # a third-party module may raise anything
         raise ConfigError(
             f"{where}: {path!r} cannot be imported: importing {name!r} raised {type(error).__name__}: {error}"
         ) from error

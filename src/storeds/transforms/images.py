@@ -1,0 +1,305 @@
+"""The built-in transforms: `Resize`, `CenterCrop`, `RandomResizedCrop`, `RandomHorizontalFlip`, `ToTensor`, `Normalize`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
+
+import torch
+
+from storeds._utils.roi import Windowed
+from storeds.errors import ConfigError, suggest
+from storeds.protocols import Transform
+from storeds.transforms.deferred import ToNormalized
+from storeds.transforms.functional import (
+    INTERPOLATIONS,
+    ImageT,
+    center_crop,
+    crop_and_resize,
+    draw_uniform,
+    draw_window,
+    flip,
+    normalize,
+    resize,
+    shorter_edge,
+    size_of,
+    to_tensor,
+)
+
+__all__ = ["CenterCrop", "Normalize", "RandomHorizontalFlip", "RandomResizedCrop", "Resize", "ToTensor"]
+
+
+@dataclass(frozen=True)
+class Resize:
+    """Resize an image, with antialiasing.
+
+    Parameters
+    ----------
+    size : int or (int, int)
+        Pixels. An int is the new shorter edge; the longer edge keeps the aspect ratio, rounded down. A pair is
+        (height, width).
+    interpolation : str
+        ``bilinear``, ``bicubic``, ``nearest``, ``nearest-exact``; for Pillow images also ``box``, ``hamming``,
+        ``lanczos``. Pillow's nearest is torch's ``nearest-exact``.
+
+    Raises
+    ------
+    ConfigError
+        An argument is invalid.
+    """
+
+    size: int | Sequence[int]
+    interpolation: str = "bilinear"
+
+    def __post_init__(self) -> None:
+        _set(self, size=_checked_size("Resize", self.size))
+        _check_interpolation("Resize", self.interpolation)
+
+    def __call__(self, image: ImageT) -> ImageT:
+        """Return an image of the same mode or dtype in the new size.
+
+        Raises
+        ------
+        TypeError, ValueError
+            The argument is not an image, has no pixels, or would become larger than 2**28 pixels.
+        """
+        size = self.size
+        if isinstance(size, int):
+            size = shorter_edge(*size_of(image, "Resize"), size, "Resize")
+        return resize(image, (size[0], size[1]), self.interpolation, "Resize")
+
+
+@dataclass(frozen=True)
+class CenterCrop:
+    """Cut out the middle of an image, and pad smaller images with zeros.
+
+    Parameters
+    ----------
+    size : int or (int, int)
+        (height, width) in pixels, or an int for both.
+
+    Raises
+    ------
+    ConfigError
+        `size` is invalid.
+    """
+
+    size: int | Sequence[int]
+
+    def __post_init__(self) -> None:
+        _set(self, size=_checked_size("CenterCrop", self.size))
+
+    def __call__(self, image: ImageT) -> ImageT:
+        """Return an image of exactly `size`; raise TypeError or ValueError if the argument is not an image."""
+        return center_crop(image, _both_edges(self.size), "CenterCrop")
+
+
+@dataclass(frozen=True)
+class RandomResizedCrop:
+    """Cut out a window of random area and aspect ratio, and resize it.
+
+    Parameters
+    ----------
+    size : int or (int, int)
+        (height, width) of the result in pixels, or an int for both.
+    scale : (float, float)
+        Minimum and maximum area of the window, relative to the area of the image.
+    ratio : (float, float)
+        Minimum and maximum aspect ratio (width / height) of the window. Its logarithm is drawn uniformly.
+    interpolation : str
+        As for `Resize`.
+
+    Raises
+    ------
+    ConfigError
+        An argument is invalid, or an interval is reversed.
+
+    Notes
+    -----
+    After ten windows that do not fit into the image, it uses the largest centred window with an allowed ratio.
+    """
+
+    size: int | Sequence[int]
+    scale: Sequence[float] = (0.08, 1.0)
+    ratio: Sequence[float] = (3 / 4, 4 / 3)
+    interpolation: str = "bilinear"
+
+    def __post_init__(self) -> None:
+        _set(
+            self,
+            size=_checked_size("RandomResizedCrop", self.size),
+            scale=_checked_interval("RandomResizedCrop", "scale", self.scale),
+            ratio=_checked_interval("RandomResizedCrop", "ratio", self.ratio),
+        )
+        _check_interpolation("RandomResizedCrop", self.interpolation)
+
+    def __call__(self, image: ImageT, generator: torch.Generator | None = None) -> ImageT:
+        """Return an image of exactly `size`; raise TypeError or ValueError if the argument is not an image."""
+        if isinstance(image, Windowed):  # the reader has drawn the window already
+            image, window = image
+        else:
+            window = self.window(*size_of(image, "RandomResizedCrop"), generator)
+        return crop_and_resize(image, window, self.edges, self.interpolation, "RandomResizedCrop")
+
+    @property
+    def edges(self) -> tuple[int, int]:
+        """Height and width of the result, in pixels."""
+        return _both_edges(self.size)
+
+    def window(self, height: int, width: int, generator: torch.Generator | None = None) -> tuple[int, int, int, int]:
+        """Draw (top, left, height, width) of the window in an image of `height` × `width` pixels."""
+        return draw_window(height, width, self.scale, self.ratio, generator)
+
+
+@dataclass(frozen=True)
+class RandomHorizontalFlip:
+    """Mirror an image left to right with a given probability.
+
+    Parameters
+    ----------
+    p : float
+        Probability in [0, 1].
+
+    Raises
+    ------
+    ConfigError
+        `p` is not a probability.
+    """
+
+    p: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not _is_number(self.p) or not 0 <= self.p <= 1:
+            raise ConfigError(f"RandomHorizontalFlip: p must be a number in [0, 1], not {self.p!r}")
+        _set(self, p=float(self.p))
+
+    def __call__(self, image: ImageT, generator: torch.Generator | None = None) -> ImageT:
+        """Return the image or its mirror image; raise TypeError or ValueError if the argument is not an image."""
+        size_of(image, "RandomHorizontalFlip")
+        # Draw one number whatever p is, so that p does not change what later transforms draw.
+        return flip(image) if draw_uniform(0.0, 1.0, generator) < self.p else image
+
+
+@dataclass(frozen=True)
+class ToTensor:
+    """Convert an image to a float32 tensor of shape (channels, height, width) with values in [0, 1]."""
+
+    def __call__(self, image: Any) -> torch.Tensor:
+        """Return the tensor, which shares no memory with a Pillow image or array.
+
+        Parameters
+        ----------
+        image : PIL.Image.Image, numpy.ndarray or torch.Tensor
+            Values of Pillow's 8-bit modes (``L``, ``RGB``, ``RGBA``, ``CMYK``, …) are divided by 255, and mode ``1``
+            becomes 0 or 1. Modes ``I;16``, ``I`` and ``F`` keep their values, as int16, int32 and float32. An array has
+            shape (height, width[, channels]); uint8 is divided by 255, other dtypes keep their values. A uint8 tensor is
+            divided by 255. A floating tensor counts as scaled and becomes float32.
+
+        Raises
+        ------
+        TypeError, ValueError
+            The argument is none of these, or an ``I;16`` image has values beyond int16.
+        """
+        return to_tensor(image, "ToTensor")
+
+    def followed_by(self, other: object) -> Transform | None:
+        """Return one transform that computes this and then `other`, or None."""
+        return ToNormalized(other.mean, other.std, other.inplace) if isinstance(other, Normalize) else None
+
+
+@dataclass(frozen=True)
+class Normalize:
+    """Subtract a mean from each channel of a floating tensor, and divide by a standard deviation.
+
+    Parameters
+    ----------
+    mean, std : sequence of float
+        One number per channel, or ``[number]`` for all, in the unit of the tensor (after `ToTensor`, values are in [0, 1]).
+    inplace : bool
+        Change the given tensor and return it.
+
+    Raises
+    ------
+    ConfigError
+        A number is not finite, a deviation is not above zero, or the lengths differ.
+    """
+
+    mean: Sequence[float]
+    std: Sequence[float]
+    inplace: bool = False
+
+    def __post_init__(self) -> None:
+        mean, std = _checked_numbers("Normalize", "mean", self.mean), _checked_numbers("Normalize", "std", self.std)
+        if min(std) <= 0:
+            raise ConfigError(f"Normalize: std must be above zero, not {self.std!r}")
+        if len(mean) != len(std) and 1 not in (len(mean), len(std)):
+            raise ConfigError(f"Normalize: mean has {len(mean)} channels and std {len(std)}")
+        if not isinstance(self.inplace, bool):
+            raise ConfigError(f"Normalize: inplace must be true or false, not {self.inplace!r}")
+        _set(self, mean=mean, std=std)
+
+    def __call__(self, image: torch.Tensor) -> torch.Tensor:
+        """Return the normalised tensor, of the same shape and dtype.
+
+        Raises
+        ------
+        TypeError, ValueError
+            The argument is not a floating tensor or has another number of channels, or a deviation is zero in its dtype.
+        """
+        return normalize(image, self.mean, self.std, "Normalize", inplace=self.inplace)
+
+
+def _set(transform: object, **values: Any) -> None:
+    """Set attributes of a frozen dataclass. Lists of a config become tuples, so that equal transforms compare equal."""
+    for name, value in values.items():
+        object.__setattr__(transform, name, value)
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...] | None:
+    """Return the items of a sequence; None for a string or anything else."""
+    return tuple(value) if isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray)) else None
+
+
+def _is_number(value: object) -> bool:
+    """Return whether `value` is a finite real number. A bool is not."""
+    return not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
+
+
+def _checked_size(owner: str, size: Any) -> int | tuple[int, int]:
+    """Return a length in pixels, or (height, width)."""
+    edges = _as_tuple(size) or (size,)
+    valid = all(not isinstance(edge, bool) and isinstance(edge, Integral) and int(edge) > 0 for edge in edges)
+    if not valid or len(edges) not in (1, 2):
+        raise ConfigError(f"{owner}: size must be a positive int or a pair of them (height, width), not {size!r}")
+    return (int(edges[0]), int(edges[1])) if len(edges) == 2 else int(edges[0])
+
+
+def _both_edges(size: int | Sequence[int]) -> tuple[int, int]:
+    """Return (height, width); a single length stands for both."""
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def _checked_interval(owner: str, name: str, value: Any) -> tuple[float, float]:
+    """Return two positive numbers in ascending order."""
+    ends = _as_tuple(value) or ()
+    if len(ends) != 2 or not all(map(_is_number, ends)) or not 0 < ends[0] <= ends[1]:
+        raise ConfigError(f"{owner}: {name} must be a pair of numbers, 0 < least <= greatest, not {value!r}")
+    return float(ends[0]), float(ends[1])
+
+
+def _checked_numbers(owner: str, name: str, value: Any) -> tuple[float, ...]:
+    """Return one or more numbers."""
+    numbers = _as_tuple(value) or ()
+    if not numbers or not all(map(_is_number, numbers)):
+        raise ConfigError(f"{owner}: {name} must be a list of finite numbers, not {value!r}")
+    return tuple(float(each) for each in numbers)
+
+
+def _check_interpolation(owner: str, interpolation: object) -> None:
+    """Raise ConfigError for an unknown interpolation."""
+    if not isinstance(interpolation, str) or interpolation not in INTERPOLATIONS:
+        listing = suggest(interpolation, INTERPOLATIONS, "interpolations")
+        raise ConfigError(f"{owner}: unknown interpolation {interpolation!r}; {listing}")
