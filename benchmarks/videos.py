@@ -23,7 +23,7 @@ from PIL import Image
 
 from benchmarks._common import Result, compare, parser, report
 from storeds import StoreIterable, open_backend, open_writer, pack
-from storeds.readers.video import VideoReader
+from storeds.readers import VideoReader
 
 FRAMES, STRIDE = 8, 2
 CLIPS = 100

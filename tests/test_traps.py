@@ -1814,7 +1814,7 @@ def test_mp4_blobs_are_videos_and_never_images(alone: bool, tmp_path: Path) -> N
     films = [film(range(20, 20 + 30 * (4 + n), 30)) for n in range(3)]
     values = films if alone else [pickle.dumps((blob, n)) for n, blob in enumerate(films)]
     url = numbered(tmp_path / "s.lmdb", values)
-    with pytest.raises(errors.ConfigError, match="reader='video' films in 'video'"):
+    with pytest.raises(errors.ConfigError, match="reader='video' reads videos in 'video'"):
         storeds.StoreDataset(url)
     dataset = storeds.StoreDataset(url, reader="video", fields=["video"])
     for n in range(3):

@@ -28,7 +28,7 @@ from storeds.backends.hdf5.columns import RecordDigests
 from storeds.backends.hdf5.rows import FileMap, FlatRows, gather, gather_any, read_spans
 from storeds.batching.columnar import ColumnarBatch
 from storeds.protocols import SupportsBatchArrays
-from storeds.readers.array import ArrayReader
+from storeds.readers import ArrayReader
 from storeds.records.codec import RecordCodec, checksum
 from storeds.records.columns import read_arrays
 from storeds.records.fields import parse_fields

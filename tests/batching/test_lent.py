@@ -26,7 +26,7 @@ from storeds import EpochSampler, StoreDataset, StoreLoader, open_writer
 from storeds.batching.rows import Row, to_batch_rows
 from storeds.batching.shared_memory import SharedBatchTensor, SharedBufferPool
 from storeds.errors import ConfigError
-from storeds.readers.image import ImageReader
+from storeds.readers import ImageReader
 from storeds.transforms import Compose, build_transform
 
 SHAPE = (4, 3, 160, 160)  # of float32: more than the least size that is lent

@@ -19,7 +19,7 @@ import storeds
 from photographs import jpeg, photograph
 from storeds import SampleContext, Skipped, StoreDataset, errors
 from storeds.backends.selection import Selection
-from storeds.readers.array import ArrayReader
+from storeds.readers import ArrayReader
 
 COUNT = 24
 FIELDS = {"image": "image", "label": "int", "key": "str", "split": "str", "weight": "float"}

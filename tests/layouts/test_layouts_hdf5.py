@@ -24,7 +24,7 @@ from storeds.layouts.hdf5.parallel import ParallelHdf5
 from storeds.layouts.hdf5.per_sample import PerSampleHdf5
 from storeds.layouts.hdf5.per_video import PerVideoHdf5
 from storeds.protocols import Backend, SupportsColumns
-from storeds.readers.video import VideoReader
+from storeds.readers import VideoReader
 from storeds.testing.kit import assert_same, fingerprint
 
 CLASSES = {"parallel": ParallelHdf5, "per_sample": PerSampleHdf5, "per_video": PerVideoHdf5}

@@ -18,7 +18,7 @@ import storeds
 from photographs import jpeg, photograph
 from storeds.errors import DecodeError
 from storeds.jpeg import repair, triage
-from storeds.readers.decoders import decode_pil, decode_tensor
+from storeds.readers import decode_pil, decode_tensor
 from storeds.registry import DECODERS
 
 SIZES = [(1, 1), (1, 17), (17, 1), (7, 9), (8, 8), (15, 33), (16, 16), (31, 63), (33, 15), (64, 48), (99, 7), (101, 67)]

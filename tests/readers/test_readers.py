@@ -16,8 +16,7 @@ from PIL import Image
 from photographs import jpeg, photograph
 from storeds import Backend, SampleContext, StoreDataset, errors, open_backend, open_writer, register_decoder
 from storeds.protocols import Field
-from storeds.readers.array import ArrayReader
-from storeds.readers.image import ImageReader
+from storeds.readers import ArrayReader, ImageReader
 from storeds.registry import DECODERS
 from storeds.testing import ReaderTests
 

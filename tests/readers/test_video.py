@@ -275,10 +275,10 @@ def test_a_frame_that_does_not_decode_is_named_and_the_policy_takes_the_sample(t
 
 
 @pytest.mark.parametrize(
-    ("lost", "stand_ins"), [((4,), {4: 3}), ((0,), {0: 1}), ((0, 1, 3, 8), {0: 2, 1: 2, 3: 2, 8: 7})]
+    ("lost", "replacements"), [((4,), {4: 3}), ((0,), {0: 1}), ((0, 1, 3, 8), {0: 2, 1: 2, 3: 2, 8: 7})]
 )
 def test_a_neighbour_stands_in_for_a_frame_that_does_not_decode_and_the_sample_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, lost: tuple[int, ...], stand_ins: dict[int, int]
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, lost: tuple[int, ...], replacements: dict[int, int]
 ) -> None:
     content = records()
     for number in lost:
@@ -291,14 +291,14 @@ def test_a_neighbour_stands_in_for_a_frame_that_does_not_decode_and_the_sample_s
         assert decoded.tolist() == [number not in lost for number in range(9)]
         for at in range(9):
             image = torch.from_numpy(np.array(clip[at])).permute(2, 0, 1) if decode == "pil" else clip[at]
-            assert image.equal(pixels(2, stand_ins.get(at, at)))
+            assert image.equal(pixels(2, replacements.get(at, at)))
         assert dataset.report().mended == {"not_jpeg": len(lost)}
         assert dataset.report().bad == {}
     assert f"frame {lost[0]} of video 2: the image cannot be decoded" in caplog.text
-    assert "another frame stands in its place" in caplog.text
+    assert "another frame replaces it" in caplog.text
 
 
-def test_stand_ins_come_from_the_same_clip_where_it_has_one(tmp_path: Path) -> None:
+def test_replacements_come_from_the_same_clip_where_it_has_one(tmp_path: Path) -> None:
     content = records((6,))
     for number in (2, 3):
         content[number]["image"] = b""
@@ -345,7 +345,7 @@ def test_a_mended_frame_is_told_with_the_place_of_the_clip_that_was_drawn(tmp_pa
 def test_frames_of_different_sizes_make_no_clip(tmp_path: Path) -> None:
     content = records()
     content[3]["image"] = frame(0, 3, (20, 12))
-    with pytest.raises(errors.DecodeError, match=r"frame 3 of video 0 has the shape \(3, 12, 20\)"):
+    with pytest.raises(errors.DecodeError, match=r"frame 3 of video 0 has shape \(3, 12, 20\)"):
         videos(store(tmp_path / "odd.h5", content))[0]
 
 
@@ -354,7 +354,7 @@ def test_a_short_video_by_rule(url: str) -> None:
     assert videos(url, frames=4, stride=2, fields=fields)[0][0].tolist() == [0, 2, 4, 4]
     assert videos(url, frames=4, stride=2, fields=fields, short="pad")[0][0].tolist() == [0, 2, 4]
     assert videos(url, frames=8, fields=fields, sampling="uniform", short="pad")[0][0].tolist() == [0, 1, 2, 3, 4]
-    with pytest.raises(errors.DecodeError, match="video 0 is short: it has 5 frames, and a clip takes 7"):
+    with pytest.raises(errors.DecodeError, match="video 0 is short: it has 5 frames, but a clip needs 7"):
         videos(url, frames=4, stride=2, fields=fields, short="error")[0]
 
 

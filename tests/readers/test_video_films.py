@@ -25,7 +25,7 @@ from storeds import StoreIterable, errors, open_backend, open_writer, pack
 from storeds.backends.hdf5.backend import Hdf5Backend, Hdf5Opener
 from storeds.ops.packing.sources import BadItem, open_source
 from storeds.ops.packing.sources.videos import VideoSource
-from storeds.readers.video import VideoReader
+from storeds.readers import VideoReader
 
 av = pytest.importorskip("av")
 

@@ -24,9 +24,8 @@ from photographs import jpeg, photograph
 from storeds import StoreDataset, open_backend, open_writer
 from storeds._utils.roi import divisor, scaled_down
 from storeds.jpeg.markers import read_header
-from storeds.readers.decoders import decode_tensor
-from storeds.readers.image import ImageReader
-from storeds.readers.simplejpeg import jpeg_upper_pixels
+from storeds.readers import ImageReader, decode_tensor
+from storeds.readers.decoders import jpeg_upper_pixels
 from storeds.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop, ToTensor
 
 SIZE = 24

@@ -21,7 +21,7 @@ from torch.utils.data._utils.collate import (
 
 from storeds.batching.shared_memory import lent_memory, send_inline
 from storeds.protocols import Array, Backend, Field, Reader
-from storeds.readers.array import ArrayReader
+from storeds.readers import ArrayReader
 from storeds.readers.base import INDEX
 
 __all__ = ["ColumnarBatch", "stacking_elements", "unmarked"]

@@ -13,7 +13,7 @@ from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_f
 
 from storeds.batching.shared_memory import TaggedTensor, lent_memory
 from storeds.protocols import Reader
-from storeds.readers.image import ImageReader
+from storeds.readers import ImageReader
 from storeds.transforms.deferred import DeferredImage
 
 __all__ = ["Row", "image_element", "join_rows", "to_batch_rows"]

@@ -31,8 +31,7 @@ from storeds.datasets.report import SampleReport, Tally
 from storeds.datasets.source import Source
 from storeds.errors import ConfigError, RecordError, suggest
 from storeds.protocols import Backend, Field, Reader, SampleContext, Transform
-from storeds.readers.array import ArrayReader
-from storeds.readers.image import ImageReader
+from storeds.readers import ArrayReader, ImageReader
 from storeds.records.columns import read_arrays, read_column
 from storeds.registry import READERS
 from storeds.transforms import BoundTransform, build_transform

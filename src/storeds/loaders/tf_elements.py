@@ -14,8 +14,7 @@ from storeds._utils.validation import integer
 from storeds.datasets.map_dataset import StoreDataset
 from storeds.errors import ConfigError, RecordError, suggest
 from storeds.protocols import Array, Field, SampleContext
-from storeds.readers.array import ArrayReader
-from storeds.readers.image import ImageReader
+from storeds.readers import ArrayReader, ImageReader
 from storeds.records.codec import canonical_json
 
 __all__ = ["TEXT", "Element", "Parts", "elements_of", "to_array", "values_of"]

@@ -1,1 +1,12 @@
-"""What turns records into samples."""
+"""Readers build samples from records: `ImageReader`, `ArrayReader`, and `VideoReader` for clips.
+
+Start with `base.py`, then read `image.py`. `decoders.py` turns the stored bytes of an image into pixels.
+"""
+
+from storeds.readers.array import ArrayReader
+from storeds.readers.base import RecordReader
+from storeds.readers.decoders import decode_pil, decode_tensor
+from storeds.readers.image import ImageReader
+from storeds.readers.video import VideoReader
+
+__all__ = ["ArrayReader", "ImageReader", "RecordReader", "VideoReader", "decode_pil", "decode_tensor"]

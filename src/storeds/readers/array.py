@@ -1,4 +1,4 @@
-"""Reads the fields of one record as they are, arrays as tensors; arrays that are images with their channels first."""
+"""Reads the fields of one record as stored: arrays become tensors, and image arrays get their channels first."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ __all__ = ["ArrayReader"]
 
 @dataclass(frozen=True)
 class ArrayReader(RecordReader):
-    """One record → its values; arrays become `torch.Tensor` of the same dtype and shape, sharing no memory.
+    """One record → its values. Arrays become `torch.Tensor` of the same dtype and shape, sharing no memory.
 
     Parameters
     ----------
     fields : sequence of str, optional
-        All fields of the store by default.
+        Elements of a sample. Default: all fields of the store.
     decode : str, optional
-        ``"tensor"``: the array that is the sample's image, and those that `channels` names, come with the shape
-        (channels, height, width), frames before it; (height, width) becomes (1, height, width). By default arrays keep
-        their shape. A dataset whose transforms take images does this for the arrays that they apply to.
+        ``"tensor"``: the array that is the sample's image, and those that `channels` names, get the shape
+        (…, channels, height, width); (height, width) becomes (1, height, width). Default: arrays keep their shape. A
+        dataset whose transforms take images does this for the arrays to which they apply.
     channels : str or mapping of str to str, optional
-        Where the channels of the image lie: ``"last"``, as in (height, width, channels), or ``"first"``. Needed where
-        shapes do not tell: they do if either the last dimension is 1, 3 or 4 or the third from the end, and not both.
-        A mapping says it for each of several elements.
+        Position of the channels of the image: ``"last"``, as in (height, width, channels), or ``"first"``. Needed if the
+        shape is ambiguous. It is not if exactly one of the last and the third-last dimension is 1, 3 or 4. A mapping gives
+        the position for each of several elements.
     """
 
     internal: ClassVar[tuple[str, ...]] = (*RecordReader.internal, "layouts", "views")
@@ -39,31 +39,31 @@ class ArrayReader(RecordReader):
     decode: str | None = None
     channels: Channels | Mapping[str, Channels] | None = None
     layouts: Mapping[str, Layout] = field(default_factory=dict)
-    """Element → how it is stored, for those whose channels are put first."""
+    """Element → stored position of its channels, for elements whose channels move to the front."""
     views: bool = False
-    """Leave the pixels of the sample's image where they are in memory."""
+    """Return the sample's image as a view, without copying its pixels."""
 
     def __post_init__(self) -> None:
         if self.decode not in (None, "tensor"):
             raise ConfigError(
-                f"decode={self.decode!r}: reader 'array' gives arrays as stored, or images with their channels first: "
-                "decode='tensor'"
+                f"decode={self.decode!r}: reader 'array' returns arrays as stored, or with decode='tensor' image arrays with "
+                "their channels first"
             )
         given = self.channels.values() if isinstance(self.channels, Mapping) else (self.channels or "first",)
         for each in given:
             if each not in get_args(Channels):
-                raise ConfigError(f"channels is 'first' or 'last', not {each!r}")
+                raise ConfigError(f"channels must be 'first' or 'last', not {each!r}")
 
     def bind(self, backend: Backend, /) -> Self:
         # docstring inherited
         bound = super().bind(backend)
-        for name in bound._said():
+        for name in bound._given_channels():
             if name not in bound.stored:
                 raise ConfigError(f"channels names {name!r}; {suggest(name, bound.stored, 'elements of a sample')}")
             bound.layout(name)
         if self.decode is None:
             return bound
-        return bound.with_channels_first({bound.data or "": None, **bound._said()})
+        return bound.with_channels_first({bound.data or "": None, **bound._given_channels()})
 
     @property
     def data(self) -> str | None:
@@ -73,41 +73,41 @@ class ArrayReader(RecordReader):
         return next(iter((*images, *arrays, *self.stored)), None)
 
     def with_channels_first(self, names: Iterable[str], *, views: bool = False) -> Self:
-        """Return a bound reader that gives these elements with their channels first; raises as `layout` does."""
+        """Return a bound reader that gives these elements with their channels first; raise as `layout` does."""
         return replace(self, layouts={**self.layouts, **{name: self.layout(name) for name in names}}, views=views)
 
     def layout(self, name: str) -> Layout:
-        """Return how the images of an element lie; raises ConfigError where it holds none or nothing tells how."""
+        """Return the position of the channels of an element; raise ConfigError if it holds no images or is ambiguous."""
         declared = self._field(name) if name in self.fields else Field("int")
         shape = declared.shape
         if declared.kind != "array" or shape is None or len(shape) < 2:
             what = f"arrays of shape {shape}" if shape is not None else f"values of kind {declared.kind}"
             raise ConfigError(
-                f"element {name!r} holds {what}, which are no images: they have at least a height and a width. Name another "
-                f"element, for example channels={{'image': 'last'}} or transform={{'image': …}}; a sample has "
+                f"element {name!r} holds {what}, which are not images: images have at least a height and a width. Name "
+                f"another element, for example channels={{'image': 'last'}} or transform={{'image': …}}; a sample has "
                 f"{', '.join(self.fields)}"
             )
-        said = self._said().get(name)
-        if said is not None and len(shape) == 2:
-            raise ConfigError(f"channels: element {name!r} has the shape {shape}, a single channel; leave channels out")
-        found: Layout | None = said or layout_of(shape)
+        given = self._given_channels().get(name)
+        if given is not None and len(shape) == 2:
+            raise ConfigError(f"channels: element {name!r} has shape {shape}, a single channel; do not pass channels")
+        found: Layout | None = given or layout_of(shape)
         if found is None:
             raise ConfigError(
-                f"element {name!r} holds arrays of shape {shape}, which do not show where the channels are: pass "
-                f"channels='last' if it is (…, height, width, channels), channels='first' if (…, channels, height, width), "
-                f"or channels={{{name!r}: …}} beside others"
+                f"element {name!r} holds arrays of shape {shape}, which does not show where the channels are: pass "
+                f"channels='last' if it is (…, height, width, channels), channels='first' if it is (…, channels, height, "
+                f"width), or channels={{{name!r}: …}} for one of several elements"
             )
         return found
 
     def shape(self, name: str) -> tuple[int | None, ...]:
-        """Return the shape of an array element in samples."""
+        """Return the shape of an element of the sample."""
         shape, layout = tuple(self._field(name).shape or ()), self.layouts.get(name)
         if layout == "last":
             return (*shape[:-3], shape[-1], *shape[-3:-1])
         return (*shape[:-2], 1, *shape[-2:]) if layout == "none" else shape
 
     def arranged(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Return batches of stored arrays, shape (n, …), with the channels of images first."""
+        """Return batches of stored arrays of shape (n, …), with the channels of images first."""
         return {name: _channels_first(array, self.layouts.get(name)) for name, array in arrays.items()}
 
     def _choose(self, fields: dict[str, Field]) -> tuple[str, ...]:
@@ -127,14 +127,14 @@ class ArrayReader(RecordReader):
     def _field(self, name: str) -> Field:
         return self.kinds[self.fields.index(name)]
 
-    def _said(self) -> dict[str, Channels]:
+    def _given_channels(self) -> dict[str, Channels]:
         if self.channels is None:
             return {}
         return dict(self.channels) if isinstance(self.channels, Mapping) else {self.data or "": self.channels}
 
 
 def _channels_first(array: Array, layout: Layout | None) -> Array:
-    """Return a view whose last three dimensions are channels, height and width."""
+    """Return a view with the last three dimensions channels, height and width."""
     if layout == "last":
         return np.moveaxis(array, -1, -3)
     return np.expand_dims(array, -3) if layout == "none" else array

@@ -1,4 +1,4 @@
-"""Readers for which one record is one sample: which fields a sample has, and where they come from."""
+"""The base of readers for which one record is one sample: it decides which fields a sample has."""
 
 from __future__ import annotations
 
@@ -18,42 +18,42 @@ INDEX = "index"
 
 @dataclass(frozen=True)
 class RecordReader(ABC):
-    """Base of readers that make sample *i* from record *i*.
+    """Base of readers that build sample *i* from record *i*. A subclass defines `_choose` and `_value`.
 
     Parameters
     ----------
     fields : sequence of str, optional
-        The sample's elements, in order: fields of the store, and ``"index"`` for the sample's own index, where the store
-        has no field of that name.
+        Elements of a sample, in order: fields of the store, and ``"index"`` for the index of the sample, unless the store
+        has a field of that name.
     """
 
-    # Elements that the reader makes where the store has no field that is called so.
-    makes: ClassVar[tuple[str, ...]] = (INDEX,)
-    # What binding sets: no options for a user.
+    # Elements that the reader computes, unless the store has a field of that name.
+    computes: ClassVar[tuple[str, ...]] = (INDEX,)
+    # Set by `bind`; not options for users.
     internal: ClassVar[tuple[str, ...]] = ("count", "kinds")
 
     fields: tuple[str, ...] = ()
     count: int = 0
     kinds: tuple[Field, ...] = ()
-    _made: tuple[str, ...] | None = None
+    _computed: tuple[str, ...] | None = None
 
     @abstractmethod
     def _choose(self, fields: dict[str, Field]) -> tuple[str, ...]:
-        """Return the elements when the user named none; raises ConfigError if the store cannot serve this reader."""
+        """Return the default elements; raise ConfigError if the reader cannot read this store."""
 
     @abstractmethod
     def _value(self, name: str, field: Field, value: Any, context: SampleContext) -> Any:
-        """Return the element `name` from a stored value."""
+        """Return element `name`, built from its stored value."""
 
     @property
-    def made(self) -> tuple[str, ...]:
-        """The elements that are not read from the store."""
-        return self.makes if self._made is None else self._made
+    def computed(self) -> tuple[str, ...]:
+        """The elements that the reader computes."""
+        return self.computes if self._computed is None else self._computed
 
     @property
     def stored(self) -> tuple[str, ...]:
         # docstring inherited
-        return tuple(name for name in self.fields if name not in self.made)
+        return tuple(name for name in self.fields if name not in self.computed)
 
     @property
     def data(self) -> str | None:
@@ -63,22 +63,22 @@ class RecordReader(ABC):
     @property
     def target(self) -> str | None:
         # docstring inherited
-        others = [name for name in self.fields if name not in (*self.made, self.data, "key")]
+        others = [name for name in self.fields if name not in (*self.computed, self.data, "key")]
         return "label" if "label" in others else others[0] if others else None
 
     def bind(self, backend: Backend, /) -> Self:
         # docstring inherited
         declared = dict(backend.meta.fields)
-        made = tuple(name for name in self.makes if name not in declared)
+        computed = tuple(name for name in self.computes if name not in declared)
         fields = tuple(self.fields) or self._choose(declared)
         for name in fields:
-            if name not in self.makes and name not in declared:
-                known = [*declared, *made]
+            if name not in self.computes and name not in declared:
+                known = [*declared, *computed]
                 raise ConfigError(f"{backend.url} has no field {name!r}; {suggest(name, known, 'fields')}")
         if len(set(fields)) != len(fields):
             raise ConfigError(f"fields {fields} name an element twice")
         kinds = tuple(declared.get(name, Field("int")) for name in fields)
-        return replace(self, fields=fields, count=Count(len(backend)), kinds=kinds, _made=made)
+        return replace(self, fields=fields, count=Count(len(backend)), kinds=kinds, _computed=computed)
 
     def __len__(self) -> int:
         return self.count
@@ -91,6 +91,6 @@ class RecordReader(ABC):
         # docstring inherited
         record = records[0]
         return {
-            name: context.index if name in self.made else self._value(name, field, record[name], context)
+            name: context.index if name in self.computed else self._value(name, field, record[name], context)
             for name, field in zip(self.fields, self.kinds, strict=True)
         }

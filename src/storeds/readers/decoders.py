@@ -1,4 +1,9 @@
-"""The built-in decoders: stored bytes, a Pillow image, or a uint8 tensor, under one rule for modes."""
+"""The built-in decoders, which return stored bytes, a Pillow image, or a uint8 tensor.
+
+simplejpeg decodes JPEGs by libjpeg-turbo wherever that gives the pixels that Pillow gives: it reports damage that Pillow
+hides. It always runs with ``strict=True``, because it may otherwise return memory that was never written, such as an
+earlier picture.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +12,13 @@ import re
 from typing import TYPE_CHECKING
 
 import numpy as np
+import simplejpeg
 from PIL import Image, ImageOps
 
 from storeds._utils.roi import Window, Windowed, divisor, scaled_down
 from storeds.errors import DecodeError
 from storeds.jpeg import MAX_PIXELS
 from storeds.jpeg.markers import SOI
-from storeds.readers.simplejpeg import check_jpeg, jpeg_pixels, jpeg_upper_pixels
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "UNCHANGED",
+    "check_jpeg",
     "check_pixels",
     "decode_bytes",
     "decode_fast",
@@ -30,6 +36,8 @@ __all__ = [
     "decode_reason",
     "decode_tensor",
     "decode_window",
+    "jpeg_pixels",
+    "jpeg_upper_pixels",
     "to_tensor",
 ]
 
@@ -37,32 +45,36 @@ UNCHANGED = "unchanged"
 
 _ADDRESS = re.compile(r" ?<_io\.BytesIO object at 0x[0-9a-f]+>")
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
+_MODES = {"Gray": ("L", "GRAY"), "YCbCr": ("RGB", "RGB")}
+# Smoothing of colours reads two lines beyond a line, and libjpeg-turbo decodes whole rows of blocks.
+_MARGIN, _ROW = 4, 8
+_REST = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before marker 0xd(9|[0-7])")
 
 
 def decode_reason(error: Exception) -> str:
-    """Return why a decoder failed, the same text for the same bytes: Pillow shows a memory address."""
+    """Return why a decoder failed, without the memory address in Pillow's message: equal bytes give an equal text."""
     reason = f"{type(error).__name__}: {_ADDRESS.sub('', str(error))}"
     if isinstance(error, Warning):
-        # Not ignored here: filters belong to the whole process, and changing them for a moment is not thread-safe.
+        # Changing the filters here would not be thread-safe: they belong to the process.
         reason += (
-            "; only a warning, which this process makes an error of: warnings.filterwarnings('default', module='PIL') "
-            "exempts Pillow's"
+            "; this is a warning, which this process turns into an error: warnings.filterwarnings('default', module='PIL') "
+            "exempts Pillow's warnings"
         )
     return reason
 
 
 def check_pixels(width: int, height: int, limit: int) -> None:
-    """Raise `DecodeError` for a frame beyond `limit`, before anything is allocated for it."""
+    """Raise DecodeError for a picture of more pixels than `limit`, before memory is allocated for it."""
     if width * height > limit:
         error = DecodeError(
-            f"it claims {width:,} x {height:,} pixels, more than max_pixels={limit:,}; pass a larger max_pixels if it is real"
+            f"it claims {width:,} x {height:,} pixels, more than max_pixels={limit:,}; if that is right, pass a larger max_pixels"
         )
         error.kind = "too_large"
         raise error
 
 
 def decode_bytes(blob: bytes, mode: str) -> bytes:
-    """Return the stored bytes untouched."""
+    """Return the stored bytes unchanged."""
     return blob
 
 
@@ -80,24 +92,26 @@ def decode_pil(
     Parameters
     ----------
     mode : str
-        A Pillow mode, to which the image is converted as ``PIL.Image.Image.convert`` does (CMYK and YCCK as their
-        file says, palettes by their colours, alpha dropped), but that 16-bit samples keep their upper 8 bits, where
-        Pillow clips; wider integers and floats that do not fit 0 … 255 are refused. ``"unchanged"`` leaves the image in the mode of its file: palette indices, alpha and 16 bits too.
+        A Pillow mode. The image is converted as by ``PIL.Image.Image.convert``: CMYK and YCCK as their file says, palettes
+        to their colours, alpha dropped. But 16-bit samples keep their upper 8 bits, where Pillow clips. Wider integers and
+        floats outside 0 … 255 raise DecodeError. ``"unchanged"`` keeps the mode of the file: palette indices, alpha and 16
+        bits too.
     orient : bool
-        Turn the image as its EXIF orientation says.
+        Rotate the image according to its EXIF orientation.
     max_pixels : int
-        The most pixels that its header may claim.
+        Maximum number of pixels that the header may claim.
     strict : bool
-        Raise ValueError for a JPEG that libjpeg-turbo warns of. By default what there is of the picture is returned, as by
-        Pillow, which ignores the warnings of its libjpeg.
+        Raise ValueError for a JPEG that libjpeg-turbo warns of. By default, return what is there of the picture, as
+        Pillow does.
     examined : bool
-        With `strict`, leave out the decode at an eighth of the size that hears the warnings where Pillow must decode,
-        because colours are converted: `storeds.jpeg.examine` has called the picture whole.
+        `storeds.jpeg.examine` found the picture whole. Then `strict` needs no extra decode at an eighth of the size where
+        Pillow must convert colours.
 
     Raises
     ------
     DecodeError
-        It claims more; nothing was allocated. Or `mode` cannot hold its values. Pillow raises its own errors for bytes that it cannot decode.
+        The header claims too many pixels (before any memory is allocated), or `mode` cannot hold the values. For bytes that
+        Pillow cannot decode, it raises its own errors.
     """
     try:
         opened = Image.open(io.BytesIO(blob))
@@ -117,7 +131,7 @@ def decode_pil(
 
 
 def _by_simplejpeg(image: Image.Image, blob: bytes, mode: str, max_pixels: int) -> Image.Image | None:
-    """Return an opened JPEG decoded by simplejpeg, or None if Pillow is to; raises ValueError for a damaged one."""
+    """Decode an opened JPEG with simplejpeg. Return None if Pillow must decode it; raise ValueError if it is damaged."""
     pixels = jpeg_pixels(blob, image.mode if mode == UNCHANGED else mode, max_pixels)
     if pixels is None:
         return None
@@ -134,18 +148,18 @@ def _convert(image: Image.Image, mode: str) -> Image.Image:
     if image.mode in _SIXTEEN_BITS and mode not in ("I", "F", *_SIXTEEN_BITS):
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     elif image.mode == "P" and "transparency" in image.info:
-        image = image.convert("RGBA")  # else Pillow warns
+        image = image.convert("RGBA")  # otherwise Pillow warns
     return image.convert(mode)
 
 
 def _check_range(image: Image.Image, mode: str) -> None:
-    """Refuse values that Pillow would cut to 0 … 255: of an image in 0 … 1, black would be left."""
+    """Raise DecodeError for values that Pillow would clip to 0 … 255. An image in 0 … 1 would become black."""
     if image.mode not in ("F", "I"):
         return
     low, high = (float(end) for end in image.getextrema())  # type: ignore[arg-type]  # of one band
     if low < 0 or high > 255 or (image.mode == "F" and 0 < high <= 1):
         error = DecodeError(
-            f"the image has values from {low:g} to {high:g}, which mode {mode!r} would cut to 0 … 255: read it with "
+            f"the image has values from {low:g} to {high:g}, which mode {mode!r} would clip to 0 … 255: read it with "
             f"mode={image.mode!r} or 'unchanged', and scale it in a transform"
         )
         error.kind = "out_of_range"
@@ -162,15 +176,15 @@ def decode_tensor(
     strict: bool = False,
     examined: bool = False,
 ) -> torch.Tensor:
-    """Return the pixels of `decode_pil` as a tensor, shape (channels, height, width), owning its memory.
+    """Return the pixels of `decode_pil` as a tensor of shape (channels, height, width), which owns its memory.
 
-    uint8, or for images of another depth that `mode` leaves so (``"unchanged"``, ``"I"``, ``"F"``) uint16, int32 or
-    float32. simplejpeg decodes what it decodes to the same pixels: whole JPEGs.
+    The dtype is uint8. For images of another depth in mode ``"unchanged"``, ``"I"`` or ``"F"`` it is uint16, int32 or
+    float32. simplejpeg decodes whole JPEGs, to the same pixels.
 
     Parameters
     ----------
     strided : bool
-        Leave the pixels in memory as the decoder does, channels last, instead of copying them into order.
+        Keep the channels last in memory, as the decoder writes them, which saves a copy.
     strict, examined : bool
         As for `decode_pil`.
     """
@@ -191,10 +205,10 @@ def decode_fast(
     strict: bool = False,
     examined: bool = False,
 ) -> torch.Tensor:
-    """Return nearly what `decode_tensor` does, by libjpeg-turbo's fast DCT and fast upsampling.
+    """Return nearly the same as `decode_tensor`, with libjpeg-turbo's fast DCT and fast upsampling.
 
-    On photographs values differ by 1.3 levels of 256 on average, by 8 or less in 99 of 100, and by up to 69 where colours
-    change sharply. What is no whole JPEG is exact.
+    On photographs values differ by 1.3 of 256 levels on average, by at most 8 in 99 of 100 pixels, and by up to 69 where
+    colours change sharply. Anything but a whole JPEG is exact.
     """
     pixels = None if orient else _pixels(blob, mode, max_pixels, strict=strict, shortcuts=True)
     if pixels is not None:
@@ -216,12 +230,12 @@ def _pixels(blob: bytes, mode: str, max_pixels: int, *, strict: bool, shortcuts:
 def decode_window(
     decoder: Decoder, blob: bytes, mode: str, header: Header, window: Window, size: tuple[int, int]
 ) -> Windowed | None:
-    """Return the part of a whole picture that a window needs, as a built-in decoder decodes it; None if it must be decoded whole.
+    """Decode the part of a whole picture that a window needs. Return None if the picture must be decoded completely.
 
     Parameters
     ----------
     size : (int, int)
-        What the window will be resized to: a decoder that takes shortcuts leaves out pixels which that does not need.
+        (height, width) to which the window will be resized. `decode_fast` skips pixels that this does not need.
     """
     shortcuts = decoder is decode_fast
     by = divisor(window, size) if shortcuts else 1
@@ -232,7 +246,7 @@ def decode_window(
 
 
 def to_tensor(pixels: Array, strided: bool) -> torch.Tensor:
-    """Return pixels, shape (height, width) or (height, width, channels), as a tensor with the channels first."""
+    """Return pixels of shape (height, width) or (height, width, channels) as a tensor with the channels first."""
     import torch
 
     if not pixels.dtype.isnative:
@@ -241,3 +255,89 @@ def to_tensor(pixels: Array, strided: bool) -> torch.Tensor:
         return torch.from_numpy(pixels[None])
     tensor = torch.from_numpy(pixels).permute(2, 0, 1)
     return tensor if strided else tensor.contiguous()
+
+
+def jpeg_pixels(blob: bytes, mode: str, max_pixels: int, *, shortcuts: bool = False) -> Array | None:
+    """Decode a JPEG with simplejpeg to uint8 pixels of shape (height, width, channels).
+
+    Returns None, so that Pillow decodes, if the bytes are not a JPEG, or if its colours are not those of `mode`.
+
+    Parameters
+    ----------
+    shortcuts : bool
+        Use libjpeg-turbo's fast DCT and fast upsampling of colours, which give slightly different pixels.
+
+    Raises
+    ------
+    ValueError
+        libjpeg-turbo fails on the file or warns of damage.
+    """
+    if not blob.startswith(b"\xff\xd8"):
+        return None
+    height, width, colour = _jpeg_header(blob)
+    own_mode, name = _MODES.get(colour, ("", ""))
+    if own_mode != mode or height * width > max_pixels:
+        return None
+    pixels: Array = simplejpeg.decode_jpeg(
+        blob, colorspace=name, fastdct=shortcuts, fastupsample=shortcuts, strict=True
+    )
+    return pixels
+
+
+def _jpeg_header(blob: bytes) -> tuple[int, int, str]:
+    """Return height, width and colour space. The last is empty for a subsampling that simplejpeg does not know."""
+    try:
+        height, width, colour, _ = simplejpeg.decode_jpeg_header(blob, strict=True)
+    except KeyError:  # the header is valid, but simplejpeg has no name for its subsampling
+        return 0, 0, ""
+    return height, width, colour
+
+
+def check_jpeg(blob: bytes) -> None:
+    """Raise ValueError for a JPEG that libjpeg-turbo fails on or warns of. Decodes at an eighth of the size."""
+    simplejpeg.decode_jpeg(blob, colorspace="GRAY", min_height=1, min_width=1, min_factor=8, strict=True)
+
+
+def jpeg_upper_pixels(
+    blob: bytes, mode: str, header: Header, rows: int, *, shortcuts: bool = False, divisor: int = 1
+) -> Array | None:
+    """Return at least the upper `rows` of the pixels of `jpeg_pixels`, or None if the whole picture must be decoded.
+
+    Writes fewer lines into the frame header of a copy, so that libjpeg-turbo stops there. It then warns of the remaining
+    data. Any other warning comes first, and gives None. This finds no damage below the rows, so use it only for pictures
+    that are known to be whole.
+
+    Parameters
+    ----------
+    header : Header
+        Header of `blob`.
+    divisor : int
+        1, 2, 4 or 8: the factor by which the decoded picture, and so `rows`, is smaller.
+    """
+    lines = min(-(-(rows + _MARGIN) // _ROW) * _ROW, header.height)
+    if not header.in_one_scan or (lines == header.height and divisor == 1):
+        return None
+    at = header.height_at
+    shorter = b"".join((memoryview(blob)[:at], lines.to_bytes(2, "big"), memoryview(blob)[at + 2 :]))
+    height, width = -(-lines // divisor), -(-header.width // divisor)
+    try:
+        own_mode, name = _MODES.get(_jpeg_header(shorter)[2], ("", ""))
+        if own_mode != mode:
+            return None
+        # simplejpeg raises for the expected warning as well, so the pixels go into a buffer of our own.
+        pixels = np.empty((height, width, 1 if name == "GRAY" else 3), np.uint8)
+        simplejpeg.decode_jpeg(
+            shorter,
+            colorspace=name,
+            fastdct=shortcuts,
+            fastupsample=shortcuts,
+            min_height=height,
+            min_width=width,
+            min_factor=divisor,
+            buffer=pixels,
+            strict=True,
+        )
+    except ValueError as error:
+        left = _REST.fullmatch(str(error))
+        return pixels if left and (header.has_restarts or left[1] == "9") else None
+    return pixels

@@ -1,13 +1,16 @@
-"""Reads one image, with its label and whatever else is asked for, from one record."""
+"""Reads an image, its label and other fields from one record: verdict, repair, decoding."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import mmap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
+import numpy as np
+import xxhash
 from PIL import ImageMode
 
 from storeds._utils.roi import Cropper, Window, Windowed, divisor
@@ -18,9 +21,9 @@ from storeds.jpeg import repair as repair_jpeg
 from storeds.jpeg.markers import SOI, Header, parse, read_header
 from storeds.protocols import Backend, Decoder, Field, Note, Record, SampleContext
 from storeds.readers.base import RecordReader
-from storeds.readers.checked import CheckedPictures
 from storeds.readers.decoders import (
     UNCHANGED,
+    check_jpeg,
     check_pixels,
     decode_fast,
     decode_pil,
@@ -28,22 +31,61 @@ from storeds.readers.decoders import (
     decode_tensor,
     decode_window,
 )
-from storeds.readers.simplejpeg import check_jpeg
-from storeds.records.fields import is_mask, verdict_field
+from storeds.records.fields import is_mask
+from storeds.records.fields import verdict_field
 from storeds.registry import DECODERS
 
 __all__ = ["ImageReader", "PictureReader", "label_of"]
 
 
-_BUILT_IN = (decode_pil, decode_tensor, decode_fast)  # which raise where libjpeg warns, if they are asked to
-_WINDOWED = (decode_tensor, decode_fast)  # which decode no more of a picture than a window needs
-_LOOKS_WHOLE = "its store's verdict says so, though its bytes look whole now"
+_BUILT_IN = (decode_pil, decode_tensor, decode_fast)  # with strict=True they raise for warnings of libjpeg
+_WINDOWED = (decode_tensor, decode_fast)  # can decode only the part of a picture that a window needs
+_LOOKS_WHOLE = "the verdict in its store says so, although its bytes look whole now"
 _LABELS = ("label", "labels", "target", "targets")
+
+
+_MAX_BITS = 21  # 32 MiB
+
+
+class CheckedPictures:
+    """The pictures that decoded without a warning, so that later epochs may skip rows that no crop needs.
+
+    A set of 64-bit hashes of the bytes, so that a changed picture is checked again.
+
+    Parameters
+    ----------
+    count : int
+        Number of pictures. The set forgets some of very many.
+
+    Notes
+    -----
+    Forked workers share it. A pickled copy starts empty. Thread-safe, since each slot is one aligned word. Unused slots
+    take no memory.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        pairs = 1 << min(count.bit_length() + 1, _MAX_BITS)
+        self._hashes = np.frombuffer(mmap.mmap(-1, 16 * pairs), np.uint64).reshape(pairs, 2)
+
+    def __contains__(self, blob: bytes) -> bool:
+        digest = xxhash.xxh3_64_intdigest(blob)
+        first, second = self._hashes[digest & (len(self._hashes) - 1)]
+        return bool(digest in (first, second))
+
+    def add(self, blob: bytes) -> None:
+        """Remember a picture, in place of another one if there is no free slot."""
+        digest = xxhash.xxh3_64_intdigest(blob)
+        pair = self._hashes[digest & (len(self._hashes) - 1)]
+        pair[int(pair[0] != 0)] = digest
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._count,)
 
 
 @dataclass(frozen=True)
 class PictureReader(RecordReader):
-    """Base of readers of pictures; `storeds.readers.image.ImageReader` says what each parameter means."""
+    """Base of readers that decode images. `ImageReader` describes the parameters."""
 
     internal: ClassVar[tuple[str, ...]] = (*RecordReader.internal, "strided", "cropper")
 
@@ -76,16 +118,16 @@ class PictureReader(RecordReader):
         for mode in self.mode.values() if isinstance(self.mode, Mapping) else (self.mode,):
             _check_mode(mode)
         if not isinstance(self.repair, bool):
-            raise ConfigError(f"repair is True or False, got {self.repair!r}")
+            raise ConfigError(f"repair must be True or False, got {self.repair!r}")
         check_share("min_recovered", self.min_recovered)
         if isinstance(self.max_pixels, bool) or not isinstance(self.max_pixels, int) or self.max_pixels < 1:
-            raise ConfigError(f"max_pixels is a number of pixels, got {self.max_pixels!r}")
+            raise ConfigError(f"max_pixels must be a positive number of pixels, got {self.max_pixels!r}")
 
     def _with_options(self, decoder: Decoder) -> Decoder:
-        """Return the decoder with those options that it takes; it must take `orient` where that is asked for."""
+        """Return the decoder with the options that it accepts. With `orient` it must accept that option."""
         accepted = _parameters(decoder)
         if self.orient and "orient" not in accepted and self.decode != "bytes":
-            raise ConfigError(f"decoder {self.decode!r} takes no orient; pil, tensor and fast do")
+            raise ConfigError(f"decoder {self.decode!r} does not support orient; pil, tensor and fast do")
         options = {"orient": self.orient, "max_pixels": self.max_pixels, "strided": self.strided}
         options = {name: value for name, value in options.items() if name in accepted}
         return functools.partial(decoder, **options) if options else decoder
@@ -103,14 +145,14 @@ class PictureReader(RecordReader):
         return (*super().stored, *self._verdicts.values())
 
     def _modes_by_element(self) -> dict[str, str]:
-        """Return the mode of each image of a sample: what is no image of colours keeps the values of its file."""
+        """Return the mode of each image of a sample. Further images, such as masks, keep the values of their files."""
         images = self._images()
         if isinstance(self.mode, str):
             return {name: self.mode if name == self.data else UNCHANGED for name in images}
         for name in self.mode:
             if name not in images:
                 raise ConfigError(
-                    f"mode names {name!r}, which is no image of a sample; {suggest(name, images, 'images')}"
+                    f"mode names {name!r}, which is not an image of a sample; {suggest(name, images, 'images')}"
                 )
         return {name: "RGB" if name == self.data else UNCHANGED for name in images} | dict(self.mode)
 
@@ -122,7 +164,8 @@ class PictureReader(RecordReader):
         if not images:
             kinds = ", ".join(f"{name} ({declared.kind})" for name, declared in fields.items())
             raise ConfigError(
-                f"{type(self).__name__} needs a field of kind image; the store has {kinds}; reader 'array' takes any{_films(fields)}"
+                f"{type(self).__name__} needs a field of kind image; the store has {kinds}; "
+                f"reader 'array' reads any field{_video_hint(fields)}"
             )
         return ("image" if "image" in images else images[0], *label_of(fields))
 
@@ -143,7 +186,7 @@ class PictureReader(RecordReader):
         return value
 
     def _image(self, name: str, record: Record, context: SampleContext) -> Any:
-        """Return the image in field `name` of a record, decoded, or as much of it as a crop needs."""
+        """Decode the image in field `name` of a record, or the part of it that a crop needs."""
         value, mode = record[name], self._modes[name]
         if self.decode == "bytes":
             return self._decoder(value, mode)
@@ -151,7 +194,7 @@ class PictureReader(RecordReader):
         if header is not None:
             check_pixels(header.width, header.height, self.max_pixels)
         verdict = self._stored_verdict(name, record) or self._before_decoding(value)
-        # A decoder of somebody else's may know formats that examining does not.
+        # A third-party decoder may support formats that `examine` does not know.
         if verdict is not None and not verdict.is_whole and (verdict.kind != "not_jpeg" or self._strict is not None):
             return self._repaired(value, mode, verdict, context)
         window = self._window(value, header, verdict, context)
@@ -159,7 +202,7 @@ class PictureReader(RecordReader):
         return image if window is None or isinstance(image, Windowed) else Windowed(image, window)
 
     def _stored_verdict(self, name: str, record: Record) -> Verdict | None:
-        """Return the verdict that the store keeps on the image in field `name`; None where nobody examined it."""
+        """Return the stored verdict on the image in field `name`, or None if there is none."""
         stored = self._verdicts.get(name)
         try:
             return Verdict.from_text(record[stored]) if stored is not None else None
@@ -175,20 +218,20 @@ class PictureReader(RecordReader):
         window: Window | None,
         context: SampleContext,
     ) -> Any:
-        """Return the image of a picture that no verdict calls damaged, or what there is of it if its decoder does."""
+        """Decode a picture that no verdict calls damaged; repair it if its decoder finds damage."""
         if self._strict is not None:
             try:
                 return self._whole(value, mode, header, verdict, window)
             except (StoredsError, MemoryError):
                 raise
-            except Exception:  # a warning of libjpeg's too, which may be about no more than a header
+            except Exception:  # including warnings of libjpeg, which may be about the header only
                 verdict = examine(value)
                 if not verdict.is_whole and verdict.kind != "not_jpeg":
                     return self._repaired(value, mode, verdict, context)
         return self._decoded(value, value, mode, verdict)
 
     def _before_decoding(self, value: bytes) -> Verdict | None:
-        """Return the verdict on a picture that nobody examined, as far as decoding does not tell; else None."""
+        """Return the verdict on a picture without a stored one, or None if decoding will find the damage."""
         if not value.startswith(SOI):
             return check_other(value)
         return None if self._strict is not None else examine(value)
@@ -196,7 +239,7 @@ class PictureReader(RecordReader):
     def _window(
         self, value: bytes, header: Header | None, verdict: Verdict | None, context: SampleContext
     ) -> Window | None:
-        """Draw the window of the crop that comes next, its own first draw, where less of the picture may be decoded for it."""
+        """Draw the window of the crop that comes first, if only part of the picture must be decoded for it."""
         if self._checked is None or self.cropper is None or header is None or not header.in_one_scan:
             return None
         if verdict is None and self._function is not decode_fast and value not in self._checked:
@@ -206,7 +249,7 @@ class PictureReader(RecordReader):
     def _whole(
         self, value: bytes, mode: str, header: Header | None, verdict: Verdict | None, window: Window | None
     ) -> Any:
-        """Return the image, or as much of it as the window needs; raises ValueError and others where it may be damaged."""
+        """Decode the image, or the part that the window needs; raise ValueError or other errors if it may be damaged."""
         assert self._strict is not None
         if self._is_known(value, verdict, window):
             part = None
@@ -214,7 +257,7 @@ class PictureReader(RecordReader):
                 part = decode_window(self._function, value, mode, header, window, self.cropper.edges)
             return self._strict(value, mode, examined=True) if part is None else part
         image = self._strict(value, mode)
-        # libjpeg does not notice a scan that is missing; where there is but one, it notices everything.
+        # libjpeg does not notice a missing scan. With a single scan, it notices all damage.
         in_one_scan = header is not None and header.in_one_scan
         if not in_one_scan and triage(value).is_damaged:
             raise ValueError("its structure is damaged")
@@ -223,20 +266,20 @@ class PictureReader(RecordReader):
         return image
 
     def _is_known(self, value: bytes, verdict: Verdict | None, window: Window | None) -> bool:
-        """Return whether a picture is known to be whole; raises ValueError for one that is checked here and is not."""
+        """Return whether a picture is known to be whole; raise ValueError if a check here finds damage."""
         if verdict is not None or window is None or self._checked is None or self.cropper is None:
             return verdict is not None
         if value in self._checked:
             return True
         if divisor(window, self.cropper.edges) == 1:
             return False
-        # Decoding at a fraction of the size gives other pixels. They must not depend on what was read before.
+        # Decoding at a fraction of the size gives different pixels. They must not depend on what was read before.
         check_jpeg(value)
         self._checked.add(value)
         return True
 
     def _repaired(self, value: bytes, mode: str, verdict: Verdict, context: SampleContext) -> Any:
-        """Return what there is of a damaged picture, with a note; raises DecodeError where the options refuse it."""
+        """Repair and decode a damaged picture, and note it; raise DecodeError if the options do not allow it."""
         reason = verdict.reason or _visible_damage(value, verdict.kind) or _LOOKS_WHOLE
         if not self.repair:
             raise _refused(f"the image is damaged, and repair is off: {reason}", verdict.kind)
@@ -244,22 +287,23 @@ class PictureReader(RecordReader):
             raise _refused(f"the image cannot be decoded ({_beginning(value)}): {reason}", verdict.kind)
         if verdict.recovered < self.min_recovered:
             raise _refused(
-                f"the image is damaged: {verdict.share} of it is there, less than min_recovered={self.min_recovered}; {reason}",
+                f"the image is damaged: {verdict.share} of it is there, "
+                f"less than min_recovered={self.min_recovered}; {reason}",
                 verdict.kind,
             )
         image = self._decoded(value, repair_jpeg(value), mode, verdict)
         context.notes.append(
-            Note(verdict.kind, f"a damaged picture was repaired, of which {verdict.share} is there: {reason}")
+            Note(verdict.kind, f"a damaged picture was repaired; {verdict.share} of it is there: {reason}")
         )
         return image
 
     def _decoded(self, value: bytes, blob: bytes, mode: str, verdict: Verdict | None) -> Any:
-        """Return what the decoder makes of `blob`, which is `value` or a repaired copy of it."""
+        """Decode `blob`, which is `value` or a repaired copy of it."""
         try:
             return self._decoder(blob, mode)
         except (StoredsError, MemoryError):
             raise
-        except Exception as error:  # decoders raise whatever they like on damaged bytes
+        except Exception as error:  # damaged bytes make decoders raise errors of any type
             kind = DecodeError.kind if verdict is None or verdict.is_whole else verdict.kind
             what = f"{_beginning(value)}, {sniff(value)}" if kind == "not_jpeg" and value else _beginning(value)
             raise _refused(f"the image cannot be decoded ({what}): {decode_reason(error)}", kind) from error
@@ -270,7 +314,7 @@ def _beginning(value: bytes) -> str:
 
 
 def _visible_damage(value: bytes, kind: str) -> str:
-    """Return what the structure of a picture, stored as damaged in this way, shows to be wrong at a glance, or nothing."""
+    """Return the damage that the structure of a picture shows, or an empty text; `kind` is its stored verdict."""
     if value.startswith(SOI):
         structure = parse(value)
         if structure.ending == "cut" and kind == "missing_eoi":
@@ -292,17 +336,17 @@ def _check_mode(mode: Any) -> None:
         raise ConfigError(f"mode {mode!r} is neither 'unchanged' nor a Pillow mode such as RGB, L or RGBA")
 
 
-def _films(fields: dict[str, Field]) -> str:
-    """Return how the first field of bytes would be read if it holds films."""
+def _video_hint(fields: dict[str, Field]) -> str:
+    """Return how to read the first field of kind bytes, in case it holds videos."""
     name = next((name for name, field in fields.items() if field.kind == "bytes"), None)
     if name is None:
         return ""
     by = "" if name == "video" else f" and reader_options={{'by': {name!r}}}"
-    return f", and reader='video'{by} films in {name!r}"
+    return f", and reader='video'{by} reads videos in {name!r}"
 
 
 def label_of(fields: dict[str, Field]) -> tuple[str, ...]:
-    """Return the label's field: ``label``, or the one whole number that is named as a label is elsewhere."""
+    """Return the field of the label: ``label``, or the only int field with a usual name of labels."""
     if "label" in fields:
         return ("label",)
     named = [name for name, field in fields.items() if field.kind == "int" and name.endswith(_LABELS)]
@@ -312,7 +356,7 @@ def label_of(fields: dict[str, Field]) -> tuple[str, ...]:
 def _parameters(decoder: Decoder) -> list[str]:
     try:
         return list(inspect.signature(decoder).parameters)
-    except ValueError:  # a builtin does not tell
+    except ValueError:  # a built-in function has no signature
         return []
 
 
@@ -329,23 +373,23 @@ class ImageReader(PictureReader):
     Parameters
     ----------
     fields : sequence of str, optional
-        By default the image and, where there is one, the label: the field ``label``, or the one int whose name ends in
-        label, labels, target or targets.
+        Elements of a sample. Default: the image and, if there is one, the label: the field ``label``, or the only int field
+        whose name ends in label, labels, target or targets.
     decode : str or Decoder
-        ``"bytes"`` (untouched, not even looked at), ``"pil"``, ``"tensor"`` (uint8, channels x height x width),
-        ``"fast"`` (nearly the same, sooner) or a registered name.
+        ``"bytes"`` (unchanged and unchecked), ``"pil"``, ``"tensor"`` (uint8, channels x height x width), ``"fast"``
+        (nearly the same as tensor, but faster) or a registered name.
     mode : str
-        The Pillow mode that images are converted to, or ``"unchanged"``; `storeds.readers.decoders.decode_pil` has the rule.
+        Pillow mode to which images are converted, or ``"unchanged"``. See `storeds.readers.decoders.decode_pil`.
     repair : bool
-        Whether a damaged JPEG is mended before it is decoded; the store is never changed. If not, it is an error. A
-        picture is damaged if the verdict in its store says so or, without one, if its decoder warns of it.
+        Repair a damaged JPEG before decoding it. The store never changes. If False, damage raises DecodeError. A picture
+        is damaged if the verdict in its store says so or, without a verdict, if its decoder warns.
     min_recovered : float
-        A mended picture of which a smaller share is there, 0 to 1, is an error all the same.
+        A picture of which a smaller share (0 to 1) is there raises DecodeError.
     orient : bool
-        Whether images are turned as their EXIF orientation says.
+        Rotate images according to their EXIF orientation.
     max_pixels : int
-        An image that claims more pixels is an error, before anything is allocated for it.
+        An image that claims more pixels raises DecodeError, before memory is allocated for it.
     strided : bool
-        Leave a tensor's pixels in memory as the decoder does, channels last, which saves a copy. Shape and values are the
-        same. A dataset whose transforms are storeds' own does so by itself, and gives them in order again behind them.
+        Keep the channels of a tensor last in memory, as the decoder writes them, which saves a copy. Shape and values are
+        the same. A dataset with built-in transforms does this itself, and returns contiguous tensors.
     """

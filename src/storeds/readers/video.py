@@ -1,4 +1,4 @@
-"""Reads a video, or clips of it, from the run of records that are its frames."""
+"""Reads clips of videos that are stored as runs of records, one record per frame."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from storeds.records.meta import Count
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["BadFrames", "ClipPlan", "Runs", "Sampling", "Short", "VideoReader", "stand_ins"]
+__all__ = ["BadFrames", "ClipPlan", "Runs", "Sampling", "Short", "VideoReader", "replacements"]
 
 
 BadFrames = Literal["error", "repeat"]
@@ -28,7 +28,7 @@ Short = Literal["repeat", "pad", "error"]
 
 @dataclass(frozen=True)
 class ClipPlan:
-    """How frames are chosen; `storeds.readers.video.VideoReader` says what each parameter means."""
+    """The frames that a clip takes. `VideoReader` describes the parameters."""
 
     frames: int | None = None
     stride: int = 1
@@ -41,7 +41,7 @@ class ClipPlan:
         for name in ("stride", "clips") if self.frames is None else ("frames", "stride", "clips"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name} is a number, 1 or more, got {value!r}")
+                raise ConfigError(f"{name} must be an int of 1 or more, got {value!r}")
         for name, choice in (("sampling", Sampling), ("short", Short), ("bad_frames", BadFrames)):
             known = get_args(choice)
             if getattr(self, name) not in known:
@@ -52,34 +52,34 @@ class ClipPlan:
 
     def _check_together(self) -> None:
         if (self.frames is None) != (self.sampling == "all"):
-            what = "takes every frame; leave frames out" if self.frames else "needs frames, their number"
+            what = "takes every frame; do not pass frames" if self.frames else "needs frames, the number of frames"
             raise ConfigError(f"sampling={self.sampling!r} {what}")
         if self.clips > 1 and self.sampling in ("all", "uniform"):
-            raise ConfigError(f"sampling={self.sampling!r} makes one clip of a video, not {self.clips}; use 'spaced'")
+            raise ConfigError(f"sampling={self.sampling!r} gives one clip per video, not {self.clips}; use 'spaced'")
         if self.stride > 1 and self.sampling == "uniform":
-            raise ConfigError("sampling='uniform' spreads the frames over the whole video; it takes no stride")
+            raise ConfigError("sampling='uniform' spreads the frames over the whole video; do not pass stride")
         if self.clips > 1 and self.short == "pad":
-            raise ConfigError("short='pad' leaves clips of several lengths, which make no one tensor: use 'repeat'")
+            raise ConfigError("short='pad' gives clips of different lengths, which do not fit one tensor: use 'repeat'")
 
     @property
     def needs(self) -> int:
-        """How many frames a video has at least, unless it is a short one."""
+        """Number of frames below which a video is short."""
         if self.frames is None:
             return 1
         return self.frames if self.sampling == "uniform" else (self.frames - 1) * self.stride + 1
 
     def choose(self, count: int, generator: torch.Generator | None = None) -> list[int]:
-        """Return the numbers of the frames to take from a video of `count` frames, clip by clip.
+        """Return the indices of the frames to take from a video of `count` frames, clip by clip.
 
         Parameters
         ----------
         generator : torch.Generator, optional
-            Draws where random clips begin; torch's global one by default. Nothing is drawn for other samplings.
+            Draws the beginnings of random clips. Default: torch's global generator. Other samplings draw nothing.
         """
         if self.frames is None:
             return list(range(0, count, self.stride))
         if count < self.needs and self.short != "repeat":
-            # For an error, the first frame is enough to say which video it is.
+            # To report an error, the first frame is enough.
             step = 1 if self.sampling == "uniform" else self.stride
             return list(range(0, count, step)) if self.short == "pad" else [0]
         if self.sampling == "uniform":  # the middles of equal parts
@@ -96,15 +96,15 @@ class ClipPlan:
             return [(2 * clip + 1) * places // (2 * self.clips) for clip in range(self.clips)]
         import torch
 
-        # Drawn even where there is one place only, so that what is drawn after it does not depend on the length.
+        # Draw even for a single place, so that later draws do not depend on the length.
         drawn: Any = torch.randint(places, (self.clips,), generator=generator)
         return [int(start) for start in drawn]
 
 
-def stand_ins(good: Sequence[bool], size: int) -> dict[int, int]:
-    """Return, for each place that has no frame of its own, the place whose frame it gets.
+def replacements(good: Sequence[bool], size: int) -> dict[int, int]:
+    """Return for each bad frame of clips of `size` frames the frame that replaces it.
 
-    That is the one before it in its clip, which has `size` places; else the first that is there in its clip, or at all.
+    That is the last good frame before it in its clip, otherwise the first good one in its clip, or in any clip.
     """
     found: dict[int, int] = {}
     anywhere = good.index(True)
@@ -120,40 +120,40 @@ def stand_ins(good: Sequence[bool], size: int) -> dict[int, int]:
 
 
 class Runs:
-    """The runs of records that have the same value in one field, while another one grows.
+    """The runs of records with the same value in one field. Each run is a video.
 
     Parameters
     ----------
     view : Backend
         A store, or a selection from one.
     by : str
-        A video's number or name.
+        Field with the number or name of the video.
     frame : str or None
-        The frame's number. A run ends also where it does not grow: where files that number their videos alike are
-        opened as one, the first video of the next may have the number of the last one before it.
+        Field with the number of the frame. A run also ends where this number does not increase: several files opened as
+        one may number their videos alike, so that adjacent videos have the same number.
 
     Notes
     -----
-    The bounds lie in a memory-mapped index file that all processes share, and a pickle carries only what leads there:
-    reading the columns anew in each worker would cost a pass over every record of an engine without columns, and a
-    pickle that carried them would grow with the store. Where no file can be written, each process reads the columns.
+    All processes share the bounds in a memory-mapped index file, and a pickle carries only its key. Otherwise each worker
+    would read the columns again, or the pickle would grow with the store. If no file can be written, each process reads
+    the columns.
     """
 
     def __init__(self, view: Backend, by: str, frame: str | None) -> None:
         self._view, self._by, self._frame = view, by, frame
-        where = getattr(view, "where", None)  # of a selection, whose url and build are its store's
+        where = getattr(view, "where", None)  # a selection has the url and build of its store
         self._index = index_path(view.url, view.meta.build, repr(where), "runs", by, frame)
         self._bounds: Array | None = None
         self._count = Count(len(self.bounds) - 1)
 
     @property
     def bounds(self) -> Array:
-        """Where each run begins, int64, and behind them where the last one ends."""
+        """The first position of each run, followed by the end of the last run, int64."""
         if self._bounds is None:
             found = load_index(self._index)
             if found is None or not len(found) or found[-1] != len(self._view):
                 found = save_index(self._index, self._find())
-            self._bounds = np.asarray(found)  # the same memory; a memmap is slow to take items from
+            self._bounds = np.asarray(found)  # the same memory, but faster access to items than memmap
         return self._bounds
 
     def _find(self) -> Array:
@@ -171,7 +171,7 @@ class Runs:
         return self._count
 
     def span(self, index: int) -> tuple[int, int]:
-        """Return the first position of run `index`, and how many records it has."""
+        """Return the first position of run `index`, and its number of records."""
         bounds = self.bounds
         start, stop = int(bounds[index]), int(bounds[index + 1])
         return start, stop - start
@@ -186,49 +186,48 @@ _PER_FRAME = (_FRAME, "time")
 
 @dataclass(frozen=True)
 class VideoReader(PictureReader):
-    """One run of frame records → ``{"image": clip, "label": …}``; only the records of the frames it takes are read.
+    """One run of frame records → ``{"image": clip, "label": …}``. Reads only the records of the frames that it takes.
 
     Parameters
     ----------
     fields : sequence of str, optional
-        By default the image and, where there is one, the label. Fields of kind image become clips, those in `per_frame`
-        a tensor of one number a frame (or a list); any other is the one of the first frame that is taken. ``"decoded"``
-        is a tensor that says of each frame whether its own pictures are there, see `bad_frames`.
+        Elements of a sample. Default: the image and, if there is one, the label. Fields of kind image become clips. Fields
+        in `per_frame` become a tensor of one number per frame, or a list. Any other field has the value of the first frame
+        of the sample. ``"decoded"`` is a tensor that tells which frames decoded, see `bad_frames`.
     decode, mode, repair, min_recovered, orient, max_pixels
-        For each frame as for an image, see `storeds.readers.image.ImageReader`. Frames that decode to tensors make one tensor, uint8, shape
-        (frames, channels, height, width), or (clips, frames, channels, height, width) for several clips; others a list,
-        or a list of lists.
+        Apply to each frame, see `ImageReader`. Frames that decode to tensors become one uint8 tensor of shape
+        (frames, channels, height, width), or (clips, frames, channels, height, width) for several clips. Other frames
+        become a list, or a list of lists.
     frames : int, optional
-        How many frames a clip has.
+        Number of frames per clip.
     stride : int
-        Take every so many-th frame.
+        Distance between the frames of a clip.
     clips : int
-        How many clips of a video make one sample.
+        Number of clips per sample.
     sampling : str, optional
-        ``"all"``: every frame (each `stride`-th), the default without `frames`. ``"random"``: clips that begin
-        anywhere, the default with `frames`. ``"spaced"``: clips at equal distances, one in the middle. ``"uniform"``:
-        one clip whose frames are spread over the whole video.
+        ``"all"``: every `stride`-th frame, the default without `frames`. ``"random"``: clips that begin anywhere, the
+        default with `frames`. ``"spaced"``: clips at equal distances; a single clip lies in the middle. ``"uniform"``: one
+        clip with frames spread over the whole video.
     short : str
-        What a video that has too few frames becomes. ``"repeat"``: its last frame stands for those that are missing
-        (``"uniform"`` repeats frames evenly). ``"pad"``: a shorter clip, which `storeds.collate` pads, with a mask.
-        ``"error"``: a `DecodeError`, which the dataset's policy deals with.
+        How to treat a video with too few frames. ``"repeat"``: repeat the last frame (``"uniform"`` repeats frames
+        evenly). ``"pad"``: return a shorter clip, which `storeds.collate` pads, with a mask. ``"error"``: raise
+        `DecodeError`, which the dataset's policy handles.
     bad_frames : str
-        What becomes of a frame that cannot be decoded. ``"error"``: its video is a `DecodeError`, which the dataset's
-        policy deals with. ``"repeat"``: the frame before it stands in its place (or the one after it, where it is the
-        first), the report counts it as mended, and ``"decoded"`` is False there; a video of which no frame decodes is a
-        `DecodeError` all the same.
+        How to treat a frame that cannot be decoded. ``"error"``: raise `DecodeError`, which the dataset's policy handles.
+        ``"repeat"``: use the frame before it (or the one after it, for the first). The report counts the frame as repaired,
+        and ``"decoded"`` is False for it. If no frame of a video decodes, raise `DecodeError`.
     per_frame : sequence of str
-        Fields that differ from frame to frame; ``"frame"`` and ``"time"`` where the store has them.
+        Fields that differ between frames. Default: ``"frame"`` and ``"time"``, if the store has them.
     by : str
-        The field, of kind int or str, that all frames of a video have in common. Or one of kind bytes that holds a whole
-        film, such as an MP4: then one record is one video, of which PyAV decodes the frames that are taken.
+        Field of kind int or str that all frames of a video share. Or a field of kind bytes that holds video files, such as
+        MP4: then each record is one video, and PyAV decodes the frames.
 
     Notes
     -----
-    Random clips are drawn from the sample's own generator, or from torch's global one where there is no seed.
+    Random clips are drawn from the sample's own generator, or from torch's global one without a seed.
     """
 
-    makes: ClassVar[tuple[str, ...]] = (INDEX, _DECODED)
+    computes: ClassVar[tuple[str, ...]] = (INDEX, _DECODED)
 
     decode: str | Decoder = "tensor"
     frames: int | None = None
@@ -246,7 +245,7 @@ class VideoReader(PictureReader):
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.per_frame, str):
-            raise ConfigError(f"per_frame is a sequence of names, not the text {self.per_frame!r}")
+            raise ConfigError(f"per_frame must be a sequence of names, not the string {self.per_frame!r}")
         sampling = self.sampling or ("all" if self.frames is None else "random")
         plan = ClipPlan(self.frames, self.stride, self.clips, sampling, self.short, self.bad_frames)
         object.__setattr__(self, "per_frame", tuple(self.per_frame))
@@ -257,17 +256,17 @@ class VideoReader(PictureReader):
         declared = dict(backend.meta.fields)
         if self.by not in declared:
             raise ConfigError(
-                f"reader 'video' needs a field that tells the videos apart, and {backend.url} has no {self.by!r}; "
-                f"{suggest(self.by, declared, 'fields')}; name another one with by="
+                f"reader 'video' needs a field that distinguishes the videos, but {backend.url} has no {self.by!r}; "
+                f"{suggest(self.by, declared, 'fields')}; name another field with by="
             )
         if declared[self.by].kind == "bytes":
-            from storeds.readers.films import FilmReader
+            from storeds.readers.video_files import VideoFileReader
 
-            return cast("Self", FilmReader.of(self, backend))
+            return cast("Self", VideoFileReader.of(self, backend))
         if declared[self.by].kind not in ("int", "str"):
             raise ConfigError(f"by={self.by!r} is a field of kind {declared[self.by].kind}; expected int, str or bytes")
         for name in self.per_frame:
-            if name not in (*declared, *self.makes, *_PER_FRAME):
+            if name not in (*declared, *self.computes, *_PER_FRAME):
                 raise ConfigError(
                     f"per_frame: {backend.url} has no field {name!r}; {suggest(name, declared, 'fields')}"
                 )
@@ -278,14 +277,14 @@ class VideoReader(PictureReader):
 
     @property
     def stored(self) -> tuple[str, ...]:
-        # Those that a message names a frame by, too.
+        # Messages name a frame by these fields.
         more = (self.by, _FRAME) if self._numbered else (self.by,)
         return tuple(dict.fromkeys((*super().stored, *more)))
 
     @property
     def target(self) -> str | None:
         # docstring inherited
-        named = (*self.made, self.data, "key", self.by, *self.per_frame)
+        named = (*self.computed, self.data, "key", self.by, *self.per_frame)
         others = [name for name in self.fields if name not in named]
         return "label" if "label" in others else others[0] if others else None
 
@@ -293,13 +292,13 @@ class VideoReader(PictureReader):
         return len(self._bound())
 
     def column(self, view: Backend, name: str, /) -> Array:
-        """Return field `name`, one value a video: its first frame's."""
+        """Return field `name`, one value per video: that of its first frame."""
         return read_column(view, name)[self._bound().bounds[:-1]]
 
     def locate(self, index: int, context: SampleContext, /) -> Sequence[int]:
         # docstring inherited
         start, count = self._bound().span(index)
-        # Only to draw from it: making a generator takes longer than all the rest.
+        # Creating a generator takes longer than everything else here, so do it only to draw from it.
         generator = context.generator if self._plan.sampling == "random" else None
         return [start + at for at in self._plan.choose(count, generator)]
 
@@ -312,11 +311,11 @@ class VideoReader(PictureReader):
         pictures = [name for name, declared in zip(self.fields, self.kinds, strict=True) if declared.kind == "image"]
         bad: set[int] = set()
         clips = {name: self._clip(name, records, bad, context) for name in pictures}
-        made = {INDEX: context.index, _DECODED: self._by_clip(_flags(len(records), bad))}
+        computed = {INDEX: context.index, _DECODED: self._by_clip(_flags(len(records), bad))}
         sample: dict[str, Any] = {}
         for name, declared in zip(self.fields, self.kinds, strict=True):
-            if name in self.made:
-                sample[name] = made[name]
+            if name in self.computed:
+                sample[name] = computed[name]
             elif name in clips:
                 sample[name] = self._by_clip(clips[name])
             elif name in self.per_frame:
@@ -329,23 +328,23 @@ class VideoReader(PictureReader):
         _, count = self._bound().span(context.index)
         if count < self._plan.needs:
             raise DecodeError(
-                f"video {record[self.by]} is short: it has {count} frames, and a clip takes {self._plan.needs}; "
-                "short='repeat' or 'pad' take it"
+                f"video {record[self.by]} is short: it has {count} frames, but a clip needs {self._plan.needs}; "
+                "short='repeat' and 'pad' accept it"
             )
 
     def _bound(self) -> Runs:
         if self._runs is None:
-            raise ConfigError("this reader is bound to no store; call bind first")
+            raise ConfigError("this reader is not bound to a store; call bind first")
         return self._runs
 
     def _clip(self, name: str, records: Sequence[Record], bad: set[int], context: SampleContext) -> Any:
-        """Return the decoded frames as one tensor, or as a list; add to `bad` which of them are others' stand-ins."""
+        """Return the decoded frames as one tensor, or as a list. Add to `bad` the indices of replaced frames."""
         first: dict[int, int] = {}
         clip: Any = None
         good: list[bool] = []
         lost: DecodeError | None = None
         for at, record in enumerate(records):
-            # Backends give the same bytes for a position that comes twice; to compare them would take as long as to read.
+            # Backends return the same object for a repeated position. Comparing the bytes would take as long as reading.
             same = first.setdefault(id(record[name]), at)
             if same != at:
                 good.append(good[same])
@@ -358,32 +357,32 @@ class VideoReader(PictureReader):
                 if self.bad_frames == "error":
                     raise
                 lost = lost or error
-                context.notes.append(Note(error.kind, f"{error}; another frame stands in its place"))
+                context.notes.append(Note(error.kind, f"{error}; another frame replaces it"))
                 good.append(False)
                 continue
             clip = self._put(frame, clip, at, records)
             good.append(True)
         if lost is not None and not any(good):
             raise lost
-        for at, other in stand_ins(good, len(records) // self.clips).items():
+        for at, other in replacements(good, len(records) // self.clips).items():
             clip[at] = _copy(clip[other])
             bad.add(at)
         return clip
 
     def _put(self, frame: Any, clip: Any, at: int, records: Sequence[Record]) -> Any:
-        """Put a frame into its place in the clip, which the first one makes."""
+        """Store a frame in the clip, which the first frame creates."""
         import torch
 
         is_tensor = isinstance(frame, torch.Tensor)
         if clip is None:
-            # Filled in place: a clip need not be in memory twice.
+            # Fill the clip in place, so that memory holds it only once.
             clip = frame.new_empty((len(records), *frame.shape)) if is_tensor else [None] * len(records)
         if is_tensor and (frame.shape, frame.dtype) != (clip.shape[1:], clip.dtype):
             one, other = (
                 f"{tuple(shape)} of {kind}"
                 for shape, kind in ((frame.shape, frame.dtype), (clip.shape[1:], clip.dtype))
             )
-            raise DecodeError(f"{self._named(records[at], at)} has the shape {one}, and the first one {other}")
+            raise DecodeError(f"{self._named(records[at], at)} has shape {one}, but the first one has {other}")
         clip[at] = frame
         return clip
 
@@ -405,11 +404,11 @@ class VideoReader(PictureReader):
         return frame
 
     def _named(self, record: Record, at: int) -> str:
-        frame = f"frame {record[_FRAME]}" if self._numbered else f"frame {at} of those taken"
+        frame = f"frame {record[_FRAME]}" if self._numbered else f"frame {at} of the sample"
         return f"{frame} of video {record[self.by]}"
 
     def _by_clip(self, values: Any) -> Any:
-        """Return values of all clips, one after the other, with a dimension for the clips if there are several."""
+        """Add a dimension for the clips to the values of all frames, if there are several clips."""
         if self.clips == 1:
             return values
         if isinstance(values, list):
@@ -433,5 +432,5 @@ def _flags(count: int, bad: set[int]) -> Any:
 
 
 def _copy(frame: Any) -> Any:
-    """Return a frame that shares nothing; a tensor's is copied when it is put into a clip."""
+    """Return a frame that shares no memory. Storing a tensor in a clip copies it, so tensors are returned as they are."""
     return frame.copy() if hasattr(frame, "copy") else frame

@@ -21,7 +21,7 @@ import torch
 
 from storeds.errors import ConfigError
 from storeds.protocols import Field, Transform
-from storeds.records.elements import holds_integers, is_mask, is_spatial
+from storeds.records.fields import holds_integers, is_mask, is_spatial
 from storeds.transforms.albumentations import Albumentations
 from storeds.transforms.binding import Compose, is_albumentations, wrap_albumentations
 from storeds.transforms.images import CenterCrop, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize, ToTensor

@@ -1,4 +1,4 @@
-"""Reads clips of films that lie whole in a record each: MP4, WebM and whatever else FFmpeg reads."""
+"""Reads clips of video files, each stored as one record: MP4, WebM and other formats that FFmpeg reads."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from storeds.records.columns import read_column
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["FilmReader"]
+__all__ = ["VideoFileReader"]
 
 _DECODERS = ("tensor", "pil")
 _MODES = {"RGB": "rgb24", "L": "gray"}
 
 
 @dataclass(frozen=True)
-class FilmReader(VideoReader):
-    """What a `VideoReader` becomes where its field ``by`` holds bytes: one record is one film, decoded by PyAV.
+class VideoFileReader(VideoReader):
+    """The `VideoReader` for a field ``by`` of kind bytes: each record is a video file, which PyAV decodes.
 
     Notes
     -----
-    A clip is decoded from the key frame before its first frame to its last frame. A film of which a frame that is taken
-    cannot be decoded is a `DecodeError`.
+    Decodes from the key frame before the clip to the last frame of the clip. A frame of the clip that cannot be decoded
+    raises `DecodeError`.
     """
 
     @classmethod
@@ -44,13 +44,13 @@ class FilmReader(VideoReader):
     def bind(self, backend: Backend, /) -> Self:
         # docstring inherited
         if self.decode not in _DECODERS:
-            raise ConfigError(f"decode={self.decode!r} decodes images; films are decoded to 'tensor' or 'pil'")
-        if self._film_mode not in _MODES:
-            raise ConfigError(f"mode={self.mode!r}: films are decoded to mode RGB or L")
+            raise ConfigError(f"decode={self.decode!r} is for images; video files are decoded to 'tensor' or 'pil'")
+        if self._file_mode not in _MODES:
+            raise ConfigError(f"mode={self.mode!r}: video files are decoded to mode RGB or L")
         if self.bad_frames != "error":
-            raise ConfigError("bad_frames='repeat' is for stores of frames; a film that is damaged is an error")
+            raise ConfigError("bad_frames='repeat' is for stores of frames; a damaged video file is an error")
         if backend.meta.fields[self.by].kind != "bytes":
-            raise ConfigError(f"field {self.by!r} of {backend.url} holds no films")
+            raise ConfigError(f"field {self.by!r} of {backend.url} does not hold video files: they are of kind bytes")
         _import_av()
         return RecordReader.bind(self, backend)
 
@@ -60,7 +60,7 @@ class FilmReader(VideoReader):
     @property
     def stored(self) -> tuple[str, ...]:
         # docstring inherited
-        return RecordReader.stored.fget(self)  # type: ignore[attr-defined, no-any-return]  # no frame's number to add
+        return RecordReader.stored.fget(self)  # type: ignore[attr-defined, no-any-return]  # skip VideoReader's fields
 
     @property
     def data(self) -> str | None:
@@ -84,32 +84,32 @@ class FilmReader(VideoReader):
         sample: dict[str, Any] = {}
         for name in self.fields:
             if name == self.by:
-                sample[name] = self._by_clip(self._film(record[name], context))
-            elif name in self.made:
+                sample[name] = self._by_clip(self._read_clip(record[name], context))
+            elif name in self.computed:
                 sample[name] = context.index
             else:
                 sample[name] = record[name]
         return sample
 
     @property
-    def _film_mode(self) -> str:
+    def _file_mode(self) -> str:
         return self.mode if isinstance(self.mode, str) else self.mode.get(self.by, "RGB")
 
-    def _film(self, blob: bytes, context: SampleContext) -> Any:
+    def _read_clip(self, blob: bytes, context: SampleContext) -> Any:
         """Return the frames of a clip as one tensor, or as a list of Pillow images."""
         generator = context.generator if self._plan.sampling == "random" else None
 
         def choose(count: int) -> list[int]:
             if self._plan.short == "error" and count < self._plan.needs:
-                raise DecodeError(f"the film is short: it has {count} frames, and a clip takes {self._plan.needs}")
+                raise DecodeError(f"the video is short: it has {count} frames, but a clip needs {self._plan.needs}")
             return self._plan.choose(count, generator)
 
         frames = _decode(blob, choose, self.max_pixels)
         if self.decode == "pil":
-            return [_picture(frame, self._film_mode) for frame in frames]
+            return [_picture(frame, self._file_mode) for frame in frames]
         import torch
 
-        pixels = np.stack([_pixels(frame, _MODES[self._film_mode]) for frame in frames])
+        pixels = np.stack([_pixels(frame, _MODES[self._file_mode]) for frame in frames])
         return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
 
 
@@ -117,26 +117,28 @@ def _import_av() -> Any:
     try:
         import av
     except ImportError as error:
-        raise MissingDependencyError(f"films need PyAV: {error}; install it: pip install 'storeds[video]'") from error
+        raise MissingDependencyError(
+            f"reading video files needs PyAV: {error}; install it: pip install 'storeds[video]'"
+        ) from error
     return av
 
 
 def _decode(blob: bytes, choose: Callable[[int], list[int]], max_pixels: int) -> list[Any]:
-    """Return the frames that `choose` wants of as many as there are, as `av.VideoFrame`; raises DecodeError."""
+    """Decode the frames that `choose` selects, given their number, to `av.VideoFrame`; raise DecodeError if that fails."""
     av = _import_av()
     try:
         with av.open(io.BytesIO(blob)) as container:
             stream = next(iter(container.streams.video), None)
             if stream is None:
-                raise DecodeError("the film holds no video")
+                raise DecodeError("the file has no video stream")
             if stream.width * stream.height > max_pixels:
                 raise DecodeError(
-                    f"the film has {stream.width} x {stream.height} pixels, more than max_pixels={max_pixels}"
+                    f"the video has {stream.width} x {stream.height} pixels, more than max_pixels={max_pixels}"
                 )
             marks = [packet.pts for packet in container.demux(stream) if packet.size and not packet.is_discard]
         if not marks:
-            raise DecodeError("the film has no frames")
-        if None in marks:  # a container without times of presentation
+            raise DecodeError("the video has no frames")
+        if None in marks:  # a container without presentation times
             found: list[Any] = []
             with av.open(io.BytesIO(blob)) as container:
                 found = list(container.decode(video=0))
@@ -145,15 +147,15 @@ def _decode(blob: bytes, choose: Callable[[int], list[int]], max_pixels: int) ->
         wanted = [marks[at] for at in choose(len(marks))]
         return _frames_at(av, blob, wanted, marks[0])
     except av.error.FFmpegError as error:
-        raise DecodeError(f"the film cannot be decoded: {error.strerror}") from error
+        raise DecodeError(f"the video cannot be decoded: {error.strerror}") from error
 
 
 def _frames_at(av: Any, blob: bytes, wanted: Sequence[int], first: int) -> list[Any]:
-    """Return the frames that are shown at the times `wanted`."""
+    """Decode the frames with the presentation times `wanted`."""
     missing, found = set(wanted), dict[int, Any]()
     with av.open(io.BytesIO(blob)) as container:
         stream = container.streams.video[0]
-        # Else damaged frames are filled with what the decoder guesses, without an error.
+        # Otherwise the decoder fills damaged frames with guesses, without an error.
         stream.codec_context.options = {"err_detect": "explode"}
         if min(wanted) > first:
             container.seek(min(wanted), stream=stream)
@@ -166,7 +168,7 @@ def _frames_at(av: Any, blob: bytes, wanted: Sequence[int], first: int) -> list[
             if not missing:
                 break
     if missing:
-        raise DecodeError(f"the film is damaged: {len(missing)} of {len(set(wanted))} frames cannot be decoded")
+        raise DecodeError(f"the video is damaged: {len(missing)} of {len(set(wanted))} frames cannot be decoded")
     return [found[mark] for mark in wanted]
 
 
@@ -174,7 +176,7 @@ def _pixels(frame: Any, form: str) -> Array:
     """Return a frame upright, height x width x channels."""
     found: Array = frame.to_ndarray(format=form)
     found = found if found.ndim == 3 else found[:, :, np.newaxis]
-    turns = round(getattr(frame, "rotation", 0) / 90) % 4  # of phones; PyAV tells since version 14
+    turns = round(getattr(frame, "rotation", 0) / 90) % 4  # set by phones; PyAV reports it since version 14
     return np.rot90(found, turns)
 
 
