@@ -99,7 +99,7 @@ def _without(*names: str) -> Callable[[type], type]:
 
 
 _WRITING = (
-    "test_any_life_of_a_store_equals_a_list",
+    "test_any_sequence_of_operations_matches_a_list",
     "test_any_records_are_read_at_any_positions",  # compares ids; `test_positions_equal_those_of_a_list` does the rest
     "test_a_killed_writer_changes_nothing_and_is_resumed",
 )

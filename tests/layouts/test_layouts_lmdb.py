@@ -24,8 +24,8 @@ from storeds.layouts.lmdb.images import KeyedLmdb, OcrLmdb
 from storeds.layouts.lmdb.serialised import PickledLmdb, PyarrowLmdb
 from storeds.protocols import Field, SupportsKeys
 from storeds.registry import LAYOUTS
+from storeds.testing.backends import PickleTests, ProcessTests
 from storeds.testing.kit import fingerprint
-from storeds.testing.processes import PickleTests, ProcessTests
 from storeds.testing.reads import ReadTests
 
 LAYOUT_CLASSES: dict[str, type[ForeignLmdb]] = {

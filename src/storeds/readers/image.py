@@ -379,7 +379,7 @@ class ImageReader(PictureReader):
         ``"bytes"`` (unchanged and unchecked), ``"pil"``, ``"tensor"`` (uint8, channels x height x width), ``"fast"``
         (nearly the same as tensor, but faster) or a registered name.
     mode : str
-        Pillow mode to which images are converted, or ``"unchanged"``. See `storeds.readers.decoders.decode_pil`.
+        Pillow mode to which images are converted, or ``"unchanged"``. See `storeds.readers.decode_pil`.
     repair : bool
         Repair a damaged JPEG before decoding it. The store never changes. If False, damage raises DecodeError. A picture
         is damaged if the verdict in its store says so or, without a verdict, if its decoder warns.

@@ -1,13 +1,13 @@
-"""The conformance kit: what every backend and every reader must do, as pytest classes to subclass.
+"""The conformance kit: pytest classes that check the contract of backends and readers. Start with `backends.py`.
 
-A plug-in's whole test is a subclass plus a fixture::
+The whole test of a plug-in is a subclass with a fixture::
 
     class TestMine(BackendTests):
         @pytest.fixture
         def make_url(self, tmp_path):
             return lambda: f"mine://{tmp_path}/{uuid4().hex}"
 
-It needs ``pytest`` and ``hypothesis``. `storeds.testing.mongod`, which runs a MongoDB server, needs neither.
+The kit needs ``pytest`` and ``hypothesis``. `storeds.testing.mongod`, which runs a MongoDB server, needs neither.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What all parts of the backends' conformance kit share: the subclass's promises, and short ways to write and open."""
+"""Shared parts of the conformance kit for backends: values, comparisons, and the base class with its fixtures."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ FIELDS: dict[str, Any] = {
     "swapped": {"kind": "array", "dtype": ">i8", "shape": [3]},
     "series": {"kind": "array", "dtype": ">f8", "shape": [None, 2]},
 }
-"""Sixteen fields: with the checksum, one more than msgpack's short map header counts."""
+"""Sixteen fields. With the checksum they exceed msgpack's short map header."""
 
 SMALL: dict[str, Any] = {"blob": "bytes", "label": "int", "text": "str"}
-"""For what the values do not matter to."""
+"""Fields for tests that do not depend on values."""
 
 _NAN_WITH_PAYLOAD = struct.unpack("<d", b"\x2a\0\0\0\0\0\xf8\xff")[0]
 _MEBIBYTE = hashlib.shake_128(b"storeds").digest(1 << 20)
@@ -90,7 +90,7 @@ EDGES: dict[str, list[Any]] = {
 
 
 def array_of(dtype: str, shape: tuple[int, ...], seed: int) -> Array:
-    """Return an array of arbitrary bit patterns (NaNs among them), in Fortran order for odd seeds."""
+    """Return an array of arbitrary bit patterns, including NaNs; in Fortran order for odd seeds."""
     kind = np.dtype(dtype)
     size = math.prod(shape) * kind.itemsize
     data = hashlib.shake_128(f"{dtype}{shape}{seed}".encode()).digest(size)
@@ -99,25 +99,25 @@ def array_of(dtype: str, shape: tuple[int, ...], seed: int) -> Array:
 
 
 def make_records(count: int, fields: Mapping[str, Any] = FIELDS) -> list[Record]:
-    """Return `count` records of `fields`, each value the next edge case of its kind."""
+    """Return `count` records of `fields` that go through the edge cases of each kind."""
     return [{name: _value(spec, at, order) for order, (name, spec) in enumerate(fields.items())} for at in range(count)]
 
 
 def small_records(count: int, start: int = 0) -> list[Record]:
-    """Return `count` records of `SMALL`, different for every number from `start` on."""
+    """Return `count` records of `SMALL`, one for each number from `start` on."""
     return [{"blob": b"%d" % at * (at % 5), "label": at, "text": f"№ {at}"} for at in range(start, start + count)]
 
 
 def _value(spec: Any, at: int, order: int) -> Any:
     if isinstance(spec, str):
         return EDGES[spec][at % len(EDGES[spec])]
-    # A dimension that may differ does, and is sometimes zero.
+    # Variable dimensions differ between records, and are sometimes zero.
     shape = tuple((at + axis) % 4 if size is None else size for axis, size in enumerate(spec["shape"]))
     return array_of(spec["dtype"], shape, at + order)
 
 
 def kept(value: Any) -> Any:
-    """Return what a store gives back for a value: arrays little-endian and in C order, all else as it is."""
+    """Return a value as a store returns it: arrays little-endian and in C order, other values unchanged."""
     if isinstance(value, np.ndarray):
         return np.array(value, dtype=value.dtype.newbyteorder("<"), order="C")
     if isinstance(value, dict):
@@ -126,7 +126,7 @@ def kept(value: Any) -> Any:
 
 
 def frozen(value: Any) -> Any:
-    """Return something that compares equal exactly when types and bits are equal; raises an error found in it."""
+    """Return a form that compares equal exactly if types and bits are equal; raise an error contained in `value`."""
     if isinstance(value, Exception):
         raise value
     if type(value) is float:
@@ -142,7 +142,7 @@ def frozen(value: Any) -> Any:
 
 
 def fingerprint(records: Iterable[Any]) -> str:
-    """Return a hash over records that is equal in every process."""
+    """Return a hash of records that is the same in every process."""
     return hashlib.sha256(repr(frozen(list(records))).encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -151,7 +151,7 @@ MakeUrl = Callable[[], str]
 
 @dataclass(frozen=True)
 class Written:
-    """A published store and the list it must equal."""
+    """A published store and the list of records that it must equal."""
 
     url: str
     records: list[Record]
@@ -159,18 +159,18 @@ class Written:
 
 
 class Kit:
-    """Base of the kit's parts; see `BackendTests` for what a subclass states."""
+    """Base of the parts of the kit. `BackendTests` lists what a subclass defines."""
 
     options: ClassVar[Mapping[str, Any]] = {}
 
     @pytest.fixture
     def make_url(self) -> MakeUrl:
-        """Return a function that names a new, empty target at every call; a subclass overrides this fixture."""
+        """Return a function that returns the URL of a new, empty target. A subclass overrides this fixture."""
         raise NotImplementedError(f"{type(self).__name__} needs a fixture make_url; see storeds.testing.BackendTests")
 
     @pytest.fixture
     def written(self, make_url: MakeUrl) -> Written:
-        """Return a published store that holds every kind of field."""
+        """Return a published store with every kind of field."""
         url, records = make_url(), make_records(24)
         return Written(url, kept(records), self.write(url, FIELDS, records))
 
@@ -180,7 +180,7 @@ class Kit:
 
     def writer(self, url: str, fields: Mapping[str, Any], **how: Any) -> StoreWriter:
         """Open a writer with the subclass's options."""
-        # `suspend` and `flush` are not in the protocol; every writer that can resume has them.
+        # The protocol lacks `suspend` and `flush`, which every writer that can resume has.
         return open_writer(url, fields, **how, **self.options)  # type: ignore[return-value]
 
     def write(
@@ -199,7 +199,7 @@ class Kit:
 
 
 def assert_same(got: object, expected: object) -> None:
-    """Fail unless both are equal in type and bit by bit."""
+    """Fail unless both values have equal types and bits."""
     assert frozen(got) == frozen(expected)
 
 

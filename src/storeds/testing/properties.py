@@ -1,4 +1,4 @@
-"""Conformance by random trial: any records, any positions, and any order of writing, resuming, reading and pickling."""
+"""Conformance with random inputs: records, positions, and sequences of writing, resuming, reading and pickling."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from storeds.testing.kit import DTYPES, Kit, MakeUrl, array_of, assert_same, kep
 
 __all__ = ["PropertyTests", "contents"]
 
-# No deadline and no example database: a shared machine is slow at times, and a kit leaves nothing behind.
+# No deadline, because a shared machine may be slow. No database, so that the kit leaves no files behind.
 _SETTINGS = settings(
     max_examples=25,
     stateful_step_count=30,
@@ -81,13 +81,13 @@ def _records(fields: dict[str, Any]) -> st.SearchStrategy[Record]:
 
 @st.composite
 def contents(draw: st.DrawFn) -> tuple[dict[str, Any], list[Record]]:
-    """Draw a declaration of two to five fields, and records of it."""
+    """Draw a declaration of two to five fields, and records for it."""
     fields = draw(_declarations())
     return fields, draw(st.lists(_records(fields), max_size=12))
 
 
 class PropertyTests(Kit):
-    """Random contents and random lives of a store, compared with a list."""
+    """Random contents of a store, and random sequences of operations on it, compared with a list."""
 
     @_SETTINGS
     @given(content=contents(), commit_every=st.integers(1, 5), data=st.data())
@@ -106,13 +106,13 @@ class PropertyTests(Kit):
                 expected = [{name: kept(records[at][name]) for name in names} for at in asked]
                 assert_same(backend.get_many(asked, names), expected)
 
-    def test_any_life_of_a_store_equals_a_list(self, make_url: MakeUrl) -> None:
-        # Any callable that makes a machine will do, whatever the annotation says.
-        run_state_machine_as_test(lambda: _Life(self, make_url()), settings=_SETTINGS)  # type: ignore[arg-type]
+    def test_any_sequence_of_operations_matches_a_list(self, make_url: MakeUrl) -> None:
+        # Any callable that returns a machine works, whatever the annotation says.
+        run_state_machine_as_test(lambda: _StoreMachine(self, make_url()), settings=_SETTINGS)  # type: ignore[arg-type]
 
 
-class _Life(RuleBasedStateMachine):
-    """One target: written, suspended, resumed, published, replaced; read, pickled and closed; beside a list."""
+class _StoreMachine(RuleBasedStateMachine):
+    """A target that is written, suspended, resumed, published, replaced, read, pickled and closed, next to a list."""
 
     FIELDS = {"blob": "bytes", "label": "int", "doc": "json"}
     positions = st.lists(st.integers(0, 10**6), max_size=10)
@@ -125,11 +125,11 @@ class _Life(RuleBasedStateMachine):
         self.durable = 0
         self.published: list[Record] | None = None
         self.backend: Backend | None = None
-        self.shown: list[Record] = []  # what `backend` was opened on
+        self.shown: list[Record] = []  # the records at the time `backend` was opened
 
     @initialize(commit_every=st.integers(1, 4), first=st.lists(_records(FIELDS), max_size=6))
     def begin(self, commit_every: int, first: list[Record]) -> None:
-        # Most lives are short: they begin where there is something to read.
+        # Most sequences are short, so begin with something to read.
         self.commit_every = commit_every
         self.start()
         self.append(first)

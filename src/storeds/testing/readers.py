@@ -1,4 +1,4 @@
-"""`ReaderTests`: everything a reader must do, checked over a store in memory."""
+"""`ReaderTests`: everything that a reader must do, checked with a store in memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["ReaderTests"]
 
 
 class ReaderTests:
-    """The conformance suite of a reader; a subclass whose name begins with ``Test`` runs it.
+    """The conformance suite of a reader. A subclass whose name begins with ``Test`` runs it.
 
     Notes
     -----
@@ -29,12 +29,12 @@ class ReaderTests:
     ``reader``
         The reader, not yet bound.
     ``content``
-        ``(fields, records)`` of a store that the reader can serve, with at least one sample.
+        ``(fields, records)`` of a store that the reader supports, with at least one sample.
 
-    ``refuses`` declares the fields of a store that the reader cannot serve; None for one that serves any store.
+    ``refuses`` declares the fields of a store that the reader does not support, or None if it supports any store.
 
-    `comparable` turns a sample into something that compares equal exactly when samples are equal; the default
-    knows plain values and whatever NumPy takes for an array (tensors, Pillow images), in mappings, lists and tuples.
+    `comparable` converts a sample to a form that compares equal exactly if samples are equal. The default supports plain
+    values and everything that NumPy can convert to an array (tensors, Pillow images), in mappings, lists and tuples.
     """
 
     refuses: ClassVar[Mapping[str, Any] | None] = {"zzz_unrelated": "json"}
@@ -42,25 +42,25 @@ class ReaderTests:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if cls.refuses is None:
-            cls.test_a_store_it_cannot_serve_is_an_error = None  # type: ignore[assignment,method-assign]  # not collected
+            cls.test_an_unsuitable_store_is_an_error = None  # type: ignore[assignment,method-assign]  # not collected
 
     @pytest.fixture
     def reader(self) -> Reader[Any]:
-        """Return the reader, not yet bound; a subclass overrides this fixture."""
+        """Return the reader, not yet bound. A subclass overrides this fixture."""
         raise NotImplementedError(f"{type(self).__name__} needs a fixture reader; see storeds.testing.ReaderTests")
 
     @pytest.fixture
     def content(self) -> tuple[Mapping[str, Any], Iterable[Record]]:
-        """Return fields and records; a subclass overrides this fixture."""
+        """Return fields and records. A subclass overrides this fixture."""
         raise NotImplementedError(f"{type(self).__name__} needs a fixture content; see storeds.testing.ReaderTests")
 
     def comparable(self, sample: Any) -> Any:
-        """Return something that equals another sample's exactly when the samples are equal."""
+        """Return a form of the sample that compares equal exactly if samples are equal."""
         return frozen(_plain(sample))
 
     @pytest.fixture
     def backend(self, content: tuple[Mapping[str, Any], Iterable[Record]]) -> Backend:
-        """Return the backend that holds `content`."""
+        """Return a backend with `content`."""
         fields, records = content
         url = f"memory://reader-kit-{secrets.token_hex(8)}"
         with open_writer(url, fields) as writer:
@@ -88,7 +88,7 @@ class ReaderTests:
 
     def test_locating_reads_nothing(self, reader: Reader[Any], backend: Backend) -> None:
         bound = reader.bind(backend)
-        backend.close()  # a closed backend refuses to be read
+        backend.close()  # reading a closed backend raises
         bound.locate(0, SampleContext(0, seed=1))
 
     def test_a_sample_has_the_readers_fields(self, reader: Reader[Any], backend: Backend) -> None:
@@ -96,7 +96,7 @@ class ReaderTests:
         for index in range(len(bound)):
             sample = _build(bound, backend, index)
             if isinstance(sample, Mapping):
-                # The dataset adds these two.
+                # The dataset adds index and key.
                 assert set(bound.fields) - {"index", "key"} <= set(sample) <= {*bound.fields, "index", "key"}
 
     def test_samples_are_deterministic(self, reader: Reader[Any], backend: Backend) -> None:
@@ -114,7 +114,7 @@ class ReaderTests:
         for index in range(len(bound)):
             assert self.comparable(_build(twin, backend, index)) == self.comparable(_build(bound, backend, index))
 
-    def test_a_store_it_cannot_serve_is_an_error(self, reader: Reader[Any]) -> None:
+    def test_an_unsuitable_store_is_an_error(self, reader: Reader[Any]) -> None:
         url = f"memory://reader-kit-{secrets.token_hex(8)}"
         with open_writer(url, self.refuses or {}):
             pass

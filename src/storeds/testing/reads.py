@@ -1,4 +1,4 @@
-"""Conformance of reading: positions, projection, columns, ownership, selection, threads, closing."""
+"""Conformance of reading: positions, projection, columns, memory, selection, threads, closing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["ArrayTests", "ReadTests"]
 
 
 class ReadTests(Kit):
-    """What `storeds.Backend` promises to a reader."""
+    """Contract of `storeds.Backend` for reading."""
 
     def test_every_kind_round_trips_bit_for_bit(self, written: Written) -> None:
         with self.open(written.url) as backend:
@@ -115,7 +115,7 @@ class ReadTests(Kit):
                 expected = [{name: written.records[at][name] for name in wanted} for at in (4, 2, 4)]
                 assert_same(backend.get_many([4, 2, 4], wanted), expected)
 
-    def test_a_field_asked_for_twice_comes_once(self, make_url: MakeUrl) -> None:
+    def test_repeated_fields_appear_once(self, make_url: MakeUrl) -> None:
         url = make_url()
         self.write(url, {"a": "int", "b": "int"}, [{"a": 1, "b": 2}])
         with self.open(url) as backend:
@@ -149,7 +149,7 @@ class ReadTests(Kit):
                     assert_same(backend.column(name), before)
 
     @pytest.mark.parametrize("name", ["image", "raw", "doc", "half", "pixels"])
-    def test_what_differs_in_size_has_no_column(self, written: Written, name: str) -> None:
+    def test_variable_size_fields_have_no_column(self, written: Written, name: str) -> None:
         with self.open(written.url) as backend:
             if isinstance(backend, SupportsColumns):
                 with pytest.raises(ConfigError, match=f"'{name}'"):
@@ -198,7 +198,7 @@ class ReadTests(Kit):
         assert_same(two.get_many([3]), [written.records[3]])
         two.close()
 
-    def test_a_closed_backend_says_so(self, written: Written) -> None:
+    def test_a_closed_backend_raises(self, written: Written) -> None:
         backend = self.open(written.url)
         with backend as entered:
             assert entered is backend
@@ -209,7 +209,7 @@ class ReadTests(Kit):
         with self.open(written.url) as again:
             assert_same(again.get_many([0]), [written.records[0]])
 
-    def test_handles_are_given_back(self, written: Written) -> None:
+    def test_handles_are_released(self, written: Written) -> None:
         with self.open(written.url) as backend:
             backend.get_many([0])
         before = _open_files()
@@ -219,7 +219,7 @@ class ReadTests(Kit):
         backends.pop().close()
         del backends, backend
         gc.collect()
-        # A client's own threads may take a moment to close their sockets.
+        # The threads of a client may take a moment to close their sockets.
         deadline = time.monotonic() + 10
         while _open_files() > before and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -237,7 +237,7 @@ class ReadTests(Kit):
                 assert_same(backend.column("label"), np.empty(0, np.int64))
                 assert backend.column("text").shape == (0,)
 
-    def test_nothing_there_is_not_found(self, make_url: MakeUrl) -> None:
+    def test_a_missing_store_is_not_found(self, make_url: MakeUrl) -> None:
         with pytest.raises(StoreNotFoundError):
             self.open(make_url())
 
@@ -249,7 +249,7 @@ class ReadTests(Kit):
         with pytest.raises(ConfigError, match="no_such_option"):
             open_backend(url, no_such_option=1, **self.options)
 
-    def test_it_prints_what_it_is(self, written: Written) -> None:
+    def test_repr_shows_the_url(self, written: Written) -> None:
         with self.open(written.url) as backend:
             assert backend.url in repr(backend)
 
@@ -268,11 +268,11 @@ _NUMBERS: dict[str, Any] = {
     "real": "float",
     "empty": {"kind": "array", "dtype": "int32", "shape": [2, 0]},
 }
-"""Records of nothing but fixed size."""
+"""Fields of fixed size only."""
 
 
 class ArrayTests(Kit):
-    """What `storeds.protocols.SupportsBatchArrays` promises, asked of every backend through the default for those without."""
+    """Contract of `storeds.protocols.SupportsBatchArrays`, checked for every backend, if need be through the default."""
 
     @pytest.mark.parametrize("read", [read_arrays, stack_records])
     def test_arrays_equal_the_records(self, written: Written, read: Any) -> None:
@@ -285,7 +285,7 @@ class ArrayTests(Kit):
                     assert_same(found[name], expected)
                     assert_same(read(backend, np.array(asked, np.int32), [name]), {name: expected})
 
-    def test_arrays_of_records_of_fixed_size_alone(self, make_url: MakeUrl) -> None:
+    def test_arrays_of_fixed_size_records(self, make_url: MakeUrl) -> None:
         url, records = make_url(), make_records(24, _NUMBERS)
         self.write(url, _NUMBERS, records)
         with self.open(url) as backend:
@@ -312,7 +312,7 @@ class ArrayTests(Kit):
         for name, array in found.items():  # the store is closed
             assert_same(array, _oracle(written.records, asked, name))
 
-    def test_a_field_asked_for_twice_is_one_array(self, written: Written) -> None:
+    def test_repeated_fields_give_one_array(self, written: Written) -> None:
         with self.open(written.url) as backend:
             assert list(read_arrays(backend, [1, 2], ["flag", "box", "flag"])) == ["flag", "box"]
             assert read_arrays(backend, [1, 2], []) == {}
@@ -325,7 +325,7 @@ class ArrayTests(Kit):
                     read_arrays(backend, asked, ["number"])
 
     @pytest.mark.parametrize("name", ["image", "raw", "text", "doc", "half", "pixels", "nubmer"])
-    def test_what_makes_no_array_is_refused_by_name(self, written: Written, name: str) -> None:
+    def test_fields_without_arrays_are_rejected(self, written: Written, name: str) -> None:
         with self.open(written.url) as backend:
             for asked in ([], [0, 1]):
                 with pytest.raises(ConfigError, match=f"'{name}'.*number"):
@@ -351,7 +351,7 @@ class ArrayTests(Kit):
 
 
 def _oracle(records: list[Record], asked: list[int], name: str) -> Array:
-    """Return what a list of records says, stacked in the dtype that is promised."""
+    """Return the values of a list of records, stacked in the expected dtype."""
     first = records[0][name]
     dtype = _DTYPES.get(name) or first.dtype.newbyteorder("=")
     values = [np.asarray(records[at][name], dtype) for at in asked]

@@ -1,4 +1,4 @@
-"""Conformance of writing records: what is accepted, what is refused, and what the store then says about itself."""
+"""Conformance of writing: accepted and rejected records, metadata, publishing, resuming and overwriting."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ _REFUSED: list[tuple[str, Any]] = [
 
 
 class WriteTests(Kit):
-    """What `storeds.Writer.append` and `storeds.Meta` promise."""
+    """Contract of `storeds.Writer.append` and `storeds.Meta`."""
 
     @pytest.mark.parametrize(("name", "value"), _REFUSED, ids=[f"{name}-{at}" for at, (name, _) in enumerate(_REFUSED)])
-    def test_what_a_field_cannot_keep_is_refused(self, make_url: MakeUrl, name: str, value: Any) -> None:
-        # One field suffices: a writer with all sixteen would make this slow.
+    def test_invalid_values_are_rejected(self, make_url: MakeUrl, name: str, value: Any) -> None:
+        # One field is enough. A writer with all sixteen would be slow.
         fields, good = {name: FIELDS[name]}, [{name: record[name]} for record in make_records(2)]
         url = make_url()
         with self.writer(url, fields) as writer:
@@ -119,14 +119,14 @@ class WriteTests(Kit):
         with self.open(url) as backend:
             assert_same(backend.get_many([0]), [{"box": np.zeros((2, 3)), "raw": b"first"}])
 
-    def test_append_says_how_many(self, make_url: MakeUrl) -> None:
+    def test_append_returns_the_number_of_records(self, make_url: MakeUrl) -> None:
         with self.writer(make_url(), SMALL, commit_every=4) as writer:
             assert writer.append([]) == 0
             assert writer.append(iter(small_records(10))) == 10
             assert writer.append(small_records(1)) == 1
             assert writer.count == 11
 
-    def test_records_before_a_refused_one_are_kept(self, make_url: MakeUrl) -> None:
+    def test_records_before_a_rejected_one_are_kept(self, make_url: MakeUrl) -> None:
         url = make_url()
         with self.writer(url, SMALL, commit_every=2) as writer:
             with pytest.raises(RecordError, match="record 3 of"):
@@ -135,7 +135,7 @@ class WriteTests(Kit):
         with self.open(url) as backend:
             assert_same(backend.get_many(range(3)), small_records(3))
 
-    def test_meta_says_what_was_written(self, make_url: MakeUrl) -> None:
+    def test_meta_describes_the_content(self, make_url: MakeUrl) -> None:
         url = make_url()
         attrs: dict[str, JSON] = {"classes": ["cat", "dög\0"], "nested": {"z": None, "a": [1.5, -0.0]}}
         meta = self.write(url, FIELDS, make_records(5), attrs=attrs)
@@ -147,13 +147,13 @@ class WriteTests(Kit):
         assert_same(dict(meta.attrs), attrs)
         assert len(meta.id) == 32
 
-    def test_id_is_the_contents_and_build_is_the_publication(self, make_url: MakeUrl) -> None:
+    def test_id_depends_on_content_and_build_on_publication(self, make_url: MakeUrl) -> None:
         records = make_records(7)
         metas = [self.write(make_url(), FIELDS, records, commit_every=every, attrs={"a": 1}) for every in (1, 3, 1000)]
         assert {meta.id for meta in metas} == {reference_id(FIELDS, records, {"a": 1})}
         assert len({meta.build for meta in metas}) == 3
 
-    def test_id_differs_with_anything(self, make_url: MakeUrl) -> None:
+    def test_every_change_of_content_changes_the_id(self, make_url: MakeUrl) -> None:
         records, attrs = small_records(4), {"classes": ["a"]}
         renamed = [{"blob": r["blob"], "label": r["label"], "txt": r["text"]} for r in records]
         changed = [*records[:2], {**records[2], "blob": b"2"}, records[3]]
@@ -170,7 +170,7 @@ class WriteTests(Kit):
         ]
         assert len(set(ids)) == len(ids)
 
-    def test_attrs_that_are_no_json_are_refused_and_nothing_is_lost(self, make_url: MakeUrl) -> None:
+    def test_attrs_other_than_json_are_rejected_and_nothing_is_lost(self, make_url: MakeUrl) -> None:
         url = make_url()
         writer = self.writer(url, SMALL)
         writer.append(small_records(2))
@@ -204,14 +204,14 @@ class WriteTests(Kit):
         ],
         ids=repr,
     )
-    def test_a_wrong_declaration_is_refused_and_leaves_nothing(self, make_url: MakeUrl, fields: Any) -> None:
+    def test_an_invalid_declaration_is_rejected_and_leaves_nothing(self, make_url: MakeUrl, fields: Any) -> None:
         url = make_url()
         with pytest.raises(ConfigError, match="field"):
             self.writer(url, fields)
         self.write(url, SMALL, [])
 
     @pytest.mark.parametrize("commit_every", [0, -1, True, 1.5, None])
-    def test_commit_every_counts_records(self, make_url: MakeUrl, commit_every: Any) -> None:
+    def test_commit_every_must_be_a_positive_int(self, make_url: MakeUrl, commit_every: Any) -> None:
         url = make_url()
         with pytest.raises(ConfigError, match="commit_every"):
             self.writer(url, SMALL, commit_every=commit_every)
@@ -219,7 +219,7 @@ class WriteTests(Kit):
 
 
 class PublishTests(Kit):
-    """What `storeds.Writer` and `storeds.open_writer` promise about targets."""
+    """Contract of `storeds.Writer` and `storeds.open_writer` for targets."""
 
     def test_a_store_appears_only_when_it_is_published(self, make_url: MakeUrl) -> None:
         url = make_url()
@@ -269,7 +269,7 @@ class PublishTests(Kit):
         with self.writer(url, SMALL, resume=True) as writer:
             assert writer.count == 2
 
-    def test_an_existing_store_is_in_the_way(self, make_url: MakeUrl) -> None:
+    def test_an_existing_store_is_not_overwritten_by_default(self, make_url: MakeUrl) -> None:
         url = make_url()
         self.write(url, SMALL, small_records(3))
         for how in ({}, {"resume": True}):
@@ -336,11 +336,11 @@ class PublishTests(Kit):
         with self.writer(url, SMALL, resume=True) as writer:
             assert writer.count == 2
 
-    def test_resuming_nothing_starts_anew(self, make_url: MakeUrl) -> None:
+    def test_resuming_without_a_suspended_writer_starts_a_new_store(self, make_url: MakeUrl) -> None:
         with self.writer(make_url(), SMALL, resume=True) as writer:
             assert writer.count == 0
 
-    def test_leftovers_are_in_the_way(self, make_url: MakeUrl) -> None:
+    def test_an_unfinished_store_is_not_overwritten_by_default(self, make_url: MakeUrl) -> None:
         url = make_url()
         writer = self.writer(url, SMALL, commit_every=1)
         writer.append(small_records(2))

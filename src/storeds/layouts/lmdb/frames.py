@@ -84,7 +84,7 @@ _OWN = ("image", "video", "frame")
 class FramesLmdb(ForeignLmdb):
     """Lists of encoded frames in pickle or msgpack; ``(frames, label)`` and ``{"frames": frames, "label": label}`` too.
 
-    Fields: ``image``, ``video`` and ``frame`` (int), which `storeds.readers.video.VideoReader` goes by, and the other parts.
+    Fields: ``image``, ``video`` and ``frame`` (int), which `storeds.readers.VideoReader` goes by, and the other parts.
 
     Notes
     -----
