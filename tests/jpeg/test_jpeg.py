@@ -1,4 +1,4 @@
-"""What a missing end marker is, that nothing else is touched, and that any bytes at all are judged."""
+"""Test the repair of missing end markers, and `triage` and `repair` with any bytes."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ def test_a_whole_file_comes_back_as_the_identical_object(whole: bytes) -> None:
 
 
 @pytest.mark.parametrize("tail", [b"\x00" * 64, b"\xff" * 3, b"garbage", jpeg(2), b"\xff\xd8"])
-def test_bytes_after_the_end_marker_are_no_damage(whole: bytes, tail: bytes) -> None:
+def test_bytes_after_the_end_marker_are_not_damage(whole: bytes, tail: bytes) -> None:
     blob = whole + tail
     assert repair(blob) is blob
 
 
 def test_a_missing_end_marker_is_restored_and_every_pixel_is_the_same(whole: bytes) -> None:
-    mended = repair(whole[:-2])
-    assert mended == whole
-    assert (pixels(mended) == pixels(whole)).all()
+    repaired = repair(whole[:-2])
+    assert repaired == whole
+    assert (pixels(repaired) == pixels(whole)).all()
 
 
 def test_half_an_end_marker_is_completed(whole: bytes) -> None:
@@ -73,12 +73,12 @@ def test_a_segment_cut_between_progressive_scans_does_not_swallow_the_marker() -
         assert pixels(repair(whole[:cut])).shape == (64, 96, 3)
 
 
-def test_a_file_cut_before_any_scan_is_left_alone(whole: bytes) -> None:
+def test_a_file_cut_before_any_scan_is_left_unchanged(whole: bytes) -> None:
     blob = whole[:200]
     assert repair(blob) is blob
 
 
-def test_what_is_no_jpeg_is_left_alone() -> None:
+def test_other_formats_are_left_unchanged() -> None:
     buffer = io.BytesIO()
     photograph().save(buffer, "PNG")
     for blob in (b"", b"\xff", b"\xff\xd8", b"<html>", buffer.getvalue()[:-4]):
@@ -86,11 +86,11 @@ def test_what_is_no_jpeg_is_left_alone() -> None:
 
 
 @given(st.binary(max_size=400))
-def test_any_bytes_come_back_whole_or_with_one_marker_at_the_end(tail: bytes) -> None:
+def test_repair_of_any_bytes_changes_only_the_end(tail: bytes) -> None:
     blob = b"\xff\xd8" + tail
-    mended = repair(blob)
-    assert mended is blob or (mended.endswith(b"\xff\xd9") and blob.startswith(mended[:-2]))
-    assert repair(mended) == mended
+    repaired = repair(blob)
+    assert repaired is blob or (repaired.endswith(b"\xff\xd9") and blob.startswith(repaired[:-2]))
+    assert repair(repaired) == repaired
 
 
 @st.composite
@@ -113,15 +113,15 @@ def mutated(draw: st.DrawFn) -> bytes:
 
 
 @given(mutated())
-def test_triage_of_any_bytes_gives_a_finding_and_repair_of_them_is_final(blob: bytes) -> None:
+def test_triage_and_repair_accept_any_bytes(blob: bytes) -> None:
     finding = triage(blob)
     assert finding.reason
     assert finding.recovered is None or 0.0 <= finding.recovered <= 1.0
     assert json.loads(json.dumps(finding.to_json()))["kind"] == finding.kind
-    mended = repair(blob)
-    assert repair(mended) == mended
+    repaired = repair(blob)
+    assert repair(repaired) == repaired
     if not finding.is_damaged:
-        assert mended is blob
+        assert repaired is blob
     verdict = examine(blob)
     assert Verdict.from_text(verdict.to_text()) == replace(verdict, reason="")
 
@@ -134,7 +134,7 @@ def scans(number: int) -> bytes:
     return whole[:-2] + header * number + b"\xff\xd9"
 
 
-def test_ten_thousand_scans_or_segments_are_refused() -> None:
+def test_ten_thousand_scans_or_segments_are_rejected() -> None:
     finding = triage(scans(10_000))
     assert finding.kind == "corrupt_data"
     assert "more than 100 scans" in finding.reason
@@ -151,7 +151,7 @@ def test_a_segment_cannot_be_shorter_than_its_length(length: int) -> None:
     assert f"claims a length of {length}" in finding.reason
 
 
-def test_work_grows_with_the_bytes_and_not_with_what_they_claim() -> None:
+def test_work_depends_on_the_bytes_and_not_on_the_claimed_size() -> None:
     whole = jpeg(0, (640, 480), progressive=True)
     frame = whole.index(b"\xff\xc2") + 5
     claims = whole[:frame] + (65500).to_bytes(2, "big") * 2 + whole[frame + 4 :]
@@ -177,7 +177,7 @@ def test_work_grows_with_the_bytes_and_not_with_what_they_claim() -> None:
 
 @pytest.mark.parametrize("junk", [b"\x00", b"\x00\x00", b"\xab\xcd", b"\xff\x00"])
 @pytest.mark.parametrize("marker", [b"\xff\xdb", b"\xff\xc0", b"\xff\xc4", b"\xff\xda"])
-def test_bytes_between_segments_are_told_and_no_pixel_is_lost(junk: bytes, marker: bytes) -> None:
+def test_bytes_between_segments_are_reported_and_lose_no_pixel(junk: bytes, marker: bytes) -> None:
     whole = jpeg(0)
     at = whole.index(marker)
     blob = whole[:at] + junk + whole[at:]
@@ -188,7 +188,7 @@ def test_bytes_between_segments_are_told_and_no_pixel_is_lost(junk: bytes, marke
     assert (pixels(blob) == pixels(whole)).all()
 
 
-def test_any_buffer_is_taken() -> None:
+def test_any_buffer_is_accepted() -> None:
     for blob in (memoryview(jpeg(0)[:-2]), bytearray(jpeg(0)[:-2])):
         assert triage(blob).kind == "missing_eoi"  # type: ignore[arg-type]
 
@@ -197,7 +197,7 @@ def test_any_buffer_is_taken() -> None:
     st.lists(st.sampled_from([b"\xff", b"\x00", b"\xd0", b"\xd7", b"\xd9", b"\xcf", b"a"])).map(b"".join),
     st.integers(1, 9),
 )
-def test_the_data_of_a_scan_end_at_the_first_marker_that_is_no_restart(data: bytes, chunk: int) -> None:
+def test_the_data_of_a_scan_end_at_the_first_other_marker(data: bytes, chunk: int) -> None:
     end = re.search(rb"\xff[^\x00\xd0-\xd7\xff]", data)
     stop = end.start() if end else len(data)
     with mock.patch.object(markers, "_CHUNK", chunk):

@@ -1,6 +1,6 @@
-"""Every damage to every encoding: what `triage` calls it, how much it says is there, and what `repair` makes of it.
+"""Test every damage to every encoding: the finding of `triage`, the recovered share, and the result of `repair`.
 
-A test takes one encoding and one damage and tells all cases that went wrong; classes come from ``jpeg_corpus.TABLE``.
+Each test takes one encoding and one damage, and lists all failing cases. ``jpeg_corpus.TABLE`` defines the classes.
 """
 
 from __future__ import annotations
@@ -104,17 +104,17 @@ def share_of_scans(about: Anatomy, cut: int) -> tuple[float, float]:
 
 
 def of_repair(case: Case, finding: Finding) -> Iterator[str]:
-    mended = repair(case.blob, finding)
+    repaired = repair(case.blob, finding)
     if finding.kind in ("intact", "trailing_data", "not_jpeg", "truncated_header"):
-        if mended is not case.blob:
+        if repaired is not case.blob:
             yield f"{finding.kind}, but not the identical object"
         return
-    if repair(mended) is not mended:
+    if repair(repaired) is not repaired:
         yield "a second repair changes it again"
     if case.damage not in CUTS or finding.kind == "corrupt_data":
         return
     try:
-        pixels = decode(mended)
+        pixels = decode(repaired)
     except Exception as error:
         yield f"does not decode: {error!r}"
     else:
@@ -177,7 +177,7 @@ def test_the_longer_a_file_of_several_scans_the_more_is_there(encoding: str) -> 
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_following_every_code_accuses_no_whole_picture(encoding: str) -> None:
+def test_following_every_code_reports_no_whole_picture(encoding: str) -> None:
     assert examine(encode(encoding)).kind == "intact"
     for damage in ("trailing zeros", "trailing garbage", "trailing JPEG"):
         found = {examine(case.blob).kind for case in cases(encoding, damage)[:3]}
@@ -198,7 +198,7 @@ def test_following_every_code_finds_most_holes() -> None:
     assert kinds.count("intact") < 0.2 * len(kinds)
 
 
-def test_the_corpus_is_as_large_as_promised() -> None:
+def test_the_corpus_is_large_enough() -> None:
     assert sum(len(cases(*group)) for group in GROUPS) >= 5000
     assert len(ENCODINGS) >= 12
     assert len({damage for _, damage in GROUPS}) >= 12

@@ -1,4 +1,4 @@
-"""What `examine` says of a picture: every damage that libjpeg reports, and none in a whole one."""
+"""Test that `examine` reports every damage that libjpeg reports, and none in whole pictures."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_whole_picture_is_intact(encoding: str) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["4:2:0", "4:4:4", "optimised", "restart every row", "progressive"])
-def test_an_appended_end_marker_hides_no_cut(encoding: str) -> None:
+def test_a_cut_with_an_appended_end_marker_is_found(encoding: str) -> None:
     whole = encode(encoding)
     for percent in (50, 70, 90):
         verdict = examine(whole[: len(whole) * percent // 100] + EOI)
@@ -44,7 +44,7 @@ def test_an_appended_end_marker_hides_no_cut(encoding: str) -> None:
         assert verdict.recovered < 1.0
 
 
-def test_a_header_that_libjpeg_only_warns_about_hides_no_damage() -> None:
+def test_damage_behind_a_header_warning_is_found() -> None:
     blob = bytearray(jpeg(0))
     blob[blob.index(b"JFIF") + 5] = 9  # a revision that is not known
     assert examine(bytes(blob)).kind == "intact"
@@ -60,7 +60,7 @@ def test_a_picture_without_quantisation_tables_does_not_decode() -> None:
 @pytest.mark.parametrize(
     "encoding", ["arithmetic", "arithmetic, restart markers", "arithmetic, progressive", "lossless"]
 )
-def test_what_lacks_only_its_end_marker_is_whole_but_for_that(encoding: str) -> None:
+def test_a_missing_end_marker_is_the_only_damage(encoding: str) -> None:
     whole = encode(encoding)
     assert examine(whole).to_text() == "intact"
     assert examine(whole[:-2]).to_text() == "missing_eoi"
@@ -68,7 +68,7 @@ def test_what_lacks_only_its_end_marker_is_whole_but_for_that(encoding: str) -> 
     assert examine(whole[: len(whole) - 120]).kind == "truncated_scan"
 
 
-def test_jpeg_ls_has_its_name() -> None:
+def test_jpeg_ls_is_named() -> None:
     finding = triage(JPEG_LS.read_bytes())
     assert (finding.kind, finding.format) == ("not_jpeg", "JPEG-LS")
 
@@ -122,7 +122,7 @@ def test_surplus_before_a_restart_marker_is_found() -> None:
     assert "surplus" in padded.reason
 
 
-def test_bytes_that_belong_to_nothing_cost_no_pixel() -> None:
+def test_surplus_bytes_cost_no_pixel() -> None:
     whole = jpeg(0)
     at = whole.index(b"\xff\xdb")
     assert examine(whole[:at] + b"\x12\x34" + whole[at:]).to_text() == "corrupt_data"

@@ -1,6 +1,6 @@
-"""The verdict on every damage that only a decoder notices, held against what libjpeg itself reports of it.
+"""Test the verdict on every damage that only a decoder finds, against the report of libjpeg itself.
 
-`make test-full` (``STOREDS_TEST_FULL``) takes those that show in the structure too.
+`make test-full` (``STOREDS_TEST_FULL``) adds the damage that shows in the structure.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def test_a_whole_picture_is_intact(encoding: str) -> None:
 
 
 @pytest.mark.parametrize(("encoding", "damage"), GROUPS, ids=[" - ".join(group) for group in GROUPS])
-def test_a_verdict_names_what_libjpeg_reports(encoding: str, damage: str) -> None:
+def test_a_verdict_names_the_damage_that_libjpeg_reports(encoding: str, damage: str) -> None:
     found = [f"{case.name}: {complaint}" for case in cases(encoding, damage) for complaint in complaints(case)]
     assert not found, f"{len(found)} complaints:\n" + "\n".join(found[:40])
 

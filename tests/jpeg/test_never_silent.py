@@ -1,7 +1,7 @@
-"""No damaged picture of a random corpus comes out of any store without an error, a note or a count, and no whole one with one.
+"""Test that no damaged picture of a random corpus is read silently from any store, and that no whole one is reported.
 
-Damage is visible where libjpeg itself reports it, in a program that shares no code with storeds (`jpeg_oracle`), where a
-part of the file is missing, or where a checksum fails. 600 pictures; `make test-full` (``STOREDS_TEST_FULL``) takes 4,000.
+Damage is visible if libjpeg reports it, in a program without code of storeds (`jpeg_oracle`), if a part of the file is
+missing, or if a checksum fails. The test takes 600 pictures; `make test-full` (``STOREDS_TEST_FULL``) takes 4,000.
 """
 
 from __future__ import annotations
@@ -143,9 +143,7 @@ def test_no_damaged_picture_of_a_server_is_silent(corpus: list[Sample], mongodb:
 
 
 @pytest.mark.parametrize("options", [{}, {"check": False}])
-def test_a_whole_picture_of_each_encoding_is_given_as_pillow_decodes_it(
-    tmp_path: Path, options: Mapping[str, bool]
-) -> None:
+def test_whole_pictures_have_the_pixels_of_pillow(tmp_path: Path, options: Mapping[str, bool]) -> None:
     wholes = [Sample(name, "", encode(name), encode(name), frozenset()) for name in (*ENCODINGS, *RARE)]
     wholes = [sample for sample in wholes if "lossless" not in sample.encoding]  # which Pillow may not know
     store = Store(f"lmdb://{tmp_path}/whole.lmdb", len(wholes))
@@ -156,7 +154,7 @@ def test_a_whole_picture_of_each_encoding_is_given_as_pillow_decodes_it(
     assert_none_is_silent(wholes, store, decode="tensor", pixels=False, transform=crop)
 
 
-def test_none_is_silent_where_the_process_lets_pillow_load_cut_files(
+def test_no_damage_is_silent_with_load_truncated_images(
     corpus: list[Sample], stores: dict[str, Store], tmp_path: Path
 ) -> None:
     (tmp_path / "corpus").write_bytes(pickle.dumps(corpus))
@@ -168,7 +166,7 @@ def test_none_is_silent_where_the_process_lets_pillow_load_cut_files(
 
 
 @pytest.mark.parametrize("check", [True, False])
-def test_none_is_silent_after_packing_files(corpus: list[Sample], tmp_path: Path, check: bool) -> None:
+def test_no_damage_is_silent_after_packing(corpus: list[Sample], tmp_path: Path, check: bool) -> None:
     (tmp_path / "files").mkdir()
     for at, sample in enumerate(corpus[:FEW]):
         (tmp_path / "files" / f"{at:05}.jpg").write_bytes(sample.blob)
@@ -177,14 +175,14 @@ def test_none_is_silent_after_packing_files(corpus: list[Sample], tmp_path: Path
     assert_none_is_silent(corpus, store, decode="tensor", min_recovered=0.0)
 
 
-def test_none_is_silent_after_converting(corpus: list[Sample], stores: dict[str, Store], tmp_path: Path) -> None:
+def test_no_damage_is_silent_after_converting(corpus: list[Sample], stores: dict[str, Store], tmp_path: Path) -> None:
     for name in ("native HDF5", "foreign HDF5"):
         store = Store(f"lmdb://{tmp_path}/{name}.lmdb", FEW)
         convert(stores[name].url, store.url)
         assert_none_is_silent(corpus, store, decode="tensor", min_recovered=0.0)
 
 
-def test_a_repaired_store_keeps_what_was_found(corpus: list[Sample], stores: dict[str, Store], tmp_path: Path) -> None:
+def test_a_repaired_store_keeps_the_verdicts(corpus: list[Sample], stores: dict[str, Store], tmp_path: Path) -> None:
     for name in ("native", "foreign", "unchecked"):
         store = Store(f"lmdb://{tmp_path}/{name}.lmdb")
         layout = stores[name].options.get("layout")
@@ -246,7 +244,7 @@ def test_where_selects_no_visibly_damaged_picture_as_whole(
     assert {sample.blob for sample in corpus if sample.blob == sample.whole} <= set(found)
 
 
-def test_the_corpus_has_what_it_promises(corpus: list[Sample]) -> None:
+def test_the_corpus_is_complete(corpus: list[Sample]) -> None:
     assert len({sample.encoding for sample in corpus}) >= 45
     assert len({sample.damage for sample in corpus}) >= 15
     assert 0.2 * COUNT < sum(not sample.damage for sample in corpus) < 0.4 * COUNT

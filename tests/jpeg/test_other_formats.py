@@ -1,4 +1,4 @@
-"""PNG, WebP, GIF, TIFF, BMP and the like: whole ones are intact, and every cut has a name."""
+"""Test PNG, WebP, GIF, TIFF, BMP and others: whole files are intact, and every cut is named."""
 
 from __future__ import annotations
 
@@ -203,21 +203,21 @@ def test_a_png_with_valid_chunks_and_too_few_rows_is_damage(
         assert check_other(high) == verdict
 
 
-def test_a_gif_without_its_trailer_is_all_there() -> None:
+def test_a_gif_without_its_trailer_loses_no_pixel() -> None:
     verdict = examine(files()["gif"][:-1])
     assert (verdict.kind, verdict.recovered, verdict.exact) == ("missing_eoi", 1.0, True)
     assert "no trailer at byte" in verdict.reason
 
 
 @pytest.mark.parametrize("name", ["png", "png, animated", "gif", "webp", "webp, alpha", "bmp", "jpeg 2000"])
-def test_bytes_after_a_picture_are_no_damage(name: str) -> None:
+def test_bytes_after_a_picture_are_not_damage(name: str) -> None:
     verdict = examine(files()[name] + b"<!-- cached -->")
     assert (verdict.kind, verdict.recovered, verdict.is_whole) == ("trailing_data", 1.0, True)
     assert "15 bytes follow the picture" in verdict.reason
 
 
 @pytest.mark.parametrize("name", ["gif", "tiff, lzw", "webp", "avif", "jpeg 2000"])
-def test_what_has_all_its_parts_must_decode_too(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_complete_structure_must_also_decode(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     whole = files()[name]
     broken = {examine(whole[:at] + bytes(4) + whole[at + 4 :]).kind for at in range(12, len(whole) - 4, 7)}
     assert "corrupt_data" in broken
@@ -261,13 +261,13 @@ def test_a_reader_names_the_damage_of_every_cut_file(
     "blob", [b"", b"\0" * 600, b"<html>404</html>", b"BMW is a make of cars, not a bitmap", b"\x89PNG", b"II*"]
 )
 @pytest.mark.parametrize("truncated_too", [False, True])
-def test_what_is_no_picture_is_not_jpeg(blob: bytes, truncated_too: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_bytes_are_not_jpeg(blob: bytes, truncated_too: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", truncated_too)
     assert check_other(blob) is None
     assert (examine(blob).kind, examine(blob).recovered) == ("not_jpeg", 0.0)
 
 
-def test_other_formats_are_judged_by_a_decode_where_that_proves_something(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_formats_are_judged_by_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     blob = saved(photograph(0, SIZE), "PPM")
     assert check_other(blob) is None
     assert examine(blob) == Verdict("intact")
@@ -320,7 +320,7 @@ HOSTILE: dict[str, Callable[[int], bytes]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_time_grows_with_the_bytes_alone(name: str) -> None:
+def test_time_is_proportional_to_the_bytes(name: str) -> None:
     blob = HOSTILE[name](1_600_000)
     begin = time.perf_counter()
     verdict = examine(blob)

@@ -1,4 +1,4 @@
-"""What decoders give for images of every sort, and that they agree."""
+"""Test that all decoders agree on images of every kind."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_every_decoder_gives_the_pixels_that_pillow_gives(name: str, mode: str) 
 
 
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"restart_marker_blocks": 2}, {"subsampling": 0}])
-def test_a_mended_picture_is_the_same_for_every_decoder_and_shows_no_earlier_one(options: dict[str, Any]) -> None:
+def test_a_repaired_picture_is_the_same_for_every_decoder_and_shows_no_earlier_one(options: dict[str, Any]) -> None:
     fast = DECODERS.get("simplejpeg")
     other, whole = jpeg(3, (192, 128)), jpeg(0, (192, 128), **options)
     for cut in range(triage(whole).scans and len(whole) // 3, len(whole), 211):
@@ -100,7 +100,7 @@ def test_alpha_is_dropped_or_if_unchanged_kept() -> None:
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("name", ["pil", "tensor", "simplejpeg"])
-def test_the_orientation_is_heeded_if_asked_for(orientation: int, name: str) -> None:
+def test_orient_rotates_the_image(orientation: int, name: str) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     blob = encoded(photograph(0, (40, 24)), "JPEG", exif=exif.tobytes())
@@ -120,7 +120,7 @@ def claiming(width: int, height: int) -> bytes:
 
 
 @pytest.mark.parametrize("name", ["pil", "tensor", "simplejpeg"])
-def test_a_frame_beyond_the_limit_is_refused_before_anything_is_allocated(name: str) -> None:
+def test_too_large_a_frame_is_rejected_before_allocation(name: str) -> None:
     decoder = DECODERS.get(name)
     tracemalloc.start()
     try:
@@ -141,7 +141,7 @@ def test_a_small_file_that_claims_an_enormous_frame_is_cut() -> None:
     assert finding.recovered < 0.01
 
 
-def test_a_warning_that_is_made_an_error_says_how_to_exempt_it(tmp_path: Path) -> None:
+def test_a_warning_raised_as_an_error_says_how_to_exempt_it(tmp_path: Path) -> None:
     exif = b"Exif\x00\x00II*\x00\x08\x00\x00\x00" + struct.pack("<HHHII", 1, 0x0112, 3, 9000, 5000)
     blob = jpeg(0, exif=exif)
     url = f"memory://{tmp_path.name}"

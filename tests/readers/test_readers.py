@@ -1,4 +1,4 @@
-"""Readers, through a backend in memory."""
+"""Test the readers with a store in memory."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_by_default_a_sample_is_the_image_and_the_label(backend: Backend) -> Non
     assert sample["label"] == 1
 
 
-def test_elements_come_in_the_order_asked_for_with_the_index_among_them(backend: Backend) -> None:
+def test_elements_have_the_requested_order(backend: Backend) -> None:
     sample, _ = build(ImageReader(("index", "key", "mask")), backend, 2)
     assert list(sample) == ["index", "key", "mask"]
     assert (sample["index"], sample["key"]) == (2, "k2")
@@ -80,9 +80,7 @@ def test_bytes_are_the_stored_bytes_even_of_a_damaged_image() -> None:
 
 
 @pytest.mark.parametrize(("mode", "channels"), [("RGB", 3), ("L", 1), ("RGBA", 4)])
-def test_a_tensor_holds_the_pixels_channels_first_in_memory_of_its_own(
-    backend: Backend, mode: str, channels: int
-) -> None:
+def test_a_tensor_owns_its_pixels_channels_first(backend: Backend, mode: str, channels: int) -> None:
     image = build(ImageReader(decode="tensor", mode=mode), backend, 1)[0]["image"]
     assert image.dtype == torch.uint8
     assert image.shape == (channels, 64, 96)
@@ -90,7 +88,7 @@ def test_a_tensor_holds_the_pixels_channels_first_in_memory_of_its_own(
     assert (image.permute(1, 2, 0).squeeze(-1).numpy() == decoded(jpeg(1), mode)).all()
 
 
-def test_a_jpeg_without_its_end_is_mended_and_noted_unless_repair_is_off() -> None:
+def test_a_jpeg_without_its_end_is_repaired_and_noted() -> None:
     with open_writer("memory://readers-cut", {"image": "image"}, overwrite=True) as writer:
         writer.append([{"image": jpeg(0)[:-2]}, {"image": jpeg(0)}])
     with open_backend("memory://readers-cut") as backend:
@@ -103,7 +101,7 @@ def test_a_jpeg_without_its_end_is_mended_and_noted_unless_repair_is_off() -> No
 
 
 @pytest.mark.parametrize("options", [{"progressive": True}, {}, {"restart_marker_blocks": 2}])
-def test_a_picture_of_which_too_little_is_there_is_an_error_that_says_how_much(options: dict[str, Any]) -> None:
+def test_min_recovered_rejects_a_picture_and_names_its_share(options: dict[str, Any]) -> None:
     whole = jpeg(0, (320, 240), **options)
     with open_writer("memory://readers-half", {"image": "image"}, overwrite=True) as writer:
         writer.append([{"image": whole[: len(whole) // 3]}, {"image": whole[:-9]}])
@@ -116,7 +114,7 @@ def test_a_picture_of_which_too_little_is_there_is_an_error_that_says_how_much(o
         assert build(ImageReader(), backend, 1)[1].notes
 
 
-def test_a_picture_cut_before_any_pixel_is_an_error_that_says_where() -> None:
+def test_a_picture_cut_before_any_pixel_is_an_error_with_its_position() -> None:
     with open_writer("memory://readers-header", {"image": "image"}, overwrite=True) as writer:
         writer.append([{"image": jpeg(0)[:40]}])
     with (
@@ -133,7 +131,7 @@ def test_min_recovered_is_a_share(bad: float) -> None:
 
 
 @pytest.mark.parametrize("blob", [b"", b"<html>not found</html>", b"\x89PNG\r\n\x1a\n"])
-def test_what_does_not_decode_is_a_decode_error_that_shows_its_first_bytes(blob: bytes) -> None:
+def test_undecodable_bytes_are_a_decode_error_with_their_beginning(blob: bytes) -> None:
     with open_writer("memory://readers-bad", {"image": "image"}, overwrite=True) as writer:
         writer.append([{"image": blob}])
     with open_backend("memory://readers-bad") as backend, pytest.raises(errors.DecodeError) as raised:
@@ -141,7 +139,7 @@ def test_what_does_not_decode_is_a_decode_error_that_shows_its_first_bytes(blob:
     assert (blob[:4].hex(" ") if blob else "it is empty") in str(raised.value)
 
 
-def test_a_store_without_images_is_refused_with_what_it_has() -> None:
+def test_a_store_without_images_is_rejected_with_its_fields() -> None:
     with open_writer("memory://no-images", {"x": "float"}, overwrite=True) as writer:
         writer.append([{"x": 1.0}])
     with (
@@ -151,7 +149,7 @@ def test_a_store_without_images_is_refused_with_what_it_has() -> None:
         ImageReader().bind(backend)
 
 
-def test_unknown_names_are_refused_with_the_nearest(backend: Backend) -> None:
+def test_unknown_names_are_rejected_with_a_suggestion(backend: Backend) -> None:
     with pytest.raises(errors.ConfigError, match="did you mean 'label'"):
         ImageReader(("image", "lable")).bind(backend)
     with pytest.raises(errors.ConfigError, match="twice"):
@@ -230,7 +228,7 @@ class BindsItself(ArrayReader):
         return replace(self, fields=("x", "index"), count=len(backend), kinds=kinds)
 
 
-def test_a_plug_ins_reader_may_bind_itself_and_name_its_options_as_it_likes() -> None:
+def test_a_plug_in_reader_may_name_its_options_freely() -> None:
     with open_writer("memory://binds-itself", {"x": "int"}, overwrite=True) as writer:
         writer.append([{"x": 5}, {"x": 6}])
     options = {"mode": "val", "strided": "yes"}

@@ -1,4 +1,4 @@
-"""Which verdict reading follows: the store's where it keeps one, and the decoder's warnings where it does not."""
+"""Test that reading follows the verdict of the store, or the warnings of the decoder without one."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ for _name, _image in OTHER_JPEGS.items():
 @pytest.mark.parametrize("mode", ["RGB", "L", "unchanged"])
 @pytest.mark.parametrize("store", [foreign, native])
 @pytest.mark.parametrize("name", DAMAGED)
-def test_damage_that_only_the_decoder_notices_is_never_silent(
+def test_damage_that_only_the_decoder_finds_is_reported(
     name: str, store: Callable[[Sequence[bytes]], str], mode: str, decode: str
 ) -> None:
     url = store([DAMAGED[name]])
@@ -147,7 +147,7 @@ def test_damage_that_only_the_decoder_notices_is_never_silent(
 
 
 @pytest.mark.parametrize("decode", DECODERS)
-def test_a_decoder_of_ones_own_gets_no_damaged_picture_silently_either(decode: str) -> None:
+def test_a_custom_decoder_gets_no_damaged_picture_silently(decode: str) -> None:
     def mine(blob: bytes, mode: str) -> Any:
         return decode_pil(blob, mode)
 
@@ -191,13 +191,13 @@ def test_a_whole_picture_has_no_note_and_pillow_s_pixels(
         assert (pixels(sample) == by_pillow(blob)).all()
 
 
-def test_a_header_that_libjpeg_warns_of_hides_no_damage() -> None:
+def test_a_header_warning_hides_no_damage() -> None:
     for decode in DECODERS:
         _, report = read(foreign([jfif(DAMAGED["cut, and ended"])]), decode=decode, min_recovered=0.0)
         assert report.mended == {"truncated_scan": 1}
 
 
-def test_scans_that_are_missing_are_noticed_though_libjpeg_is_silent() -> None:
+def test_missing_scans_are_found_although_libjpeg_is_silent() -> None:
     whole = jpeg(0, SIZE, progressive=True)
     last = whole.rindex(b"\xff\xda")
     for decode in DECODERS:
@@ -218,7 +218,7 @@ def test_an_intact_verdict_gives_the_same_pixels(decode: str) -> None:
 
 
 @pytest.mark.parametrize("decode", DECODERS)
-def test_a_verdict_of_damage_counts_though_the_bytes_look_whole(decode: str) -> None:
+def test_a_verdict_of_damage_counts_although_the_bytes_look_whole(decode: str) -> None:
     backend = Judged([(WHOLE, "truncated_scan 0.62")])
     sample, report = read(backend, decode=decode)
     assert report.mended == {"truncated_scan": 1}
@@ -229,7 +229,7 @@ def test_a_verdict_of_damage_counts_though_the_bytes_look_whole(decode: str) -> 
         assert report.bad == {"truncated_scan": 1}
 
 
-def test_the_message_has_the_share_and_what_the_bytes_still_show() -> None:
+def test_the_message_has_the_share_and_the_visible_damage() -> None:
     dataset = StoreDataset(Judged([(WHOLE[:-300], "truncated_scan 0.321")]), decode="tensor")
     with pytest.raises(
         DecodeError, match=r"32\.1 % of it is there, less than min_recovered=0\.5; it is cut in the data"
@@ -241,7 +241,7 @@ def test_the_message_has_the_share_and_what_the_bytes_still_show() -> None:
 
 
 @pytest.mark.parametrize("text", ["truncated_header 0.0", "truncated_file 0.0"])
-def test_a_verdict_that_nothing_can_be_decoded_is_an_error_at_once(text: str) -> None:
+def test_a_verdict_of_no_share_is_an_error_without_decoding(text: str) -> None:
     sample, report = read(Judged([(WHOLE, text)]), min_recovered=0.0)
     assert isinstance(sample, Skipped)
     assert report.bad == {text.partition(" ")[0]: 1}
@@ -249,7 +249,7 @@ def test_a_verdict_that_nothing_can_be_decoded_is_an_error_at_once(text: str) ->
 
 @pytest.mark.parametrize("decode", DECODERS)
 @pytest.mark.parametrize("name", [name for name in DAMAGED if not name.startswith("zeroed ")])  # Pillow decodes these
-def test_a_verdict_that_calls_a_damaged_picture_intact_is_not_believed(name: str, decode: str) -> None:
+def test_a_wrong_intact_verdict_does_not_hide_damage(name: str, decode: str) -> None:
     backend = Judged([(DAMAGED[name], "intact")] * 2)
     for transform in (None, RandomResizedCrop(8, scale=(0.9, 1.0))):
         dataset = StoreDataset(backend, decode=decode, transform=transform, seed=1, min_recovered=0.0, on_error="skip")
@@ -258,17 +258,17 @@ def test_a_verdict_that_calls_a_damaged_picture_intact_is_not_believed(name: str
         assert sum(report.mended.values()) + sum(report.bad.values()) == 2
 
 
-def test_a_picture_that_nobody_examined_is_judged_when_it_is_read() -> None:
+def test_a_picture_without_verdict_is_judged_when_read() -> None:
     _, report = read(Judged([(DAMAGED["cut, and ended"], "")]), decode="tensor", min_recovered=0.0)
     assert report.mended == {"truncated_scan": 1}
 
 
-def test_bytes_are_given_whatever_the_verdict() -> None:
+def test_bytes_are_returned_whatever_the_verdict() -> None:
     sample, report = read(Judged([(WHOLE[:500], "truncated_header 0.0")]), decode="bytes")
     assert (sample, report.mended, report.bad) == (WHOLE[:500], {}, {})
 
 
-def test_samples_have_the_elements_that_they_have_without_verdicts() -> None:
+def test_verdicts_add_no_elements_to_samples() -> None:
     dataset = StoreDataset(Judged([(WHOLE, "intact")]), decode="tensor", as_dict=True)
     assert list(dataset[0]) == ["image"]
     assert dataset.reader.fields == ("image",)
@@ -372,7 +372,7 @@ def test_a_pillow_image_keeps_what_its_file_says_about_it(source: str) -> None:
     assert 0x0112 not in turned.getexif()
 
 
-def test_what_is_decoded_strictly_is_what_pillow_decodes() -> None:
+def test_strict_decoding_has_the_pixels_of_pillow() -> None:
     for case in cases("4:2:0", "nothing"):
         assert (pixels(decode_pil(case.blob, "RGB", strict=True)) == by_pillow(case.blob)).all()
         assert (pixels(decode_tensor(case.blob, "RGB", strict=True)) == by_pillow(case.blob)).all()
@@ -396,7 +396,7 @@ def saved(kind: str) -> bytes:
 @pytest.mark.parametrize("decode", DECODERS)
 @pytest.mark.parametrize("store", [foreign, native])
 @pytest.mark.parametrize("kind", ["PNG", "WebP", "GIF", "TIFF"])
-def test_a_cut_file_of_another_format_is_damage_with_a_name(
+def test_a_cut_file_of_another_format_has_a_named_damage(
     kind: str, store: Callable[[Sequence[bytes]], str], decode: str, lenient: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", lenient)
@@ -418,20 +418,20 @@ def test_a_checksum_of_a_png_that_fails_is_damage(store: Callable[[Sequence[byte
 
 
 @pytest.mark.parametrize("store", [foreign, native])
-def test_what_is_no_picture_is_an_error_of_that_kind(store: Callable[[Sequence[bytes]], str]) -> None:
+def test_other_bytes_are_an_error_of_kind_not_jpeg(store: Callable[[Sequence[bytes]], str]) -> None:
     for decode in DECODERS:
         for blob in (b"<html></html>", b"", bytes(500)):
             _, report = read(store([blob]), decode=decode)
             assert report.bad == {"not_jpeg": 1}
 
 
-def test_a_decoder_of_ones_own_may_know_other_formats() -> None:
+def test_a_custom_decoder_may_support_other_formats() -> None:
     for store in (foreign, native):
         sample, report = read(store([b"mine: 1 2 3"]), decode=lambda blob, mode: blob.split()[1:])
         assert (sample, report.bad) == ([b"1", b"2", b"3"], {})
 
 
-def test_a_process_that_loads_truncated_images_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_truncated_images_hides_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
     for blob in (WHOLE[:-300], *DAMAGED.values()):
         for decode in DECODERS:

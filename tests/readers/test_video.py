@@ -1,4 +1,4 @@
-"""Videos: runs of frame records, the clips that samples take of them, and folders of frames as a source."""
+"""Test clips of videos stored as runs of frames, and folders of frames as a source."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_by_default_a_sample_is_every_frame_and_the_label(url: str) -> None:
         assert clip.equal(torch.stack([pixels(video, number) for number in range(LENGTHS[video])]))
 
 
-def test_what_differs_from_frame_to_frame_comes_as_one_tensor(url: str) -> None:
+def test_per_frame_fields_become_one_tensor(url: str) -> None:
     fields = ["index", "frame", "time", "gaze", "key", "video"]
     sample = videos(
         url, fields=fields, as_dict=True, frames=3, sampling="uniform", per_frame=["frame", "time", "gaze"]
@@ -136,7 +136,7 @@ def test_pillow_images_come_as_a_list(url: str) -> None:
     assert [len(clip) for clip in clips] == [3, 3]
 
 
-def test_frames_are_tensors_unless_something_else_is_asked_for(url: str) -> None:
+def test_frames_are_tensors_by_default(url: str) -> None:
     described = {"url": url, "reader": "video", "reader_options": {"frames": 3}}
     for dataset in (
         StoreDataset(url, reader="video", reader_options={"frames": 3}),
@@ -179,7 +179,7 @@ def test_clips_of_different_lengths_are_padded_with_a_mask(url: str) -> None:
 # Where videos begin and end
 
 
-def test_runs_go_by_the_video_and_by_the_growing_frame(tmp_path: Path) -> None:
+def test_runs_end_where_the_video_changes_or_the_frame_number_falls(tmp_path: Path) -> None:
     parts = [store(tmp_path / f"part{n}.h5", records([n + 2])) for n in range(3)]  # each has a video 0 and no other
     assert [len(clip) for clip, _ in videos(parts)[:]] == [2, 3, 4]
     fields = {"image": "image", "name": "str"}
@@ -214,7 +214,7 @@ def test_a_pickle_is_small_and_needs_no_cache(tmp_path: Path, monkeypatch: pytes
 # Reading
 
 
-def test_only_the_frames_that_are_taken_are_read_in_one_call(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_frames_of_the_clip_are_read_in_one_call(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     get_many = Hdf5Backend.get_many
 
@@ -261,7 +261,7 @@ def _listed(batch: list[Any]) -> list[Any]:
 # What goes wrong
 
 
-def test_a_frame_that_does_not_decode_is_named_and_the_policy_takes_the_sample(tmp_path: Path) -> None:
+def test_an_undecodable_frame_is_named_and_handled_by_the_policy(tmp_path: Path) -> None:
     content = records()
     content[5 + 1 + 4]["image"] = b"no image"
     url = store(tmp_path / "bad.h5", content)
@@ -277,7 +277,7 @@ def test_a_frame_that_does_not_decode_is_named_and_the_policy_takes_the_sample(t
 @pytest.mark.parametrize(
     ("lost", "replacements"), [((4,), {4: 3}), ((0,), {0: 1}), ((0, 1, 3, 8), {0: 2, 1: 2, 3: 2, 8: 7})]
 )
-def test_a_neighbour_stands_in_for_a_frame_that_does_not_decode_and_the_sample_says_so(
+def test_a_neighbour_replaces_an_undecodable_frame(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, lost: tuple[int, ...], replacements: dict[int, int]
 ) -> None:
     content = records()
@@ -298,7 +298,7 @@ def test_a_neighbour_stands_in_for_a_frame_that_does_not_decode_and_the_sample_s
     assert "another frame replaces it" in caplog.text
 
 
-def test_replacements_come_from_the_same_clip_where_it_has_one(tmp_path: Path) -> None:
+def test_replacements_come_from_the_same_clip_if_possible(tmp_path: Path) -> None:
     content = records((6,))
     for number in (2, 3):
         content[number]["image"] = b""
@@ -310,7 +310,7 @@ def test_replacements_come_from_the_same_clip_where_it_has_one(tmp_path: Path) -
     assert clips[1].equal(torch.stack([pixels(0, 0)] * 2))  # it has none, so the first of all
 
 
-def test_a_video_of_which_no_frame_decodes_is_bad_all_the_same(tmp_path: Path) -> None:
+def test_a_video_without_a_decodable_frame_is_bad(tmp_path: Path) -> None:
     content = records()
     content[5]["image"] = b"no image"
     dataset = videos(store(tmp_path / "bad.h5", content), bad_frames="repeat", on_error="skip")
@@ -319,7 +319,7 @@ def test_a_video_of_which_no_frame_decodes_is_bad_all_the_same(tmp_path: Path) -
     assert dataset.report().mended == {}
 
 
-def test_a_damaged_frame_is_mended_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_frame_is_repaired_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     content = records()
     content[2]["image"] = jpeg(2, (64, 48))[:-200]
     sizes = {n: jpeg(n, (64, 48)) for n in (0, 1, 3, 4)}
@@ -332,7 +332,7 @@ def test_a_damaged_frame_is_mended_and_told(tmp_path: Path, caplog: pytest.LogCa
         videos(url, repair=False)[0]
 
 
-def test_a_mended_frame_is_told_with_the_place_of_the_clip_that_was_drawn(tmp_path: Path) -> None:
+def test_a_repaired_frame_is_reported_with_the_drawn_clip(tmp_path: Path) -> None:
     content = records((200,))
     for record in content:
         record["image"] = frame(0, 0)[:-2]
@@ -342,14 +342,14 @@ def test_a_mended_frame_is_told_with_the_place_of_the_clip_that_was_drawn(tmp_pa
         assert dataset.report().last[-1].position == number
 
 
-def test_frames_of_different_sizes_make_no_clip(tmp_path: Path) -> None:
+def test_frames_of_different_sizes_are_an_error(tmp_path: Path) -> None:
     content = records()
     content[3]["image"] = frame(0, 3, (20, 12))
     with pytest.raises(errors.DecodeError, match=r"frame 3 of video 0 has shape \(3, 12, 20\)"):
         videos(store(tmp_path / "odd.h5", content))[0]
 
 
-def test_a_short_video_by_rule(url: str) -> None:
+def test_short_videos_follow_the_option(url: str) -> None:
     fields = ["frame"]
     assert videos(url, frames=4, stride=2, fields=fields)[0][0].tolist() == [0, 2, 4, 4]
     assert videos(url, frames=4, stride=2, fields=fields, short="pad")[0][0].tolist() == [0, 2, 4]
@@ -391,7 +391,7 @@ def test_a_store_of_no_videos_has_no_samples(tmp_path: Path) -> None:
         ({"per_frame": ["time", "scoer"]}, "per_frame: .*no field 'scoer'"),
     ],
 )
-def test_an_option_that_makes_no_sense_is_named(url: str, options: dict[str, Any], reason: str) -> None:
+def test_an_invalid_option_is_named(url: str, options: dict[str, Any], reason: str) -> None:
     with pytest.raises(errors.ConfigError, match=reason):
         StoreDataset(url, reader=READER, reader_options=options)
 
@@ -476,7 +476,7 @@ def test_videos_without_classes_have_no_label(folders: Path) -> None:
     assert source.name(11) == "one/img11.jpg"
 
 
-def test_a_frame_that_is_no_image_is_left_out_and_the_others_keep_their_numbers(folders: Path, tmp_path: Path) -> None:
+def test_a_frame_without_an_image_leaves_a_gap(folders: Path, tmp_path: Path) -> None:
     (folders / "cats/one/img3.jpg").write_bytes(b"")
     with pytest.raises(errors.RecordError, match=r"cats/one/img3.jpg: is empty"):
         pack(folders, f"hdf5://{tmp_path}/out.h5", kind="frames")

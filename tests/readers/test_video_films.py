@@ -1,4 +1,4 @@
-"""Films: which frames `pack` takes from them, what it says of damaged ones, and an epoch over three real ones."""
+"""Test packing video files: the frames taken, damaged files, and an epoch over three real ones."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_every_frame_of_every_container_comes_in_order_and_at_random(
 @pytest.mark.parametrize(
     ("fps", "taken"), [(5, range(0, 40, 4)), ("20/3", range(0, 40, 3)), (60, range(40)), (0.25, [0])]
 )
-def test_at_a_rate_the_frame_that_is_shown_then(tmp_path: Path, fps: Any, taken: Sequence[int]) -> None:
+def test_fps_takes_the_frame_shown_at_each_time(tmp_path: Path, fps: Any, taken: Sequence[int]) -> None:
     records, _ = read_all(VideoSource(film(tmp_path / "a.mp4"), fps=fps))
     assert [round(grey(record)) for record in records] == list(taken)
     assert [record["frame"] for record in records] == list(range(len(taken)))
@@ -135,7 +135,7 @@ def test_a_folder_of_films_is_recognised_and_its_folders_are_classes(tmp_path: P
     assert list(open_source(tmp_path / "films/cats").fields) == ["image", "video", "frame", "key", "time"]
 
 
-def test_images_beside_films_make_no_folder_of_films(tmp_path: Path) -> None:
+def test_a_folder_with_images_and_films_is_not_a_folder_of_films(tmp_path: Path) -> None:
     film(tmp_path / "mixed/a/a.mp4")
     Image.new("RGB", (4, 4)).save(tmp_path / "mixed/a/cover.jpg")
     assert list(open_source(tmp_path / "mixed").fields) == ["image", "label", "key"]
@@ -145,7 +145,7 @@ def test_images_beside_films_make_no_folder_of_films(tmp_path: Path) -> None:
         open_source(tmp_path / "mixed", kind="videos")
 
 
-def test_what_is_wrong_is_said(tmp_path: Path) -> None:
+def test_wrong_arguments_are_errors(tmp_path: Path) -> None:
     with pytest.raises(errors.ConfigError, match="fps is a number"):
         VideoSource(film(tmp_path / "a.mp4"), fps=0)
     (tmp_path / "none").mkdir()
@@ -158,7 +158,7 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
 # Damaged films
 
 
-def test_a_film_that_cannot_be_opened_and_one_cut_short_are_told(tmp_path: Path) -> None:
+def test_unreadable_and_cut_films_are_reported(tmp_path: Path) -> None:
     whole = film(tmp_path / "films/whole.mkv", noise=True, options={"g": "12"}).read_bytes()
     (tmp_path / "films/cut.mkv").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "films/text.mp4").write_text("no film")
@@ -177,7 +177,7 @@ def test_a_film_that_cannot_be_opened_and_one_cut_short_are_told(tmp_path: Path)
     assert [round(grey(row)) for row in rows[: frames["cut.mkv"]]] == list(range(frames["cut.mkv"]))
 
 
-def test_frames_that_damage_reaches_are_left_out(tmp_path: Path) -> None:
+def test_frames_affected_by_damage_are_skipped(tmp_path: Path) -> None:
     path = film(tmp_path / "films/a.mp4", noise=True, options={"g": "10", "bf": "0"})
     whole, _ = read_all(VideoSource(path))
     with av.open(str(path)) as container:

@@ -1,4 +1,4 @@
-"""A crop that is drawn before its picture is decoded: the same samples as with the whole picture, in less time."""
+"""Test crops drawn before decoding: they give the same samples as whole pictures."""
 
 from __future__ import annotations
 
@@ -101,12 +101,12 @@ def test_the_upper_rows_are_those_of_the_whole_picture(
 
 
 @pytest.mark.parametrize(("encoding", "damage"), groups())
-def test_damaged_pictures_are_mended_or_refused_as_before(encoding: str, damage: str) -> None:
+def test_damaged_pictures_are_repaired_or_rejected_as_before(encoding: str, damage: str) -> None:
     blobs = [case.blob for case in cases(encoding, damage)][:40]
     assert_same(store("damaged", [*blobs, jpeg(0)]), CROP)  # with a good one, as a batch of bad ones is an error
 
 
-def test_a_frame_header_in_a_thumbnail_is_not_taken_for_the_picture_s() -> None:
+def test_a_frame_header_in_a_thumbnail_is_ignored() -> None:
     blob = jpeg(0, (64, 96))
     at = blob.index(b"\xff\xc0")
     frame = blob[at : at + 2 + int.from_bytes(blob[at + 2 : at + 4])]
@@ -137,7 +137,7 @@ def test_a_transform_that_sees_the_picture_first_sees_all_of_it() -> None:
     assert seen == [(3, 96, 64)]
 
 
-def test_a_crop_of_somebody_else_s_is_not_guessed_at() -> None:
+def test_a_third_party_crop_gets_the_whole_picture() -> None:
     class Mine(RandomResizedCrop):
         def __call__(self, image: Any, generator: torch.Generator | None = None) -> Any:
             return image[:, -1:]
@@ -161,13 +161,13 @@ class Backwards(Compose):
         return super().__call__(value.flip(-1), generator)
 
 
-def test_readers_and_compositions_of_one_s_own_get_whole_images() -> None:
+def test_custom_readers_and_compositions_get_whole_images() -> None:
     url = store("own", [jpeg(number, (64, 96)) for number in range(4)])
     assert_same(url, CROP, reader=Halved(decode="tensor"), decode=None)
     assert_same(url, Backwards([CROP]))
 
 
-def test_a_decoder_of_one_s_own_decides_the_size() -> None:
+def test_a_custom_decoder_decides_the_size() -> None:
     def half(blob: bytes, mode: str) -> torch.Tensor:
         return decode_tensor(blob, mode)[:, ::2, ::2].contiguous()
 
@@ -177,7 +177,7 @@ def test_a_decoder_of_one_s_own_decides_the_size() -> None:
     assert_same(url, CROP, decode="half_of_test_window")
 
 
-def test_draws_work_outside_of_the_inference_mode_that_the_first_was_made_in() -> None:
+def test_draws_work_after_a_first_draw_in_inference_mode() -> None:
     code = """
 import sys, torch
 from storeds.transforms import Normalize, RandomResizedCrop, ToTensor
@@ -231,7 +231,7 @@ def test_a_window_stays_inside_the_smaller_picture(data: st.DataObject) -> None:
     assert all(abs(by * mine - whole) <= by for mine, whole in zip(found, (top, left, h, w), strict=True))
 
 
-def test_a_large_picture_is_decoded_smaller_for_shortcuts_and_looks_the_same() -> None:
+def test_decode_fast_reads_large_pictures_at_a_smaller_size() -> None:
     with Image.open(io.BytesIO(encode(next(name for name in ENCODINGS if name.startswith("china"))))) as image:
         blob = io.BytesIO()
         image.convert("RGB").resize((1600, 1200)).save(blob, "JPEG", quality=90)

@@ -1,4 +1,4 @@
-"""The private MongoDB server: found or explained, ready when it says so, and gone when its parent is."""
+"""Test the private MongoDB server: how it is found, starts, fails and ends with its parent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transforms of albumentations on every sort of image, and the search for generators that nobody can seed."""
+"""Test albumentations transforms with all kinds of images, and the search for generators without a seed."""
 
 from __future__ import annotations
 
@@ -79,9 +79,9 @@ def test_a_tensor_made_of_a_pillow_image_can_be_written_to() -> None:
     assert made.shape == (3, 20, 30)
 
 
-def test_an_array_that_looks_channels_first_is_refused() -> None:
+def test_an_array_that_looks_channels_first_is_rejected() -> None:
     assert np.array_equal(apply_transform(MIRROR, pixels(20, 30, 3), context()), pixels(20, 30, 3)[:, ::-1])
-    with pytest.raises(ValueError, match=r"takes arrays of \(height, width, channels\).*\(3, 20, 30\)"):
+    with pytest.raises(ValueError, match=r"takes arrays of shape \(height, width, channels\).*\(3, 20, 30\)"):
         apply_transform(MIRROR, pixels(3, 20, 30), context())
     with pytest.raises(TypeError, match="not str"):
         apply_transform(MIRROR, "image", context())
@@ -167,7 +167,7 @@ def closing_over(generator: Any) -> Any:
         Compose([Owner(inside=[CROP])]),
     ],
 )
-def test_generators_that_a_transform_keeps_are_found(transform: Any) -> None:
+def test_generators_owned_by_a_transform_are_found(transform: Any) -> None:
     with pytest.warns(UserWarning, match="random numbers of its own, from"):
         warn_of_own_generators("image", transform)
 
@@ -186,7 +186,7 @@ def test_generators_that_a_transform_keeps_are_found(transform: Any) -> None:
         Owner,
     ],
 )
-def test_what_can_be_seeded_is_not_warned_of(transform: Any) -> None:
+def test_seedable_transforms_cause_no_warning(transform: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_of_own_generators("image", transform)

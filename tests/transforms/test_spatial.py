@@ -1,4 +1,4 @@
-"""What is known of transforms and elements before a sample is made: who moves pixels, where channels lie."""
+"""Test which transforms move pixels, and where the channels of arrays are."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_function_given_as_target_transform_is_meant_for_the_mask_alone() -> N
     fields = {"image": IMAGE, "mask": IMAGE}
     check_spatial(fields, "image", {"image": ToTensor(), "mask": abs}, named=False)
     check_spatial(fields, "image", {"image": abs, "mask": abs}, named=False)
-    with pytest.raises(ConfigError, match="moves the pixels of 'mask', and 'image' would stay"):
+    with pytest.raises(ConfigError, match="moves the pixels of 'mask', but 'image' would stay"):
         check_spatial(fields, "image", {"mask": CenterCrop(8)}, named=False)
     with pytest.raises(ConfigError, match="'image' and 'mask' would each be cropped"):
         check_spatial(fields, "image", {"image": abs, "mask": RandomHorizontalFlip()}, named=True)

@@ -1,7 +1,6 @@
-"""What the built-in transforms, their configs, and calls under a seed promise.
+"""Test the built-in transforms, their configs, and calls with a seed.
 
-Against torchvision they were compared by hand (it cannot be installed beside CPU torch); here small independent
-references stand for it.
+Small independent references replace torchvision, which cannot be installed beside CPU torch.
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ from storeds.transforms import (
     apply_transform,
     build_transform,
 )
-from storeds.transforms import binding as _transform_call
 from storeds.transforms.checks import takes_strided
 from storeds.transforms.deferred import in_order
 
@@ -182,8 +180,10 @@ def test_an_image_of_that_size_comes_back_as_it_is() -> None:
         assert transform(tensor) is tensor
 
 
-def test_a_line_of_pixels_does_not_become_a_giant() -> None:
-    with pytest.raises(ValueError, match=r"Resize: an image 1 high and 65500 wide.* resized to 224.*give both edges"):
+def test_a_line_of_pixels_is_not_enlarged_beyond_the_limit() -> None:
+    with pytest.raises(
+        ValueError, match=r"Resize: an image 1 high and 65500 wide.* shorter edge of 224; give both edges"
+    ):
         Resize(224)(Image.new("L", (65500, 1)))
     assert Resize((224, 300))(Image.new("L", (65500, 1))).size == (300, 224)
 
@@ -258,7 +258,7 @@ INTERVALS = [
 
 @settings(deadline=None)
 @given(edges, edges, st.sampled_from(INTERVALS), st.integers(0, 2**40))
-def test_windows_lie_inside_and_are_drawn_by_the_book(height: int, width: int, intervals: Any, seed: int) -> None:
+def test_windows_lie_inside_and_follow_torchvision(height: int, width: int, intervals: Any, seed: int) -> None:
     scale, ratio = intervals
     top, left, h, w = RandomResizedCrop(8, scale, ratio).window(height, width, generator(seed))
     assert 0 <= top <= top + h <= height
@@ -284,7 +284,7 @@ def test_random_resized_crop_cuts_its_window_and_resizes_it(
     assert (tensor.float() - chw(expected).float()).abs().max() <= 2
 
 
-def test_windows_have_the_asked_areas_ratios_and_places() -> None:
+def test_windows_have_the_requested_areas_ratios_and_positions() -> None:
     transform, source = RandomResizedCrop(8, (0.1, 0.5), (0.5, 2.0)), generator(1)
     windows = np.array([transform.window(1000, 1000, source) for _ in range(3000)])
     area, ratio = windows[:, 2] * windows[:, 3] / 1e6, np.log(windows[:, 3] / windows[:, 2])
@@ -306,7 +306,7 @@ def test_windows_have_the_asked_areas_ratios_and_places() -> None:
         ((1, 50), (0.2, 0.4), (0, 24, 1, 1)),  # torchvision makes this window empty
     ],
 )
-def test_where_no_window_fits_the_middle_is_taken(shape: tuple[int, int], ratio: Any, expected: Any) -> None:
+def test_without_a_fitting_window_the_middle_is_used(shape: tuple[int, int], ratio: Any, expected: Any) -> None:
     assert RandomResizedCrop(8, (1.0, 1.0), ratio).window(*shape, generator()) == expected
     assert RandomResizedCrop(8, (2.0, 2.0)).window(10, 10, generator()) == (0, 0, 10, 10)
 
@@ -369,7 +369,7 @@ def test_wider_modes_keep_their_values(mode: str, dtype: torch.dtype, value: flo
     assert (tensor == value).all()
 
 
-def test_sixteen_bits_that_int16_cannot_hold_are_refused() -> None:
+def test_values_beyond_int16_are_rejected() -> None:
     with pytest.raises(ValueError, match=r"ToTensor: .* over 32767.* mode 'I'"):
         ToTensor()(Image.new("I;16", (2, 2), 40000))
 
@@ -493,7 +493,7 @@ def test_none_stands_for_torchs_global_generator(transform: Any) -> None:
         (Normalize([0], [1e-30]), torch.zeros(1, 2, 2).half(), ValueError, "Normalize: a deviation of 1e-30 is zero in torch.float16"),
     ],
 )  # fmt: skip
-def test_what_is_no_image_is_refused(transform: Any, value: Any, error: type[Exception], message: str) -> None:
+def test_other_values_are_rejected(transform: Any, value: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         transform(value)
 
@@ -641,7 +641,7 @@ def test_a_config_that_cannot_be_built_says_why(spec: Any, message: str) -> None
         build_transform(spec)
 
 
-def test_a_missing_package_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_has_its_own_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "storeds_test_lacking.py").write_text("import no_such_package_here\n")
     (tmp_path / "storeds_test_refusing.py").write_text("from math import no_such_name\n")
     (tmp_path / "storeds_test_broken.py").write_text("1 / 0\n")
@@ -737,7 +737,7 @@ def test_without_a_seed_foreign_transforms_are_just_called() -> None:
 
 
 @pytest.mark.parametrize("own", ["Resize", "CenterCrop", "ToTensor"])
-def test_what_draws_nothing_leaves_the_samples_numbers_alone(own: str, states: Any) -> None:
+def test_transforms_that_draw_nothing_change_no_numbers(own: str, states: Any) -> None:
     image = torch.zeros(3, 8, 8, dtype=torch.uint8)
     steps = [own if own == "ToTensor" else {"name": own, "size": 4}]
     context = SampleContext(1, seed=0)
@@ -792,7 +792,7 @@ def test_a_parameter_named_generator_gets_the_samples(transform: Any) -> None:
     assert apply_transform(transform, 0, SampleContext(1)) is None
 
 
-def test_what_only_looks_like_it_does_not() -> None:
+def test_similar_parameters_get_no_generator() -> None:
     context = SampleContext(1, seed=0)
     assert apply_transform(named_generator, "value", context) == "value"
     assert apply_transform(catch_all, 0, context) is None
@@ -859,7 +859,6 @@ def test_a_bound_transform_shows_what_it_binds() -> None:
         repr(Compose([Resize((3, 4)), ToTensor()]))
         == "Compose([Resize(size=(3, 4), interpolation='bilinear'), ToTensor()])"
     )
-    assert set(_transform_call.__all__) == {"BoundTransform", "Compose", "apply_transform"}
 
 
 # --- Pixels whose channels lie last in memory ---
@@ -867,7 +866,7 @@ def test_a_bound_transform_shows_what_it_binds() -> None:
 
 @settings(deadline=None)
 @given(edges, edges, edges, st.integers(0, 9))
-def test_the_same_comes_out_however_the_pixels_lie_in_memory(height: int, width: int, size: int, seed: int) -> None:
+def test_results_do_not_depend_on_the_memory_layout(height: int, width: int, size: int, seed: int) -> None:
     strided = torch.from_numpy(pixels(height, width, seed=seed)).permute(2, 0, 1)
     steps: list[Any] = [RandomResizedCrop(size), RandomHorizontalFlip(), Resize(size), CenterCrop(size), ToTensor()]
     for steps_so_far in (steps[:1], steps[1:2], steps[2:3], steps[3:4], steps):
@@ -891,7 +890,7 @@ IMAGES = [
 
 
 @pytest.mark.parametrize("image", IMAGES, ids=lambda image: f"{type(image).__name__}-{getattr(image, 'dtype', '')}")
-def test_scaling_and_normalising_at_once_gives_the_same_and_spares_the_image(image: Any) -> None:
+def test_merged_scaling_and_normalising_give_the_same_result(image: Any) -> None:
     scale, normalize = ToTensor(), Normalize([0.4], [0.3])
     before = array(image)
     assert torch.equal(Compose([scale, normalize])(image), normalize(scale(image)))
