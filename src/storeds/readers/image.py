@@ -31,8 +31,7 @@ from storeds.readers.decoders import (
     decode_tensor,
     decode_window,
 )
-from storeds.records.fields import is_mask
-from storeds.records.fields import verdict_field
+from storeds.records.fields import is_mask, verdict_field
 from storeds.registry import DECODERS
 
 __all__ = ["ImageReader", "PictureReader", "label_of"]
