@@ -1557,7 +1557,7 @@ def test_a_count_in_any_form_is_not_a_record(key: str, count: bytes, tmp_path: P
 
 def test_a_count_larger_than_the_number_of_records_is_an_error(tmp_path: Path) -> None:
     url = numbered(tmp_path / "s.lmdb", PICKLED, {"length": pickle.dumps(9)})
-    with pytest.raises(errors.FormatError, match="length says 9 records, so 10 entries are due, and 7 are there"):
+    with pytest.raises(errors.FormatError, match="length says 9 records, so 10 entries are expected, and it has 7"):
         storeds.open_backend(url)
 
 

@@ -175,7 +175,7 @@ for _name, _target, _needs in (
     BACKENDS._known[_name] = _Known(_target, _needs, "built in")
 for _name, _target, _needs in (
     ("lmdb/caffe", "lmdb.caffe:CaffeLmdb", "lmdb"),
-    ("lmdb/frames", "lmdb.frames:FramesLmdb", "lmdb"),
+    ("lmdb/frames", "lmdb.images:FramesLmdb", "lmdb"),
     ("lmdb/json", "lmdb.documents:JsonLmdb", "lmdb"),
     ("lmdb/keyed", "lmdb.images:KeyedLmdb", "lmdb"),
     ("lmdb/msgpack", "lmdb.documents:MsgpackLmdb", "lmdb"),
@@ -183,7 +183,7 @@ for _name, _target, _needs in (
     ("lmdb/ocr", "lmdb.images:OcrLmdb", "lmdb"),
     ("lmdb/pickled", "lmdb.serialised:PickledLmdb", "lmdb"),
     ("lmdb/pyarrow", "lmdb.serialised:PyarrowLmdb", "lmdb"),
-    ("lmdb/resolutions", "lmdb.resolutions:ResolutionsLmdb", "lmdb"),
+    ("lmdb/resolutions", "lmdb.images:ResolutionsLmdb", "lmdb"),
     ("lmdb/tensorpack", "lmdb.serialised:TensorpackLmdb", "lmdb"),
     ("hdf5/parallel", "hdf5.parallel:ParallelHdf5", "h5py"),
     ("hdf5/per_episode", "hdf5.per_episode:PerEpisodeHdf5", "h5py"),

@@ -23,7 +23,7 @@ from conftest import with_path
 from storeds import errors
 from storeds.backends.mongodb.client import parse_location
 from storeds.backends.mongodb.retry import with_retries
-from storeds.layouts.mongodb.connection import Connection
+from storeds.layouts.mongodb.base import Connection
 from storeds.testing.mongod import run_mongod
 
 

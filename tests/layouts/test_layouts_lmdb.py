@@ -20,6 +20,7 @@ from _foreign_lmdb_cases import CASES, COUNT, JPEGS, NAMED, NUMBERS, Case
 from storeds import StoreDataset
 from storeds.errors import ConfigError, FormatError, StoreNotFoundError, UnavailableError
 from storeds.layouts.lmdb.base import ForeignLmdb
+from storeds.layouts.lmdb.environment import EnvironmentOpener
 from storeds.layouts.lmdb.images import KeyedLmdb, OcrLmdb
 from storeds.layouts.lmdb.serialised import PickledLmdb, PyarrowLmdb
 from storeds.protocols import Field, SupportsKeys
@@ -173,6 +174,21 @@ def test_a_store_in_use_is_recognised_and_opened_again(tmp_path: Path) -> None:
             assert len(two) == COUNT
 
 
+def test_detection_opens_the_environment_once(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"lmdb://{case.write(tmp_path / 's')}"
+    opened: list[str] = []
+    open_handle = EnvironmentOpener.open
+
+    def counted(opener: EnvironmentOpener, store: Any = None) -> Any:
+        opened.append(opener.url)
+        return open_handle(opener, store)
+
+    monkeypatch.setattr(EnvironmentOpener, "open", counted)
+    with storeds.open_backend(url, **(case.options or {})) as backend:
+        assert backend.meta.layout == case.layout
+        assert len(opened) == 1
+
+
 def test_native_stores_and_other_things_are_not_recognised(tmp_path: Path) -> None:
     with storeds.open_writer(f"lmdb://{tmp_path}/n.lmdb", {"image": "image"}) as writer:
         writer.append([{"image": JPEGS[0]}])
@@ -203,7 +219,7 @@ def test_pyarrow_is_named_with_what_to_do(tmp_path: Path) -> None:
     url = f"lmdb://{pyarrow(tmp_path / 's')}"
     assert "pyarrow.serialize" in (PyarrowLmdb.guess_can_open(url) or "")
     for layout in (None, "pyarrow", "pickled", "tensorpack"):
-        with pytest.raises(FormatError, match=r"pyarrow\.serialize.*write the store anew.*pyarrow==11"):
+        with pytest.raises(FormatError, match=r"pyarrow\.serialize.*write the store again.*pyarrow==11"):
             storeds.open_backend(url, layout=layout)
 
 

@@ -25,14 +25,14 @@ from hypothesis import strategies as st
 import storeds
 from _foreign_lmdb import Raw, basicsr, caffe, datum, encoded, numpy_to_msgpack, ocr, pickled, put, tensorpack
 from storeds.errors import ConfigError, FormatError, MissingDependencyError, RecordError, StoreNotFoundError
-from storeds.layouts.lmdb import decode as _lmdb_decode
+from storeds.layouts.lmdb import values as _lmdb_values
 from storeds.layouts.lmdb.base import ForeignLmdb
 from storeds.layouts.lmdb.caffe import CaffeLmdb, parse_datum
-from storeds.layouts.lmdb.decode import decode_json, decode_npz, decompress
 from storeds.layouts.lmdb.images import KeyedLmdb, OcrLmdb
 from storeds.layouts.lmdb.pickled_values import PickledDtype, rebuild_array
 from storeds.layouts.lmdb.serialised import PickledLmdb, TensorpackLmdb
 from storeds.layouts.lmdb.unpickler import PickleError, unpickle
+from storeds.layouts.lmdb.values import decode_json, decode_npz, decompress
 
 JPEGS = [encoded(number) for number in range(6)]
 SAMPLES = [(JPEGS[n], n) for n in range(6)]
@@ -271,21 +271,21 @@ def test_a_store_of_objects_names_their_class(tmp_path: Path) -> None:
     [
         ({"said": 5}, "says 5 records and __keys__ lists 6"),
         ({"said": 7}, "says 7 records and __keys__ lists 6"),
-        ({"keys": [b"0", b"1", b"2"], "said": 3}, "lists 3, so 5 entries are due, and 8 are there"),
-        ({"keys": [b"%d" % n for n in range(8)], "said": 8}, "lists 8, so 10 entries are due, and 8 are there"),
+        ({"keys": [b"0", b"1", b"2"], "said": 3}, "lists 3, so 5 entries are expected, and it has 8"),
+        ({"keys": [b"%d" % n for n in range(8)], "said": 8}, "lists 8, so 10 entries are expected, and it has 8"),
         ({"said": "six"}, "'six', not a number"),
         ({"said": -1}, "not a number"),
-        ({"keys": [b"0", 1]}, "key 1 of __keys__ is no text but a int"),
+        ({"keys": [b"0", 1]}, "key 1 of __keys__ is a int instead of text"),
         ({"keys": 6}, "a int, not a list"),
-        ({"keys": [0, 1, 2, True]}, "key 0 of __keys__ is no text but a int"),
-        ({"keys": [0, -1]}, "key 0 of __keys__ is no text but a int"),
-        ({"keys": [2**80]}, "key 0 of __keys__ is no text but a int"),
+        ({"keys": [0, 1, 2, True]}, "key 0 of __keys__ is a int instead of text"),
+        ({"keys": [0, -1]}, "key 0 of __keys__ is a int instead of text"),
+        ({"keys": [2**80]}, "key 0 of __keys__ is a int instead of text"),
         ({"keys": np.array(6)}, "a ndarray, not a list"),
         ({"keys": np.zeros((2, 3), int)}, "a ndarray, not a list"),
-        ({"keys": np.arange(6.0)}, "key 0 of __keys__ is no text but a float"),
+        ({"keys": np.arange(6.0)}, "key 0 of __keys__ is a float instead of text"),
         ({"keys": np.arange(5)}, "says 6 records and __keys__ lists 5"),
-        ({"keys": Runs(os.system, "x")}, r"__keys__ does not read.*system"),
-        ({"said": Runs(os.system, "x")}, r"__len__ does not read.*system"),
+        ({"keys": Runs(os.system, "x")}, r"__keys__ cannot be read.*system"),
+        ({"said": Runs(os.system, "x")}, r"__len__ cannot be read.*system"),
     ],
 )
 def test_counts_and_keys_that_lie(how: dict[str, Any], why: str, tmp_path: Path) -> None:
@@ -303,7 +303,7 @@ def test_a_partial_store_opens_when_asked_to(tmp_path: Path) -> None:
 
 def test_text_recognition_that_lies(tmp_path: Path) -> None:
     labelled = [(JPEGS[n], f"w{n}") for n in range(4)]
-    for said, why in ((5, "says 5, so 11 entries are due, and 9 are there"), (3, "says 3, so 7 entries")):
+    for said, why in ((5, "says 5, so 11 entries are expected, and it has 9"), (3, "says 3, so 7 entries")):
         url = f"lmdb://{ocr(tmp_path / str(said), labelled, said=said)}"
         with pytest.raises(FormatError, match=why):
             OcrLmdb(url)
@@ -326,7 +326,7 @@ def test_text_recognition_that_was_interrupted(tmp_path: Path) -> None:
         url = f"lmdb://{ocr(tmp_path / f's{form}', samples, counted=False, form=form)}"
         assert KeyedLmdb.guess_can_open(url) is None
         with pytest.raises(
-            FormatError, match=r"no entry 'num-samples', .*not be whole; .*partial=True.* the 50 records"
+            FormatError, match=r"no entry 'num-samples', .*may be incomplete; .*partial=True.* the 50 records"
         ):
             storeds.open_backend(url)
         with storeds.open_backend(url, partial=True) as backend:
@@ -366,7 +366,9 @@ def test_a_count_without_keys_that_lies(tmp_path: Path) -> None:
     for number, entries in enumerate((numbers, names)):
         for said in (5, 7):
             path = put(tmp_path / f"{number}{said}", [*entries, (b"__len__", pickle.dumps(said))])
-            with pytest.raises(FormatError, match=f"__len__ says {said} records, so {said + 1} entries are due, and 7"):
+            with pytest.raises(
+                FormatError, match=f"__len__ says {said} records, so {said + 1} entries are expected, and it has 7"
+            ):
                 PickledLmdb(f"lmdb://{path}")
 
 
@@ -393,7 +395,9 @@ def test_a_list_beside_the_data_that_lies(tmp_path: Path) -> None:
     images = {f"{n}.png": JPEGS[n] for n in range(4)}
     for listed in (["0.png", "1.png"], [*images, "absent.png"]):
         path = basicsr(tmp_path / str(len(listed)), images, listed=listed)
-        with pytest.raises(FormatError, match=f"lists {len(listed)}, so {len(listed)} entries are due, and 4"):
+        with pytest.raises(
+            FormatError, match=f"lists {len(listed)}, so {len(listed)} entries are expected, and it has 4"
+        ):
             KeyedLmdb(f"lmdb://{path}")
         with KeyedLmdb(f"lmdb://{path}", partial=True) as backend:
             assert list(faults(backend)) == ([4] if len(listed) == 5 else [])
@@ -428,7 +432,7 @@ def test_empty_stores(tmp_path: Path) -> None:
     with OcrLmdb(f"lmdb://{ocr(tmp_path / 'o', [])}") as backend:
         assert len(backend) == 0
     url = f"lmdb://{pickled(tmp_path / 'p', [])}"
-    with pytest.raises(FormatError, match="no record to tell the fields by.*fields="):
+    with pytest.raises(FormatError, match="no record from which to infer the fields.*fields="):
         PickledLmdb(url)
     with PickledLmdb(url, fields="image:image,label:int") as backend:
         assert backend.column("label").tolist() == []
@@ -548,7 +552,7 @@ def test_values_that_are_damaged(decode: Callable[[bytes], Any], value: bytes, w
 
 
 def test_values_that_unfold_to_too_much_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_lmdb_decode, "_MOST", 1 << 16)
+    monkeypatch.setattr(_lmdb_values, "_MOST", 1 << 16)
     archive = io.BytesIO()
     np.savez_compressed(archive, x=np.zeros(1 << 20, np.uint8))
     for value in (zlib.compress(bytes(1 << 20)), lz4.frame.compress(bytes(1 << 20))):

@@ -134,7 +134,8 @@ def _foreign_options(
 def _options_of(target: Any) -> set[str]:
     """Return the names of a class's options, as far as it lists them."""
     keywords = inspect.signature(target).parameters.values()
-    return {*_fields_of(target), *(each.name for each in keywords if each.kind is each.KEYWORD_ONLY)}
+    names = {each.name for each in keywords if each.kind is each.KEYWORD_ONLY}
+    return {*_fields_of(target), *names} - {"opened"}
 
 
 def _takes_any(target: Any) -> bool:

@@ -18,7 +18,7 @@ import xxhash
 
 from storeds.errors import FormatError
 
-__all__ = ["DamagedPageError", "Header", "LmdbPages", "Tree", "check_lmdb_file", "read_header", "stamp_lmdb_file"]
+__all__ = ["DamagedPageError", "Header", "LmdbPages", "Tree", "read_header", "stamp_lmdb_file"]
 
 _MAGIC, _VERSION = 0xBEEFC0DE, 1
 _META_AT = 16  # a page header comes first
@@ -39,12 +39,6 @@ class Header:
     root: int
     last: int
     transaction: int
-
-
-def check_lmdb_file(path: str, url: str) -> None:
-    """Raise FormatError unless the LMDB file at `path` is as long as its header says and its stamp holds."""
-    with open(path, "rb") as file:
-        read_header(file.fileno(), url)
 
 
 def read_header(descriptor: int, url: str) -> Header:

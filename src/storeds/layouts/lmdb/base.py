@@ -1,4 +1,7 @@
-"""What every foreign LMDB layout does alike: opening, reading records by key, counting, saying whether it fits."""
+"""The base of foreign LMDB layouts: opening a store, reading records by key, checking counts.
+
+A store is read through `storeds.layouts.lmdb.environment.LmdbReader`; `storeds.layouts.lmdb.entries` finds its records.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +17,25 @@ import lmdb
 import numpy as np
 import xxhash
 
-from storeds._utils.locations import file_path, file_system, file_system_advice
+from storeds._utils.locations import StoreURL, file_path, file_system, file_system_advice
 from storeds.backends.base import HandleBackend, parse_options
-from storeds.backends.handles import HandlePool
+from storeds.backends.handles import HandlePool, OpenStore
 from storeds.backends.lmdb.backend import LmdbBackend
 from storeds.backends.readings import AmbiguousError, Reading, ambiguous, bounded
 from storeds.errors import ConfigError, FormatError, RecordError
-from storeds.layouts.lmdb.description import by_hand, check_databases, described, unread_entries
-from storeds.layouts.lmdb.entries import entries_of, record_keys
+from storeds.layouts.lmdb.entries import (
+    check_databases,
+    conversion_script,
+    describe_database,
+    entries_of,
+    record_keys,
+    unread_entries,
+)
 from storeds.layouts.lmdb.environment import (
     EnvironmentOpener,
     ForeignHandle,
     ForeignOptions,
-    Look,
+    LmdbReader,
     damage_is_format_error,
     key_text,
 )
@@ -37,14 +46,14 @@ from storeds.records.columns import TEXT, column_from_records, index_path
 from storeds.records.fields import fields_to_json
 from storeds.records.meta import Count
 
-__all__ = ["ForeignLmdb", "Survey"]
+__all__ = ["ForeignLmdb", "LayoutInfo"]
 
-_Told = TypeVar("_Told")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
-class Survey:
-    """What a layout finds out about a store when it is opened.
+class LayoutInfo:
+    """What a layout learns about a store while it opens it.
 
     Attributes
     ----------
@@ -55,7 +64,7 @@ class Survey:
     how : Any
         What else the layout needs for reading; small and picklable.
     unread : tuple of str
-        What no record holds, beside what describes the database; short.
+        Short descriptions of entries that are in no record, besides those that describe the database.
     """
 
     keys: Keys
@@ -66,78 +75,82 @@ class Survey:
 
 
 class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
-    """Base of the layouts: a subclass says what it sees (`_looks`), what there is (`_survey`), and reads a record.
+    """Base of the LMDB layouts: a subclass guesses whether it fits, inspects a store, and reads a record.
 
     Parameters
     ----------
-    url : str
+    url : str or StoreURL
         ``lmdb://path`` of an environment: a folder with ``data.mdb``, or one file.
+    opened : OpenStore, optional
+        The store that `storeds.open_backend` is opening; all candidates share its environment.
     **options
         See the layout's ``Options``.
 
     Notes
     -----
-    Nothing may write into the store meanwhile. There are no checksums in it: `Meta.id` is made of the layout, the file's
-    size and modification time, the number of records and the fields.
+    Nothing may write into the store while it is open. The store has no checksums: `Meta.id` depends on the layout, the size
+    and modification time of the file, the number of records and the fields.
     """
 
     pool: ClassVar[HandlePool[Any]] = LmdbBackend.pool
+    shares_open_store: ClassVar[bool] = True
     Options: ClassVar[type[ForeignOptions]] = ForeignOptions
     layout: ClassVar[str]
-    _survey_found: Survey
+    _info: LayoutInfo
 
-    def __init__(self, url: str, **options: Any) -> None:
-        super().__init__(self._opener_of(url, options))
+    def __init__(self, url: str | StoreURL, *, opened: OpenStore | None = None, **options: Any) -> None:
+        super().__init__(self._opener_of(url, options), opened)
 
     @classmethod
-    def _opener_of(cls, url: str, options: Mapping[str, Any]) -> EnvironmentOpener:
+    def _opener_of(cls, url: str | StoreURL, options: Mapping[str, Any]) -> EnvironmentOpener:
         path, in_url = file_path(url)
         return EnvironmentOpener(path, parse_options(cls.Options, in_url, options, url))
 
     @classmethod
-    def guess_can_open(cls, url: str, **options: Any) -> str | None:
-        """Return what makes the store at `url` look like one of this layout, in one sentence, or None.
+    def guess_can_open(cls, url: str | StoreURL, *, opened: OpenStore | None = None, **options: Any) -> str | None:
+        """Return in one sentence why the store at `url` looks like this layout, or None.
 
         Raises
         ------
         StoredsError
-            It cannot be opened with this layout and these options; the message says why.
+            This layout cannot open it with these options; the message says why.
         """
         opener = cls._opener_of(url, options)
-        try:
-            return cls._glance(opener, cls._settled)
-        except AmbiguousError:
-            raise
-        except ConfigError as error:  # it may be open already, the other way round
-            other = opener.settings.model_copy(update={"readahead": not opener.settings.readahead})
+        with OpenStore.borrow(opened) as store:
             try:
-                return cls._glance(EnvironmentOpener(opener.path, other), cls._settled)
-            except ConfigError:
-                raise error from None
+                return cls._with_reader(opener, store, cls._guess_certain)
+            except AmbiguousError:
+                raise
+            except ConfigError as error:  # another backend may have opened it with the other value of readahead
+                other = opener.settings.model_copy(update={"readahead": not opener.settings.readahead})
+                try:
+                    return cls._with_reader(EnvironmentOpener(opener.path, other), store, cls._guess_certain)
+                except ConfigError:
+                    raise error from None
 
     @classmethod
-    def _settled(cls, look: Look) -> str | None:
-        """Return what `_looks` does, unless it is uncertain which entries are records."""
-        seen = cls._looks(look)
-        if seen is not None:
-            cls._check_doubt(look)
-        return seen
+    def _guess_certain(cls, reader: LmdbReader) -> str | None:
+        """Return the result of `_guess`; raises AmbiguousError where it is uncertain which entries are records."""
+        reason = cls._guess(reader)
+        if reason is not None:
+            cls._check_doubt(reader)
+        return reason
 
     @classmethod
-    def _check_doubt(cls, look: Look) -> None:
+    def _check_doubt(cls, reader: LmdbReader) -> None:
         """Raise AmbiguousError where an entry may be a record or not, with both readings."""
-        doubtful = [key_text(key) for key in entries_of(look).doubtful]
+        doubtful = [key_text(key) for key in entries_of(reader).doubtful]
         if not doubtful:
             return
-        names, settings = ",".join(doubtful), look.opener.settings
+        names, settings = ",".join(doubtful), reader.opener.settings
         readings = [
-            Reading(f"exclude={text!r}", why, functools.partial(cls._reopened, look.opener.path, settings, given))
+            Reading(f"exclude={text!r}", why, functools.partial(cls._reopened, reader.opener.path, settings, given))
             for text, why, given in (
                 ("", f"{names} is a record like the others", ()),
-                (names, f"{names} is no number, as the other keys are", tuple(entries_of(look).doubtful)),
+                (names, f"{names} is not a number, unlike the other keys", tuple(entries_of(reader).doubtful)),
             )
         ]
-        raise ambiguous(look.url, readings)
+        raise ambiguous(reader.url, readings)
 
     @classmethod
     def _reopened(cls, path: str, settings: ForeignOptions, exclude: tuple[bytes, ...]) -> Self:
@@ -146,56 +159,62 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
         return backend
 
     @classmethod
-    def by_hand(cls, url: str, **options: Any) -> str:
-        """Return the shortest program that would convert the store at `url`, for a user who knows what its values hold.
+    def conversion_script(cls, url: str | StoreURL, *, opened: OpenStore | None = None, **options: Any) -> str:
+        """Return the shortest program that converts the store at `url`, for users who know what its values hold.
 
         Raises
         ------
         StoredsError
             It cannot be opened.
         """
-        return cls._glance(cls._opener_of(url, options), by_hand)
+        with OpenStore.borrow(opened) as store:
+            return cls._with_reader(cls._opener_of(url, options), store, conversion_script)
 
     @classmethod
-    def glimpse(cls, url: str, **options: Any) -> str:
-        """Return what lies in the store at `url`, in half a sentence, for who has to find out why no layout fits.
+    def describe(cls, url: str | StoreURL, *, opened: OpenStore | None = None, **options: Any) -> str:
+        """Return in half a sentence what the store at `url` holds, for the error that no layout fits.
 
         Raises
         ------
         StoredsError
             It cannot be opened.
         """
-        return cls._glance(cls._opener_of(url, options), described)
+        with OpenStore.borrow(opened) as store:
+            return cls._with_reader(cls._opener_of(url, options), store, describe_database)
 
     @classmethod
-    def _glance(cls, opener: EnvironmentOpener, told: Callable[[Look], _Told]) -> _Told:
-        ref = cls.pool.ref(opener, opener)
-        try:
-            with (
-                damage_is_format_error(opener.url),
-                ref.lease() as handle,
-                cls._look(handle, opener, check=True) as look,
-            ):
-                return told(look)
-        finally:
-            ref.close()
+    def _with_reader(cls, opener: EnvironmentOpener, store: OpenStore, do: Callable[[LmdbReader], _T]) -> _T:
+        """Call `do` with a reader of the environment, which stays open until `store` is closed."""
+        ref = store.share(
+            ("environment", opener.options()), lambda: cls.pool.ref(store, opener), lambda ref: ref.close()
+        )
+        ref.opened = store
+        with (
+            damage_is_format_error(opener.url),
+            ref.lease() as handle,
+            cls._open_reader(handle, opener, check=True, store=store) as reader,
+        ):
+            return do(reader)
 
     @classmethod
     @abstractmethod
-    def _looks(cls, look: Look) -> str | None:
-        """Return what was seen, as `guess_can_open` does, after a few gets."""
+    def _guess(cls, reader: LmdbReader) -> str | None:
+        """Return what `guess_can_open` returns, after reading a few entries."""
 
     @abstractmethod
-    def _survey(self, look: Look) -> Survey:
-        """Find out about a store that is being opened."""
+    def _inspect(self, reader: LmdbReader) -> LayoutInfo:
+        """Return keys, fields and attributes of a store that is being opened."""
 
     @abstractmethod
-    def _values(self, look: Look, key: bytes, fields: tuple[str, ...]) -> dict[str, Any]:
-        """Return at least `fields` of the record under `key`; values may lie in the transaction. Raises ValueError, lmdb.Error."""
+    def _values(self, reader: LmdbReader, key: bytes, fields: tuple[str, ...]) -> dict[str, Any]:
+        """Return at least `fields` of the record under `key`; raises ValueError, lmdb.Error.
 
-    def _find_keys(self, look: Look) -> Iterable[bytes]:
+        Values may be views into the pages of the transaction.
+        """
+
+    def _find_keys(self, reader: LmdbReader) -> Iterable[bytes]:
         """Return the keys of all records in order, for a layout with `IndexedKeys`."""
-        return record_keys(look)
+        return record_keys(reader)
 
     # Opening.
 
@@ -205,89 +224,94 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
         return handle.build != handle.build_now()
 
     def _probe(self, handle: ForeignHandle) -> Meta:
-        with damage_is_format_error(self._opener.url), self._look(handle, self._opener, check=True) as look:
-            self._check_doubt(look)
-            found = self._survey(look)
-            entries = entries_of(look)
-            unread = bounded([*unread_entries(look), *found.unread])
-            found = self._survey_found = replace(found, attrs={**entries.attrs, **found.attrs}, unread=tuple(unread))
-            check_databases(look, found.keys.count, unread)
-        return Meta(
-            self._id(handle, found), handle.build, Count(found.keys.count), self.layout, found.fields, found.attrs
-        )
+        with (
+            damage_is_format_error(self._opener.url),
+            self._open_reader(handle, self._opener, check=True, store=self._ref.opened) as reader,
+        ):
+            self._check_doubt(reader)
+            info = self._inspect(reader)
+            entries = entries_of(reader)
+            unread = bounded([*unread_entries(reader), *info.unread])
+            info = self._info = replace(info, attrs={**entries.attrs, **info.attrs}, unread=tuple(unread))
+            check_databases(reader, info.keys.count, unread)
+        return Meta(self._id(handle, info), handle.build, Count(info.keys.count), self.layout, info.fields, info.attrs)
 
     def unread(self) -> list[str]:
         # docstring inherited
-        return list(self._survey_found.unread)
+        return list(self._info.unread)
 
-    def _id(self, handle: ForeignHandle, found: Survey) -> str:
+    def _id(self, handle: ForeignHandle, info: LayoutInfo) -> str:
         _, size, modified = handle.build.split("-")
-        facts: list[JSON] = [self.layout, self._opener.settings.database, size, modified, found.keys.count]
-        return xxhash.xxh3_128_hexdigest(canonical_json([*facts, fields_to_json(found.fields)]).encode())
+        facts: list[JSON] = [self.layout, self._opener.settings.database, size, modified, info.keys.count]
+        return xxhash.xxh3_128_hexdigest(canonical_json([*facts, fields_to_json(info.fields)]).encode())
 
-    def _index_keys(self, look: Look, *more: JSON) -> IndexedKeys:
-        others: JSON = [*sorted(key.hex() for key in entries_of(look).keys)]
+    def _index_keys(self, reader: LmdbReader, *more: JSON) -> IndexedKeys:
+        others: JSON = [*sorted(key.hex() for key in entries_of(reader).keys)]
         path = index_path(
-            "lmdb-keys", self.layout, self._opener.path, look.build, self._opener.settings.database, others, *more
+            "lmdb-keys", self.layout, self._opener.path, reader.build, self._opener.settings.database, others, *more
         )
-        return IndexedKeys(path, lambda: self._find_keys(look))
+        return IndexedKeys(path, lambda: self._find_keys(reader))
 
-    def _spread_keys(self, look: Look, keys: Keys, at_most: int) -> Iterator[tuple[int, bytes]]:
-        """Return some positions, spread evenly, and their keys."""
+    def _sample_keys(self, reader: LmdbReader, keys: Keys, at_most: int) -> Iterator[tuple[int, bytes]]:
+        """Return some positions, evenly distributed, and their keys."""
         shown = min(at_most, keys.count)
         positions = [n * (keys.count - 1) // max(1, shown - 1) for n in range(shown)]
-        return zip(positions, keys.many(positions, lambda: self._find_keys(look)), strict=True)
+        return zip(positions, keys.many(positions, lambda: self._find_keys(reader)), strict=True)
 
-    def _check_count(self, look: Look, expected: int, why: str) -> None:
+    def _check_count(self, reader: LmdbReader, expected: int, why: str) -> None:
         """Raise FormatError unless the database has as many entries as it should."""
-        if look.entries != expected and not self._opener.settings.partial:
+        if reader.entries != expected and not self._opener.settings.partial:
             raise FormatError(
-                f"{look.url} is not whole: {why}, so {expected} entries are due, and {look.entries} are there; copy it again, or "
-                "open it with partial=True, which reads what it lists"
+                f"{reader.url} does not match its own count: {why}, so {expected} entries are expected, and it has "
+                f"{reader.entries}; copy it again, or open it with partial=True, which reads the entries that it lists"
             )
 
     # Reading.
 
     @classmethod
     @contextmanager
-    def _look(cls, handle: ForeignHandle, opener: EnvironmentOpener, *, check: bool = False) -> Iterator[Look]:
+    def _open_reader(
+        cls, handle: ForeignHandle, opener: EnvironmentOpener, *, check: bool = False, store: OpenStore | None = None
+    ) -> Iterator[LmdbReader]:
+        """Begin a transaction; readers of one `store` share what they find out."""
         if not isinstance(handle, ForeignHandle):
             raise FormatError(f"{opener.url} is a native store; open it without layout=")
-        if check and opener.settings.database is None:
+        settings = opener.settings
+        if check and settings.database is None:
             handle.check_main_database()
-        database = handle.database(opener.settings.database or None)
+        database = handle.database(settings.database or None)
+        name = ("findings", handle.build, settings.database, settings.exclude)
+        memo: dict[str, Any] = {} if store is None else store.share(name, dict, dict.clear)
         with handle.env.begin(db=database, buffers=True) as txn:
-            yield Look(txn, database, handle.build, opener, handle)
+            yield LmdbReader(txn, database, handle.build, opener, handle, memo)
 
     def _build_of(self, handle: ForeignHandle) -> str:
         return handle.build if isinstance(handle, ForeignHandle) else handle.meta.build
 
     @contextmanager
-    def _reading(self) -> Iterator[Look]:
-        with self._lease() as handle, self._look(handle, self._opener) as look:
-            yield look
+    def _reading(self) -> Iterator[LmdbReader]:
+        with self._lease() as handle, self._open_reader(handle, self._opener) as reader:
+            yield reader
 
     def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
         codec = self._codec if len(fields) == len(self.meta.fields) else _codec_of(self.meta.fields, fields)
-        with self._reading() as look:
-            asked = [
-                *zip(positions, self._survey_found.keys.many(positions, lambda: self._find_keys(look)), strict=True)
-            ]
-            out = self._read_until_error(look, asked, codec)
+        with self._reading() as reader:
+            asked = [*zip(positions, self._info.keys.many(positions, lambda: self._find_keys(reader)), strict=True)]
+            out = self._read_until_error(reader, asked, codec)
         while len(out) < len(asked):
-            with self._reading() as look:
-                out += self._read_until_error(look, asked[len(out) :], codec)
+            with self._reading() as reader:
+                out += self._read_until_error(reader, asked[len(out) :], codec)
         return out
 
     def _read_until_error(
-        self, look: Look, asked: Sequence[tuple[int, bytes]], codec: RecordCodec
+        self, reader: LmdbReader, asked: Sequence[tuple[int, bytes]], codec: RecordCodec
     ) -> list[Record | RecordError]:
-        """Return records as far as LMDB raises no error, after which a transaction gives nothing else, and that error."""
+        """Return records up to the first error of LMDB, and that error; after it, the transaction cannot be used."""
         names = tuple(codec.fields)
         out: list[Record | RecordError] = []
         for position, key in asked:
             try:
-                values = self._values(look, key, names)
+                values = self._values(reader, key, names)
                 out.append(codec.revive_stored(codec.canonical({name: values[name] for name in names})))
             except (ValueError, lmdb.Error) as error:
                 out.append(self._fault(position, error, {"key": key_text(key)}))
@@ -295,9 +319,9 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
                     break
         return out
 
-    def _fetch(self, look: Look, key: bytes) -> memoryview:
-        """Return the value under a record's key, valid as long as the transaction."""
-        value = look.get(key)
+    def _fetch(self, reader: LmdbReader, key: bytes) -> memoryview:
+        """Return the value under a record's key; it is valid until the transaction ends."""
+        value = reader.get(key)
         if value is None:
             raise ValueError(f"its key {key_text(key)!r} is missing from the database")
         return value
@@ -307,17 +331,17 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
 
     def keys(self) -> Array:
         """Return the key of every record as text."""
-        with self._reading() as look:
-            return np.array(list(self._key_texts(look)), dtype=TEXT)
+        with self._reading() as reader:
+            return np.array(list(self._key_texts(reader)), dtype=TEXT)
 
-    def _key_texts(self, look: Look) -> Iterator[str]:
-        return map(self._key_text, iterate(self._survey_found.keys, lambda: self._find_keys(look)))
+    def _key_texts(self, reader: LmdbReader) -> Iterator[str]:
+        return map(self._key_text, iterate(self._info.keys, lambda: self._find_keys(reader)))
 
     def _key_text(self, key: bytes) -> str:
         return key_text(key)
 
     def positions(self, keys: Sequence[str], /) -> Array:
-        """Return the positions, int64, of the records with these keys, in the order asked for.
+        """Return the positions of the records with these keys, in the order of `keys`, as int64.
 
         Raises
         ------
@@ -325,8 +349,8 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
             There is no such key.
         """
         places = dict.fromkeys(keys, -1)
-        with self._reading() as look:
-            for position, key in enumerate(self._key_texts(look)):
+        with self._reading() as reader:
+            for position, key in enumerate(self._key_texts(reader)):
                 if places.get(key) == -1:
                     places[key] = position
         for key, position in places.items():
@@ -334,7 +358,7 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
                 raise ConfigError(f"{self.url} has no record with the key {key!r}")
         return np.array([places[key] for key in keys], np.int64)
 
-    # What an engine says about itself.
+    # Information about the store.
 
     def stored_bytes(self) -> int:
         # docstring inherited
@@ -352,13 +376,13 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
     # Pickling.
 
     def _recipe(self) -> tuple[Any, ...]:
-        return self._opener, self.meta, self._survey_found
+        return self._opener, self.meta, self._info
 
     @classmethod
     def _restore(cls, *recipe: Any) -> Self:
-        opener, meta, survey = recipe
+        opener, meta, info = recipe
         backend = super()._restore(opener, meta)
-        backend._survey_found = survey
+        backend._info = info
         return backend
 
 

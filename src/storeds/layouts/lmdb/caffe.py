@@ -10,11 +10,11 @@ from pydantic import field_validator
 
 from storeds.errors import ConfigError, FormatError
 from storeds.layouts.embedded import is_image
-from storeds.layouts.lmdb.base import ForeignLmdb, Survey
+from storeds.layouts.lmdb.base import ForeignLmdb, LayoutInfo
 from storeds.layouts.lmdb.entries import entries_of, sample_records
-from storeds.layouts.lmdb.environment import ForeignOptions, Look
-from storeds.layouts.lmdb.inference import fitting, merge
+from storeds.layouts.lmdb.environment import ForeignOptions, LmdbReader
 from storeds.layouts.lmdb.keys import Keys
+from storeds.layouts.lmdb.values import fitting, merge
 from storeds.protocols import Array, Field
 from storeds.records.fields import parse_fields
 
@@ -28,7 +28,7 @@ _INT32 = {_CHANNELS: "channels", _HEIGHT: "height", _WIDTH: "width", _LABEL: "la
 
 @dataclass
 class Datum:
-    """One message; `data` lies in the bytes that it was parsed from."""
+    """One message; `data` is a view into the bytes that it was parsed from."""
 
     channels: int = 0
     height: int = 0
@@ -40,7 +40,7 @@ class Datum:
 
 
 def parse_datum(message: bytes | memoryview) -> Datum:
-    """Return the message; raises ValueError if it is cut short or no ``Datum``."""
+    """Parse a message; raises ValueError if it is cut short or not a ``Datum``."""
     view = memoryview(message)
     datum, floats, at = Datum(), list[memoryview](), 0
     if not len(view):
@@ -72,11 +72,11 @@ def _varint(view: memoryview, at: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value & (2**64 - 1), at
-    raise ValueError(f"its Datum is damaged at byte {at}: a number without an end")
+    raise ValueError(f"its Datum is damaged at byte {at}: a number that does not end")
 
 
 def _extent(view: memoryview, at: int, wire: int, number: int) -> tuple[int, int]:
-    """Return where the value of a field that is no varint begins and ends."""
+    """Return where the value of a field other than a varint begins and ends."""
     if wire == _BYTES:
         size, at = _varint(view, at)
     elif wire in (_FIXED32, _FIXED64):
@@ -121,7 +121,7 @@ class CaffeOptions(ForeignOptions):
     fields : str or list
         Other names for the image or array, the label and the key: ``"picture,class_id,name"``.
     any_shape : bool
-        Declare every dimension of an array as one that may differ from record to record.
+        Allow every dimension of an array to differ between records.
     """
 
     fields: tuple[str, ...] | None = None
@@ -141,7 +141,7 @@ class _Names:
 
 
 class CaffeLmdb(ForeignLmdb):
-    """Datum messages under any text keys, in the order of the keys' bytes, which is Caffe's own.
+    """Datum messages under text keys, in the order of the keys' bytes, as in Caffe.
 
     Fields: ``image`` (encoded) or ``array`` (raw, channels x height x width: uint8, or float32 from ``float_data``),
     ``label`` (int) and ``key`` (str).
@@ -157,8 +157,8 @@ class CaffeLmdb(ForeignLmdb):
         return settings
 
     @classmethod
-    def _looks(cls, look: Look) -> str | None:
-        first = sample_records(look, 2)[:2]
+    def _guess(cls, reader: LmdbReader) -> str | None:
+        first = sample_records(reader, 2)[:2]
         if not first:
             return None
         try:
@@ -166,49 +166,49 @@ class CaffeLmdb(ForeignLmdb):
             kinds = {_field_of(datum).kind for datum in found}
         except ValueError:
             return None
-        # A few bytes may be a message by chance; pixels that are as many as it says, or an image, are none.
+        # A few bytes may be a message by chance, but not one with an image or the right number of pixels.
         if any(datum.encoded and not is_image(datum.data) for datum in found) or not all(map(_has_pixels, found)):
             return None
         return f"Caffe Datum messages ({' and '.join(sorted(kinds))})"
 
-    def _survey(self, look: Look) -> Survey:
-        keys = self._index_keys(look)
-        self._check_count(look, keys.count + len(entries_of(look).keys), f"its index lists {keys.count} keys")
-        field = self._data_field(look, keys)
+    def _inspect(self, reader: LmdbReader) -> LayoutInfo:
+        keys = self._index_keys(reader)
+        self._check_count(reader, keys.count + len(entries_of(reader).keys), f"its index lists {keys.count} keys")
+        field = self._data_field(reader, keys)
         given = self._settings.fields
         names = given or (field.kind, "label", "key")
         if len(names) != _PARTS:
-            raise ConfigError(f"{look.url}: fields names {len(names)} of {_PARTS} parts: {field.kind}, label, key")
+            raise ConfigError(f"{reader.url}: fields names {len(names)} of {_PARTS} parts: {field.kind}, label, key")
         fields = parse_fields(dict(zip(names, (field, Field("int"), Field("str")), strict=True)))
         if len(fields) != _PARTS:
-            raise ConfigError(f"{look.url}: fields names one part twice: {', '.join(names)}")
-        return Survey(keys, fields, how=_Names(*names))
+            raise ConfigError(f"{reader.url}: fields names one part twice: {', '.join(names)}")
+        return LayoutInfo(keys, fields, how=_Names(*names))
 
-    def _data_field(self, look: Look, keys: Keys) -> Field:
+    def _data_field(self, reader: LmdbReader, keys: Keys) -> Field:
         found, failed = [], ""
-        for position, key in self._spread_keys(look, keys, _SAMPLES):
+        for position, key in self._sample_keys(reader, keys, _SAMPLES):
             try:
-                found.append(_field_of(parse_datum(look.get(key) or memoryview(b""))))
+                found.append(_field_of(parse_datum(reader.get(key) or memoryview(b""))))
             except ValueError as error:
                 failed = failed or f"record {position}: {error}"
         if failed and not found:
-            raise FormatError(f"{look.url}: no record is a Datum message; {failed}")
+            raise FormatError(f"{reader.url}: no record is a Datum message; {failed}")
         if not found:
             return Field("image")
         try:
             return merge(found, any_shape=self._settings.any_shape)
         except ValueError as error:
-            raise FormatError(f"{look.url}: its messages differ: {error}") from None
+            raise FormatError(f"{reader.url}: its messages differ: {error}") from None
 
-    def _values(self, look: Look, key: bytes, fields: tuple[str, ...]) -> dict[str, Any]:
-        names: _Names = self._survey_found.how
+    def _values(self, reader: LmdbReader, key: bytes, fields: tuple[str, ...]) -> dict[str, Any]:
+        names: _Names = self._info.how
         values: dict[str, Any] = {names.key: key.decode()}
         if fields == (names.key,):
             return values
-        datum = parse_datum(self._fetch(look, key))
+        datum = parse_datum(self._fetch(reader, key))
         values[names.label] = datum.label
         if names.data in fields:
-            values[names.data] = _value_of(datum, self._survey_found.fields[names.data])
+            values[names.data] = _value_of(datum, self._info.fields[names.data])
         return values
 
 
@@ -225,7 +225,7 @@ def _field_of(datum: Datum) -> Field:
 
 def _value_of(datum: Datum, field: Field) -> Any:
     if datum.encoded != (field.kind == "image"):
-        raise ValueError(f"its Datum holds {'an encoded image' if datum.encoded else 'raw pixels'}, unlike others'")
+        raise ValueError(f"its Datum holds {'an encoded image' if datum.encoded else 'raw pixels'}, unlike the others")
     return datum.data if datum.encoded else fitting(field, _pixels(datum))
 
 

@@ -1,4 +1,7 @@
-"""Values that say what they are: JSON, msgpack and npz, each also compressed; what ase, fairchem and UNITER write among others."""
+"""Layouts of values that describe themselves: JSON, msgpack and npz, each also compressed.
+
+Among others, ase, fairchem and UNITER write such stores.
+"""
 
 from __future__ import annotations
 
@@ -8,71 +11,76 @@ from typing import Any
 import numpy as np
 
 from storeds.errors import MissingDependencyError
-from storeds.layouts.lmdb.decode import (
+from storeds.layouts.lmdb.entries import KEYS, sample_records
+from storeds.layouts.lmdb.environment import LmdbReader
+from storeds.layouts.lmdb.images import clips_of
+from storeds.layouts.lmdb.serialised import SerialisedLmdb
+from storeds.layouts.lmdb.values import (
+    coerce,
     decode_json,
     decode_msgpack,
     decode_npz,
     decompress,
+    fitting,
     is_compressed,
     is_msgpack_list,
     is_npz,
+    kind_of,
+    merge,
 )
-from storeds.layouts.lmdb.entries import KEYS, sample_records
-from storeds.layouts.lmdb.environment import Look
-from storeds.layouts.lmdb.frames import clips_of
-from storeds.layouts.lmdb.inference import coerce, fitting, kind_of, merge
-from storeds.layouts.lmdb.serialised import SerialisedLmdb
 from storeds.protocols import Field
 
 __all__ = ["JsonLmdb", "MsgpackLmdb", "NpzLmdb"]
 
 _GLANCES = 3
-_ARRAY = "__ndarray__"  # what ase calls an array in JSON: shape, dtype and numbers
+_ARRAY = "__ndarray__"  # ase's key for an array in JSON: shape, dtype and numbers
 _NUMBERS = "bif"
 
 
 class _Documents(SerialisedLmdb):
-    """Base: a subclass says how a value begins, and decodes it."""
+    """Base: a subclass recognises a value by its first bytes, and decodes it."""
 
     what: str
 
     @classmethod
     @abstractmethod
     def _decode(cls, value: memoryview) -> Any:
-        """Return what a value holds; raises ValueError."""
+        """Return the content of a value; raises ValueError."""
 
     @classmethod
     @abstractmethod
     def _begins(cls, value: memoryview) -> bool:
-        """Whether a value may be of this form, by its first bytes."""
+        """Whether the first bytes of a value allow this form."""
 
     def _load(self, value: memoryview) -> Any:
         return self._decode(value)
 
     @classmethod
-    def _looks(cls, look: Look) -> str | None:
-        shown = sample_records(look, _GLANCES)
+    def _guess(cls, reader: LmdbReader) -> str | None:
+        shown = sample_records(reader, _GLANCES)
         if not shown or not all(cls._begins(value) for _, value in shown):
             return None
         try:
             found = [cls._decode(value) for _, value in shown]
-        except MissingDependencyError as error:  # msgpack is what tools compress by lz4; opening raises it
+        except MissingDependencyError as error:  # tools compress msgpack by lz4; opening raises this error
             return str(error) if cls.layout == "msgpack" else None
         except ValueError:
             return None
-        if not all(isinstance(content, (dict, list)) and content for content in found) or cls._is_another_s(look):
+        if not all(isinstance(content, (dict, list)) and content for content in found) or cls._fits_another_layout(
+            reader
+        ):
             return None
         return f"{cls.what} under keys such as {shown[0][0][:40]!r}"
 
     @classmethod
-    def _is_another_s(cls, look: Look) -> bool:
+    def _fits_another_layout(cls, reader: LmdbReader) -> bool:
         return False
 
 
 class JsonLmdb(_Documents):
-    """Mappings in JSON, plain or compressed by zlib, gzip or lz4, as ase's and fairchem's ``.aselmdb`` keep atoms.
+    """Mappings in JSON, plain or compressed by zlib, gzip or lz4, such as atoms in the ``.aselmdb`` files of ase and fairchem.
 
-    Lists of numbers are arrays. Text that is an image as base64 in every record is that image.
+    Lists of numbers are arrays. Text that is a base64 image in every record is an image.
     """
 
     layout = "json"
@@ -91,7 +99,7 @@ class JsonLmdb(_Documents):
         arrays = [_numbers(value) for value in values]
         if not all(array is not None for array in arrays):
             return super()._merged(values)
-        # An empty list does not tell of what it is one, and integers stand among reals where JSON's writer cut ".0".
+        # Empty lists have no type. Integers occur among reals because JSON writers drop ".0".
         kinds = {array.dtype for array in arrays if array is not None and array.size} or {np.dtype("<f8")}
         dtype = np.result_type(*kinds)
         found = [
@@ -118,7 +126,7 @@ def _array_of(item: Any) -> Any:
 
 
 def _numbers(value: Any) -> np.ndarray[Any, Any] | None:
-    """Return a list of numbers, or of equally long lists of them, as an array; None for anything else."""
+    """Return a list of numbers, or of equally long such lists, as an array; None for anything else."""
     if not isinstance(value, list):
         return None
     try:
@@ -129,7 +137,7 @@ def _numbers(value: Any) -> np.ndarray[Any, Any] | None:
 
 
 class MsgpackLmdb(_Documents):
-    """Mappings or lists in msgpack, plain or compressed by lz4, with arrays as msgpack-numpy packs them: UNITER's, for example."""
+    """Mappings or lists in msgpack, plain or compressed by lz4, with arrays as msgpack-numpy packs them, for example UNITER's."""
 
     layout = "msgpack"
     what = "msgpack"
@@ -144,13 +152,13 @@ class MsgpackLmdb(_Documents):
         return decode_msgpack(decompress(value))
 
     @classmethod
-    def _is_another_s(cls, look: Look) -> bool:
-        keys = look.get(KEYS)
-        return (keys is not None and is_msgpack_list(keys)) or clips_of(look) == "certain"
+    def _fits_another_layout(cls, reader: LmdbReader) -> bool:
+        keys = reader.get(KEYS)
+        return (keys is not None and is_msgpack_list(keys)) or clips_of(reader) == "certain"
 
 
 class NpzLmdb(_Documents):
-    """Arrays by name in an ``.npz`` each, as ``numpy.savez`` writes them: UNITER's image features, for example."""
+    """One ``.npz`` archive per record, as ``numpy.savez`` writes it, for example UNITER's image features."""
 
     layout = "npz"
     what = "npz archives"

@@ -1,4 +1,4 @@
-"""Tells a database's records from entries that describe it: how many there are, class names, databases inside it.
+"""Separates the records of a database from entries that describe it, and describes a database for messages.
 
 An entry describes the store only where that is certain: its key is unlike the pattern of all others, or a name that tools
 use for it, and its value is unlike every record's. The user's ``exclude`` decides about doubtful entries.
@@ -8,22 +8,35 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from storeds.backends.readings import shown_value
+from storeds._utils.text import counted
+from storeds.backends.readings import check_most_is_read, shown_value
 from storeds.errors import MissingDependencyError
 from storeds.layouts.embedded import is_image, is_video
-from storeds.layouts.lmdb.decode import decode_json, decode_msgpack, decompress, is_compressed, is_npz
-from storeds.layouts.lmdb.environment import Look, key_text
-from storeds.layouts.lmdb.inference import plain
+from storeds.layouts.lmdb.environment import LmdbReader, key_text, listed_keys
 from storeds.layouts.lmdb.unpickler import unpickle
+from storeds.layouts.lmdb.values import decode_json, decode_msgpack, decompress, is_compressed, is_npz, plain
 from storeds.protocols import JSON
 
-__all__ = ["KEYS", "LEN", "Entries", "beginning_of", "entries_of", "record_keys", "sample_records"]
+__all__ = [
+    "KEYS",
+    "LEN",
+    "Entries",
+    "beginning_of",
+    "check_databases",
+    "conversion_script",
+    "describe_database",
+    "entries_of",
+    "record_keys",
+    "sample_records",
+    "unread_entries",
+]
+
 
 KEYS, LEN = b"__keys__", b"__len__"
 _COUNTS = (
@@ -33,10 +46,8 @@ _COUNTS = (
 _CLASSES = (b"classes", b"class_names", b"__classes__", b"__class_names__", b"label_names", b"categories")
 _OTHERS = (b"class_to_idx", b"idx_to_class", b"__meta__", b"__metadata__", b"metadata", b"meta", b"meta_info", b"info")
 _DATABASES = (b"train", b"val", b"valid", b"test", b"labels", b"images", b"data", b"meta", b"keys")
-_ENDS = (
-    32  # keys looked at from either end: those of one pattern lie side by side, what describes them before or behind
-)
-_ODD = 16
+_ENDS = 32  # keys inspected at each end: keys of one pattern are neighbours, descriptions come before or after them
+_MOST_DEVIATING = 16
 _ALIKE = 8  # records that an entry is compared with
 _LARGEST = 1 << 16  # bytes of a value that is kept as an attribute
 _DATABASE = 48  # bytes of a value that stands for a database inside another
@@ -45,22 +56,22 @@ _UNKNOWN = object()
 
 @dataclass
 class Entries:
-    """What of a database describes it.
+    """The entries of a database that are not records.
 
     Attributes
     ----------
     count : tuple of bytes and int, or None
-        The entry that says how many records there are, and what it says.
+        The entry that holds the number of records, and this number.
     attrs : mapping of str to JSON
-        What was read: ``classes``, and others under their keys.
+        What was read: ``classes``, and other entries under their keys.
     unread : mapping of bytes to str
-        Entries that are neither records nor read, each with what it is.
+        Entries that are neither records nor read, each with a description.
     databases : mapping of bytes to int
         The named databases among the entries, each with its number of entries.
     doubtful : list of bytes
-        Entries that may be records, or not.
+        Entries that may or may not be records.
     keys : set of bytes
-        Everything that is no record.
+        The keys of everything that is not a record.
     """
 
     count: tuple[bytes, int] | None = None
@@ -71,71 +82,75 @@ class Entries:
     keys: set[bytes] = field(default_factory=set)
 
 
-def entries_of(look: Look) -> Entries:
-    """Return what describes the database; found once for a look, by a few reads."""
-    if "entries" not in look.memo:
-        look.memo["entries"] = _find(look)
-    found: Entries = look.memo["entries"]
+def entries_of(reader: LmdbReader) -> Entries:
+    """Return the entries of the database that are not records, from a few reads and cached in the reader."""
+    if "entries" not in reader.memo:
+        reader.memo["entries"] = _find(reader)
+    found: Entries = reader.memo["entries"]
     return found
 
 
-def _find(look: Look) -> Entries:
-    keys = list(dict.fromkeys([*look.first_keys(_ENDS), *look.last_keys(_ENDS)]))
-    numbered, certain, odd = _odd_keys(keys)
-    named = [key for key in (*_COUNTS, KEYS, *_CLASSES, *_OTHERS) if key not in odd and look.get(key) is not None]
-    # Values of certain records stay unread: one damaged record must not keep the store from opening.
-    unclear = odd if certain else keys
-    inside = [key for key in (*unclear, *_DATABASES) if len(look.get(key) or b"") == _DATABASE]
-    inside = [key for key in inside if look.entries_of_database(key) is not None]
-    candidates = list(dict.fromkeys([*odd, *named, *inside]))
-    alike = _signatures(look, [key for key in keys if key not in candidates]) if candidates else set()
+def _find(reader: LmdbReader) -> Entries:
+    keys = list(dict.fromkeys([*reader.first_keys(_ENDS), *reader.last_keys(_ENDS)]))
+    numbered, certain, deviating = _deviating_keys(keys)
+    named = [
+        key for key in (*_COUNTS, KEYS, *_CLASSES, *_OTHERS) if key not in deviating and reader.get(key) is not None
+    ]
+    # Records are not read here, since one damaged record must not prevent opening.
+    unclear = deviating if certain else keys
+    inside = [key for key in (*unclear, *_DATABASES) if len(reader.get(key) or b"") == _DATABASE]
+    inside = [key for key in inside if reader.entries_of_database(key) is not None]
+    candidates = list(dict.fromkeys([*deviating, *named, *inside]))
+    alike = _signatures(reader, [key for key in keys if key not in candidates]) if candidates else set()
     found = Entries()
-    excluded = look.opener.settings.exclude
+    excluded = reader.opener.settings.exclude
     for key in candidates:
-        value = look.get(key)
+        value = reader.get(key)
         if value is not None:
-            _judge(look, found, key, value, alike, numbered, look.entries - len(candidates))
+            _judge(reader, found, key, value, alike, numbered, reader.entries - len(candidates))
     for key in excluded or ():
-        if look.get(key) is not None and key not in found.keys:
-            found.unread[key] = "left out by exclude="
+        if reader.get(key) is not None and key not in found.keys:
+            found.unread[key] = "excluded by exclude="
     if excluded is not None:
         found.doubtful.clear()
     found.keys.update(found.unread, found.databases)
     return found
 
 
-def _signatures(look: Look, records: list[bytes]) -> set[Any]:
-    """Return what the values of some records look like."""
+def _signatures(reader: LmdbReader, records: list[bytes]) -> set[Any]:
+    """Return the signatures of the values of some records."""
     step = max(1, len(records) // _ALIKE)
-    return {_signature(value) for key in records[::step] if (value := look.get(key)) is not None}
+    return {_signature(value) for key in records[::step] if (value := reader.get(key)) is not None}
 
 
-def record_keys(look: Look) -> Iterator[bytes]:
-    """Yield the keys of all records in the database's own order."""
-    others = entries_of(look).keys
-    return (key for key in look.walk() if key not in others) if others else look.walk()
+def record_keys(reader: LmdbReader) -> Iterator[bytes]:
+    """Yield the keys of all records in the order of the database."""
+    others = entries_of(reader).keys
+    return (key for key in reader.walk() if key not in others) if others else reader.walk()
 
 
-def sample_records(look: Look, count: int) -> list[tuple[bytes, memoryview]]:
-    """Return the first few records in the database's own order, and the last one, which something else would hide behind."""
-    others = entries_of(look).keys
-    first = [pair for pair in look.first(count + len(others)) if pair[0] not in others][:count]
-    last = next((key for key in look.last_keys(len(others) + 1) if key not in others), None)
-    if last is not None and all(key != last for key, _ in first) and (value := look.get(last)) is not None:
+def sample_records(reader: LmdbReader, count: int) -> list[tuple[bytes, memoryview]]:
+    """Return the first records and the last one, in the order of the database."""
+    others = entries_of(reader).keys
+    first = [pair for pair in reader.first(count + len(others)) if pair[0] not in others][:count]
+    last = next((key for key in reader.last_keys(len(others) + 1) if key not in others), None)
+    if last is not None and all(key != last for key, _ in first) and (value := reader.get(last)) is not None:
         first.append((last, value))
     return first
 
 
-def _odd_keys(keys: list[bytes]) -> tuple[bool, bool, list[bytes]]:
-    """Return whether records lie under numbers, whether their keys follow one pattern, and the keys that do not follow it."""
+def _deviating_keys(keys: list[bytes]) -> tuple[bool, bool, list[bytes]]:
+    """Return whether record keys are numbers, whether they follow one pattern, and the keys that do not follow it."""
     patterns = Counter(map(_pattern, keys))
     if not patterns:
         return False, False, []
     main, count = (b"#", patterns[b"#"]) if b"#" in patterns else patterns.most_common(1)[0]
-    odd = [key for key in keys if _pattern(key) != main]
-    singles = all(patterns[_pattern(key)] == 1 for key in odd)
-    certain = b"#" in main and singles and len(odd) <= _ODD and (main == b"#" or count > 2 * len(odd))
-    return main == b"#", certain, odd if certain else []
+    deviating = [key for key in keys if _pattern(key) != main]
+    singles = all(patterns[_pattern(key)] == 1 for key in deviating)
+    certain = (
+        b"#" in main and singles and len(deviating) <= _MOST_DEVIATING and (main == b"#" or count > 2 * len(deviating))
+    )
+    return main == b"#", certain, deviating if certain else []
 
 
 def _pattern(key: bytes) -> bytes:
@@ -143,10 +158,10 @@ def _pattern(key: bytes) -> bytes:
 
 
 def _judge(
-    look: Look, found: Entries, key: bytes, value: memoryview, alike: set[Any], numbered: bool, others: int
+    reader: LmdbReader, found: Entries, key: bytes, value: memoryview, alike: set[Any], numbered: bool, others: int
 ) -> None:
-    """Enter what one entry is, unless it is a record."""
-    if len(value) == _DATABASE and (entries := look.entries_of_database(key)) is not None:
+    """Add one entry to `found`, unless it is a record."""
+    if len(value) == _DATABASE and (entries := reader.entries_of_database(key)) is not None:
         found.databases[key] = entries
         return
     if key == KEYS:
@@ -160,7 +175,7 @@ def _judge(
         found.count = (key, int(content))
         found.keys.add(key)
     elif key == LEN:
-        found.keys.add(key)  # the layout says what is wrong with it
+        found.keys.add(key)  # the layout reports what is wrong with it
     elif is_record:
         if numbered:
             found.doubtful.append(key)
@@ -171,7 +186,7 @@ def _judge(
 
 
 def _keep(found: Entries, key: bytes, content: Any) -> bool:
-    """Keep what an entry says as an attribute, if that can be one."""
+    """Keep the content of an entry as an attribute, if it can be JSON."""
     try:
         content = plain(content)
         decode_json(_encode(content))
@@ -202,9 +217,9 @@ def _class_names(key: bytes, content: Any) -> list[str] | None:
 
 
 def _plain_value(value: memoryview, count: int | None = None) -> Any:
-    """Return what a short value says in any of the forms that tools use, or a mark that says nothing.
+    """Return the content of a short value in any of the forms that tools use, or `_UNKNOWN`.
 
-    Numbers of 4 or 8 bytes, and in msgpack, are read as such where they are `count`: nothing else tells them apart.
+    Binary numbers of 4 or 8 bytes and msgpack are recognised only if they equal `count`.
     """
     if len(value) > _LARGEST or is_image(value) or is_video(value):
         return _UNKNOWN
@@ -227,13 +242,13 @@ def _plain_value(value: memoryview, count: int | None = None) -> Any:
 
 def _pickled(raw: bytes) -> Any:
     if not raw.endswith(b"."):
-        raise ValueError("no pickle")
+        raise ValueError("not a pickle")
     return unpickle(raw)
 
 
 def _json(raw: bytes) -> Any:
     if raw[:1] not in b'{["' and not is_compressed(raw):
-        raise ValueError("no JSON")
+        raise ValueError("not JSON")
     try:
         return decode_json(decompress(raw))
     except MissingDependencyError as error:
@@ -250,7 +265,7 @@ def _is_count(raw: bytes, count: int) -> bool:
 
 
 def _signature(value: memoryview) -> Any:
-    """Return what makes values alike: their form, and the types of their parts."""
+    """Return the form of a value and the types of its parts; equal for values of one kind."""
     if is_image(value):
         return "image"
     if is_video(value):
@@ -279,7 +294,7 @@ def _types(content: Any) -> Any:
 
 
 def beginning_of(value: bytes | memoryview) -> str:
-    """Return what a value is and begins with, in a few words."""
+    """Return in a few words what a value is and how it begins."""
     if is_image(value):
         return f"an image of {len(value)} bytes"
     if is_video(value):
@@ -300,3 +315,70 @@ def _form(value: bytes | memoryview) -> str:
     if head[:1] == b"\x80" and head[1:2] <= b"\x05":
         return "a pickle: "
     return ""
+
+
+_SHOWN = 8
+_PICKLE = "pickle.loads(value) returns its content, and can run any code: only for files that you trust"
+_LOOP = """\
+import lmdb, storeds
+
+with lmdb.open({path!r}, subdir={folder}, readonly=True, lock=False, max_dbs=8) as env:
+    with env.begin({database}) as txn, storeds.open_writer({target!r}, {fields}) as writer:
+        for key, value in txn.cursor():
+            {record}  # {advice}
+            writer.append([record])"""
+
+
+def describe_database(reader: LmdbReader) -> str:
+    """Return in half a sentence what the database holds."""
+    if not reader.entries:
+        return "it is empty"
+    entries = counted(reader.entries, "entry", "entries")
+    first = reader.first(1)[0]
+    return f"it holds {entries} under the keys {listed_keys(reader.first_keys(_SHOWN + 1))}; the first value: {beginning_of(first[1])}"
+
+
+def conversion_script(reader: LmdbReader) -> str:
+    """Return the shortest program that converts the store, for users who know what its values hold."""
+    path = reader.opener.path
+    name = reader.opener.settings.database
+    sample = sample_records(reader, 1)
+    images = bool(sample) and is_image(sample[0][1])
+    field = '"image": "image"' if images else '"data": "bytes"'
+    value = '"image": value' if images else '"data": value'
+    is_pickle = bool(sample) and bytes(sample[0][1][:1]) == b"\x80"
+    return _LOOP.format(
+        path=path,
+        folder=reader.opener.data_path != path,
+        database=f"db=env.open_db({name.encode()!r}, create=False)" if name else "",
+        target=f"lmdb://{path.removesuffix('.lmdb')}-native.lmdb",
+        fields=f'{{"key": "str", {field}}}',
+        advice=_PICKLE if is_pickle else "put the content of `value` here",
+        record=f'record = {{"key": key.decode(errors="backslashreplace"), {value}}}',
+    )
+
+
+def unread_entries(reader: LmdbReader) -> Iterator[str]:
+    """Yield descriptions of entries and databases that are in no record."""
+    entries = entries_of(reader)
+    for key, what in entries.unread.items():
+        yield f"key {key_text(key)!r}: {what}"
+    for name, count in _others(reader).items():
+        yield f"database {name!r}: {counted(count, 'entry', 'entries')}; database={name!r} reads it"
+
+
+def _others(reader: LmdbReader) -> dict[str, int]:
+    """Return the other databases, each with its number of entries."""
+    if not reader.opener.settings.database:
+        return {key_text(key): count for key, count in entries_of(reader).databases.items()}
+    return {name: count for name, count in reader.handle.databases().items() if name != reader.opener.settings.database}
+
+
+def check_databases(reader: LmdbReader, count: int, unread: Sequence[str]) -> None:
+    """Raise ConfigError if the user named no database and most entries are in databases that are not read."""
+    others = _others(reader)
+    if reader.opener.settings.database is None and others:
+        left = sum(others.values())
+        largest = max(others, key=lambda name: others[name])
+        advice = f"database={largest!r} reads that one, database='' the main one"
+        check_most_is_read(reader.url, unread, left, left + count, "entries", advice)

@@ -1,4 +1,7 @@
-"""Opens LMDB environments that other tools wrote: one handle for every layout, shared with native stores' pool."""
+"""Opens LMDB environments that other tools wrote, and reads their entries.
+
+All layouts share one handle per environment, in the pool of native stores.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from storeds._utils.text import counted
 from storeds.backends.base import FileOpener
 from storeds.backends.handles import OpenStore
 from storeds.backends.lmdb.backend import COLUMNS, META, RECORDS, LmdbOptions, open_environment
-from storeds.backends.lmdb.pages import check_lmdb_file
+from storeds.backends.lmdb.pages import read_header
 from storeds.errors import ConfigError, FormatError
 from storeds.protocols import Meta
 
@@ -26,7 +29,7 @@ __all__ = [
     "EnvironmentOpener",
     "ForeignHandle",
     "ForeignOptions",
-    "Look",
+    "LmdbReader",
     "damage_is_format_error",
     "key_text",
     "listed_keys",
@@ -35,7 +38,7 @@ __all__ = [
 _MAX_DATABASES = 32
 DATA = "data.mdb"
 _SHOWN = 8
-_DATABASES = 16  # of an environment that are looked for
+_LISTED_DATABASES = 16
 
 
 class ForeignOptions(LmdbOptions):
@@ -44,12 +47,12 @@ class ForeignOptions(LmdbOptions):
     Attributes
     ----------
     database : str or None
-        The named database inside the environment that holds the records; the main one by default, or ``""``.
+        The named database inside the environment that holds the records; by default, or as ``""``, the main one.
     partial : bool
-        Open a store that holds fewer records, or more, than it says: those that it lists are its records, and one that
-        is missing is a `RecordError`.
+        Open a store that holds fewer or more records than its own count. Its records are those that it lists; a missing one
+        is a `RecordError`.
     exclude : str or list, optional
-        Keys of entries that are not records, beside those that certainly are not; ``""`` if all doubtful ones are records.
+        Keys of further entries that are not records; ``""`` if all doubtful entries are records.
     """
 
     database: str | None = None
@@ -69,7 +72,7 @@ _NATIVE = {COLUMNS, META, RECORDS}
 
 
 class ForeignHandle:
-    """An open environment, and which state of its file was opened."""
+    """An open environment, and the state of its file when it was opened."""
 
     def __init__(self, env: Any, url: str) -> None:
         self.env, self.url = env, url
@@ -78,32 +81,32 @@ class ForeignHandle:
         self._lock = threading.Lock()
 
     def build_now(self) -> str:
-        """Return inode, size and modification time of the file as they are now."""
+        """Return the current inode, size and modification time of the file."""
         status = os.stat(self.env.path())
         return f"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}"
 
     @property
     def meta(self) -> Meta:
-        """What only a native store has: a backend of ours that is opened beside a foreign one hears so from here."""
-        raise FormatError(f"{self.url} is an LMDB file, but no native store: a foreign layout has it open")
+        """Raise FormatError: only a native store has it, and a native backend may share this handle."""
+        raise FormatError(f"{self.url} is an LMDB file, but not a native store: a foreign layout has it open")
 
     def is_native(self) -> bool:
-        """Whether these are the databases of a native store and nothing else."""
+        """Whether the environment holds exactly the databases of a native store."""
         with self.env.begin() as txn:
             return (
                 set(map(bytes, txn.cursor().iternext(values=False))) == _NATIVE if txn.stat()["entries"] == 3 else False
             )
 
     def database(self, name: str | None) -> Any:
-        """Return the handle of a named database; None stands for the main one. Raises ConfigError."""
-        with self._lock:  # LMDB opens databases in one thread at a time
+        """Return the handle of a named database, or of the main one for None; raises ConfigError."""
+        with self._lock:  # LMDB must not open databases in two threads at once
             if name not in self._databases:
                 try:
                     self._databases[name] = self.env.open_db(None if name is None else name.encode(), create=False)
                 except lmdb.NotFoundError:
-                    raise ConfigError(f"{self.url} has no database {name!r}; {self._what_there_is()}") from None
+                    raise ConfigError(f"{self.url} has no database {name!r}; {self._contents()}") from None
                 except (lmdb.IncompatibleError, lmdb.BadValsizeError) as error:
-                    raise ConfigError(f"{self.url}: {name!r} is no database ({error})") from None
+                    raise ConfigError(f"{self.url}: {name!r} is not a database ({error})") from None
                 except lmdb.DbsFullError:
                     raise ConfigError(
                         f"{self.url}: more than {_MAX_DATABASES} of its databases are open; close some backends"
@@ -111,20 +114,22 @@ class ForeignHandle:
             return self._databases[name]
 
     def check_main_database(self) -> None:
-        """Raise ConfigError if the main database holds nothing but named ones, which are then where the records are."""
+        """Raise ConfigError if the main database holds nothing but named databases."""
         with self.env.begin() as txn:
             names = _first_keys(txn)
         if names and set(names) != _NATIVE and all(map(self.is_database, names[:_SHOWN])):
             sizes = ", ".join(
                 f"database={name!r} ({counted(count, 'entry', 'entries')})" for name, count in self.databases().items()
             )
-            raise ConfigError(f"{self.url} holds no records but named databases; pass one of them: {sizes}")
+            raise ConfigError(
+                f"{self.url} has no records in its main database, only named databases; pass one of them: {sizes}"
+            )
 
     def databases(self) -> dict[str, int]:
-        """Return the named databases, as far as the first keys of the main one tell, each with its number of entries."""
+        """Return the named databases among the first keys of the main one, each with its number of entries."""
         with self.env.begin() as txn:
-            names = [key.decode() for key in _first_keys(txn, count=_DATABASES) if self.is_database(key)]
-        with self.env.begin() as txn:  # an older transaction does not know a database that was opened since
+            names = [key.decode() for key in _first_keys(txn, count=_LISTED_DATABASES) if self.is_database(key)]
+        with self.env.begin() as txn:  # an older transaction does not see a database that was opened after it began
             return {name: int(txn.stat(self.database(name))["entries"]) for name in names}
 
     def is_database(self, name: bytes) -> bool:
@@ -134,14 +139,14 @@ class ForeignHandle:
             return False
         return True
 
-    def _what_there_is(self) -> str:
+    def _contents(self) -> str:
         with self.env.begin() as txn:
             keys = _first_keys(txn)
         return f"its main database holds the keys {listed_keys(keys)}" if keys else "it is empty"
 
 
 def _first_keys(txn: Any, count: int = _SHOWN + 1) -> list[bytes]:
-    """Return as many keys as a message shows, and one more."""
+    """Return the first keys; by default one more than a message shows."""
     return [bytes(key) for key in itertools.islice(txn.cursor().iternext(values=False), count)]
 
 
@@ -151,7 +156,7 @@ def key_text(key: bytes) -> str:
 
 
 def listed_keys(keys: Sequence[bytes]) -> str:
-    """Return the first keys, and whether there are more."""
+    """Return the first keys as text, with an ellipsis where there are more."""
     shown = ", ".join(repr(key_text(key)) for key in keys[:_SHOWN])
     return f"{shown} …" if len(keys) > _SHOWN else shown
 
@@ -169,16 +174,17 @@ class EnvironmentOpener(FileOpener[ForeignOptions]):
     def key(self, opened: OpenStore | None = None) -> Hashable:
         path = self.data_path
         if path != self.path and not os.path.exists(path):
-            raise FormatError(f"{self.url} is a folder without {DATA}, so no LMDB environment")
+            raise FormatError(f"{self.url} is a folder without {DATA}, so it is not an LMDB environment")
         return super().key(opened)
 
     def options(self) -> Hashable:
-        # Of the same form as a native store's, so that an equal choice is no conflict whatever the layout.
+        # The same form for all layouts and native stores, so that the pool compares them.
         return tuple(LmdbOptions(readahead=self.settings.readahead).model_dump().items())
 
-    def open(self) -> ForeignHandle:
+    def open(self, opened: OpenStore | None = None) -> ForeignHandle:
         path = self.data_path
-        check_lmdb_file(path, self.url)
+        with OpenStore.borrow(opened) as store:
+            read_header(store.descriptor(path), self.url)
         with damage_is_format_error(self.url):
             return ForeignHandle(open_environment(path, self.settings, databases=_MAX_DATABASES), self.url)
 
@@ -186,13 +192,16 @@ class EnvironmentOpener(FileOpener[ForeignOptions]):
         handle.env.close()
 
     def abandon_after_fork(self, handle: ForeignHandle, /) -> None:
-        # Without a lock file nothing is shared with the parent; unclosed, the inode could not be opened again here.
+        # Without a lock file the child shares nothing with the parent. LMDB refuses to open an inode that is still open.
         handle.env.close()
 
 
 @dataclass(frozen=True)
-class Look:
-    """A transaction on the database that holds the records, for finding out what they are."""
+class LmdbReader:
+    """A read transaction on the database that holds the records.
+
+    `memo` caches what layouts find out about the database.
+    """
 
     txn: Any
     database: Any
@@ -200,70 +209,66 @@ class Look:
     opener: EnvironmentOpener
     handle: ForeignHandle
     memo: dict[str, Any] = field(default_factory=dict, compare=False)
-    """What was found out already, for as long as the transaction."""
 
     @property
     def url(self) -> str:
-        """The store, for messages."""
+        """The redacted URL of the store, for messages."""
         return self.opener.url
 
     @property
     def entries(self) -> int:
-        """How many keys there are."""
+        """The number of entries."""
         return int(self.txn.stat(self.database)["entries"])
 
     def get(self, key: bytes) -> memoryview | None:
-        """Return a value, valid as long as the transaction, or None."""
+        """Return the value under `key`, valid until the transaction ends, or None."""
         return self.txn.get(key, db=self.database) if key else None
 
     def first(self, count: int) -> list[tuple[bytes, memoryview]]:
-        """Return the first few keys and values in the database's own order."""
+        """Return the first keys and values in the order of the database."""
         cursor = self.txn.cursor(self.database)
         return [(bytes(key), value) for key, value in itertools.islice(cursor.iternext(), count)]
 
-    def last(self) -> list[tuple[bytes, memoryview]]:
-        """Return the last key and value in the database's own order; nothing from an empty one."""
-        cursor = self.txn.cursor(self.database)
-        return [(bytes(key), value) for key, value in itertools.islice(cursor.iterprev(), 1)]
-
     def first_keys(self, count: int) -> list[bytes]:
-        """Return the first few keys; fewer where a damaged record comes before."""
+        """Return the first keys, up to a damaged record."""
         return self._keys_up_to_damage("iternext", count)
 
     def last_keys(self, count: int) -> list[bytes]:
-        """Return the last few keys, the last one first; fewer where a damaged record comes before."""
+        """Return the last keys, the last one first, up to a damaged record."""
         return self._keys_up_to_damage("iterprev", count)
 
     def _keys_up_to_damage(self, direction: str, count: int) -> list[bytes]:
         found: list[bytes] = []
-        # A transaction of its own: LMDB reads values too, and after damage a transaction gives nothing else.
+        # A separate transaction: LMDB reads values too, and damage makes a transaction unusable.
         with suppress(lmdb.CorruptedError), self.handle.env.begin() as txn:
             keys = getattr(txn.cursor(self.database), direction)(values=False)
             found.extend(map(bytes, itertools.islice(keys, count)))
         return found
 
     def first_from(self, key: bytes) -> bytes | None:
-        """Return the first key that is `key` or behind it; None where there is none."""
+        """Return the first key that is not less than `key`, or None."""
         cursor = self.txn.cursor(self.database)
         found = cursor.set_range(key) if key else cursor.first()
         return bytes(cursor.key()) if found else None
 
     def entries_of_database(self, key: bytes) -> int | None:
-        """Return how many entries the named database under `key` has; None if no database is there."""
+        """Return the number of entries of the named database under `key`, or None if that is not a database."""
         if self.opener.settings.database or not self.handle.is_database(key):
             return None
         database = self.handle.database(key.decode())
-        with self.handle.env.begin() as txn:  # an older transaction does not know a database that was opened since
+        with (
+            self.handle.env.begin() as txn
+        ):  # an older transaction does not see a database that was opened after it began
             return int(txn.stat(database)["entries"])
 
     def walk(self) -> Iterator[bytes]:
-        """Yield every key in the database's own order."""
+        """Yield every key in the order of the database."""
         return map(bytes, self.txn.cursor(self.database).iternext(values=False))
 
 
 @contextmanager
 def damage_is_format_error(url: str) -> Iterator[None]:
-    """Turn what LMDB says of a damaged file into FormatError."""
+    """Convert LMDB's errors about a damaged file to FormatError."""
     try:
         yield
     except lmdb.Error as error:

@@ -1,4 +1,4 @@
-"""The keys of a foreign store's records by position: counted out where they are numbers, else packed in an index file."""
+"""The key of each record by position: computed where keys are numbers, otherwise packed in an index file."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ __all__ = ["IndexedKeys", "Keys", "NumberedKeys", "in_order_of_numbers", "iterat
 _CHUNK = 1 << 16
 _ITERATED = 1 << 12
 _VERSION = 1
-_HEAD = 3  # version, count, bytes of all keys; then where each begins, and the bytes
-_NUMBERED = -1  # instead of the bytes: the keys are the numbers from the next value on, as wide as the one after it
+_HEAD = 3  # words: version, count, bytes of all keys; the start of each key and the bytes follow
+_NUMBERED = -1  # the keys are numbers; the next two words are the first number and the width
 _WORD = 8
-_NEAR = 256  # keys so close to one another are read together
+_NEAR = 256  # positions; keys closer to one another are read together
 
 _Read = Callable[[int, int], bytes]
-"""Returns so many bytes of the index from a place on."""
+"""Takes an offset into the index and a size, and returns these bytes."""
 
 
 class Keys(Protocol):
-    """The keys of records ``0..count-1``. Picklable, small whatever the count is."""
+    """The keys of records ``0..count-1``; picklable, and small for any count."""
 
     @property
     def count(self) -> int: ...
 
     def many(self, positions: Sequence[int], find: Callable[[], Iterable[bytes]]) -> list[bytes]:
-        """Return the keys at `positions`, which ascend; `find` gives all keys anew where nothing was kept."""
+        """Return the keys at `positions`, which ascend; `find` finds all keys again if the index is gone."""
         ...
 
 
 @dataclass(frozen=True)
 class NumberedKeys:
-    """Keys that are numbers in decimal, with leading zeros up to a width."""
+    """Keys that are decimal numbers with leading zeros up to a width."""
 
     count: int
     start: int = 0
@@ -60,21 +60,21 @@ class NumberedKeys:
 
 @dataclass(frozen=True)
 class _Packed:
-    """What is known of an index: how many keys it holds and where they lie."""
+    """The size of an index and where its parts begin."""
 
     count: int
     size: int
-    """Bytes of all keys."""
+    """The number of bytes of all keys."""
     numbers: NumberedKeys | None
     begin: int
-    """Where in the file the index begins."""
+    """The offset of the index in its file."""
     file_size: int
     kept: memoryview | None
-    """All of it, where nothing can be written."""
+    """The whole index, where the cache folder is not writable."""
 
     @classmethod
     def of(cls, index: Array) -> _Packed:
-        """Describe an index, mapped or in memory."""
+        """Return the description of an index, mapped or in memory."""
         count, size = Count(index[1]), int(index[2])
         numbers = NumberedKeys(count, int(index[3]), int(index[4])) if size == _NUMBERED else None
         if isinstance(index, np.memmap):
@@ -82,7 +82,7 @@ class _Packed:
         return cls(count, size, numbers, 0, index.nbytes, index.view(np.uint8).data)
 
     def read_keys(self, positions: Sequence[int], read: _Read) -> list[bytes]:
-        """Return the keys at positions that lie near to one another."""
+        """Return the keys at positions that are close to one another."""
         first, last = positions[0], positions[-1]
         starts = memoryview(read(self.begin + _WORD * (_HEAD + first), _WORD * (last - first + 2))).cast("q")
         low, high = starts[0], starts[-1]
@@ -95,19 +95,19 @@ class _Packed:
 
 
 class IndexedKeys:
-    """Keys that were found once and lie packed in an index file.
+    """Keys that are found once and kept packed in an index file.
 
     Parameters
     ----------
     path : Path
-        The index file; its name says which state of which store it belongs to.
+        The index file; its name identifies the store and its state.
     find : callable
-        Gives the keys in order of position where the file is not there yet.
+        Returns the keys in order of position; called if there is no index file.
 
     Notes
     -----
-    Each batch opens the file, reads what it needs, and closes it. Were it mapped, all of it would soon count as memory of
-    every worker that reads at random; kept open, each of thousands of stores would hold a descriptor.
+    Each batch opens the file, reads what it needs, and closes it. A mapped file would soon count as memory of every worker
+    that reads at random. A file that stays open would cost one descriptor for each of thousands of stores.
     """
 
     count: int
@@ -124,7 +124,7 @@ class IndexedKeys:
     def many(self, positions: Sequence[int], find: Callable[[], Iterable[bytes]]) -> list[bytes]:
         # docstring inherited
         packed = self._packed
-        if packed is None:  # it was unpickled just now
+        if packed is None:  # after unpickling
             packed = self._packed = self._load(find)
         if packed.numbers is not None:
             return packed.numbers.many(positions)
@@ -134,7 +134,7 @@ class IndexedKeys:
     @contextmanager
     def _reading(self, packed: _Packed, find: Callable[[], Iterable[bytes]]) -> Iterator[tuple[_Packed, _Read]]:
         descriptor = self._descriptor(packed)
-        if descriptor is None and packed.kept is None:  # somebody has cleaned up
+        if descriptor is None and packed.kept is None:  # the cache was emptied
             packed = self._packed = self._load(find)
             descriptor = self._descriptor(packed)
         if descriptor is None:
@@ -146,7 +146,7 @@ class IndexedKeys:
             os.close(descriptor)
 
     def _descriptor(self, packed: _Packed) -> int | None:
-        """Open the file; None if it is not there, or not whole."""
+        """Return a descriptor of the file, or None if it is missing or incomplete."""
         if packed.kept is not None:
             return None
         try:
@@ -165,12 +165,14 @@ class IndexedKeys:
 def _reader_of(packed: _Packed, path: Path) -> _Read:
     kept = packed.kept
     if kept is None:
-        raise UnavailableError(f"the index {path} vanishes while it is used; set STOREDS_CACHE to a folder that stays")
+        raise UnavailableError(
+            f"the index {path} disappears while storeds uses it; set STOREDS_CACHE to a folder that is not cleaned"
+        )
     return lambda at, size: bytes(kept[at : at + size])
 
 
 def _runs(positions: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Cut ascending positions where the next key lies too far away to be read along."""
+    """Split ascending positions where the next key is too far away to be read with the others."""
     start = 0
     for at in range(1, len(positions) + 1):
         if at == len(positions) or positions[at] - positions[at - 1] > _NEAR:
@@ -179,7 +181,7 @@ def _runs(positions: Sequence[int]) -> Iterator[Sequence[int]]:
 
 
 def pack_keys(keys: Iterable[bytes]) -> Array:
-    """Return the keys as one int64 array, built chunk by chunk."""
+    """Return the keys as one int64 array in the form of an index file."""
     blobs, sizes, numbers = [], [np.zeros(1, np.int64)], _Numbers()
     walk = iter(keys)
     while chunk := list(itertools.islice(walk, _CHUNK)):
@@ -195,14 +197,14 @@ def pack_keys(keys: Iterable[bytes]) -> Array:
 
 
 class _Numbers:
-    """Finds out whether keys count up by one."""
+    """Checks whether keys are consecutive numbers."""
 
     def __init__(self) -> None:
         self.count = 0
         self.found: NumberedKeys | None = None
 
     def add(self, chunk: list[bytes]) -> None:
-        """Take the next keys."""
+        """Check the next keys."""
         if not self.count:
             first = chunk[0]
             if first.isdigit() and len(first) < 18:
@@ -231,7 +233,7 @@ def iterate(keys: Keys, find: Callable[[], Iterable[bytes]]) -> Iterator[bytes]:
 
 
 def in_order_of_numbers(walk: Callable[[], Iterable[bytes]]) -> Iterator[bytes]:
-    """Yield keys by their numbers if every one is a decimal number, else as they come; `walk` gives them, twice."""
+    """Yield keys in order of their numbers if all are decimal, else in the order of `walk`, which is called twice."""
     if not all(key.isdigit() and len(key) < 19 for key in walk()):
         yield from walk()
         return

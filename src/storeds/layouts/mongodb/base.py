@@ -1,24 +1,35 @@
-"""What foreign MongoDB layouts do alike: ids resolved once and kept packed, batches read by ``_id``, pickling."""
+"""The base of foreign MongoDB layouts: a connection, ids that are resolved once and kept packed, batches read by ``_id``."""
 
 from __future__ import annotations
 
 import secrets
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 import xxhash
+from pymongo.errors import OperationFailure
 
 from storeds._utils.locations import redact
 from storeds._utils.text import counted
 from storeds.backends.base import BackendOptions, StoreBackend, parse_options
-from storeds.backends.mongodb.client import ClientFactory, Location, parse_location
+from storeds.backends.handles import HandleRef
+from storeds.backends.mongodb.client import (
+    CLIENTS,
+    ClientFactory,
+    ClientOpener,
+    Location,
+    knows_server,
+    leased_database,
+    parse_location,
+)
+from storeds.backends.mongodb.handle import guarded_find, is_other_collection
 from storeds.backends.mongodb.retry import with_retries
 from storeds.backends.readings import bounded, shown_value
-from storeds.errors import ClosedError, RecordError, UnavailableError
-from storeds.layouts.mongodb.connection import Connection
+from storeds.errors import ClosedError, ConfigError, RecordError, StoreNotFoundError, UnavailableError, suggest
 from storeds.layouts.mongodb.packing import Packed, id_of, key_of, pack_table, unpack_table
 from storeds.layouts.mongodb.values import Column, infer, projection_of
 from storeds.protocols import Array, Field, Meta, Record
@@ -27,7 +38,158 @@ from storeds.records.columns import column_of, index_path, load_index, save_inde
 from storeds.records.fields import fields_to_json
 from storeds.records.meta import Count
 
-__all__ = ["MongodbLayout", "batches", "evenly", "listed"]
+__all__ = [
+    "Connection",
+    "MongodbLayout",
+    "batches",
+    "evenly",
+    "listed",
+]
+
+
+_BAD_QUERY = (2, 9, 14, 51091)  # BadValue, FailedToParse, TypeMismatch, a regular expression that does not compile
+
+
+class Connection:
+    """A claim on the process's client for one URI; it connects on its first operation."""
+
+    def __init__(self, location: Location, factory: ClientFactory | None) -> None:
+        self.location = location
+        self._ref: HandleRef[Any] = CLIENTS.ref(self, ClientOpener(location.uri, location.url, factory))
+        # A factory may make a client that knows no commands, as mongomock does.
+        self._guards = factory is None
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed for good."""
+        return self._ref.closed
+
+    def knows_server(self) -> bool:
+        """Whether the client has found a server to read from."""
+        with self._ref.lease() as client:
+            return knows_server(client)
+
+    def release(self) -> None:
+        """Hold no client until the next operation."""
+        self._ref.release()
+
+    def close(self) -> None:
+        """Give the claim up for good."""
+        self._ref.close()
+
+    @contextmanager
+    def database(self) -> Iterator[Any]:
+        """Lease the client and give its database; PyMongo's exceptions leave as ours."""
+        with leased_database(self._ref, self.location) as database:
+            yield database
+
+    def names(self) -> list[str]:
+        """Return the names of the database's collections, in order."""
+        with self.database() as database:
+            return sorted(database.list_collection_names())
+
+    def count(self, name: str) -> int:
+        """Return about how many documents collection `name` has."""
+        with self.database() as database:
+            return int(database[name].estimated_document_count())
+
+    def identity(self, name: str) -> Any:
+        """Return what tells collection `name` from a later one of that name; None for a view, which has nothing such.
+
+        Raises StoreNotFoundError that lists the collections that there are.
+        """
+        with self.database() as database:
+            found, uuid = _look_up(database, name)
+        if not found:
+            what = f"collections of database {self.location.database!r}"
+            raise StoreNotFoundError(
+                f"no collection {name!r} at {self.location.url}: {suggest(name, self.names(), what)}"
+            )
+        return uuid
+
+    def find(
+        self,
+        name: str,
+        query: Mapping[str, Any],
+        projection: Mapping[str, Any] | None = None,
+        *,
+        identity: Any = None,
+        ordered: bool = False,
+        limit: int = 0,
+    ) -> Iterator[dict[str, Any]]:
+        """Yield documents of collection `name` by one query.
+
+        Parameters
+        ----------
+        name : str
+        query, projection : mapping
+            As MongoDB takes them.
+        identity : optional
+            What `identity` returned. The server itself makes sure, in the same round trip, that the collection is that
+            one: a find may name the UUID that it expects (MongoDB 6.0 and later).
+        ordered : bool
+            By ``_id``.
+        limit : int
+            0 for no limit.
+
+        Raises
+        ------
+        UnavailableError
+            The collection is another one, or the server cannot be reached.
+        ConfigError
+            The query makes no sense to MongoDB.
+        """
+        with self.database() as database:
+            try:
+                with closing(self._cursor(database, name, query, projection, identity, ordered, limit)) as cursor:
+                    yield from cursor
+            except OperationFailure as error:
+                if is_other_collection(error):
+                    raise self._replaced(name) from error
+                if error.code in _BAD_QUERY:
+                    raise ConfigError(f"{self.location.url}: MongoDB does not understand the query: {error}") from None
+                raise
+            if identity is not None and not self._guards and _look_up(database, name)[1] != identity:
+                raise self._replaced(name)
+
+    def _cursor(
+        self,
+        database: Any,
+        name: str,
+        query: Mapping[str, Any],
+        projection: Mapping[str, Any] | None,
+        identity: Any,
+        ordered: bool,
+        limit: int,
+    ) -> Any:
+        if self._guards:
+            command: dict[str, Any] = {"find": name, "filter": query, "limit": limit}
+            if projection is not None:
+                command["projection"] = projection
+            if ordered:
+                # Documents with images are more than a server sorts in memory.
+                command.update(sort={"_id": 1}, allowDiskUse=True)
+            found = guarded_find(database, command, identity)
+            if found is not None:
+                return found
+            self._guards = False
+        cursor = database[name].find(query, projection, limit=limit)
+        return cursor.sort("_id", 1) if ordered else cursor
+
+    def _replaced(self, name: str) -> UnavailableError:
+        return UnavailableError(
+            f"{self.location.url}: collection {name!r} was replaced or dropped while in use; open it again"
+        )
+
+
+def _look_up(database: Any, name: str) -> tuple[bool, Any]:
+    """Return whether collection `name` exists, and its UUID where it has one."""
+    try:
+        listed = list(database.list_collections(filter={"name": name}))
+    except NotImplementedError:  # mongomock
+        return name in database.list_collection_names(), None
+    return bool(listed), listed[0]["info"].get("uuid") if listed else None
+
 
 # A command may have 48 MB and a document of it, an `$in` included, 16 MiB.
 _BATCH_BYTES = 8 << 20
@@ -94,12 +256,12 @@ class MongodbLayout(StoreBackend, Generic[Opts]):
         settings: Any = parse_options(cls.Options, {}, options, url)
         connection = Connection(parse_location(url), client_factory)
         try:
-            return cls._seen(connection, settings)
+            return cls._guess(connection, settings)
         finally:
             connection.close()
 
     @classmethod
-    def glimpse(cls, url: str, *, client_factory: ClientFactory | None = None, **_: Any) -> str:
+    def describe(cls, url: str, *, client_factory: ClientFactory | None = None, **_: Any) -> str:
         """Return what the first document at `url` has, in half a sentence, for who has to find out why no layout fits.
 
         Raises
@@ -119,7 +281,7 @@ class MongodbLayout(StoreBackend, Generic[Opts]):
         return parse_location(url).collection.endswith((".files", ".chunks", ".meta"))
 
     @classmethod
-    def by_hand(cls, url: str, *, client_factory: ClientFactory | None = None, **_: Any) -> str:
+    def conversion_script(cls, url: str, *, client_factory: ClientFactory | None = None, **_: Any) -> str:
         """Return the shortest program that would convert the store at `url`, for a user who knows what its documents hold.
 
         Raises
@@ -155,7 +317,7 @@ class MongodbLayout(StoreBackend, Generic[Opts]):
 
     @classmethod
     @abstractmethod
-    def _seen(cls, connection: Connection, settings: Opts) -> str | None:
+    def _guess(cls, connection: Connection, settings: Opts) -> str | None:
         """Return what `guess_can_open` does."""
 
     @abstractmethod

@@ -18,8 +18,7 @@ from storeds._utils.text import counted
 from storeds.backends.base import BackendOptions
 from storeds.backends.mongodb.client import ClientFactory
 from storeds.errors import ConfigError, FormatError, StoreNotFoundError, suggest
-from storeds.layouts.mongodb.base import MongodbLayout, batches, listed
-from storeds.layouts.mongodb.connection import Connection
+from storeds.layouts.mongodb.base import Connection, MongodbLayout, batches, listed
 from storeds.layouts.mongodb.packing import Packed, pack_ids, pack_items
 from storeds.layouts.mongodb.values import Column, infer, paths_of, pick
 from storeds.protocols import Array, Field, Record
@@ -206,7 +205,7 @@ class NamedLayout(MongodbLayout[NamedOptions]):
         return super().guess_can_open(url, client_factory=client_factory, **options)
 
     @classmethod
-    def _seen(cls, connection: Connection, settings: NamedOptions) -> str | None:
+    def _guess(cls, connection: Connection, settings: NamedOptions) -> str | None:
         first = next(connection.find(connection.location.collection, {}, limit=1), None)
         if first is None or not isinstance(pick(first, settings.data_field), bytes):
             return None
@@ -219,9 +218,9 @@ class NamedLayout(MongodbLayout[NamedOptions]):
         found = self._look_up(index)
         absent = [name.decode() for name in dict.fromkeys(index.names) if name not in found]
         if absent:
-            self._tell_missing(absent, index, len(found))
+            self._report_missing(absent, index, len(found))
         if len(found) + len(absent) < len(index.names):
-            self._tell_repeated(index)
+            self._report_repeated(index)
         kept = [at for at, name in enumerate(index.names) if name in found]
         names = [index.names[at] for at in kept]
         labels = [index.labels[at] for at in kept]
@@ -247,7 +246,7 @@ class NamedLayout(MongodbLayout[NamedOptions]):
             _LOG.warning("%s; the document of lowest _id is taken", told)
         return found
 
-    def _tell_missing(self, absent: list[str], index: NameIndex, found: int) -> None:
+    def _report_missing(self, absent: list[str], index: NameIndex, found: int) -> None:
         if not found:
             self._check_field(self._settings.name_field, "name_field")
         names = found + len(absent)
@@ -258,7 +257,7 @@ class NamedLayout(MongodbLayout[NamedOptions]):
             raise FormatError(f"{told}; missing='skip' leaves them out")
         _LOG.warning("%s; they are left out", told)
 
-    def _tell_repeated(self, index: NameIndex) -> None:
+    def _report_repeated(self, index: NameIndex) -> None:
         seen: set[bytes] = set()
         again = dict.fromkeys(name.decode() for name in index.names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
         _LOG.warning(
