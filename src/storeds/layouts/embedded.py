@@ -1,4 +1,4 @@
-"""Recognises what lies in a value by its first bytes: a picture, a film, a picture written as base64 text."""
+"""Recognises images and videos by their first bytes, also images in base64 text."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _URL_SAFE = str.maketrans("-_", "+/")
 
 
 def is_image(blob: bytes | memoryview) -> bool:
-    """Whether the bytes begin as an encoded image does."""
+    """Whether the bytes begin like an encoded image."""
     head = bytes(blob[:32])
-    if head.startswith(b"BM"):  # two letters prove little, so the reserved bytes must be zeros too
+    if head.startswith(b"BM"):  # two letters are weak evidence, so the reserved bytes must be zero too
         return len(blob) > 26 and head[6:10] == b"\0\0\0\0"
     return head.startswith(b"\xff\xd8\xff") or sniff(head) in _PICTURES
 
 
 def is_video(blob: bytes | memoryview) -> bool:
-    """Whether the bytes begin as a film does: MP4, Matroska and WebM, or AVI."""
+    """Whether the bytes begin like a video: MP4, Matroska and WebM, or AVI."""
     head = bytes(blob[:32])
     return sniff(head) == "MP4" or head.startswith(_MATROSKA) or (head[:4] == b"RIFF" and head[8:12] == b"AVI ")
 
 
 def image_of_text(text: str) -> bytes | None:
-    """Return the image that `text` holds as base64, a ``data:`` URI or not; None where it holds anything else."""
+    """Return the image that `text` encodes in base64 or as a ``data:`` URI, or None."""
     start = _DATA_URI.match(text[:_HEAD])
     body = text[start.end() :] if start else text
     head = _decoded(body[: _HEAD + _HEAD // 16].replace("\n", "").replace("\r", "")[:_HEAD])

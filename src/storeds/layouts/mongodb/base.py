@@ -51,17 +51,17 @@ _BAD_QUERY = (2, 9, 14, 51091)  # BadValue, FailedToParse, TypeMismatch, a regul
 
 
 class Connection:
-    """A claim on the process's client for one URI; it connects on its first operation."""
+    """A reference to the process's client for one URI; it connects on the first operation."""
 
     def __init__(self, location: Location, factory: ClientFactory | None) -> None:
         self.location = location
         self._ref: HandleRef[Any] = CLIENTS.ref(self, ClientOpener(location.uri, location.url, factory))
-        # A factory may make a client that knows no commands, as mongomock does.
+        # A factory may return a client without commands, such as mongomock's.
         self._guards = factory is None
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed for good."""
+        """Whether `close` was called."""
         return self._ref.closed
 
     def knows_server(self) -> bool:
@@ -70,33 +70,33 @@ class Connection:
             return knows_server(client)
 
     def release(self) -> None:
-        """Hold no client until the next operation."""
+        """Release the client until the next operation."""
         self._ref.release()
 
     def close(self) -> None:
-        """Give the claim up for good."""
+        """Release the client for good."""
         self._ref.close()
 
     @contextmanager
     def database(self) -> Iterator[Any]:
-        """Lease the client and give its database; PyMongo's exceptions leave as ours."""
+        """Yield the database; converts PyMongo's exceptions to those of storeds."""
         with leased_database(self._ref, self.location) as database:
             yield database
 
     def names(self) -> list[str]:
-        """Return the names of the database's collections, in order."""
+        """Return the sorted names of the collections."""
         with self.database() as database:
             return sorted(database.list_collection_names())
 
     def count(self, name: str) -> int:
-        """Return about how many documents collection `name` has."""
+        """Return the estimated number of documents in collection `name`."""
         with self.database() as database:
             return int(database[name].estimated_document_count())
 
     def identity(self, name: str) -> Any:
-        """Return what tells collection `name` from a later one of that name; None for a view, which has nothing such.
+        """Return the UUID of collection `name`, which a later collection with that name lacks; None for a view.
 
-        Raises StoreNotFoundError that lists the collections that there are.
+        Raises StoreNotFoundError, which lists the existing collections.
         """
         with self.database() as database:
             found, uuid = _look_up(database, name)
@@ -123,21 +123,21 @@ class Connection:
         ----------
         name : str
         query, projection : mapping
-            As MongoDB takes them.
+            In the form of MongoDB.
         identity : optional
-            What `identity` returned. The server itself makes sure, in the same round trip, that the collection is that
-            one: a find may name the UUID that it expects (MongoDB 6.0 and later).
+            The result of `identity`. The server checks in the same round trip that the collection still has this UUID
+            (MongoDB 6.0 and later).
         ordered : bool
-            By ``_id``.
+            Sort by ``_id``.
         limit : int
             0 for no limit.
 
         Raises
         ------
         UnavailableError
-            The collection is another one, or the server cannot be reached.
+            The collection was replaced, or the server cannot be reached.
         ConfigError
-            The query makes no sense to MongoDB.
+            MongoDB rejects the query.
         """
         with self.database() as database:
             try:
@@ -147,7 +147,7 @@ class Connection:
                 if is_other_collection(error):
                     raise self._replaced(name) from error
                 if error.code in _BAD_QUERY:
-                    raise ConfigError(f"{self.location.url}: MongoDB does not understand the query: {error}") from None
+                    raise ConfigError(f"{self.location.url}: MongoDB rejects the query: {error}") from None
                 raise
             if identity is not None and not self._guards and _look_up(database, name)[1] != identity:
                 raise self._replaced(name)
@@ -167,7 +167,7 @@ class Connection:
             if projection is not None:
                 command["projection"] = projection
             if ordered:
-                # Documents with images are more than a server sorts in memory.
+                # Documents with images exceed the memory that a server uses to sort.
                 command.update(sort={"_id": 1}, allowDiskUse=True)
             found = guarded_find(database, command, identity)
             if found is not None:
@@ -193,7 +193,7 @@ def _look_up(database: Any, name: str) -> tuple[bool, Any]:
 
 # A command may have 48 MB and a document of it, an `$in` included, 16 MiB.
 _BATCH_BYTES = 8 << 20
-_SAMPLE = 16  # documents that fields are inferred from
+_SAMPLE = 16  # documents from which fields are inferred
 _SHOWN = 10
 
 _LOOP = """\
@@ -202,7 +202,7 @@ import pymongo, storeds
 documents = pymongo.MongoClient({uri!r})[{database!r}][{collection!r}]
 with storeds.open_writer({target!r}, {{"key": "str", "data": "{kind}"}}) as writer:
     for document in documents.find().sort("_id", 1):
-        record = {{"key": str(document["_id"]), "data": {taken}}}  # what the document holds goes here
+        record = {{"key": str(document["_id"]), "data": {taken}}}  # put the content of the document here
         writer.append([record])"""
 
 Opts = TypeVar("Opts", bound=BackendOptions)
@@ -211,14 +211,14 @@ Opts = TypeVar("Opts", bound=BackendOptions)
 class MongodbLayout(StoreBackend, Generic[Opts]):
     """A collection that another tool wrote, read by ``_id``.
 
-    A subclass says which documents there are (`_resolve`), what lies where in them (`_describe`), and makes a record of
-    one (`_values`).
+    A subclass finds the documents (`_resolve`), the places of fields in them (`_describe`), and converts a document to a
+    record (`_values`).
 
     Notes
     -----
-    What is O(n), ids and what else `_resolve` found, is one packed array in an index file of the cache folder, named by its
-    content: so it is never stale, and workers map it instead of asking the server. Where it cannot be kept, they resolve
-    anew, and refuse what differs.
+    The lists that `_resolve` returns are kept as one packed array in an index file of the cache folder. Its name depends on
+    its content, so it is never stale. Workers map the file instead of querying the server. If the folder is not writable,
+    they resolve the documents again, and raise an error if the result differs.
     """
 
     layout: ClassVar[str]
@@ -252,7 +252,7 @@ class MongodbLayout(StoreBackend, Generic[Opts]):
 
     @classmethod
     def guess_can_open(cls, url: str, *, client_factory: ClientFactory | None = None, **options: Any) -> str | None:
-        """Return why the collection at `url` looks like this layout, as one sentence, or None."""
+        """Return in one sentence why the collection at `url` looks like this layout, or None."""
         settings: Any = parse_options(cls.Options, {}, options, url)
         connection = Connection(parse_location(url), client_factory)
         try:
@@ -262,12 +262,12 @@ class MongodbLayout(StoreBackend, Generic[Opts]):
 
     @classmethod
     def describe(cls, url: str, *, client_factory: ClientFactory | None = None, **_: Any) -> str:
-        """Return what the first document at `url` has, in half a sentence, for who has to find out why no layout fits.
+        """Return in half a sentence what the first document at `url` holds, for the error that no layout fits.
 
         Raises
         ------
         StoredsError
-            There is nothing, or no server.
+            The collection does not exist, or the server cannot be reached.
         """
         first = cls._first(url, client_factory)
         if first is None:
@@ -282,12 +282,12 @@ class MongodbLayout(StoreBackend, Generic[Opts]):
 
     @classmethod
     def conversion_script(cls, url: str, *, client_factory: ClientFactory | None = None, **_: Any) -> str:
-        """Return the shortest program that would convert the store at `url`, for a user who knows what its documents hold.
+        """Return the shortest program that converts the store at `url`, for users who know what its documents hold.
 
         Raises
         ------
         StoredsError
-            There is nothing, or no server.
+            The collection does not exist, or the server cannot be reached.
         """
         location, first = parse_location(url), cls._first(url, client_factory) or {}
         name, value = next(
@@ -313,20 +313,20 @@ class MongodbLayout(StoreBackend, Generic[Opts]):
         finally:
             connection.close()
 
-    # What a subclass says.
+    # Defined by subclasses.
 
     @classmethod
     @abstractmethod
     def _guess(cls, connection: Connection, settings: Opts) -> str | None:
-        """Return what `guess_can_open` does."""
+        """Return the result of `guess_can_open`."""
 
     @abstractmethod
     def _resolve(self) -> list[Packed]:
-        """Return the ids of all records in order, and what else is to be kept of each."""
+        """Return the ids of all records in order, and further lists to keep with them."""
 
     @abstractmethod
     def _describe(self, lists: Sequence[Packed]) -> tuple[dict[str, Column], dict[str, Field]]:
-        """Return where in a document each field lies that lies there, and all fields in order."""
+        """Return the columns of documents, and all fields in order."""
 
     @abstractmethod
     def _values(self, position: int, document: Mapping[str, Any], fields: Sequence[str]) -> Record:
@@ -334,16 +334,15 @@ class MongodbLayout(StoreBackend, Generic[Opts]):
 
     @property
     def _collection(self) -> str:
-        """The collection that `_id` is of."""
+        """The collection whose documents have the ``_id``."""
         return self._location.collection
 
     def _build(self, table: Array) -> str:
-        # No server tells cheaply whether documents were changed in place, so what was found out about their values
-        # holds for one opening.
+        # No server can cheaply report changes to documents, so cached results about values are valid for one opening.
         return secrets.token_hex(16)
 
     def _name(self, position: int, document: Mapping[str, Any] | None) -> str | None:
-        """Return the record's own name, for messages."""
+        """Return the name of the record for messages."""
         return None
 
     def unread(self) -> list[str]:
@@ -355,7 +354,7 @@ class MongodbLayout(StoreBackend, Generic[Opts]):
         return {self._location.collection}
 
     def _other_collections(self) -> Iterator[str]:
-        """Yield the collections whose names say that they belong to what is read, and are not read."""
+        """Yield collections that are not read although their names begin with the name of this one."""
         own, collection = self._own_collections(), self._location.collection
         for name in self._connection.names():
             if name not in own and f"{name}.".startswith(f"{collection}."):
@@ -382,20 +381,20 @@ class MongodbLayout(StoreBackend, Generic[Opts]):
     def _resolve_again(self) -> Array:
         table = pack_table(self._resolve())
         if _digest(self.layout, self.meta.fields, table) != self.meta.id:
-            raise UnavailableError(f"{self.url} is no longer what was opened: it has other documents; open it again")
+            raise UnavailableError(f"{self.url} has changed since it was opened: it has other documents; open it again")
         return save_index(self._index, table)
 
     def _find(
         self, query: Mapping[str, Any], paths: Iterable[str] | None, *, ordered: bool = False, limit: int = 0
     ) -> Iterator[dict[str, Any]]:
-        """Yield documents of the collection that was opened, whole where `paths` is None."""
+        """Yield documents of the opened collection, with all fields if `paths` is None."""
         projection = None if paths is None else projection_of(paths)
         return self._connection.find(
             self._collection, query, projection, identity=self._identity, ordered=ordered, limit=limit
         )
 
     def _documents(self, keys: Iterable[bytes], kind: int, paths: Iterable[str] | None) -> dict[bytes, dict[str, Any]]:
-        """Return key → document; one query, or a few where a command would be too large."""
+        """Return key → document, by one query, or several if a command would be too large."""
         paths = None if paths is None else list(paths)
         found: dict[bytes, dict[str, Any]] = {}
         for batch in batches(dict.fromkeys(keys)):
@@ -404,11 +403,11 @@ class MongodbLayout(StoreBackend, Generic[Opts]):
         return found
 
     def _sample(self, ids: Packed, paths: Iterable[str] | None) -> list[dict[str, Any]]:
-        """Return some documents from all over the store."""
+        """Return some documents from across the store."""
         return list(self._documents([ids[at] for at in evenly(len(ids), _SAMPLE)], ids.kind, paths).values())
 
     def _fetch(self, keys: Sequence[bytes], kind: int, fields: Sequence[str]) -> dict[bytes, dict[str, Any]]:
-        """Return key → document with what `fields` need."""
+        """Return key → document with the values for `fields`."""
         return self._documents(keys, kind, [self._columns[name].path for name in fields if name in self._columns])
 
     def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
@@ -430,7 +429,7 @@ class MongodbLayout(StoreBackend, Generic[Opts]):
             return self._fault(position, error, {"key": self._name(position, document)})
 
     def _column(self, name: str, field: Field) -> Array:
-        # Pages keep every query short, so that no cursor lives on between them.
+        # Short queries leave no cursor open between them.
         step = 256 if field.is_blob else 50_000
         values: list[Any] = []
         for start in range(0, self.meta.count, step):
@@ -466,7 +465,7 @@ def _digest(layout: str, fields: Mapping[str, Field], table: Array) -> str:
 
 
 def batches(items: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """Cut byte strings into batches that one command can hold."""
+    """Split byte strings into batches that fit into one command."""
     batch: list[bytes] = []
     size = 0
     for item in items:
@@ -480,12 +479,12 @@ def batches(items: Iterable[bytes]) -> Iterator[list[bytes]]:
 
 
 def evenly(count: int, wanted: int) -> list[int]:
-    """Return up to `wanted` positions all over ``0 … count - 1``."""
+    """Return up to `wanted` positions, evenly distributed over ``0 … count - 1``."""
     step = max(1, -(-count // wanted))
     return list(range(0, count, step))
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return the first ten names, and how many more there are."""
+    """Return the first ten names, and the number of further ones."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(repr(name) for name in names[:_SHOWN]) + more

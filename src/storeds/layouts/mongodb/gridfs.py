@@ -30,7 +30,7 @@ _ANY = 0  # ids of any type, as BSON
 
 
 class LabelJoin:
-    """Labels in ``collection.field``, each in a document that has a file's name or id somewhere.
+    """Labels in ``collection.field``; each document there has the name or the id of a file in some field.
 
     Parameters
     ----------
@@ -38,9 +38,9 @@ class LabelJoin:
     where : str
         ``"annotations.label"``: a collection, a dot, and the label's dotted path.
     on : str or None
-        The path that has the name or the id of the file; found out by default.
+        The path of the name or the id of the file; found in a sample by default.
     bucket : sequence of str
-        The bucket's own collections.
+        The collections of the bucket itself.
     """
 
     def __init__(self, connection: Connection, where: str, on: str | None, bucket: Sequence[str]) -> None:
@@ -58,7 +58,7 @@ class LabelJoin:
         self._on = on
 
     def find(self, ids: Sequence[Any], names: Sequence[str]) -> dict[int, Any]:
-        """Return file's place → label, for those files that have one.
+        """Return the labels by index of the file, for files that have one.
 
         Raises
         ------
@@ -97,22 +97,22 @@ class LabelJoin:
         return found
 
     def _referring(self, place_of: Callable[[Any], int | None]) -> str:
-        """Return the field whose value is a file's name or id in every document of a sample."""
+        """Return the field whose value is the name or the id of a file in every sampled document."""
         sample = list(self._connection.find(self.collection, {}, limit=_SAMPLE))
         paths = list(dict.fromkeys(path for document in sample for path in paths_of(document)))
         fitting = [path for path in paths if all(place_of(pick(document, path)) is not None for document in sample)]
         if len(fitting) != 1:
-            several = f"several of its fields do, choose one: {', '.join(f'labels_on={path!r}' for path in fitting)}"
+            several = f"several fields do, choose one: {', '.join(f'labels_on={path!r}' for path in fitting)}"
             none = f"none of its fields {listed(paths)} has the name or the id of a file in all of {len(sample)} documents; labels_on= names it"
             raise ConfigError(
-                f"{self._url}: labels={self._where!r}: it is unclear which field of {self.collection!r} refers to the files: {several if fitting else none}"
+                f"{self._url}: labels={self._where!r}: cannot tell which field of {self.collection!r} refers to the files: {several if fitting else none}"
             )
         (path,) = fitting
         self._refers_by_name = all(isinstance(pick(document, path), str) for document in sample)
         return path
 
     def _refuse_path(self) -> None:
-        """Raise ConfigError if no document has something at the label's path."""
+        """Raise ConfigError if no document has a value at the path of the label."""
         if next(self._connection.find(self.collection, {self._path: {"$exists": True}}, limit=1), None) is None:
             one = next(self._connection.find(self.collection, {}, limit=1), {})
             there = suggest(self._path, paths_of(one), "fields of a document there")
@@ -120,13 +120,13 @@ class LabelJoin:
 
 
 def _batches(values: Sequence[Any]) -> list[list[Any]]:
-    """Cut values into lists that one command can hold."""
+    """Split values into lists that fit into one command."""
     keys = {key_of(_ANY, value): value for value in values}
     return [[keys[key] for key in batch] for batch in batches(keys)]
 
 
 _LOG = logging.getLogger("storeds")
-_CHUNKS = "\0chunks"  # no field of a document can be called that
+_CHUNKS = "\0chunks"  # not a possible field name
 _LABEL = "label"
 _DATA = {"image", "data", "video"}
 _OWN = ("key", "metadata", *_DATA)
@@ -135,18 +135,18 @@ _OWN_PATHS = ("length", "md5", "metadata")
 
 
 class GridfsOptions(ColumnOptions):
-    """Options of layout ``gridfs``; ``query`` and ``columns`` are about the documents in ``<bucket>.files``.
+    """Options of layout ``gridfs``; ``query`` and ``columns`` refer to the documents in ``<bucket>.files``.
 
     Attributes
     ----------
     revisions : str
-        Of several files of one name: the ``newest``, as GridFS itself takes it, or ``all``.
+        Of several files with one name: the ``newest``, as GridFS itself does, or ``all``.
     labels : str, optional
-        Where in another collection the files' labels are: ``"annotations.label"``, a collection and a dotted path.
+        Where the labels are: a collection and a dotted path, as in ``"annotations.label"``.
     labels_on : str, optional
-        The dotted path there that has a file's name or ``_id``; by default the one field that has it in every document.
+        The dotted path of a file's name or ``_id`` there; by default the one field that has it in every document.
     missing : str
-        What happens to files without a label: ``error``, or ``skip``, which leaves them out.
+        For files without a label: ``error``, or ``skip`` to leave them out.
     """
 
     revisions: Literal["newest", "all"] = "newest"
@@ -161,7 +161,7 @@ class GridfsLayout(ColumnLayout[GridfsOptions]):
     Parameters
     ----------
     url : str
-        As for a native store, with the bucket's name (by default ``fs``) for the collection's.
+        As for a native store, with the name of the bucket (usually ``fs``) instead of the collection.
     client_factory : callable, optional
         As for a native store.
     **options
@@ -170,14 +170,15 @@ class GridfsLayout(ColumnLayout[GridfsOptions]):
     Raises
     ------
     ConfigError, FormatError
-        A column exists nowhere; there are files, but no chunks; files have no label, or several.
+        No file has a column; the bucket has no chunks; files have no label, or several.
     StoreNotFoundError, UnavailableError
         No such bucket, or no file matches; no server.
 
     Notes
     -----
-    Fields: ``key`` (the file's name, or else its id), ``image`` (or ``video``, where all files are films, or ``data``),
-    ``metadata``, with ``labels`` the ``label``, and the columns. Of every file read, the length is checked, and the MD5 where an older driver left one.
+    Fields: ``key`` (the name of the file, or its id), ``image`` (or ``video`` if all files are videos, or ``data``),
+    ``metadata``, ``label`` if the option ``labels`` is given, and the columns. Reading checks the length of each file, and
+    its MD5 if an older driver stored one.
     """
 
     Options: ClassVar[type[BackendOptions]] = GridfsOptions
@@ -202,7 +203,7 @@ class GridfsLayout(ColumnLayout[GridfsOptions]):
             return None
         metadata = first.get("metadata")
         if isinstance(metadata, Mapping) and list(metadata) == ["build"]:
-            return None  # large values of a native store
+            return None  # it holds the large values of a native store
         return f"there are collections {listed(sorted(pair))}, and the first file has a length and a chunkSize"
 
     def _resolve(self) -> list[Packed]:
@@ -228,7 +229,7 @@ class GridfsLayout(ColumnLayout[GridfsOptions]):
         return [pack_ids(ids[at] for at in kept), pack_items([names[at].encode() for at in kept]), packed]
 
     def _labels(self, ids: Sequence[Any], names: Sequence[str], where: str) -> list[Any]:
-        """Return the label of each file; None where it has none and may be left out."""
+        """Return the label of each file; None for a file that is left out."""
         join = LabelJoin(self._connection, where, self._settings.labels_on, sorted(self._own_collections()))
         found = join.find(ids, names)
         absent = [name for at, name in enumerate(names) if at not in found]
@@ -250,7 +251,7 @@ class GridfsLayout(ColumnLayout[GridfsOptions]):
                 newest[name] = at
         if len(newest) < len(names):
             _LOG.warning(
-                "%s: of %d names there are older files, %d in all, which are left out; revisions='all' takes them",
+                "%s: %d names have older files, %d in all, which are left out; revisions='all' reads them",
                 self._location.url,
                 len({name for at, name in enumerate(names) if newest[name] != at}),
                 len(names) - len(newest),
@@ -262,7 +263,7 @@ class GridfsLayout(ColumnLayout[GridfsOptions]):
         for name, _, _ in self._settings.columns:
             if name in _OWN or (name == _LABEL and self._settings.labels is not None):
                 raise ConfigError(
-                    f"{self._location.url}: a column cannot be called {name!r}, which the layout itself has"
+                    f"{self._location.url}: a column cannot be called {name!r}, which is a field of the layout"
                 )
         columns = self._mapped_columns(ids, self._settings.columns)
         named = {*_STANDARD, *(path.partition(".")[0] for _, path, _ in self._settings.columns)}
@@ -277,9 +278,9 @@ class GridfsLayout(ColumnLayout[GridfsOptions]):
         return columns, {**own, **label, **{name: column.field for name, column in columns.items()}}
 
     def _heads(self, keys: Sequence[bytes], kind: int) -> list[bytes]:
-        """Return how some files begin."""
+        """Return the first chunks of some files."""
         if self._chunks not in self._connection.names():
-            raise FormatError(f"{self._location.url}: there is {self._collection!r}, but no {self._chunks!r}")
+            raise FormatError(f"{self._location.url}: the database has {self._collection!r}, but not {self._chunks!r}")
         query = {"files_id": {"$in": [id_of(kind, key) for key in keys]}, "n": 0}
         found = self._connection.find(self._chunks, query, {"data": True})
         return [bytes(chunk["data"]) for chunk in found if isinstance(chunk.get("data"), bytes)]
@@ -294,7 +295,7 @@ class GridfsLayout(ColumnLayout[GridfsOptions]):
         for batch in batches(files):
             query = {"files_id": {"$in": [id_of(kind, key) for key in batch]}}
             for chunk in self._connection.find(self._chunks, query, projection_of(("files_id", "n", "data"))):
-                file = files.get(key_of(kind, chunk["files_id"]))  # MongoDB finds 1.0 too where 1 is meant
+                file = files.get(key_of(kind, chunk["files_id"]))  # a query for 1 finds 1.0 too
                 if file is not None:
                     file[_CHUNKS][chunk.get("n")] = chunk.get("data")
         return files
@@ -327,17 +328,15 @@ class GridfsLayout(ColumnLayout[GridfsOptions]):
 
 
 def _assemble(file: Mapping[str, Any]) -> bytes:
-    """Return the bytes of a file; raises ValueError if its chunks are not all there, or not as they were."""
+    """Return the bytes of a file; raises ValueError if chunks are missing or the length or MD5 differs."""
     chunks: Mapping[Any, Any] = file[_CHUNKS]
     absent = next((n for n in range(len(chunks)) if not isinstance(chunks.get(n), bytes)), None)
     if absent is not None:
         raise ValueError(f"chunk {absent} of its file is missing from GridFS")
     data = b"".join(chunks[n] for n in range(len(chunks)))
     if len(data) != file.get("length"):
-        raise ValueError(
-            f"its file has {len(data)} bytes in {len(chunks)} chunks, and should have {file.get('length')}"
-        )
+        raise ValueError(f"its file has {len(data)} bytes in {len(chunks)} chunks instead of {file.get('length')}")
     digest = file.get("md5")
     if isinstance(digest, str) and hashlib.md5(data, usedforsecurity=False).hexdigest() != digest:
-        raise ValueError("the MD5 of its file is not what it was when it was written")
+        raise ValueError("the MD5 of its file differs from the one stored with it")
     return data

@@ -1,4 +1,4 @@
-"""Documents found by name: a JSON index has the names and the labels, a collection the images."""
+"""Documents found by name: a JSON index holds names and labels, a collection the images."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ __all__ = [
 
 
 _NAMES, _LABELS = "path_list", "label_list"
-_KINDS = ("json", "int", "float", "bool", "str")  # by the number that stands for each in a packed list
+_KINDS = ("json", "int", "float", "bool", "str")  # by their numbers in a packed list
 _DTYPES = {"int": "<i8", "float": "<f8", "bool": "?"}
 
 
 @dataclass(frozen=True)
 class NameIndex:
-    """Names, as UTF-8, and the label of each."""
+    """Names in UTF-8, and their labels."""
 
     path: str
     names: list[bytes]
@@ -51,14 +51,14 @@ class NameIndex:
 
 
 def read_name_index(path: str) -> NameIndex:
-    """Return what is in the JSON file at `path`.
+    """Read the JSON file at `path`.
 
     Raises
     ------
     StoreNotFoundError
         There is no such file.
     ConfigError
-        It is no JSON object with equally long ``path_list`` and ``label_list``, or a name is no text.
+        It is not a JSON object with equally long ``path_list`` and ``label_list``, or a name is not text.
     """
     try:
         with open(path, "rb") as file:
@@ -74,7 +74,9 @@ def read_name_index(path: str) -> NameIndex:
     for key in (_NAMES, _LABELS):
         if not isinstance(found.get(key), list):
             has = ", ".join(map(repr, list(found)[:10])) or "nothing"
-            raise ConfigError(f"index {path}: expected the lists {_NAMES} and {_LABELS}; {key} is none (it has {has})")
+            raise ConfigError(
+                f"index {path}: expected the lists {_NAMES} and {_LABELS}; {key} is not a list (the keys are {has})"
+            )
     names, labels = found[_NAMES], found[_LABELS]
     if len(names) != len(labels):
         raise ConfigError(
@@ -91,11 +93,11 @@ def _encoded(name: Any, at: int, path: str) -> bytes:
             return name.encode()
     except UnicodeEncodeError:
         pass
-    raise ConfigError(f"index {path}: entry {at} of {_NAMES} is no text: {name!r}")
+    raise ConfigError(f"index {path}: entry {at} of {_NAMES} is not text: {name!r}")
 
 
 def pack_labels(labels: Sequence[Any], path: str) -> Packed:
-    """Return labels, packed: numbers as such, texts as UTF-8, anything else as JSON."""
+    """Pack labels: numbers in binary, text as UTF-8, anything else as JSON."""
     kind = "json" if any(label is None for label in labels) else infer(labels)[0].kind
     if kind in _DTYPES:
         try:
@@ -106,13 +108,13 @@ def pack_labels(labels: Sequence[Any], path: str) -> Packed:
     try:
         packed = pack_items([(label if kind == "str" else json.dumps(label)).encode() for label in labels])
     except UnicodeEncodeError as error:
-        raise ConfigError(f"index {path}: a label is no text: {error}") from None
+        raise ConfigError(f"index {path}: a label is not valid text: {error}") from None
     packed.kind = _KINDS.index(kind) if kind == "str" else 0
     return packed
 
 
 def label_field(labels: Packed) -> Field:
-    """Return the field that holds packed labels."""
+    """Return the field of packed labels."""
     kind = _KINDS[labels.kind]
     if kind != "json":
         return Field(kind)  # type: ignore[arg-type]  # one of those above
@@ -132,7 +134,7 @@ def label_value(labels: Packed, at: int, field: Field) -> Any:
 
 
 def label_column(labels: Packed, field: Field) -> Array:
-    """Return all labels as one array, which is the caller's."""
+    """Return all labels as one new array."""
     if field.kind in _DTYPES:
         return labels.data.view(_DTYPES[field.kind]).copy()
     return column_of(field, [label_value(labels, at, field) for at in range(len(labels))])
@@ -142,7 +144,7 @@ _LOG = logging.getLogger("storeds")
 
 
 def _absolute(path: Any) -> Any:
-    # A worker may have another working folder.
+    # Workers may have another working folder.
     return os.path.abspath(os.path.expanduser(path)) if isinstance(path, (str, os.PathLike)) else path
 
 
@@ -154,11 +156,11 @@ class NamedOptions(BackendOptions):
     index : str or path
         A JSON file of ``{"path_list": [name, …], "label_list": [label, …]}``.
     name_field, data_field : str
-        Where in a document its name and its image lie; dots lead into documents within.
+        Dotted paths of the name and the image in a document.
     missing : str
-        What happens to names that no document has: ``error``, or ``skip``, which leaves them out.
+        For names without a document: ``error``, or ``skip`` to leave them out.
     duplicates : str
-        What happens to names that several documents have: ``error``, or ``first``, which takes the one of lowest ``_id``.
+        For names with several documents: ``error``, or ``first`` to take the document with the lowest ``_id``.
     """
 
     index: Annotated[str, BeforeValidator(_absolute)]
@@ -169,12 +171,12 @@ class NamedOptions(BackendOptions):
 
 
 class NamedLayout(MongodbLayout[NamedOptions]):
-    """Reads the documents that a JSON index names, in its order.
+    """Reads the documents that a JSON index names, in the order of the index.
 
     Parameters
     ----------
     url : str
-        Of the collection, as for a native store.
+        The URL of the collection, as for a native store.
     client_factory : callable, optional
         As for a native store.
     **options
@@ -185,13 +187,13 @@ class NamedLayout(MongodbLayout[NamedOptions]):
     ConfigError
         The index is malformed, or documents have no such fields.
     FormatError
-        Names are missing, or stand in several documents.
+        Names have no document, or several.
     StoreNotFoundError, UnavailableError
         No such collection or index; no server.
 
     Notes
     -----
-    Fields: ``key`` (the name), ``image``, ``label``. Names are resolved to ``_id`` at opening, some 100,000 with a query.
+    Fields: ``key`` (the name), ``image``, ``label``. Opening resolves names to ``_id``, about 100,000 per query.
     """
 
     Options: ClassVar[type[BackendOptions]] = NamedOptions
@@ -200,7 +202,7 @@ class NamedLayout(MongodbLayout[NamedOptions]):
     @classmethod
     def guess_can_open(cls, url: str, *, client_factory: ClientFactory | None = None, **options: Any) -> str | None:
         # docstring inherited
-        if "index" not in options:  # nothing that the user gave is wrong, which a ConfigError would say
+        if "index" not in options:  # not a ConfigError, since no given option is wrong
             raise FormatError(f"{redact(url)}: option 'index' is needed")
         return super().guess_can_open(url, client_factory=client_factory, **options)
 
@@ -235,37 +237,37 @@ class NamedLayout(MongodbLayout[NamedOptions]):
             for document in self._find(query, [field], ordered=first):
                 name = pick(document, field)
                 if not isinstance(name, str):
-                    continue  # a list of names, one of which was asked for
+                    continue  # a list of names that contains a requested one
                 key = name.encode()
                 if found.setdefault(key, document["_id"]) != document["_id"]:
                     doubled[name] = None
         if doubled:
-            told = f"{self._location.url}: {len(doubled)} names stand in several documents: {listed(list(doubled))}"
+            message = f"{self._location.url}: {len(doubled)} names have several documents: {listed(list(doubled))}"
             if not first:
-                raise FormatError(f"{told}; duplicates='first' takes the document of lowest _id")
-            _LOG.warning("%s; the document of lowest _id is taken", told)
+                raise FormatError(f"{message}; duplicates='first' takes the document with the lowest _id")
+            _LOG.warning("%s; the document with the lowest _id is taken", message)
         return found
 
     def _report_missing(self, absent: list[str], index: NameIndex, found: int) -> None:
         if not found:
             self._check_field(self._settings.name_field, "name_field")
         names = found + len(absent)
-        told = f"{self._location.url}: {len(absent)} of the {names} names of {index.path} have no document: {listed(absent)}"
+        message = f"{self._location.url}: {len(absent)} of the {names} names of {index.path} have no document: {listed(absent)}"
         if not found:
-            raise FormatError(told)
+            raise FormatError(message)
         if self._settings.missing == "error":
-            raise FormatError(f"{told}; missing='skip' leaves them out")
-        _LOG.warning("%s; they are left out", told)
+            raise FormatError(f"{message}; missing='skip' leaves them out")
+        _LOG.warning("%s; they are left out", message)
 
     def _report_repeated(self, index: NameIndex) -> None:
         seen: set[bytes] = set()
         again = dict.fromkeys(name.decode() for name in index.names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
         _LOG.warning(
-            "%s: %d names stand more than once, and are read as often: %s", index.path, len(again), listed(list(again))
+            "%s: %d names occur several times, and are read as often: %s", index.path, len(again), listed(list(again))
         )
 
     def _check_field(self, path: str, option: str) -> None:
-        """Raise ConfigError if not even one document has something at `path`."""
+        """Raise ConfigError if no document has a value at `path`."""
         if next(self._find({path: {"$exists": True}}, [path], limit=1), None) is None:
             one = next(self._find({}, None, limit=1), {})
             there = suggest(path, paths_of(one), "fields of a document there")
@@ -284,7 +286,7 @@ class NamedLayout(MongodbLayout[NamedOptions]):
         return {"image": Column(path, image)}, {"key": Field("str"), "image": image, "label": label_field(lists[2])}
 
     def _not_read(self, sample: Sequence[Mapping[str, Any]], read: int) -> Iterator[str]:
-        """Yield the fields of documents that are no field of a record, and how many documents the index does not name."""
+        """Yield the fields of documents that are in no record, and the number of documents that the index does not name."""
         own = {"_id", self._settings.name_field.partition(".")[0], self._settings.data_field.partition(".")[0]}
         for name in dict.fromkeys(name for document in sample for name in document):
             if name not in own:
@@ -294,7 +296,7 @@ class NamedLayout(MongodbLayout[NamedOptions]):
             yield f"{counted(others, 'document')} that the index does not name"
 
     def _build(self, table: Array) -> str:
-        # Whatever can be selected by stands in the index file, so the same content is the same build.
+        # `select` uses the index file alone, so the same content is the same build.
         hasher = xxhash.xxh3_128(repr(self._identity).encode())
         hasher.update(table.data)
         return hasher.hexdigest()

@@ -1,4 +1,4 @@
-"""Keeps ids, names and labels of a million documents packed in one int64 array, which an index file can hold."""
+"""Packs ids, names and labels of millions of documents in one int64 array, which an index file can hold."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["IdPacker", "Packed", "id_of", "key_of", "pack_ids", "pack_items", "p
 
 _ITEMS, _INTS, _OBJECT_IDS = 0, 1, 2
 _WIDTHS = (0, 8, 12)
-_HEADER = 4  # words a list: what it holds, the width of an item, how many there are, bytes of data
+_HEADER = 4  # words per list: kind, width of an item, number of items, bytes of data
 
 
 class Packed:
@@ -25,12 +25,12 @@ class Packed:
     Parameters
     ----------
     kind : int
-        What they mean, where they are ids: integers, ObjectIds, or else BSON.
+        The kind of ids: integers, ObjectIds, or else BSON.
     width : int
-        The length of each; 0 where it varies.
+        The length of each item; 0 if lengths differ.
     data : array of uint8
     ends : array of int64
-        Where each ends; empty where all have one length.
+        Where each item ends; empty if all have the same length.
     """
 
     def __init__(self, kind: int, width: int, data: Array, ends: Array) -> None:
@@ -49,7 +49,7 @@ class Packed:
 
 
 class IdPacker:
-    """Packs ids as they stream by: all integers, all ObjectIds, or each as BSON."""
+    """Packs ids one by one: all as integers, all as ObjectIds, or each as BSON."""
 
     def __init__(self) -> None:
         self._kind: int | None = None
@@ -57,7 +57,7 @@ class IdPacker:
         self._ends = array("q")
 
     def add(self, id: Any) -> None:
-        """Take the next id."""
+        """Add an id."""
         kind = _kind_of(id)
         if self._kind is None:
             self._kind = kind
@@ -77,7 +77,7 @@ class IdPacker:
             self._add(id_of(earlier.kind, key))
 
     def finish(self) -> Packed:
-        """Return what was added."""
+        """Return the packed ids."""
         kind = self._kind or _ITEMS
         return Packed(kind, _WIDTHS[kind], np.frombuffer(self._data, np.uint8), np.array(self._ends, np.int64))
 
@@ -89,26 +89,26 @@ def _kind_of(id: Any) -> int:
 
 
 def key_of(kind: int, id: Any) -> bytes:
-    """Return the bytes that stand for `id` in a list of that kind; one that does not fit there stands for nothing in it."""
+    """Return the bytes of `id` in a list of this kind; empty if the list cannot hold it."""
     if kind != _ITEMS and _kind_of(id) != kind:
         return b""
     if kind == _INTS:
         return int(id).to_bytes(8, "little", signed=True)
     if kind == _OBJECT_IDS:
         return bytes(id.binary)
-    # One form for integers, which MongoDB keeps in two sizes and compares by value.
+    # MongoDB stores integers in two sizes and compares them by value, so they get one form.
     return bson.encode({"": Int64(id) if _kind_of(id) == _INTS else id})
 
 
 def id_of(kind: int, key: bytes) -> Any:
-    """Return the id that `key` stands for."""
+    """Return the id of a key."""
     if kind == _INTS:
         return int.from_bytes(key, "little", signed=True)
     return ObjectId(key) if kind == _OBJECT_IDS else bson.decode(key)[""]
 
 
 def pack_ids(ids: Iterable[Any]) -> Packed:
-    """Return ids, packed."""
+    """Pack ids."""
     packer = IdPacker()
     for id in ids:
         packer.add(id)
@@ -116,13 +116,13 @@ def pack_ids(ids: Iterable[Any]) -> Packed:
 
 
 def pack_items(items: Sequence[bytes]) -> Packed:
-    """Return byte strings, packed."""
+    """Pack byte strings."""
     ends = np.cumsum([len(item) for item in items], dtype=np.int64)
     return Packed(_ITEMS, 0, np.frombuffer(b"".join(items), np.uint8), ends)
 
 
 def pack_table(lists: Sequence[Packed]) -> Array:
-    """Return several lists in one int64 array."""
+    """Pack several lists in one int64 array."""
     heads = [[packed.kind, packed.width, len(packed), len(packed.data)] for packed in lists]
     words: list[Array] = [np.array([len(lists)], "<i8"), np.array(heads, "<i8").reshape(-1)]
     for packed in lists:
@@ -132,7 +132,7 @@ def pack_table(lists: Sequence[Packed]) -> Array:
 
 
 def unpack_table(table: Array) -> list[Packed]:
-    """Return the lists in `table`, which they share; raises ValueError for another array."""
+    """Return the lists of a table as views; raises ValueError for any other array."""
     count = int(table[0]) if len(table) else 0
     at = 1 + _HEADER * count
     if not 0 < count < 8 or len(table) < at:

@@ -1,4 +1,4 @@
-"""Any collection: the documents that a query finds, with fields from dotted paths."""
+"""Any collection: the documents that a query finds, with fields from dotted paths or inferred from some documents."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ __all__ = [
 ]
 
 
-_MOST = 64  # elements that fields are inferred from
+_MOST = 64  # elements from which fields are inferred
 
 
 def size_of(path: str) -> dict[str, Any]:
-    """Return a projection that gives the length of the list at `path`, 0 where there is none, as ``n``."""
+    """Return a projection that computes the length of the list at `path` as ``n``; 0 if there is no list."""
     return {"_id": 1, "n": {"$cond": [{"$isArray": f"${path}"}, {"$size": f"${path}"}, 0]}}
 
 
 def element_of(document: Mapping[str, Any], path: str, number: int) -> dict[str, Any]:
-    """Return the document with one element in the place of its list; raises ValueError if it has no such element."""
+    """Return the document with one element instead of its list; raises ValueError if it has no such element."""
     found = pick(document, path)
     if not isinstance(found, list) or number >= len(found):
         there = f"{len(found)} elements" if isinstance(found, list) else "no list"
-        raise ValueError(f"its document has {there} in {path!r} now, so no element {number}")
+        raise ValueError(f"its document now has {there} in {path!r}, and no element {number}")
     return _with(document, path.split("."), found[number])
 
 
@@ -65,27 +65,27 @@ def _with(document: Mapping[str, Any], path: list[str], value: Any) -> dict[str,
 
 
 def elements(document: Mapping[str, Any], path: str) -> Iterator[dict[str, Any]]:
-    """Yield the document once for each of the first elements of its list."""
+    """Yield the document once per element, for the first elements of its list."""
     found = pick(document, path)
     for number in range(min(len(found), _MOST) if isinstance(found, list) else 0):
         yield element_of(document, path, number)
 
 
 def lists_of_documents(value: Any) -> bool:
-    """Whether `value` is a list of documents, and of nothing else."""
+    """Whether `value` is a list that contains only documents."""
     return isinstance(value, list) and bool(value) and all(isinstance(item, Mapping) for item in value)
 
 
 @dataclass
 class Places:
-    """Where fields lie.
+    """The places of fields.
 
     Attributes
     ----------
     columns : mapping of str to str
         A field's name → its dotted path.
     left : mapping of str to str
-        A path that is no column → why not.
+        A path that is not a column → the reason.
     """
 
     columns: dict[str, str] = field(default_factory=dict)
@@ -93,7 +93,7 @@ class Places:
 
 
 def holds_data(value: Any) -> bool:
-    """Whether bytes, or a picture as text, lie somewhere in `value`."""
+    """Whether `value` contains bytes or an image in base64."""
     if isinstance(value, Mapping):
         return any(map(holds_data, value.values()))
     if lists_of_documents(value):
@@ -102,7 +102,7 @@ def holds_data(value: Any) -> bool:
 
 
 def places_of(documents: Sequence[Mapping[str, Any]], unwind: str | None, url: str) -> Places:
-    """Return where the fields of documents lie: of documents inside that hold data, and of an element, each field by itself.
+    """Return the places of fields; nested documents that hold data, and elements, give one column per field.
 
     Raises
     ------
@@ -118,19 +118,19 @@ def places_of(documents: Sequence[Mapping[str, Any]], unwind: str | None, url: s
         lists = [value for value in values if isinstance(value, list)]
         if any(map(lists_of_documents, lists)) and any(map(holds_data, lists)):
             raise ConfigError(
-                f"{url}: field {path!r} of its documents is a list of documents with images or other data, {sum(map(len, lists))} in "
-                f"{len(lists)} of them: unwind={path!r} gives one record for each of them; columns= names other fields to read instead"
+                f"{url}: field {path!r} holds lists of documents with images or other data, {sum(map(len, lists))} in "
+                f"{len(lists)} documents: unwind={path!r} gives one record for each of them; columns= names other fields to read instead"
             )
         name = _name_of(path, unwind, found.columns)
         if name is None:
-            found.left[path] = "no name that a field can have; columns= gives it one"
+            found.left[path] = "not a valid field name; columns= gives it one"
         else:
             found.columns[name] = path
     return found
 
 
 def _paths(documents: Sequence[Mapping[str, Any]], unwind: str | None) -> Iterator[str]:
-    """Yield the paths of the fields, those of any document."""
+    """Yield the paths of all fields of the documents."""
     for name in dict.fromkeys(name for document in documents for name in document if name != "_id"):
         values = [document.get(name) for document in documents]
         is_inside = unwind is not None and unwind.partition(".")[0] == name
@@ -146,7 +146,7 @@ def _paths(documents: Sequence[Mapping[str, Any]], unwind: str | None) -> Iterat
 
 
 def _name_of(path: str, unwind: str | None, taken: Mapping[str, str]) -> str | None:
-    """Return the name of a column: of an element's field its own, of another the path, in the form that fields have."""
+    """Return the name of a column: the field's own name in an element, otherwise the path; None if no valid name is free."""
     if "." not in path:
         return path if _is_field_name(path) and path not in taken else None
     whole = re.sub(r"[^a-z0-9_]", "_", path.lower())
@@ -164,11 +164,11 @@ def _is_field_name(name: str) -> bool:
 _FORCEABLE = ("image", "bytes", "str", "int", "float", "bool", "json")
 
 Mapped: TypeAlias = tuple[str, str, str | None]
-"""A field's name, where it lies, and its kind if that is not to be inferred."""
+"""A field's name, its path, and its kind or None to infer it."""
 
 
 def _query_text(given: Any) -> str:
-    """Return a query as one canonical text; ObjectIds and dates as MongoDB's Extended JSON, which is read too."""
+    """Return a query as canonical text in MongoDB's Extended JSON, which is accepted too."""
     text = given if isinstance(given, str) else json_util.dumps(given)
     query = json_util.loads(text)
     if not isinstance(query, dict):
@@ -190,21 +190,21 @@ def _mapped_one(name: str, place: Any) -> Mapped:
         raise ValueError(f"{name}: expected a dotted path, or a mapping of path and kind")
     path, kind = spec["path"], spec.get("kind")
     if not all(path.split(".")) or path.startswith("$") or "\0" in path:
-        raise ValueError(f"{name}: {path!r} is no dotted path")
+        raise ValueError(f"{name}: {path!r} is not a dotted path")
     if kind not in (None, *_FORCEABLE):
-        raise ValueError(f"{name}: kind {kind!r} is none of {', '.join(_FORCEABLE)}")
+        raise ValueError(f"{name}: kind {kind!r} is not one of {', '.join(_FORCEABLE)}")
     return name, path, kind
 
 
 class ColumnOptions(BackendOptions):
-    """Which documents, and what of them.
+    """The documents to read, and their fields.
 
     Attributes
     ----------
     query : mapping or str
-        As MongoDB takes it, or JSON of it: ``{"split": "train"}``. All documents by default.
+        A MongoDB query, or its JSON: ``{"split": "train"}``. All documents by default.
     columns : mapping or str, optional
-        Field → dotted path (or ``{"path": …, "kind": …}``), or JSON of it: ``{"image": "payload.jpg"}``.
+        Field → dotted path (or ``{"path": …, "kind": …}``), or the JSON of this mapping: ``{"image": "payload.jpg"}``.
     """
 
     query: Annotated[str, BeforeValidator(_query_text)] = "{}"
@@ -215,7 +215,7 @@ ColumnOpts = TypeVar("ColumnOpts", bound=ColumnOptions)
 
 
 class ColumnLayout(MongodbLayout[ColumnOpts]):
-    """A layout whose fields lie in documents at dotted paths."""
+    """A layout whose fields are at dotted paths of documents."""
 
     @property
     def _query(self) -> dict[str, Any]:
@@ -223,7 +223,7 @@ class ColumnLayout(MongodbLayout[ColumnOpts]):
         return query
 
     def _nothing(self) -> StoreNotFoundError:
-        """Return the error for no document at all."""
+        """Return the error for a query without results."""
         url = f"{self._location.url}: "
         if next(self._find({}, (), limit=1), None) is None:
             return StoreNotFoundError(f"{url}collection {self._collection!r} is empty")
@@ -234,7 +234,7 @@ class ColumnLayout(MongodbLayout[ColumnOpts]):
         )
 
     def _mapped_columns(self, ids: Packed, mapped: Sequence[Mapped]) -> dict[str, Column]:
-        """Return the columns, of kinds that some documents from all over the store have."""
+        """Return the columns, with kinds inferred from documents across the store."""
         sample = self._sample(ids, [path for _, path, _ in mapped]) if mapped else []
         return {name: self._column_at(path, kind, sample) for name, path, kind in mapped}
 
@@ -253,7 +253,7 @@ class ColumnLayout(MongodbLayout[ColumnOpts]):
         return Column(path, *infer(values))
 
     def _is_known_to_server(self, column: Column) -> bool:
-        """Whether a query by the column's path finds the documents whose records have the value."""
+        """Whether a query by the column's path finds exactly the matching records."""
         return True
 
     def select(self, where: Mapping[str, Any], /) -> Array:
@@ -282,7 +282,7 @@ def _equals(column: Array, value: Any) -> Any:
 
 
 def _is_storable(value: Any) -> bool:
-    """Whether a document can hold it; 10**400 and a lone surrogate equal nothing there."""
+    """Whether a document can hold `value`; 10**400 and lone surrogates match nothing."""
     try:
         bson.encode({"": value})
     except (BSONError, OverflowError, ValueError):
@@ -299,37 +299,37 @@ class QueryOptions(ColumnOptions):
     Attributes
     ----------
     unwind : str, optional
-        Dotted path of a list in each document, of which every element is a record: ``"crops"``. Paths in ``columns`` lead
-        into the element as if it stood in the place of the list: ``"crops.image"``.
+        Dotted path of a list in each document; every element becomes a record: ``"crops"``. Paths in ``columns`` treat the
+        element as if it replaced the list: ``"crops.image"``.
     """
 
     unwind: str | None = None
 
 
 class QueryLayout(ColumnLayout[QueryOptions]):
-    """Reads the documents that a query finds, by ``_id``.
+    """Reads the documents that a query finds, in the order of ``_id``.
 
     Parameters
     ----------
     url : str
-        Of the collection or view, as for a native store.
+        The URL of the collection or view, as for a native store.
     client_factory : callable, optional
         As for a native store.
     **options
-        `QueryOptions`; without ``columns``, every field that all of some documents have is one. A document inside that holds
-        data gives a column for each of its fields, called after the path: ``image_data``.
+        `QueryOptions`. Without ``columns``, every field that all sampled documents have becomes a column. A nested document
+        that holds data gives one column per field, named by its path: ``image_data``.
 
     Raises
     ------
     ConfigError
-        A field exists nowhere, most fields would be left out, a list of pictures needs ``unwind``, or MongoDB does not
-        understand the query.
+        No document has a field, most fields would be left out, a list of images needs ``unwind``, or MongoDB rejects the
+        query.
     StoreNotFoundError, UnavailableError
         No such collection, or the query matches nothing; no server.
 
     Notes
     -----
-    Documents are found at opening, by one query for their ids; what is inserted later is not seen.
+    Opening finds the documents by one query for their ids; documents inserted later are not seen.
     """
 
     Options: ClassVar[type[BackendOptions]] = QueryOptions
@@ -340,7 +340,7 @@ class QueryLayout(ColumnLayout[QueryOptions]):
         name = connection.location.collection
         shown = list(connection.find(name, {}, limit=_GLANCES))
         if not shown or name.endswith((".files", ".chunks", ".meta")) or SEAL in shown[0]:
-            return None  # of a bucket, or of a native store
+            return None  # belongs to a bucket or to a native store
         if settings.unwind:
             filled = next(
                 connection.find(name, {f"{settings.unwind}.0": {"$exists": True}}, {"_id": True}, limit=1), None
@@ -366,7 +366,7 @@ class QueryLayout(ColumnLayout[QueryOptions]):
         return [ids]
 
     def _resolve_elements(self, path: str) -> list[Packed]:
-        """Return the id of each element's document, and the element's number in it."""
+        """Return for each element the id of its document, and its number in the list."""
         ids, numbers = IdPacker(), IdPacker()
         documents = empty = 0
         for document in self._connection.find(
@@ -394,17 +394,17 @@ class QueryLayout(ColumnLayout[QueryOptions]):
         return columns, {name: column.field for name, column in columns.items()}
 
     def _sample(self, ids: Packed, paths: Iterable[str] | None) -> list[dict[str, Any]]:
-        # docstring inherited; of an element, its document with the element in the place of the list
+        # docstring inherited; with unwind, a document per element
         found, unwind = super()._sample(ids, paths), self._settings.unwind
         return found if unwind is None else [one for document in found for one in elements(document, unwind)]
 
     def _all_fields(self, ids: Packed) -> list[Mapped]:
-        """Return the fields that all of some documents have, as columns of the same names."""
+        """Return the fields that all sampled documents have, as columns."""
         places = places_of(self._sample(ids, None), self._settings.unwind, self._location.url)
         if not places.columns:
             raise ConfigError(
-                f"{self._location.url}: none of the fields {listed(list(places.left))} has a name that a field can have and stands in every "
-                "document; name them with columns={'image': 'Path.To'}"
+                f"{self._location.url}: none of the fields {listed(list(places.left))} is in every document and has a valid field name; "
+                "name them with columns={'image': 'Path.To'}"
             )
         self._left += [f"field {path!r}: {why}" for path, why in places.left.items()]
         shown = json.dumps(places.columns)
@@ -414,7 +414,7 @@ class QueryLayout(ColumnLayout[QueryOptions]):
             len(places.left),
             len(places.left) + len(places.columns),
             "fields",
-            f"columns={shown} reads what all have",
+            f"columns={shown} reads the fields that all have",
         )
         return [(name, path, None) for name, path in places.columns.items()]
 
@@ -433,7 +433,7 @@ class QueryLayout(ColumnLayout[QueryOptions]):
         paths = [self._columns[name].path for name in fields if name in self._columns]
         unwind = self._settings.unwind
         if unwind is not None and not any(self._is_inside(path) for path in paths):
-            paths.append(unwind)  # it must be seen that the element is still there
+            paths.append(unwind)  # to check that the element still exists
         return self._documents(keys, kind, paths)
 
     def _is_inside(self, path: str) -> bool:
@@ -441,4 +441,4 @@ class QueryLayout(ColumnLayout[QueryOptions]):
         return unwind is not None and f"{path}.".startswith(f"{unwind}.")
 
     def _is_known_to_server(self, column: Column) -> bool:
-        return not self._is_inside(column.path)  # of a document, any element may have the value
+        return not self._is_inside(column.path)  # a query matches a document if any of its elements has the value

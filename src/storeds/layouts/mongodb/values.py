@@ -1,4 +1,4 @@
-"""Finds values in documents by dotted paths, tells of which kind they are, and makes values of that kind of them."""
+"""Finds values in documents by dotted paths, infers their kinds, and converts values to these kinds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ABSENT = object()
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Where a field lies in a document, and of which kind it is.
+    """The place of a field in a document, and its kind.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ class Column:
         Dotted.
     field : Field
     as_text : bool
-        Whether values are no text in the collection, but given as text: ids, dates, decimal numbers.
+        Whether values other than text are converted to text: ids, dates, decimal numbers.
     """
 
     path: str
@@ -43,15 +43,15 @@ class Column:
     as_text: bool = False
 
     def value(self, document: Mapping[str, Any]) -> Any:
-        """Return the field's value; raises ValueError with the reason."""
+        """Return the value of the field; raises ValueError with the reason."""
         found = pick(document, self.path)
         if found is None:
-            raise ValueError(f"its document has no field {self.path!r}, or null there")
+            raise ValueError(f"its document has no field {self.path!r}, or null in it")
         try:
             return _CONVERT[self.field.kind](found, self)
         except (TypeError, OverflowError, ValueError) as error:
             raise ValueError(
-                f"field {self.path!r} of its document is no {self.field.kind}: {error or type(found).__name__}"
+                f"field {self.path!r} of its document is not {self.field.kind}: {error or type(found).__name__}"
             ) from None
 
 
@@ -75,18 +75,18 @@ def paths_of(document: Mapping[str, Any], prefix: str = "") -> list[str]:
 
 
 def projection_of(paths: Iterable[str]) -> dict[str, bool]:
-    """Return the projection that brings `paths` and ``_id``; MongoDB refuses a path beside one that it lies in."""
+    """Return a projection of `paths` and ``_id``; MongoDB rejects a path together with one that contains it."""
     wanted = {"_id", *paths}
     return {path: True for path in sorted(wanted) if not any(path.startswith(f"{other}.") for other in wanted)}
 
 
 def looks_like_image(blob: bytes) -> bool:
-    """Whether bytes begin as a picture does, a damaged one too."""
+    """Whether bytes begin like an image, which may be damaged."""
     return blob.startswith(b"\xff\xd8") or sniff(blob) in _IMAGES
 
 
 def infer(values: Sequence[Any]) -> tuple[Field, bool]:
-    """Return the field that holds all of `values`, none of which is None, and whether they are made text."""
+    """Return the field for all of `values`, none of which is None, and whether they are converted to text."""
     if _all(values, bytes):
         images = sum(looks_like_image(value) for value in values)
         return Field("image" if 2 * images > len(values) else "bytes"), False
@@ -95,7 +95,7 @@ def infer(values: Sequence[Any]) -> tuple[Field, bool]:
     if not any(isinstance(value, bool) for value in values) and _all(values, (int, float)):
         return Field("int" if _all(values, int) else "float"), False
     if _all(values, str):
-        # Base64 of what begins as a picture, in every one of them, is that picture.
+        # Text is an image if every value is the base64 of an image.
         return Field("image" if all(image_of_text(value) is not None for value in values) else "str"), False
     if _all(values, (str, *_TEXTUAL)):
         return Field("str"), True
@@ -110,7 +110,7 @@ def _all(values: Sequence[Any], types: type | tuple[type, ...]) -> bool:
 
 
 def _numbers(value: Any) -> Array | None:
-    """Return a list of numbers, or of equally long lists of them, as an array."""
+    """Return a list of numbers, or of equally long such lists, as an array; None for anything else."""
     if not isinstance(value, list):
         return None
     try:
@@ -133,7 +133,7 @@ def _array_field(arrays: Sequence[Array]) -> Field | None:
 
 
 def to_json(value: Any) -> JSON:
-    """Return what a document holds as JSON; what JSON has no name for as MongoDB's Extended JSON writes it."""
+    """Convert a value of a document to JSON; types that JSON lacks become MongoDB's Extended JSON."""
     found: JSON = json.loads(json_util.dumps(value, json_options=json_util.RELAXED_JSON_OPTIONS))
     return found
 
@@ -142,11 +142,11 @@ def _blob(value: Any, column: Column) -> bytes:
     if isinstance(value, str):
         image = image_of_text(value)
         if image is None:
-            raise TypeError("found text that is no image in base64")
+            raise TypeError("found text that is not a base64 image")
         return image
     if not isinstance(value, bytes):
         raise TypeError(f"found {type(value).__name__}")
-    return bytes(value)  # other subtypes than 0 come as bson.Binary
+    return bytes(value)  # PyMongo returns other subtypes than 0 as bson.Binary
 
 
 def _text(value: Any, column: Column) -> str:
@@ -181,7 +181,7 @@ def _array(value: Any, column: Column) -> Array:
     dtype, shape = np.dtype(column.field.dtype), column.field.shape or ()
     numbers = _numbers(value)
     if numbers is None:
-        raise TypeError("no list of numbers")
+        raise TypeError("found no list of numbers")
     if numbers.size and not np.can_cast(numbers.dtype, dtype):
         raise TypeError(f"a list of {numbers.dtype} where {dtype} was expected")
     fits = numbers.ndim == len(shape) and all(
