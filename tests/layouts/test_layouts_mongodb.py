@@ -241,7 +241,7 @@ def test_an_unpickled_layout_without_its_index_file_resolves_anew_and_refuses_wh
     other = pickle.loads(pickle.dumps(backend))
     database.any.insert_one({"split": "train"})
     assert hashes(backend, [2]) == [truth[2]]  # what was opened stays
-    with pytest.raises(errors.UnavailableError, match="no longer what was opened"):
+    with pytest.raises(errors.UnavailableError, match="has changed since it was opened"):
         other.get_many([0])
 
 

@@ -63,7 +63,7 @@ def test_names_of_several_documents_are_told(
     ("text", "message"),
     [
         ('{"path_list": ["a", "b", "c"], "label_list": [1]}', "path_list has 3 names and label_list 1 labels"),
-        ('{"path_list": ["a"], "labels": [1]}', "label_list is none.*'path_list', 'labels'"),
+        ('{"path_list": ["a"], "labels": [1]}', "label_list is not a list.*'path_list', 'labels'"),
         ('{"path_list": ["a", 5], "label_list": [1, 2]}', "entry 1 of path_list is not text: 5"),
         ('{"path_list": ["\\ud800"], "label_list": [1]}', "entry 0 of path_list is not text"),
         ('{"path_list": [], "label_list": []}', "is empty"),
@@ -213,7 +213,7 @@ def test_gridfs_files_that_are_not_whole(
     with GridfsLayout(url, revisions="all") as every:
         assert len(every) == 8
     with GridfsLayout(url) as backend:
-        assert "of 1 names there are older files, 1 in all" in caplog.text
+        assert "1 names have older files, 1 in all" in caplog.text
         assert backend.meta.fields["data"].kind == "bytes"
         assert backend.get_many([6, 0, 5]) == [
             {"key": "7", "data": b"", "metadata": {}},
@@ -331,7 +331,7 @@ def test_labels_of_another_collection_that_nobody_can_find(database: Any, mongod
     database.others.insert_many({"name": f"{n}.png", "label": n} for n in range(3))
     url = with_path(mongodb_database, "fs")
     for labels, why in {
-        "both.label": "several of its fields do, choose one: labels_on='id', labels_on='name'",
+        "both.label": "several fields do, choose one: labels_on='id', labels_on='name'",
         "twice.label": "several documents of 'twice' have a label for the file '0.jpg': 0 and 3",
         "others.label": "none of its fields .* has the name or the id of a file in all of 3 documents; labels_on=",
         "both.class": "no document of 'both' has the field 'class'; the fields",

@@ -379,7 +379,7 @@ _FRAME_FIELDS = ("image", "video", "frame")
 class FramesLmdb(ForeignLmdb):
     """Lists of encoded frames in pickle or msgpack; ``(frames, label)`` and ``{"frames": frames, "label": label}`` too.
 
-    Fields: ``image``, ``video`` and ``frame`` (int), as `storeds.readers.video.VideoReader` expects, and the other parts.
+    Fields: ``image``, ``video`` and ``frame`` (int), as `storeds.readers.VideoReader` expects, and the other parts.
 
     Notes
     -----
