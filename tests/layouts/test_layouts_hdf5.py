@@ -20,9 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 import storeds
 from _foreign_hdf5 import LENGTHS, ORDER, PARALLEL, PER_SAMPLE, PER_VIDEO, STORES, Truth, blob, pcam, pytables
 from storeds import StoreDataset, open_backend
-from storeds.layouts.hdf5.parallel import ParallelHdf5
-from storeds.layouts.hdf5.per_sample import PerSampleHdf5
-from storeds.layouts.hdf5.per_video import PerVideoHdf5
+from storeds.layouts.hdf5 import ParallelHdf5, PerSampleHdf5, PerVideoHdf5
 from storeds.protocols import Backend, SupportsColumns
 from storeds.readers import VideoReader
 from storeds.testing.kit import assert_same, fingerprint

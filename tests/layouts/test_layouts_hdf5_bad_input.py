@@ -15,9 +15,7 @@ import pytest
 import storeds
 from _foreign_hdf5 import PARALLEL, PER_SAMPLE, PER_VIDEO, N, blob, pixels
 from storeds.errors import ConfigError, FormatError, RecordError, StoredsError, StoreNotFoundError
-from storeds.layouts.hdf5.parallel import ParallelHdf5
-from storeds.layouts.hdf5.per_sample import PerSampleHdf5
-from storeds.layouts.hdf5.per_video import PerVideoHdf5
+from storeds.layouts.hdf5 import ParallelHdf5, PerSampleHdf5, PerVideoHdf5
 from storeds.protocols import Backend
 
 Make = Callable[[h5py.File], None]

@@ -16,11 +16,7 @@ from _traps_hdf5 import demonstrations, write
 from storeds import open_backend
 from storeds.backends.readings import AmbiguousError
 from storeds.errors import ConfigError, FormatError, StoredsError
-from storeds.layouts.hdf5.parallel import ParallelHdf5
-from storeds.layouts.hdf5.per_episode import PerEpisodeHdf5
-from storeds.layouts.hdf5.per_file import PerFileHdf5
-from storeds.layouts.hdf5.per_sample import PerSampleHdf5
-from storeds.layouts.hdf5.per_video import PerVideoHdf5
+from storeds.layouts.hdf5 import ParallelHdf5, PerEpisodeHdf5, PerFileHdf5, PerSampleHdf5, PerVideoHdf5
 
 CLASSES = {"parallel": ParallelHdf5, "per_sample": PerSampleHdf5, "per_video": PerVideoHdf5}
 

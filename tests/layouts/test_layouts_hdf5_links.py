@@ -13,7 +13,7 @@ import pytest
 
 import storeds
 from storeds.errors import ConfigError, FormatError, StoredsError, UnavailableError
-from storeds.layouts.hdf5.parallel import ParallelHdf5
+from storeds.layouts.hdf5 import ParallelHdf5
 
 Make = Callable[[h5py.File], None]
 

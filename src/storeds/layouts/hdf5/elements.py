@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import h5py
@@ -15,7 +15,6 @@ from storeds.layouts.hdf5.files import Hdf5Files, NoSuchNameError, members, spli
 from storeds.layouts.hdf5.storage import raw_rows
 from storeds.layouts.hdf5.values import (
     SCALAR_KINDS,
-    Values,
     attribute_fields,
     attributes,
     is_encoded,
@@ -27,14 +26,13 @@ from storeds.layouts.hdf5.values import (
 from storeds.protocols import JSON, Field
 
 __all__ = [
-    "Attributes",
-    "Datasets",
-    "Elements",
     "conversion_script",
     "default_name",
     "element_bytes",
     "element_field",
     "existing",
+    "read_attribute",
+    "read_element",
     "single_values",
     "sort_of",
 ]
@@ -121,43 +119,31 @@ def _numeric_element(datasets: Sequence[h5py.Dataset]) -> Field:
     return Field("array", dtype.newbyteorder("<").str, (None,) * ndim)
 
 
-class Elements:
-    """The datasets of one series, each a value of the same field.
+def read_element(files: Hdf5Files, field: Field, name: str) -> Any:
+    """Return the value of dataset `name`, or a ValueError if it has none of this field, which is from `element_field`."""
+    try:
+        dataset = files.dataset(name)
+        if not _fits(field, dataset):
+            return ValueError(f"dataset {name} is {dataset.dtype} {dataset.shape}, unlike the others")
+        text = _is_text(dataset)
+        return to_value(field, element_bytes(files, dataset), dataset.dtype, dataset.shape, text=text)
+    except UnavailableError:
+        raise
+    except StoredsError as error:
+        return ValueError(str(error).removeprefix(f"{files.url}: "))
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
+        return ValueError(f"dataset {name} cannot be read: {error}")
 
-    Parameters
-    ----------
-    files : Hdf5Files
-    field : Field
-        From `element_field`.
-    """
 
-    def __init__(self, files: Hdf5Files, field: Field) -> None:
-        self._files, self.field = files, field
-
-    def read(self, name: str) -> Any:
-        """Return the value of dataset `name`, or a ValueError if it has none."""
-        try:
-            dataset = self._files.dataset(name)
-            if not self._fits(dataset):
-                return ValueError(f"dataset {name} is {dataset.dtype} {dataset.shape}, unlike the others")
-            text = _is_text(dataset)
-            return to_value(self.field, element_bytes(self._files, dataset), dataset.dtype, dataset.shape, text=text)
-        except UnavailableError:
-            raise
-        except StoredsError as error:
-            return ValueError(str(error).removeprefix(f"{self._files.url}: "))
-        except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
-            return ValueError(f"dataset {name} cannot be read: {error}")
-
-    def _fits(self, dataset: h5py.Dataset) -> bool:
-        field, dtype = self.field, dataset.dtype
-        if field.kind == "array":
-            same = is_numeric(dtype) and dtype.newbyteorder("<").str == field.dtype
-            return same and dataset.ndim == len(field.shape or ())
-        if field.is_scalar:
-            return is_numeric(dtype) and dataset.size == 1 and SCALAR_KINDS.get(dtype.kind) == field.kind
-        one_byte = is_numeric(dtype) and dtype.itemsize == 1 and dataset.ndim == 1
-        return one_byte or _is_bytes(dataset) or _is_text(dataset)
+def _fits(field: Field, dataset: h5py.Dataset) -> bool:
+    dtype = dataset.dtype
+    if field.kind == "array":
+        same = is_numeric(dtype) and dtype.newbyteorder("<").str == field.dtype
+        return same and dataset.ndim == len(field.shape or ())
+    if field.is_scalar:
+        return is_numeric(dtype) and dataset.size == 1 and SCALAR_KINDS.get(dtype.kind) == field.kind
+    one_byte = is_numeric(dtype) and dtype.itemsize == 1 and dataset.ndim == 1
+    return one_byte or _is_bytes(dataset) or _is_text(dataset)
 
 
 def sort_of(dataset: h5py.Dataset) -> tuple[str, int]:
@@ -203,46 +189,23 @@ def single_values(files: Hdf5Files, group: str) -> dict[str, JSON]:
         dataset = files.dataset(path)
         if dataset.shape or not (dataset.dtype.kind in SCALAR_KINDS or _is_text(dataset)):
             continue
-        value = Elements(files, element_field(files, [path])).read(path)
+        value = read_element(files, element_field(files, [path]), path)
         if isinstance(value, (bool, int, float, str)):
             out[name] = value
     return out
 
 
-class Datasets(Values):
-    """Values that are a dataset each."""
-
-    def __init__(self, count: int, path: Callable[[int], str], elements: Elements) -> None:
-        self.field, self.count = elements.field, count
-        self._path, self._elements = path, elements
-
-    def read(self, positions: Sequence[int]) -> list[Any]:
-        # docstring inherited
-        return [self._elements.read(self._path(at)) for at in positions]
-
-
-class Attributes(Values):
-    """An attribute of each sample's dataset or group."""
-
-    def __init__(self, files: Hdf5Files, count: int, path: Callable[[int], str], name: str, field: Field) -> None:
-        self.field, self.count = field, count
-        self._files, self._path, self._name = files, path, name
-
-    def read(self, positions: Sequence[int]) -> list[Any]:
-        # docstring inherited
-        return [self._read(self._path(at)) for at in positions]
-
-    def _read(self, path: str) -> Any:
-        try:
-            found = attributes(self._files.find(path)[0])
-        except (FormatError, OSError, RuntimeError, KeyError) as error:
-            return ValueError(f"{path} cannot be read: {error}")
-        if self._name not in found:
-            return ValueError(f"{path} has no attribute {self._name!r}; it has {', '.join(found) or 'none'}")
-        value = found[self._name]
-        if attribute_fields({"": value})[""] != self.field:
-            return ValueError(f"attribute {self._name!r} of {path} is {value!r}, not {self.field.kind} as in others")
-        return value
+def read_attribute(files: Hdf5Files, path: str, name: str, field: Field) -> Any:
+    """Return an attribute of the dataset or group at `path`, or a ValueError if it has none of this field."""
+    try:
+        found = attributes(files.find(path)[0])
+    except (FormatError, OSError, RuntimeError, KeyError) as error:
+        return ValueError(f"{path} cannot be read: {error}")
+    if name not in found:
+        return ValueError(f"{path} has no attribute {name!r}; it has {', '.join(found) or 'none'}")
+    if attribute_fields(found)[name] != field:
+        return ValueError(f"attribute {name!r} of {path} is {found[name]!r}, not {field.kind} as in others")
+    return found[name]
 
 
 _SCRIPT = """\

@@ -32,7 +32,7 @@ from storeds.layouts.hdf5.inference import (
     rows_or_file,
     select_columns,
 )
-from storeds.layouts.hdf5.values import SCALAR_KINDS, Constant, Values, attributes, row_count, unsupported, values_of
+from storeds.layouts.hdf5.values import SCALAR_KINDS, Computed, Values, attributes, row_count, unsupported, values_of
 from storeds.protocols import JSON, Field
 from storeds.records.fields import parse_fields
 
@@ -221,10 +221,11 @@ def _default_columns(
             yield field, (f"{dataset.name}/{member}" if member else dataset.name, values)
 
 
-def _repeated(files: Hdf5Files, dataset: h5py.Dataset, count: int) -> Constant:
+def _repeated(files: Hdf5Files, dataset: h5py.Dataset, count: int) -> Computed:
     """Return a single value as a field that is the same in every record."""
     text = h5py.check_string_dtype(dataset.dtype) is not None
     if not text and dataset.dtype.kind not in SCALAR_KINDS:
         raise unsupported(files, dataset)
     kind = "str" if text else SCALAR_KINDS[dataset.dtype.kind]
-    return Constant(dataset.asstr()[()] if text else dataset[()].item(), Field(kind), count)
+    value = dataset.asstr()[()] if text else dataset[()].item()
+    return Computed(Field(kind), count, lambda _: value)

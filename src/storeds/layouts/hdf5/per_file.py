@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from storeds.errors import FormatError
 from storeds.layouts.hdf5.base import Contents, ForeignHdf5, ForeignOpener
-from storeds.layouts.hdf5.elements import Datasets, Elements, element_field
+from storeds.layouts.hdf5.elements import element_field, read_element
 from storeds.layouts.hdf5.files import (
     ForeignOptions,
     Hdf5Files,
@@ -20,7 +20,7 @@ from storeds.layouts.hdf5.files import (
     unread_below,
 )
 from storeds.layouts.hdf5.inference import MOST_FIELDS, are_numbered_samples, enter_group, rows_or_file, select_columns
-from storeds.layouts.hdf5.values import Constant, Values, attribute_fields, attributes
+from storeds.layouts.hdf5.values import Computed, Values, attribute_fields, attributes
 from storeds.protocols import Field
 
 __all__ = ["PerFileHdf5", "PerFileOptions"]
@@ -48,14 +48,14 @@ class PerFileOpener(ForeignOpener):
             raise FormatError(f"{files.url}: {group} holds no dataset that a field can hold, so no sample")
         names = field_names(list(read), [KEY])
         columns: dict[str, Values] = {
-            names[path]: Datasets(1, lambda _, path=path: f"{group}/{path}", Elements(files, kind))  # type: ignore[misc]
+            names[path]: Computed(kind, 1, lambda _, path=path, kind=kind: read_element(files, kind, f"{group}/{path}"))  # type: ignore[misc]
             for path, kind in read.items()
         }
         noted = attributes(files.group(group))
         kinds_of_noted = attribute_fields(noted)
         for attribute, name in field_names(list(noted), [KEY, *columns]).items():
-            columns[name] = Constant(noted[attribute], kinds_of_noted[attribute])
-        columns[KEY] = Constant(os.path.splitext(os.path.basename(self.path))[0], Field("str"))
+            columns[name] = Computed(kinds_of_noted[attribute], 1, [noted[attribute]].__getitem__)
+        columns[KEY] = Computed(Field("str"), 1, [os.path.splitext(os.path.basename(self.path))[0]].__getitem__)
         return Contents(columns, 1, {}, {names[path]: path for path in read})
 
     def _kind(self, files: Hdf5Files, group: str, member: Member) -> Field | str:

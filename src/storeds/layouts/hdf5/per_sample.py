@@ -14,7 +14,7 @@ import numpy as np
 from storeds.backends.readings import AmbiguousError, Reading, ambiguous
 from storeds.errors import FormatError
 from storeds.layouts.hdf5.base import Contents, ForeignHdf5
-from storeds.layouts.hdf5.elements import Attributes, Datasets, Elements, default_name, element_field, existing
+from storeds.layouts.hdf5.elements import default_name, element_field, existing, read_attribute, read_element
 from storeds.layouts.hdf5.files import (
     ForeignOptions,
     Hdf5Files,
@@ -42,8 +42,8 @@ from storeds.layouts.hdf5.series import (
     is_sample,
     sample_evenly,
 )
-from storeds.layouts.hdf5.values import Values, attribute_fields, attributes
-from storeds.protocols import Array, Field
+from storeds.layouts.hdf5.values import Computed, Values, attribute_fields, attributes
+from storeds.protocols import JSON, Array, Field
 
 __all__ = ["PerSampleHdf5", "PerSampleOptions"]
 
@@ -158,24 +158,32 @@ class PerSampleOpener(IndexedOpener):
             raise FormatError(f"{files.url}: {self.settings.group} holds no dataset, so no sample")
         plan = msgspec.convert(index.facts, _SamplePlan)
 
-        def paths(part: Part, number: int) -> str:
-            return _path_of(plan.group, part, index.name(number), plan.classes is not None)
+        classes, numbers, count = plan.classes, index.numbers, index.count
+
+        def element(part: Part, field: Field, number: int) -> Any:
+            return read_element(files, field, path(part, number))
+
+        def attribute(part: Part, name: str, field: Field, number: int) -> Any:
+            return read_attribute(files, path(part, number), name, field)
+
+        def path(part: Part, number: int) -> str:
+            return _path_of(plan.group, part, index.name(number), classes is not None)
 
         columns: dict[str, Values] = {
-            name: Datasets(index.count, functools.partial(paths, part), Elements(files, plan.fields[name]))
+            name: Computed(plan.fields[name], count, functools.partial(element, part, plan.fields[name]))
             for name, part in plan.parts.items()
         }
-        if plan.classes is not None:
-            columns[plan.label] = (
-                _Labels(index.numbers) if plan.label == LABEL else _ClassNames(index.numbers, plan.classes)
-            )
-        columns[KEY] = _Keys(index)
-        for name, (part, attribute) in plan.attributes.items():
-            where = functools.partial(paths, part)
-            columns[name] = Attributes(files, index.count, where, attribute, plan.attribute_kinds[name])
-        named = plan.classes is not None and plan.label == LABEL
-        attrs = {"classes": list(plan.classes or [])} if named else {}
-        return Contents(columns, index.count, dict(attrs), [plan.group, list(plan.parts)])
+        attrs: dict[str, JSON] = {}
+        if classes is not None:
+            columns[plan.label] = Computed(Field("str"), count, lambda at: classes[int(numbers[at])])
+            if plan.label == LABEL:
+                columns[LABEL] = _Labels(numbers)
+                attrs["classes"] = list(classes)
+        columns[KEY] = Computed(Field("str"), count, index.name)
+        for name, (part, noted) in plan.attributes.items():
+            field = plan.attribute_kinds[name]
+            columns[name] = Computed(field, count, functools.partial(attribute, part, noted, field))
+        return Contents(columns, count, attrs, [plan.group, list(plan.parts)])
 
     def scan(self, files: Hdf5Files) -> Array:
         # docstring inherited
@@ -304,38 +312,13 @@ class PerSampleHdf5(ForeignHdf5):
     Opener: ClassVar[type[PerSampleOpener]] = PerSampleOpener
 
 
-class _Labels(Values):
+class _Labels(Computed):
     """The number of each sample's class."""
 
     def __init__(self, numbers: Array) -> None:
-        self.field, self.count, self._numbers = Field("int"), len(numbers), numbers
-
-    def read(self, positions: Sequence[int]) -> list[Any]:
-        # docstring inherited
-        return [int(self._numbers[at]) for at in positions]
+        super().__init__(Field("int"), len(numbers), lambda at: int(numbers[at]))
+        self._numbers = numbers
 
     def column(self) -> Array:
         # docstring inherited
         return np.array(self._numbers)
-
-
-class _ClassNames(Values):
-    """The name of each sample's class, or of its group."""
-
-    def __init__(self, numbers: Array, names: Sequence[str]) -> None:
-        self.field, self.count, self._numbers, self._names = Field("str"), len(numbers), numbers, names
-
-    def read(self, positions: Sequence[int]) -> list[Any]:
-        # docstring inherited
-        return [self._names[int(self._numbers[at])] for at in positions]
-
-
-class _Keys(Values):
-    """The name of each sample."""
-
-    def __init__(self, index: PackedIndex) -> None:
-        self.field, self.count, self._index = Field("str"), index.count, index
-
-    def read(self, positions: Sequence[int]) -> list[Any]:
-        # docstring inherited
-        return [self._index.name(at) for at in positions]

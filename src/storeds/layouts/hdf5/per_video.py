@@ -12,7 +12,7 @@ import numpy as np
 
 from storeds.errors import ConfigError, FormatError
 from storeds.layouts.hdf5.base import Contents, ForeignHdf5
-from storeds.layouts.hdf5.elements import Datasets, Elements, default_name, element_field, single_values
+from storeds.layouts.hdf5.elements import default_name, element_field, read_element, single_values
 from storeds.layouts.hdf5.files import (
     ForeignOptions,
     Hdf5Files,
@@ -35,7 +35,7 @@ from storeds.layouts.hdf5.series import (
     sample_evenly,
     series_of,
 )
-from storeds.layouts.hdf5.values import Values, attribute_fields, attributes, values_of
+from storeds.layouts.hdf5.values import Computed, Values, attribute_fields, attributes, values_of
 from storeds.protocols import JSON, Array, Field
 
 __all__ = ["PerVideoHdf5", "PerVideoOptions", "holds_frames"]
@@ -310,14 +310,14 @@ class PerVideoOpener(IndexedOpener):
         columns: dict[str, Values] = {}
         if plan.numbered is not None:
             ((name, kind),) = plan.fields.items()
-            columns[name] = Datasets(count, lambda at: f"{prefix}/{index.name(at)}", Elements(files, kind))
+            columns[name] = Computed(kind, count, lambda at: read_element(files, kind, f"{prefix}/{index.name(at)}"))
         for name, where in plan.columns.items():
             paths = [f"{prefix}/{video}/{where}" for video in names]
             columns[name] = SequenceRows(files, paths, bounds, plan.fields[name])
         columns[VIDEO] = SequenceValues(bounds, Field("str"), names)
         columns[FRAME] = RowNumbers(bounds)
-        for name, kind in plan.attribute_kinds.items():
-            columns[name] = SequenceValues(bounds, kind, facts.attributes[name])
+        for name, field_ in plan.attribute_kinds.items():
+            columns[name] = SequenceValues(bounds, field_, facts.attributes[name])
         return Contents(columns, count, {}, [self.settings.group, bounds.tolist()[:: max(1, len(names) // 64)]])
 
     def scan(self, files: Hdf5Files) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import h5py
@@ -20,7 +20,7 @@ from storeds.records.columns import SCALARS, column_of
 
 __all__ = [
     "SCALAR_KINDS",
-    "Constant",
+    "Computed",
     "Values",
     "attribute_fields",
     "attributes",
@@ -211,15 +211,23 @@ class Values(ABC):
         return
 
 
-class Constant(Values):
-    """One value that all records share."""
+class Computed(Values):
+    """Values that a function returns.
 
-    def __init__(self, value: Any, field: Field, count: int = 1) -> None:
+    Parameters
+    ----------
+    field : Field
+    count : int
+    value : callable
+        Returns the value of one position, or a ValueError.
+    """
+
+    def __init__(self, field: Field, count: int, value: Callable[[int], Any]) -> None:
         self.field, self.count, self._value = field, count, value
 
     def read(self, positions: Sequence[int]) -> list[Any]:
         # docstring inherited
-        return [self._value] * len(positions)
+        return list(map(self._value, positions))
 
 
 class Fixed(Values):
@@ -276,56 +284,59 @@ class Fixed(Values):
 
 
 class Blobs(Values):
-    """Encoded images, bytes or texts. The values show which of these they are."""
+    """Encoded images, bytes or texts. The values show which of these they are.
 
-    def __init__(self, count: int, field: Field | None) -> None:
-        self.count = count
-        self.field = field or self._find_field()
+    Parameters
+    ----------
+    count : int
+    load : callable
+        Returns the bytes at ascending positions, with a ValueError in place of damaged ones.
+    field : Field or None
+        If it is known.
+    text : bool
+        They are stored as strings.
+    padded : bool
+        They all take the same number of bytes in the file.
+    """
 
-    def _find_field(self) -> Field:
-        loaded = self._load(_sampled_rows(self.count))
-        return Field(kind_of([value for value in loaded if isinstance(value, bytes)], self.is_text))
-
-    is_text = False
-    is_padded = False
-
-    @abstractmethod
-    def _load(self, positions: Sequence[int]) -> list[bytes | ValueError]: ...
+    def __init__(
+        self,
+        count: int,
+        load: Callable[[Sequence[int]], list[bytes | ValueError]],
+        field: Field | None,
+        *,
+        text: bool,
+        padded: bool = False,
+    ) -> None:
+        self.count, self._load, self._text, self._padded = count, load, text, padded
+        self.field = field or Field(kind_of([value for value in load(_sampled(count)) if type(value) is bytes], text))
 
     def read(self, positions: Sequence[int]) -> list[Any]:
         # docstring inherited
-        text, padded = self.is_text, self.is_padded
+        text, padded = self._text, self._padded
         return [to_value(self.field, data, text=text, padded=padded) for data in self._load(positions)]
 
 
-class FixedBlobs(Blobs):
-    """Opaque values, strings and rows of bytes, each in the same number of bytes."""
+def _fixed_blobs(rows: Rows, field: Field | None, *, text: bool) -> Blobs:
+    """Return opaque values, strings or rows of bytes, each in the same number of bytes."""
+    size = rows.size
 
-    is_padded = True
-
-    def __init__(self, rows: Rows, field: Field | None, *, text: bool) -> None:
-        self.is_text, self._rows = text, rows
-        super().__init__(rows.count, field)
-
-    def _load(self, positions: Sequence[int]) -> list[bytes | ValueError]:
-        size = self._rows.size
-        raw = self._rows.read([(at, at + 1) for at in positions])
+    def load(positions: Sequence[int]) -> list[bytes | ValueError]:
+        raw = rows.read([(at, at + 1) for at in positions])
         # NULs behind a string are padding.
-        return [(data.rstrip(b"\0") if self.is_text else data) if len(data) == size else _DAMAGED for data in raw]
+        return [(data.rstrip(b"\0") if text else data) if len(data) == size else _DAMAGED for data in raw]
+
+    return Blobs(rows.count, load, field, text=text, padded=True)
 
 
-class Variable(Blobs):
-    """Bytes or texts of variable length."""
+def _variable_blobs(dataset: h5py.Dataset, field: Field | None, *, text: bool) -> Blobs:
+    """Return bytes or texts of variable length."""
 
-    def __init__(self, dataset: h5py.Dataset, field: Field | None, *, text: bool) -> None:
-        self.is_text, self._dataset = text, dataset
-        super().__init__(int(dataset.shape[0]), field)
+    def load(positions: Sequence[int]) -> list[bytes | ValueError]:
+        found = variable_items(dataset, positions)
+        return [value if isinstance(value, ValueError) else bytes_of(value) for value in found]
 
-    def _load(self, positions: Sequence[int]) -> list[bytes | ValueError]:
-        return [
-            value if isinstance(value, ValueError) else bytes_of(value)
-            for value in variable_items(self._dataset, positions)
-        ]
+    return Blobs(int(dataset.shape[0]), load, field, text=text)
 
 
 class VariableArrays(Values):
@@ -390,17 +401,17 @@ def _plain_values(files: Hdf5Files, dataset: h5py.Dataset, dtype: np.dtype[Any],
     if is_numeric(dtype):
         rows = raw_rows(files, dataset, dtype)
         return (
-            FixedBlobs(rows, Field("image"), text=False)
+            _fixed_blobs(rows, Field("image"), text=False)
             if _holds_images(dataset, rows, field)
             else Fixed(rows, dtype, inner)
         )
     if dtype.kind in "SV" and not dtype.hasobject and flat:
-        return FixedBlobs(raw_rows(files, dataset, dtype), field, text=dtype.kind == "S")
+        return _fixed_blobs(raw_rows(files, dataset, dtype), field, text=dtype.kind == "S")
     if string is not None and string.length is None and not inner:
-        return Variable(dataset, field, text=True)
+        return _variable_blobs(dataset, field, text=True)
     if base is not None and not inner and is_numeric(np.dtype(base)):
         one_byte = np.dtype(base).itemsize == 1
-        return Variable(dataset, field, text=False) if one_byte else VariableArrays(dataset, np.dtype(base))
+        return _variable_blobs(dataset, field, text=False) if one_byte else VariableArrays(dataset, np.dtype(base))
     raise unsupported(files, dataset)
 
 
@@ -410,10 +421,10 @@ def _holds_images(dataset: h5py.Dataset, rows: Rows, field: Field | None) -> boo
         return False
     if field is not None:
         return field.kind == "image"
-    return kind_of(rows.read([(at, at + 1) for at in _sampled_rows(len(dataset))]), False) == "image"
+    return kind_of(rows.read([(at, at + 1) for at in _sampled(len(dataset))]), False) == "image"
 
 
-def _sampled_rows(count: int) -> list[int]:
+def _sampled(count: int) -> list[int]:
     return sorted({round(at * (count - 1) / (_SAMPLED - 1)) for at in range(_SAMPLED)}) if count else []
 
 
@@ -425,7 +436,7 @@ def _member_values(files: Hdf5Files, dataset: h5py.Dataset, rows: Rows, dtype: n
     if is_numeric(base):
         return Fixed(part, base, shape)
     if base.kind == "S" and not shape:
-        return FixedBlobs(part, None, text=True)
+        return _fixed_blobs(part, None, text=True)
     raise unsupported(files, dataset, f"column {name!r} of ")
 
 
