@@ -198,7 +198,7 @@ def test_a_png_with_valid_chunks_and_too_few_rows_is_damage(
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", truncated_too)
     verdict = examine(high)
     assert (verdict.kind, verdict.recovered) == ("corrupt_data", 0.5)
-    assert "150 bytes of rows where 300 are due" in verdict.reason
+    assert "150 bytes of rows, but 300 are expected" in verdict.reason
     if truncated_too:
         assert check_other(high) == verdict
 
@@ -228,7 +228,7 @@ def test_a_tiff_whose_directories_lead_in_a_circle_is_damage() -> None:
     whole = files()["tiff, tiles"]
     at = 8 + 2 + 9 * 12
     verdict = examine(whole[:at] + struct.pack(">I", 8) + whole[at + 4 :])
-    assert (verdict.kind, verdict.reason) == ("corrupt_data", "its directory at byte 8 leads back to itself")
+    assert (verdict.kind, verdict.reason) == ("corrupt_data", "its directory at byte 8 refers back to itself")
 
 
 def test_a_whole_file_of_a_kind_that_pillow_cannot_open_is_not_jpeg() -> None:
