@@ -1,7 +1,7 @@
-"""What looking at each JPEG costs, and what comes of the damaged ones, against the simple way.
+"""The cost of `triage` for whole JPEGs, and the success of `repair` compared with appending an end marker.
 
-Run as ``python -m benchmarks.jpeg``. `triage` and Pillow's decode of the same bytes are timed in turn. Then every case of
-the corpus in ``tests`` is repaired, and beside it the simple way is tried: append ``FF D9`` to what does not end with it.
+Run as ``python -m benchmarks.jpeg``. It times `triage` and Pillow's decode of the same bytes in turn. Then it repairs every
+case of the corpus in ``tests``, and compares this with appending ``FF D9`` to files that do not end with it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ENCODINGS: dict[str, tuple[dict[str, Any], float]] = {
 
 
 def photograph(size: int, **options: Any) -> bytes:
-    """Return one of scikit-learn's photographs, whole, at the quality that gives about `size` bytes."""
+    """Return a photograph from scikit-learn, at the quality that gives about `size` bytes."""
     found = importlib.util.find_spec("sklearn")
     assert found is not None
     assert found.origin is not None
@@ -48,7 +48,7 @@ def photograph(size: int, **options: Any) -> bytes:
 
 
 def decode(blob: bytes) -> np.ndarray | None:
-    """Return the pixels, or None where Pillow raises."""
+    """Return the pixels, or None if Pillow raises."""
     try:
         with Image.open(io.BytesIO(blob)) as image:
             return np.asarray(image)
@@ -79,7 +79,7 @@ def is_same(pixels: np.ndarray | None, whole: bytes) -> bool:
 
 
 def tally(cases: Iterable[Any]) -> tuple[collections.Counter[str], collections.Counter[str]]:
-    """Return what our way and the simple way make of the cases."""
+    """Return the outcomes of `repair` and of the simple method."""
     ours: collections.Counter[str] = collections.Counter()
     simple: collections.Counter[str] = collections.Counter()
     for case in cases:
@@ -92,7 +92,7 @@ def judge(case: Any) -> list[str]:
     finding = triage(case.blob)
     mended = repair(case.blob, finding)
     kind = finding.kind
-    # Where the file was cut, or cut and filled with zeros, what is left must decode; a flipped bit may forbid it.
+    # A file that was cut, or cut and filled with zeros, must decode. A flipped bit may prevent it.
     if kind in CUT and not case.damage.startswith(("cut", "zero-filled")):
         kind += ", by other damage"
     seen = [kind] if finding.kind in case.admitted else [kind, "wrong class"]
@@ -108,7 +108,7 @@ def judge(case: Any) -> list[str]:
 
 
 def judge_simple(case: Any) -> list[str]:
-    """Tell what becomes of a case when FF D9 is appended to all that does not end so, and nothing else is said."""
+    """Return the outcome of appending FF D9 to files that do not end with it."""
     flagged = not case.blob.endswith(EOI)
     seen = []
     if case.admitted <= {"intact", "trailing_data"}:
@@ -125,7 +125,7 @@ def judge_simple(case: Any) -> list[str]:
 
 
 def corpus() -> list[Any]:
-    """Return the cases that the tests judge, but for frames too large to decode."""
+    """Return the cases of the tests, except for frames too large to decode."""
     sys.path.insert(0, str(_ROOT / "tests" / "support"))
     from jpeg_corpus import cases, groups
 
@@ -133,7 +133,7 @@ def corpus() -> list[Any]:
 
 
 def outcome(cases: list[Any]) -> list[Result]:
-    """Put both ways' counts side by side."""
+    """Format the counts of both methods side by side."""
     ours, simple = tally(cases)
     kinds = ("intact", "trailing_data", *CUT, *(f"{kind}, by other damage" for kind in CUT), "truncated_header")
     kinds += ("corrupt_data", "not_jpeg")
@@ -170,7 +170,7 @@ def main() -> int:
     options.add_argument("--size", type=int, default=40 * 1024, help="bytes of the pictures that are timed, about")
     options.add_argument("--seconds", type=float, default=0.3, help="least time of each measurement")
     given = options.parse_args()
-    warnings.filterwarnings("ignore", module=r"PIL\.")  # what Pillow thinks of damaged metadata
+    warnings.filterwarnings("ignore", module=r"PIL\.")  # about damaged metadata
     results = measure(given.size, given.rounds, given.seconds)
     cases = corpus()
     results += outcome(cases)

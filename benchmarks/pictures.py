@@ -1,9 +1,9 @@
-"""What samples of photographs cost in two checkouts: out of a native store and a foreign one, by each decoder.
+"""The cost of samples of photographs in two checkouts, from a native and a foreign store, with each decoder.
 
 Run as ``python -m benchmarks.pictures --against CHECKOUT``, where ``CHECKOUT/src`` is the other source tree. Each checkout
-has a process of its own, which writes the stores, and both run a pass in turn: the same samples in each. Of a batch counts the
-least time of all passes, in seconds of the processor, so that other work on the machine disturbs little. A ratio above 1
-says that this checkout takes less; its spread is that over the batches.
+runs in a process of its own, which writes the stores. Both take turns with passes over the same samples. The time of a
+batch is the minimum over all passes, in processor seconds, so that other work on the machine hardly matters. A ratio above
+1 means that this checkout takes less time. The spread is over the batches.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TRANSFORMS: dict[str, list[Any] | None] = {
     "crop": [{"name": "RandomResizedCrop", "size": 224}, "RandomHorizontalFlip", "ToTensor", _NORMALIZE],
     "whole": None,
 }
-# Store, decoder, transform, whether every pass is the first of a new dataset; and the least ratio that is accepted.
+# Store, decoder, transform, whether every pass is the first of a new dataset; and the minimum ratio.
 _CASES: tuple[tuple[str, str, str, bool, float | None], ...] = (
     ("native", "tensor", "crop", False, 1.0),
     ("native", "tensor", "whole", False, 1.0),
@@ -47,7 +47,7 @@ _CASES: tuple[tuple[str, str, str, bool, float | None], ...] = (
 
 
 def write_stores(photos: Sequence[Path], work: Path) -> dict[str, str]:
-    """Write a native store, and an LMDB file as another tool writes one; return their URLs."""
+    """Write a native store and a foreign LMDB file; return their URLs."""
     import lmdb
 
     import storeds
@@ -64,7 +64,7 @@ def write_stores(photos: Sequence[Path], work: Path) -> dict[str, str]:
 
 
 def serve(folder: str, work: str) -> None:
-    """Write the stores; then, for each case on a line of input, print the processor's seconds for each batch of a pass."""
+    """Write the stores; then, for each case on a line of input, print the processor seconds of each batch of a pass."""
     import torch
 
     import storeds
@@ -88,7 +88,7 @@ def serve(folder: str, work: str) -> None:
 
 @contextmanager
 def served(checkout: Path, folder: Path, work: Path) -> Iterator[Any]:
-    """Start the process of one checkout; yield what measures a case."""
+    """Start the process of one checkout; yield a function that measures a case."""
     work.mkdir()
     code = f"from benchmarks.pictures import serve; serve({str(folder)!r}, {str(work)!r})"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(checkout / "src"), str(_ROOT)))}

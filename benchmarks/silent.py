@@ -1,8 +1,8 @@
-"""How many damaged pictures come out of a decoder as if nothing were wrong: storeds beside Pillow, simplejpeg and OpenCV.
+"""The number of damaged pictures that decode silently with storeds, Pillow, simplejpeg and OpenCV.
 
-Run as ``python -m benchmarks.silent``. It reads the random corpus of ``tests``, and prints a table in Markdown. Damage counts
-where Debian's ``djpeg`` reports it, where a part of the file is missing, or where a checksum fails; a picture is silently
-wrong where such a file gives pixels other than those of the whole file, without an exception, a warning or a count.
+Run as ``python -m benchmarks.silent``. It reads the random corpus of ``tests`` and prints a table in Markdown. A file is
+damaged if Debian's ``djpeg`` reports it, if a part is missing, or if a checksum fails. It is silently wrong if its pixels
+differ from those of the whole file, without an exception, a warning or a count.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CHILD = "--of-one-way"
 
 @dataclass
 class Row:
-    """What one way makes of the corpus, in pictures."""
+    """Number of pictures of the corpus per outcome, for one method."""
 
     way: str
     silently_wrong: int = 0
@@ -46,7 +46,7 @@ class Row:
     whole_refused: int = 0
 
     def count(self, sample: Any, pixels: Any, reported: bool, whole: Callable[[], Any]) -> None:
-        """Count one picture; `pixels` is None where the way refused it, `whole` gives those of the undamaged file."""
+        """Count one picture. `pixels` is None if the method rejected it; `whole` holds those of the undamaged file."""
         if not sample.damage:
             self.whole_refused += pixels is None or reported
         elif sample.is_visible and (pixels is None or reported):
@@ -61,7 +61,7 @@ def by_pillow(blob: bytes) -> Any:
 
 
 def by_appending(blob: bytes) -> Any:
-    """Decode as the scripts do that look at the last two bytes alone."""
+    """Decode like scripts that check only the last two bytes."""
     return by_pillow(blob if blob.endswith(EOI) else blob + EOI)
 
 
@@ -86,7 +86,7 @@ DECODERS: dict[str, Callable[[bytes], Any]] = {
 
 
 def count_decoder(way: str, samples: Sequence[Any]) -> Row:
-    """Count what a decoder makes of the corpus; a warning of Python's counts as reported."""
+    """Count the outcomes of a decoder. A Python warning counts as reported."""
     decode, row = DECODERS[way], Row(way)
     ImageFile.LOAD_TRUNCATED_IMAGES = "LOAD_TRUNCATED" in way
     for sample in samples:
@@ -100,12 +100,12 @@ def count_decoder(way: str, samples: Sequence[Any]) -> Row:
 def _or_none(decode: Callable[[bytes], Any], blob: bytes) -> Any:
     try:
         return decode(blob)
-    except Exception:  # decoders raise whatever they like on damaged bytes
+    except Exception:  # damaged bytes make decoders raise errors of any type
         return None
 
 
 def count_storeds(samples: Sequence[Any], folder: Path) -> Iterator[Row]:
-    """Count what storeds gives from its own store and from another tool's, without any share that must be there."""
+    """Count the outcomes of storeds with a native and a foreign store, with min_recovered=0."""
     import _foreign_lmdb
     import storeds
     from _silence import DECODES, read_all, rgb
@@ -129,7 +129,7 @@ def count_storeds(samples: Sequence[Any], folder: Path) -> Iterator[Row]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep what C libraries print to standard error away from the table."""
+    """Hide what C libraries print to standard error."""
     kept = os.dup(2)
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), 2)
@@ -141,7 +141,7 @@ def quiet() -> Iterator[None]:
 
 
 def in_child(way: str, seed: int, count: int) -> Row:
-    """Count in a process of its own, as `LOAD_TRUNCATED_IMAGES` belongs to the process."""
+    """Count in a separate process, since `LOAD_TRUNCATED_IMAGES` applies to the whole process."""
     command = [sys.executable, "-m", "benchmarks.silent", "--seed", str(seed), "--count", str(count), _CHILD, way]
     done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=True)
     return Row(**json.loads(done.stdout))

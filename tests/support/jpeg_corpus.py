@@ -1,8 +1,7 @@
-"""Photographs in many JPEG encodings × damages, each with the classes that a triage may give it.
+"""Photographs in many JPEG encodings with many damages, each with the kinds that `triage` may give it.
 
-`TABLE` is the whole truth about classes; everything below it only says which row a damaged blob belongs to. `DAMAGES` show
-in a file's structure or nowhere; of `HIDDEN` damages the structure may be whole, and only a decoder notices. Nothing here
-uses `storeds`.
+`TABLE` defines the kinds; the code below it decides the row of a damaged blob. `DAMAGES` show in the structure of a file or
+not at all. With `HIDDEN` damages the structure may be whole, and only a decoder finds them. Nothing here uses `storeds`.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from photographs import jpeg, photograph
 __all__ = ["DAMAGES", "HIDDEN", "NOT_JPEG", "TABLE", "Case", "cases", "groups", "row_of_cut"]
 
 _RESTART = re.compile(rb"\xff+[\xd0-\xd7]")
-NOT_JPEG = "not a JPEG"  # in the place of an encoding
+NOT_JPEG = "not a JPEG"  # instead of an encoding
 _STRUCTURE = {"corrupt_data", "truncated_header", "truncated_scan"}
 
-# Damage → class. More than one class where bytes alone do not say which: a flipped bit may or may not leave a trace in
-# the structure, and a decoder that loses its place may run out of data or meet what cannot be.
+# Damage → kinds. There are several where the bytes alone do not decide: a flipped bit may or may not leave a trace in the
+# structure, and a decoder out of step may run out of data or meet an invalid code.
 TABLE: dict[str, set[str]] = {
     "none": {"intact"},
     "bytes after the end": {"trailing_data"},
@@ -62,10 +61,10 @@ TABLE: dict[str, set[str]] = {
     "flip in the end marker": {"missing_eoi", "corrupt_data"},
     "flips everywhere": {"intact", *_STRUCTURE, "missing_eoi", "trailing_data"},
     "a frame of 65,500 × 65,500": {"intact", *_STRUCTURE},
-    # Of the following a decoder decides; the structure alone cannot.
+    # For the following rows a decoder decides, not the structure.
     "cut in the headers, an end marker appended": {"truncated_header"},
     "cut in a scan's data, an end marker appended": {"truncated_scan"},
-    # What is left may look like the end of a scan that lost something before.
+    # The rest may look like the end of a scan that lost data before.
     "cut in a scan's last bytes, an end marker appended": {"intact", "truncated_scan", "corrupt_data"},
     "cut between scans, an end marker appended": {"truncated_scan"},
     "cut in a scan's data, restart markers and an end marker appended": {"truncated_scan", "corrupt_data"},
@@ -81,13 +80,13 @@ TABLE: dict[str, set[str]] = {
 }
 
 
-# What a damage may be called besides where nobody can follow the codes: how much of the picture is there is then unknown.
+# Further kinds for encodings whose codes cannot be followed, so that the share of the picture is unknown.
 _UNFOLLOWED = {"intact", "corrupt_data", "missing_eoi", "truncated_scan"}
 
 
 @dataclass(frozen=True)
 class Case:
-    """One blob: `whole` as damaged; `cut` is how much of it is unchanged, None where that says nothing of the picture."""
+    """One damaged blob; `cut` is the unchanged part of `whole`, or None if that does not determine the picture."""
 
     encoding: str
     damage: str
@@ -129,7 +128,7 @@ def _cuts(whole: bytes, places: Iterable[int]) -> Iterator[Damaged]:
 
 
 def _in_segment(part: Part) -> tuple[int, ...]:
-    """Return: before the marker, after FF, after the marker, in the length, after it, in the payload, before its end."""
+    """Return positions before the marker, after FF, after the marker, in and after the length, in the payload, at its end."""
     return (part.start, part.at, part.at + 1, part.at + 2, part.at + 3, (part.at + 3 + part.stop) // 2, part.stop - 1)
 
 
@@ -194,7 +193,7 @@ def _zero_tail(whole: bytes) -> Iterator[Damaged]:
     places |= {stop + 1 for stop, _ in about.gaps()} | {about.end - n for n in (1, 2, 3, 4, 8, 16, 40, 66, 200)}
     for at in sorted(place for place in places if place > 2):
         blob = whole[:at] + bytes(len(whole) - at)
-        # Zeros of the file itself before the tail look like its begin, those in the tail like the file.
+        # Zeros of the file before the tail look like its beginning, and those in the tail like the file.
         same = next((n for n in range(at, len(whole)) if whole[n]), len(whole))
         rows = {row_of_cut(about, whole, n) for n in (len(whole[:at].rstrip(b"\0")), at, same)}
         if len(blob) - at < 16 and not any(scan.start <= at <= scan.stop for scan in about.scans):
@@ -257,7 +256,7 @@ def _flips_in_headers(whole: bytes) -> Iterator[Damaged]:
 def _flip_in_length(whole: bytes, part: Part, at: int, bit: int) -> Damaged:
     length = (part.stop - part.at - 1) ^ (1 << (bit + 8 * (part.at + 2 - at)))
     beyond = part.at + 1 + length
-    # Fill bytes, or values of 255 in a table, then read as the begin of the next marker.
+    # Fill bytes, or values of 255 in a table, then read as the beginning of the next marker.
     marker = length >= 2 and whole[beyond : beyond + 1] == b"\xff"
     return _flip(whole, at, bit, "flip in a length that then ends before another FF" if marker else "flip in a length")
 
@@ -354,7 +353,7 @@ DAMAGES: dict[str, Callable[[bytes], Iterator[Damaged]]] = {
 
 
 def _ended_early(whole: bytes) -> Iterator[Damaged]:
-    """Cut, and end with the marker that ends a whole file: what "append FF D9" leaves."""
+    """Cut the file and append an end marker, as simple repairs do."""
     about = anatomy(whole)
     last = about.scans[-1]
     for part in about.segments(before_data=True)[::2]:
@@ -440,7 +439,7 @@ def _tables(whole: bytes) -> Iterator[Damaged]:
 
 
 def _with_tables(whole: bytes, other: bytes, marker: int) -> bytes:
-    """Put the tables of another file where those of the first scan were."""
+    """Replace the tables of the first scan with those of another file."""
     tables = b"".join(other[p.start : p.stop] for p in anatomy(other).parts if p.marker == marker)
     parts = anatomy(whole).parts
     first = next(part.start for part in parts if part.marker == marker)
@@ -480,7 +479,7 @@ def _other_formats() -> Iterator[tuple[str, str, bytes]]:
 
 @functools.cache
 def cases(encoding: str, damage: str) -> tuple[Case, ...]:
-    """Return the cases of an encoding and a damage; none where it has no place for one, a sample of a big file's."""
+    """Return the cases of an encoding and a damage: none if it does not apply, and a sample of them for big files."""
     if encoding == NOT_JPEG:
         admitted = frozenset(TABLE["another format"])
         found = _other_formats()

@@ -1,7 +1,7 @@
-"""Photographs as JPEG files of many encodings: by Pillow and simplejpeg, by moving the bytes of what they wrote, and a few
-files in ``pictures`` for which they have no writer.
+"""Photographs as JPEG files in many encodings.
 
-Those files come from Debian's ``cjpeg`` (arithmetic coding) and from imagecodecs 2026.10.10 (lossless, JPEG-LS).
+Pillow and simplejpeg write most of them, and functions here change their bytes. The files in ``pictures`` come from
+Debian's ``cjpeg`` (arithmetic coding) and from imagecodecs 2026.10.10 (lossless, JPEG-LS).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = [
 
 
 def _camera_file(name: str) -> bytes:
-    """Return one of the photographs that scikit-learn ships, as the JPEG that it is."""
+    """Return the JPEG file of a photograph from scikit-learn."""
     found = importlib.util.find_spec("sklearn")
     assert found is not None
     assert found.origin is not None
@@ -77,42 +77,42 @@ def exif_with_thumbnail(inner: bytes) -> bytes:
 
 
 def with_fill_bytes(whole: bytes) -> bytes:
-    """Put two bytes FF before each marker, as the standard allows."""
+    """Insert two fill bytes FF before each marker, as the standard allows."""
     parts = anatomy(whole).parts
     return b"".join((b"\xff\xff" if p.kind in ("segment", "EOI") else b"") + whole[p.start : p.stop] for p in parts)
 
 
 def without(whole: bytes, *markers: int) -> bytes:
-    """Leave out the segments with these markers."""
+    """Remove the segments with these markers."""
     parts = anatomy(whole).parts
     return b"".join(whole[p.start : p.stop] for p in parts if p.kind != "segment" or p.marker not in markers)
 
 
 def with_jfif(whole: bytes, major: int, minor: int) -> bytes:
-    """Declare another version of JFIF; of versions other than 1 libjpeg warns, and reads them all the same."""
+    """Declare another version of JFIF. libjpeg warns of versions other than 1, but reads them."""
     at = whole.index(b"JFIF\0") + 5
     return whole[:at] + bytes((major, minor)) + whole[at + 2 :]
 
 
 def with_unknown_adobe_transform(whole: bytes) -> bytes:
-    """Replace the JFIF header by one of Adobe's with a transform that nobody defined; libjpeg warns and takes YCbCr."""
+    """Replace the JFIF header by an Adobe header with an undefined transform. libjpeg warns and assumes YCbCr."""
     return with_segment(without(whole, 0xE0), 0xEE, b"Adobe\0\x64\0\0\0\0\x05")
 
 
 def ycck(whole: bytes) -> bytes:
-    """Declare the four components of a CMYK file to be YCCK: other colours, and as whole."""
+    """Declare the four components of a CMYK file as YCCK, which changes the colours but damages nothing."""
     at = whole.index(b"Adobe") + 11
     return whole[:at] + b"\x02" + whole[at + 1 :]
 
 
 def sampled(image: Image.Image, subsampling: str) -> bytes:
-    """Return a file whose chroma is sampled as Pillow cannot: ``440``, ``411``, or ``441``."""
+    """Return a file with a subsampling that Pillow does not write: ``440``, ``411`` or ``441``."""
     pixels = np.ascontiguousarray(image.convert("RGB"))
     return bytes(simplejpeg.encode_jpeg(pixels, 85, colorspace="RGB", colorsubsampling=subsampling))
 
 
 def four_lines_of_luma(image: Image.Image) -> bytes:
-    """Return a file with one line of chroma to four of luma (4:4:1): one of 4:1:1 whose header puts blocks below each other."""
+    """Return a 4:4:1 file: a 4:1:1 file whose header arranges the blocks vertically."""
     whole = sampled(image, "411")
     at = next(part for part in anatomy(whole).parts if part.marker == 0xC0).start + 5
     taller = struct.pack(">HH", image.height * 4, image.width // 4)
@@ -125,13 +125,13 @@ def stored(name: str) -> bytes:
 
 
 def extended(whole: bytes) -> bytes:
-    """Declare the frame extended sequential, of which baseline is a part."""
+    """Declare the frame as extended sequential, which includes baseline."""
     frame = next(part for part in anatomy(whole).parts if part.marker == 0xC0)
     return whole[: frame.at] + b"\xc1" + whole[frame.at + 1 :]
 
 
 def separate_scans(image: Image.Image, factor: int, **options: Any) -> bytes:
-    """Return a sequential file with a scan for each component: grayscale files of the planes under one frame header."""
+    """Return a sequential file with one scan per component, built from grayscale files of the planes."""
     luma, *chroma = image.convert("YCbCr").split()
     small = (-(-image.width // factor), -(-image.height // factor))
     files = [save(plane, **options) for plane in (luma, *(plane.resize(small) for plane in chroma))]
@@ -203,7 +203,7 @@ ENCODINGS: dict[str, Callable[[], bytes]] = {
     "china, progressive": lambda: _of_china((100, 50, 500, 350), progressive=True, quality=85),
     "china, restart markers": lambda: _of_china((200, 100, 600, 400), restart_marker_rows=2, subsampling="4:2:2"),
 }
-# Encodings whose codes take more than the tables of the file to follow, or of whose header libjpeg warns.
+# Encodings whose codes cannot be followed with the tables of the file alone, or whose header makes libjpeg warn.
 RARE: dict[str, Callable[[], bytes]] = {
     "JFIF 2.01": lambda: with_jfif(jpeg(2, (88, 56)), 2, 1),
     "Motion-JPEG, no DHT": lambda: without(jpeg(0, (96, 80)), 0xC4),
@@ -213,7 +213,7 @@ RARE: dict[str, Callable[[], bytes]] = {
     "lossless": lambda: stored("lossless"),
     "lossless, grayscale": lambda: stored("lossless-grayscale"),
 }
-# What libjpeg warns about in the header although nothing is wrong with the picture.
+# Whole pictures of whose header libjpeg warns.
 WARNED = {"JFIF 2.01", "JFIF 2.02, fill bytes", "JFIF 3.1", "unknown Adobe transform"}
 BIG = {name for name in ENCODINGS if name.startswith(("china", "flower"))}
 _SIZES = ((1, 1), (1, 17), (17, 1), (7, 9), (9, 7), (8, 8), (15, 33), (16, 16), (17, 31), (31, 63), (65, 3), (101, 67))

@@ -1,7 +1,7 @@
-"""What libjpeg itself says about a JPEG: the warnings and errors of Debian's ``djpeg``.
+"""The warnings and errors of libjpeg for a JPEG, from Debian's ``djpeg``.
 
-The program is a child process with a build of libjpeg-turbo of its own, so that it shares no code with storeds, Pillow or
-simplejpeg. It comes with the package libjpeg-turbo-progs.
+``djpeg`` runs as a child process with its own build of libjpeg-turbo, so it shares no code with storeds, Pillow or
+simplejpeg. The package libjpeg-turbo-progs contains it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["DJPEG", "Seen", "examine", "examine_all"]
 
 DJPEG = shutil.which("djpeg")
 
-# Damage to the picture. "Unknown Adobe color transform code" and "unknown JFIF revision number" speak of the header only.
+# Damage to the picture. "Unknown Adobe color transform code" and "unknown JFIF revision number" concern the header only.
 _DAMAGE = re.compile(
     rb"^(Corrupt JPEG data.*|Premature end of JPEG file|Invalid SOS parameters.*|Inconsistent progression sequence.*)$",
     re.MULTILINE,
@@ -30,7 +30,7 @@ _SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Seen:
-    """Whether `djpeg` gives a picture, and what it complains about on the way, each complaint once."""
+    """Whether `djpeg` returns a picture, and its distinct complaints."""
 
     decodes: bool
     complaints: tuple[str, ...]
@@ -43,9 +43,9 @@ class Seen:
 
 @functools.cache
 def examine(blob: bytes) -> Seen:
-    """Return what `djpeg` says about one JPEG."""
+    """Run `djpeg` on one JPEG."""
     assert DJPEG is not None, "djpeg is missing: apt-get install libjpeg-turbo-progs"
-    # Without the third -verbose it prints the first warning alone. At 1/8 scale it still follows every code.
+    # Without the third -verbose it prints only the first warning. At 1/8 scale it still follows every code.
     command = [DJPEG, "-verbose", "-verbose", "-verbose", "-scale", "1/8", "-outfile", "/dev/null"]
     done = subprocess.run(command, input=blob, capture_output=True, timeout=_SECONDS, check=False)
     found = dict.fromkeys(_EXTRANEOUS.sub(b"extraneous bytes", line) for line in _DAMAGE.findall(done.stderr))
@@ -57,6 +57,6 @@ def examine(blob: bytes) -> Seen:
 
 
 def examine_all(blobs: Iterable[bytes]) -> list[Seen]:
-    """Return what `djpeg` says about each of many JPEGs, several at a time."""
+    """Run `djpeg` on many JPEGs, several at a time."""
     with ThreadPoolExecutor(4) as pool:
         return list(pool.map(examine, blobs))

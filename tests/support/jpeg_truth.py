@@ -1,6 +1,6 @@
-"""Where the parts of a whole JPEG are, and how much of one that was cut is really there.
+"""The parts of a whole JPEG, and the true share of a cut one.
 
-Nothing here uses `storeds`: the parts come from a parser that trusts its file, the share from a comparison of pixels.
+Nothing here uses `storeds`: a parser that trusts its file finds the parts, and a comparison of pixels the share.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Anatomy:
-    """All parts of a whole JPEG and what its frame header says."""
+    """All parts of a whole JPEG, and the contents of its frame header."""
 
     parts: tuple[Part, ...]
     size: tuple[int, int]
@@ -79,13 +79,13 @@ class Anatomy:
         return [p for p in self.parts if p.kind == "segment" and (p.start < self.scans[0].start) == before_data]
 
     def gaps(self) -> list[tuple[int, int]]:
-        """Return where one scan's data stops and the next one's starts."""
+        """Return (end, start) of the data of each pair of adjacent scans."""
         return [(a.stop, b.start) for a, b in pairwise(self.scans)]
 
 
 @functools.cache
 def anatomy(whole: bytes) -> Anatomy:
-    """Take a JPEG apart that is known to be whole."""
+    """Parse a JPEG that is known to be whole."""
     parts = [Part("SOI", 0, 1, 2)]
     while parts[-1].kind != "EOI":
         start = parts[-1].stop
@@ -114,7 +114,7 @@ def _with_frame(whole: bytes, parts: tuple[Part, ...], end: int) -> Anatomy:
     frame = next(part for part in parts if part.marker in FRAMES)
     height, width, count = (int.from_bytes(whole[frame.at + n : frame.at + m]) for n, m in ((4, 6), (6, 8), (8, 9)))
     factors = [whole[frame.at + 10 + 3 * number] for number in range(count)]
-    # A single component is coded block by block whatever its sampling factors say.
+    # A single component is coded block by block, whatever its sampling factors.
     across = max(f >> 4 for f in factors) if count > 1 else 1
     down = max(f & 15 for f in factors) if count > 1 else 1
     scans = tuple(part for part in parts if part.kind == "data")
@@ -125,12 +125,12 @@ def _with_frame(whole: bytes, parts: tuple[Part, ...], end: int) -> Anatomy:
 
 
 def foreign_markers(data: bytes) -> list[bytes]:
-    """Return all markers in entropy-coded data, restart markers too: what a flipped bit there may add or take away."""
+    """Return all markers in entropy-coded data, including restart markers, that a flipped bit may add or remove."""
     return [match.group()[-1:] for match in _ANY_MARKER_IN_SCAN.finditer(data)]
 
 
 def decode(blob: bytes, mode: str | None = None) -> np.ndarray:
-    """Return the pixels as Pillow decodes them; ``mode="YCbCr"`` spares colour files the way to RGB and its rounding."""
+    """Decode to pixels with Pillow. ``mode="YCbCr"`` avoids the rounding of a conversion to RGB."""
     with Image.open(io.BytesIO(blob)) as image:
         if mode:
             image.draft(mode, image.size)
@@ -148,13 +148,13 @@ def _as_planes(pixels: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def same_mcus(whole: bytes, cut: int, junk: bytes = b"") -> int:
-    """Return how many MCUs, from the first on, decode from the first `cut` bytes, and then `junk`, as from the whole file.
+    """Return the number of leading MCUs that decode from the first `cut` bytes plus `junk` as from the whole file.
 
-    Too many by one where the bits that a decoder makes up complete an MCU as it was; too few where a chroma plane is
-    enlarged by looking at neighbours, which is why its two outermost pixels within each MCU do not count.
+    One too many if the bits that a decoder makes up happen to complete an MCU. Upsampling of chroma reads neighbouring
+    MCUs, so the two outermost pixels of each MCU do not count.
     """
     about = anatomy(whole)
-    # A segment that is itself cut would swallow the end marker.
+    # A cut segment would swallow the end marker.
     cut = max((stop for stop, start in about.gaps() if stop <= cut < start), default=cut)
     there = _planes(whole)
     wrong = there != _as_planes(decode(whole[:cut].rstrip(b"\xff") + junk + EOI, "YCbCr"))
@@ -170,9 +170,9 @@ def same_mcus(whole: bytes, cut: int, junk: bytes = b"") -> int:
 
 
 def mcus_there(whole: bytes, cut: int) -> int:
-    """Return how many MCUs, from the first on, the first `cut` bytes hold.
+    """Return the number of leading MCUs in the first `cut` bytes.
 
-    What looks like the whole picture by chance, because a decoder fills the rest, does not before other data.
+    If the filling of a decoder happens to look like the whole picture, random data after the cut does not.
     """
     junk = random.Random(cut).choices(bytes(range(0xFF)), k=4000)
     return min(same_mcus(whole, cut), same_mcus(whole, cut, bytes(junk)))

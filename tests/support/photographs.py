@@ -1,4 +1,4 @@
-"""Real photographs, cut small, for tests."""
+"""Small crops of real photographs, for tests."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The native formats said once more, with msgspec, xxhash, json and the engines' own libraries alone.
+"""An independent implementation of the native formats, with msgspec, xxhash, json and the libraries of the engines only.
 
-An oracle after `docs/format.md` that shares no code with storeds: reads a store into plain values, and writes one.
+It follows `docs/format.md` and shares no code with storeds. It reads a store into plain values, and writes one.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def parsed_meta(row: Any) -> Row:
 
 
 def blocks_of(rows: list[Row], fields: list[Row]) -> bytes:
-    """Return the table of checksums of an HDF5 store: of each 64 KiB of each column."""
+    """Return the table of checksums of an HDF5 store, one for each 64 KiB of each column."""
     columns: list[bytes] = []
     for field in fields:
         values = [row[field["name"]] for row in rows]
@@ -139,7 +139,7 @@ def flat_meta(body: Row) -> Row:
 
 @contextmanager
 def database_of(url: str) -> Iterator[tuple[Any, str]]:
-    """Split a store's URL by hand: the last segment of its path is the collection."""
+    """Parse the URL of a store. The last segment of its path is the collection."""
     place, mark, options = url.partition("?")
     place, _, name = place.rpartition("/")
     client: pymongo.MongoClient[Any] = pymongo.MongoClient(f"{place}{mark}{options}")

@@ -1,6 +1,6 @@
-"""A random corpus: pictures of many encodings and formats, whole and damaged, each with what is known of its damage.
+"""A random corpus of pictures in many encodings and formats, whole and damaged, with the facts about each damage.
 
-`random_corpus` depends on its seed alone. Nothing here uses `storeds`.
+`random_corpus` depends only on its seed. Nothing here uses `storeds`.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ _MARKER_IN_DATA = bytes(range(0xFF))
 
 @dataclass(frozen=True)
 class Sample:
-    """One blob: `whole` as damaged by `damage`, or whole (`damage` is empty).
+    """One blob: `whole` with `damage`, or whole if `damage` is empty.
 
-    `admitted` are the names that a verdict may give the damage; `cut` is how many bytes of `whole` are left, where that
-    is all that is wrong.
+    `admitted` holds the kinds that a verdict may give. `cut` is the number of bytes of `whole` that are left, if the blob is
+    only cut.
     """
 
     encoding: str
@@ -63,7 +63,7 @@ class Sample:
 
     @functools.cached_property
     def is_visible(self) -> bool:
-        """Whether the damage shows: libjpeg itself reports it, a part is missing, or a checksum fails."""
+        """Whether the damage is visible: libjpeg reports it, a part is missing, or a checksum fails."""
         if not self.damage or self.blob == self.whole:
             return False
         if not self.is_jpeg:  # each byte of a PNG has a checksum; of the others a decoder may notice
@@ -73,12 +73,12 @@ class Sample:
         # This `djpeg` cannot read lossless files.
         if about.process != "lossless" and jpeg_oracle.examine(self.blob).is_damaged:
             return True
-        # libjpeg does not notice missing scans; that arithmetic codes end early nobody can notice.
+        # libjpeg does not notice missing scans, and arithmetic codes that end early cannot be detected.
         return self.cut is not None and not about.arithmetic and not same_pixels(self.blob, self.whole)
 
     @functools.cached_property
     def mcus(self) -> tuple[int, int]:
-        """How many MCUs of a JPEG of one scan that was cut are there, and of how many."""
+        """Number of MCUs that are left of a cut JPEG with one scan, and their number in the whole file."""
         assert self.cut is not None
         columns, rows = anatomy(self.whole).mcus
         return mcus_there(self.whole, self.cut), columns * rows
@@ -88,7 +88,7 @@ def _decodes(blob: bytes) -> bool:
     try:
         with Image.open(io.BytesIO(blob)) as image:
             image.load()
-    except Exception:  # Pillow raises whatever it likes on damaged bytes
+    except Exception:  # damaged bytes make Pillow raise errors of any type
         return False
     return True
 
@@ -370,7 +370,7 @@ def _jpeg_sample(chance: random.Random) -> Sample:
     weights = [weight for weight, _ in JPEG_DAMAGES.values()]
     (damage,) = chance.choices(list(JPEG_DAMAGES), weights)
     blob, names, cut = JPEG_DAMAGES[damage][1](whole, chance)
-    if encoding in _RARE:  # nobody but a decoder can follow them
+    if encoding in _RARE:  # only a decoder can follow their codes
         names = {*names, "truncated_scan", "missing_eoi", "corrupt_data"}
     return Sample(encoding, damage, blob, whole, frozenset(names), cut)
 
@@ -406,7 +406,7 @@ def random_corpus(seed: int, count: int = 4000) -> list[Sample]:
 
 
 def pixels_of(blob: bytes) -> Any:
-    """Return the RGB pixels as Pillow decodes them."""
+    """Decode to RGB pixels with Pillow."""
     with Image.open(io.BytesIO(blob)) as image:
         return np.asarray(image.convert("RGB"))
 
