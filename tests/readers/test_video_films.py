@@ -245,9 +245,9 @@ def test_an_epoch_opens_each_file_once_a_worker_and_reads_the_frames_it_needs(
         with log.open("a") as file:
             file.write(f"{os.getpid()} {line}\n")
 
-    def counted_open(self: Hdf5Opener) -> Any:
+    def counted_open(self: Hdf5Opener, *shared: Any) -> Any:
         note(f"open {self.path}")
-        return opens(self)
+        return opens(self, *shared)
 
     def counted_read(self: Hdf5Backend, positions: list[int], fields: tuple[str, ...]) -> Any:
         note(f"read {len(positions)}")
