@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from storeds.datasets.iterable_dataset import StoreIterable as StoreIterable
     from storeds.datasets.map_dataset import StoreDataset as StoreDataset
     from storeds.datasets.source import Source as Source
+    from storeds.loaders.device import to_device as to_device
     from storeds.loaders.loader import StoreLoader as StoreLoader
-    from storeds.loaders.loader import to_device as to_device
     from storeds.loaders.sampler import EpochSampler as EpochSampler
     from storeds.loaders.threaded import ThreadLoader as ThreadLoader
     from storeds.ops import convert as convert
@@ -55,7 +55,7 @@ _LAZY = {
     "open_writer": "storeds.backends.opening",
     "pack": "storeds.ops",
     "repair": "storeds.ops",
-    "to_device": "storeds.loaders.loader",
+    "to_device": "storeds.loaders.device",
     "verify": "storeds.ops",
 }
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import mmap
 import os
-import pickle
 import subprocess
 import sys
 import textwrap
@@ -22,11 +20,10 @@ from hypothesis import given, settings
 from torch.utils.data import DataLoader, default_collate
 
 import storeds
-from storeds import StoreDataset, collate, errors
+from storeds import StoreDataset, StoreLoader, collate, errors
 from storeds.backends.hdf5 import rows as _hdf5_map
 from storeds.backends.hdf5.columns import RecordDigests
 from storeds.backends.hdf5.rows import FileMap, FlatRows, gather, gather_any, read_spans
-from storeds.batching.columnar import ColumnarBatch
 from storeds.protocols import SupportsBatchArrays
 from storeds.readers import ArrayReader
 from storeds.records.codec import RecordCodec, checksum
@@ -98,7 +95,7 @@ def assert_equal(one: Any, other: Any) -> None:
 
 
 class TestDatasets:
-    """`StoreDataset.__getitems__` gives arrays where it can; whoever looks at samples sees no difference."""
+    """Samples and batches that are read as columns equal those that are made record by record."""
 
     @pytest.mark.parametrize("engine", ["hdf5", "lmdb", "memory"])
     @pytest.mark.parametrize("as_dict", [False, True])
@@ -109,20 +106,30 @@ class TestDatasets:
         stacked, plain = pair(write(make_engine_url(engine)), as_dict=as_dict, fields=fields)
         batch: Any = stacked.__getitems__(ASKED)
         samples: Any = plain.__getitems__(ASKED)
-        assert type(batch) is ColumnarBatch
-        assert len(batch) == len(ASKED)
-        assert_equal(list(batch), samples)
-        assert_equal([batch[-1], *batch[1:3]], [samples[-1], *samples[1:3]])
-        assert_equal(collate(batch), collate(samples))
-        stock: Any = default_collate
-        assert_equal(stock(batch), stock(samples))
-        with pytest.raises(IndexError):
-            batch[len(ASKED)]
+        assert_equal(batch, samples)
+        for collate_fn in (collate, default_collate):
+            batches = [list(StoreLoader(each, batch_size=7, collate_fn=collate_fn)) for each in (stacked, plain)]
+            assert_equal(*batches)
 
-    def test_those_who_pad_see_samples(self, numbers: str) -> None:
-        stacked, plain = pair(numbers, fields=["x", "label"])
+    @pytest.mark.parametrize("as_dict", [False, True])
+    def test_a_store_loader_builds_no_samples(
+        self, numbers: str, as_dict: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(*_: Any) -> None:
+            raise AssertionError("a sample was built")
+
+        expected = list(StoreLoader(pair(numbers, as_dict=as_dict)[1], batch_size=7))
+        monkeypatch.setattr(ArrayReader, "build", refuse)
+        assert_equal(list(StoreLoader(pair(numbers, as_dict=as_dict)[0], batch_size=7)), expected)
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_padded_batches_are_the_same(self, numbers: str, workers: int) -> None:
         padded = functools.partial(collate, pad=[0])
-        assert_equal(padded(stacked.__getitems__(ASKED)), padded(plain.__getitems__(ASKED)))
+        batches = [
+            list(StoreLoader(each, batch_size=7, collate_fn=padded, num_workers=workers))
+            for each in pair(numbers, fields=["x", "label"])
+        ]
+        assert_equal(*batches)
 
     def test_lists_of_samples_are_lists(self, numbers: str) -> None:
         stacked, plain = pair(numbers)
@@ -152,26 +159,12 @@ class TestDatasets:
         sample = StoreDataset(numbers, reader="array", fields=["x"]).__getitems__(ASKED)[0]
         assert sample[0].untyped_storage().nbytes() == 3 * 2 * 4
 
-    def test_a_copy_is_a_list(self, numbers: str) -> None:
-        stacked, plain = pair(numbers)
-        batch: Any = stacked.__getitems__(ASKED)
-        samples = plain.__getitems__(ASKED)
-        for copied in (pickle.loads(pickle.dumps(batch)), copy.copy(batch), copy.deepcopy(batch)):
-            assert_equal(copied, samples)
-
-    @pytest.mark.parametrize(
-        "how", [{"fields": ["index"]}, {"target_transform": str}, {"transform": torch.neg}], ids=min
-    )
-    def test_what_needs_samples_gets_samples(self, numbers: str, how: dict[str, Any]) -> None:
-        dataset = StoreDataset(numbers, reader="array", **how)
-        assert type(dataset.__getitems__(ASKED)) is list
-
-    def test_fields_of_other_kinds_need_samples(self, make_engine_url: Callable[[str], str]) -> None:
+    def test_fields_that_vary_in_shape_are_read_as_samples(self, make_engine_url: Callable[[str], str]) -> None:
         url = make_engine_url("hdf5")
         with storeds.open_writer(url, {"x": {"kind": "array", "dtype": "f4", "shape": [None]}, "n": "int"}) as writer:
             writer.append({"x": np.zeros(at, "f4"), "n": at} for at in range(9))
-        assert type(StoreDataset(url, reader="array").__getitems__([1, 2])) is list
-        assert type(StoreDataset(url, reader="array", fields=["n"]).__getitems__([1, 2])) is ColumnarBatch
+        stacked, plain = pair(url)
+        assert_equal(stacked.__getitems__([1, 2]), plain.__getitems__([1, 2]))
 
     def test_selections_and_many_stores_pass_arrays_on(self, tmp_path: Path) -> None:
         urls = [write(f"hdf5://{tmp_path}/a.h5", RECORDS[:15]), write(f"lmdb://{tmp_path}/b.lmdb", RECORDS[15:])]
@@ -180,10 +173,9 @@ class TestDatasets:
         for asked in ([14, 15, 3, 39, 15], [20, 16], [2]):
             assert_equal(list(every.__getitems__(asked)), pair(urls)[1].__getitems__(asked))
         some, samples = pair(urls, where={"good": True})
-        assert isinstance(some.__getitems__([3, 9, 1]), ColumnarBatch)
         assert_equal(list(some.__getitems__([3, 9, 1])), samples.__getitems__([3, 9, 1]))
         with pytest.raises(IndexError):
-            read_arrays(some._view, [14])
+            read_arrays(some.view, [14])
 
     @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")  # torch's, for its threads
     @pytest.mark.parametrize("start_method", ["fork", "spawn"])

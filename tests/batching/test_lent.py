@@ -15,17 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Subset, default_collate
-from torch.utils.data._utils.collate import collate as torch_collate
-from torch.utils.data._utils.collate import default_collate_fn_map
+from torch.utils.data import DataLoader, Subset
 
 import storeds
 import storeds.batching.shared_memory
 from photographs import jpeg
 from storeds import EpochSampler, StoreDataset, StoreLoader, open_writer
-from storeds.batching.rows import Row, to_batch_rows
 from storeds.batching.shared_memory import SharedBatchTensor, SharedBufferPool
-from storeds.errors import ConfigError
 from storeds.readers import ImageReader
 from storeds.transforms import Compose, build_transform
 
@@ -132,68 +128,6 @@ def test_a_child_that_lets_go_of_its_copy_frees_nothing() -> None:
     assert (batch == 7).all()
 
 
-# --- Rows of a batch ---
-
-
-def rows_of(images: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    lender = SharedBufferPool()
-    monkeypatch.setattr("storeds.batching.rows.lent_memory", lender.empty)
-    return to_batch_rows([(image, at) for at, image in enumerate(images)], 0)
-
-
-def test_a_batch_of_rows_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    images = list(torch.rand(SHAPE))
-    for make in (default_collate, storeds.collate):
-        samples = rows_of(images, monkeypatch)
-        assert all(type(image) is Row for image, _ in samples)
-        batch, numbers = make(samples)
-        assert batch.data_ptr() == samples[0][0].data_ptr()
-        assert torch.equal(batch.as_subclass(torch.Tensor), torch.stack(images))
-        assert numbers.tolist() == [0, 1, 2, 3]
-
-
-def test_rows_are_collated_by_a_map_of_one_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    def halves(tensors: Any, **_: Any) -> torch.Tensor:
-        return torch.stack([tensor.as_subclass(torch.Tensor) for tensor in tensors]).half()
-
-    images = list(torch.rand(SHAPE))
-    own = {**default_collate_fn_map, torch.Tensor: halves}
-    assert torch_collate(rows_of(images, monkeypatch), collate_fn_map=own)[0].dtype == torch.float16
-    monkeypatch.setitem(default_collate_fn_map, torch.Tensor, halves)
-    assert default_collate(rows_of(images, monkeypatch))[0].dtype == torch.float16
-
-
-def test_rows_of_several_sizes_are_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    small, large = (rows_of([torch.rand(3, side, side)] * 4, monkeypatch) for side in (64, 80))
-    with pytest.raises(ConfigError, match="make no batch"):
-        storeds.collate([*small, *large])
-
-
-@pytest.mark.parametrize("chosen", [[1, 0, 2, 3], [0, 1, 2], [0, 0, 1, 2], [3], [0, 1, 2, 3, 0]])
-def test_other_batches_of_rows_are_what_they_should_be(chosen: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    images = list(torch.rand(SHAPE))
-    samples = rows_of(images, monkeypatch)
-    for make in (default_collate, storeds.collate):
-        batch, _ = make([samples[at] for at in chosen])
-        assert torch.equal(batch, torch.stack([images[at] for at in chosen]))
-
-
-def test_a_row_that_was_changed_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
-    images = list(torch.rand(SHAPE))
-    samples = rows_of(images, monkeypatch)
-    for image, _ in samples:
-        image.transpose_(1, 2)
-    assert torch.equal(default_collate(samples)[0], torch.stack(images).transpose(2, 3))
-
-
-def test_a_single_row_takes_only_its_own_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    images = list(torch.rand(SHAPE))
-    row = rows_of(images, monkeypatch)[2][0]
-    received = delivered(row)
-    assert torch.equal(received, images[2])
-    assert received.untyped_storage().nbytes() == received.nbytes
-
-
 # --- In workers ---
 
 
@@ -239,7 +173,7 @@ def test_batches_are_those_that_one_process_makes(
 
 
 def test_batches_that_are_left_behind_cost_no_memory(url: str) -> None:
-    loader: Any = DataLoader(dataset(url), batch_size=16, num_workers=2, persistent_workers=True, prefetch_factor=2)
+    loader: Any = StoreLoader(dataset(url), batch_size=16, num_workers=2, persistent_workers=True, prefetch_factor=2)
     for _ in range(24):
         for batch in loader:
             assert type(batch[0]) is torch.Tensor
@@ -259,9 +193,8 @@ def with_its_kind(samples: Any, collate_fn: Any) -> Any:
     return [*batch, torch.tensor(isinstance(batch[0], SharedBatchTensor))]
 
 
-@pytest.mark.parametrize("collate_fn", [default_collate, storeds.collate], ids=["torch's", "storeds'"])
-def test_workers_go_on_lending(url: str, collate_fn: Any) -> None:
-    collating = functools.partial(with_its_kind, collate_fn=collate_fn)
+def test_workers_go_on_lending(url: str) -> None:
+    collating = functools.partial(with_its_kind, collate_fn=storeds.collate)
     store = dataset(url)
     loader = DataLoader(store, batch_size=16, num_workers=1, collate_fn=collating, persistent_workers=True)
     for epoch in range(3):
@@ -310,21 +243,12 @@ def test_a_tensor_that_wants_gradients_is_sent_so() -> None:
     assert delivered(lent(SharedBufferPool()).requires_grad_()).requires_grad
 
 
-def test_copies_and_pickles_are_plain_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = rows_of(list(torch.rand(SHAPE)), monkeypatch)[1][0]
-    for tensor in (row, lent(SharedBufferPool())):
-        for made in (copy.deepcopy(tensor), pickle.loads(pickle.dumps(tensor))):
-            assert type(made) is torch.Tensor
-            assert torch.equal(made, tensor)
-            assert made.data_ptr() != tensor.data_ptr()
-
-
-def test_who_collates_twice_gets_two_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    images = list(torch.rand(SHAPE))
-    samples = rows_of(images, monkeypatch)
-    clean, noisy = default_collate(samples)[0], default_collate(samples)[0]
-    noisy.add_(100)
-    assert torch.equal(clean.as_subclass(torch.Tensor), torch.stack(images))
+def test_copies_and_pickles_are_plain_tensors() -> None:
+    tensor = lent(SharedBufferPool())
+    for made in (copy.deepcopy(tensor), pickle.loads(pickle.dumps(tensor))):
+        assert type(made) is torch.Tensor
+        assert torch.equal(made, tensor)
+        assert made.data_ptr() != tensor.data_ptr()
 
 
 def test_files_in_shared_memory_are_not_lent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import functools
 import gc
-import operator
 import os
 import pickle
 import subprocess
@@ -17,13 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Subset, default_collate
-from torch.utils.data._utils.collate import collate as torch_collate
-from torch.utils.data._utils.collate import default_collate_fn_map
 
 import storeds
-from storeds import StoreDataset, open_writer
+from storeds import StoreDataset, StoreLoader, open_writer
 from storeds.batching.shared_memory import (
     MOST_BY_VALUE,
     ReceivedBuffers,
@@ -143,12 +138,12 @@ def expected(order: Any = range(COUNT)) -> list[tuple[list[float], list[int]]]:
 
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
-@pytest.mark.parametrize("collate_fn", [None, storeds.collate], ids=["torch's", "storeds'"])
+@pytest.mark.parametrize("collate_fn", [default_collate, storeds.collate], ids=["torch's", "storeds'"])
 @pytest.mark.parametrize("as_dict", [False, True])
 def test_batches_are_right_whatever_is_held(url: str, start_method: str, collate_fn: Any, as_dict: bool) -> None:
-    loader: Any = DataLoader(
+    loader: Any = StoreLoader(
         Subset(dataset(url, as_dict=as_dict), range(COUNT)),
-        BATCH,
+        batch_size=BATCH,
         num_workers=2,
         collate_fn=collate_fn,
         persistent_workers=True,
@@ -159,36 +154,11 @@ def test_batches_are_right_whatever_is_held(url: str, start_method: str, collate
     assert rows(list(loader)) == expected()  # all are held: more than are lent
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_torch_s_collating_makes_no_samples(url: str, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def count(self: Any, at: int) -> Any:
-        made.append(at)
-        return sample(self, at)
-
-    made: list[int] = []
-    sample = storeds.batching.columnar.ColumnarBatch._sample
-    monkeypatch.setattr("storeds.batching.columnar.ColumnarBatch._sample", count)
-    assert rows(DataLoader(dataset(url), BATCH, num_workers=workers)) == expected()
-    assert set(made) <= {0}  # torch looks at the first, to see what it is
-
-
-def test_collating_some_of_the_samples_copies_them(url: str) -> None:
-    samples = dataset(url).__getitems__(range(8))
-    some = default_collate(samples[2:5])
-    assert some[1].tolist() == [2, 3, 4]
-    assert default_collate(list(samples))[1].tolist() == list(range(8))
-    assert default_collate([(sample, 1) for sample in samples])[0][1].tolist() == list(range(8))
-
-
 @pytest.mark.parametrize("as_dict", [False, True])
 def test_samples_that_are_asked_for_are_plain(url: str, as_dict: bool) -> None:
     store = dataset(url, as_dict=as_dict)
     plain = dict if as_dict else tuple
     assert [type(sample) for sample in (*store[[1, 2]], *store[3:5], store[7])] == [plain] * 5
-    (first, *_) = store.__getitems__([1, 2])
-    assert isinstance(first, plain)
-    for made in (copy.copy(first), copy.deepcopy(first), pickle.loads(pickle.dumps(first))):
-        assert type(made) is plain
 
 
 # --- Memory that is received once ---
@@ -202,7 +172,7 @@ def test_a_piece_is_received_once(url: str, monkeypatch: pytest.MonkeyPatch) -> 
     new: list[Any] = []
     add = ReceivedBuffers.add
     monkeypatch.setattr(ReceivedBuffers, "add", count)
-    loader: Any = DataLoader(dataset(url), BATCH, num_workers=1, persistent_workers=True)
+    loader: Any = StoreLoader(dataset(url), batch_size=BATCH, num_workers=1, persistent_workers=True)
     for _ in range(5):
         assert rows(loader) == expected()
     assert 0 < len(new) == len(set(new)) < 8  # of 80 batches
@@ -211,8 +181,8 @@ def test_a_piece_is_received_once(url: str, monkeypatch: pytest.MonkeyPatch) -> 
 def test_pieces_go_with_the_worker(url: str) -> None:
     before = open_files()
     for _ in range(3):
-        assert rows(DataLoader(dataset(url), BATCH, num_workers=2)) == expected()
-        abandoned = iter(DataLoader(dataset(url), BATCH, num_workers=2))
+        assert rows(StoreLoader(dataset(url), batch_size=BATCH, num_workers=2)) == expected()
+        abandoned = iter(StoreLoader(dataset(url), batch_size=BATCH, num_workers=2))
         next(abandoned)
         del abandoned
     gc.collect()
@@ -249,8 +219,7 @@ def test_larger_batches_take_the_place_of_smaller_ones() -> None:
 
 KILLED = """
 import gc, os, signal, sys
-from torch.utils.data import DataLoader
-from storeds import StoreDataset
+from storeds import StoreDataset, StoreLoader
 from storeds.batching.shared_memory import _known
 
 gate, key = os.pipe()
@@ -264,7 +233,7 @@ class Dies(StoreDataset):
         return super().__getitems__(indices)
 
 def read():
-    loader = DataLoader(Dies(sys.argv[1], reader="array"), 16, num_workers=1, persistent_workers=True)
+    loader = StoreLoader(Dies(sys.argv[1], reader="array"), batch_size=16, num_workers=1, persistent_workers=True)
     batches = iter(loader)
     held = next(batches)
     assert len(_known) > 0
@@ -283,7 +252,7 @@ held = read()
 gc.collect()
 assert len(_known) == 0
 assert held[1].tolist() == list(range(16)) and (held[0] == held[0][:, :1]).all()
-loader = DataLoader(StoreDataset(sys.argv[1], reader="array"), 16, num_workers=1)
+loader = StoreLoader(StoreDataset(sys.argv[1], reader="array"), batch_size=16, num_workers=1)
 print(sum(int(labels.sum()) for _, labels in loader))
 """
 
@@ -354,154 +323,6 @@ def test_small_pieces_leave_room_for_large_ones_and_are_not_many() -> None:
         assert len(held) == (8 if size > 4 << 20 else 16)
         del tensor, held
     assert sum(len(piece.bytes) for piece in lender._pieces) <= 16 * (4 << 20) + 8 * (5 << 20)
-
-
-# --- What collate functions of one's own do with batches of arrays ---
-
-
-def scaled(samples: Any, how: str, collate_fn: Any) -> Any:
-    if how == "in place":
-        for sample in samples:
-            sample["row"].mul_(-1)
-    elif how == "element":
-        for sample in samples:
-            sample["row"] = -sample["row"]
-    elif how == "first":
-        samples[0]["row"].mul_(-1)
-    elif how == "another":
-        samples[3]["row"].mul_(-1)
-    return collate_fn(samples)
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("collate_fn", [default_collate, storeds.collate], ids=["torch's", "storeds'"])
-@pytest.mark.parametrize("how", ["in place", "element", "first", "another"])
-def test_what_is_done_to_samples_is_in_the_batch(url: str, how: str, collate_fn: Any, workers: int) -> None:
-    collating = functools.partial(scaled, how=how, collate_fn=collate_fn)
-    loader = DataLoader(dataset(url, as_dict=True), BATCH, num_workers=workers, collate_fn=collating)
-    batch = next(iter(loader))
-    changed = {"first": [0], "another": [3]}.get(how, range(BATCH))
-    # The first row is 0: look at the sign.
-    expected = [-float(at) if at in changed else float(at) for at in range(BATCH)]
-    assert batch["row"][:, 0].tolist() == expected
-    assert bool(torch.signbit(batch["row"][0, 0])) == (0 in changed)
-
-
-@pytest.mark.parametrize(
-    "value", [float("nan"), -1, -0.0, torch.full((WIDTH,), float("nan")), torch.rand(WIDTH).requires_grad_()]
-)
-def test_a_first_sample_that_was_changed_is_heeded(url: str, value: Any) -> None:
-    samples = dataset(url, as_dict=True).__getitems__(range(4))
-    name = "row" if isinstance(value, torch.Tensor) else "label"
-    samples[0][name] = value
-    for collate_fn in (default_collate, storeds.collate):
-        if name == "label":
-            assert str(collate_fn(samples)["label"][0].item()) == str(value)
-        else:
-            assert torch.allclose(collate_fn(samples)["row"][0], value, rtol=0, atol=0, equal_nan=True)
-
-
-@pytest.mark.parametrize("collate_fn", [default_collate, storeds.collate], ids=["torch's", "storeds'"])
-def test_batches_and_samples_are_one_another_s_copies(url: str, collate_fn: Any) -> None:
-    samples = dataset(url).__getitems__(range(4))
-    one = collate_fn(samples)
-    one[0].add_(100)
-    other = collate_fn(samples)
-    other[0].add_(1000)
-    assert one[0][:, 0].tolist() == [100, 101, 102, 103]
-    assert other[0][:, 0].tolist() == [1000, 1001, 1002, 1003]
-    assert [float(row[0]) for row, _ in samples] == [0, 1, 2, 3]
-    third = collate_fn(samples)
-    third[0].zero_()
-    assert [float(row[0]) for row, _ in samples] == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize(
-    "join",
-    [
-        lambda a, b: a + b,
-        lambda a, b: operator.add(list(a), b),
-        lambda a, b: operator.add(a, list(b)),
-        lambda a, b: sum([a, b], []),
-        lambda a, b: a.extend(b) or a,
-        lambda a, b: a.__iadd__(b),
-        lambda a, b: a.__setitem__(slice(len(a), None), b) or a,
-    ],
-)
-def test_batches_are_joined_as_lists_are(url: str, join: Any) -> None:
-    several = dataset(url)
-    joined = join(several.__getitems__([1, 2]), several.__getitems__([5, 3]))
-    assert [label for _, label in joined] == [1, 2, 5, 3]
-    assert default_collate(joined)[1].tolist() == [1, 2, 5, 3]
-
-
-def test_batches_are_compared_by_their_samples(url: str) -> None:
-    labels = dataset(url, fields=["label"])
-    assert labels.__getitems__([1, 2]) == labels.__getitems__([1, 2]) == [(1,), (2,)]
-    assert labels.__getitems__([1, 2]) != labels.__getitems__([1, 3])
-    assert labels.__getitems__([1, 2]) < [(1,), (3,)]
-
-
-def test_a_list_made_by_the_type_of_a_batch_is_plain(url: str) -> None:
-    batch = dataset(url).__getitems__([1, 2])
-    made = type(batch)(label for _, label in batch)
-    assert type(made) is list
-    assert made == [1, 2]
-
-
-def test_a_tree_that_holds_a_batch_goes_on_to_its_samples(url: str) -> None:
-    halves = tree_map(
-        lambda value: value.half() if isinstance(value, torch.Tensor) else value, dataset(url).__getitems__([1, 2])
-    )
-    assert [row.dtype for row, _ in halves] == [torch.float16] * 2
-    assert default_collate(halves)[0].dtype == torch.float16
-
-
-class WithThePrevious:
-    """Collates, and sends the batch before once more, as who mixes two batches does."""
-
-    previous: Any = None
-
-    def __call__(self, samples: Any) -> Any:
-        batch = default_collate(samples)
-        both = batch, batch if self.previous is None else self.previous
-        self.previous = batch
-        return both
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_batch_may_be_sent_again_though_the_training_process_forked_while_it_had_it(url: str, workers: int) -> None:
-    seen = []
-    for step, (batch, previous) in enumerate(
-        DataLoader(dataset(url), 4, num_workers=workers, collate_fn=WithThePrevious())
-    ):
-        if step % 3 == 1:
-            child = os.fork()
-            if not child:
-                os._exit(0)
-            os.waitpid(child, 0)
-        for data, labels in (batch, previous):
-            assert data[:, 0].tolist() == labels.tolist()
-        seen += batch[1].tolist()
-    assert seen == list(range(COUNT))
-
-
-def test_a_map_of_one_s_own_is_heeded(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    samples = dataset(url).__getitems__(range(4))
-    halves = {**default_collate_fn_map, int: lambda numbers, **_: torch.tensor(numbers, dtype=torch.float16)}
-    assert torch_collate(samples, collate_fn_map=halves)[1].dtype == torch.float16
-    monkeypatch.setitem(default_collate_fn_map, int, halves[int])
-    assert default_collate(dataset(url).__getitems__(range(4)))[1].dtype == torch.float16
-
-
-@pytest.mark.parametrize("as_dict", [False, True])
-def test_trees_of_samples_are_those_of_tuples_and_dicts(url: str, as_dict: bool) -> None:
-    samples = dataset(url, as_dict=as_dict).__getitems__(range(4))
-    batch = tree_map(lambda *values: torch.stack([torch.as_tensor(value) for value in values]), *samples)
-    assert type(batch) is (dict if as_dict else tuple)
-    row, label = batch.values() if isinstance(batch, dict) else batch
-    assert row.shape == (4, WIDTH)
-    assert label.tolist() == [0, 1, 2, 3]
 
 
 class Wanting(torch.utils.data.Dataset[Any]):

@@ -423,7 +423,7 @@ def test_repr_and_length_do_no_io(url: str, tmp_path: Path) -> None:
             {"reader_options": {"speed": 1}},
             "no option 'speed'; .*he options are decode, mode, repair, min_recovered, orient, max_pixels$",
         ),
-        ({"reader_options": {"mode": "L"}, "mode": "RGBA"}, "mode is given to the dataset and, another one, in"),
+        ({"reader_options": {"mode": "L"}, "mode": "RGBA"}, "mode is given twice with different values"),
         ({"reader_options": {"kinds": 1}}, "no option 'kinds'"),
         ({"reader_options": {"fields": ["label"]}}, "fields is an argument of StoreDataset"),
         ({"target_transform": ["Resise"]}, r"^target_transform\[0\]: .*Resize"),

@@ -27,8 +27,16 @@ from storeds._utils.permutation import permute, round_keys
 from storeds._utils.prefetch import ReadAhead
 from storeds.backends.memory import MemoryBackend
 from storeds.datasets.iterable_dataset import StoreIterable
-from storeds.datasets.sharding import Piece, Remainder, Share, pieces, rank_bounds
-from storeds.datasets.stream import Addresses, Interleave, ShuffleBuffer
+from storeds.datasets.stream import (
+    Addresses,
+    IndexRange,
+    Interleave,
+    Remainder,
+    Shard,
+    ShuffleBuffer,
+    rank_bounds,
+    shard_ranges,
+)
 
 SIZES = (7, 3, 0, 11, 5)
 TOTAL = sum(SIZES)
@@ -135,7 +143,7 @@ def plain_pieces(part: Found) -> list[Found]:
 
 def plain(
     counts: Sequence[int],
-    share: Share,
+    shard: Shard,
     *,
     cycle_length: int = 4,
     block_length: int = 1,
@@ -144,13 +152,13 @@ def plain(
     epoch: int = 0,
 ) -> Found:
     """What a worker yields without a buffer."""
-    row = plain_row(counts, seed, epoch, share.replicas * share.workers)
+    row = plain_row(counts, seed, epoch, shard.replicas * shard.workers)
     total = len(row)
-    kept = {"keep": total, "drop": total // share.replicas * share.replicas}
-    total = kept.get(remainder, -(-total // share.replicas) * share.replicas)
-    row = (row * (share.replicas + 1))[:total] if row else []
-    own = row[total * share.rank // share.replicas : total * (share.rank + 1) // share.replicas]
-    part = own[len(own) * share.worker // share.workers : len(own) * (share.worker + 1) // share.workers]
+    kept = {"keep": total, "drop": total // shard.replicas * shard.replicas}
+    total = kept.get(remainder, -(-total // shard.replicas) * shard.replicas)
+    row = (row * (shard.replicas + 1))[:total] if row else []
+    own = row[total * shard.rank // shard.replicas : total * (shard.rank + 1) // shard.replicas]
+    part = own[len(own) * shard.worker // shard.workers : len(own) * (shard.worker + 1) // shard.workers]
     return plain_interleave(plain_pieces(part), cycle_length, block_length)
 
 
@@ -231,12 +239,12 @@ class TestShares:
         for rank in range(replicas):
             of_rank = 0
             for worker in range(workers):
-                share = Share(rank, replicas, worker, workers)
-                own = pieces(counts, share, remainder, seed, 3)
+                shard = Shard(rank, replicas, worker, workers)
+                own = shard_ranges(counts, shard, remainder, seed, 3)
                 found = list(Addresses(own, cycle_length, block_length, 0).walk())
                 expected = plain(
                     counts,
-                    share,
+                    shard,
                     cycle_length=cycle_length,
                     block_length=block_length,
                     remainder=remainder,
@@ -246,7 +254,7 @@ class TestShares:
                 assert found == expected
                 of_rank += len(found)
                 union += found
-            first, last = rank_bounds(total, Share(rank, replicas), remainder)
+            first, last = rank_bounds(total, Shard(rank, replicas), remainder)
             assert of_rank == last - first
             sizes.append(of_rank)
         every = [(source, index) for source, count in enumerate(counts) for index in range(count)]
@@ -259,9 +267,9 @@ class TestShares:
             assert extra == (-total % replicas if remainder == "pad" and total else 0)
 
     def test_the_rank_that_has_a_part_changes_with_the_epoch(self) -> None:
-        found = {pieces([100], Share(0, 2), "keep", 1, epoch)[0].start for epoch in range(10)}
+        found = {shard_ranges([100], Shard(0, 2), "keep", 1, epoch)[0].start for epoch in range(10)}
         assert len(found) > 5
-        assert pieces([100], Share(0, 2), "keep", None, 1) == [Piece(0, 0, 50)]
+        assert shard_ranges([100], Shard(0, 2), "keep", None, 1) == [IndexRange(0, 0, 50)]
 
 
 class TestOrder:
@@ -271,7 +279,7 @@ class TestOrder:
         self, urls: list[str], cycle_length: int, block_length: int, read_batch: int
     ) -> None:
         found = stream(urls, cycle_length=cycle_length, block_length=block_length, read_batch=read_batch)
-        expected = plain(SIZES, Share(), cycle_length=cycle_length, block_length=block_length)
+        expected = plain(SIZES, Shard(), cycle_length=cycle_length, block_length=block_length)
         assert as_list(list(found)) == expected == as_list(list(found))
         assert len(found) == TOTAL
 
@@ -305,7 +313,7 @@ class TestOrder:
             found = stream([files[2], f"lmdb://{tmp_path}/[01].lmdb"], **order)
             assert [dataset.url for dataset in found.datasets] == [dataset.url for dataset in listed.datasets]
             assert list(found) == expected
-            assert as_list(list(stream(pattern, **arguments))) == plain((1, 2, 3), Share())
+            assert as_list(list(stream(pattern, **arguments))) == plain((1, 2, 3), Shard())
         with pytest.raises(errors.StoreNotFoundError, match="no file matches"):
             stream(f"lmdb://{tmp_path}/*.h5")
 
@@ -335,7 +343,7 @@ class TestOrder:
         for epoch in range(6):
             found.set_epoch(epoch)
             samples = as_list(list(found))
-            assert samples == plain(SIZES, Share(), cycle_length=1, seed=1, epoch=epoch)
+            assert samples == plain(SIZES, Shard(), cycle_length=1, seed=1, epoch=epoch)
             orders.add(tuple(dict.fromkeys(source for source, _ in samples)))
         assert len(orders) > 3
 
@@ -388,11 +396,11 @@ class TestLoaders:
         monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
         monkeypatch.setattr("torch.distributed.get_world_size", lambda: 3)
         monkeypatch.setattr("torch.distributed.get_rank", lambda: 2)
-        assert as_list(list(stream(urls))) == plain(SIZES, Share(2, 3))
+        assert as_list(list(stream(urls))) == plain(SIZES, Shard(2, 3))
 
     def test_each_worker_yields_its_own_part(self, urls: list[str]) -> None:
         batches = list(load(stream(urls), 2, "fork", batch=100))
-        assert batches == [plain(SIZES, Share(worker=worker, workers=2)) for worker in range(2)]
+        assert batches == [plain(SIZES, Shard(worker=worker, workers=2)) for worker in range(2)]
 
     def test_an_epoch_reaches_persistent_workers(self, urls: list[str]) -> None:
         found = stream(urls, seed=2, shuffle_buffer=4, transform=draw)
@@ -706,7 +714,7 @@ class TestState:
         ]:
             with pytest.raises(errors.ConfigError, match=named):
                 found.load_state_dict(wrong)  # type: ignore[arg-type]
-        assert as_list(list(found)) == plain(SIZES, Share())
+        assert as_list(list(found)) == plain(SIZES, Shard())
 
     def test_a_state_of_one_process_is_not_for_two_workers(
         self, urls: list[str], monkeypatch: pytest.MonkeyPatch

@@ -151,7 +151,7 @@ def test_samplers_that_do_not_know_where_the_loop_is_are_refused(url: str, kind:
     given: list[tuple[dict[str, Any], str]] = [
         ({"sampler": SequentialSampler(dataset)}, f"{kind.__name__} needs an EpochSampler.*SequentialSampler"),
         ({"batch_sampler": BatchSampler(EpochSampler(dataset), 2, False)}, "pass batch_size, not batch_sampler"),
-        ({"sampler": EpochSampler(dataset), "shuffle": True}, "shuffle belongs to the sampler"),
+        ({"sampler": EpochSampler(dataset), "shuffle": True}, "shuffle is for the sampler"),
     ]
     for arguments, says in given:
         with pytest.raises(errors.ConfigError, match=says):

@@ -195,7 +195,7 @@ def test_what_was_packed_without_the_check_is_not_given_silently(tree: Path, tmp
     dataset = StoreDataset(url, decode=decoder, min_recovered=0.0, on_error="skip")
     dataset[:]
     report = dataset.report()
-    assert sum(report.mended.values()) + report.skipped >= len(PICTURES) - len(WHOLE)
+    assert sum(report.repaired.values()) + report.skipped >= len(PICTURES) - len(WHOLE)
 
 
 def test_a_killed_pack_resumes_to_the_same_id_but_not_without_the_check(tree: Path, tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def test_no_damaged_picture_of_a_repaired_store_is_given_silently(tmp_path: Path
         dataset = StoreDataset(url, decode=decoder, min_recovered=least, on_error="skip", repair=True)
         dataset[:]
         report = dataset.report()
-        assert sum(report.mended.values()) == sum(share >= least for share in shares)
+        assert sum(report.repaired.values()) == sum(share >= least for share in shares)
         assert report.skipped == sum(share < least for share in shares)
 
 

@@ -138,7 +138,7 @@ def test_damage_that_only_the_decoder_finds_is_reported(
 ) -> None:
     url = store([DAMAGED[name]])
     _, report = read(url, decode=decode, mode=mode, min_recovered=0.0)
-    assert sum(report.mended.values()) + sum(report.bad.values()) == 1
+    assert sum(report.repaired.values()) + sum(report.bad.values()) == 1
     _, report = read(url, decode=decode, mode=mode, min_recovered=1.0)
     assert sum(report.bad.values()) == 1
     sample, report = read(url, decode=decode, mode=mode, repair=False)
@@ -152,7 +152,7 @@ def test_a_custom_decoder_gets_no_damaged_picture_silently(decode: str) -> None:
         return decode_pil(blob, mode)
 
     _, report = read(foreign([DAMAGED["zeroed"]]), decode=mine, min_recovered=0.0)
-    assert sum(report.mended.values()) + sum(report.bad.values()) == 1
+    assert sum(report.repaired.values()) + sum(report.bad.values()) == 1
 
 
 @pytest.mark.parametrize("decode", ["tensor", "fast"])
@@ -161,7 +161,7 @@ def test_a_crop_above_the_damage_does_not_hide_it(name: str, decode: str) -> Non
     crop = RandomResizedCrop(8, scale=(0.01, 0.02))
     dataset = StoreDataset(foreign([DAMAGED[name]] * 8), decode=decode, transform=crop, seed=1, min_recovered=0.0)
     dataset[:]
-    assert sum(dataset.report().mended.values()) == 8
+    assert sum(dataset.report().repaired.values()) == 8
 
 
 def jfif(blob: bytes) -> bytes:
@@ -186,7 +186,7 @@ def test_a_whole_picture_has_no_note_and_pillow_s_pixels(
 ) -> None:
     blob = ODD_BUT_WHOLE[name]
     sample, report = read(store([blob]), decode=decode, min_recovered=1.0)
-    assert (report.mended, report.bad) == ({}, {})
+    assert (report.repaired, report.bad) == ({}, {})
     if decode != "fast":
         assert (pixels(sample) == by_pillow(blob)).all()
 
@@ -194,7 +194,7 @@ def test_a_whole_picture_has_no_note_and_pillow_s_pixels(
 def test_a_header_warning_hides_no_damage() -> None:
     for decode in DECODERS:
         _, report = read(foreign([jfif(DAMAGED["cut, and ended"])]), decode=decode, min_recovered=0.0)
-        assert report.mended == {"truncated_scan": 1}
+        assert report.repaired == {"truncated_scan": 1}
 
 
 def test_missing_scans_are_found_although_libjpeg_is_silent() -> None:
@@ -202,7 +202,7 @@ def test_missing_scans_are_found_although_libjpeg_is_silent() -> None:
     last = whole.rindex(b"\xff\xda")
     for decode in DECODERS:
         _, report = read(foreign([whole[:last] + EOI]), decode=decode)
-        assert report.mended == {"truncated_scan": 1}
+        assert report.repaired == {"truncated_scan": 1}
 
 
 # --- With one ---
@@ -212,7 +212,7 @@ def test_missing_scans_are_found_although_libjpeg_is_silent() -> None:
 def test_an_intact_verdict_gives_the_same_pixels(decode: str) -> None:
     for name, blob in ODD_BUT_WHOLE.items():
         sample, report = read(Judged([(blob, "intact" if "after" not in name else "trailing_data")]), decode=decode)
-        assert (report.mended, report.bad) == ({}, {})
+        assert (report.repaired, report.bad) == ({}, {})
         if decode != "fast":
             assert (pixels(sample) == by_pillow(blob)).all()
 
@@ -221,7 +221,7 @@ def test_an_intact_verdict_gives_the_same_pixels(decode: str) -> None:
 def test_a_verdict_of_damage_counts_although_the_bytes_look_whole(decode: str) -> None:
     backend = Judged([(WHOLE, "truncated_scan 0.62")])
     sample, report = read(backend, decode=decode)
-    assert report.mended == {"truncated_scan": 1}
+    assert report.repaired == {"truncated_scan": 1}
     assert pixels(sample).shape == (64, 96, 3)
     for options in ({"min_recovered": 0.7}, {"repair": False}):
         sample, report = read(backend, decode=decode, **options)
@@ -255,17 +255,17 @@ def test_a_wrong_intact_verdict_does_not_hide_damage(name: str, decode: str) -> 
         dataset = StoreDataset(backend, decode=decode, transform=transform, seed=1, min_recovered=0.0, on_error="skip")
         dataset[:]
         report = dataset.report()
-        assert sum(report.mended.values()) + sum(report.bad.values()) == 2
+        assert sum(report.repaired.values()) + sum(report.bad.values()) == 2
 
 
 def test_a_picture_without_verdict_is_judged_when_read() -> None:
     _, report = read(Judged([(DAMAGED["cut, and ended"], "")]), decode="tensor", min_recovered=0.0)
-    assert report.mended == {"truncated_scan": 1}
+    assert report.repaired == {"truncated_scan": 1}
 
 
 def test_bytes_are_returned_whatever_the_verdict() -> None:
     sample, report = read(Judged([(WHOLE[:500], "truncated_header 0.0")]), decode="bytes")
-    assert (sample, report.mended, report.bad) == (WHOLE[:500], {}, {})
+    assert (sample, report.repaired, report.bad) == (WHOLE[:500], {}, {})
 
 
 def test_verdicts_add_no_elements_to_samples() -> None:
@@ -320,7 +320,7 @@ def test_later_epochs_of_a_foreign_store_draw_the_crop_first_and_give_the_same(
     for one, other in zip(dataset[:], first, strict=True):
         assert torch.equal(one[0], other[0])
     assert len(calls) == len(blobs)
-    assert dataset.report().mended == {"truncated_scan": 2}
+    assert dataset.report().repaired == {"truncated_scan": 2}
 
 
 @pytest.mark.parametrize("decode", ["tensor", "fast"])
@@ -334,7 +334,7 @@ def test_samples_are_the_same_in_the_first_epoch_in_later_ones_and_in_a_native_s
     for one, two, other in zip(*epochs, stored, strict=True):
         assert torch.equal(one[0], two[0])
         assert torch.equal(one[0], other[0])
-    assert dataset.report().mended == {"truncated_scan": 2}
+    assert dataset.report().repaired == {"truncated_scan": 2}
 
 
 def test_a_checked_picture_that_changes_is_judged_again() -> None:
@@ -344,7 +344,7 @@ def test_a_checked_picture_that_changes_is_judged_again() -> None:
     for blob, mended in ((WHOLE, 0), (ended(WHOLE), 1), (WHOLE, 1)):
         backend.inner = open_backend(foreign([blob]))
         dataset[:]
-        assert sum(dataset.report().mended.values()) == mended
+        assert sum(dataset.report().repaired.values()) == mended
 
 
 # --- Pillow images ---
@@ -402,10 +402,10 @@ def test_a_cut_file_of_another_format_has_a_named_damage(
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", lenient)
     whole = saved(kind)
     _, report = read(store([whole]), decode=decode)
-    assert (report.mended, report.bad) == ({}, {})
+    assert (report.repaired, report.bad) == ({}, {})
     _, report = read(store([whole[: len(whole) // 2]]), decode=decode)
-    assert report.bad | report.mended == {"truncated_file": 1}
-    assert lenient or not report.mended  # a process that loads cut files gets half of a PNG
+    assert report.bad | report.repaired == {"truncated_file": 1}
+    assert lenient or not report.repaired  # a process that loads cut files gets half of a PNG
 
 
 @pytest.mark.parametrize("store", [foreign, native])
@@ -436,4 +436,4 @@ def test_load_truncated_images_hides_no_damage(monkeypatch: pytest.MonkeyPatch) 
     for blob in (WHOLE[:-300], *DAMAGED.values()):
         for decode in DECODERS:
             _, report = read(foreign([blob]), decode=decode, min_recovered=0.0)
-            assert sum(report.mended.values()) + sum(report.bad.values()) == 1
+            assert sum(report.repaired.values()) + sum(report.bad.values()) == 1

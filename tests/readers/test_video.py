@@ -292,7 +292,7 @@ def test_a_neighbour_replaces_an_undecodable_frame(
         for at in range(9):
             image = torch.from_numpy(np.array(clip[at])).permute(2, 0, 1) if decode == "pil" else clip[at]
             assert image.equal(pixels(2, replacements.get(at, at)))
-        assert dataset.report().mended == {"not_jpeg": len(lost)}
+        assert dataset.report().repaired == {"not_jpeg": len(lost)}
         assert dataset.report().bad == {}
     assert f"frame {lost[0]} of video 2: the image cannot be decoded" in caplog.text
     assert "another frame replaces it" in caplog.text
@@ -316,7 +316,7 @@ def test_a_video_without_a_decodable_frame_is_bad(tmp_path: Path) -> None:
     dataset = videos(store(tmp_path / "bad.h5", content), bad_frames="repeat", on_error="skip")
     assert len(collate(dataset[:])[1]) == 3
     assert dataset.report().bad == {"not_jpeg": 1}
-    assert dataset.report().mended == {}
+    assert dataset.report().repaired == {}
 
 
 def test_a_damaged_frame_is_repaired_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -64,7 +64,7 @@ def assert_same(url: str, transform: Any, **options: Any) -> None:
             assert one[1:] == other[1:]
         else:  # a bad one
             assert one == other
-    assert (report.bad, report.mended) == (truth.bad, truth.mended)
+    assert (report.bad, report.repaired) == (truth.bad, truth.repaired)
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)

@@ -70,7 +70,7 @@ _here = threading.local()
 
 
 @contextmanager
-def use_buffer_pool(memory: BufferPool) -> Iterator[None]:
+def use_buffer_pool(memory: BufferPool | None) -> Iterator[None]:
     """Have batches that this thread makes in the body lie in `memory`."""
     _here.memory = memory
     try:

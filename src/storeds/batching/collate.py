@@ -15,14 +15,13 @@ from torch.utils.data._utils.collate import collate as torch_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from storeds.batching.buffer_pool import reused_memory
-from storeds.batching.columnar import ColumnarBatch
-from storeds.batching.rows import Row, join_rows
 from storeds.batching.shared_memory import goes_by_value, lent_memory, send_inline
 from storeds.batching.skipped import Skipped
 from storeds.errors import BadSamplesError, ConfigError
+from storeds.protocols import Array
 from storeds.transforms.deferred import DeferredImage
 
-__all__ = ["Padded", "collate", "makes_batches"]
+__all__ = ["Padded", "collate", "collate_columns", "is_collate"]
 
 _Map: TypeAlias = dict[Any, Callable[..., Any]]
 
@@ -71,9 +70,6 @@ def collate(batch: Sequence[Any], *, pad: Collection[str | int] = ()) -> Any:
     ConfigError
         Values cannot be batched; the message says which and what to do.
     """
-    made = batch.collated() if isinstance(batch, ColumnarBatch) and not pad else None
-    if made is not None:
-        return made
     skips = [_skip_in(sample) for sample in batch]
     samples = [sample for sample, skip in zip(batch, skips, strict=True) if skip is None]
     if not skips:
@@ -97,8 +93,20 @@ def collate(batch: Sequence[Any], *, pad: Collection[str | int] = ()) -> Any:
     return _collate_values(samples, 0 in pad)
 
 
-def makes_batches(collate_fn: Any) -> bool:
-    """Whether a loader's ``collate_fn`` is `collate`, with or without `pad`."""
+def collate_columns(columns: Mapping[str, Array], as_dict: bool) -> Any:
+    """Return what `collate` returns for samples, from one array of shape (batch, …) for each of their elements."""
+    tensors = {name: _tensor(column) for name, column in columns.items()}
+    return tensors if as_dict else list(tensors.values())
+
+
+def _tensor(column: Array) -> torch.Tensor:
+    tensor = torch.from_numpy(column)
+    memory = _kept_memory(tuple(tensor.shape), tensor.dtype) if get_worker_info() is not None else None
+    return send_inline(tensor.contiguous()) if memory is None else memory.copy_(tensor)
+
+
+def is_collate(collate_fn: Any) -> bool:
+    """Return whether a loader's ``collate_fn`` is `collate`, with or without `pad`."""
     return (collate_fn.func if isinstance(collate_fn, functools.partial) else collate_fn) is collate
 
 
@@ -249,7 +257,6 @@ _MAP: _Map = {
     dict: _stack_dicts,
     list: _stack_lists,
     torch.Tensor: _stack,
-    Row: functools.partial(join_rows, stack=_stack),
     DeferredImage: _scale,
     np.ndarray: _stack_arrays,
     Image.Image: _refuse_images,

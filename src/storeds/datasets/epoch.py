@@ -1,85 +1,88 @@
-"""The epoch that samples are made for: shared by a dataset, its workers, and the loaders that read it."""
+"""The epoch and the seed of samples: shared between a dataset, its workers and the loaders that read it."""
 
 from __future__ import annotations
 
 import threading
+import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
+import torch
+import torch.distributed
+import xxhash
+from PIL import Image
 from torch.utils.data import get_worker_info
 
 from storeds._utils.shared_values import SharedTable
+from storeds.errors import ConfigError
 
-__all__ = ["MOST", "SharedEpoch", "SharedPasses", "loader_of_worker", "making_for"]
+__all__ = [
+    "MAX_EPOCH",
+    "RepeatDetector",
+    "SharedEpoch",
+    "SharedPasses",
+    "agreed_seed",
+    "draw_seed",
+    "use_epoch",
+    "world_size",
+]
 
-MOST = 2**63 - 1
+MAX_EPOCH = 2**63 - 1
 """The largest epoch: it fits into an int64."""
 
-_PASSES = 64  # of loaders with workers, that can be under way at once
+_PASSES, _WORKERS = 64, 256  # passes through a stream that are remembered, and workers of a loader
+_SEED_KEY = "storeds/seed"
 
 
-class Listener(Protocol):
-    """Has its next pass be of the epoch that a user sets on its dataset."""
+class EpochListener(Protocol):
+    """Starts its next pass at the epoch that a user sets on its dataset."""
 
-    def _ask(self, epoch: int) -> None: ...
-
-
-_STREAMED, _WORKERS = 64, 256  # passes that are remembered, and workers of a loader
+    def _request_epoch(self, epoch: int) -> None: ...
 
 
-class _Here(threading.local):
-    making_for: tuple[int, int | None] | None = None
+class _Context(threading.local):
+    value: tuple[int, int | None] | None = None
 
 
-_here = _Here()
+_context = _Context()
 
 
 @contextmanager
-def making_for(epoch: int, seed: int | None) -> Iterator[None]:
-    """Make samples of this epoch in this thread, and with this seed where their dataset has none."""
-    before, _here.making_for = _here.making_for, (epoch, seed)
+def use_epoch(epoch: int, seed: int | None) -> Iterator[None]:
+    """Make the samples of this thread for `epoch`, and with `seed` where their dataset has none."""
+    before, _context.value = _context.value, (epoch, seed)
     try:
         yield
     finally:
-        _here.making_for = before
+        _context.value = before
 
 
-def loader_of_worker() -> int | None:
-    """Return what identifies the loader's iterator that this worker process belongs to; None in other processes.
+def _loader_of_worker() -> int | None:
+    """Return an id of the loader's iterator that this worker process belongs to; None in other processes.
 
-    It is the seed that DataLoader draws for its workers, once for each set of them.
+    The id is the seed that DataLoader draws once for each set of workers.
     """
     worker = get_worker_info()
     return None if worker is None else worker.seed - worker.id
 
 
 class SharedEpoch(SharedTable):
-    """The epoch of a dataset, and those of the passes that workers make samples for.
+    """The epoch of a dataset, in memory that its workers share.
 
-    Notes
-    -----
-    A sampler enters the epoch when it begins a pass. With workers it also enters which loader's workers the pass is for,
-    so that passes that overlap, each in another epoch, do not disturb each other.
+    A pass of our loaders carries its own epoch to the workers (`use_epoch`). This one is for everybody else: plain
+    DataLoaders, and samples that are read directly.
     """
 
-    DTYPE = np.dtype(
-        [
-            ("number", "<i8"),
-            ("is_set", "?"),  # whether anything ever set or entered an epoch
-            ("passes", "<i8"),  # how many were entered
-            ("loader", "<i8", _PASSES),
-            ("epoch", "<i8", _PASSES),
-        ]
-    )
+    DTYPE = np.dtype([("number", "<i8"), ("is_set", "?")])
     requested: int | None = None
-    """The last epoch that a user set on the dataset, in this process or in that which the dataset came from."""
-    _listeners: weakref.WeakSet[Listener] | None = None
+    """The last epoch that a user set on the dataset, in this process or in the one that the dataset came from."""
+    _listeners: weakref.WeakSet[EpochListener] | None = None
 
-    def listen(self, listener: Listener) -> None:
-        """Have `listener` hear of each epoch that a user sets from now on, in this process."""
+    def listen(self, listener: EpochListener) -> None:
+        """Report each epoch that a user sets in this process from now on to `listener`."""
         if self._listeners is None:
             self._listeners = weakref.WeakSet()
         self._listeners.add(listener)
@@ -91,47 +94,36 @@ class SharedEpoch(SharedTable):
 
     @property
     def is_set(self) -> bool:
-        """Whether anything ever set or entered an epoch."""
+        """Whether a user set an epoch or a sampler entered one."""
         return bool(self.table["is_set"])
 
     def set(self, epoch: int) -> None:
-        """Set the epoch for every process, and have samplers take it for their next pass."""
+        """Set the epoch in every process, and for the next pass of each sampler."""
         self.enter(epoch)
         self.requested = epoch
         for listener in self._listeners or ():
-            listener._ask(epoch)
+            listener._request_epoch(epoch)
 
-    def enter(self, epoch: int, loader: int | None = None) -> None:
-        """Make samples of this epoch from now on; those for one loader's workers only, if one is given."""
+    def enter(self, epoch: int) -> None:
+        """Set the epoch in every process; samplers keep theirs."""
         table = self.table
         table["number"], table["is_set"] = epoch, True
-        if loader is None:
-            return
-        found = np.flatnonzero(table["loader"] == loader)
-        at = int(found[0]) if found.size else int(table["passes"]) % _PASSES
-        table["epoch"][at], table["loader"][at] = epoch, loader
-        table["passes"] += not found.size
 
     def of_samples(self, seed: int | None) -> tuple[int, int | None]:
-        """Return the epoch and the seed of the samples that are made here and now, for a dataset with that seed."""
-        if _here.making_for is not None:
-            epoch, other = _here.making_for
+        """Return the epoch and the seed of the samples that this thread makes, for a dataset with `seed`."""
+        if _context.value is not None:
+            epoch, other = _context.value
             return epoch, other if seed is None else seed
-        loader, table = loader_of_worker(), self.table
-        if loader is not None and table["passes"]:
-            found = np.flatnonzero(table["loader"] == loader)
-            if found.size:
-                return int(table["epoch"][found[0]]), seed
-        return int(table["number"]), seed
+        return self.number, seed
 
     def _copy(self) -> tuple[Any, ...]:
-        return _copied, (self.number, self.is_set, self.requested)
+        return _copied_epoch, (self.number, self.is_set, self.requested)
 
     def __repr__(self) -> str:
         return f"SharedEpoch({self.number})"
 
 
-def _copied(number: int, is_set: bool, requested: int | None) -> SharedEpoch:
+def _copied_epoch(number: int, is_set: bool, requested: int | None) -> SharedEpoch:
     copy = SharedEpoch()
     copy.requested = requested
     if is_set:
@@ -142,23 +134,21 @@ def _copied(number: int, is_set: bool, requested: int | None) -> SharedEpoch:
 class SharedPasses(SharedTable):
     """Counts the passes through a stream, which only its workers see begin.
 
-    Notes
-    -----
-    All workers of a loader must count alike, whichever begins first: the first enters the pass, and the others find it by
-    the loader and by how many passes they have begun themselves. No lock is needed: a worker reads the next epoch before it
-    looks for the pass, and a pass is entered before the next epoch is changed.
+    All workers of a loader count alike, whichever begins first. The first one enters the pass. The others find the
+    entry by their loader and by how many passes they have begun themselves. No lock is needed: a worker reads the next
+    epoch before it looks for the pass, and a pass is entered before the next epoch changes.
     """
 
     DTYPE = np.dtype(
         [
             ("number", "<i8"),
             ("next", "<i8"),
-            ("is_asked", "?"),  # whether the next epoch was set, and no pass has begun since
+            ("is_requested", "?"),  # whether the next epoch was set, and no pass has begun since
             ("passes", "<i8"),
-            ("loader", "<i8", _STREAMED),
-            ("turn", "<i8", _STREAMED),  # of the loader's workers; 0 is an empty row
-            ("epoch", "<i8", _STREAMED),
-            ("joined", "?", (_STREAMED, _WORKERS)),
+            ("loader", "<i8", _PASSES),
+            ("turn", "<i8", _PASSES),  # which pass of the loader's workers it is; 0 for an empty row
+            ("epoch", "<i8", _PASSES),
+            ("joined", "?", (_PASSES, _WORKERS)),
         ]
     )
 
@@ -168,29 +158,29 @@ class SharedPasses(SharedTable):
         return int(self.table["number"])
 
     @property
-    def is_asked(self) -> bool:
+    def is_requested(self) -> bool:
         """Whether an epoch was set for the next pass."""
-        return bool(self.table["is_asked"])
+        return bool(self.table["is_requested"])
 
     def set(self, epoch: int) -> None:
-        """Let the next pass be of this epoch."""
+        """Start the next pass at this epoch."""
         table = self.table
-        table["number"], table["next"], table["is_asked"] = epoch, epoch, True
+        table["number"], table["next"], table["is_requested"] = epoch, epoch, True
 
     def load(self, epoch: int) -> None:
-        """Count on after a loaded state: the pass after the loaded one is `epoch` + 1."""
+        """Continue counting after a loaded state: the pass after the loaded one is `epoch` + 1."""
         table = self.table
-        table["number"], table["next"], table["is_asked"] = epoch, epoch + 1, False
+        table["number"], table["next"], table["is_requested"] = epoch, epoch + 1, False
 
     def peek(self, turn: int) -> int:
-        """Return the epoch that `begin` would."""
+        """Return the epoch that `begin` would return."""
         table, worker = self.table, get_worker_info()
         following = int(table["next"])
         at = self._find(table, worker, turn)
         return following if at is None else int(table["epoch"][at])
 
     def begin(self, turn: int, epoch: int | None = None) -> int:
-        """Begin a pass, this process's `turn`-th of the stream, and return its epoch: the given one, or the next."""
+        """Begin this process's `turn`-th pass of the stream; return its epoch, the given one or the next."""
         table, worker = self.table, get_worker_info()
         following = int(table["next"])
         if epoch is None:
@@ -200,29 +190,194 @@ class SharedPasses(SharedTable):
                 return int(table["epoch"][at])
             epoch = following
         if worker is not None:
-            at = int(table["passes"]) % _STREAMED
+            at = int(table["passes"]) % _PASSES
             table["turn"][at] = 0
             table["joined"][at] = False
             table["joined"][at, worker.id % _WORKERS] = True
-            table["epoch"][at], table["loader"][at], table["turn"][at] = epoch, loader_of_worker(), turn
+            table["epoch"][at], table["loader"][at], table["turn"][at] = epoch, _loader_of_worker(), turn
             table["passes"] += 1
-        table["number"], table["next"], table["is_asked"] = epoch, min(epoch + 1, MOST), False
+        table["number"], table["next"], table["is_requested"] = epoch, min(epoch + 1, MAX_EPOCH), False
         return epoch
 
     def _find(self, table: Any, worker: Any, turn: int) -> int | None:
         """Return the row of the pass that another worker of the same loader has begun."""
         if worker is None:
             return None
-        same = (table["turn"] == turn) & (table["loader"] == loader_of_worker())
-        # With the same loader's seed, a worker that has joined is one of a later set of workers.
+        same = (table["turn"] == turn) & (table["loader"] == _loader_of_worker())
+        # A worker that has joined already belongs to a later set of workers with the same loader seed.
         found = np.flatnonzero(same & ~table["joined"][:, worker.id % _WORKERS])
         return int(found[0]) if found.size else None
 
     def _copy(self) -> tuple[Any, ...]:
-        return _copied_passes, (self.number, int(self.table["next"]), self.is_asked)
+        return _copied_passes, (self.number, int(self.table["next"]), self.is_requested)
 
 
-def _copied_passes(number: int, following: int, is_asked: bool) -> SharedPasses:
+def _copied_passes(number: int, following: int, is_requested: bool) -> SharedPasses:
     copy = SharedPasses()
-    copy.table["number"], copy.table["next"], copy.table["is_asked"] = number, following, is_asked
+    copy.table["number"], copy.table["next"], copy.table["is_requested"] = number, following, is_requested
     return copy
+
+
+# --- Seeds for runs without seed= ---
+
+
+def draw_seed() -> int:
+    """Draw a seed of 63 bits from torch's default generator, as `torch.utils.data.RandomSampler` does."""
+    return int(torch.empty((), dtype=torch.int64, device="cpu").random_().item())
+
+
+def world_size() -> int:
+    """Return the number of torch.distributed's processes; 1 where it is not initialised."""
+    running = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_world_size() if running else 1
+
+
+def agreed_seed(what: str) -> int:
+    """Draw a seed and return the one that all ranks share for `what`: it derives from rank 0's first draw.
+
+    Rank 0 puts its draw into the store of torch.distributed's process group once, and the others wait for it there.
+    Unlike a broadcast, this cannot be matched with another collective, whichever ranks draw, how often and when.
+
+    Raises
+    ------
+    ConfigError
+        torch.distributed is not initialised, or rank 0 draws nothing within the timeout of the process group.
+    """
+    drawn = draw_seed()
+    if world_size() == 1:
+        raise ConfigError(
+            "without seed= the ranks would shuffle differently: torch.distributed is not initialised, so they cannot agree "
+            "on a seed. Pass the same seed= on every rank"
+        )
+    store = torch.distributed.distributed_c10d._get_default_store()
+    try:
+        if torch.distributed.get_rank() == 0 and not store.check([_SEED_KEY]):
+            store.set(_SEED_KEY, str(drawn))
+        first = store.get(_SEED_KEY).decode()
+    except (RuntimeError, AttributeError) as error:  # a timeout; a process group without a store
+        raise ConfigError(
+            f"the ranks cannot agree on a seed: rank 0 did not shuffle anything without a seed in time ({error}). Pass the "
+            "same seed= on every rank; or num_replicas=1 and rank=0 for a loader that the ranks do not share"
+        ) from error
+    return xxhash.xxh3_64_intdigest(f"{first}/{what}".encode()) >> 1
+
+
+# --- A warning for loaders that do not announce epochs ---
+
+_MARKERS = 8
+_TRIALS = 8  # epochs for which a sample is made, to see whether anything in it is random
+_SAME_SAMPLES = 3  # after so many samples that are equal in all trials, the search ends
+
+
+class RepeatDetector(SharedTable):
+    """Detects a PyTorch DataLoader that makes the same random samples in each pass, and warns once.
+
+    Such a loader announces no epochs. A dataset sees batches of indices only and, in a worker, the seed that a loader
+    draws for each set of workers. So the first indices become *markers*, and all processes count how often they return.
+
+    A second pass is one of two things. Other workers (with another loader seed) make a marker of a pass that was not
+    broken off early. Or the same workers, or none, make all markers again before they make one twice; samplers with
+    replacement do not do that. Loaders that differ in workers, batch size or shuffling count as different.
+    """
+
+    DTYPE = np.dtype(
+        [
+            ("done", "?"),
+            ("uneven", "?"),  # whether one set of workers makes some samples more often than others
+            ("same", "<i8"),  # samples that were equal in all trials
+            ("markers", "<i8", _MARKERS),
+            ("count", "<i8"),  # of markers; 0 until there are any
+            ("hits", "<i8", _MARKERS),
+            ("loader", "<i8"),
+            ("kind", "<i8", 3),  # workers, samples in a batch, whether its indices are consecutive
+            ("made", "<i8"),
+        ]
+    )
+
+    def check(self, indices: Sequence[int], total: int) -> bool:
+        """Record a batch that is about to be made; return whether its pass repeats the samples of an earlier one."""
+        table = self.table
+        if table["done"] or not indices:
+            return False
+        worker = get_worker_info()
+        loader = _loader_of_worker() or 0
+        consecutive = list(indices) == list(range(indices[0], indices[0] + len(indices)))
+        kind = (0 if worker is None else worker.num_workers, len(indices), consecutive)
+        if not table["count"]:
+            if worker is None or worker.id == 0:
+                self._mark(table, indices, loader, kind)
+            return False
+        same = table["loader"] == loader
+        table["made"] += len(indices) * bool(same)
+        if not _is_like(kind, table["kind"]):
+            return False
+        if same:
+            return self._is_second_pass(table, indices, total)
+        found = set(table["markers"][: table["count"]].tolist()).intersection(indices)
+        if found and 2 * table["made"] < total:  # the earlier pass was broken off: compare with this one instead
+            table["count"] = 0
+            return False
+        return bool(found)
+
+    @staticmethod
+    def _mark(table: Any, indices: Sequence[int], loader: int, kind: tuple[int, int, bool]) -> None:
+        markers = list(dict.fromkeys(indices))[:_MARKERS]
+        table["markers"][: len(markers)] = markers
+        table["hits"], table["loader"], table["kind"], table["made"] = 0, loader, kind, len(indices)
+        table["uneven"] = False
+        table["count"] = len(markers)
+
+    @staticmethod
+    def _is_second_pass(table: Any, indices: Sequence[int], total: int) -> bool:
+        """Return whether one loader, or several without workers, began another pass."""
+        count = int(table["count"])
+        places = {marker: at for at, marker in enumerate(table["markers"][:count].tolist())}
+        for index in indices:
+            if index in places:
+                table["hits"][places[index]] += 1
+        least, most = int(table["hits"][:count].min()), int(table["hits"][:count].max())
+        if most > least + 1 or len(set(indices)) < len(indices):  # with replacement, or passes are broken off
+            table["uneven"] = True
+        if most != least or table["uneven"]:
+            return False
+        # Passes may go through a small part of the dataset; but repeated reads of the first batch alone are no pass.
+        begins = not places.keys().isdisjoint(indices) and table["made"] > (least + 1) * table["kind"][1]
+        return (least > 1 and bool(begins)) or (least == 1 and bool(2 * table["made"] >= 3 * total))
+
+    def warn_if_random(self, make: Callable[[int], Any], epoch: int, what: str) -> None:
+        """Warn if a sample, which `make` makes for any epoch, differs in other epochs."""
+        table = self.table
+        first = make(epoch)
+        if all(_is_same(first, make(epoch + at)) for at in range(1, _TRIALS)):
+            table["same"] += 1
+            table["done"] = table["same"] >= _SAME_SAMPLES
+            return
+        table["done"] = True
+        warnings.warn(
+            f"{what} was made again in epoch {epoch}, with the same random numbers as in an earlier pass. PyTorch's "
+            "DataLoader does not tell a dataset that a pass begins: call dataset.set_epoch(epoch) before each pass; or use "
+            "storeds.StoreLoader, or sampler=storeds.EpochSampler(dataset), which count passes themselves",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
+def _is_like(kind: tuple[int, int, bool], other: Any) -> bool:
+    # The last batch of a pass may be smaller, down to a single sample.
+    workers, size, consecutive = other.tolist()
+    return kind[0] == workers and (kind[1:] == (size, bool(consecutive)) or kind[1] < size)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.shape == other.shape and bool(torch.equal(torch.nan_to_num(one), torch.nan_to_num(other)))
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return one.shape == other.shape and one.tobytes() == other.tobytes()
+    if isinstance(one, Image.Image) and isinstance(other, Image.Image):
+        return one.size == other.size and one.tobytes() == other.tobytes()
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_is_same(one[name], other[name]) for name in one)
+    if isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    # Values that cannot be compared do not count as random.
+    return not isinstance(one, (bool, int, float, str, bytes)) or bool(one == other) or one != one

@@ -15,13 +15,20 @@ from storeds._utils.locations import glob_of
 from storeds._utils.validation import integer, ranks
 from storeds.backends.concatenated import ConcatenatedBackend, check_same_classes
 from storeds.backends.opening import open_backend
-from storeds.datasets.epoch import MOST, SharedEpoch, SharedPasses
+from storeds.datasets.epoch import MAX_EPOCH, SharedEpoch, SharedPasses, agreed_seed, draw_seed
 from storeds.datasets.map_dataset import StoreDataset
-from storeds.datasets.report import SampleReport, Tally
-from storeds.datasets.seeds import agreed_seed, draw_seed
-from storeds.datasets.sharding import Remainder, Share, pieces, rank_bounds
+from storeds.datasets.report import SampleCounters, SampleReport
 from storeds.datasets.source import Source
-from storeds.datasets.stream import Addresses, Begun, Place, Samples
+from storeds.datasets.stream import (
+    Addresses,
+    Place,
+    Remainder,
+    Samples,
+    Shard,
+    StreamPass,
+    rank_bounds,
+    shard_ranges,
+)
 from storeds.errors import ConfigError, suggest
 from storeds.protocols import Backend
 
@@ -181,7 +188,7 @@ class StoreIterable(IterableDataset[Any]):
         self.read_batch, self.read_ahead = integer("read_batch", read_batch, 1), integer("read_ahead", read_ahead, 0)
         self.num_replicas, self.rank = ranks(num_replicas, rank)
         # One of each for all datasets opened here: under spawn, each takes a descriptor.
-        self._epoch, self._tally, self._passes = SharedEpoch(), Tally(), SharedPasses()
+        self._epoch, self._counters, self._passes = SharedEpoch(), SampleCounters(), SharedPasses()
         self.datasets = self._open(listed(sources), dataset_arguments)
         self._draws = seed is None and self.shuffle_buffer > 1
         if self._draws:
@@ -195,16 +202,16 @@ class StoreIterable(IterableDataset[Any]):
             raise ConfigError("a stream needs at least one source, and there are none")
         if arguments and all(isinstance(source, StoreDataset) for source in sources):
             raise ConfigError(f"{', '.join(arguments)} belong to the making of datasets, and these are made already")
-        datasets = []
+        datasets: list[StoreDataset] = []
+        opened: list[StoreDataset] = []
         for number, (source, own) in enumerate(single(sources, arguments)):
             if not isinstance(source, StoreDataset):
                 source = StoreDataset(source, **{**own, "seed": seed_of(self.seed, number)})
-                source._epoch, source._tally = self._epoch, self._tally
+                opened.append(source)
             datasets.append(source)
             check_alike(datasets[0], source)
-        opened = [dataset for dataset in datasets if dataset._tally is self._tally]
         for dataset in opened:
-            dataset._policy = replace(dataset._policy, of=sum(map(len, opened)))
+            dataset._share_counts(self._epoch, self._counters, sum(map(len, opened)))
         return tuple(datasets)
 
     @property
@@ -214,20 +221,20 @@ class StoreIterable(IterableDataset[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass, for persistent workers too; what was loaded for another one is dropped."""
-        self._passes.set(integer("epoch", epoch, 0, MOST))
+        self._passes.set(integer("epoch", epoch, 0, MAX_EPOCH))
         for dataset in self.datasets:
             dataset.set_epoch(epoch)
 
     def __len__(self) -> int:
         """Return how many samples this rank has, over all of its workers; skipped ones are among them."""
-        first, last = rank_bounds(sum(map(len, self.datasets)), self._share(), self.remainder)
+        first, last = rank_bounds(sum(map(len, self.datasets)), self._shard(), self.remainder)
         return last - first
 
-    def _share(self) -> Share:
+    def _shard(self) -> Shard:
         worker = get_worker_info()
         if worker is None:
-            return Share(self.rank, self.num_replicas)
-        return Share(self.rank, self.num_replicas, worker.id, worker.num_workers)
+            return Shard(self.rank, self.num_replicas)
+        return Shard(self.rank, self.num_replicas, worker.id, worker.num_workers)
 
     def __iter__(self) -> Iterator[Any]:
         if self._loaded is not None:
@@ -236,7 +243,7 @@ class StoreIterable(IterableDataset[Any]):
             self._place = None
         return Samples(self.datasets, self._begin, read_batch=self.read_batch, read_ahead=self.read_ahead)
 
-    def _begin(self) -> Begun:
+    def _begin(self) -> StreamPass:
         place = self._resumed_place()
         if place is None:
             place = Place(self._passes.begin(self._turn))
@@ -248,12 +255,12 @@ class StoreIterable(IterableDataset[Any]):
             dataset._epoch.enter(place.epoch)
         # Threads read ahead, and could draw from a global generator in any order.
         seed = draw_seed() if any(dataset.seed is None for dataset in self.datasets) else None
-        return Begun(self._addresses(place.epoch).walk(place.position), place, seed)
+        return StreamPass(self._addresses(place.epoch).walk(place.position), place, seed)
 
     def _addresses(self, epoch: int) -> Addresses:
-        share = self._share()
-        own = pieces(list(map(len, self.datasets)), share, self.remainder, self.seed, epoch)
-        key = self.seed, epoch, share.rank, share.worker
+        shard = self._shard()
+        own = shard_ranges(list(map(len, self.datasets)), shard, self.remainder, self.seed, epoch)
+        key = self.seed, epoch, shard.rank, shard.worker
         return Addresses(own, self.cycle_length, self.block_length, self.shuffle_buffer, *key)
 
     def _resumed_place(self) -> Place | None:
@@ -263,16 +270,16 @@ class StoreIterable(IterableDataset[Any]):
         place = Place(self._loaded["epoch"], self._loaded["position"])
         if get_worker_info() is not None:
             return place  # what is left to this worker, which may be nothing where others have something left
-        if self._passes.is_asked:
+        if self._passes.is_requested:
             return place if self._passes.number == place.epoch else None
         return place if place.position < len(self._addresses(place.epoch)) else None
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the pass is that began last, as a small dict that JSON takes."""
-        asked = self._passes.is_asked and get_worker_info() is None
-        if self._loaded is not None and not (asked and self._passes.number != self._loaded["epoch"]):
+        requested = self._passes.is_requested and get_worker_info() is None
+        if self._loaded is not None and not (requested and self._passes.number != self._loaded["epoch"]):
             place = Place(self._loaded["epoch"], self._loaded["position"])
-        elif self._loaded is None and self._place is not None and not asked:
+        elif self._loaded is None and self._place is not None and not requested:
             place = self._place
         else:
             place = Place(self._passes.peek(self._turn))
@@ -294,7 +301,7 @@ class StoreIterable(IterableDataset[Any]):
             self.seed = state["seed"]
         epoch, count = state["epoch"], len(self._addresses(state["epoch"]))
         over = integer("position", state["position"], 0, count) == count
-        if not (over and self._passes.is_asked and self._passes.number >= epoch):
+        if not (over and self._passes.is_requested and self._passes.number >= epoch):
             self._passes.load(epoch)
             for dataset in self.datasets:
                 dataset._epoch.enter(epoch)
@@ -302,10 +309,10 @@ class StoreIterable(IterableDataset[Any]):
 
     def _agreed(self) -> dict[str, Any]:
         """Return what two streams must agree on for a position in the one to mean the same in the other."""
-        share = self._share()
+        shard = self._shard()
         names = ("cycle_length", "block_length", "shuffle_buffer", "seed", "remainder", "num_replicas", "rank")
         arguments = {name: getattr(self, name) for name in names}
-        return {"stores": self._fingerprint(), **arguments, "num_workers": share.workers, "worker": share.worker}
+        return {"stores": self._fingerprint(), **arguments, "num_workers": shard.workers, "worker": shard.worker}
 
     def _fingerprint(self) -> str:
         """Return a checksum over what the sources hold, wherever they are, and in which order they were given."""
@@ -325,7 +332,7 @@ class StoreIterable(IterableDataset[Any]):
         differing = [f"{name} was {state[name]!r} and is {own!r}" for name, own in agreed.items() if state[name] != own]
         if differing:
             raise ConfigError(f"the state belongs to another stream: {'; '.join(differing)}")
-        integer("epoch", state["epoch"], 0, MOST)
+        integer("epoch", state["epoch"], 0, MAX_EPOCH)
 
     def report(self) -> SampleReport:
         """Return what was read, mended and bad so far, here and in the workers started from here, over all sources.
@@ -335,7 +342,7 @@ class StoreIterable(IterableDataset[Any]):
         ConfigError
             A source was given as a `StoreDataset`, which counts for itself.
         """
-        if any(dataset._tally is not self._tally for dataset in self.datasets):
+        if any(dataset._pipeline.counters is not self._counters for dataset in self.datasets):
             raise ConfigError("sources that were given as StoreDatasets count for themselves: ask each for its report")
         return replace(self.datasets[0].report(), url=self._named())
 

@@ -1,13 +1,12 @@
-"""The map-style Dataset: positions in, samples out, one storage call a batch, whatever the engine."""
+"""`StoreDataset`, the map-style dataset: indices in, samples out, one storage call a batch, whatever the engine."""
 
 from __future__ import annotations
 
-import functools
 import gc
 import inspect
 import operator
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.context import get_spawning_popen
 from typing import Any, TypeAlias, cast
@@ -16,22 +15,18 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Dataset, get_worker_info
 
-from storeds._utils.config_text import plain
 from storeds._utils.validation import integer
 from storeds.backends.concatenated import check_same_classes
 from storeds.backends.opening import open_backend
 from storeds.backends.selection import Selection
-from storeds.batching.columnar import ColumnarBatch, stacking_elements, unmarked
-from storeds.batching.rows import image_element, to_batch_rows
-from storeds.datasets.epoch import MOST, SharedEpoch
-from storeds.datasets.pipeline import SamplePipeline
-from storeds.datasets.policy import Policy
-from storeds.datasets.repeats import Repeats
-from storeds.datasets.report import SampleReport, Tally
+from storeds.datasets.epoch import MAX_EPOCH, RepeatDetector, SharedEpoch
+from storeds.datasets.pipeline import Policy, SamplePipeline
+from storeds.datasets.report import SampleCounters, SampleReport
 from storeds.datasets.source import Source
 from storeds.errors import ConfigError, RecordError, suggest
-from storeds.protocols import Backend, Field, Reader, SampleContext, Transform
+from storeds.protocols import Array, Backend, Field, Reader, SampleContext, Transform
 from storeds.readers import ArrayReader, ImageReader
+from storeds.readers.base import INDEX
 from storeds.records.columns import read_arrays, read_column
 from storeds.registry import READERS
 from storeds.transforms import BoundTransform, build_transform
@@ -43,67 +38,31 @@ from storeds.transforms.checks import (
     takes_strided,
     warn_of_own_generators,
 )
-from storeds.transforms.deferred import asked_to_defer, in_order
+from storeds.transforms.deferred import in_order
 
-__all__ = [
-    "StoreDataset",
-    "Transforms",
-    "build_transforms",
-    "changed_arguments",
-    "check_seed",
-    "enable_fast_decode",
-    "freeze_inherited",
-    "make_reader",
-    "one_of",
-    "open_source",
-    "transforms_by_element",
-    "with_images",
-]
+__all__ = ["StoreDataset", "check_seed", "open_source"]
 
 
 Transforms: TypeAlias = Transform | dict[str, Transform] | None
-"""For the sample's data, or for each of the elements that the user named."""
+"""For the sample's data, or for each element that the user named."""
 
-_DEFAULTS = {
-    "decode": None,
-    "channels": None,
-    "mode": "RGB",
-    "repair": True,
-    "min_recovered": 0.5,
-}  # of a dataset, which hands them on to its reader
-
-
-def changed_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of the `given` arguments of `function` that differ from its defaults."""
-    parameters = inspect.signature(function).parameters
-    return {name: value for name, value in given.items() if not _is_same(value, parameters[name].default)}
-
-
-def _is_same(value: Any, default: Any) -> bool:
-    # Whatever else is given is not compared: an array has no single truth.
-    return value is default or (type(value) in (str, float) and bool(value == default))
+_IMAGE_OPTIONS = ("decode", "channels", "mode", "repair", "min_recovered")  # of a dataset, for its reader
 
 
 def check_seed(seed: Any) -> int | None:
-    """Return the seed; raises ConfigError for what is neither an int nor None."""
+    """Return the seed; raises ConfigError unless it is an int or None."""
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise ConfigError(f"seed must be an int or None, got {seed!r}")
     return seed
 
 
-def one_of(source: Any, url: Any) -> Any:
-    """Return whichever of the two names of the store is given; raises ConfigError for both and for none."""
-    if (source is None) == (url is None):
-        given = "neither is" if source is None else "both are"
-        raise ConfigError(f"a dataset has one store: give it as the first argument or as url=, of which {given} given")
-    return url if source is None else source
-
-
 def open_source(source: Any, layout: str | None, options: Mapping[str, Any] | None) -> Backend:
-    """Return the backend that `source` names, or is."""
+    """Return `source` if it is an open backend, otherwise open the store that it names."""
     for name in options or {}:
         if not isinstance(name, str) or name in ("url", "layout"):
-            raise ConfigError(f"options: {name!r} is no option of a store; url and layout are arguments beside options")
+            raise ConfigError(
+                f"options: {name!r} is not an option of a store; pass url and layout as arguments of their own"
+            )
     if isinstance(source, (str, os.PathLike, list, tuple)):
         return open_backend(source, layout=layout, **(options or {}))
     if not isinstance(source, Backend):
@@ -111,24 +70,22 @@ def open_source(source: Any, layout: str | None, options: Mapping[str, Any] | No
             f"source must be a URL, a path, a list of them, a Backend or a Source, not {type(source).__name__}"
         )
     if layout is not None or options:
-        raise ConfigError("layout and options belong to the opening of a store; this one is open already")
+        raise ConfigError("layout and options are for opening a store, and this one is open already: leave them out")
     return source
 
 
-def make_reader(
-    reader: Any,
-    fields: Sequence[str] | None,
-    image_options: Mapping[str, Any],
-    reader_options: Mapping[str, Any] | None,
-) -> Reader[Any]:
-    """Return the reader for a name, a class or an instance; only an image reader takes decode, mode, repair, …."""
-    own = dict(reader_options or {})
+def _make_reader(settings: Source) -> Reader[Any]:
+    """Return the reader for a name, a class or an instance; only some readers take decode, mode, repair, …."""
+    reader: Any = settings.reader
+    fields, own = settings.fields, dict(settings.reader_options or {})
+    image_options = {name: getattr(settings, name) for name in _IMAGE_OPTIONS}
+    changed = [name for name, value in image_options.items() if value != Source.default(name)]
     if not isinstance(reader, (str, type)):
-        given = ["fields"] if fields is not None else []
-        given += ["reader_options"] if own else []
-        given += [name for name, value in image_options.items() if value != _DEFAULTS[name]]
+        given = ["fields"] * (fields is not None) + ["reader_options"] * bool(own) + changed
         if given:
-            raise ConfigError(f"{', '.join(given)} belong to the making of a reader; this one is made already")
+            raise ConfigError(
+                f"{', '.join(given)} are for making a reader, and this one is made already: pass them to {type(reader).__name__}"
+            )
         return cast("Reader[Any]", reader)
     target = READERS.get(reader) if isinstance(reader, str) else reader
     accepted = inspect.signature(target).parameters
@@ -138,44 +95,44 @@ def make_reader(
             raise ConfigError("fields is an argument of StoreDataset, or a key of [dataset], not one of reader_options")
         if name not in options:
             raise ConfigError(f"reader {reader!r} has no option {name!r}; {suggest(name, options, 'options')}")
-        if name in image_options and image_options[name] not in (_DEFAULTS[name], own[name]):
-            raise ConfigError(f"{name} is given to the dataset and, another one, in reader_options; give it once")
+        if name in changed and image_options[name] != own[name]:
+            raise ConfigError(f"{name} is given twice with different values, to the dataset and in reader_options")
     if isinstance(fields, str):
         raise ConfigError(f"fields is a sequence of names, not the text {fields!r}")
-    for name, value in image_options.items():
-        if name not in accepted and value != _DEFAULTS[name]:
-            raise ConfigError(f"reader {reader!r} takes no {name}: it would be without effect; leave it out")
-    kept = ("decode", "channels")  # which a reader may declare with another default than None
+    for name in changed:
+        if name not in accepted:
+            raise ConfigError(f"reader {reader!r} takes no {name}: it would have no effect; leave it out")
+    # For decode and channels, a reader may have another default than None.
     named = {
         name: value
         for name, value in image_options.items()
-        if name in accepted and (name not in kept or value is not None)
+        if name in accepted and (name not in ("decode", "channels") or value is not None)
     }
     return cast("Reader[Any]", target(fields=tuple(fields or ()), **{**named, **own}))
 
 
 def _is_internal(name: str, target: Any) -> bool:
-    """Whether an argument of a reader is what its binding sets, and not what a plug-in declares for itself."""
+    """Return whether binding sets this argument of a reader, and no plug-in declares it as its own."""
     own = vars(target).get("__annotations__", {}) if isinstance(target, type) else {}
     return name.startswith("_") or (name in getattr(target, "internal", ()) and name not in own)
 
 
-def build_transforms(spec: Any) -> Transforms:
-    """Return what `transform` describes: one transform, or a mapping of elements to theirs, which has no key ``name``."""
+def _build_transforms(spec: Any) -> Transforms:
+    """Return the transform that `spec` describes, or a mapping of elements to theirs, which has no key ``name``."""
     if not isinstance(spec, Mapping) or "name" in spec:
         return build_transform(spec)
     built = {name: build_transform(each, f"transform.{name}") for name, each in spec.items()}
     return {name: each for name, each in built.items() if each is not None}
 
 
-def transforms_by_element(
+def _transforms_by_element(
     reader: Reader[Any],
     url: str,
     fields: Mapping[str, Field],
     transform: Transforms,
     target_transform: Transform | None,
 ) -> dict[str, Transform]:
-    """Return element → transform, the data first; raises ConfigError for those that elements of a sample do not fit."""
+    """Return element → transform, the data first; raises ConfigError where a transform does not fit the elements."""
     named = isinstance(transform, dict)
     given = dict(transform) if isinstance(transform, dict) else {}
     for name in given:
@@ -196,22 +153,22 @@ def transforms_by_element(
     return given
 
 
-def with_images(reader: Reader[Any], fields: Mapping[str, Field], transforms: Mapping[str, Transform]) -> Reader[Any]:
-    """Return a bound reader whose arrays have their channels first where a transform takes images; raises ConfigError."""
+def _with_images(reader: Reader[Any], fields: Mapping[str, Field], transforms: Mapping[str, Transform]) -> Reader[Any]:
+    """Return a bound reader that puts the channels of arrays first where a transform takes images; raises ConfigError."""
     if not isinstance(reader, ArrayReader):
         return reader
     images = [name for name, each in transforms.items() if takes_images(each)]
     return reader.with_channels_first(name for name in images if name in fields and fields[name].kind == "array")
 
 
-def enable_fast_decode(reader: Reader[Any], transform: Transform | None) -> Reader[Any]:
-    """Return a bound reader that does no more than such a transform needs, if nobody else sees its image.
+def _enable_fast_decode(reader: Reader[Any], transform: Transform | None) -> Reader[Any]:
+    """Return a bound reader that skips work which the transform does not need, if nothing else sees its image.
 
-    Pixels stay where the decoder put them; and those below the window of a crop may not be decoded at all.
+    Pixels stay in the decoder's memory order, and the decoder may stop below the window of a crop.
     """
     if isinstance(reader, ArrayReader) and reader.data in reader.layouts:
         return replace(reader, views=takes_strided(transform))
-    crop = first_crop(transform)  # which gives pixels in order, whatever comes after it
+    crop = first_crop(transform)  # its result is contiguous, whatever comes after it
     if type(reader) is not ImageReader or reader.strided or not (crop or takes_strided(transform)):
         return reader
     if [name for name, field in zip(reader.fields, reader.kinds, strict=True) if field.kind == "image"][1:]:
@@ -222,8 +179,8 @@ def enable_fast_decode(reader: Reader[Any], transform: Transform | None) -> Read
 _frozen_in = 0
 
 
-def freeze_inherited() -> None:
-    """Keep a forked worker's garbage collector from writing to, and so copying, what it inherited (pytorch#13246)."""
+def _freeze_inherited() -> None:
+    """Keep a forked worker's garbage collector from writing to inherited objects, which copies their pages (pytorch#13246)."""
     global _frozen_in
     if _frozen_in != os.getpid():
         _frozen_in = os.getpid()
@@ -231,7 +188,7 @@ def freeze_inherited() -> None:
             gc.freeze()
 
 
-_NO_MASK = "a mask is no list of indices; use where= or mask.nonzero()"
+_NO_MASK = "a mask is not a list of indices; use where= or mask.nonzero()"
 
 
 class StoreDataset(Dataset[Any]):
@@ -240,46 +197,45 @@ class StoreDataset(Dataset[Any]):
     Parameters
     ----------
     source : str, path, sequence of them, Backend or Source
-        What `open_backend` takes (a pattern or a list makes many stores one), an open backend, or a validated `Source`,
-        whose settings then stand for every argument that is left at its default here.
+        What `open_backend` takes (a pattern or a list joins many stores), an open backend, or a `Source`. The settings
+        of a `Source` apply to every argument that is left at its default here.
     url : str, path or sequence of them, optional
-        The same as `source`, by the name that it has in a config. Give one of the two.
+        Another name for `source`, as in a config. Pass one of the two.
     reader : str or Reader
         ``"image"``, ``"array"``, ``"video"`` or a registered name.
     fields : sequence of str, optional
-        The sample's elements, in order; ``"index"`` may be among them. The reader's choice by default: image and,
-        where there is one, label.
+        The sample's elements, in order; ``"index"`` may be among them. By default the reader chooses: the image and,
+        if the store has one, the label.
     decode : str or Decoder, optional
-        ``"pil"``, ``"tensor"`` (uint8, channels × height × width), ``"bytes"`` (untouched) or a registered name. The
-        reader's choice by default: ``"pil"`` for images, ``"tensor"`` for videos.
-        With the reader ``"array"``, ``"tensor"`` gives array images as channels × height × width.
+        ``"pil"``, ``"tensor"`` (uint8, channels × height × width), ``"bytes"`` (as stored) or a registered name. By
+        default the reader chooses: ``"pil"`` for images, ``"tensor"`` for videos. With the reader ``"array"``,
+        ``"tensor"`` returns array images as channels × height × width.
     channels : str or mapping of str to str, optional
-        Where the channels of array images lie, ``"last"`` or ``"first"``; for the reader ``"array"``, and needed where
-        shapes do not tell. A mapping says it for each of several elements.
+        Where the channels of array images are, ``"last"`` or ``"first"``; for the reader ``"array"``, and required
+        where the shape is ambiguous. A mapping sets it for each of several elements.
     mode : str or mapping of str to str
-        The Pillow mode that the sample's image is converted to; ``"unchanged"`` leaves it as its file has it. Further images
-        of a sample, such as masks, stay unchanged. A mapping has the mode of each: ``{"image": "RGB", "depth": "F"}``.
+        The Pillow mode of the sample's image; ``"unchanged"`` keeps the mode of the file. Further images of a sample,
+        such as masks, stay unchanged. A mapping sets the mode of each: ``{"image": "RGB", "depth": "F"}``.
     transform, target_transform : callable or config, optional
-        Applied to the image (the reader's data) and to the label, or the first other element where there is no field
-        ``label``. Anything callable, or what `storeds.transforms.build_transform` takes. A mapping of elements to these
-        names what is transformed: ``{"image": […], "depth": […]}``. A transform with a parameter ``generator`` is given
-        the sample's own.
+        Applied to the image (the reader's data), and to the label (without a field ``label``, to the first other
+        element). Any callable, or what `storeds.transforms.build_transform` takes. A mapping applies transforms by
+        element: ``{"image": […], "depth": […]}``. A transform with a parameter ``generator`` receives the sample's own.
     as_dict : bool
-        Give samples as dicts; tuples by default.
+        Return samples as dicts; tuples by default.
     repair : bool
-        Whether a damaged JPEG is mended before it is decoded (and a log line tells); never in the store. If not, it is a
-        `DecodeError`.
+        Whether to repair a damaged JPEG before decoding it, and to log that. The store never changes. Without repair,
+        such a picture raises `DecodeError`.
     min_recovered : float
-        A mended picture of which a smaller share is there, 0 to 1, is a `DecodeError` all the same.
+        A repaired picture of which a smaller fraction is left, 0 to 1, raises `DecodeError`.
     on_error : str
-        What happens to a sample that cannot be read, decoded or transformed. ``"raise"``: its `RecordError`.
-        ``"skip"``: a `Skipped` takes its place, which `storeds.collate` drops; a batch in which all are bad is made of
-        replacements. ``"replace"``: another sample of this dataset does, found in an order that depends on (seed, epoch,
-        index) alone. All are counted: see `report`.
+        What happens to a sample that cannot be read, decoded or transformed. ``"raise"`` raises its `RecordError`.
+        ``"skip"`` puts a `Skipped` in its place, which `storeds.collate` drops; in a batch whose samples are all bad,
+        replacements take their places. ``"replace"`` takes another sample of this dataset, in an order that depends on
+        (seed, epoch, index) alone. `report` counts them all.
     max_bad, max_bad_fraction : int, float, optional
-        More bad samples than this in one epoch, or a larger share of those seen, are a `BadSamplesError`.
+        More bad samples than this in one epoch, or a larger fraction of those seen, raise `BadSamplesError`.
     where : mapping, optional
-        Take only records whose fields have these values: ``{"split": "train"}``; a list means any of it.
+        Select the records whose fields have these values: ``{"split": "train"}``; a list means any of its values.
     seed : int, optional
         Makes a sample's randomness a function of (seed, epoch, index) alone, the same with any number of workers.
     layout, options
@@ -290,15 +246,15 @@ class StoreDataset(Dataset[Any]):
     Raises
     ------
     ConfigError
-        A name or value is unknown; the message lists what exists. Or a transform would crop, flip or resize one element
-        and leave another, such as a mask, as it is.
+        A name or value is unknown; the message lists the known ones. Or a transform would crop, flip or resize one
+        element and leave another, such as a mask, unchanged.
     StoreNotFoundError, FormatError, UnavailableError
-        From opening the store. Reading raises `RecordError` and its children for single samples.
+        From opening the store. Reading raises `RecordError` and its subclasses for single samples.
 
     Notes
     -----
-    Works in the process that made it and in workers started by fork, spawn or forkserver, used before or not: no handle
-    is ever shared. Thread-safe. Pickles small, whatever the number of records.
+    Works in the process that made it and in workers started by fork, spawn or forkserver, before and after first use:
+    processes never share a handle. Thread-safe. The pickle is small, whatever the number of records.
     """
 
     def __init__(
@@ -326,67 +282,60 @@ class StoreDataset(Dataset[Any]):
         reader_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        given = {
-            "reader": reader,
-            "fields": fields,
-            "decode": decode,
-            "channels": channels,
-            "mode": mode,
-            "transform": transform,
-            "target_transform": target_transform,
-            "as_dict": as_dict,
-            "repair": repair,
-            "min_recovered": min_recovered,
-            "on_error": on_error,
-            "max_bad": max_bad,
-            "max_bad_fraction": max_bad_fraction,
-            "where": where,
-            "seed": seed,
-            "layout": layout,
-            "options": options,
-            "reader_options": reader_options,
-        }
-        given = {name: plain(value) for name, value in given.items()}
-        source = plain(one_of(source, url))
-        if isinstance(source, Source):
-            self._setup(source.url, **{**source.arguments(), **changed_arguments(StoreDataset, given)})
-        else:
-            self._setup(source, **given)
-
-    def _setup(self, source: Any, *, reader: Any, transform: Any, target_transform: Any, **given: Any) -> None:
-        self._policy = Policy(given["on_error"], given["max_bad"], given["max_bad_fraction"])
-        self.transform = build_transforms(transform)
-        self.target_transform = build_transform(target_transform, "target_transform")
-        self.as_dict, self.seed = given["as_dict"], check_seed(given["seed"])
-        self.backend = open_source(source, given["layout"], given["options"])
-        self._view: Backend = self.backend if given["where"] is None else Selection(self.backend, given["where"])
-        image_options = {name: given[name] for name in ("decode", "channels", "mode", "repair", "min_recovered")}
-        made = make_reader(reader, given["fields"], image_options, given["reader_options"])
-        bound = made.bind(self._view)
+        if (source is None) == (url is None):
+            given = "neither is" if source is None else "both are"
+            raise ConfigError(f"a dataset has one store: pass it as the first argument or as url=; {given} given")
+        settings = Source.unchecked(
+            url if source is None else source,
+            reader=reader,
+            fields=fields,
+            decode=decode,
+            channels=channels,
+            mode=mode,
+            transform=transform,
+            target_transform=target_transform,
+            as_dict=as_dict,
+            repair=repair,
+            min_recovered=min_recovered,
+            on_error=on_error,
+            max_bad=max_bad,
+            max_bad_fraction=max_bad_fraction,
+            where=where,
+            seed=seed,
+            layout=layout,
+            options=options,
+            reader_options=reader_options,
+        )
+        policy = Policy(settings.on_error, settings.max_bad, settings.max_bad_fraction)
+        self.transform = _build_transforms(settings.transform)
+        self.target_transform = build_transform(settings.target_transform, "target_transform")
+        self.as_dict, self.seed = settings.as_dict, check_seed(settings.seed)
+        self.backend = open_source(settings.url, settings.layout, settings.options)
+        self._view: Backend = self.backend if settings.where is None else Selection(self.backend, settings.where)
+        bound = _make_reader(settings).bind(self._view)
         declared = self.backend.meta.fields
-        self._transforms = transforms_by_element(bound, self.url, declared, self.transform, self.target_transform)
-        for name, function in self._transforms.items():
+        transforms = _transforms_by_element(bound, self.url, declared, self.transform, self.target_transform)
+        for name, function in transforms.items():
             warn_of_own_generators(name, function)
-        image_transform = self._transforms.get(bound.data or "")
-        bound = with_images(bound, declared, self._transforms)
-        self.reader: Reader[Any] = enable_fast_decode(bound, image_transform)
-        self._finish = in_order if takes_strided(image_transform) else None
-        self._stacks = {} if self._transforms else stacking_elements(self.reader, self.backend)
-        self._image = image_element(self.reader, self.as_dict)
-        self._maker = SamplePipeline(self._view, self.reader, self._bind_transforms(), self.as_dict)
-        self._waiting_maker = replace(self._maker, transforms=self._bind_transforms(may_wait=True))
+        image_transform = transforms.get(bound.data or "")
+        bound = _with_images(bound, declared, transforms)
+        self.reader: Reader[Any] = _enable_fast_decode(bound, image_transform)
+        finish = in_order if takes_strided(image_transform) else None
+
+        def bind(*, may_wait: bool) -> list[tuple[str, BoundTransform]]:
+            return [
+                (name, BoundTransform(each, finish, may_wait) if name == self.reader.data else BoundTransform(each))
+                for name, each in transforms.items()
+            ]
+
+        self._pipeline = SamplePipeline(self._view, self.reader, bind(may_wait=False), self.as_dict, policy)
+        # The same pipeline for batches, where `storeds.collate` finishes the images.
+        self._deferring = replace(self._pipeline, transforms=bind(may_wait=True))
+        self._column_fields = {} if transforms else _column_fields(self.reader, self.backend)
         # Shared with workers, so that set_epoch reaches persistent ones (pytorch#97326).
         self._epoch = SharedEpoch()
-        self._tally = Tally()
-        is_random = self.seed is not None and (self._transforms or hasattr(self.reader, "sampling"))
-        self._repeats = Repeats() if is_random else None
-
-    def _bind_transforms(self, *, may_wait: bool = False) -> list[tuple[str, BoundTransform]]:
-        data = self.reader.data
-        return [
-            (name, BoundTransform(function, self._finish if name == data else None, may_wait and name == data))
-            for name, function in self._transforms.items()
-        ]
+        is_random = self.seed is not None and (transforms or hasattr(self.reader, "sampling"))
+        self._repeats = RepeatDetector() if is_random else None
 
     @property
     def view(self) -> Backend:
@@ -395,12 +344,12 @@ class StoreDataset(Dataset[Any]):
 
     @property
     def url(self) -> str:
-        """The store's URL, secrets removed."""
+        """The store's URL, with secrets removed."""
         return self.backend.url
 
     @property
     def where(self) -> dict[str, list[Any]] | None:
-        """What records must have to be taken: field → values, any of which will do; None if all are taken."""
+        """The selection: field → values, any of which matches; None if there is no selection."""
         return self._view.where if isinstance(self._view, Selection) else None
 
     @property
@@ -421,7 +370,7 @@ class StoreDataset(Dataset[Any]):
         """The labels of all samples, read as one column without touching an image."""
         if self.reader.target is None:
             raise AttributeError(f"the samples of {self.url} have no label")
-        # A sample of several records has one label all the same.
+        # A sample of several records has one label too.
         column = getattr(self.reader, "column", read_column)
         targets: list[Any] = column(self._view, self.reader.target).tolist()
         return targets
@@ -433,7 +382,7 @@ class StoreDataset(Dataset[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, for persistent workers too, and for the next pass of every loader with an `EpochSampler`."""
-        self._epoch.set(integer("epoch", epoch, 0, MOST))
+        self._epoch.set(integer("epoch", epoch, 0, MAX_EPOCH))
 
     def __len__(self) -> int:
         return len(self.reader)
@@ -443,31 +392,64 @@ class StoreDataset(Dataset[Any]):
         if isinstance(index, slice):
             index = range(*index.indices(len(self)))
         if isinstance(index, (list, tuple, range)) or getattr(index, "ndim", None):
-            return [*map(unmarked, self._many(index))]
-        if get_worker_info() is not None:  # elsewhere, this is not a loader's way to ask, except for a wrapper's
-            self._watch([index])
-        return self._policy.samples(self._maker, self._contexts([index]), self._tally, fill=False)[0]
+            return self._samples(index)
+        if get_worker_info() is not None:  # in other processes, loaders call __getitems__
+            self._warn_of_repeats([index])
+        return self._pipeline.samples(self._contexts([index]), fill=False)[0]
 
     def __getitems__(self, indices: Iterable[Any]) -> list[Any]:
         """Return the samples of `indices`, in their order; negative ones count from the end.
-
-        Where all their elements are numbers and arrays of fixed shape that nothing transforms, each is made when it is
-        looked at, and `storeds.collate` or torch's ``default_collate`` makes a batch of them in one step.
 
         Raises
         ------
         IndexError
             An index is outside ``[-len, len)``.
         RecordError
-            A record cannot be read (or decoded, or transformed: its children).
+            A record cannot be read (or decoded, or transformed: its subclasses).
         UnavailableError
             The engine cannot be reached.
         """
-        self._watch(indices)
-        return self._many(indices)
+        resolved = self._resolve(indices)
+        self._warn_of_repeats(resolved)
+        return self._samples(resolved)
 
-    def _watch(self, indices: Iterable[Any]) -> None:
-        """Warn where a loader makes the same random samples in each pass, because it does not announce passes."""
+    def _samples(self, indices: Iterable[Any], *, defer: bool = False) -> list[Any]:
+        """Return samples; with `defer`, their images may be `DeferredImage`, which `storeds.collate` finishes."""
+        resolved = self._resolve(indices)
+        columns = self._columns(resolved)
+        if columns is not None:
+            return _split_columns(columns, self._column_fields, self.as_dict)
+        return (self._deferring if defer else self._pipeline).samples(self._contexts(resolved), fill=True)
+
+    def _columns(self, indices: Iterable[Any]) -> dict[str, Array] | None:
+        """Return one array of shape (n, …) for each element, read without making samples.
+
+        None where elements vary in shape or have transforms, and where a record is bad: then the pipeline applies the
+        policy.
+        """
+        if not self._column_fields:
+            return None
+        resolved = self._resolve(indices)
+        if not resolved:
+            return None
+        assert isinstance(self.reader, ArrayReader)
+        _freeze_inherited()
+        try:
+            arrays = self.reader.arranged(read_arrays(self._view, resolved, self.reader.stored))
+        except RecordError:
+            return None
+        self._pipeline.counters.add_seen(len(resolved), self.epoch)
+        if INDEX in self._column_fields and INDEX not in arrays:
+            arrays = {**arrays, INDEX: np.array(resolved, np.int64)}
+        return {name: arrays[name] for name in self._column_fields}
+
+    def _samples_until_error(self, indices: Iterable[Any]) -> tuple[list[Any], RecordError | None]:
+        """Return the samples of a stream for `indices`, and the error that ends it, if there is one."""
+        # No replacements for a batch of bad samples: they would come twice in the stream.
+        return self._pipeline.samples_until_error(self._contexts(self._resolve(indices)), fill=False)
+
+    def _warn_of_repeats(self, indices: Iterable[Any]) -> None:
+        """Warn once where a loader makes the same random samples in each pass, because it does not announce epochs."""
         if self._repeats is None or self._epoch.is_set:
             return
         resolved = self._resolve(indices)
@@ -475,44 +457,13 @@ class StoreDataset(Dataset[Any]):
             epoch, seed = self._epoch.of_samples(self.seed)
 
             def make(at: int) -> Any:
-                (made,) = self._maker.make([SampleContext(resolved[0], at, seed)])
-                return made.sample
+                (result,) = self._pipeline.make([SampleContext(resolved[0], at, seed)])
+                return result.sample
 
-            self._repeats.settle(make, epoch, f"sample {resolved[0]} of {self.url}")
-
-    def _many(self, indices: Iterable[Any]) -> list[Any]:
-        if self._stacks:
-            indices = self._resolve(indices)
-            if indices and (stacked := self._stacked(indices)) is not None:
-                return stacked
-        with asked_to_defer() as wanted:
-            element = None if wanted or get_worker_info() is None else self._image
-            maker = self._maker if element is None and not wanted else self._waiting_maker
-            samples = self._policy.samples(maker, self._contexts(indices), self._tally, fill=True)
-        return samples if element is None else to_batch_rows(samples, element)
-
-    def _stacked(self, indices: list[int]) -> ColumnarBatch | None:
-        """Return the samples as arrays, or None if one is bad: the policy says what becomes of it."""
-        freeze_inherited()
-        read = functools.partial(self._read_arrays, indices)
-        try:
-            stacked = ColumnarBatch(read, indices, self._stacks, self.as_dict)
-        except RecordError:
-            return None
-        self._tally.saw(len(indices), self.epoch)
-        return stacked
-
-    def _read_arrays(self, indices: list[int]) -> dict[str, Any]:
-        assert isinstance(self.reader, ArrayReader)
-        return self.reader.arranged(read_arrays(self._view, indices, self.reader.stored))
-
-    def _until_bad(self, indices: Iterable[Any]) -> tuple[list[Any], RecordError | None]:
-        """Return what a stream gives for `indices`, and the error that ends it, if one does."""
-        # Unfilled: what stands in for a batch of bad samples would be in the stream twice.
-        return self._policy.fetch_until_error(self._maker, self._contexts(indices), self._tally, fill=False)
+            self._repeats.warn_if_random(make, epoch, f"sample {resolved[0]} of {self.url}")
 
     def _contexts(self, indices: Iterable[Any]) -> list[SampleContext]:
-        freeze_inherited()
+        _freeze_inherited()
         epoch, seed = self._epoch.of_samples(self.seed)
         return [SampleContext(index, epoch, seed) for index in self._resolve(indices)]
 
@@ -521,16 +472,23 @@ class StoreDataset(Dataset[Any]):
             raise TypeError(_NO_MASK)
         count = len(self)
         if type(indices) is list and set(map(type, indices)) == {int} and min(indices) >= 0 and max(indices) < count:
-            return indices  # what a sampler gives
+            return indices  # the usual case: indices of a sampler
         resolved = []
         for index in indices:
-            if isinstance(index, bool) or getattr(index, "dtype", None) is torch.bool:  # which Python takes for numbers
+            if isinstance(index, bool) or getattr(index, "dtype", None) is torch.bool:  # Python takes bools for ints
                 raise TypeError(_NO_MASK)
             at = operator.index(index)
             if not -count <= at < count:
                 raise IndexError(f"index {at} is outside [0, {count}) of {self.url}")
             resolved.append(at + count if at < 0 else at)
         return resolved
+
+    def _share_counts(self, epoch: SharedEpoch, counters: SampleCounters, total: int) -> None:
+        """Use the epoch and the counters of a stream, whose sources have `total` samples together."""
+        self._epoch = epoch
+        policy = replace(self._pipeline.policy, total=total)
+        self._pipeline = replace(self._pipeline, policy=policy, counters=counters)
+        self._deferring = replace(self._deferring, policy=policy, counters=counters)
 
     def __add__(self, other: Dataset[Any]) -> ConcatDataset[Any]:
         """Return both datasets as one; raises ConfigError where a label would mean different classes."""
@@ -539,8 +497,8 @@ class StoreDataset(Dataset[Any]):
         return super().__add__(other)
 
     def report(self) -> SampleReport:
-        """Return how many samples were asked for, mended and bad so far, here and in the workers started from here."""
-        return SampleReport.of(self.url, self._policy.on_error, self._tally)
+        """Return how many samples were requested, repaired and bad so far, in this process and its workers."""
+        return SampleReport.of(self.url, self._pipeline.policy.on_error, self._pipeline.counters)
 
     def __getstate__(self) -> dict[str, Any]:
         if get_spawning_popen() is not None:  # copies in this process may hold what cannot be pickled
@@ -549,10 +507,34 @@ class StoreDataset(Dataset[Any]):
         return self.__dict__
 
     def close(self) -> None:
-        """Let go of the store; reading raises `ClosedError` from then on."""
+        """Close the store; reading raises `ClosedError` from then on."""
         self.backend.close()
 
     def __repr__(self) -> str:
         where = f", where={self._view.where!r}" if isinstance(self._view, Selection) else ""
         reader = f"fields={self.reader.fields}, reader={type(self.reader).__name__}"
         return f"StoreDataset({self.url!r}{where}, count={len(self)}, {reader})"
+
+
+def _column_fields(reader: Reader[Any], backend: Backend) -> dict[str, Field]:
+    """Return the elements of a reader's samples if all are numbers and arrays of fixed shape, otherwise nothing."""
+    if type(reader) is not ArrayReader or not reader.stored:  # a subclass may build other samples
+        return {}
+    declared = {INDEX: Field("int"), **backend.meta.fields}
+    elements = {name: declared[name] for name in reader.fields}
+    return elements if all(field.is_fixed for field in elements.values()) else {}
+
+
+def _split_columns(columns: Mapping[str, Array], fields: Mapping[str, Field], as_dict: bool) -> list[Any]:
+    """Return the samples of some columns, equal to what `ArrayReader` builds from records."""
+    elements = [
+        # Copies: a view would keep the whole batch in memory, and pickle all of it.
+        column.tolist() if fields[name].is_scalar else [torch.from_numpy(row.copy()) for row in _rows(column)]
+        for name, column in columns.items()
+    ]
+    rows = zip(*elements, strict=True)
+    return [dict(zip(columns, row, strict=True)) for row in rows] if as_dict else list(rows)
+
+
+def _rows(column: Array) -> list[Array]:
+    return [column[at, ...] for at in range(len(column))]

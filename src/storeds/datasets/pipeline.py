@@ -1,26 +1,82 @@
-"""Makes samples: one storage call for all their records, then for each what the reader and the transforms make of it."""
+"""Makes samples: reads their records in one call, builds and transforms each, and applies the policy to bad ones."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import itertools
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
+from storeds._utils.permutation import permute, round_keys
+from storeds._utils.validation import check_share
 from storeds.backends.concatenated import ConcatenatedBackend
 from storeds.backends.selection import Selection
-from storeds.errors import DecodeError, RecordError, StoredsError, TransformError
+from storeds.batching.skipped import Skipped
+from storeds.datasets.report import Event, SampleCounters, now
+from storeds.errors import (
+    BadSamplesError,
+    ConfigError,
+    DecodeError,
+    RecordError,
+    StoredsError,
+    TransformError,
+    suggest,
+)
 from storeds.protocols import Backend, Reader, Record, SampleContext
 from storeds.transforms import BoundTransform
 
-__all__ = ["SamplePipeline", "SampleResult"]
+__all__ = ["POLICIES", "Policy", "SamplePipeline", "SampleResult"]
+
+_LOG = logging.getLogger("storeds")
+
+POLICIES = ("raise", "skip", "replace")
+
+# A store in which so many samples in a row are bad is not worth training on.
+_ATTEMPTS = 100
+# A fraction of fewer samples than this says little.
+_MIN_SEEN = 10_000
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What happens to bad samples.
+
+    Parameters
+    ----------
+    on_error : str
+        ``raise``, ``skip`` or ``replace``.
+    max_bad : int, optional
+        How many bad samples an epoch may have, over all workers of this process.
+    max_bad_fraction : float, optional
+        The same as a fraction of the samples seen in the epoch. While fewer were seen, it is a fraction of 10,000 or of
+        the length of the dataset, whichever is smaller.
+    total : int, optional
+        The number of samples of all datasets that share the counters, where that is not the length of the dataset.
+    """
+
+    on_error: str = "raise"
+    max_bad: int | None = None
+    max_bad_fraction: float | None = None
+    total: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.on_error not in POLICIES:
+            raise ConfigError(f"unknown on_error {self.on_error!r}; {suggest(self.on_error, POLICIES, 'policies')}")
+        if self.max_bad is not None and (not isinstance(self.max_bad, int) or self.max_bad is True or self.max_bad < 0):
+            raise ConfigError(f"max_bad is a number of samples, 0 or more, got {self.max_bad!r}")
+        if self.max_bad_fraction is not None:
+            check_share("max_bad_fraction", self.max_bad_fraction)
 
 
 class SampleResult(NamedTuple):
-    """A sample, or the error that names its place, and the positions of the records that it was made of.
+    """A sample, or the error that names its place, and the positions of its records.
 
-    A reader is asked for the positions once: one that draws them from a global generator would draw others.
+    The pipeline asks a reader for the positions once: a reader that draws them from a global generator would draw
+    others the second time.
     """
 
     sample: Any | RecordError
@@ -29,7 +85,7 @@ class SampleResult(NamedTuple):
 
 @dataclass(frozen=True)
 class SamplePipeline:
-    """Makes samples of one dataset. Thread-safe; pickles small.
+    """Makes the samples of one dataset. Thread-safe; pickles small.
 
     Parameters
     ----------
@@ -38,24 +94,64 @@ class SamplePipeline:
     reader : Reader
         Bound to `view`.
     transforms : sequence of (str, BoundTransform)
-        Element → what is applied to it.
+        Element → its transform.
     as_dict : bool
-        Leave samples as dicts.
+        Whether samples are dicts; tuples otherwise.
+    policy : Policy
+    counters : SampleCounters
     """
 
     view: Backend
     reader: Reader[Any]
     transforms: Sequence[tuple[str, BoundTransform]]
     as_dict: bool
+    policy: Policy = field(default_factory=Policy)
+    counters: SampleCounters = field(default_factory=SampleCounters)
 
-    def make(self, contexts: Sequence[SampleContext]) -> Iterator[SampleResult]:
-        """Yield what is made for each context; all records are read at once.
+    def samples(self, contexts: Sequence[SampleContext], *, fill: bool) -> list[Any]:
+        """Return the samples of `contexts`, with what the policy puts in the place of bad ones.
+
+        Parameters
+        ----------
+        fill : bool
+            Whether replacements make up a batch in which every sample would be skipped.
 
         Raises
         ------
+        RecordError
+            With ``raise``, the first bad sample.
+        BadSamplesError
+            There are too many bad samples, or no good one was found to replace one.
         UnavailableError
             The engine cannot be reached.
         """
+        samples, error = self.samples_until_error(contexts, fill=fill)
+        if error is not None:
+            raise error from error.__cause__
+        return samples
+
+    def samples_until_error(
+        self, contexts: Sequence[SampleContext], *, fill: bool
+    ) -> tuple[list[Any], RecordError | None]:
+        """Return what `samples` returns; with ``raise``, the samples before the first bad one, and its error."""
+        if not contexts:
+            return [], None
+        self.counters.add_seen(len(contexts), contexts[0].epoch)
+        samples: list[Any] = []
+        for context, (sample, positions) in zip(contexts, self.make(contexts), strict=True):
+            if isinstance(sample, RecordError) and self.policy.on_error == "raise":
+                self._count_bad(sample, context)
+                return samples, self._with_key(sample, positions)
+            samples.append(sample)
+            if not isinstance(sample, RecordError):
+                self._count_repaired(context, positions)
+        bad = [at for at, sample in enumerate(samples) if isinstance(sample, RecordError)]
+        if bad:
+            self._apply_policy(samples, bad, contexts, fill)
+        return samples, None
+
+    def make(self, contexts: Sequence[SampleContext]) -> Iterator[SampleResult]:
+        """Yield the result for each context, whatever the policy; reads all records at once."""
         located = [self.reader.locate(context.index, context) for context in contexts]
         flat = [position for positions in located for position in positions]
         records = iter(self.view.get_many(flat, self.reader.stored))
@@ -69,10 +165,10 @@ class SamplePipeline:
         try:
             sample = self.reader.build(records, context)  # type: ignore[arg-type]  # errors were returned above
         except RecordError as error:
-            # A stranger's own child of it may be made otherwise.
+            # A plug-in's own subclass may take other arguments.
             kind = DecodeError if isinstance(error, DecodeError) else RecordError
-            return self.placed(kind, positions, error.reason or str(error), error.kind, error.__cause__)
-        except Exception as error:  # a fault of the reader's, which must not look like one of the data
+            return self._error_at(kind, positions, error.reason or str(error), error.kind, error.__cause__)
+        except Exception as error:  # a bug in the reader, which is no bad sample
             position = self._in_store(positions[0]) if positions else -1
             error.add_note(f"{type(self.reader).__name__} was given record {position} of {self.view.url}")
             raise
@@ -80,13 +176,83 @@ class SamplePipeline:
             try:
                 sample[name] = transform(sample[name], context)
             except Exception as error:  # whatever a user's transform raises
-                reason = f"transform {transform!r} failed on {name!r}: {_blame(error)}"
-                return self.placed(TransformError, positions, reason, None, error)
+                reason = f"transform {transform!r} failed on {name!r}: {_reason(error)}"
+                return self._error_at(TransformError, positions, reason, None, error)
         if self.as_dict or not isinstance(sample, dict):
             return sample
         return tuple(sample[name] for name in self.reader.fields)
 
-    def placed(
+    # --- Bad samples ---
+
+    def _apply_policy(self, samples: list[Any], bad: list[int], contexts: Sequence[SampleContext], fill: bool) -> None:
+        """Replace the errors at the places `bad` of `samples` as the policy says, and count them."""
+        replacing = self.policy.on_error == "replace" or (fill and len(bad) == len(samples))
+        for at in bad:
+            self._count_bad(samples[at], contexts[at], "replaced" if replacing else "skipped")
+        self._check_limits(contexts[0].epoch)
+        if replacing:
+            found = self._replacements([contexts[at] for at in bad])
+            for at, sample in zip(bad, found, strict=True):
+                samples[at] = sample
+        else:
+            for at in bad:
+                error = samples[at]
+                samples[at] = Skipped(contexts[at].index, error.url, error.position, error.kind, error.reason)
+
+    def _replacements(self, contexts: Sequence[SampleContext]) -> list[Any]:
+        """Return a good sample for each context: the first one in an order keyed by (seed, epoch, index)."""
+        count = len(self.reader)
+        orders = [_other_indices(context, count) for context in contexts]
+        found: list[Any] = [None] * len(contexts)
+        pending = list(range(len(contexts)))
+        for attempt in range(min(_ATTEMPTS, count - 1)):
+            tried = [replace(contexts[at], index=orders[at][attempt], notes=[]) for at in pending]
+            for at, context, (sample, positions) in zip(pending, tried, self.make(tried), strict=True):
+                found[at] = sample
+                if not isinstance(sample, RecordError):
+                    self._count_repaired(context, positions)
+            pending = [at for at in pending if isinstance(found[at], RecordError)]
+            if not pending:
+                return found
+        index, tries = contexts[pending[0]].index, min(_ATTEMPTS, count - 1)
+        why = f"the {tries} others tried are bad too, the last: {found[pending[0]]}" if tries else "it is the only one"
+        raise BadSamplesError(f"no good sample can replace sample {index} of {self.view.url}: {why}")
+
+    def _check_limits(self, epoch: int) -> None:
+        """Raise BadSamplesError, which lists the first bad samples, if there are too many."""
+        policy = self.policy
+        if policy.max_bad is None and policy.max_bad_fraction is None:
+            return
+        seen, bad = self.counters.of_epoch(epoch)
+        limits: list[tuple[float, str]] = []
+        if policy.max_bad is not None:
+            limits.append((policy.max_bad, f"max_bad={policy.max_bad}"))
+        if policy.max_bad_fraction is not None:
+            total = max(seen, min(_MIN_SEEN, len(self.reader) if policy.total is None else policy.total))
+            limits.append((policy.max_bad_fraction * total, f"max_bad_fraction={policy.max_bad_fraction} of {total:,}"))
+        for limit, name in limits:
+            if bad > limit:
+                listed = "\n  ".join(event.text for event in self.counters.events("first"))
+                raise BadSamplesError(f"{bad} samples were bad, more than {name}; the first are:\n  {listed}")
+
+    def _count_bad(self, error: RecordError, context: SampleContext, outcome: str = "") -> None:
+        position = -1 if error.position is None else error.position
+        event = Event(now(), context.epoch, context.index, position, error.kind, False, str(error))
+        self.counters.add(event, outcome)
+        if outcome and self.counters.is_first_of_kind(event.fault):
+            _LOG.warning("%s: %s (more faults of kind %s are only counted)", outcome, error, event.fault)
+
+    def _count_repaired(self, context: SampleContext, positions: Sequence[int]) -> None:
+        for note in context.notes:
+            error = self._error_at(RecordError, positions, note.message, note.kind)
+            position = -1 if error.position is None else error.position
+            self.counters.add(Event(now(), context.epoch, context.index, position, note.kind, True, str(error)))
+            if self.counters.is_first_of_kind(note.kind):
+                _LOG.warning("%s (more faults of kind %s are only counted)", error, note.kind)
+
+    # --- Errors that name the place ---
+
+    def _error_at(
         self,
         error: type[RecordError],
         positions: Sequence[int],
@@ -96,23 +262,23 @@ class SamplePipeline:
     ) -> RecordError:
         """Return an error of that class that names the place of the first of `positions` in the store."""
         position = self._in_store(positions[0]) if positions else -1
-        made = error.at(self.view.url, position, reason + self._member(position), kind=kind)
-        made.__cause__ = cause
-        return made
+        placed = error.at(self.view.url, position, reason + self._member(position), kind=kind)
+        placed.__cause__ = cause
+        return placed
 
     def _in_store(self, position: int) -> int:
         return int(self.view.positions[position]) if isinstance(self.view, Selection) else position
 
     def _member(self, position: int) -> str:
-        """Return where the record lies, in words, where the store is many."""
+        """Return text that names the member store of a record, where the view is many stores."""
         store = self.view.backend if isinstance(self.view, Selection) else self.view
         if position < 0 or not isinstance(store, ConcatenatedBackend):
             return ""
         place = store.place(position)
         return f" (record {place.position} of {place.url})"
 
-    def with_key(self, error: RecordError, positions: Sequence[int]) -> RecordError:
-        """Return `error`, about one of `positions`, with that record's own name, where the store has names.
+    def _with_key(self, error: RecordError, positions: Sequence[int]) -> RecordError:
+        """Return `error`, about one of `positions`, with the record's key, where the store has keys.
 
         That takes a storage call.
         """
@@ -130,10 +296,18 @@ class SamplePipeline:
         return named
 
 
-def _blame(error: Exception) -> str:
-    """Return what is told of a transform's exception; raises it where the sample is not to blame."""
+def _reason(error: Exception) -> str:
+    """Return the text about a transform's exception; raises the exception where the sample is not at fault."""
     if isinstance(error, RecordError):
         return str(error)
     if isinstance(error, (StoredsError, MemoryError, torch.OutOfMemoryError)):
         raise error
     return f"{type(error).__name__}: {error}"
+
+
+def _other_indices(context: SampleContext, count: int) -> list[int]:
+    """Return the first indices, without the context's own, of an order keyed by (seed, epoch, index)."""
+    keys = round_keys("replace", context.seed or 0, context.epoch, context.index)
+    drawn = permute(np.arange(min(_ATTEMPTS + 1, count), dtype=np.uint64), count, keys)
+    others: Iterable[int] = (int(index) for index in drawn if index != context.index)
+    return list(itertools.islice(others, _ATTEMPTS))

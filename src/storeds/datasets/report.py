@@ -1,4 +1,4 @@
-"""Counts samples and what was wrong with them, in rows that a dataset shares with its workers."""
+"""Counters of samples and their faults, in memory that a dataset shares with its workers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ import numpy as np
 from storeds._utils.shared_values import SharedTable
 from storeds._utils.text import counted
 
-__all__ = ["FAULTS", "Event", "SampleReport", "Tally", "now"]
-
+__all__ = ["FAULTS", "Event", "SampleCounters", "SampleReport", "now"]
 
 FAULTS = (
     "record",
@@ -30,20 +29,20 @@ FAULTS = (
     "transform",
     "other",
 )
-"""The sorts of fault that are counted apart."""
+"""The kinds of fault, each with its own counter."""
 
 _ROWS, _KEPT, _TEXT = 128, 10, 240
 _COUNTERS = np.dtype(
     [
         ("process", "<i8"),
-        ("epoch", "<i8"),  # the one that the next two belong to, as limits hold for one epoch
+        ("epoch", "<i8"),  # of the next two counters, because limits hold for one epoch
         ("epoch_seen", "<i8"),
         ("epoch_bad", "<i8"),
         ("seen", "<i8"),
         ("skipped", "<i8"),
         ("replaced", "<i8"),
         ("bad", "<i8", len(FAULTS)),
-        ("mended", "<i8", len(FAULTS)),
+        ("repaired", "<i8", len(FAULTS)),
         ("events", "<i8"),
     ]
 )
@@ -54,7 +53,7 @@ _EVENT = np.dtype(
         ("index", "<i8"),
         ("position", "<i8"),
         ("fault", "<i4"),
-        ("mended", "?"),
+        ("repaired", "?"),
         ("text", f"S{_TEXT}"),
     ]
 )
@@ -62,18 +61,18 @@ _EVENT = np.dtype(
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One bad or mended sample."""
+    """One bad or repaired sample."""
 
     time: int
     epoch: int
     index: int
     position: int
     fault: str
-    mended: bool
+    repaired: bool
     text: str
 
 
-# A fork may catch another thread with the lock in its hands, which the child would wait for in vain.
+# A thread that holds the lock during a fork does not exist in the child and would never release it.
 _lock = threading.Lock()
 
 
@@ -85,18 +84,16 @@ def _new_lock() -> None:
 os.register_at_fork(after_in_child=_new_lock)
 
 
-class Tally(SharedTable):
-    """The counters of one dataset: a row for each process.
+class SampleCounters(SharedTable):
+    """The counters of one dataset, one row for each process. Thread-safe.
 
-    Notes
-    -----
-    Thread-safe. Only its own process writes a row; anyone reads them all, and may see a sample that one counter shows
-    already and another not yet.
+    Only its own process writes a row. A process that reads all rows may see a sample in one counter and not yet in
+    another.
     """
 
     DTYPE = np.dtype(
         [
-            ("told", "<i8", len(FAULTS)),
+            ("logged_by", "<i8", len(FAULTS)),
             ("rows", _COUNTERS, _ROWS),
             ("first", _EVENT, (_ROWS, _KEPT)),
             ("last", _EVENT, (_ROWS, _KEPT)),
@@ -104,25 +101,25 @@ class Tally(SharedTable):
     )
     _mine: tuple[int, int] | None = None
 
-    def saw(self, count: int, epoch: int) -> None:
-        """Count samples that were asked for."""
+    def add_seen(self, count: int, epoch: int) -> None:
+        """Count requested samples."""
         with _lock:
             row = self.table["rows"][self._row(epoch)]
             row["seen"] += count
             row["epoch_seen"] += count
 
     def add(self, event: Event, outcome: str = "") -> None:
-        """Count a bad or mended sample, and the `outcome` ``skipped`` or ``replaced`` of a bad one."""
+        """Count a bad or repaired sample, and the `outcome` ``skipped`` or ``replaced`` of a bad one."""
         code = _code(event.fault)
         text = event.text.encode()[:_TEXT].decode(errors="ignore").encode()
         with _lock:
             at = self._row(event.epoch)
             row = self.table["rows"][at]
-            packed = (event.time, event.epoch, event.index, event.position, code, event.mended, text)
+            packed = (event.time, event.epoch, event.index, event.position, code, event.repaired, text)
             self.table["last"][at, int(row["events"]) % _KEPT] = packed
             row["events"] += 1
-            if event.mended:
-                row["mended"][code] += 1
+            if event.repaired:
+                row["repaired"][code] += 1
                 return
             before = int(row["bad"].sum())
             if before < _KEPT:
@@ -132,29 +129,29 @@ class Tally(SharedTable):
             if outcome:
                 row[outcome] += 1
 
-    def tell(self, fault: str) -> bool:
-        """Return whether this process is to tell of `fault`, which one process does once."""
-        told, code, process = self.table["told"], _code(fault), os.getpid()
-        if told[code]:
+    def is_first_of_kind(self, fault: str) -> bool:
+        """Return True in one process once: the first time that any process asks about this kind of fault."""
+        owners, code, process = self.table["logged_by"], _code(fault), os.getpid()
+        if owners[code]:
             return False
-        told[code] = process
-        return bool(told[code] == process)
+        owners[code] = process
+        return bool(owners[code] == process)
 
-    def limits(self, epoch: int) -> tuple[int, int]:
-        """Return how many samples all processes saw, and how many were bad, in `epoch`."""
+    def of_epoch(self, epoch: int) -> tuple[int, int]:
+        """Return how many samples all processes saw in `epoch`, and how many of them were bad."""
         rows = self.table["rows"]
         mine = rows["epoch"] == epoch
         return int(rows["epoch_seen"][mine].sum()), int(rows["epoch_bad"][mine].sum())
 
     def total(self, counter: str) -> Any:
-        """Return a counter summed over all processes; for ``bad`` and ``mended`` a dict by fault."""
+        """Return a counter summed over all processes; for ``bad`` and ``repaired`` a dict by fault."""
         total = self.table["rows"][counter].sum(axis=0)
         if total.ndim:
             return {fault: int(count) for fault, count in zip(FAULTS, total, strict=True) if count}
         return int(total)
 
     def events(self, which: str) -> list[Event]:
-        """Return the ``first`` ten bad samples or the ``last`` ten bad or mended ones of all processes, oldest first."""
+        """Return the ``first`` ten bad samples or the ``last`` ten bad or repaired ones of all processes, oldest first."""
         found = sorted(self._events(which), key=lambda event: event.time)
         return found[:_KEPT] if which == "first" else found[-_KEPT:]
 
@@ -165,7 +162,7 @@ class Tally(SharedTable):
             for event in events[at, : int(counts[at])]:
                 time, epoch, index, position = (int(event[name]) for name in ("time", "epoch", "index", "position"))
                 text = event["text"].decode(errors="replace")
-                yield Event(time, epoch, index, position, FAULTS[event["fault"]], bool(event["mended"]), text)
+                yield Event(time, epoch, index, position, FAULTS[event["fault"]], bool(event["repaired"]), text)
 
     def _row(self, epoch: int) -> int:
         process = os.getpid()
@@ -178,7 +175,10 @@ class Tally(SharedTable):
         return at
 
     def _claim(self, process: int) -> int:
-        """Return a row that no other living process writes; workers that start together have neighbouring numbers."""
+        """Return a row that no other living process writes.
+
+        Workers that start together have neighbouring process ids, so they claim different rows.
+        """
         owners = self.table["rows"]["process"]
         for step in range(_ROWS):
             at = (process + step) % _ROWS
@@ -209,7 +209,7 @@ def _is_alive(process: int) -> bool:
 
 @dataclass(frozen=True)
 class SampleReport:
-    """Counts over all epochs so far, of this process and the workers that it started.
+    """Counts over all epochs so far, of this process and its workers.
 
     Attributes
     ----------
@@ -217,30 +217,30 @@ class SampleReport:
     on_error : str
         The policy.
     seen : int
-        Samples asked for.
-    bad, mended : dict
-        Fault → how many samples were bad by it, or were given out although a part of them is missing.
+        Requested samples.
+    bad, repaired : dict
+        Fault → number of samples that were bad, or that were returned after a repair although a part is missing.
     skipped, replaced : int
-        What became of the bad ones; with ``raise``, neither.
+        What happened to the bad ones; 0 with ``raise``.
     first, last : list of Event
-        The first ten bad samples, and the last ten that were bad or mended, oldest first.
+        The first ten bad samples, and the last ten bad or repaired ones, oldest first.
     """
 
     url: str
     on_error: str
     seen: int
     bad: dict[str, int]
-    mended: dict[str, int]
+    repaired: dict[str, int]
     skipped: int
     replaced: int
     first: list[Event]
     last: list[Event]
 
     @classmethod
-    def of(cls, url: str, on_error: str, tally: Tally) -> SampleReport:
-        """Return what `tally` holds now."""
-        counters = {name: tally.total(name) for name in ("seen", "bad", "mended", "skipped", "replaced")}
-        return cls(url, on_error, **counters, first=tally.events("first"), last=tally.events("last"))
+    def of(cls, url: str, on_error: str, counters: SampleCounters) -> SampleReport:
+        """Return a report of the present counts."""
+        totals = {name: counters.total(name) for name in ("seen", "bad", "repaired", "skipped", "replaced")}
+        return cls(url, on_error, **totals, first=counters.events("first"), last=counters.events("last"))
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON."""
@@ -248,10 +248,12 @@ class SampleReport:
 
     def __str__(self) -> str:
         total = f"{sum(self.bad.values()):,} bad ({self.skipped:,} skipped, {self.replaced:,} replaced)"
-        lines = [f"{self.url}: {counted(self.seen, 'sample')}, {sum(self.mended.values()):,} mended, {total}"]
-        faults = [fault for fault in FAULTS if fault in self.bad or fault in self.mended]
+        lines = [f"{self.url}: {counted(self.seen, 'sample')}, {sum(self.repaired.values()):,} repaired, {total}"]
+        faults = [fault for fault in FAULTS if fault in self.bad or fault in self.repaired]
         if faults:
-            lines.append(f"  {'fault':<18}{'mended':>10}{'bad':>10}")
-            lines += [f"  {fault:<18}{self.mended.get(fault, 0):>10,}{self.bad.get(fault, 0):>10,}" for fault in faults]
+            lines.append(f"  {'fault':<18}{'repaired':>10}{'bad':>10}")
+            lines += [
+                f"  {fault:<18}{self.repaired.get(fault, 0):>10,}{self.bad.get(fault, 0):>10,}" for fault in faults
+            ]
         lines += [f"  {event.text}" for event in self.last]
         return "\n".join(lines)

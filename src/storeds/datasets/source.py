@@ -1,4 +1,4 @@
-"""`Source`: the one validated description of a dataset, from a URL, a mapping, a YAML or a TOML file."""
+"""`Source`: the validated settings of a dataset, from a URL, a mapping, a YAML or a TOML file."""
 
 from __future__ import annotations
 
@@ -79,19 +79,45 @@ class Source(Settings):
     )
     target_transform: Any = Field(None, description="The same, for the label.")
     as_dict: bool = Field(False, description="Samples as dicts instead of tuples.")
-    repair: bool = Field(True, description="Mend a damaged JPEG before it is decoded.")
+    repair: bool = Field(True, description="Repair a damaged JPEG before decoding it.")
     min_recovered: float = Field(
-        0.5, ge=0, le=1, description="A mended picture of which less is there is bad all the same."
+        0.5, ge=0, le=1, description="A repaired picture of which a smaller fraction is left is bad."
     )
     on_error: Literal["raise", "skip", "replace"] = Field("raise", description="What happens to a bad sample.")
     max_bad: int | None = Field(None, ge=0, description="More bad samples in an epoch stop the run.")
-    max_bad_fraction: float | None = Field(None, ge=0, le=1, description="A larger share of them does.")
+    max_bad_fraction: float | None = Field(
+        None, ge=0, le=1, description="A larger fraction of bad samples stops the run."
+    )
     where: dict[str, Any] | None = Field(None, description="Field → the value, or list of values, to select.")
     seed: int | None = Field(None, description="Makes a sample's randomness depend on (seed, epoch, index) alone.")
 
     def arguments(self) -> dict[str, Any]:
         """Return the keyword arguments for `StoreDataset`."""
         return {name: getattr(self, name) for name in type(self).model_fields if name != "url"}
+
+    @classmethod
+    def default(cls, name: str) -> Any:
+        """Return the default of a setting."""
+        return cls.model_fields[name].get_default(call_default_factory=True)
+
+    @classmethod
+    def unchecked(cls, url: Any, **settings: Any) -> Source:
+        """Return the settings of a `StoreDataset`, which may hold objects; `StoreDataset` checks them.
+
+        `url` may be a `Source`: it provides every setting that is left at its default.
+        """
+        given = {name: plain(value) for name, value in settings.items()}
+        url = plain(url)
+        if isinstance(url, Source):
+            changed = {name: value for name, value in given.items() if not cls._is_default(name, value)}
+            return cls.model_construct(**{"url": url.url, **url.arguments(), **changed})
+        return cls.model_construct(url=url, **given)
+
+    @classmethod
+    def _is_default(cls, name: str, value: Any) -> bool:
+        default = cls.default(name)
+        # Other values are not compared: an array has no single truth value.
+        return value is None or value is default or (type(value) in (str, float) and bool(value == default))
 
 
 def expand(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""One pass through an epoch of a `StoreIterable`: addresses in their order, read in batches, samples out one by one."""
+"""One pass through an epoch of a `StoreIterable`: shards, interleaving, the shuffle buffer, and reading ahead."""
 
 from __future__ import annotations
 
@@ -8,19 +8,111 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from storeds._utils.permutation import MAX_COUNT, permute, round_keys
 from storeds._utils.prefetch import ReadAhead
 from storeds.batching.skipped import Skipped
-from storeds.datasets.epoch import making_for
+from storeds.datasets.epoch import use_epoch
 from storeds.datasets.map_dataset import StoreDataset
-from storeds.datasets.sharding import Piece
 from storeds.protocols import Array
 
-__all__ = ["Addresses", "Begun", "Interleave", "Place", "Samples", "ShuffleBuffer"]
+__all__ = [
+    "Addresses",
+    "IndexRange",
+    "Interleave",
+    "Place",
+    "Remainder",
+    "Samples",
+    "Shard",
+    "ShuffleBuffer",
+    "StreamPass",
+    "rank_bounds",
+    "shard_ranges",
+]
+
+Remainder: TypeAlias = Literal["keep", "drop", "pad"]
+
+
+class IndexRange(NamedTuple):
+    """Consecutive samples of one source: indices ``start`` to ``stop - 1``."""
+
+    source: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Which part of an epoch it is: that of one of `workers` workers of one of `replicas` ranks."""
+
+    rank: int = 0
+    replicas: int = 1
+    worker: int = 0
+    workers: int = 1
+
+
+def rank_bounds(total: int, shard: Shard, remainder: Remainder) -> tuple[int, int]:
+    """Return where a rank's samples begin and end in the row of all samples; beyond `total`, the row repeats."""
+    if remainder == "drop":
+        total -= total % shard.replicas
+    elif remainder == "pad":
+        total += -total % shard.replicas
+    return _part(0, total, shard.rank, shard.replicas)
+
+
+def shard_ranges(
+    counts: Sequence[int], shard: Shard, remainder: Remainder, seed: int | None, epoch: int
+) -> list[IndexRange]:
+    """Return the index ranges that a worker reads in an epoch.
+
+    Parameters
+    ----------
+    counts : sequence of int
+        The number of samples of each source.
+    shard, remainder
+        The row is cut into equal parts for the ranks, and a rank's part into equal parts for its workers. Where it does
+        not divide evenly, parts differ by one.
+    seed, epoch
+        A seed shuffles the sources. Where there are several shards, the row also begins at another place in each
+        epoch. Otherwise one large source would give a rank the same samples in every epoch.
+    """
+    total = sum(counts)
+    if not total:
+        return []
+    order: list[int] = list(range(len(counts)))
+    turn = 0
+    if seed is not None:
+        keys = round_keys("storeds.sources", 1, seed, epoch)
+        order = permute(np.arange(len(counts), dtype=np.uint64), len(counts), keys).tolist()
+        if shard.replicas * shard.workers > 1:
+            turn = int(keys[0]) % total
+    first, last = _part(*rank_bounds(total, shard, remainder), shard.worker, shard.workers)
+    return _cut(
+        [IndexRange(source, 0, counts[source]) for source in order if counts[source]], first + turn, last + turn
+    )
+
+
+def _part(first: int, last: int, at: int, parts: int) -> tuple[int, int]:
+    """Return the bounds of one of equal parts of a range."""
+    return first + (last - first) * at // parts, first + (last - first) * (at + 1) // parts
+
+
+def _cut(row: Sequence[IndexRange], first: int, last: int) -> list[IndexRange]:
+    """Return the ranges between two places of a row that repeats without end."""
+    ranges: list[IndexRange] = []
+    place = 0
+    for piece in itertools.cycle(row):
+        if place >= last:
+            return ranges
+        length = piece.stop - piece.start
+        low, high = max(first - place, 0), min(last - place, length)
+        if low < high:
+            ranges.append(IndexRange(piece.source, piece.start + low, piece.start + high))
+        place += length
+    return ranges
 
 
 class _Turn(NamedTuple):
@@ -189,7 +281,7 @@ class Place:
     position: int = 0
 
 
-class Begun(NamedTuple):
+class StreamPass(NamedTuple):
     """A pass that has begun: the addresses from its place on, and the seed of samples whose dataset has none."""
 
     addresses: Iterator[Address]
@@ -202,7 +294,7 @@ class Addresses:
 
     Parameters
     ----------
-    pieces : sequence of Piece
+    pieces : sequence of IndexRange
         What the worker reads.
     cycle_length, block_length
         As for `StoreIterable`.
@@ -213,7 +305,7 @@ class Addresses:
     """
 
     def __init__(
-        self, pieces: Sequence[Piece], cycle_length: int, block_length: int, shuffle_buffer: int, *key: object
+        self, pieces: Sequence[IndexRange], cycle_length: int, block_length: int, shuffle_buffer: int, *key: object
     ) -> None:
         self._pieces = pieces
         self._interleave = Interleave([stop - start for _, start, stop in pieces], cycle_length, block_length)
@@ -249,7 +341,7 @@ class Samples(Iterator[Any]):
     def __init__(
         self,
         datasets: Sequence[StoreDataset],
-        begin: Callable[[], Begun],
+        begin: Callable[[], StreamPass],
         *,
         read_batch: int,
         read_ahead: int,
@@ -297,7 +389,7 @@ def _read_for(
     epoch: int, seed: int | None, datasets: Sequence[StoreDataset], addresses: Sequence[Address]
 ) -> list[Any]:
     """Return what `_read` does, in this epoch; the seed is for datasets that have none."""
-    with making_for(epoch, seed):
+    with use_epoch(epoch, seed):
         return _read(datasets, addresses)
 
 
@@ -316,7 +408,7 @@ def _read(datasets: Sequence[StoreDataset], addresses: Sequence[Address]) -> lis
 def _read_source(dataset: StoreDataset, indices: list[int]) -> list[Any]:
     """Return the samples of one source; from the first that cannot be had on, the error in the place of each."""
     try:
-        samples, bad = dataset._until_bad(indices)
+        samples, bad = dataset._samples_until_error(indices)
     except Exception as error:  # raised where it is its turn, in the thread that iterates
         return [_Failure(error)] * len(indices)
     return samples if bad is None else samples + [_Failure(bad)] * (len(indices) - len(samples))

@@ -1,31 +1,97 @@
-"""A DataLoader that can be stopped and resumed, and the way of its batches to a device."""
+"""`StoreLoader`: a DataLoader that counts the batches it yields, so that it can resume within an epoch."""
 
 from __future__ import annotations
 
-import contextlib
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
-import torch
-from torch.utils.data import DataLoader, IterableDataset, Subset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, Subset, get_worker_info
 
+from storeds._utils.text import some
 from storeds.batching.buffer_pool import BufferPool, use_buffer_pool
-from storeds.batching.collate import collate, makes_batches
+from storeds.batching.collate import collate, collate_columns, is_collate
+from storeds.datasets.epoch import use_epoch
 from storeds.datasets.map_dataset import StoreDataset
 from storeds.errors import ConfigError
-from storeds.loaders.sampler import EpochSampler
-from storeds.loaders.worker_deaths import explaining_deaths
-from storeds.transforms.deferred import defer_in_this_process, deferring
+from storeds.loaders.sampler import BatchRequest, EpochSampler
 
-__all__ = ["StoreLoader", "map_tensors", "to_device"]
+__all__ = ["BatchFetcher", "FetchedBatch", "StoreLoader"]
+
+
+class FetchedBatch(NamedTuple):
+    """A finished batch, and which one it is.
+
+    Attributes
+    ----------
+    progress, number : int
+        Those of its `BatchRequest`.
+    size : int
+        How many indices were requested.
+    batch : Any
+        The result of the ``collate_fn``.
+    """
+
+    progress: int
+    number: int
+    size: int
+    batch: Any
+
+
+class BatchFetcher(Dataset[FetchedBatch]):
+    """Makes finished batches of a dataset, in the training process, in its threads or in workers.
+
+    Because it knows both the dataset and the ``collate_fn``, it can skip work between the two: for `storeds.collate`,
+    samples of fixed shape are read as columns, and images are scaled to floats in the memory of the batch.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        Map-style.
+    collate_fn : callable
+        Makes a batch of a list of samples, or converts a single sample that is not batched.
+    memory : BufferPool
+        For the batches that are made in the process of the fetcher.
+    """
+
+    def __init__(self, dataset: Any, collate_fn: Any, memory: BufferPool) -> None:
+        self.dataset, self.collate_fn, self._memory = dataset, collate_fn, memory
+        inner = dataset
+        while type(inner) is Subset:
+            inner = inner.dataset
+        # Only then does nothing else see the samples. A subclass may change them.
+        self._store = inner if type(inner) is StoreDataset and is_collate(collate_fn) else None
+        self._pads = collate_fn is not collate
+
+    def __getitem__(self, request: BatchRequest) -> FetchedBatch:
+        """Return the batch of a request."""
+        indices = request.indices
+        memory = self._memory if get_worker_info() is None else None
+        with use_epoch(request.epoch, request.seed), use_buffer_pool(memory):
+            if isinstance(indices, int):
+                return FetchedBatch(request.progress, request.number, 1, self.collate_fn(self.dataset[indices]))
+            return FetchedBatch(request.progress, request.number, len(indices), self._batch(indices))
+
+    def _batch(self, indices: list[int]) -> Any:
+        store = self._store
+        if store is None:
+            many = getattr(self.dataset, "__getitems__", None)
+            return self.collate_fn(many(indices) if many else [self.dataset[index] for index in indices])
+        subset = self.dataset
+        while subset is not store:
+            indices = [subset.indices[at] for at in indices]
+            subset = subset.dataset
+        columns = None if self._pads else store._columns(indices)
+        if columns is not None:
+            return collate_columns(columns, store.as_dict)
+        return self.collate_fn(store._samples(indices, defer=True))
 
 
 class StoreLoader(DataLoader[Any]):
-    """A `torch.utils.data.DataLoader` over an `EpochSampler`, which knows where the training loop is.
+    """A `torch.utils.data.DataLoader` over an `EpochSampler`, whose state is the position of the training loop.
 
-    `storeds.build_loader` makes one. Each new pass is the next epoch: another order, other random transforms.
+    `storeds.build_loader` makes one. Each pass is the next epoch: another order, other random transforms.
 
     Parameters
     ----------
@@ -34,25 +100,27 @@ class StoreLoader(DataLoader[Any]):
     sampler : EpochSampler, optional
         By default one over all of `dataset`, with `shuffle` and `seed`.
     shuffle : bool
-        Without a `sampler`: a new order each epoch.
+        Without a `sampler`: use a new order each epoch.
     seed : int, optional
-        Without a `sampler`: of the order. By default the dataset's; if that has none, one that the sampler draws from
-        torch's default generator at the first pass.
+        Without a `sampler`: the seed of the order. By default the dataset's. If that has none, the sampler draws one
+        from torch's default generator at the first pass.
     **arguments
-        As for `torch.utils.data.DataLoader`; by default batches are made by `storeds.collate`.
+        As for `torch.utils.data.DataLoader`; the default ``collate_fn`` is `storeds.collate`.
 
     Raises
     ------
     ConfigError
-        Another sampler is given, as by a framework that shares out what is shared out already; or arguments contradict
-        each other.
+        The sampler is of another class, for example because a framework replaced it by one that shards the epoch again.
+        Or arguments contradict each other.
 
     Notes
     -----
-    *Epochs*: a pass begins with its first batch; ``iter()`` alone changes nothing. The first pass is epoch 0, and each
-    later one the epoch after the pass that began last, also if that was broken off: ``next(iter(loader))`` twice is two
-    passes. `set_epoch`, here or of the dataset, chooses the epoch of the next pass, and counting goes on from there.
-    Epochs are counted by the loader: make it once, not in each epoch.
+    *Epochs*: a pass begins with its first batch; ``iter()`` alone changes nothing. The first pass is epoch 0. Each later
+    pass is the epoch after the pass that began last, even if that was broken off: ``next(iter(loader))`` twice makes two
+    passes. `set_epoch`, here or on the dataset, sets the epoch of the next pass, and counting continues from there. The
+    loader counts the epochs, so make it once, not in each epoch.
+
+    *Workers* receive the epoch with each batch, so loaders that are read side by side do not disturb each other.
     """
 
     sampler: EpochSampler
@@ -68,59 +136,70 @@ class StoreLoader(DataLoader[Any]):
     ) -> None:
         name = type(self).__name__
         if isinstance(dataset, IterableDataset):
-            raise ConfigError(f"{name} is for datasets with indices; a stream goes into torch.utils.data.DataLoader")
+            raise ConfigError(f"{name} is for datasets with indices; pass a stream to torch.utils.data.DataLoader")
         if arguments.get("batch_sampler") is not None:
-            raise ConfigError(f"{name} makes batches of what its sampler gives: pass batch_size, not batch_sampler")
+            raise ConfigError(f"{name} makes batches of its sampler's indices: pass batch_size, not batch_sampler")
         if sampler is not None and shuffle:
-            raise ConfigError(f"{name}: shuffle belongs to the sampler that it makes itself; give one of the two")
+            raise ConfigError(f"{name}: shuffle is for the sampler that the loader makes itself; pass one of the two")
         if sampler is None:
             sampler = EpochSampler(dataset, shuffle=shuffle, seed=seed)
         if not isinstance(sampler, EpochSampler):
             raise ConfigError(
-                f"{name} needs an EpochSampler, which shares an epoch out between ranks, and was given {sampler!r}; other "
-                "samplers are for torch.utils.data.DataLoader, which takes the same dataset; with Lightning pass "
+                f"{name} needs an EpochSampler, which shards an epoch between ranks, and received {sampler!r}. Pass other "
+                "samplers to torch.utils.data.DataLoader, with the same dataset; with Lightning, pass "
                 "use_distributed_sampler=False to the Trainer"
             )
         arguments.setdefault("collate_fn", collate if arguments.get("batch_size", 1) is not None else None)
-        self._defers = defers(dataset, arguments.get("collate_fn"))
-        self._reused = BufferPool(limit=2)  # without workers: one batch in use, and the next
-        if arguments.get("num_workers") and self._defers:
-            arguments["worker_init_fn"] = _Begin(arguments.get("worker_init_fn"))
         super().__init__(dataset, sampler=sampler, **arguments)
+        self._memory = BufferPool(limit=2)  # without workers: one batch is in use, and the next one is made
+
+    def _get_iterator(self) -> Any:
+        """Return a DataLoader's iterator over finished batches."""
+        batches: DataLoader[Any] = DataLoader(
+            BatchFetcher(self.dataset, self.collate_fn, self._memory),
+            batch_size=None,  # a request is one item of the fetcher
+            sampler=_Requests(self),
+            collate_fn=_unchanged,
+            num_workers=self.num_workers,
+            pin_memory=self.pin_memory,
+            timeout=self.timeout,
+            worker_init_fn=self.worker_init_fn,
+            multiprocessing_context=self.multiprocessing_context,
+            generator=self.generator,
+            prefetch_factor=self.prefetch_factor,
+            persistent_workers=self.persistent_workers,
+            pin_memory_device=self.pin_memory_device,
+            in_order=self.in_order,
+        )
+        return batches._get_iterator()
 
     def __iter__(self) -> Any:
-        # Begun at the first batch, because Lightning calls iter() first and set_epoch() then.
-        batches = super().__iter__()
-        with explaining_deaths(self.dataset):
-            yield from batches if self.num_workers else self._made_here(batches)
+        # A generator begins at the first batch: Lightning calls iter() first and set_epoch() then.
+        with explain_dead_workers(self.dataset):
+            yield from map(self._receive, super().__iter__())
 
-    def _made_here(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield batches that this thread makes when they are asked for."""
-        end = object()
-        while True:
-            with deferring() if self._defers else contextlib.nullcontext(), use_buffer_pool(self._reused):
-                batch = next(batches, end)
-            if batch is end:
-                return
-            yield batch
+    def _receive(self, fetched: FetchedBatch) -> Any:
+        """Count a batch, and return it."""
+        self.sampler.receive(fetched.progress, fetched.number, fetched.size)
+        return fetched.batch
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next pass be of that epoch, for the order and the random transforms; the ones after it count on."""
+        """Set the epoch of the next pass, for the order and the random transforms; later passes count from there."""
         self.sampler.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the training loop is: batches it got count, those only prefetched do not."""
+        """Return the position of the training loop: batches that it received count, prefetched ones do not."""
         return {**self.sampler.state_dict(), "batch_size": self.batch_size}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there with the next pass, whatever the number of ranks or workers; after that comes the next epoch.
+        """Resume at a state with the next pass, with any number of ranks and workers; the next epoch follows.
 
-        Where the state has no batch left of its epoch, the next pass is the next epoch.
+        If the state's epoch has no batch left, the next pass is the next epoch.
 
         Raises
         ------
         ConfigError
-            The state is of another store, seed, order or batch size; the message says which differs.
+            The state is of another store, seed, order or batch size; the message lists the differences.
         """
         if not isinstance(state, Mapping):
             raise ConfigError(
@@ -137,120 +216,58 @@ class StoreLoader(DataLoader[Any]):
                 f"the state belongs to another loader: batch_size is {batch_size} there and {self.batch_size} here"
             )
         self.sampler.load_state_dict(state)
-        if self.drop_last and self.sampler._remaining < (self.batch_size or 1):
-            self.sampler._end_epoch()
+        if self.drop_last:
+            self.sampler.skip_incomplete_batch(self.batch_size or 1)
 
 
-def defers(dataset: Any, collate_fn: Any) -> bool:
-    """Whether nobody but `storeds.collate` sees the samples that `dataset` makes, so that it may finish them."""
-    while type(dataset) is Subset:
-        dataset = dataset.dataset
-    return type(dataset) is StoreDataset and makes_batches(collate_fn)
+class _Requests(Sampler[BatchRequest]):
+    """The batch requests of a loader; each iteration is a pass."""
+
+    def __init__(self, loader: StoreLoader) -> None:
+        self._sampler, self._batch_size, self._drop_last = loader.sampler, loader.batch_size, loader.drop_last
+
+    def __iter__(self) -> Iterator[BatchRequest]:
+        return self._sampler.batch_requests(self._batch_size, self._drop_last)
 
 
-@dataclass(frozen=True)
-class _Begin:
-    """What a worker does first: whatever its samples become is made in the batch."""
-
-    own: Callable[[int], None] | None
-
-    def __call__(self, worker: int) -> None:
-        defer_in_this_process()
-        if self.own is not None:
-            self.own(worker)
+def _unchanged(batch: Any) -> Any:
+    return batch
 
 
-class to_device:  # noqa: N801  # used as a function; an object, because loaders have a length
-    """Yield the batches of a loader with their tensors on `device`.
-
-    Parameters
-    ----------
-    loader : iterable
-        Of batches: tensors in any nesting of tuples, lists and mappings. Anything else is passed on as it is.
-    device : str or torch.device
-        On CUDA, each batch is copied from pinned memory on a stream of its own while the one before is used; make the
-        loader with ``pin_memory=True``. On the CPU, batches pass as they are.
-
-    Notes
-    -----
-    Usable as often as the loader, whose ``len`` it has. For one thread. On CUDA it reads a batch ahead, which the loader
-    counts as consumed: take the state from here.
-    """
-
-    def __init__(self, loader: Any, device: str | torch.device) -> None:
-        self.loader, self.device = loader, torch.device(device)
-        self._states: deque[Any] = deque()
-
-    def __len__(self) -> int:
-        return len(self.loader)
-
-    def __iter__(self) -> Iterator[Any]:
-        if self.device.type == "cuda":
-            return self._ahead()
-        if self.device.type == "cpu":
-            return iter(self.loader)
-        return (map_tensors(batch, lambda tensor: tensor.to(self.device)) for batch in self.loader)
-
-    def state_dict(self) -> Any:
-        """Return the loader's state at the batch that was given out last."""
-        return self._states[0] if self._states else self.loader.state_dict()
-
-    def load_state_dict(self, state: Any) -> None:
-        """Load the loader's state."""
-        self._states.clear()
-        self.loader.load_state_dict(state)
-
-    def _counted(self) -> Iterator[Any]:
-        """Yield the loader's batches, keeping its state at the last two."""
-        self._states.clear()
-        has_state = hasattr(self.loader, "state_dict")
-        for batch in self.loader:
-            if has_state:
-                self._states.append(self.loader.state_dict())
-                if len(self._states) > 2:
-                    self._states.popleft()
-            yield batch
-
-    def _ahead(self) -> Iterator[Any]:
-        """Yield batches, each copied while the one before is used."""
-        side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        waiting: deque[tuple[Any, Any, torch.cuda.Event]] = deque()
-        for batch in self._counted():
-            with torch.cuda.stream(side):
-                copy = map_tensors(batch, self._copy)
-                done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                done.record(side)
-            # The pinned batch is kept until its copy is used: freed earlier, its memory might be written again.
-            waiting.append((copy, batch, done))
-            if len(waiting) > 1:
-                yield self._ready(*waiting.popleft())
-        self._states.clear()  # nothing is ahead any more
-        while waiting:
-            yield self._ready(*waiting.popleft())
-
-    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        source = tensor if tensor.is_pinned() or tensor.device.type != "cpu" else tensor.pin_memory()
-        return source.to(self.device, non_blocking=True)
-
-    def _ready(self, copy: Any, _: Any, done: torch.cuda.Event) -> Any:
-        current = torch.cuda.current_stream(self.device)
-        current.wait_event(done)
-
-        def use(tensor: torch.Tensor) -> torch.Tensor:
-            tensor.record_stream(current)
-            return tensor
-
-        return map_tensors(copy, use)
+# The messages of torch.utils.data about a dead worker.
+_DEATH = re.compile(r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) (is killed by signal|exited unexpectedly)")
 
 
-def map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return `value` with `function` applied to each tensor in it."""
-    if isinstance(value, torch.Tensor):
-        return function(value)
-    if isinstance(value, Mapping):
-        return {name: map_tensors(item, function) for name, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(item, function) for item in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(map_tensors(item, function) for item in value)
-    return value
+@contextmanager
+def explain_dead_workers(dataset: Any) -> Iterator[None]:
+    """Add the stores, the probable cause and a remedy to PyTorch's error about a dead worker, which names the signal only."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not _DEATH.search(str(error)):
+            raise
+        urls = list(dict.fromkeys(_urls(dataset)))
+        raise RuntimeError(f"{error}{_advice(urls)}") from error
+
+
+def _advice(urls: list[str]) -> str:
+    files = [url for url in urls if url.startswith("lmdb://")]
+    read = f"It read {some(urls)}." if urls else ""
+    if not files:
+        return f"\n{read}" if read else ""
+    return (
+        f"\n{read} LMDB maps its file: a damaged or truncated one ends the process that reads it, by SIGBUS or SIGSEGV. "
+        f"Run `storeds verify {files[0]}` to find damage; read=safe in the URL ({files[0]}?read=safe) makes it an error. "
+        "If the file is whole, look for the kernel's out-of-memory killer (SIGKILL) and for too little shared memory."
+    )
+
+
+def _urls(dataset: Any) -> Iterator[str]:
+    """Yield the URLs of the stores below a dataset: through Subset, ConcatDataset and the like."""
+    url = getattr(dataset, "url", None)
+    if isinstance(url, str):
+        yield url
+        return
+    inner = getattr(dataset, "dataset", None)
+    for each in [inner] if inner is not None else getattr(dataset, "datasets", ()):
+        yield from _urls(each)

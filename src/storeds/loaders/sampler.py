@@ -1,53 +1,120 @@
-"""A sampler that shuffles without a list, shares an epoch between ranks, and resumes in the middle of one."""
+"""`EpochSampler`: shuffles without a list of indices, shards an epoch between ranks, and resumes within one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Sized, ValuesView
-from typing import Any
+from typing import Any, NamedTuple
 
 import xxhash
 from torch.utils.data import Dataset, Sampler
 
 from storeds._utils.permutation import MAX_COUNT, Order
 from storeds._utils.validation import integer, ranks
-from storeds.datasets.epoch import MOST, SharedEpoch
-from storeds.datasets.seeds import agreed_seed, draw_seed, world_size
+from storeds.datasets.epoch import MAX_EPOCH, SharedEpoch, agreed_seed, draw_seed, world_size
 from storeds.errors import ConfigError
-from storeds.loaders.consumption import Pass
 
-__all__ = ["EpochSampler"]
+__all__ = ["BatchRequest", "EpochProgress", "EpochSampler", "epoch_takers"]
 
 _VERSION = 1
 _WINDOW = 8
-# What two runs must agree on for a position in the one's order to mean the same in the other's.
+# Two runs must agree on these for a position to mean the same in both.
 _AGREED = ("count", "store", "seed", "shuffle", "block_size", "window", "drop_last")
 
 
-class EpochSampler(Sampler[int]):
-    """Every index once an epoch, in an order that is computed as it goes and can be taken up anywhere.
+class BatchRequest(NamedTuple):
+    """One batch that a loader asks for.
 
-    Each new pass is the next epoch, without anybody calling anything.
+    Attributes
+    ----------
+    progress : int
+        The `EpochProgress` that it belongs to, by number.
+    number : int
+        Its place among the batches of the pass, from 0.
+    epoch : int
+        The epoch of its samples.
+    indices : list of int, or int
+        The samples; an int for a single sample that is not batched.
+    seed : int, optional
+        For samples whose dataset has no seed.
+    """
+
+    progress: int
+    number: int
+    epoch: int
+    indices: list[int] | int
+    seed: int | None = None
+
+
+class EpochProgress:
+    """How far a pass through an epoch is: what was drawn and, if a loader of ours draws, what the training loop received.
+
+    Counts this rank's samples.
+    """
+
+    def __init__(self, number: int, epoch: int, start: int, steps: int, replicas: int, count: int) -> None:
+        self.number, self.epoch, self.start = number, epoch, start
+        self.drawn = 0
+        self._steps, self._replicas, self._count = steps, replicas, count
+        self._batches: int | None = None  # how many a loader of ours will make
+        self._next, self._received = 0, 0  # the first batch that is missing, and the samples before it
+        self._early: dict[int, int] = {}  # batches behind a missing one, and their sizes
+
+    def draw(self, indices: Iterator[int]) -> int:
+        index = next(indices)
+        self.drawn += 1
+        return index
+
+    def expect(self, batches: int) -> None:
+        """Count `batches` that are received, instead of the indices drawn."""
+        self._batches = batches
+
+    def receive(self, number: int, size: int) -> None:
+        """Count a batch that the training loop receives; batches that overtook another count once that one came."""
+        self._early[number] = size
+        while self._next in self._early:
+            self._received += self._early.pop(self._next)
+            self._next += 1
+
+    @property
+    def consumed(self) -> int:
+        """How many of this rank's samples the training loop received; without a loader of ours, how many were drawn."""
+        return self.drawn if self._batches is None else self._received
+
+    @property
+    def finished(self) -> bool:
+        # A loader with drop_last receives fewer samples than there are.
+        return self.consumed == self._steps or (self._batches is not None and self._next >= self._batches)
+
+    def position(self, consumed: int) -> int:
+        """Return the position in the epoch after so many samples of each rank; at the end, padding and remainders are past."""
+        return self._count if consumed == self._steps else self.start + consumed * self._replicas
+
+
+class EpochSampler(Sampler[int]):
+    """Yields every index once an epoch, in an order that it computes on the fly and can resume anywhere.
+
+    Each pass is the next epoch, without any call.
 
     Parameters
     ----------
     data : Sized or int
-        The dataset, or how many samples it has (at most 2**62). The state names the store of a `StoreDataset`.
+        The dataset, or its number of samples (at most 2**62). The state names the store of a `StoreDataset`.
     shuffle : bool
-        A new order each epoch, a function of (count, seed, epoch) and nothing else: the same on every machine.
+        Shuffle each epoch anew: a function of (count, seed, epoch), the same on every machine.
     seed : int, optional
-        Of the order; the same on all ranks. By default the dataset's; if that has none, one drawn from torch's default
-        generator when the first pass begins, so that runs differ, and a run repeats after ``torch.manual_seed``.
+        The seed of the order; the same on all ranks. By default the dataset's. If that has none, the sampler draws one
+        from torch's default generator when the first pass begins: runs differ, and repeat after ``torch.manual_seed``.
     num_replicas, rank : int, optional
-        How many processes share the epoch, and which of them this is: torch.distributed's where it is initialised,
-        else 1 and 0.
+        How many processes share the epoch, and which of them this is. By default those of torch.distributed if it is
+        initialised, otherwise 1 and 0.
     drop_last : bool
-        What makes all ranks take equally many steps: leave out the end of the order that does not go round, or (False)
-        repeat samples from the order's beginning, as often as it takes.
+        How all ranks take equally many steps: leave out the end of the order that does not divide among them, or
+        (False) repeat samples from the order's beginning.
     block_size : int, optional
-        For cold disks: shuffle blocks of so many consecutive indices, then the samples of every `window` blocks that
-        came to stand in a row. A block is read once, within ``block_size * window`` samples. Takes no more memory.
+        For cold disks: shuffle blocks of this many consecutive indices, then the samples within every `window` adjacent
+        blocks. The epoch reads each block once, within ``block_size * window`` samples. Needs no more memory.
     window : int, optional
-        Over how many blocks samples are mixed; 8 by default.
+        How many blocks are mixed; 8 by default.
 
     Raises
     ------
@@ -56,33 +123,29 @@ class EpochSampler(Sampler[int]):
 
     Notes
     -----
-    *Ranks*: the epoch's order is one for all; from position p on, rank r of w takes p + r, p + r + w, …. Without a seed,
-    all take rank 0's, from the store of torch.distributed's process group: one draw there serves all samplers of the run.
+    *Ranks*: all ranks share one order; from position p on, rank r of w takes p + r, p + r + w, …. Without a seed, all
+    take rank 0's from the store of torch.distributed's process group: one draw serves all samplers of the run.
 
-    *Epochs*: a pass begins with its first index; ``iter()`` alone changes nothing. The first pass is epoch 0, and each
-    later one the epoch after the pass that began last, also if that was broken off: ``next(iter(loader))`` twice is two
-    passes. An epoch that was set, here or by ``dataset.set_epoch``, is that of the next pass, and counting goes on from
-    there. So a loop that calls ``set_epoch(epoch)`` before each pass gets exactly these epochs. The dataset's epoch follows
-    the passes; where several samplers read one dataset, each counts for itself, and each sample is made for the pass that
-    asked for it. ``len()`` is what this rank yields in a whole epoch, for schedules and progress bars, though the pass
-    after loading yields less.
+    *Epochs*: a pass begins with its first index; ``iter()`` alone changes nothing. The first pass is epoch 0. Each later
+    pass is the epoch after the pass that began last, even if that was broken off: ``next(iter(loader))`` twice makes two
+    passes. `set_epoch`, here or on the dataset, sets the epoch of the next pass, and counting continues from there. The
+    dataset's epoch follows the passes. ``len()`` is the number of indices of this rank in a whole epoch.
 
-    *Consumption*: `position` counts what the training loop was given, over all ranks, which take equal steps, so the
-    state of any rank is that of all. What workers only prefetched is not counted (pytorch#36650): the DataLoader that
-    draws from the sampler is found on the stack and asked, whatever stands between (a BatchSampler, batches of any
-    length). When in doubt a batch is given again rather than lost: one that raised (from workers, one more for each that
-    the loop went past), and with ``in_order=False`` those that overtook another. But what a batch sampler of your own
-    reads ahead of its batches counts as consumed. This needs private names of DataLoader; should they vanish, and
-    without a DataLoader, what was yielded counts.
+    *Position*: with `StoreLoader` and `ThreadLoader`, `position` counts the samples that the training loop received,
+    over all ranks, so the state of any rank is valid for all. Batches that workers prefetched do not count.
 
-    *StatefulDataLoader* saves and loads the iterator, whose state is what had been yielded when a batch was dispatched;
-    it needs nothing else. It loads when the loop begins: an epoch that `set_epoch` gave before then prevails.
+    *Plain DataLoader*: the sampler counts the indices that it yielded. A DataLoader with workers draws several batches
+    ahead of the training loop, so a state taken within a pass would skip these. To resume within an epoch, use
+    `StoreLoader`, or torchdata's ``StatefulDataLoader``, which keeps the sampler's place in its own state. The samples'
+    epoch is then that of the pass that began last over the dataset: run one pass over a dataset at a time.
 
-    *Lightning and Accelerate* share out again what a rank's sampler yields, and samples are lost. Turn that off by
-    ``Trainer(use_distributed_sampler=False)``, and by not giving the loader to ``Accelerator.prepare``.
+    *StatefulDataLoader* loads its state when the loop begins; an epoch that `set_epoch` set before then applies.
 
-    *Processes and threads*: for the main process, where DataLoader draws indices. A pickle or copy begins where this
-    sampler's next pass would. Other threads may take the state.
+    *Lightning and Accelerate* shard a rank's samples again, and samples are lost. Turn that off with
+    ``Trainer(use_distributed_sampler=False)``, and do not pass the loader to ``Accelerator.prepare``.
+
+    *Processes and threads*: use it in the main process, where DataLoader draws indices. A pickle or copy begins where
+    this sampler's next pass would. Other threads may take the state.
     """
 
     def __init__(
@@ -107,76 +170,83 @@ class EpochSampler(Sampler[int]):
         self._shares = self.num_replicas > 1 if num_replicas is not None else None
         self._epoch, self._start = 0, 0
         self._begun = False
-        self._asked: int | None = None
-        self._overruled: int | None = None  # what was asked for before a state was loaded
-        self._asked_in: Pass | None = None
-        self._pass: Pass | None = None
+        self._requested: int | None = None
+        self._overridden: int | None = None  # the epoch that was requested before a state was loaded
+        self._requested_in: EpochProgress | None = None
+        self._is_resumed = False  # whether a state of StatefulDataLoader began the pass
+        self._pass: EpochProgress | None = None
+        self._passes = 0
         self._listen()
         for requested in [each.requested for each in self._cells() if each.requested is not None]:
-            self._ask(requested)
+            self._request_epoch(requested)
 
     @property
     def epoch(self) -> int:
-        """The epoch of the pass that is under way (or was broken off), else of the next one."""
-        under_way = self._pass is not None and not self._pass.finished and not self._is_asked
+        """The epoch of the pass that is under way or was broken off, otherwise of the next one."""
+        under_way = self._pass is not None and not self._pass.finished and not self._is_requested
         return self._epoch if under_way else self._next()[0]
 
     @property
     def position(self) -> int:
-        """How many samples of the epoch's order the training loops of all ranks were given; at the end, the count."""
+        """How many samples of the epoch's order all ranks consumed; at the end, the count."""
         return self._start if self._pass is None else self._pass.position(self._pass.consumed)
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next pass be of `epoch`: from its beginning or, for the epoch of a loaded state, from the loaded position.
+        """Start the next pass at `epoch`: at its beginning or, for the epoch of a loaded state, at the loaded position.
 
-        Sets the epoch of the dataset too, if it has such a method, also under a Subset or a ConcatDataset. A pass of that
-        epoch that has begun, but given no sample yet, counts as the next pass.
+        Sets the epoch of the dataset too, also under a Subset or a ConcatDataset. A pass of that epoch of which nothing
+        was consumed yet counts as the next pass.
         """
-        self._ask(integer("epoch", epoch, 0, MOST))
-        self._enter(self._epoch, None)
+        self._request_epoch(integer("epoch", epoch, 0, MAX_EPOCH))
+        self._enter(self._epoch)
 
-    def _ask(self, epoch: int) -> None:
-        self._asked, self._overruled = epoch, None
+    def _request_epoch(self, epoch: int) -> None:
+        self._requested, self._overridden = epoch, None
+        self._is_resumed = False
         current = self._pass if epoch == self._epoch else None
-        self._asked_in = current if current is not None and not current.consumed else None
+        self._requested_in = current if current is not None and not current.consumed else None
         if epoch != self._epoch:
             self._epoch, self._start, self._pass, self._begun = epoch, 0, None, False
 
     def _cells(self) -> list[SharedEpoch]:
-        """Return the epochs of the datasets that are storeds' own."""
+        """Return the shared epochs of the datasets that are storeds' own."""
         found = (getattr(each, "_epoch", None) for each in self._followers)
         return [each for each in found if isinstance(each, SharedEpoch)]
 
     def _listen(self) -> None:
-        """Hear of the epochs that are set on the datasets."""
+        """Register for the epochs that users set on the datasets."""
         for each in self._cells():
             each.listen(self)
 
-    def _enter(self, epoch: int, workers: int | None) -> None:
-        """Have samples made of this epoch: all, or by these workers."""
+    def _enter(self, epoch: int) -> None:
+        """Set the epoch of the datasets."""
         for dataset in self._followers:
             cell = getattr(dataset, "_epoch", None)
             if not isinstance(cell, SharedEpoch):
                 dataset.set_epoch(epoch)
-            elif workers is not None or cell.number != epoch or not cell.is_set:
-                cell.enter(epoch, workers)
+            elif cell.number != epoch or not cell.is_set:
+                cell.enter(epoch)
 
     def __len__(self) -> int:
         return self._steps(0)
 
     def _next(self) -> tuple[int, int]:
-        """Return the epoch of the next pass, and the position that it begins at."""
-        if self._is_asked and self._pass is not None:
+        """Return the epoch and the first position of the next pass."""
+        if self._is_requested and self._pass is not None:
             return self._epoch, 0 if self._pass.finished else self._pass.start
         over = self._start > 0 and not self._steps(self._start)
-        if not self._is_asked and (self._begun or over):
+        if not self._is_requested and (self._begun or over):
             return self._epoch + 1, 0
         return self._epoch, self._start
 
     @property
-    def _is_asked(self) -> bool:
-        """Whether an epoch was set for the next pass, and not of one that had just begun and went on."""
-        return self._asked is not None and not (self._asked_in is not None and self._asked_in.consumed)
+    def _is_requested(self) -> bool:
+        """Whether an epoch was set for the next pass, and not for one that had just begun and went on."""
+        begun = self._requested_in
+        if begun is None or self._requested is None:
+            return self._requested is not None
+        # StatefulDataLoader may begin the pass that it loaded, draw ahead, and discard it.
+        return not (begun.finished if self._is_resumed else begun.consumed)
 
     def _steps(self, start: int) -> int:
         rest = self.count - start
@@ -185,37 +255,56 @@ class EpochSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         return _PassIterator(self)
 
-    def _begin(self, place: tuple[int, int] | None) -> tuple[Pass, Iterator[int]]:
-        """Begin the next pass, or one at an epoch and a position; return it and its indices."""
+    def _begin(self, place: tuple[int, int] | None, *, discarded: bool = False) -> tuple[EpochProgress, Iterator[int]]:
+        """Begin the next pass, or one at an epoch and a position; return its progress and its indices."""
         epoch, start = self._next() if place is None else place
         if self.shuffle and self.seed is None:
             self.seed = self._drawn_seed()
         order = Order(self.count, self.seed or 0, epoch, self.shuffle, self.block_size, self.window)
         steps = self._steps(start)
         self._epoch, self._start, self._begun = epoch, start, True
-        self._pass = Pass(epoch, start, steps, self.num_replicas, self.count, self._enter)
-        # StatefulDataLoader begins the rest of an epoch that was over, and lets it go, before it begins a pass.
-        self._asked, self._asked_in = (None, None) if place is None else (self._asked, self._pass)
-        self._overruled = None
+        self._passes += 1
+        self._pass = EpochProgress(self._passes, epoch, start, steps, self.num_replicas, self.count)
+        self._enter(epoch)
+        self._requested = self._requested if place is not None else None
+        self._requested_in = None if place is None or discarded else self._pass
+        self._is_resumed = place is not None
+        self._overridden = None
         return self._pass, order.walk(start + self.rank, self.num_replicas, steps)
 
-    @property
-    def _remaining(self) -> int:
-        """How many samples this rank has left in the epoch, as far as the training loop got."""
-        return self._steps(self.position)
+    def batch_requests(
+        self, batch_size: int | None, drop_last: bool, seed: int | None = None
+    ) -> Iterator[BatchRequest]:
+        """Yield the batches of the next pass, which begins with the first one; `receive` counts them.
 
-    def _end_epoch(self) -> None:
-        """Let the next pass be the next epoch, whatever is left of this one."""
-        self._start, self._pass = self.count, None
+        With ``batch_size=None``, a request is for a single sample.
+        """
+        progress, indices = self._begin(None)
+        steps, size = self._steps(progress.start), batch_size or 1
+        batches = steps // size if drop_last else -(-steps // size)
+        progress.expect(batches)
+        for number in range(batches):
+            drawn = [progress.draw(indices) for _ in range(min(size, steps - number * size))]
+            yield BatchRequest(progress.number, number, progress.epoch, drawn[0] if batch_size is None else drawn, seed)
+
+    def receive(self, progress: int, number: int, size: int) -> None:
+        """Count a batch that the training loop receives, unless another pass has begun since."""
+        if self._pass is not None and self._pass.number == progress:
+            self._pass.receive(number, size)
+
+    def skip_incomplete_batch(self, batch_size: int) -> None:
+        """Start the next pass at the next epoch if less than a batch is left of this one."""
+        if self._steps(self.position) < batch_size:
+            self._start, self._pass = self.count, None
 
     def _drawn_seed(self) -> int:
         shares = world_size() > 1 if self._shares is None else self._shares
         return agreed_seed(f"{self.count}/{self.store}/{self._where}") if shares else draw_seed()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the training loop is, as a small dict that JSON takes."""
+        """Return the epoch and the position, as a small dict that JSON can hold."""
         position = self.position
-        # A pass that came to its end is over, also where a loader dropped its last samples.
+        # A finished pass is over, even if a loader dropped its last samples.
         over = self._pass is not None and self._pass.finished
         return self._state(self._epoch, self.count if over else position)
 
@@ -225,24 +314,24 @@ class EpochSampler(Sampler[int]):
         return {"version": _VERSION, **agreed, **where, "epoch": epoch, "position": position}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from where `state_dict` was taken, with any number of replicas, and with its seed if none was given here.
+        """Resume where `state_dict` was called, with any number of replicas, and with its seed if none was given here.
 
-        The next pass is the rest of that epoch or, if it was over, the whole of the next one. Only ``set_epoch`` with
-        an epoch that was over makes a pass of its rest, which is nothing.
+        The next pass is the rest of that epoch or, if it was over, the whole next epoch. After ``set_epoch`` with an
+        epoch that was over, the next pass is its rest, which is empty.
 
         Raises
         ------
         ConfigError
-            The state is another version's, malformed, or of a sampler with other data or arguments than this one; of
-            the store, only if both are known.
+            The state has another version, is malformed, or is of a sampler with other data or arguments. Stores are
+            compared only if both are known.
         """
         epoch, start = self._check(state)
-        self._overruled = self._overruled if self._asked is None else self._asked
+        self._overridden = self._overridden if self._requested is None else self._requested
         self._epoch, self._start = epoch, start
         if self._draws:
             self.seed = state["seed"]
-        self._pass, self._begun, self._asked, self._asked_in = None, False, None, None
-        self._enter(self._epoch, None)
+        self._pass, self._begun, self._requested, self._requested_in = None, False, None, None
+        self._enter(self._epoch)
 
     def _check(self, state: Mapping[str, Any]) -> tuple[int, int]:
         if not isinstance(state, Mapping) or state.get("version") != _VERSION:
@@ -259,19 +348,21 @@ class EpochSampler(Sampler[int]):
         ]
         if differing:
             raise ConfigError(f"the state belongs to another sampler: {'; '.join(differing)}")
-        # Without where= all records are taken, and their count says enough.
+        # Without where=, all records are selected, and comparing their count is enough.
         if None not in (state.get("where"), self._where) and state["where"] != self._where:
-            raise ConfigError("the state belongs to another sampler: its dataset took other records, by another where=")
+            raise ConfigError(
+                "the state belongs to another sampler: its dataset selected other records, with another where="
+            )
         if state["seed"] is not None:
             integer("seed", state["seed"])
-        return integer("epoch", state["epoch"], 0, MOST), integer("position", state["position"], 0, self.count)
+        return integer("epoch", state["epoch"], 0, MAX_EPOCH), integer("position", state["position"], 0, self.count)
 
     def __getstate__(self) -> dict[str, Any]:
         epoch, start = self._next()
         return {
             **self.__dict__,
             **{"_epoch": epoch, "_start": start, "_begun": False},
-            **{"_asked": epoch if self._is_asked else None, "_asked_in": None, "_pass": None},
+            **{"_requested": epoch if self._is_requested else None, "_requested_in": None, "_pass": None},
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -287,42 +378,44 @@ class EpochSampler(Sampler[int]):
 
 
 class _PassIterator(Iterator[int]):
-    """Yields this rank's indices; its state is what it yielded, which is what StatefulDataLoader asks for.
+    """Yields this rank's indices; its state counts the yielded ones, which is what StatefulDataLoader saves.
 
-    A pass begins at the first index, not at ``iter()``, which DataLoader calls more often than it means to.
+    A pass begins at the first index, not at ``iter()``, which DataLoader calls without drawing too.
     """
 
     def __init__(self, sampler: EpochSampler) -> None:
         self._sampler = sampler
         self._loaded: tuple[int, int] | None = None
-        self._pass: Pass | None = None
+        self._was_over = False  # StatefulDataLoader begins the rest of an epoch that was over, and discards it
+        self._pass: EpochProgress | None = None
         self._indices: Iterator[int] = iter(())
 
     def __next__(self) -> int:
         if self._pass is None:
-            self._pass, self._indices = self._sampler._begin(self._place())
+            self._pass, self._indices = self._sampler._begin(self._place(), discarded=self._was_over)
         return self._pass.draw(self._indices)
 
     def _place(self) -> tuple[int, int] | None:
-        """Return where the pass begins if a state says so, unless another epoch was set since it was loaded."""
-        other = self._loaded is not None and self._sampler._asked not in (None, self._loaded[0])
+        """Return the loaded place where the pass begins, unless another epoch was set since."""
+        other = self._loaded is not None and self._sampler._requested not in (None, self._loaded[0])
         return None if other else self._loaded
 
     def state_dict(self) -> dict[str, Any]:
         if self._pass is None:
             return self._sampler._state(*(self._place() or self._sampler._next()))
-        return self._sampler._state(self._pass.epoch, self._pass.position(self._pass.yielded))
+        return self._sampler._state(self._pass.epoch, self._pass.position(self._pass.drawn))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         sampler = self._sampler
-        # StatefulDataLoader loads only when the loop begins, which is after the loop's set_epoch.
+        # StatefulDataLoader loads when the loop begins, which is after the loop called set_epoch.
         sampler.load_state_dict(state)
-        asked = sampler._overruled
-        if asked is not None:
-            sampler.set_epoch(asked)
-        # For this iterator alone: the loader makes another for the next epoch without a word to the sampler.
+        self._was_over = sampler._start == sampler.count
+        requested = sampler._overridden
+        if requested is not None:
+            sampler.set_epoch(requested)
+        # For this iterator alone: the loader makes another one for the next epoch.
         self._pass, self._loaded = None, (sampler._epoch, sampler._start)
-        sampler._start, sampler._begun = 0, asked is None
+        sampler._start, sampler._begun = 0, requested is None
 
 
 def _count(data: Any) -> int:
@@ -345,10 +438,7 @@ def _where_digest(data: Any) -> str | None:
 
 
 def epoch_takers(data: Any) -> list[Any]:
-    """Return the datasets that take an epoch: this one, or those that it is made of.
-
-    Those are found under the names that torch's own wrappers use, and in the attributes of others.
-    """
+    """Return the datasets that have ``set_epoch``: this one, or those inside it, which its attributes hold."""
     return list({id(each): each for each in _search(data, 4)}.values())
 
 
@@ -364,7 +454,7 @@ def _search(data: Any, depth: int) -> Iterator[Any]:
 
 
 def _seed_of(datasets: Sequence[Any]) -> int | None:
-    """Return the seed of the datasets' samples, if it is one."""
+    """Return the seed of the datasets' samples, if they have one in common."""
     seeds = {getattr(each, "seed", None) for each in datasets}
     seed = seeds.pop() if len(seeds) == 1 else None
     return seed if isinstance(seed, int) else None
@@ -379,8 +469,8 @@ def _flag(name: str, value: object) -> bool:
 def _blocks(block_size: int | None, window: int | None, shuffle: bool) -> tuple[int | None, int | None]:
     if block_size is None:
         if window is not None:
-            raise ConfigError("window counts blocks, and there are none without block_size")
+            raise ConfigError("window counts blocks, and there are none without block_size: pass block_size too")
         return None, None
     if not shuffle:
-        raise ConfigError("block_size is about shuffling, and shuffle is False")
+        raise ConfigError("block_size has an effect on shuffling only, and shuffle is False: leave out one of them")
     return integer("block_size", block_size, 1), integer("window", _WINDOW if window is None else window, 1)

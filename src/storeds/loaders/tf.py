@@ -7,7 +7,6 @@ its values end to end, and its shapes; on the other side it becomes single tenso
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from storeds._utils.permutation import Order
 from storeds._utils.prefetch import ReadAhead
 from storeds._utils.validation import integer
 from storeds.batching.skipped import Skipped
-from storeds.datasets.epoch import SharedEpoch
+from storeds.datasets.epoch import use_epoch
 from storeds.datasets.iterable_dataset import StoreIterable
 from storeds.datasets.map_dataset import StoreDataset
 from storeds.datasets.stream import Address, _Failure, _read
@@ -110,7 +109,7 @@ def to_tf_dataset(
     order = {"cycle_length": cycle_length, "block_length": block_length, "shuffle_buffer": shuffle_buffer}
     plan = _plan(source, shuffle, seed, order, dataset_arguments)
     size = integer("read_batch", read_batch, 1) if batch_size is None else integer("batch_size", batch_size, 1)
-    skips = any(dataset._policy.on_error == "skip" for dataset in plan.datasets)
+    skips = any(dataset._pipeline.policy.on_error == "skip" for dataset in plan.datasets)
     drop = bool(drop_remainder)
     if drop and batch_size is None:
         raise ConfigError("drop_remainder leaves out a last batch, and there are none: pass batch_size")
@@ -173,9 +172,7 @@ class _Plan:
         jobs = iter(lambda: list(itertools.islice(addresses, size)), [])
         if drop:
             jobs = itertools.takewhile(lambda job: len(job) == size, jobs)
-        reads = ReadAhead(
-            partial(_read_block, [_at_epoch(each, epoch) for each in self.datasets], elements), jobs, ahead
-        )
+        reads = ReadAhead(partial(_read_block, self.datasets, epoch, elements), jobs, ahead)
         try:
             for block, error in reads:
                 if block and not (error and batched):
@@ -223,22 +220,16 @@ def _stream(source: Any, seed: int | None, order: Mapping[str, Any], arguments: 
     return source
 
 
-def _at_epoch(dataset: StoreDataset, epoch: int) -> StoreDataset:
-    """Return the dataset with an epoch of this pass's own: another pass may be under way in another epoch."""
-    twin = copy.copy(dataset)
-    twin._epoch = SharedEpoch()
-    twin._epoch.enter(epoch)
-    return twin
-
-
 def _read_block(
-    datasets: Sequence[StoreDataset], elements: Sequence[Element], addresses: Sequence[Address]
+    datasets: Sequence[StoreDataset], epoch: int, elements: Sequence[Element], addresses: Sequence[Address]
 ) -> tuple[tuple[Parts, ...], Exception | None]:
     """Return the samples at some addresses, laid out element by element, and what came in the way of the rest."""
     names = [element.name for element in elements]
     kept: list[Any] = []
     error = None
-    for sample in _read(datasets, addresses):
+    with use_epoch(epoch, None):
+        samples = _read(datasets, addresses)
+    for sample in samples:
         if isinstance(sample, _Failure):
             error = sample.error
             break

@@ -265,7 +265,7 @@ def _common(name: str, shapes: Mapping[Shape, str]) -> Shape:
 def _declared(dataset: StoreDataset, name: str) -> Element | None:
     """Return an element that is a field as the store has it, or None for one that something is made of."""
     reader = dataset.reader
-    if type(reader) not in (ImageReader, ArrayReader) or name in [each for each, _ in dataset._maker.transforms]:
+    if type(reader) not in (ImageReader, ArrayReader) or name in [each for each, _ in dataset._pipeline.transforms]:
         return None
     field = dataset.backend.meta.fields.get(name, Field("int"))  # of what the reader makes, the index
     if field.kind == "image" and isinstance(reader, ImageReader):
@@ -286,7 +286,7 @@ def _looks(datasets: Sequence[StoreDataset]) -> list[list[Any]]:
     bad: RecordError | None = None
     for dataset in (full[number] for number in _spread(len(full), _LOOKS)):
         contexts = [SampleContext(index, dataset.epoch, dataset.seed) for index in _spread(len(dataset), each)]
-        for made in dataset._maker.make(contexts):
+        for made in dataset._pipeline.make(contexts):
             if isinstance(made.sample, RecordError):
                 bad = bad or made.sample
             else:
@@ -305,7 +305,7 @@ def _spread(count: int, wanted: int) -> list[int]:
 
 def _looked_at(datasets: Sequence[StoreDataset], name: str, values: Sequence[Any]) -> Element:
     url, field = datasets[0].url, datasets[0].backend.meta.fields.get(name)
-    transformed = any(name == each for dataset in datasets for each, _ in dataset._maker.transforms)
+    transformed = any(name == each for dataset in datasets for each, _ in dataset._pipeline.transforms)
     is_image = field is not None and field.kind == "image"
     is_json = field is not None and field.kind == "json" and (not transformed or isinstance(values[0], (dict, list)))
     arrays = [to_array(value, name, is_image=is_image, is_json=is_json) for value in values]

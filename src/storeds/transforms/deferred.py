@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +10,7 @@ import torch
 
 from storeds.transforms.functional import check_normalize, normalize, to_tensor
 
-__all__ = ["DeferredImage", "ToNormalized", "asked_to_defer", "defer_in_this_process", "deferring", "in_order"]
+__all__ = ["DeferredImage", "ToNormalized", "in_order"]
 
 
 @dataclass(frozen=True)
@@ -35,45 +33,6 @@ class DeferredImage:
         out = torch.empty(self.image.shape, dtype=torch.float32)
         self.scale_into(self.image, out)
         return out
-
-
-class _Here(threading.local):
-    deferring = False
-    busy = False
-
-
-_here = _Here()
-_everywhere = False
-
-
-@contextmanager
-def deferring() -> Iterator[None]:
-    """Have the dataset that is asked for samples in this thread leave scaling to `storeds.collate`, which makes the batch."""
-    _here.deferring = True
-    try:
-        yield
-    finally:
-        _here.deferring = False
-
-
-def defer_in_this_process() -> None:
-    """Do the same for a worker process, which does nothing else."""
-    global _everywhere
-    _everywhere = True
-
-
-@contextmanager
-def asked_to_defer() -> Iterator[bool]:
-    """Say whether the samples that are made in the body go to `storeds.collate` and nowhere else.
-
-    What a transform asks of another dataset meanwhile does not.
-    """
-    wanted, before = not _here.busy and (_here.deferring or _everywhere), _here.busy
-    _here.busy = True
-    try:
-        yield wanted
-    finally:
-        _here.busy = before
 
 
 @dataclass(frozen=True)

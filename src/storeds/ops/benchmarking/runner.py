@@ -134,12 +134,12 @@ class Probe(Dataset[Any]):
     def __init__(self, dataset: StoreDataset, stage: str, collate: Callable[[Sequence[Any]], Any]) -> None:
         self._dataset, self._stage, self._collate = dataset, stage, collate
         self._meter = _Meter()
-        maker = dataset._maker
-        transforms = [(name, _Transform(bound, self._meter)) for name, bound in maker.transforms]
-        self._maker: SamplePipeline = replace(
-            maker,
-            view=cast("Backend", _View(maker.view, self._meter)),
-            reader=cast("Reader[Any]", _Reader(maker.reader, self._meter)),
+        pipeline = dataset._pipeline
+        transforms = [(name, _Transform(bound, self._meter)) for name, bound in pipeline.transforms]
+        self._pipeline: SamplePipeline = replace(
+            pipeline,
+            view=cast("Backend", _View(pipeline.view, self._meter)),
+            reader=cast("Reader[Any]", _Reader(pipeline.reader, self._meter)),
             transforms=cast("Sequence[tuple[str, BoundTransform]]", transforms if stage == "full" else ()),
         )
 
@@ -152,7 +152,7 @@ class Probe(Dataset[Any]):
         if self._stage == "raw":
             batch.bad = sum(isinstance(record, RecordError) for record in self._read(contexts))
             return batch
-        made = [sample for sample, _ in self._maker.make(contexts)]
+        made = [sample for sample, _ in self._pipeline.make(contexts)]
         good = [sample for sample in made if not isinstance(sample, RecordError)]
         batch.bad = len(made) - len(good)
         if self._stage == "full" and good:
@@ -162,9 +162,9 @@ class Probe(Dataset[Any]):
         return batch
 
     def _read(self, contexts: Sequence[SampleContext]) -> list[Record | RecordError]:
-        reader = self._maker.reader
+        reader = self._pipeline.reader
         positions = [at for context in contexts for at in reader.locate(context.index, context)]
-        return self._maker.view.get_many(positions, reader.stored)
+        return self._pipeline.view.get_many(positions, reader.stored)
 
 
 def _size(record: Record) -> int:
