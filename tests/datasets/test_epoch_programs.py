@@ -186,8 +186,6 @@ class Program:
         self.steps.append(name)
         if name == "iterate":
             self.iterations.append(Iteration(iter(self.loader)))
-            if self.setup.is_plain and self.setup.has_workers:  # which begin to read ahead
-                self.iterations[-1].made = self.model.begin()
         elif name in ("take", "exhaust", "leave"):
             self.go_on({"take": chance.randint(1, 4), "exhaust": 99, "leave": 0}[name], chance.randrange(4))
         elif name == "set":
@@ -286,7 +284,7 @@ def random_setup(chance: random.Random, kinds: list[str]) -> Setup:
 
 @pytest.mark.parametrize(
     ("kinds", "programs"),
-    [(["store", "threads", "plain"], PROGRAMS), (["store with workers", "plain with workers"], PROGRAMS // 20)],
+    [(["store", "threads", "plain"], PROGRAMS), (["store with workers"], PROGRAMS // 20)],
     ids=["one-process", "workers"],
 )
 def test_any_program_gives_the_epochs_that_the_rules_say(kinds: list[str], programs: int) -> None:
