@@ -32,10 +32,10 @@ from storeds.backends.memory import MemoryBackend
 from storeds.cli import app
 from storeds.errors import RecordError
 from storeds.ops import Bottleneck, Measurement, Progress, bench
+from storeds.ops.benchmarking import _usual_workers
 from storeds.ops.benchmarking.page_cache import PageCache
 from storeds.ops.benchmarking.report import PARTS, advise, best_workers, bottleneck_of
 from storeds.ops.benchmarking.runner import Batch, Probe, endless, once
-from storeds.ops.benchmarking.settings import _usual_workers
 from storeds.protocols import Field, Record
 
 MakeUrl = Callable[[str], str]

@@ -20,8 +20,7 @@ from photographs import jpeg, photograph
 from storeds import errors
 from storeds.cli import app
 from storeds.ops import ContactSheet, Finding
-from storeds.ops.verifying.contact_sheet import _COLUMNS, _GAP, _HEADING, _LINE, _LINES, _MOST
-from storeds.ops.verifying.sheet_tiles import SIDE
+from storeds.ops.verifying.contact_sheet import _COLUMNS, _GAP, _HEADING, _LINE, _LINES, _MAX_TILES, _SIDE
 
 
 def run(*arguments: object, code: int = 0) -> str:
@@ -36,15 +35,15 @@ def tiles(path: Path, *sections: int) -> list[tuple[Any, Any]]:
         assert (image.format, image.mode) == ("PNG", "RGB")
         sheet = np.asarray(image)
     columns = min(_COLUMNS, max(5, *sections))
-    across, down = SIDE + _GAP, SIDE + _LINES * _LINE + _GAP
+    across, down = _SIDE + _GAP, _SIDE + _LINES * _LINE + _GAP
     found = []
     top = _GAP + _HEADING
     for count in sections:
         top += _HEADING
         for number in range(count):
             left, upper = _GAP + number % columns * across, top + number // columns * down
-            tile = sheet[upper : upper + down, left : left + SIDE]
-            found.append((tile[:SIDE], tile[SIDE : SIDE + _LINES * _LINE]))
+            tile = sheet[upper : upper + down, left : left + _SIDE]
+            found.append((tile[:_SIDE], tile[_SIDE : _SIDE + _LINES * _LINE]))
         top += -(-count // columns) * down
     return found
 
@@ -106,7 +105,7 @@ def test_a_picture_of_which_nothing_is_known_is_not_hatched(tmp_path: Path) -> N
 
 def numbered(number: int) -> bytes:
     """Return a JPEG of noise whose first unit has a colour of its own."""
-    pixels = np.random.default_rng(number).integers(0, 256, (SIDE, SIDE, 3), np.uint8)
+    pixels = np.random.default_rng(number).integers(0, 256, (_SIDE, _SIDE, 3), np.uint8)
     pixels[:16, :16] = (number % 16 * 16, number // 16 * 16, 128)
     return saved(Image.fromarray(pixels))
 
@@ -148,7 +147,7 @@ def test_the_sheet_is_of_bounded_size(tmp_path: Path) -> None:
         for n in range(100)
     ]
     listed = [Finding("not_jpeg", "a reason " * 90, 0, "0.jpg", "image", 0.0, format="HTML")] * 5000
-    assert ContactSheet(path).draw(url, [*findings, *listed]) == _MOST
+    assert ContactSheet(path).draw(url, [*findings, *listed]) == _MAX_TILES
     with Image.open(path) as sheet:
         assert sheet.width < 2000
         assert sheet.height < 6000
@@ -165,7 +164,7 @@ def test_records_that_cannot_be_read_are_listed(tmp_path: Path) -> None:
     assert ContactSheet(path).draw(url, findings) == 0
     with Image.open(path) as sheet:
         line = np.asarray(sheet)[_GAP + 2 * _HEADING :][:_LINE]
-    for left in (_GAP, 2 * _GAP + SIDE, 3 * _GAP + 2 * SIDE):  # its name, the kind, the reason
+    for left in (_GAP, 2 * _GAP + _SIDE, 3 * _GAP + 2 * _SIDE):  # its name, the kind, the reason
         assert (line[:, left : left + 20].min(axis=2) < 150).any()
 
 

@@ -91,7 +91,7 @@ def make_fifo(path: Path) -> Any:
         (
             lambda tree: make_fifo(tree / "apple" / "pipe.jpg") or tree,
             errors.RecordError,
-            "pipe.jpg: is no regular file",
+            "pipe.jpg: is not a regular file",
         ),
         (
             lambda tree: (tree / "apple" / "gone.jpg").symlink_to("nowhere") or tree,

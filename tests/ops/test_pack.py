@@ -20,8 +20,8 @@ from photographs import jpeg, photograph
 from storeds import errors
 from storeds.cli import app
 from storeds.ops import Progress
+from storeds.ops.packing import choose_split, make_split
 from storeds.ops.packing.sources import Problem
-from storeds.ops.packing.splits import make_split
 from storeds.protocols import Field
 
 GOOD = {f"{'cat' if n % 2 else 'dog'}/{n}.jpg": jpeg(n) for n in range(8)}
@@ -57,8 +57,8 @@ def test_by_default_every_bad_item_is_listed_and_nothing_is_published(spoilt: Pa
     assert lines[0].startswith("3 of 11 items cannot be packed, so nothing was published")
     assert "--on-bad skip" in lines[0]
     assert lines[1] == "  cat/empty.jpg: is empty (0 bytes)"
-    assert lines[2].startswith("  dog/cut.jpg: is no image that can be read (60 bytes beginning ff d8 ff e0)")
-    assert lines[3].startswith("  dog/page.jpg: is no image that can be read (16 bytes beginning 3c 68 74 6d)")
+    assert lines[2].startswith("  dog/cut.jpg: cannot be read as an image (60 bytes beginning ff d8 ff e0)")
+    assert lines[3].startswith("  dog/page.jpg: cannot be read as an image (16 bytes beginning 3c 68 74 6d)")
     assert [path.name for path in tmp_path.iterdir()] == ["tree"]
 
 
@@ -83,7 +83,7 @@ def test_a_damaged_jpeg_is_odd_not_bad_and_trailing_bytes_are_neither(tree: Path
     write(tree, {"cat/odd.jpg": jpeg(3)[:-2], "cat/half.jpg": jpeg(2)[:1000], "cat/more.jpg": jpeg(3) + b"\n"})
     seen: list[Progress] = []
     storeds.pack(tree, f"lmdb://{tmp_path}/a.lmdb", progress=seen.append)
-    assert (seen[-1].bad, seen[-1].odd) == (0, 2)
+    assert (seen[-1].bad, seen[-1].damaged) == (0, 2)
     assert jpeg(3)[:-2] in [record["image"] for record in records(f"lmdb://{tmp_path}/a.lmdb")]
 
 
@@ -198,8 +198,6 @@ def test_how_to_split_without_the_shares_is_an_error(tree: Path) -> None:
 
 
 def test_the_shares_of_a_split_are_kept() -> None:
-    from storeds.ops.packing.splits import choose_split
-
     shares = (("train", 0.9), ("val", 0.1))
     chosen = [choose_split(f"image-{n}", shares) for n in range(20_000)]
     assert abs(chosen.count("val") / len(chosen) - 0.1) < 0.01

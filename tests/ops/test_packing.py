@@ -23,7 +23,7 @@ from storeds import errors
 from storeds.backends.lmdb.writer import LmdbWriter
 from storeds.backends.staging import Staging
 from storeds.jpeg.markers import surely_opens
-from storeds.ops.packing.sources.base import BadItem, Problem, read_file
+from storeds.ops.packing.sources import BadItem, Problem, read_file
 from storeds.protocols import JSON, Field, Record
 
 FIELDS = {"label": "int", "key": "str", "image": "bytes", "blob": "bytes"}

@@ -233,7 +233,7 @@ def test_a_flat_folder_has_no_labels(tmp_path: Path) -> None:
         (lambda root: FlatFolderSource(root / "none"), StoreNotFoundError, "no folder at .*none: No such file"),
         (lambda root: ImageFolderSource(root / "a" / "1.jpg"), ConfigError, "1.jpg is a file; expected a folder"),
         (lambda root: ImageFolderSource(root / "a"), ConfigError, "has no sub-folders; expected one per class"),
-        (lambda root: FlatFolderSource(root / "empty"), ConfigError, r"holds no images \(.jpg .jpeg"),
+        (lambda root: FlatFolderSource(root / "empty"), ConfigError, r"contains no images \(.jpg .jpeg"),
         (lambda root: ImageFolderSource(root), ConfigError, "no images in empty; remove .* or pass allow_empty=True"),
     ],
 )
@@ -261,10 +261,10 @@ def test_what_is_no_regular_file_is_told_and_never_waited_for(tmp_path: Path, mo
         Path("a/4.jpg").symlink_to("nowhere")
         os.mknod("a/5.jpg", 0o600 | 0o20000, os.makedev(1, 3))
         source = ImageFolderSource(".")
-        assert refused(source, 1) == "a/2.jpg: is no regular file"
+        assert refused(source, 1) == "a/2.jpg: is not a regular file"
         assert refused(source, 2) == "a/3.jpg: cannot be read: No such device or address"
         assert refused(source, 3) == "a/4.jpg: cannot be read: No such file or directory"
-        assert refused(source, 4) == "a/5.jpg: is no regular file"
+        assert refused(source, 4) == "a/5.jpg: is not a regular file"
 
 
 def test_loops_of_links_are_told_and_end(tmp_path: Path) -> None:
@@ -276,10 +276,10 @@ def test_loops_of_links_are_told_and_end(tmp_path: Path) -> None:
     source = ImageFolderSource(tmp_path)
     assert column(source, "key") == ["a/deep/1.jpg", "b/1.jpg"]
     assert sorted(told(source)) == [
-        "a/deep/up: links back to a, a folder that holds it; what a loop leads to is left out",
-        "a/root: links back to the root, a folder that holds it; what a loop leads to is left out",
-        "a/self: cannot be looked at: Too many levels of symbolic links",
-        "c: cannot be looked at: Too many levels of symbolic links",
+        "a/deep/up: links back to a, a folder that contains it; the loop is left out",
+        "a/root: links back to the root, a folder that contains it; the loop is left out",
+        "a/self: cannot be inspected: Too many levels of symbolic links",
+        "c: cannot be inspected: Too many levels of symbolic links",
     ]
 
 
@@ -311,7 +311,7 @@ def test_links_out_of_the_root_are_refused_unless_allowed(make: Any, tmp_path: P
     (root / "a" / "within.jpg").symlink_to("sub/in.jpg")
     source = make(root)
     assert column(source, "key") == ["a/1.jpg", "a/within.jpg", "a/sub/in.jpg"]
-    end = f"outside {root}; pass allow_outside=True (--allow-outside) to take it all the same"
+    end = f"outside {root}; pass allow_outside=True (--allow-outside) to read it anyway"
     assert sorted(told(source)) == [
         f"a/file.jpg: is a link to {tmp_path}/outside/x.jpg, {end}",
         f"a/folder: is a link to {tmp_path}/outside, {end}",
@@ -328,9 +328,9 @@ def test_names_of_every_sort(tmp_path: Path) -> None:
     source = ImageFolderSource(tmp_path)
     assert column(source, "key") == ["a/'\"; rm -rf.jpg", f"a/{long}", "a/日本 語.jpg"]
     assert sorted(told(source)) == [
-        r"a/\xfe: its name is no valid UTF-8, which a key must be; rename it",
-        r"a/\xff.jpg: its name is no valid UTF-8, which a key must be; rename it",
-        r"z\xfd: the folder's name is no valid UTF-8, which a key must be; rename it",
+        r"a/\xfe: its name is not valid UTF-8, which a key must be; rename it",
+        r"a/\xff.jpg: its name is not valid UTF-8, which a key must be; rename it",
+        r"z\xfd: the folder's name is not valid UTF-8, which a key must be; rename it",
     ]
     assert source.attrs == {"classes": ["a", r"z\xfd"]}
 
@@ -346,7 +346,7 @@ def test_a_tree_too_deep_for_a_path_is_told(tmp_path: Path) -> None:
     os.close(here)
     source = ImageFolderSource(tmp_path)
     assert len(source) == 1
-    assert told(source)[0].endswith(": the folder cannot be looked at: File name too long")
+    assert told(source)[0].endswith(": the folder cannot be inspected: File name too long")
 
 
 def test_a_folder_that_cannot_be_listed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -478,10 +478,10 @@ def test_labels_that_could_be_either_are_not_guessed(tmp_path: Path) -> None:
         ManifestSource(file)
     assert str(caught.value) == (
         "train.csv: labels are integers such as '0' at train.csv line 2, names such as 'label' at train.csv line 4; pass "
-        "label_type='names' (--label-type names) if all are class names, 'int' to take integers only, classes=[…] to say "
-        "which there are, or label=False (--no-label) to keep them as another field"
+        "label_type='names' (--label-type names) if all are class names, 'int' to accept integers only, classes=[…] to list "
+        "the class names, or label=False (--no-label) to keep them as another field"
     )
-    assert told(ManifestSource(file, label_type="int")) == ["train.csv line 4 (path): label 'label' is no integer"]
+    assert told(ManifestSource(file, label_type="int")) == ["train.csv line 4 (path): label 'label' is not an integer"]
     with pytest.raises(
         ConfigError, match=r"labels are numbers such as '1\.5' at train.csv line 2; pass label_type='names'"
     ):
@@ -496,7 +496,7 @@ def test_label_column_can_be_none(tmp_path: Path) -> None:
 def test_classes_that_look_alike_or_are_numbers_are_warned_of(tmp_path: Path) -> None:
     put(tmp_path / "a", "Cat/1.jpg", "cat/1.jpg", "caf\u00e9/1.jpg", "cafe\u0301/1.jpg", "dog/1.jpg")
     (note,) = ImageFolderSource(tmp_path / "a").notes
-    assert note.startswith("2 groups of classes differ only in capitals, blanks or Unicode form, and stay apart: ")
+    assert note.startswith("2 groups of classes differ only in case, spaces or Unicode form, and stay separate: ")
     assert "'Cat', 'cat'" in note
     put(tmp_path / "b", "1/1.jpg", "2/1.jpg", "10/1.jpg")
     (note,) = ImageFolderSource(tmp_path / "b").notes
@@ -524,9 +524,7 @@ def test_hidden_files_of_a_list_are_left_out_unless_asked_for(tmp_path: Path) ->
 
 def test_labels_of_a_tar_are_named_by_their_ending(tmp_path: Path) -> None:
     path = shard(tmp_path / "a.tar", {"1.jpg": jpeg(0), "1.idx": b"4", "1.txt": b"t", "__MACOSX/._1.jpg": b""})
-    with pytest.raises(
-        ConfigError, match=r"no .cls with a label, beside the images they hold .idx, .txt; .*--no-label"
-    ):
+    with pytest.raises(ConfigError, match=r"no .cls with a label, only images and .idx, .txt; .*--no-label"):
         TarSource(path)
     source = TarSource(path, label_column="idx")
     assert source.columns == {".jpg": "image", ".idx": "label", ".txt": "txt"}
@@ -561,15 +559,15 @@ def test_bad_rows_are_told_by_line(tmp_path: Path) -> None:
         "5.jpg,a,1\n"
     )
     source = ManifestSource(written(root, text))
-    outside = f"outside {root}; pass allow_outside=True (--allow-outside) to take it all the same"
+    outside = f"outside {root}; pass allow_outside=True (--allow-outside) to read it anyway"
     assert column_keys(source) == ["1.jpg", "two\nlines.jpg"]
     assert told(source) == [
         "train.csv line 3 (2.jpg): no label is given in 'label'",
         "train.csv line 4: no path is given",
-        "train.csv line 5 (./1.jpg): the path is listed already at train.csv line 2",
-        f"train.csv line 6 (../out.jpg): the path leads out of {root}; pass allow_outside=True (--allow-outside) to take it all the same",
+        "train.csv line 5 (./1.jpg): the path is already listed at train.csv line 2",
+        f"train.csv line 6 (../out.jpg): the path leads out of {root}; pass allow_outside=True (--allow-outside) to read it anyway",
         f"train.csv line 7 (/etc/passwd): the path is absolute, and paths are taken below {root}; pass "
-        "allow_outside=True (--allow-outside) to take it all the same",
+        "allow_outside=True (--allow-outside) to read it anyway",
         f"train.csv line 8 (link.jpg): the path leads, by a link, to {tmp_path}/out.jpg, {outside}",
         f"train.csv line 9 (up/out.jpg): the path leads, by a link, to {tmp_path}/out.jpg, {outside}",
         "train.csv line 10: has 2 columns instead of 3",
@@ -597,8 +595,8 @@ def test_a_file_that_cannot_be_read_is_told_when_it_is_read(tmp_path: Path) -> N
     source = ManifestSource(written(tmp_path, f"path\ngone.jpg\nfolder.jpg\npipe.jpg\n{long}\n"))
     assert [refused(source, index) for index in range(4)] == [
         "train.csv line 2 (gone.jpg): cannot be read: No such file or directory",
-        "train.csv line 3 (folder.jpg): is no regular file",
-        "train.csv line 4 (pipe.jpg): is no regular file",
+        "train.csv line 3 (folder.jpg): is not a regular file",
+        "train.csv line 4 (pipe.jpg): is not a regular file",
         f"train.csv line 5 ({long}): cannot be read: File name too long",
     ]
 
@@ -620,7 +618,7 @@ def test_a_label_that_is_none_of_the_classes_given_is_told(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
-        ("", {}, "train.csv is empty; expected a line that names the columns, and one line an image"),
+        ("", {}, "train.csv is empty; expected a line of column names, and one line per image"),
         ("path,label\n", {}, "train.csv lists no image"),
         (
             "a,b\n1.jpg,2\n",
@@ -628,35 +626,35 @@ def test_a_label_that_is_none_of_the_classes_given_is_told(tmp_path: Path) -> No
             r"none of its columns 'a', 'b' is one of path, image, .*; say which with path_column= \(--path-column\), or, for CSV "
             r"without a header, columns=\['path', …\] \(--columns path,label\)",
         ),
-        ("path,label\n", {"path_column": "pth"}, "path_column='pth' is none of its columns 'path', 'label'"),
-        ("path,label\n", {"label_column": "y"}, "label_column='y' is none of its columns 'path', 'label'"),
-        ("path,label\n", {"label_column": "path"}, "column 'path' cannot hold both paths and labels"),
+        ("path,label\n", {"path_column": "pth"}, "path_column='pth' is not one of its columns 'path', 'label'"),
+        ("path,label\n", {"label_column": "y"}, "label_column='y' is not one of its columns 'path', 'label'"),
+        ("path,label\n", {"label_column": "path"}, "column 'path' cannot contain both paths and labels"),
         ("path,x,x\n", {}, "there are two columns 'x'; rename one"),
         ("path,A b,a_b\n", {"label": False}, "column 'a_b' becomes field 'a_b', and so does column 'A b'; rename one"),
         (
             "path,Key\n",
             {"label": False},
-            "column 'Key' becomes field 'key', and so does what pack makes itself; rename one",
+            "column 'Key' becomes field 'key', and so does a field that pack adds; rename one",
         ),
-        ("p\0ath,label\n", {}, "its header holds NUL characters; if it is UTF-16, pass encoding='utf-16'"),
+        ("p\0ath,label\n", {}, "its header contains NUL characters; if it is UTF-16, pass encoding='utf-16'"),
         (
             "path,label\né.jpg,a\n".encode("latin-1"),
             {},
-            r"train.csv: byte 11 \(0xe9, line 2\) is no utf-8: invalid continuation byte; pass encoding= with the one",
+            r"train.csv: byte 11 \(0xe9, line 2\) is not utf-8: invalid continuation byte; pass encoding= with the encoding",
         ),
-        ("path\né.jpg\n", {"encoding": "ascii"}, r"byte 5 \(0xc3, line 2\) is no ascii: ordinal not in range"),
-        ("path\na.jpg\n".encode("utf-16"), {}, "train.csv begins as UTF-16 does, not as UTF-8; pass encoding='utf-16'"),
-        ("path\n", {"encoding": "klingon"}, "encoding='klingon' is no encoding of text that Python knows"),
-        ("path\n", {"encoding": "hex"}, "encoding='hex' is no encoding of text that Python knows"),
-        ("path\n", {"delimiter": ",,"}, "delimiter=',,' must be one character, and no line end"),
-        ("path\n", {"delimiter": "\n"}, "must be one character, and no line end"),
+        ("path\né.jpg\n", {"encoding": "ascii"}, r"byte 5 \(0xc3, line 2\) is not ascii: ordinal not in range"),
+        ("path\na.jpg\n".encode("utf-16"), {}, "train.csv begins like UTF-16, not UTF-8; pass encoding='utf-16'"),
+        ("path\n", {"encoding": "klingon"}, "encoding='klingon' is not a text encoding that Python knows"),
+        ("path\n", {"encoding": "hex"}, "encoding='hex' is not a text encoding that Python knows"),
+        ("path\n", {"delimiter": ",,"}, "delimiter=',,' must be one character, and not a line end"),
+        ("path\n", {"delimiter": "\n"}, "must be one character, and not a line end"),
         ("path\n", {"format": "xml"}, "format='xml'; the formats are csv and jsonl"),
         ("path\n", {"label_type": "float"}, "label_type='float'; the choices are auto, int, names"),
         ("path,label\n", {"classes": "cat"}, "classes='cat' must be a list of class names"),
-        ("path,label\n", {"classes": ["a", "a"]}, "classes: 'a' is there twice"),
-        ("path,label\n", {"classes": []}, "classes: there is none"),
+        ("path,label\n", {"classes": ["a", "a"]}, "classes: 'a' is listed twice"),
+        ("path,label\n", {"classes": []}, "classes: the list is empty"),
         ('"path,label\n1.jpg,a\n', {}, "train.csv: its header cannot be read: unexpected end of data"),
-        ("path\n", {"format": "jsonl", "delimiter": ";"}, "are for CSV, not for JSONL"),
+        ("path\n", {"format": "jsonl", "delimiter": ";"}, "apply to CSV, not to JSONL"),
     ],
 )
 def test_a_manifest_that_leaves_open_what_is_meant_is_refused(
@@ -670,7 +668,7 @@ def test_a_wrong_byte_far_into_a_file_is_told_by_its_place(tmp_path: Path) -> No
     text = "path\n" + "".join(f"{number:07}.jpg\n" for number in range(50_000))
     data = text.encode()
     file = written(tmp_path, data[:400_000] + b"\xff" + data[400_000:])
-    with pytest.raises(ConfigError, match=r"byte 400000 \(0xff, line 33334\) is no utf-8: invalid start byte"):
+    with pytest.raises(ConfigError, match=r"byte 400000 \(0xff, line 33334\) is not utf-8: invalid start byte"):
         ManifestSource(file)
 
 
@@ -684,7 +682,7 @@ def test_a_quote_that_is_never_closed_does_not_take_all_memory(tmp_path: Path) -
 
 def test_a_manifest_that_is_no_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.csv")
-    with pytest.raises(ConfigError, match="pipe.csv is no regular file"):
+    with pytest.raises(ConfigError, match="pipe.csv is not a regular file"):
         ManifestSource(tmp_path / "pipe.csv")
     with pytest.raises(StoreNotFoundError, match=r"no file at .*none.csv: .* holds pipe.csv"):
         ManifestSource(tmp_path / "none.csv")
@@ -847,27 +845,27 @@ def test_bad_lines_are_told_by_line_and_column(tmp_path: Path) -> None:
     source = ManifestSource(written(tmp_path, text, "a.jsonl"))
     assert len(source) == 1
     assert told(source) == [
-        "a.jsonl line 2: is no JSON at column 30: Expecting property name enclosed in double quotes",
+        "a.jsonl line 2: is not JSON at column 30: Expecting property name enclosed in double quotes",
         "a.jsonl line 3: is a JSON list; expected an object with a path",
         "a.jsonl line 4 (4.jpg): no label is given in 'label'",
         "a.jsonl line 5 (5.jpg): no label is given in 'label'",
         "a.jsonl line 6: no path is given",
-        "a.jsonl line 7: its path is a int, no text",
+        "a.jsonl line 7: its path is a int, not text",
         "a.jsonl line 8 (8.jpg): its label is a bool; expected an integer or a class name",
         "a.jsonl line 9 (9\\x00.jpg): its path holds a NUL character",
-        "a.jsonl line 10 (10\\ud800.jpg): its path is no valid UTF-8",
+        "a.jsonl line 10 (10\\ud800.jpg): its path is not valid UTF-8",
         "a.jsonl line 11 (11.jpg): holds text with a lone surrogate, which has no UTF-8 form",
         "a.jsonl line 12 (12.jpg): holds text with a lone surrogate, which has no UTF-8 form",
-        "a.jsonl line 13 (1.jpg): the path is listed already at a.jsonl line 1",
+        "a.jsonl line 13 (1.jpg): the path is already listed at a.jsonl line 1",
         "a.jsonl line 14: is JSON nested too deeply",
-        "a.jsonl line 15: is JSON that cannot be kept: Exceeds the limit (4300 digits) for integer string conversion: "
+        "a.jsonl line 15: is JSON that cannot be stored: Exceeds the limit (4300 digits) for integer string conversion: "
         "value has 5000 digits; use sys.set_int_max_str_digits() to increase the limit",
     ]
 
 
 def test_json_that_no_store_keeps_is_told_when_it_is_read(tmp_path: Path) -> None:
     source = ManifestSource(written(put(tmp_path, "1.jpg"), '{"path": "1.jpg", "x": [NaN]}', "a.jsonl"), label=False)
-    assert refused(source) == "a.jsonl line 1 (1.jpg): its x cannot be kept: JSON has no nan"
+    assert refused(source) == "a.jsonl line 1 (1.jpg): its x cannot be stored: JSON has no nan"
 
 
 # A JSON index
@@ -894,15 +892,15 @@ def test_an_index_of_lists(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("index", "message"),
     [
-        ({"path_list": ["a", "b"], "label_list": [1]}, "index.json: path_list has 2 items, and label_list has 1"),
-        ({"path_list": ["a"], "label_list": [1, 2]}, "index.json: path_list has 1 items, and label_list has 2"),
-        ({"path_list": ["a"], "x_list": []}, "path_list has 1 items, and x_list has 0"),
+        ({"path_list": ["a", "b"], "label_list": [1]}, "index.json: path_list has 2 items, but label_list has 1"),
+        ({"path_list": ["a"], "label_list": [1, 2]}, "index.json: path_list has 1 items, but label_list has 2"),
+        ({"path_list": ["a"], "x_list": []}, "path_list has 1 items, but x_list has 0"),
         ({"paths": []}, r'expected {"path_list": \[…\], "label_list": \[…\]}, found keys \'paths\''),
         ([1], "found list"),
         ({"path_list": []}, "lists no image"),
-        ('{"path_list": [}', "index.json is no JSON at line 1 column 16: Expecting value"),
-        ("[" * 100_000, "index.json is JSON that cannot be kept"),
-        ('{"path_list": [' + "9" * 5000 + "]}", "index.json is JSON that cannot be kept: Exceeds"),
+        ('{"path_list": [}', "index.json is not JSON at line 1 column 16: Expecting value"),
+        ("[" * 100_000, "index.json is JSON that cannot be stored"),
+        ('{"path_list": [' + "9" * 5000 + "]}", "index.json is JSON that cannot be stored: Exceeds"),
     ],
 )
 def test_an_index_that_is_none_is_refused(index: Any, message: str, tmp_path: Path) -> None:
@@ -916,7 +914,7 @@ def test_bad_items_of_an_index_are_told_by_position(tmp_path: Path) -> None:
         f"index.json path_list[1] (../2.jpg): the path leads out of {tmp_path}; pass allow_outside=True (--allow-outside) to take it all "
         "the same",
         "index.json path_list[2]: no path is given",
-        "index.json path_list[3] (1.jpg): the path is listed already at index.json path_list[0]",
+        "index.json path_list[3] (1.jpg): the path is already listed at index.json path_list[0]",
     ]
 
 
@@ -1014,7 +1012,7 @@ def test_shards_are_named_by_range_glob_or_list(tmp_path: Path) -> None:
         ("{0..9999999}.tar", ConfigError, r"{0..9999999} is of more than 100000 files"),
         ("{a..b}.tar", ConfigError, r"{a..b} is neither a range such as {000..099} nor a list such as {a,b}"),
         ("{a,a}.tar", ConfigError, "a.tar is given twice"),
-        ("empty.tar", ConfigError, "empty.tar: no members that make a sample, such as 0001.jpg"),
+        ("empty.tar", ConfigError, "empty.tar: no members form a sample, such as 0001.jpg"),
     ],
 )
 def test_shards_that_are_missing_are_told(name: str, error: type[Exception], message: str, tmp_path: Path) -> None:
@@ -1056,18 +1054,18 @@ def test_hostile_members_are_told_and_never_taken(tmp_path: Path) -> None:
     source = TarSource(tmp_path / "a.tar")
     assert column(source, "key") == ["good"]
     assert told(source) == [
-        "a.tar: hard.jpg: is a hard link; only regular files are taken",
-        "a.tar: soft.jpg: is a symbolic link; only regular files are taken",
-        "a.tar: device.jpg: is a device; only regular files are taken",
-        "a.tar: pipe.jpg: is a FIFO; only regular files are taken",
-        "a.tar: what.jpg: is of the unknown type 'Z'; only regular files are taken",
+        "a.tar: hard.jpg: is a hard link; only regular files are packed",
+        "a.tar: soft.jpg: is a symbolic link; only regular files are packed",
+        "a.tar: device.jpg: is a device; only regular files are packed",
+        "a.tar: pipe.jpg: is a FIFO; only regular files are packed",
+        "a.tar: what.jpg: is of the unknown type 'Z'; only regular files are packed",
         "a.tar: /abs.jpg: its name is an absolute path",
-        "a.tar: ../up.jpg: its name leads out of the archive by ..",
-        "a.tar: a/../../up.jpg: its name leads out of the archive by ..",
-        "a.tar: plain: has no name with an ending, such as 0001.jpg, so it belongs to no sample",
-        "a.tar: end.: has no name with an ending, such as 0001.jpg, so it belongs to no sample",
-        r"a.tar: b\xff.jpg: its name is no valid UTF-8",
-        "a.tar: good.PNG: is the second member of its sample that would be its image",
+        "a.tar: ../up.jpg: its name leads out of the archive through ..",
+        "a.tar: a/../../up.jpg: its name leads out of the archive through ..",
+        "a.tar: plain: its name has no extension such as 0001.jpg, so it belongs to no sample",
+        "a.tar: end.: its name has no extension such as 0001.jpg, so it belongs to no sample",
+        r"a.tar: b\xff.jpg: its name is not valid UTF-8",
+        "a.tar: good.PNG: is the second member of its sample for the field image",
     ]
     assert source.notes == ("left out 1 hidden file (.hidden); include_hidden=True (--include-hidden) takes them",)
     assert os.listdir(tmp_path) == ["a.tar"]
@@ -1079,7 +1077,7 @@ def test_samples_that_lack_what_others_have_are_told(tmp_path: Path) -> None:
     images = "jpg, jpeg, png, ppm, bmp, pgm, tif, tiff, webp"
     assert column(source, "label") == [1, 4]
     assert told(source) == [
-        "a.tar: 2: has no .cls, as others have; extensions= says which to take",
+        "a.tar: 2: has no .cls, which others have; choose extensions with extensions=",
         f"a.tar: 3: has no image ({images}), only label, txt",
     ]
     assert kinds(source) == {"image": "image", "label": "int", "key": "str"}
@@ -1093,7 +1091,7 @@ def test_keys_that_are_in_two_shards_are_told(tmp_path: Path) -> None:
         )
     source = TarSource(tmp_path / "{x,y}.tar")
     assert column(source, "key") == ["0", "x", "y"]
-    assert told(source) == ["y.tar: 0: its key is in x.tar already; pass key_with_shard=True if both are meant"]
+    assert told(source) == ["y.tar: 0: its key is already in x.tar; pass key_with_shard=True to pack both"]
     source = TarSource(tmp_path / "{x,y}.tar", key_with_shard=True)
     assert column(source, "key") == ["x/0", "x/x", "y/0", "y/y"]
     assert column(source, "image")[::2] == [b"x", b"y"]
@@ -1123,10 +1121,10 @@ def test_a_damaged_tar_is_told_with_the_place(tmp_path: Path) -> None:
         source = TarSource(tmp_path / "b.tar")
         return len(source), "; ".join(told(source))
 
-    end = "; only what lies before was taken"
+    end = "; only members before that are used"
     flipped = bytes(whole[:1030]) + b"\x07" + bytes(whole[1031:])
     assert say(flipped) == (1, f"b.tar: at byte 1024: there is no tar header; the file is damaged{end}")
-    assert say(b"hello" * 300) == (0, f"b.tar: at byte 0: it is no tar file{end}")
+    assert say(b"hello" * 300) == (0, f"b.tar: at byte 0: it is not a tar file{end}")
     closed = "the file ends without the mark that closes an archive: it was cut short"
     assert say(bytes(whole[: 3 * 1024])) == (3, f"b.tar: at byte 3072: {closed}{end}")
     twice = "more follows the mark that closes the archive; put each archive in a file of its own"
@@ -1137,7 +1135,7 @@ def test_a_damaged_tar_is_told_with_the_place(tmp_path: Path) -> None:
     header[124:136] = b"\xff" * 11 + b"\x00"
     header[148:156] = b" " * 8
     header[148:156] = b"%06o\0 " % sum(header)
-    assert say(bytes(header) + bytes(whole[512:])) == (0, f"b.tar: at byte 0: the size in a header is no number{end}")
+    assert say(bytes(header) + bytes(whole[512:])) == (0, f"b.tar: at byte 0: the size in a header is negative{end}")
     header[124:136] = b"\x80" + (2**80).to_bytes(11, "big")
     header[148:156] = b" " * 8
     header[148:156] = b"%06o\0 " % sum(header)
@@ -1158,10 +1156,10 @@ def test_every_flipped_byte_of_a_header_is_told_or_harmless(tmp_path: Path) -> N
 
 def test_a_shard_that_is_no_file_or_changes_is_told(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.tar")
-    assert told(TarSource(tmp_path / "pipe.tar")) == ["pipe.tar: is no regular file"]
+    assert told(TarSource(tmp_path / "pipe.tar")) == ["pipe.tar: is not a regular file"]
     source = TarSource(shard(tmp_path / "a.tar", {"1.jpg": b"1"}))
     shard(tmp_path / "a.tar", {"0.jpg": b"0", "1.jpg": b"1"})
-    assert refused(source) == "a.tar: 1: its shard was changed after its members were listed"
+    assert refused(source) == "a.tar: 1: its shard changed after its members were listed"
     os.unlink(tmp_path / "a.tar")
     assert refused(source) == "a.tar: 1: its shard cannot be read: No such file or directory"
 
@@ -1169,17 +1167,17 @@ def test_a_shard_that_is_no_file_or_changes_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ending", "data", "message"),
     [
-        ("cls", b"cat", "its .cls holds 'cat'; expected an integer"),
-        ("cls", b"", "its .cls holds ''; expected an integer"),
-        ("cls", b"1_0", "its .cls holds '1_0'; expected an integer"),
-        ("txt", b"ab\xff", "its .txt is no UTF-8 at byte 2"),
-        ("json", b"ab\xff", "its .json is no UTF-8 at byte 2"),
+        ("cls", b"cat", "its .cls contains 'cat'; expected an integer"),
+        ("cls", b"", "its .cls contains ''; expected an integer"),
+        ("cls", b"1_0", "its .cls contains '1_0'; expected an integer"),
+        ("txt", b"ab\xff", "its .txt is not UTF-8 at byte 2"),
+        ("json", b"ab\xff", "its .json is not UTF-8 at byte 2"),
         (
             "json",
             b'{"a": 1,\n}',
-            "its .json is no JSON at line 2 column 1: Expecting property name enclosed in double quotes",
+            "its .json is not JSON at line 2 column 1: Expecting property name enclosed in double quotes",
         ),
-        ("json", b"[NaN]", "its .json is JSON that cannot be kept: JSON has no nan"),
+        ("json", b"[NaN]", "its .json is JSON that cannot be stored: JSON has no nan"),
     ],
 )
 def test_members_that_do_not_parse_are_told_when_they_are_read(
@@ -1262,7 +1260,7 @@ def test_a_pil_image_of_any_mode_is_stored_without_loss(mode: str) -> None:
 
 def test_a_pil_image_without_a_lossless_file_is_told() -> None:
     source = DatasetSource([(photograph(0).convert("HSV"),)])
-    assert refused(source) == "sample 0: its image a PIL image of mode HSV has no lossless file; hand in its array"
+    assert refused(source) == "sample 0: its image a PIL image of mode HSV has no lossless format; pass its array"
 
 
 class Photographs:
@@ -1299,7 +1297,7 @@ def test_a_dataset_that_knows_its_files_gives_them(tmp_path: Path) -> None:
     source = open_source(Subset(dataset, [3, -4]))  # type: ignore[arg-type]  # a dataset by its methods
     assert (column(source, "label"), column(source, "key")) == ([6, 7], ["1/3.jpg", "0/0.jpg"])
     (note,) = source.notes  # type: ignore[attr-defined]
-    assert note.startswith("its transform is not applied: what is stored are the files as they are")
+    assert note.startswith("its transform is not applied: pack stores the original files")
     taken = records(open_source(dataset, files=False))[0]
     with Image.open(io.BytesIO(taken["image"])) as image:
         assert (image.size, taken["label"]) == ((2, 2), 7)
@@ -1312,7 +1310,7 @@ def test_files_are_taken_only_where_samples_are_what_they_show(tmp_path: Path) -
     dataset = Photographs(tmp_path / "b")
     dataset.image_paths[0], dataset.image_paths[3] = dataset.image_paths[3], dataset.image_paths[0]
     assert column(open_source(dataset), "key")[0] == "1/3.jpg"  # its own order
-    with pytest.raises(ConfigError, match="files=True: it is not certain which files the list reads"):
+    with pytest.raises(ConfigError, match="files=True: it is unknown which files the list reads"):
         open_source([(jpeg(0), 1)], files=True)
 
 
@@ -1346,19 +1344,19 @@ def test_an_exception_of_the_dataset_is_told() -> None:
 @pytest.mark.parametrize(
     ("second", "message"),
     [
-        ((b"x", 1), "has 2 elements, and the first sample 5"),
+        ((b"x", 1), "has 2 elements, but the first sample has 5"),
         ((b"x", None, np.zeros(2), "s", 1.0), "its label is None"),
-        ((b"x", True, np.zeros(2), "s", 1.0), "its label is a bool, and the field is of kind int"),
+        ((b"x", True, np.zeros(2), "s", 1.0), "its label is a bool, but the field is of kind int"),
         ((b"x", 2**63, np.zeros(2), "s", 1.0), "its label is outside the int64 range"),
-        ((1, 1, np.zeros(2), "s", 1.0), "its image is a int, and the field is of kind image"),
+        ((1, 1, np.zeros(2), "s", 1.0), "its image is a int, but the field is of kind image"),
         (
             (b"x", 1, np.zeros(3), "s", 1.0),
             "its field2 is float64 (3,), and the field float64 (2,); pass fields= with None",
         ),
         ((b"x", 1, np.zeros(2, "f4"), "s", 1.0), "its field2 is float32 (2,), and the field float64 (2,)"),
-        ((b"x", 1, np.zeros(2), b"s", 1.0), "its field3 is a bytes, and the field is of kind str"),
+        ((b"x", 1, np.zeros(2), b"s", 1.0), "its field3 is a bytes, but the field is of kind str"),
         ((b"x", 1, np.zeros(2), "\ud800", 1.0), "its field3 holds a lone surrogate, which has no UTF-8 form"),
-        ((b"x", 1, np.zeros(2), "s", "1"), "its field4 is a str, and the field is of kind float"),
+        ((b"x", 1, np.zeros(2), "s", "1"), "its field4 is a str, but the field is of kind float"),
     ],
 )
 def test_a_sample_unlike_the_first_is_told(second: Any, message: str) -> None:

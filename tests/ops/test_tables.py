@@ -20,8 +20,7 @@ import storeds
 from datasets import ClassLabel, Dataset, Features, Value
 from photographs import jpeg
 from storeds.errors import ConfigError, FormatError, MissingDependencyError
-from storeds.ops.packing.sources import BadItem, open_source
-from storeds.ops.packing.sources.tables import TableSource
+from storeds.ops.packing.sources import BadItem, TableSource, open_source
 
 
 def table(path: Path, rows: int = 4, **columns: Any) -> Path:

@@ -24,8 +24,7 @@ from damage import KINDS, Truth, columns, judge, read, records, value_of
 from photographs import jpeg
 from storeds.errors import StoredsError
 from storeds.ops import Progress
-from storeds.ops.verifying import workers as child
-from storeds.ops.verifying import workers as children
+from storeds.ops.verifying import workers as processes
 
 COPIES = 1000 if os.environ.get("STOREDS_TEST_FULL") else 40
 COUNT = 40
@@ -69,7 +68,7 @@ def test_verify_reports_flipped_bits_or_the_data_is_right(
 ) -> None:
     scheme, path, truth = store
     data = path.read_bytes()
-    monkeypatch.setattr(child, "DEADLINE", 5.0)
+    monkeypatch.setattr(processes, "DEADLINE", 5.0)
 
     def verdict(number: int) -> list[str]:
         victim = tmp_path / f"{number}.{scheme}"
@@ -179,9 +178,9 @@ def check_or_fail(self, position, *rest):
         {statement}
     return check(self, position, *rest)
 Checker._check_record = check_or_fail
-run_child(job)
+run_worker(job)
 """
-        monkeypatch.setattr(child, "_BOOT", child._BOOT.replace("run_child(job)\n", patch))
+        monkeypatch.setattr(processes, "_BOOT", processes._BOOT.replace("run_worker(job)\n", patch))
 
     return install
 
@@ -206,7 +205,7 @@ def numbers(tmp_path: Path) -> str:
 def test_a_checking_process_that_fails_costs_one_record(
     fail: Fail, numbers: str, monkeypatch: pytest.MonkeyPatch, statement: str, message: str
 ) -> None:
-    monkeypatch.setattr(child, "DEADLINE", 1.0)
+    monkeypatch.setattr(processes, "DEADLINE", 1.0)
     fail(statement, [70, 599])
     seen: list[Progress] = []
     report = storeds.verify(numbers, workers=2, progress=seen.append)
@@ -219,13 +218,13 @@ def test_signs_of_life_keep_a_batch_that_takes_long_alive(
     fail: Fail, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, path, _ = build("lmdb", tmp_path / "store")
-    monkeypatch.setattr(child, "DEADLINE", 2.0)
+    monkeypatch.setattr(processes, "DEADLINE", 2.0)
     fail("time.sleep(0.5)", list(range(8)))
     assert storeds.verify(f"lmdb://{path}", workers=1).findings == []
 
 
 def test_verify_gives_up_where_every_record_kills(fail: Fail, numbers: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(children, "_PATIENCE", 3)
+    monkeypatch.setattr(processes, "_MAX_TROUBLE", 3)
     fail("os.abort()", list(range(600)))
     seen: list[Progress] = []
     report = storeds.verify(numbers, workers=2, progress=seen.append)
@@ -235,7 +234,7 @@ def test_verify_gives_up_where_every_record_kills(fail: Fail, numbers: str, monk
 
 
 def test_a_store_that_kills_whoever_opens_it_is_one_finding(numbers: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child, "_BOOT", child._BOOT.replace("run_child(job)", "import os; os.abort()"))
+    monkeypatch.setattr(processes, "_BOOT", processes._BOOT.replace("run_worker(job)", "import os; os.abort()"))
     report = storeds.verify(numbers)
     (finding,) = report.findings
     assert (finding.kind, finding.position) == ("crash", None)

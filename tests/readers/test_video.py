@@ -20,8 +20,7 @@ import storeds
 from photographs import jpeg
 from storeds import SampleContext, StoreDataset, collate, errors, open_backend, open_writer, pack
 from storeds.backends.hdf5.backend import Hdf5Backend
-from storeds.ops.packing.sources import open_source
-from storeds.ops.packing.sources.videos import FrameFolderSource
+from storeds.ops.packing.sources import FrameFolderSource, open_source
 from storeds.readers.video import ClipPlan, VideoReader
 from storeds.testing import ReaderTests
 

@@ -23,8 +23,7 @@ from torch.utils.data import DataLoader
 
 from storeds import StoreIterable, errors, open_backend, open_writer, pack
 from storeds.backends.hdf5.backend import Hdf5Backend, Hdf5Opener
-from storeds.ops.packing.sources import BadItem, open_source
-from storeds.ops.packing.sources.videos import VideoSource
+from storeds.ops.packing.sources import BadItem, VideoSource, open_source
 from storeds.readers import VideoReader
 
 av = pytest.importorskip("av")

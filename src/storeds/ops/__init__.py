@@ -1,11 +1,14 @@
-"""What is done to whole stores: pack, convert, verify, repair, info, bench."""
+"""Operations on whole stores: pack, convert, verify, repair, info, bench.
+
+Each has its own module or package, named with a gerund because `storeds.ops.verify` is the function. Read `common`
+first, which they share.
+"""
 
 from storeds.ops.benchmarking import BenchPlot, BenchReport, Bottleneck, Measurement, bench
+from storeds.ops.common import Progress, ProgressHook
 from storeds.ops.converting import convert
 from storeds.ops.inspecting import Info, info
-from storeds.ops.packing import pack
-from storeds.ops.packing.result import Packed
-from storeds.ops.progress import Progress, ProgressHook
+from storeds.ops.packing import Packed, pack
 from storeds.ops.repairing import RepairReport, repair
 from storeds.ops.verifying import Finding, Report, verify
 from storeds.ops.verifying.contact_sheet import ContactSheet

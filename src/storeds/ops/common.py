@@ -1,34 +1,164 @@
-"""Reads a store from front to back, in batches, for what copies it."""
+"""What several operations share: progress, counts of verdicts, reading a store in batches, resuming, child processes."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import signal
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
+import numpy as np
+
+from storeds._utils.text import counted
 from storeds._utils.locations import file_path, redact
 from storeds.backends.concatenated import ConcatenatedBackend
 from storeds.backends.opening import open_backend, scheme_of
 from storeds.errors import ConfigError, FormatError, RecordError, StoreNotFoundError
-from storeds.jpeg import examine
-from storeds.ops.progress import Progress
-from storeds.protocols import Backend, Record, Writer
-from storeds.records.fields import UNCHECKED, stored_fields, verdict_field, wrong_verdict
+from storeds.jpeg import Verdict, examine
+from storeds.protocols import Backend, Meta, Record, Writer
+from storeds.records.columns import read_column
+from storeds.records.fields import UNCHECKED, derived_fields, stored_fields, verdict_field, wrong_verdict
 
 __all__ = [
+    "NOT_EXAMINED",
     "Batch",
+    "Progress",
+    "ProgressHook",
+    "VerdictCounts",
+    "brief_counts",
     "check_distinct",
+    "damage_note",
+    "damaged_kinds",
     "die_with_parent",
     "examined",
     "images_of",
+    "is_lost",
     "read_batches",
     "resumable",
-    "starting_dependents",
+    "sigint_blocked",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The progress of an operation.
+
+    Attributes
+    ----------
+    done, total : int
+        Items or records.
+    bytes : int
+        Bytes of blobs processed.
+    bad : int
+        Items with a problem.
+    damaged : int
+        Damaged pictures that are kept.
+    """
+
+    done: int
+    total: int
+    bytes: int
+    bad: int = 0
+    damaged: int = 0
+
+
+ProgressHook: TypeAlias = Callable[[Progress], None]
+
+NOT_EXAMINED = "not examined"
+"""The kind that stands for pictures without a verdict."""
+
+
+@dataclass(frozen=True)
+class VerdictCounts:
+    """How many pictures of a store have which verdict.
+
+    Attributes
+    ----------
+    kinds : dict
+        Kind of verdict, or `NOT_EXAMINED` → number of pictures, the most frequent first.
+    lost : dict
+        Kind → number of pictures of which nothing decodes, see `is_lost`.
+    """
+
+    kinds: dict[str, int] = field(default_factory=dict)
+    lost: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, backend: Backend) -> VerdictCounts:
+        """Count the verdicts on every image field of `backend`, from its columns alone.
+
+        Raises
+        ------
+        RecordError
+            A column is damaged.
+        FormatError
+            A string in it is not a verdict.
+        """
+        kinds: Counter[str] = Counter()
+        lost: Counter[str] = Counter()
+        for image, declared in backend.meta.fields.items():
+            if declared.kind != "image":
+                continue
+            if image not in backend.meta.verdicts:
+                kinds[NOT_EXAMINED] += len(backend)
+                continue
+            texts, counts = np.unique(read_column(backend, verdict_field(image)), return_counts=True)
+            for text, count in zip(texts.tolist(), counts.tolist(), strict=True):
+                try:
+                    verdict = Verdict.from_text(text)
+                except ValueError as error:
+                    raise FormatError(f"{backend.url}: {error}; storeds verify lists such records") from None
+                kind = NOT_EXAMINED if verdict is None else verdict.kind
+                kinds[kind] += count
+                if verdict is not None and is_lost(verdict):
+                    lost[kind] += count
+        return cls({kind: n for kind, n in kinds.most_common() if n}, dict(lost.most_common()))
+
+
+def is_lost(verdict: Verdict) -> bool:
+    """Return whether nothing of a picture decodes, even repaired. No decoder reads the rows left of a truncated PNG."""
+    return not verdict.recovered or verdict.kind == "truncated_file"
+
+
+def damaged_kinds(kinds: Mapping[str, int]) -> dict[str, int]:
+    """Return those of `kinds` that are damage."""
+    return {kind: n for kind, n in kinds.items() if kind != NOT_EXAMINED and not Verdict(kind).is_whole}
+
+
+def brief_counts(kinds: Mapping[str, int]) -> str:
+    """Return the counts in one line: ``37 whole, 3 damaged (truncated_scan 2, corrupt_data 1)``."""
+    found, unknown = damaged_kinds(kinds), kinds.get(NOT_EXAMINED, 0)
+    broken = sum(found.values())
+    whole = sum(kinds.values()) - broken - unknown
+    parts = [f"{whole:,} whole"] if whole or not unknown else []
+    if broken:
+        parts.append(f"{broken:,} damaged ({_listed(found)})")
+    if unknown:
+        parts.append(f"{unknown:,} {NOT_EXAMINED}")
+    return ", ".join(parts)
+
+
+def _listed(kinds: Mapping[str, int]) -> str:
+    return ", ".join(f"{kind} {n:,}" for kind, n in kinds.items())
+
+
+def damage_note(kinds: Mapping[str, int], meta: Meta) -> str | None:
+    """Return a sentence on the damaged pictures of a store and what to do about them, or None without any."""
+    found = damaged_kinds(kinds)
+    if not found:
+        return None
+    where = {name: "intact" for name, derived in derived_fields(meta).items() if derived.part == "finding"}
+    selects = f"where={where} reads only whole ones, " if where else ""
+    return (
+        f"{sum(found.values()):,} of {counted(sum(kinds.values()), 'picture')} are damaged ({_listed(found)}) and stored "
+        f"unchanged; readers apply min_recovered=, {selects}storeds verify lists the damaged ones, and storeds repair "
+        "writes a copy in which every program can read what is left of them"
+    )
 
 
 _BATCH = 64
@@ -36,12 +166,12 @@ Batch: TypeAlias = tuple[list[Record], Progress]
 
 
 def read_batches(source: Backend, start: int, stop: int | None = None) -> Iterator[Batch]:
-    """Yield the records from position `start` on, up to `stop`, with the verdicts on their pictures, and how far that is.
+    """Yield records with their verdicts in batches, from `start` up to `stop`, each with the progress so far.
 
     Raises
     ------
     RecordError
-        A record is bad, or a verdict in it.
+        A record, or a verdict in it, is bad.
     """
     volume, fields = 0, tuple(stored_fields(source.meta))
     stop = len(source) if stop is None else stop
@@ -64,9 +194,9 @@ def images_of(backend: Backend) -> tuple[str, ...]:
 
 
 def examined(batches: Iterable[Batch], images: tuple[str, ...]) -> Iterator[Batch]:
-    """Yield the batches with a verdict on every picture: those that have none are examined.
+    """Yield the batches after examining every picture that has no verdict.
 
-    That is done in threads, one for each CPU, while the next batch is read.
+    One thread per CPU examines a batch while the next one is read.
     """
     with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "storeds-examine") as pool:
         before: tuple[Batch, list[Future[None]]] | None = None
@@ -100,12 +230,12 @@ _FILES = ("lmdb", "hdf5")
 
 
 def check_distinct(source: Backend, dst_url: str) -> None:
-    """Raise ConfigError if `dst_url` is the store that `source` reads, or one of those that it reads as one."""
+    """Raise ConfigError if `dst_url` is the store that `source` reads, or one of those it concatenates."""
     members = source.members() if isinstance(source, ConcatenatedBackend) else [source]
     for member in members:
         if _is_same(member, dst_url):
             raise ConfigError(
-                f"{redact(dst_url)} is {member.url} itself, which is only read here and would be replaced; name another target"
+                f"{redact(dst_url)} is the source {member.url} itself, which writing would replace; pass another target"
             )
 
 
@@ -115,15 +245,15 @@ def _is_same(source: Backend, dst_url: str) -> bool:
             return os.path.samefile(file_path(source.url)[0], file_path(dst_url)[0])
         with open_backend(dst_url, layout="native") as target:
             return target.meta.build == source.meta.build
-    except (OSError, StoreNotFoundError, FormatError, ConfigError):  # nothing there; or what the writer refuses itself
+    except (OSError, StoreNotFoundError, FormatError, ConfigError):  # there is none, or the writer will refuse the URL
         return False
 
 
 @contextmanager
 def resumable(writer: Writer) -> Iterator[Writer]:
-    """Use `writer` in the body; an error that may pass (a full disk, a lost server, Ctrl-C) keeps what is durable.
+    """Use `writer` in the body. Errors that may pass (a full disk, a lost server, Ctrl-C) keep what is durable.
 
-    Bad records and a wrong configuration abort instead: going on from there would meet them again.
+    Bad records and a wrong configuration abort instead, because resuming would hit them again.
     """
     with writer:
         try:
@@ -139,8 +269,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 @contextmanager
-def starting_dependents() -> Iterator[None]:
-    """Hold Ctrl-C back while processes are started, which inherit that: they would print where it met them, importing."""
+def sigint_blocked() -> Iterator[None]:
+    """Block Ctrl-C while child processes start. They inherit the mask and print no traceback from an import."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -149,6 +279,6 @@ def starting_dependents() -> Iterator[None]:
 
 
 def die_with_parent() -> None:
-    """Make this process one that Ctrl-C does not end, and the death of its parent does."""
+    """Make this process ignore Ctrl-C and die when its parent dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

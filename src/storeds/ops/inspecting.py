@@ -1,4 +1,4 @@
-"""Says what is in a store without reading a blob."""
+"""Describes a store without reading blobs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from storeds._utils.locations import StoreURL
 from storeds.backends.base import StoreBackend
 from storeds.backends.opening import open_backend, with_scheme
 from storeds.errors import FormatError, RecordError
-from storeds.ops.verdict_counts import VerdictCounts
+from storeds.ops.common import VerdictCounts
 from storeds.protocols import JSON, Backend
 from storeds.records.columns import read_column
 from storeds.records.fields import fields_to_json
@@ -23,36 +23,36 @@ __all__ = ["Info", "info"]
 
 @dataclass(frozen=True)
 class Info:
-    """What a store says about itself.
+    """The description of a store.
 
     Attributes
     ----------
     url, backend, layout, id, build : str
     recognised : str or None
-        For a foreign layout, what it was recognised by.
+        For a foreign layout, how it was detected.
     count : int
-        Records.
+        Number of records.
     fields : list
         Name and kind of each field, in order.
     attrs : dict
         Class names and the like.
     classes, splits : dict or None
-        Of a native store: how many records have each label, by the name of its class where there is one; and how many
-        belong to each split. None where there is no such field.
+        Of a native store: records per label, by class name if there are names, and records per split. None without
+        such a field.
     pictures : dict or None
-        Kind of `storeds.jpeg.Verdict`, or ``"not examined"`` → how many pictures; None without an image field.
+        Kind of `storeds.jpeg.Verdict`, or ``"not examined"`` → number of pictures; None without an image field.
     bytes : int or None
-        What the store takes in its engine; None where that cannot be told.
+        The size of the store in its engine; None if unknown.
     unread : list of str
-        What of a foreign store no record holds, each with a reason; at most 200, and the last may be a count.
+        Parts of a foreign store that no record contains, each with a reason; at most 200, and the last may be a count.
     leftovers : str or None
-        Where an interrupted writer of this store left its work.
+        Where an interrupted writer left its work.
     writer : str or None
-        Which process is writing the store again at the moment.
+        The process that is rewriting the store now.
     handle : dict
-        How the store is opened: options, file system, pool.
+        How the store is opened: options, file system, handle pool.
     advice : list of str
-        What about its place or settings may hurt, and what to do.
+        Problems with its location or settings, and what to do.
     """
 
     url: str
@@ -80,7 +80,7 @@ class Info:
 
 
 def info(url: str, *, layout: str | None = None, options: Mapping[str, Any] | None = None) -> Info:
-    """Return what the store at `url` says about itself.
+    """Describe the store at `url` without reading blobs.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ def info(url: str, *, layout: str | None = None, options: Mapping[str, Any] | No
     Raises
     ------
     StoreNotFoundError, FormatError, UnavailableError, ConfigError
-        From opening it.
+        It cannot be opened.
     """
     with open_backend(url, layout=layout, **(options or {})) as backend:
         meta = backend.meta
@@ -121,7 +121,7 @@ def info(url: str, *, layout: str | None = None, options: Mapping[str, Any] | No
 def _pictures(backend: Backend) -> dict[str, int] | None:
     try:
         return VerdictCounts.of(backend).kinds or None
-    except (RecordError, FormatError):  # a damaged column; `verify` says where
+    except (RecordError, FormatError):  # a damaged column, which `verify` reports
         return None
 
 
@@ -133,17 +133,17 @@ def _class_counts(backend: Backend) -> dict[str, int] | None:
     names = {str(label): str(name) for label, name in enumerate(classes)}
     if len(set(names.values())) < len(names):
         return counts
-    # Classes without a record are shown too, and labels without a class under their number.
+    # This includes classes without records, and labels without a class by their numbers.
     return {name: counts.pop(label, 0) for label, name in names.items()} | counts
 
 
 def _counts(backend: Backend, name: str, kinds: tuple[str, ...]) -> dict[str, int] | None:
-    """Return how many records have each value of a field; None without the field, or where only records tell."""
+    """Return how many records have each value of a field; None without the field, or if no column stores it."""
     declared = backend.meta.fields.get(name)
     if backend.meta.layout != NATIVE or declared is None or declared.kind not in kinds:
         return None
     try:
         values, counts = np.unique(read_column(backend, name), return_counts=True)
-    except RecordError:  # a damaged column; `verify` says where
+    except RecordError:  # a damaged column, which `verify` reports
         return None
     return {str(value): count for value, count in zip(values.tolist(), counts.tolist(), strict=True)}

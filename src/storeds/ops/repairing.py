@@ -1,4 +1,4 @@
-"""Copies a store with every damaged JPEG repaired; the copy keeps the verdict on what each picture was."""
+"""Copies a store with every damaged JPEG repaired. The copy keeps the verdict on each original picture."""
 
 from __future__ import annotations
 
@@ -12,9 +12,17 @@ from storeds.backends.writer import COMMIT_EVERY
 from storeds.errors import ConfigError
 from storeds.jpeg import Verdict
 from storeds.jpeg import repair as repaired
-from storeds.ops.common import check_distinct, examined, images_of, read_batches, resumable
-from storeds.ops.progress import ProgressHook
-from storeds.ops.verdict_counts import VerdictCounts, damaged, is_lost
+from storeds.ops.common import (
+    ProgressHook,
+    VerdictCounts,
+    check_distinct,
+    damaged_kinds,
+    examined,
+    images_of,
+    is_lost,
+    read_batches,
+    resumable,
+)
 from storeds.protocols import Backend, Record
 from storeds.records.fields import verdict_field
 
@@ -23,19 +31,19 @@ __all__ = ["RepairReport", "repair"]
 
 @dataclass(frozen=True)
 class RepairReport:
-    """What `repair` did.
+    """The result of `repair`.
 
     Attributes
     ----------
     url, id, build : str
         Of the copy.
     count : int
-        Its records.
+        Number of records.
     kinds : dict
-        Kind of verdict on the pictures of the source → how many; a picture that was repaired earlier keeps the verdict
-        that it had before.
+        Kind of verdict on the pictures of the source → how many. A picture that was repaired earlier keeps its first
+        verdict.
     beyond : dict
-        Kind → those of which nothing decodes; the copy has their bytes as they were.
+        Kind → how many pictures of which nothing decodes. The copy has their original bytes.
     """
 
     url: str
@@ -47,7 +55,7 @@ class RepairReport:
 
     @property
     def ok(self) -> bool:
-        """Whether something of every picture can be read from the copy."""
+        """Whether at least a part of every picture can be read from the copy."""
         return not self.beyond
 
     @property
@@ -56,8 +64,8 @@ class RepairReport:
         return sum(map(self.repaired_of, self.kinds))
 
     def repaired_of(self, kind: str) -> int:
-        """Return how many of the pictures with this verdict are damaged, and decode in the copy as far as they are there."""
-        return self.kinds[kind] - self.beyond.get(kind, 0) if kind in damaged(self.kinds) else 0
+        """Return how many pictures with this verdict are damaged and decode in the copy."""
+        return self.kinds[kind] - self.beyond.get(kind, 0) if kind in damaged_kinds(self.kinds) else 0
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON."""
@@ -84,29 +92,29 @@ def repair(
     overwrite, resume, commit_every
         As for `open_writer`.
     layout, options : str, mapping, optional
-        Of the source, as for `open_backend`: a foreign store is repaired into a native one.
+        Of the source, as for `open_backend`. The copy of a foreign store is a native one.
     progress : callable, optional
-        Called with a `Progress` now and then.
+        Called with a `Progress` after each batch.
 
     Returns
     -------
     RepairReport
-        ``report.ok`` says whether something of every picture can be read.
+        ``report.ok`` is True if at least a part of every picture can be read.
 
     Raises
     ------
     ConfigError
-        Both are the same store, or it has no image field.
+        Source and target are the same store, or it has no image field.
     RecordError
         A record of the source cannot be read; nothing is published.
 
     Notes
     -----
-    Each picture of the copy has the verdict on what it was in the source: its new bytes look whole, and the share that was
-    lost stays lost. So readers of the copy go by `min_recovered`, and ``where={"finding": "intact"}`` and ``column`` see
-    it. Verdicts that the source has are kept; pictures without one are examined.
+    Each picture of the copy keeps the verdict on its original bytes: the new bytes look whole, but the lost part stays
+    lost. Readers of the copy apply `min_recovered` to this verdict, and ``where={"finding": "intact"}`` and ``column``
+    use it. Pictures without a verdict are examined.
 
-    Whole pictures keep their bytes, and so do those of which nothing is there. Fields, order and attrs stay the same.
+    Whole pictures keep their bytes, and so do pictures of which nothing is left. Fields, order and attrs stay the same.
     """
     with open_backend(src_url, layout=layout, **(options or {})) as source:
         check_distinct(source, dst_url)
@@ -117,7 +125,7 @@ def repair(
             overwrite=overwrite,
             resume=resume,
             commit_every=commit_every,
-            check=False,  # records bring their verdicts
+            check=False,  # records already contain their verdicts
             plan={"repair": source.meta.id},
         )
         with resumable(writer):
@@ -129,9 +137,9 @@ def repair(
                         broken, lost = broken + (not verdict.is_whole), lost + is_lost(verdict)
                 writer.append(records)
                 if progress is not None:
-                    progress(replace(state, bad=lost, odd=broken))
+                    progress(replace(state, bad=lost, damaged=broken))
             meta = writer.publish(source.meta.attrs)
-    # From the copy, so that a resumed run counts all of them.
+    # Counting in the copy includes what an interrupted run wrote.
     with open_backend(dst_url) as copy:
         counts = VerdictCounts.of(copy)
     return RepairReport(redact(dst_url), meta.id, meta.build, meta.count, counts.kinds, counts.lost)
@@ -141,7 +149,7 @@ def _images(source: Backend) -> tuple[str, ...]:
     images = images_of(source)
     if not images:
         shown = ", ".join(f"{name} ({declared.kind})" for name, declared in source.meta.fields.items())
-        raise ConfigError(f"{source.url} has no field of kind image to be repaired, only {shown}")
+        raise ConfigError(f"{source.url} has no field of kind image to repair, only {shown}")
     return images
 
 
@@ -149,8 +157,7 @@ def _repair(record: Record, image: str) -> Verdict:
     """Repair field `image` of `record` in place; return the verdict on what it was."""
     verdict = Verdict.from_text(record[verdict_field(image)])
     assert verdict is not None  # every picture was examined
-    if (
-        not verdict.is_whole and verdict.recovered
-    ):  # else a grey picture would take the place of bytes that may be saved yet
+    # If nothing is recovered, a grey picture must not replace bytes that another tool may still save.
+    if not verdict.is_whole and verdict.recovered:
         record[image] = repaired(record[image])
     return verdict

@@ -1,34 +1,68 @@
-"""Packs a source of images or records into a store: in parallel, in order, resumable, bad items by policy."""
+"""Packs a source of images or records into a store: in parallel, in order and resumable.
+
+`pack` is the entry point. Read this file first, then `prepare` (threads and processes) and `sources`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from storeds._utils.text import counted, printable, some
 from storeds._utils.locations import redact
-from storeds._utils.text import counted, printable
 from storeds.backends.opening import open_backend, open_writer
 from storeds.backends.writer import COMMIT_EVERY
 from storeds.errors import ConfigError, FormatError, RecordError, suggest
-from storeds.ops.common import resumable
+from storeds.ops.common import Progress, ProgressHook, VerdictCounts, damage_note, damaged_kinds, resumable
 from storeds.ops.packing.prepare import Prepared, Preparer, prepared_chunks
-from storeds.ops.packing.result import Packed, reasons
 from storeds.ops.packing.sources import open_source
 from storeds.ops.packing.sources.base import PackSource, Problem
 from storeds.ops.packing.sources.videos import VideoSource
-from storeds.ops.packing.splits import SplitBy, make_split
-from storeds.ops.progress import Progress, ProgressHook
-from storeds.ops.verdict_counts import VerdictCounts, damage_note
+from storeds.ops.packing.splits import SplitBy, choose_split, make_split
 from storeds.protocols import JSON, Field, Meta, Writer
 
-__all__ = ["OnBad", "pack"]
+__all__ = ["OnBad", "Packed", "SplitBy", "choose_split", "make_split", "pack", "reasons", "reasons_line"]
 
 OnBad = Literal["raise", "skip", "keep"]
-_NOTED = 1000  # problems kept in a resumable note
+_EXAMPLES = 3
+_MAX_NOTED = 1000  # problems kept in a resumable note
 _LOG = logging.getLogger("storeds")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packed(Meta):
+    """`Meta` of a packed store, and what `pack` reports about it.
+
+    Parameters
+    ----------
+    columns : mapping of str to str or None
+        For a source with columns: each column and its field, or None for a column that was left out.
+    notes : tuple of str
+        The warnings of `pack` as sentences: hidden folders left out, images encoded again.
+    left_out : int
+        Bad items that are not in the store. Hidden files do not count.
+    reasons : mapping of str to int
+        Why items are bad → how many. With ``on_bad="keep"`` this includes items that were kept.
+    findings : mapping of str to int
+        Kind of `storeds.jpeg.Verdict`, or ``"not examined"`` → number of pictures in the store, the most frequent first.
+    """
+
+    columns: Mapping[str, str | None] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    left_out: int = 0
+    reasons: Mapping[str, int] = field(default_factory=dict)
+    findings: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def damaged(self) -> int:
+        """How many pictures of the store are damaged."""
+        return sum(damaged_kinds(self.findings).values())
 
 
 def pack(
@@ -56,92 +90,92 @@ def pack(
     Parameters
     ----------
     source : path, URL or dataset
-        A folder with one sub-folder per class (order and labels are those that torchvision's ImageFolder gives), a flat
-        folder, a CSV or JSONL manifest, a JSON index, tar shards, another store, or a map-style dataset object; see
+        A folder with one sub-folder per class (order and labels are those of torchvision's ImageFolder), a flat folder,
+        a CSV or JSONL manifest, a JSON index, tar shards, another store, or a map-style dataset object; see
         `storeds.ops.packing.sources.open_source`.
     url : str
-        Where the store goes, see `open_writer`. Images are stored as the bytes they are, unless re-encoded.
+        The new store, see `open_writer`. Images keep their bytes unless they are encoded again.
     kind : str, optional
-        What `source` is, where that cannot be told by looking.
+        The kind of `source`, if it cannot be detected.
     on_bad : str
-        ``"raise"``: look at everything, then raise one error that lists all bad items, and publish nothing.
-        ``"skip"``: leave bad items out. ``"keep"``: leave out only what cannot be read at all.
+        ``"raise"``: read everything, then raise one error that lists all bad items, and publish nothing. ``"skip"``:
+        leave bad items out. ``"keep"``: leave out only what cannot be read at all.
     split : mapping, optional
         Name → share; adds a field ``split``: ``{"train": 0.9, "val": 0.1}``.
     split_by : str, optional
-        ``"label"``: divide each class by these shares; ``"key"``: by a hash of the key alone, so that a record stays in
-        its split whatever else is packed. By default by label where there is one; see `storeds.ops.packing.splits.make_split`.
+        ``"label"``: divide each class by these shares. ``"key"``: divide by a hash of the key alone, so that a record
+        stays in its split whatever else is packed. The default is by label if there is one.
     max_side : int, optional
-        Scale larger images down to this many pixels on their longer side, and encode them anew as JPEG.
+        Scale larger images down to this many pixels on their longer side, and encode them as JPEG.
     quality : int, optional
-        Encode every image again as JPEG of this quality, 1 to 95 (90 for those that `max_side` scales). A damaged picture
-        keeps the verdict on what it was.
+        Encode every image as JPEG of this quality, 1 to 95. Images scaled by `max_side` alone get 90. A damaged picture
+        keeps the verdict on its original bytes.
     check : bool
-        Examine every picture once, as it comes, and store the verdict beside it (see `storeds.jpeg.examine`): readers
-        then know what is damaged without looking again. Without it readers examine every picture they read, and a
-        damaged picture that would be encoded again is bad: it would look whole from then on. Verdicts that a source
-        store has are kept in any case.
+        Examine every picture once while packing, and store the verdict with it (see `storeds.jpeg.examine`). Readers
+        then know which pictures are damaged without examining them. With False, readers examine every picture they
+        read, and a damaged picture that would be encoded again is a bad item, because it would look whole. Verdicts of
+        a source store are kept either way.
     workers : int, optional
-        Threads that read, examine and encode; one per CPU by default, and 0 is one. A source that is not known to be safe
-        for threads, such as a dataset object, is by default read in the calling thread; a number of workers reads it in as
-        many processes. The result does not depend on it.
+        Threads that read, examine and encode; one per CPU by default, and 0 means one. A source that is not thread-safe,
+        such as a dataset object, is read in the calling thread by default, and in this many processes if `workers` is
+        given. The result does not depend on it.
     overwrite, resume, commit_every, index
-        As for `open_writer`; a resumed pack needs the same source and options.
+        As for `open_writer`. Resuming needs the same source and options.
     progress : callable, optional
         Called with a `Progress` after each chunk.
     on_problem : callable, optional
-        Called with each `~storeds.ops.packing.sources.Problem` as it is found.
+        Called with each `~storeds.ops.packing.sources.Problem` when it is found.
     **source_options
-        The source's own, see `storeds.ops.packing.sources.open_source`.
+        Options of the source, see `storeds.ops.packing.sources.open_source`.
 
     Returns
     -------
     Packed
-        `Meta` of the published store, how columns were understood, what was left out, and what to know about it. Its
-        notes are logged as warnings too.
+        `Meta` of the published store, how columns were interpreted, what was left out, and notes. Notes are logged as
+        warnings too.
 
     Raises
     ------
     StoreNotFoundError, ConfigError
-        There is no such source; it is none that can be packed; an option is wrong.
+        The source does not exist or is not supported; an option is wrong.
     RecordError
-        Items are bad and `on_bad` is ``"raise"``; the message lists all of them.
+        Items are bad and `on_bad` is ``"raise"``. The message lists all of them.
     StoreExistsError
-        The target, or what an interrupted pack left, is in the way.
+        The target exists, or an interrupted pack left its work there.
     """
     shares = _check(on_bad, split, max_side, quality)
     if workers is not None and workers < 0:
         raise ConfigError(f"workers must be 0 or more, got {workers}")
     if split_by is not None and not shares:
         raise ConfigError(
-            f"split_by={split_by!r} needs the shares too: split={{'train': 0.9, 'val': 0.1}} (--split train=0.9,val=0.1)"
+            f"split_by={split_by!r} needs shares: split={{'train': 0.9, 'val': 0.1}} (--split train=0.9,val=0.1)"
         )
     opened = open_source(source, kind=kind, **source_options)
     fields = _fields(opened, shares)
     divided = make_split(opened, shares, split_by) if shares else None
     notes = (*getattr(opened, "notes", ()), *(divided.notes if divided is not None else ()))
     columns = dict(getattr(opened, "columns", {}))
-    _tell_notes(_named(source), notes, columns)
+    _log_notes(_display_name(source), notes, columns)
     options: dict[str, JSON] = {"on_bad": on_bad, "split": dict(shares), "max_side": max_side, "quality": quality}
     options["check"] = check
     if divided is not None:
         options["split_by"] = "key" if divided.chosen is None else "label"
     plan: JSON = {"source": opened.fingerprint, "options": options}
-    if isinstance(opened, VideoSource):  # it encodes each frame itself, once
+    if isinstance(opened, VideoSource):  # it encodes each frame once, itself
         opened, max_side, quality = opened.encoded(max_side, quality), None, None
     preparer = Preparer(opened, max_side, quality, divided, check)
     how: dict[str, Any] = {"overwrite": overwrite, "resume": resume, "commit_every": commit_every, "index": index}
-    writer = open_writer(url, fields, plan=plan, check=False, **how)  # records bring their verdicts
+    writer = open_writer(url, fields, plan=plan, check=False, **how)  # records already contain their verdicts
     with resumable(writer):
         run = _Run(writer, opened, on_bad, progress, on_problem)
-        run.feed(preparer, workers, commit_every)
-        run.judge()
+        run.write(preparer, workers, commit_every)
+        run.raise_if_bad()
         meta = writer.publish(opened.attrs)
-    with open_backend(url) as backend:  # counted there, so that a resumed pack counts all of them
+    with open_backend(url) as backend:  # counting in the store includes what was packed before a resume
         findings = VerdictCounts.of(backend).kinds
     note = damage_note(findings, meta)
     if note is not None:
-        _tell_notes(redact(url), (note,), {})
+        _log_notes(redact(url), (note,), {})
         notes = (*notes, note)
     found = {brief: count for brief, (count, _) in reasons(run.problems).items()}
     own = {one.name: getattr(meta, one.name) for one in dataclasses.fields(Meta)}
@@ -163,32 +197,30 @@ def _check(
     return shares
 
 
-def _tell_notes(where: str, notes: Sequence[str], columns: Mapping[str, str | None]) -> None:
+def _log_notes(where: str, notes: Sequence[str], columns: Mapping[str, str | None]) -> None:
     for note in notes:
         _LOG.warning("%s: %s", where, note)
     if columns:
         _LOG.info("%s: %s", where, ", ".join(f"{name} is {field}" for name, field in columns.items()))
 
 
-def _named(source: Any) -> str:
-    return (
-        printable(redact(os.fspath(source)))
-        if isinstance(source, (str, os.PathLike))
-        else f"the {type(source).__name__}"
-    )
+def _display_name(source: Any) -> str:
+    if isinstance(source, (str, os.PathLike)):
+        return printable(redact(os.fspath(source)))
+    return f"the {type(source).__name__}"
 
 
 def _fields(source: PackSource, shares: tuple[tuple[str, float], ...]) -> dict[str, Field]:
     fields = dict(source.fields)
     if shares:
         if "split" in fields:
-            raise ConfigError("the source has a field 'split' already; leave split= out")
+            raise ConfigError("the source already has a field 'split'; remove split=")
         fields["split"] = Field("str")
     return fields
 
 
 class _Run:
-    """One pass over a source: what was written, what is damaged, where to go on."""
+    """One pass over a source: counts what was written, collects what is bad, and notes where to resume."""
 
     def __init__(
         self,
@@ -200,23 +232,23 @@ class _Run:
     ) -> None:
         self.writer, self.source, self.on_bad = writer, source, on_bad
         self.progress, self.on_problem = progress, on_problem
-        note: Any = writer.note or {"next": 0, "count": 0, "problems": [], "bad": 0, "odd": 0}
-        self.next, self.odd, self.bad = note["next"], note["odd"], note["bad"]
+        note: Any = writer.note or {"next": 0, "count": 0, "problems": [], "bad": 0, "damaged": 0}
+        self.next, self.damaged, self.bad = note["next"], note["damaged"], note["bad"]
         self.problems = [Problem(name, reason) for name, reason in note["problems"]]
-        # Records that became durable after the note was written come by once more.
+        # Records that became durable after the last note will be prepared again, and must be dropped then.
         self.surplus = writer.count - note["count"]
         if self.surplus < 0:
             raise FormatError(
-                f"what is left of an interrupted pack cannot be resumed: {note['count']} records were written, of which {writer.count} are left; start "
-                "anew with overwrite=True (--overwrite)"
+                f"the interrupted pack cannot be resumed: it wrote {note['count']} records, and {writer.count} are left; "
+                "start over with overwrite=True (--overwrite)"
             )
         self.noted, self.volume = writer.count, 0
         if not self.next:
             for problem in source.problems:
-                self._tell(problem)
+                self._report(problem)
 
-    def feed(self, preparer: Preparer, workers: int | None, commit_every: int) -> None:
-        """Write what is left of the source."""
+    def write(self, preparer: Preparer, workers: int | None, commit_every: int) -> None:
+        """Write the rest of the source."""
         for items, prepared in prepared_chunks(preparer, self.next, workers):
             records = [
                 record
@@ -230,7 +262,7 @@ class _Run:
             if self.writer.count - self.noted >= commit_every and not self.surplus:
                 self._note()
             if self.progress is not None:
-                self.progress(Progress(self.next, len(self.source), self.volume, self.bad, self.odd))
+                self.progress(Progress(self.next, len(self.source), self.volume, self.bad, self.damaged))
 
     @property
     def left_out(self) -> int:
@@ -238,16 +270,16 @@ class _Run:
         return len(self.source) + len(self.source.problems) - self.writer.count
 
     def _take(self, index: int, prepared: Prepared) -> dict[str, Any] | None:
-        self.odd += prepared.damaged
+        self.damaged += prepared.damaged
         if prepared.reason is not None:
-            self._tell(Problem(self.source.name(index), prepared.reason))
+            self._report(Problem(self.source.name(index), prepared.reason))
             if self.on_bad != "keep":
                 return None
         if prepared.record is not None:
             self.volume += sum(len(value) for value in prepared.record.values() if isinstance(value, bytes))
         return prepared.record
 
-    def _tell(self, problem: Problem) -> None:
+    def _report(self, problem: Problem) -> None:
         self.bad += 1
         self.problems.append(problem)
         if self.on_problem is not None:
@@ -259,22 +291,39 @@ class _Run:
             {
                 "next": self.next,
                 "count": self.writer.count,
-                "odd": self.odd,
+                "damaged": self.damaged,
                 "bad": self.bad,
-                "problems": [[problem.name, problem.reason] for problem in self.problems[:_NOTED]],
+                "problems": [[problem.name, problem.reason] for problem in self.problems[:_MAX_NOTED]],
             }
         )
 
-    def judge(self) -> None:
+    def raise_if_bad(self) -> None:
         """Raise RecordError if there were bad items and the policy says so."""
-        if self.on_bad == "raise" and self.bad:
-            lines = "\n".join(f"  {problem}" for problem in self.problems)
-            more = (
-                f"\n  and {self.bad - len(self.problems)} before the pack was resumed"
-                if self.bad > len(self.problems)
-                else ""
-            )
-            raise RecordError(
-                f"{self.bad:,} of {counted(len(self.source) + len(self.source.problems), 'item')} cannot be packed, so nothing was "
-                f"published; repair them, or pass on_bad='skip' (--on-bad skip):\n{lines}{more}"
-            )
+        if self.on_bad != "raise" or not self.bad:
+            return
+        lines = "\n".join(f"  {problem}" for problem in self.problems)
+        earlier = self.bad - len(self.problems)
+        more = f"\n  and {earlier} before the pack was resumed" if earlier > 0 else ""
+        raise RecordError(
+            f"{self.bad:,} of {counted(len(self.source) + len(self.source.problems), 'item')} cannot be packed, so "
+            f"nothing was published; repair them, or pass on_bad='skip' (--on-bad skip):\n{lines}{more}"
+        )
+
+
+def reasons(problems: Iterable[Problem]) -> dict[str, tuple[int, str]]:
+    """Return why items are bad: reason → how many, and the names of the first. The most frequent reason comes first."""
+    names: dict[str, list[str]] = {}
+    counts: Counter[str] = Counter()
+    for problem in problems:
+        # Text in brackets or after a colon differs from item to item, and so do quoted values and numbers.
+        brief = re.split(r" \(|: ", problem.reason, maxsplit=1)[0]
+        brief = re.sub(r"'[^']*'|\b\d+\b", "…", brief)
+        counts[brief] += 1
+        if len(names.setdefault(brief, [])) <= _EXAMPLES:
+            names[brief].append(problem.name)
+    return {brief: (count, some(names[brief], _EXAMPLES)) for brief, count in counts.most_common()}
+
+
+def reasons_line(found: Mapping[str, tuple[int, str]]) -> str:
+    """Return the reasons in one line."""
+    return "; ".join(f"{counted(count, 'item')}: {brief} ({names})" for brief, (count, names) in found.items())

@@ -1,4 +1,4 @@
-"""Makes records ready for a store, in threads or in processes: reading, examining, re-encoding, in bounded order."""
+"""Prepares records for a store in threads or processes: reads, examines and encodes pictures, in order."""
 
 from __future__ import annotations
 
@@ -19,14 +19,8 @@ from storeds._utils.text import counted
 from storeds.errors import StoredsError
 from storeds.jpeg import Verdict, examine, repair
 from storeds.jpeg.markers import surely_opens
-from storeds.ops.common import die_with_parent, starting_dependents
+from storeds.ops.common import die_with_parent, sigint_blocked
 from storeds.ops.packing.sources.base import BadItem, PackSource
-from storeds.ops.packing.sources.files import FilesSource
-from storeds.ops.packing.sources.folders import FlatFolderSource, ImageFolderSource
-from storeds.ops.packing.sources.manifests import JsonIndexSource, ManifestSource
-from storeds.ops.packing.sources.stores import StoreSource
-from storeds.ops.packing.sources.tars import TarSource
-from storeds.ops.packing.sources.videos import FrameFolderSource, VideoSource
 from storeds.ops.packing.splits import Split
 from storeds.protocols import Record
 from storeds.readers.decoders import decode_reason
@@ -35,38 +29,25 @@ from storeds.records.fields import UNCHECKED, verdict_field
 __all__ = ["Prepared", "Preparer", "prepared_chunks"]
 
 _CHUNK_ITEMS = 256
-_CHUNK_BYTES = 8 << 20
-_AHEAD_BYTES = 4 << 20  # what all threads read ahead together: enough for what an engine writes at a time
-_LEAST_BYTES = 256 << 10
-_AHEAD = 2  # chunks in flight for each worker process
+_CHUNK_BYTES = 8 << 20  # of one chunk for a worker process
+_AHEAD_BYTES = 4 << 20  # that all threads together read ahead: as much as an engine writes at once
+_MIN_CHUNK_BYTES = 256 << 10
+_AHEAD = 2  # chunks in flight per worker process
 _QUALITY = 90
-# Several threads may call `read` of these at once. Others, a subclass too, may belong to one thread.
-_READ_IN_THREADS = frozenset[type](
-    (
-        FilesSource,
-        FlatFolderSource,
-        FrameFolderSource,
-        ImageFolderSource,
-        JsonIndexSource,
-        ManifestSource,
-        StoreSource,
-        TarSource,
-    )
-)
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The outcome for one item of a source.
+    """The result for one item of a source.
 
     Attributes
     ----------
     record : dict or None
-        With the verdicts on its pictures; None where there is nothing to store.
+        The record with the verdicts on its pictures; None if there is nothing to store.
     reason : str or None
         What is wrong with it.
     damaged : bool
-        Whether a part of one of its pictures is missing or wrong.
+        Whether part of one of its pictures is missing or wrong.
     """
 
     record: Record | None
@@ -76,19 +57,19 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Preparer:
-    """Reads items of a source and makes records of them; picklable.
+    """Turns items of a source into records. Picklable.
 
     Parameters
     ----------
     source : PackSource
     max_side : int or None
-        Images with a longer side are scaled down to it and encoded again.
+        Scale larger images down to this many pixels on their longer side, and encode them again.
     quality : int or None
-        Every image is encoded again as JPEG of this quality.
+        Encode every image as JPEG of this quality.
     split : Split, optional
-        Fills the field ``split``.
+        Gives the value of the field ``split``.
     check : bool
-        Examine each picture as it comes, unless the source has a verdict on it.
+        Examine each picture unless the source has a verdict on it.
     """
 
     source: PackSource
@@ -98,7 +79,7 @@ class Preparer:
     check: bool = True
 
     def prepare(self, index: int) -> Prepared:
-        """Return the outcome for item `index`; raises nothing for a bad one."""
+        """Read and finish item `index`; a bad item gives a reason instead of an error."""
         return self.finish(index, self.read(index))
 
     def read(self, index: int) -> Record | BadItem:
@@ -109,7 +90,7 @@ class Preparer:
             return error
 
     def finish(self, index: int, item: Record | BadItem) -> Prepared:
-        """Return the outcome for what `read` returned; any thread may call it."""
+        """Examine and encode what `read` returned. Thread-safe."""
         if isinstance(item, BadItem):
             return Prepared(None, str(item))
         record = dict(item)
@@ -118,7 +99,7 @@ class Preparer:
         reasons, damaged = [], False
         for name, field in self.source.fields.items():
             if field.kind == "image":
-                reason, verdict = self._take(record, name)
+                reason, verdict = self._finish_picture(record, name)
                 if reason is not None:
                     reasons.append(reason)
                 damaged = damaged or not (verdict is None or verdict.is_whole)
@@ -129,8 +110,8 @@ class Preparer:
         """Whether images may be encoded again."""
         return self.max_side is not None or self.quality is not None
 
-    def _take(self, record: Record, image: str) -> tuple[str | None, Verdict | None]:
-        """Put field `image` of `record` into its final form, with its verdict; return why it is bad, and the verdict."""
+    def _finish_picture(self, record: Record, image: str) -> tuple[str | None, Verdict | None]:
+        """Put field `image` of `record` into its final form and add its verdict; return why it is bad, and the verdict."""
         blob = record[image]
         verdict = Verdict.from_text(record.get(verdict_field(image), UNCHECKED))
         if verdict is None and self.check:
@@ -142,22 +123,22 @@ class Preparer:
         return reason, verdict
 
     def _encoded(self, blob: bytes, verdict: Verdict | None) -> tuple[bytes, Verdict | None, str | None]:
-        """Return the picture as it is stored, its verdict, and why it is bad.
+        """Return the picture to store, its verdict, and why it is bad.
 
-        A damaged picture keeps the verdict on what it was, since its new bytes look whole.
+        A damaged picture keeps the verdict on its original bytes, because the new ones look whole.
         """
         try:
-            # Pillow reads the header only.
+            # Pillow reads only the header here.
             with Image.open(io.BytesIO(blob)) as image:
                 large = self.max_side is not None and max(image.size) > self.max_side
             if not large and self.quality is None:
                 return blob, verdict, None
             found = verdict or examine(blob)
             if verdict is None and not found.is_whole and found.kind != "missing_eoi":
-                return blob, None, _loss(found)
+                return blob, None, _would_look_whole(found)
             encoded = self._encode(blob if found.is_whole else repair(blob))
-        except Exception as error:  # decoders raise whatever they like on damaged bytes
-            return blob, verdict, _no_image(blob, decode_reason(error))
+        except Exception as error:  # decoders raise any exception on damaged bytes
+            return blob, verdict, _unreadable_image(blob, decode_reason(error))
         return encoded, Verdict("intact") if verdict is not None and verdict.is_whole else verdict, None
 
     def _encode(self, blob: bytes) -> bytes:
@@ -174,30 +155,30 @@ class Preparer:
 
 
 def _unreadable(blob: bytes, verdict: Verdict | None) -> str | None:
-    """Return why nothing of a picture can be read, by its verdict; without one, whether Pillow opens it."""
+    """Return why nothing of a picture can be read: from its verdict or, without one, from opening it with Pillow."""
     if not blob:
         return "is empty (0 bytes)"
     if verdict is not None:
         nothing = not verdict.is_whole and verdict.recovered == 0.0 and verdict.exact
-        return _no_image(blob, verdict.reason or verdict.kind) if nothing else None
+        return _unreadable_image(blob, verdict.reason or verdict.kind) if nothing else None
     if surely_opens(blob):
         return None
     try:
         with Image.open(io.BytesIO(blob)):
             return None
     except Exception as error:  # decoders raise whatever they like on damaged bytes
-        return _no_image(blob, decode_reason(error))
+        return _unreadable_image(blob, decode_reason(error))
 
 
-def _no_image(blob: bytes, why: str) -> str:
-    return f"is no image that can be read ({counted(len(blob), 'byte')} beginning {blob[:4].hex(' ')}): {why}"
+def _unreadable_image(blob: bytes, why: str) -> str:
+    return f"cannot be read as an image ({counted(len(blob), 'byte')} beginning {blob[:4].hex(' ')}): {why}"
 
 
-def _loss(found: Verdict) -> str:
-    """Return why a damaged picture without a verdict is not encoded again: it would look whole, and nobody would know."""
+def _would_look_whole(found: Verdict) -> str:
+    """Return why a damaged picture without a verdict is not encoded again: it would look whole."""
     return (
-        f"is damaged: {found.reason}; encoded again it would look whole, so leave out check=False (--no-check), which keeps "
-        "no verdict, or pack it as it is"
+        f"is damaged: {found.reason}; encoded again it would look whole, so remove check=False (--no-check), which stores "
+        "no verdict, or pack it without max_side and quality"
     )
 
 
@@ -205,28 +186,25 @@ Chunk: TypeAlias = tuple[range, list[Prepared]]
 
 
 def prepared_chunks(preparer: Preparer, start: int, workers: int | None) -> Iterator[Chunk]:
-    """Yield ranges of items from `start` on, in order, and the outcome for each; memory is bounded by bytes.
+    """Yield ranges of items from `start` on, in order, with the result for each item. Memory is bounded in bytes.
 
     Parameters
     ----------
     workers : int, optional
-        How many threads read, examine and encode; 0 is one. A source that is not known to be safe for threads is read by
-        this thread, and what is read examined in threads; with a number, by as many processes.
+        Threads that read, examine and encode; 0 means one. A source that is not ``thread_safe`` is read in this thread,
+        while threads examine; with a number, it is read in this many processes.
 
     Raises
     ------
     StoredsError
         A worker process died.
     """
-    kind = type(preparer.source)
     busy = preparer.check or preparer.encodes
     threads = max(workers or 1, 1) if workers is not None or not busy else len(os.sched_getaffinity(0))
-    if kind in _READ_IN_THREADS:
+    if getattr(preparer.source, "thread_safe", False):
         yield from _prepared_in_threads(preparer, start, threads)
     elif workers:
         yield from _prepared_in_processes(preparer, start, workers)
-    elif kind is VideoSource:  # it encodes frames as it reads them, in one thread
-        yield from _prepared_in_threads(preparer, start, 1)
     elif workers is None and busy:
         yield from _prepared_in_threads(preparer, start, threads, read_here=True)
     else:
@@ -235,7 +213,7 @@ def prepared_chunks(preparer: Preparer, start: int, workers: int | None) -> Iter
 
 
 def _prepared_in_threads(preparer: Preparer, start: int, threads: int, *, read_here: bool = False) -> Iterator[Chunk]:
-    """Prepare in threads: reading a file, decoding and writing the store all release Python's lock."""
+    """Prepare in threads: reading a file, decoding and writing the store all release the GIL."""
     stop = threading.Event()
 
     def prepare(items: range) -> list[Prepared]:
@@ -247,13 +225,13 @@ def _prepared_in_threads(preparer: Preparer, start: int, threads: int, *, read_h
     with ThreadPoolExecutor(threads, "storeds-pack") as pool:
         running: deque[tuple[range, Future[list[Prepared]]]] = deque()
         try:
-            for items in _ranges(preparer.source, start, max(_AHEAD_BYTES // threads, _LEAST_BYTES)):
+            for items in _ranges(preparer.source, start, max(_AHEAD_BYTES // threads, _MIN_CHUNK_BYTES)):
                 if read_here:
                     future = pool.submit(finish, items, [preparer.read(index) for index in items])
                 else:
                     future = pool.submit(prepare, items)
                 running.append((items, future))
-                if len(running) > threads:  # while the oldest is written, each thread has one
+                if len(running) > threads:  # each thread has a chunk while the oldest is written
                     yield _finish(running)
             while running:
                 yield _finish(running)
@@ -263,13 +241,13 @@ def _prepared_in_threads(preparer: Preparer, start: int, threads: int, *, read_h
 
 def _prepared_in_processes(preparer: Preparer, start: int, workers: int) -> Iterator[Chunk]:
     ranges = _ranges(preparer.source, start, _CHUNK_BYTES)
-    # spawn: a fork would copy whatever locks and handles this process holds.
+    # A fork would copy the locks and handles of this process.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context, _start_worker, (preparer,)) as pool:
         running: deque[tuple[range, Future[list[Prepared]]]] = deque()
         try:
             for items in ranges:
-                with starting_dependents():  # a worker too, while there are too few
+                with sigint_blocked():  # submitting may start a worker
                     running.append((items, pool.submit(_prepare_in_worker, items)))
                 if len(running) >= _AHEAD * workers:
                     yield _finish(running)
@@ -286,8 +264,8 @@ def _finish(running: deque[tuple[range, Future[list[Prepared]]]]) -> Chunk:
         return items, future.result()
     except BrokenProcessPool as error:
         raise StoredsError(
-            f"a worker process died while it prepared items {items.start} to {items.stop - 1}; a script that packs with "
-            "workers needs `if __name__ == '__main__':` around what it does"
+            f"a worker process died while preparing items {items.start} to {items.stop - 1}; a script that packs with "
+            "workers needs `if __name__ == '__main__':` around its code"
         ) from error
 
 

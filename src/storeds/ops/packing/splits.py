@@ -1,4 +1,4 @@
-"""Assigns items to splits: class by class, so that each is divided alike, or by key alone."""
+"""Assigns items to splits: class by class, so that all are divided in the same way, or by key alone."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ __all__ = ["Split", "SplitBy", "choose_split", "make_split"]
 SplitBy: TypeAlias = Literal["label", "key"]
 Shares: TypeAlias = tuple[tuple[str, float], ...]
 _LABEL_KINDS = ("int", "str", "bool")
-_UNKNOWN = -1  # the stratum of an item whose label cannot be read
+_UNKNOWN = -1  # the label of an item whose label cannot be read
 
 
 @dataclass(frozen=True)
 class Split:
-    """Says which split an item belongs to; picklable.
+    """The split of each item. Picklable.
 
     Parameters
     ----------
     shares : tuple of (str, float)
         Names and shares.
     chosen : ndarray or None
-        uint8, one an item: the number of its split. None where the key alone says it.
+        The number of the split of each item, uint8. None if the key alone decides.
     notes : tuple of str
-        What a user should know about it.
+        Warnings for the user.
     """
 
     shares: Shares
@@ -49,7 +49,7 @@ class Split:
 
 
 def choose_split(key: str, shares: Shares) -> str:
-    """Return the split of a key: the same in every run, whatever else is packed."""
+    """Return the split of a key. It is the same in every run, whatever else is packed."""
     at, total = _hash(key) / 2**64, 0.0
     for name, share in shares:
         total += share
@@ -59,17 +59,17 @@ def choose_split(key: str, shares: Shares) -> str:
 
 
 def make_split(source: PackSource, shares: Shares, by: str | None) -> Split:
-    """Return the split of a source's items.
+    """Assign the items of a source to splits.
 
     Parameters
     ----------
     source : PackSource
-        By label, its keys and labels are listed first: from what it knows if it has a method ``strata``, which returns
-        (key, label) of each item, else by reading every item once more.
+        By label, its keys and labels are listed first: with its method ``strata`` if it has one, else by reading every
+        item once more.
     shares : tuple of (str, float)
-        Names and shares, which sum to 1.
+        Names and shares; the shares sum to 1.
     by : str or None
-        ``label``, ``key``, or None: by label where there is one.
+        ``label``, ``key``, or None: by label if there is one.
 
     Raises
     ------
@@ -78,10 +78,10 @@ def make_split(source: PackSource, shares: Shares, by: str | None) -> Split:
 
     Notes
     -----
-    By label, records with equal keys (the frames of a video) go together, and count as one. The keys of a class are
-    sorted by their xxh3-64; the first go to the first split, and so on, as many as the shares say, rounded by largest
-    remainder. Classes too small for every split to get one are divided together, as if they were one class. So the
-    result depends on the set of keys and labels alone, not on their order or on how many processes pack.
+    By label, records with equal keys (the frames of a video) stay together and count as one. The keys of a class are
+    sorted by their xxh3-64. The first go to the first split, and so on, in numbers that follow the shares and are rounded
+    by largest remainder. Classes too small to give every split a key are divided together, as one class. The result
+    depends only on the set of keys and labels, not on their order or on the number of workers.
     """
     if by is not None and by not in get_args(SplitBy):
         raise ConfigError(f"split_by={by!r}; {suggest(by, get_args(SplitBy), 'choices')}")
@@ -92,7 +92,7 @@ def make_split(source: PackSource, shares: Shares, by: str | None) -> Split:
     if by == "key" or not has_label:
         return Split(shares)
     if len(shares) > 255:
-        raise ConfigError(f"split has {len(shares)} parts; at most 255 can be divided by label")
+        raise ConfigError(f"split has {len(shares)} parts; dividing by label supports at most 255")
     hashes, labels, names = _strata(source)
     chosen, rare = _divide(hashes, labels, [Fraction(repr(share)) for _, share in shares])
     return Split(shares, chosen, _rare_note([names[number] for number in rare], source.attrs))
@@ -105,7 +105,7 @@ def _strata(source: PackSource) -> tuple[Array, Array, list[Any]]:
     for index, (key, label) in enumerate(strata_of(source)):
         hashes[index] = _hash(key)
         labels[index] = _UNKNOWN if label is None else numbers.setdefault(label, len(numbers))
-    # Numbered in the order of the labels themselves, so that the order of items does not matter.
+    # Numbers follow the order of the labels, so that the order of items does not matter.
     names = sorted(numbers)
     ranks = np.empty(len(names) + 1, np.int64)
     ranks[-1] = _UNKNOWN
@@ -114,38 +114,38 @@ def _strata(source: PackSource) -> tuple[Array, Array, list[Any]]:
 
 
 def _divide(hashes: Array, labels: Array, shares: Sequence[Fraction]) -> tuple[Array, list[int]]:
-    """Return the number of each item's split, and the labels of which some split has no key."""
-    # One unit a key, whose label is the lowest that its records have.
+    """Return the number of each item's split, and the labels that are missing in some split."""
+    # Each distinct key is a unit, with the lowest label of its records.
     order = np.lexsort((labels, hashes))
     first = np.ones(len(order), bool)
     first[1:] = hashes[order][1:] != hashes[order][:-1]
     unit_of = np.empty(len(order), np.int64)
     unit_of[order] = np.cumsum(first) - 1
-    strata = labels[order][first]  # units are sorted by hash, and stay so within a stratum
+    strata = labels[order][first]  # units stay sorted by hash within a class
     chosen = np.zeros(len(strata), np.uint8)
     sorted_units = np.argsort(strata, kind="stable")
     values, starts = np.unique(strata[sorted_units], return_index=True)
     rare, pooled = [], [np.empty(0, np.int64)]
     for value, units in zip(values.tolist(), np.split(sorted_units, starts[1:]), strict=True):
-        counts = _seats(len(units), shares)
+        counts = _divide_count(len(units), shares)
         if value == _UNKNOWN or any(share and not count for share, count in zip(shares, counts, strict=True)):
             rare += [] if value == _UNKNOWN else [value]
             pooled.append(units)
         else:
             chosen[units] = np.repeat(np.arange(len(shares)), counts)
     pool = np.sort(np.concatenate(pooled))
-    chosen[pool] = np.repeat(np.arange(len(shares)), _seats(len(pool), shares))
+    chosen[pool] = np.repeat(np.arange(len(shares)), _divide_count(len(pool), shares))
     return chosen[unit_of], rare
 
 
-def _seats(count: int, shares: Sequence[Fraction]) -> list[int]:
-    """Divide `count` by largest remainder; of equal ones the first gets more."""
+def _divide_count(count: int, shares: Sequence[Fraction]) -> list[int]:
+    """Divide `count` by largest remainder; of equal remainders the first gets more."""
     quotas = [count * share / sum(shares) for share in shares]
-    seats = [int(quota) for quota in quotas]
-    by_remainder = sorted(range(len(shares)), key=lambda number: seats[number] - quotas[number])
-    for number in by_remainder[: count - sum(seats)]:
-        seats[number] += 1
-    return seats
+    counts = [int(quota) for quota in quotas]
+    by_remainder = sorted(range(len(shares)), key=lambda number: counts[number] - quotas[number])
+    for number in by_remainder[: count - sum(counts)]:
+        counts[number] += 1
+    return counts
 
 
 def _rare_note(labels: list[Any], attrs: Mapping[str, JSON]) -> tuple[str, ...]:

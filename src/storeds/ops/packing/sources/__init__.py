@@ -1,17 +1,21 @@
-"""Where `pack` takes records from: folders, manifests, tar shards, datasets, stores."""
+"""Sources of records for `pack`: folders, manifests, tables, tar shards, videos, datasets and stores.
+
+`open_source` detects the source, `PackSource` is the interface of one. Read `base` first, then `folders`.
+"""
 
 from __future__ import annotations
 
-from storeds.ops.packing.sources.base import IMAGE_SUFFIXES, BadItem, PackSource, Problem
+from storeds.ops.packing.sources.base import IMAGE_SUFFIXES, BadItem, PackSource, Problem, read_file
 from storeds.ops.packing.sources.columns import LabelStyle
-from storeds.ops.packing.sources.files import FilesSource
 from storeds.ops.packing.sources.folders import FlatFolderSource, ImageFolderSource
 from storeds.ops.packing.sources.manifests import JsonIndexSource, ManifestSource
 from storeds.ops.packing.sources.objects import DatasetSource
 from storeds.ops.packing.sources.open import KINDS, SourceKind, open_source
+from storeds.ops.packing.sources.originals import FilesSource
 from storeds.ops.packing.sources.stores import StoreSource
 from storeds.ops.packing.sources.tables import TableSource
 from storeds.ops.packing.sources.tars import TarSource
+from storeds.ops.packing.sources.videos import FrameFolderSource, VideoSource
 
 __all__ = [
     "IMAGE_SUFFIXES",
@@ -20,6 +24,7 @@ __all__ = [
     "DatasetSource",
     "FilesSource",
     "FlatFolderSource",
+    "FrameFolderSource",
     "ImageFolderSource",
     "JsonIndexSource",
     "LabelStyle",
@@ -30,5 +35,7 @@ __all__ = [
     "StoreSource",
     "TableSource",
     "TarSource",
+    "VideoSource",
     "open_source",
+    "read_file",
 ]

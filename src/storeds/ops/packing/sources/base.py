@@ -1,11 +1,13 @@
-"""What a source of records for `pack` is, and how one of its items that cannot be packed is told."""
+"""The interface of a source for `pack`, and what several sources share: paths, hidden files, fingerprints, class names."""
 
 from __future__ import annotations
 
 import os
 import posixpath
+import re
 import stat
 import struct
+import unicodedata
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,28 +15,32 @@ from typing import Any, Protocol
 
 import xxhash
 
-from storeds._utils.text import printable
+from storeds._utils.text import counted, printable, some
 from storeds.protocols import JSON, Field, Record
 
 __all__ = [
     "IMAGE_SUFFIXES",
     "BadItem",
     "Fingerprint",
+    "Hidden",
     "PackSource",
     "Problem",
     "Root",
-    "Texts",
+    "StringArray",
+    "class_notes",
     "file_state",
+    "is_hidden",
+    "is_int",
     "is_text",
+    "path_fault",
     "read_file",
     "show",
     "strata_of",
-    "text_fault",
 ]
 
 
-class BadItem(Exception):  # noqa: N818  # told by policy rather than raised to the user
-    """An item cannot be packed; its text is the reason, without the item's name."""
+class BadItem(Exception):  # noqa: N818  # `pack` handles it by its policy and never raises it to the caller
+    """An item cannot be packed. The text is the reason, without the name of the item."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,7 @@ class Problem:
     Attributes
     ----------
     name : str
-        How messages call the item: a path below the root, ``file.csv line 7``, ``shard.tar: member.jpg``.
+        The item in messages: a path below the root, ``file.csv line 7``, ``shard.tar: member.jpg``.
     reason : str
         What is wrong with it.
     """
@@ -57,28 +63,30 @@ class Problem:
 
 
 class PackSource(Protocol):
-    """A finite, ordered source of records. Picklable; `read` may be called in any process, in any order.
-
-    It need not be safe for threads: ``workers=0`` reads a source of yours in the thread that packs, and each worker
-    process has its own.
+    """A finite, ordered source of records. It must be picklable, and `read` may be called in any process and any order.
 
     Attributes
     ----------
     fields : dict
-        The declaration of the store to be, in order.
+        The fields of the new store, in order.
     attrs : dict
-        Class names and the like.
+        The attributes of the new store, such as class names.
     fingerprint : JSON
-        Differs when items or their order differ, as far as can be told without reading blobs; short, whatever the
-        number of items. A resumed pack compares it.
+        Changes when items or their order change, as far as this can be seen without reading blobs. It is short for any
+        number of items. Resuming a pack compares it.
     problems : list of Problem
-        Items found bad while listing, which `read` therefore does not offer.
+        Items found bad while listing. `read` does not offer them.
 
     Notes
     -----
-    Two more attributes are optional. ``notes``, a sequence of sentences, says what `pack` should warn about; ``columns``
-    maps each column of a list to the field that it became, or to None. A method ``strata()`` yields the key and the label
-    of each item, None for a label that cannot be read, without reading images: `pack` divides classes by it.
+    Four more members are optional:
+
+    - ``thread_safe``: True if several threads may call `read` at once. Otherwise ``workers=0`` reads in the thread that
+      packs, and each worker process gets its own copy.
+    - ``notes``: sentences that `pack` logs as warnings.
+    - ``columns``: maps each column of a list to its field, or to None.
+    - ``strata()``: yields the key and the label of each item without reading images, with None for a label that cannot
+      be read. `pack` uses it to divide classes into splits.
     """
 
     @property
@@ -96,7 +104,7 @@ class PackSource(Protocol):
     def __len__(self) -> int: ...
 
     def name(self, index: int, /) -> str:
-        """Return how messages call item `index`."""
+        """Return the name of item `index` for messages."""
         ...
 
     def size(self, index: int, /) -> int:
@@ -109,7 +117,7 @@ class PackSource(Protocol):
 
 
 def strata_of(source: PackSource) -> Iterator[tuple[str, Any]]:
-    """Yield the key and the label of each item: by the source's ``strata``, else by reading every item."""
+    """Yield the key and the label of each item: from the source's ``strata``, or by reading every item."""
     known = getattr(source, "strata", None)
     if known is not None:
         yield from known()
@@ -122,8 +130,11 @@ def strata_of(source: PackSource) -> Iterator[tuple[str, Any]]:
             yield source.name(index), None
 
 
+_PART = 1 << 20
+
+
 def read_file(path: str) -> bytes:
-    """Return the bytes of a regular file; raises `BadItem`. Never waits, as opening a FIFO would."""
+    """Return the bytes of a regular file; raises `BadItem`. It never blocks, as opening a FIFO would."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -131,35 +142,25 @@ def read_file(path: str) -> bytes:
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise BadItem("is no regular file")
-        return _read_all(descriptor, status.st_size)
+            raise BadItem("is not a regular file")
+        # Asking for one byte more than the size finds the end of the file in the same call.
+        parts = [os.read(descriptor, status.st_size + 1)]
+        while len(parts[0]) != status.st_size and parts[-1]:
+            parts.append(os.read(descriptor, _PART))
     except OSError as error:
         raise BadItem(f"cannot be read: {error.strerror}") from None
     finally:
         os.close(descriptor)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _read_all(descriptor: int, size: int) -> bytes:
-    # One byte more than there should be shows in the same call that there is no more.
-    data = os.read(descriptor, size + 1)
-    if len(data) == size:
-        return data
-    parts = [data]
-    while parts[-1]:
-        parts.append(os.read(descriptor, _PART))
-    return b"".join(parts)
-
-
-_PART = 1 << 20
-
-
-class Texts(Sequence[str]):
-    """A list of str that costs its UTF-8 bytes and 8 more for each, also when pickled.
+class StringArray(Sequence[str]):
+    """An array of strings that takes their UTF-8 bytes plus 8 bytes each, also when pickled.
 
     Parameters
     ----------
     texts : iterable of str
-        No lone surrogates.
+        Strings without lone surrogates.
     """
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
@@ -169,14 +170,14 @@ class Texts(Sequence[str]):
             self.append(text)
 
     def append(self, text: str) -> None:
-        """Add one text."""
+        """Add one string."""
         self._blob += text.encode()
         self._ends.append(len(self._blob))
 
     def __len__(self) -> int:
         return len(self._ends)
 
-    def __getitem__(self, index: int) -> str:  # type: ignore[override]  # nobody slices it
+    def __getitem__(self, index: int) -> str:  # type: ignore[override]  # no slices
         position = range(len(self._ends))[index]
         start = self._ends[position - 1] if position else 0
         return self._blob[start : self._ends[position]].decode()
@@ -189,15 +190,15 @@ class Texts(Sequence[str]):
 
 
 class Fingerprint:
-    """Hashes what tells one listing from another; the same in every process."""
+    """A hash of a listing. It is the same in every process."""
 
     def __init__(self) -> None:
         self._hash = xxhash.xxh3_64()
 
     def add(self, name: str, *numbers: int) -> None:
-        """Take a name and what belongs to it."""
+        """Add a name and the numbers that belong to it."""
         data = name.encode()
-        # Lengths first, so that no two lists of names run together to the same bytes.
+        # The length comes first so that two different lists of names never give the same bytes.
         self._hash.update(struct.pack(f"<{len(numbers) + 1}q", len(data), *numbers))
         self._hash.update(data)
 
@@ -206,14 +207,14 @@ class Fingerprint:
         return {"kind": kind, "count": count, "xxh3": self._hash.hexdigest()}
 
 
-# Those of torchvision's ImageFolder, whose letters may be capitals.
+# The suffixes of torchvision's ImageFolder, in lower case.
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
-_ALLOW = "pass allow_outside=True (--allow-outside) to take it all the same"
+_ALLOW = "pass allow_outside=True (--allow-outside) to read it anyway"
 
 
 def is_text(name: str) -> bool:
-    """Whether a name has a UTF-8 form, as every text in a store must."""
+    """Whether a name can be encoded as UTF-8, as every string in a store must be."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -222,26 +223,26 @@ def is_text(name: str) -> bool:
 
 
 def show(name: str) -> str:
-    r"""Return `name` such that it can be printed: bytes that are no UTF-8 as ``\xff``."""
+    r"""Return `name` in printable form, with bytes that are not UTF-8 as ``\xff``."""
     try:
         return os.fsencode(name).decode("utf-8", "backslashreplace")
     except UnicodeEncodeError:
         return name.encode("utf-8", "backslashreplace").decode()
 
 
-def text_fault(path: str) -> str | None:
-    """Return what keeps `path` from being the path of a file and a key, or None."""
+def path_fault(path: str) -> str | None:
+    """Return why `path` cannot be the path of a file and a key, or None if it can."""
     if not path:
         return "no path is given"
     if "\0" in path:
-        return "its path holds a NUL character"
+        return "its path contains a NUL character"
     if not is_text(path):
-        return "its path is no valid UTF-8"
+        return "its path is not valid UTF-8"
     return None
 
 
 def file_state(path: str) -> tuple[int, int]:
-    """Return (size, mtime in ns) of the file at `path`, zeros if it cannot be looked at: reading it will say why."""
+    """Return (size, mtime in ns) of the file at `path`, or zeros if stat fails; reading the file reports why."""
     try:
         status = os.stat(path)
     except OSError:
@@ -250,14 +251,14 @@ def file_state(path: str) -> tuple[int, int]:
 
 
 class Root:
-    """A folder that paths should not leave.
+    """A folder that paths must not leave.
 
     Parameters
     ----------
     path : str
         The folder.
     allow_outside : bool
-        Whether they may all the same.
+        Allow paths to leave it.
     """
 
     def __init__(self, path: str, *, allow_outside: bool) -> None:
@@ -271,27 +272,131 @@ class Root:
         if self._allow:
             return None
         real = os.path.realpath(path)
-        return None if self._holds(real) else f"is a link to {show(real)}, outside {show(self.path)}; {_ALLOW}"
+        return None if self._contains(real) else f"is a link to {show(real)}, outside {show(self.path)}; {_ALLOW}"
 
     def path_fault(self, path: str) -> str | None:
         """Return why `path`, as written in a list, must not be opened, or None."""
         if self._allow:
             return None
         if os.path.isabs(path):
-            return f"the path is absolute, and paths are taken below {show(self.path)}; {_ALLOW}"
+            return f"the path is absolute, but paths are relative to {show(self.path)}; {_ALLOW}"
         if posixpath.normpath(path).split("/", 1)[0] == "..":
             return f"the path leads out of {show(self.path)}; {_ALLOW}"
         folder, name = os.path.split(os.path.join(self.path, path))
-        # Resolving every folder on the way of every file would take longer than reading small files.
+        # Each folder is resolved once: resolving it for every file takes longer than reading a small file.
         if folder not in self._folders:
-            self._folders[folder] = self._holds(os.path.realpath(folder))
+            self._folders[folder] = self._contains(os.path.realpath(folder))
         whole = os.path.join(folder, name)
         if self._folders[folder] and name not in ("", ".", "..") and not os.path.islink(whole):
             return None
         real = os.path.realpath(whole)
-        if self._holds(real):
+        if self._contains(real):
             return None
-        return f"the path leads, by a link, to {show(real)}, outside {show(self.path)}; {_ALLOW}"
+        return f"the path leads through a link to {show(real)}, outside {show(self.path)}; {_ALLOW}"
 
-    def _holds(self, real: str) -> bool:
+    def _contains(self, real: str) -> bool:
         return real == self._real or real.startswith(self._real.rstrip("/") + "/")
+
+
+# macOS, Windows and network drives create these names, which have no leading dot.
+_SYSTEM_NAMES = frozenset(
+    (
+        "__macosx",
+        "@eadir",
+        "#recycle",
+        "$recycle.bin",
+        "lost+found",
+        "system volume information",
+        "thumbs.db",
+        "ehthumbs.db",
+        "desktop.ini",
+    )
+)
+_NAMED = 4
+
+
+def is_hidden(name: str) -> bool:
+    """Whether the name of a file or folder begins with a dot or belongs to an operating system or a network drive."""
+    return (name.startswith(".") and name not in (".", "..")) or name.lower() in _SYSTEM_NAMES
+
+
+class Hidden:
+    """Skips hidden files and folders, such as ``.git``, ``__MACOSX`` and ``._0001.jpg``, and counts them.
+
+    Parameters
+    ----------
+    include : bool
+        Skip nothing.
+    """
+
+    def __init__(self, *, include: bool = False) -> None:
+        self.include = include
+        self._folders: dict[str, None] = {}
+        self._files: list[str] = []
+        self._count = 0
+
+    def skips_folder(self, path: str) -> bool:
+        """Whether to skip the folder at `path`, relative to the root. Only its own name counts."""
+        if self.include or not is_hidden(path.rsplit("/", 1)[-1]):
+            return False
+        self._folders[path] = None
+        return True
+
+    def skips_file(self, path: str) -> bool:
+        """Whether to skip the file at `path`, relative to the root. Only its own name counts."""
+        return self._skips(path, [path.rsplit("/", 1)[-1]])
+
+    def skips_path(self, path: str) -> bool:
+        """Whether to skip a path from a list: it or one of its folders is hidden."""
+        return self._skips(path, path.split("/"))
+
+    def _skips(self, path: str, names: Iterable[str]) -> bool:
+        if self.include or not any(map(is_hidden, names)):
+            return False
+        self._count += 1
+        if len(self._files) < _NAMED:
+            self._files.append(path)
+        return True
+
+    def notes(self) -> tuple[str, ...]:
+        """Return one sentence about what was skipped, or nothing."""
+        parts = []
+        if self._folders:
+            parts.append(f"{counted(len(self._folders), 'hidden folder')} ({some(sorted(self._folders), _NAMED)})")
+        if self._count:
+            more = ", …" if self._count > len(self._files) else ""
+            parts.append(f"{counted(self._count, 'hidden file')} ({some(sorted(self._files), _NAMED)}{more})")
+        if not parts:
+            return ()
+        return (f"left out {' and '.join(parts)}; include_hidden=True (--include-hidden) includes them",)
+
+
+# int() accepts more: int("1_0") is 10, and 007 would lose its zeros.
+_INT = re.compile(r"0|-?[1-9][0-9]*")
+
+
+def is_int(text: str) -> bool:
+    """Whether `text` is an int64 as Python writes it."""
+    return len(text) < 21 and _INT.fullmatch(text) is not None and -(2**63) <= int(text) < 2**63
+
+
+def class_notes(classes: Sequence[str]) -> tuple[str, ...]:
+    """Return warnings about class names that look alike, or that look like labels."""
+    notes, by_look = [], dict[str, list[str]]()
+    for name in classes:
+        by_look.setdefault(" ".join(unicodedata.normalize("NFKC", name).casefold().split()), []).append(name)
+    alike = [names for names in by_look.values() if len(names) > 1]
+    if alike:
+        shown = "; ".join(", ".join(ascii(name) for name in names) for names in alike[:4])
+        notes.append(
+            f"{counted(len(alike), 'group')} of classes differ only in case, spaces or Unicode form, and stay separate: "
+            f"{shown}{' …' if len(alike) > 4 else ''}"
+        )
+    if classes and all(map(is_int, classes)):
+        moved = next((label for label, name in enumerate(classes) if int(name) != label), None)
+        if moved is not None and sorted(classes, key=int) != list(classes):
+            notes.append(
+                "classes are sorted as text, as ImageFolder sorts them, so labels are not the numbers in their names: "
+                f"class {classes[moved]!r} is label {moved}"
+            )
+    return tuple(notes)

@@ -1,48 +1,30 @@
-"""Builds the columns of a manifest: little memory for many rows, one kind a column."""
+"""The columns and labels of a manifest: little memory for many rows, and one kind per column."""
 
 from __future__ import annotations
 
 import json
 import re
-import unicodedata
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
 from storeds._utils.text import counted
 from storeds.errors import ConfigError, suggest
-from storeds.ops.packing.sources.base import Texts
+from storeds.ops.packing.sources.base import StringArray, is_int
 from storeds.protocols import Kind
 from storeds.records.codec import canonical_json
 
-__all__ = [
-    "Column",
-    "JsonColumn",
-    "LabelStyle",
-    "Labels",
-    "TextColumn",
-    "check_classes",
-    "class_notes",
-    "field_names",
-    "is_int",
-    "is_number",
-]
+__all__ = ["Column", "JsonColumn", "LabelStyle", "Labels", "TextColumn", "check_classes", "field_names"]
 
 
-# Strict, because int("1_0") is 10 and a code such as 007 would lose its zeros: only a text that the number gives back.
-_INT = re.compile(r"0|-?[1-9][0-9]*")
 _FLOAT = re.compile(r"[+-]?(?:(?:0|[1-9][0-9]*)?\.[0-9]+|(?:0|[1-9][0-9]*)\.?)(?:[eE][+-]?[0-9]+)?|[+-]?inf|nan", re.I)
+_DIGITS = re.compile(r"0|-?[1-9][0-9]*")
 _EXACT = 2**53
 
 
-def is_int(text: str) -> bool:
-    """Whether `text` is an int64 as Python writes it."""
-    return len(text) < 21 and _INT.fullmatch(text) is not None and -(2**63) <= int(text) < 2**63
-
-
-def is_number(text: str) -> bool:
-    """Whether `text` is a number that a float64 stands for."""
-    if _INT.fullmatch(text):
+def _is_number(text: str) -> bool:
+    """Whether `text` is a number that a float64 represents."""
+    if _DIGITS.fullmatch(text):
         return len(text) < 20 and abs(int(text)) <= _EXACT
     return _FLOAT.fullmatch(text) is not None
 
@@ -50,30 +32,36 @@ def is_number(text: str) -> bool:
 class Column:
     """A finished column: its kind, and its values by row."""
 
-    def __init__(self, kind: Kind, values: Sequence[Any], revive: Callable[[Any], Any] | None = None) -> None:
+    def __init__(self, kind: Kind, values: Sequence[Any], load: Callable[[Any], Any] | None = None) -> None:
         self.kind: Kind = kind
-        self._values, self._revive = values, revive
+        self._values, self._load = values, load
 
     def __getitem__(self, index: int) -> Any:
         value = self._values[index]
-        return value if self._revive is None else self._revive(value)
+        return value if self._load is None else self._load(value)
+
+    def select(self, rows: Sequence[int]) -> Column:
+        """Return the column with only these rows."""
+        values, chosen = self._values, (self._values[row] for row in rows)
+        selected = array(values.typecode, chosen) if isinstance(values, array) else StringArray(chosen)
+        return Column(self.kind, selected, self._load)
 
 
 class TextColumn:
     """Collects the cells of a CSV column."""
 
     def __init__(self) -> None:
-        self.texts = Texts()
+        self.texts = StringArray()
         self._all_int = self._all_number = True
 
     def append(self, text: str) -> None:
-        """Take the cell of the next row."""
+        """Add the cell of the next row."""
         self.texts.append(text)
         self._all_int = self._all_int and is_int(text)
-        self._all_number = self._all_number and is_number(text)
+        self._all_number = self._all_number and _is_number(text)
 
     def finish(self) -> Column:
-        """Return the column: int if every cell is one, else float if every cell is a number, else str."""
+        """Return the column: int if every cell is an int, else float if every cell is a number, else str."""
         if self._all_int and len(self.texts):
             return Column("int", array("q", map(int, self.texts)))
         if self._all_number and len(self.texts):
@@ -82,14 +70,14 @@ class TextColumn:
 
 
 class JsonColumn:
-    """Collects the values of a key of JSON objects; where one lacks it, null."""
+    """Collects the values of a key of JSON objects; a missing key counts as null."""
 
     def __init__(self) -> None:
-        self.texts = Texts()
+        self.texts = StringArray()
         self._kinds: set[str] = set()
 
     def append(self, value: Any) -> None:
-        """Take the value of the next object."""
+        """Add the value of the next object."""
         self.texts.append(json.dumps(value, ensure_ascii=False))
         self._kinds.add(_kind_of(value))
 
@@ -102,8 +90,8 @@ class JsonColumn:
         if self._kinds == {"bool"}:
             return Column("bool", array("b", (text == "true" for text in self.texts)), bool)
         if self._kinds == {"str"}:
-            return Column("str", Texts(map(json.loads, self.texts)))
-        return Column("json", self.texts, _revive)
+            return Column("str", StringArray(map(json.loads, self.texts)))
+        return Column("json", self.texts, _load_json)
 
 
 def _kind_of(value: Any) -> str:
@@ -119,16 +107,19 @@ def _kind_of(value: Any) -> str:
     return "null" if value is None else "json"
 
 
-def _revive(text: str) -> Any:
+def _load_json(text: str) -> Any:
     value = json.loads(text)
-    canonical_json(value)  # which refuses NaN, as JSON does
+    canonical_json(value)  # rejects NaN, which JSON does not have
     return value
 
 
 def field_names(columns: Iterable[str], taken: Iterable[str], where: str) -> dict[str, str]:
-    """Return the name of the field that each column becomes; raises ConfigError where two would become one.
+    """Return the field name for each column: in lower case, with ``_`` for every character that a name cannot contain.
 
-    Letters become small, everything that a name may not hold ``_``.
+    Raises
+    ------
+    ConfigError
+        Two columns would become the same field.
     """
     owners = dict.fromkeys(taken, "")
     names: dict[str, str] = {}
@@ -137,7 +128,7 @@ def field_names(columns: Iterable[str], taken: Iterable[str], where: str) -> dic
         if not name or name[0].isdigit():
             name = f"column_{name or number}"
         if name in owners:
-            other = f"column {owners[name]!r}" if owners[name] else "what pack makes itself"
+            other = f"column {owners[name]!r}" if owners[name] else "a field that pack adds"
             raise ConfigError(f"{where}: column {column!r} becomes field {name!r}, and so does {other}; rename one")
         owners[name], names[column] = column, name
     return names
@@ -147,7 +138,7 @@ LabelStyle: TypeAlias = Literal["auto", "int", "names"]
 
 
 def check_classes(classes: Sequence[str] | None, style: str) -> list[str] | None:
-    """Return `classes` as a list; raises ConfigError for what are no class names, or an unknown style."""
+    """Return `classes` as a list; raises ConfigError if they are not class names, or if the style is unknown."""
     if style not in get_args(LabelStyle):
         raise ConfigError(f"label_type={style!r}; {suggest(style, get_args(LabelStyle), 'choices')}")
     if classes is None:
@@ -157,79 +148,59 @@ def check_classes(classes: Sequence[str] | None, style: str) -> list[str] | None
     names = list(classes)
     doubled = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if doubled or not names:
-        raise ConfigError(f"classes: {f'{doubled[0]!r} is there twice' if doubled else 'there is none'}")
+        raise ConfigError(f"classes: {f'{doubled[0]!r} is listed twice' if doubled else 'the list is empty'}")
     return names
 
 
-def class_notes(classes: Sequence[str]) -> tuple[str, ...]:
-    """Return warnings about class names that are easily mistaken for one another, or for their labels."""
-    notes, by_look = [], dict[str, list[str]]()
-    for name in classes:
-        by_look.setdefault(" ".join(unicodedata.normalize("NFKC", name).casefold().split()), []).append(name)
-    alike = [names for names in by_look.values() if len(names) > 1]
-    if alike:
-        shown = "; ".join(", ".join(ascii(name) for name in names) for names in alike[:4])
-        notes.append(
-            f"{counted(len(alike), 'group')} of classes differ only in capitals, blanks or Unicode form, and stay apart: "
-            f"{shown}{' …' if len(alike) > 4 else ''}"
-        )
-    if classes and all(map(is_int, classes)):
-        moved = next((label for label, name in enumerate(classes) if int(name) != label), None)
-        if moved is not None and sorted(classes, key=int) != list(classes):
-            notes.append(
-                "classes are sorted as text, as ImageFolder sorts them, so labels are not the numbers in their names: "
-                f"class {classes[moved]!r} is label {moved}"
-            )
-    return tuple(notes)
-
-
 def _as_int(text: str) -> int | None:
-    """Return the integer that a label is, also one that a table with missing cells wrote as ``3.0``; None for others."""
+    """Return a label as an integer, or None. A table with missing cells writes integers as ``3.0``."""
     text = text.removesuffix(".0")
     return int(text) if is_int(text) else None
 
 
 class Labels:
-    """Collects labels as texts; `finish` decides what they are.
+    """Collects labels as text. `finish` decides what they are.
 
     Parameters
     ----------
     where : str
-        What messages call the list.
+        The name of the list in messages.
     classes : list of str or None
-        The class names there are, in the order of their labels.
+        The class names in the order of their labels.
     style : str
-        ``int``: labels are integers, also as 3.0; ``names``: they are class names, whatever they look like; ``auto``: all integers,
-        or none of them a number.
+        ``int``: labels are integers, also as 3.0. ``names``: they are class names, whatever they look like. ``auto``: all
+        are integers, or none is a number.
     """
 
     def __init__(self, where: str, classes: list[str] | None, style: LabelStyle) -> None:
         self._where, self._given, self._style = where, classes, style
         self._index = {name: label for label, name in enumerate(classes or ())}
-        self._texts = Texts()
-        self._sorts: dict[str, str] = {}
+        self._texts = StringArray()
+        self._examples: dict[str, str] = {}  # integer, number or name → the first such label
         self.classes = classes
 
     def append(self, text: str, place: str) -> None:
-        """Take the label of the next row, which lies at `place`."""
+        """Add the label of the next row, which is at `place`."""
         if text not in self._index:
             text = text.strip()
         self._texts.append(text)
         if _as_int(text) is not None:
             sort = "integer"
         else:
-            sort = "number" if is_number(text) else "name"
+            sort = "number" if _is_number(text) else "name"
         if self._given is None or text not in self._index:
-            self._sorts.setdefault(sort, f"{text!r} at {place}")
+            self._examples.setdefault(sort, f"{text!r} at {place}")
 
     def finish(self) -> tuple[array[int], dict[int, str]]:
-        """Return the labels, and the reason for each row that has no valid one; sets `classes`."""
+        """Return the labels, and the reason for each row without a valid one; sets `classes`."""
         if self._given is not None:
-            return self._look_up()
+            return self._look_up(self._given)
         style = self._decide() if self._style == "auto" else self._style
         if style == "int":
             faults = {
-                row: f"label {text!r} is no integer" for row, text in enumerate(self._texts) if _as_int(text) is None
+                row: f"label {text!r} is not an integer"
+                for row, text in enumerate(self._texts)
+                if _as_int(text) is None
             }
             return array("q", (_as_int(text) or 0 for text in self._texts)), faults
         self.classes = sorted(set(self._texts))
@@ -237,41 +208,37 @@ class Labels:
         return array("q", (self._index[text] for text in self._texts)), {}
 
     def _decide(self) -> str:
-        if self._sorts.keys() <= {"integer"}:
+        if self._examples.keys() <= {"integer"}:
             return "int"
-        if self._sorts.keys() <= {"name"}:
+        if self._examples.keys() <= {"name"}:
             return "names"
-        # To guess here would be to number the classes anew because of one stray cell among integers.
-        found = ", ".join(f"{sort}s such as {example}" for sort, example in sorted(self._sorts.items()))
+        # A guess could renumber all classes because of one stray cell among integers.
+        found = ", ".join(f"{sort}s such as {example}" for sort, example in sorted(self._examples.items()))
         raise ConfigError(
-            f"{self._where}: labels are {found}; pass label_type='names' (--label-type names) if all are class names, 'int' to "
-            "take integers only, classes=[…] to say which there are, or label=False (--no-label) to keep them as another field"
+            f"{self._where}: labels are {found}; pass label_type='names' (--label-type names) if all are class names, 'int' "
+            "to accept integers only, classes=[…] to list the class names, or label=False (--no-label) to keep them as "
+            "another field"
         )
 
-    def _look_up(self) -> tuple[array[int], dict[int, str]]:
+    def _look_up(self, classes: list[str]) -> tuple[array[int], dict[int, str]]:
         labels, faults = array("q"), dict[int, str]()
-        as_index = self._style == "int" or (self._style == "auto" and self._sorts.keys() == {"integer"})
-        as_index = as_index and self._none_named()
+        named = any(text in self._index for text in self._texts)
+        integers = self._style == "auto" and self._examples.keys() == {"integer"} and not named
         for row, text in enumerate(self._texts):
-            label = self._label(text, as_index)
+            label = self._label(text, classes, as_int=integers or self._style == "int")
             if isinstance(label, str):
                 faults[row] = label
             labels.append(label if isinstance(label, int) else 0)
         return labels, faults
 
-    def _none_named(self) -> bool:
-        return self._style == "int" or not any(text in self._index for text in self._texts)
-
-    def _label(self, text: str, as_index: bool) -> int | str:
-        given = self._given or []
-        if not as_index:
+    def _label(self, text: str, classes: list[str], *, as_int: bool) -> int | str:
+        """Return the label, or why it is not valid."""
+        if not as_int:
             known = self._index.get(text)
-            return f"unknown label {text!r}; {suggest(text, given, 'classes')}" if known is None else known
+            return f"unknown label {text!r}; {suggest(text, classes, 'classes')}" if known is None else known
         number = _as_int(text)
         if number is None:
-            return f"label {text!r} is no integer"
-        return (
-            number
-            if 0 <= number < len(given)
-            else f"label {text} is outside the {counted(len(given), 'class', 'classes')} given"
-        )
+            return f"label {text!r} is not an integer"
+        if 0 <= number < len(classes):
+            return number
+        return f"label {text} is outside the {counted(len(classes), 'class', 'classes')} given"

@@ -1,4 +1,4 @@
-"""Datasets as Python objects: PyTorch's, torchvision's, Hugging Face's, or any list of samples."""
+"""The source for datasets as Python objects: PyTorch's, torchvision's, Hugging Face's, or any list of samples."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from storeds.records.fields import fields_to_json, parse_fields
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["DatasetSource", "encoded", "infer", "is_encoded", "reencoding", "take"]
+__all__ = ["DatasetSource", "is_encoded", "take"]
 
 
 _MAGIC = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"BM", b"II*\0", b"MM\0*", b"GIF8")
-# PNG would have to change the pixels of all other modes.
+# PNG cannot store the pixels of other modes unchanged.
 _PNG_MODES = {"1", "L", "LA", "P", "RGB", "RGBA", "I;16"}
 _TIFF_MODES = {"I", "F", "CMYK", "YCbCr", "LAB", "PA"}
 
 
 def is_encoded(blob: bytes) -> bool:
-    """Whether bytes begin as an image file does."""
+    """Whether bytes begin like an image file."""
     return blob.startswith(_MAGIC) or (blob[:4] == b"RIFF" and blob[8:12] == b"WEBP")
 
 
-def encoded(image: Image.Image) -> bytes:
-    """Return the file that `image` was opened from if it shows the same pixels still, else a PNG or TIFF of it."""
+def _encoded(image: Image.Image) -> bytes:
+    """Return the file that `image` was opened from if its pixels are unchanged, else a PNG or TIFF of it."""
     original = _original(image)
-    if original is not None and _shows(original, image):
+    if original is not None and _is_unchanged(original, image):
         return original
     if image.mode not in _PNG_MODES | _TIFF_MODES:
-        raise BadItem(f"a PIL image of mode {image.mode} has no lossless file; hand in its array")
+        raise BadItem(f"a PIL image of mode {image.mode} has no lossless format; pass its array")
     buffer = io.BytesIO()
     try:
         image.save(buffer, "PNG" if image.mode in _PNG_MODES else "TIFF")
@@ -49,21 +49,21 @@ def encoded(image: Image.Image) -> bytes:
     return buffer.getvalue()
 
 
-def reencoding(image: Image.Image) -> str | None:
-    """Return what is stored for images such as `image`, as a sentence, or None if it is the file they come from."""
+def _reencoding_note(image: Image.Image) -> str | None:
+    """Return how images such as `image` are stored, as the end of a sentence, or None if their files are stored."""
     original = _original(image)
-    if original is not None and _shows(original, image):
+    if original is not None and _is_unchanged(original, image):
         return None
     try:
-        blob, buffer = encoded(image), io.BytesIO()
+        blob, buffer = _encoded(image), io.BytesIO()
         image.convert("RGB").save(buffer, "JPEG", quality=90)
     except (BadItem, OSError, ValueError):
         return None
     times = len(blob) / len(buffer.getvalue())
     return (
         f"are decoded, so each is stored as {'PNG' if image.mode in _PNG_MODES else 'TIFF'}; the first takes "
-        f"{byte_size(len(blob))}, {times:.1f} times as much as a JPEG of quality 90: pack the folder or a list of the "
-        "files to keep them as they are, or pass quality=90 to store JPEG"
+        f"{byte_size(len(blob))}, {times:.1f} times as much as a JPEG of quality 90: pack the folder or a "
+        "manifest to keep the original files, or pass quality=90 to store JPEG"
     )
 
 
@@ -77,7 +77,7 @@ def _original(image: Image.Image) -> bytes | None:
             file.seek(0)
             data: bytes = file.read()
             file.seek(place)
-        except (OSError, ValueError, AttributeError):  # closed, or no file that can be read again
+        except (OSError, ValueError, AttributeError):  # closed, or not a seekable file
             pass
         else:
             return data
@@ -90,8 +90,8 @@ def _original(image: Image.Image) -> bytes | None:
         return None
 
 
-def _shows(data: bytes, image: Image.Image) -> bool:
-    # An image that was opened may have been drawn on, made smaller or turned to another frame since.
+def _is_unchanged(data: bytes, image: Image.Image) -> bool:
+    # The image may have been drawn on, scaled, or moved to another frame since it was opened.
     from PIL import Image
 
     try:
@@ -101,16 +101,16 @@ def _shows(data: bytes, image: Image.Image) -> bool:
             if opened.getpalette() != image.getpalette():
                 return False
             return opened.tobytes() == image.tobytes()
-    except Exception:  # whatever a damaged file makes Pillow raise
+    except Exception:  # Pillow raises any exception on damaged files
         return False
 
 
-def infer(name: str, value: Any) -> Field:
-    """Return the field that `value` of the first sample asks for; raises ConfigError."""
+def _infer(name: str, value: Any) -> Field:
+    """Return the field for `value` of the first sample; raises ConfigError."""
     try:
         value = _plain(value)
-    except (TypeError, ValueError, RuntimeError) as error:  # a tensor whose dtype NumPy lacks
-        raise ConfigError(f"{name!r} of the first sample has no NumPy array: {error}") from None
+    except (TypeError, ValueError, RuntimeError) as error:  # a tensor with a dtype that NumPy lacks
+        raise ConfigError(f"{name!r} of the first sample cannot be a NumPy array: {error}") from None
     if isinstance(value, np.ndarray):
         return parse_fields({name: {"kind": "array", "dtype": value.dtype.str, "shape": list(value.shape)}})[name]
     if isinstance(value, bytes):
@@ -124,12 +124,12 @@ def infer(name: str, value: Any) -> Field:
         return Field("json")
     raise ConfigError(
         f"{name!r} of the first sample is {'None' if value is None else f'a {type(value).__name__}'}, which no field "
-        "holds; pass fields= to say what each element is"
+        "can store; pass fields= to give the kind of each element"
     )
 
 
 def take(field: Field, value: Any) -> Any:
-    """Return `value` as the field takes it; raises BadItem or TypeError."""
+    """Return `value` in the form that the field stores; raises BadItem or TypeError."""
     value = _plain(value)
     if value is None and field.kind != "json":
         raise BadItem("is None")
@@ -137,8 +137,10 @@ def take(field: Field, value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return tensors as arrays, what has no dimension as a number, buffers as bytes."""
-    if not isinstance(value, np.ndarray) and callable(getattr(value, "detach", None)):  # a tensor, torch not imported
+    """Return tensors as arrays, zero-dimensional values as numbers, buffers as bytes."""
+    if not isinstance(value, np.ndarray) and callable(
+        getattr(value, "detach", None)
+    ):  # a tensor, without importing torch
         value = value.detach().cpu().contiguous().numpy()
     if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.shape):
         value = value.item()
@@ -150,13 +152,13 @@ def _is_image(value: Any) -> bool:
 
 
 def _is_file(value: Any) -> bool:
-    """Whether `value` is an image as Hugging Face's datasets hand it out undecoded."""
+    """Whether `value` is an undecoded image of Hugging Face's datasets."""
     return isinstance(value, Mapping) and value.keys() == {"bytes", "path"}
 
 
 def _image(field: Field, value: Any) -> bytes:
     if _is_image(value):
-        return encoded(value)
+        return _encoded(value)
     if _is_file(value):
         return value["bytes"] if value["bytes"] is not None else read_file(str(value["path"]))
     return _bytes(field, value)
@@ -175,7 +177,7 @@ def _array(field: Field, value: Any) -> Any:
     if array.dtype.newbyteorder("<") != dtype or not fits:
         raise BadItem(
             f"is {array.dtype} {array.shape}, and the field {dtype} {shape}; pass fields= with None for a dimension "
-            "that differs"
+            "that varies"
         )
     return array
 
@@ -183,7 +185,7 @@ def _array(field: Field, value: Any) -> Any:
 def _number(kind: type) -> Callable[[Field, Any], Any]:
     def check(field: Field, value: Any) -> Any:
         number: Any = value
-        # bool is an int to Python, and an int a float to most people, but True is no 1.
+        # An int is accepted as a float, but a bool is not accepted as a number.
         if not isinstance(value, (int, float) if kind is float else kind):
             raise TypeError
         if kind is not bool and isinstance(value, bool):
@@ -199,7 +201,7 @@ def _str(field: Field, value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError
     if not is_text(value):
-        raise BadItem("holds a lone surrogate, which has no UTF-8 form")
+        raise BadItem("contains a lone surrogate, which UTF-8 cannot encode")
     return value
 
 
@@ -242,30 +244,29 @@ class DatasetSource:
     Parameters
     ----------
     dataset : object
-        Workers get it pickled.
+        Worker processes get a pickled copy.
     fields : sequence of str or mapping, optional
-        Names for the elements of a tuple, in order, or names and kinds as `open_writer` takes them. Of a dict, which
-        keys to take. By default an image is ``image``, an integer after it ``label``, and what else there is
-        ``field2``, ``field3``, … or what its key says; kinds are those of the first sample.
+        Names for the elements of a tuple in order, or names and kinds as for `open_writer`. For a dict, the keys to
+        pack. By default an image is ``image``, an integer after it ``label``, and other elements are ``field2``,
+        ``field3``, … or named after their keys. Kinds are those of the first sample.
 
     Notes
     -----
-    A PIL image is stored as the file that it was opened from, as long as it shows the same pixels, else as PNG (TIFF
-    for modes that PNG lacks). Tensors and arrays are stored as arrays of the first sample's dtype and shape, lists as
-    JSON. Images of a Hugging Face dataset are stored as the files it holds. ``classes``, or the names of a Hugging Face
-    label, go to attrs.
+    A PIL image is stored as the file that it was opened from if its pixels are unchanged, else as PNG (TIFF for modes
+    that PNG lacks). Tensors and arrays are stored as arrays of the first sample's dtype and shape, lists as JSON. Images
+    of a Hugging Face dataset are stored as their files. ``classes``, or the names of a Hugging Face label, go to attrs.
 
     Raises
     ------
     ConfigError
-        It is empty, or it is not clear what its samples hold.
+        It is empty, or the kinds of its samples are unclear.
     """
 
     problems: Sequence[Problem] = ()
 
     def __init__(self, dataset: Any, fields: Sequence[str] | Mapping[str, Any] | None = None) -> None:
         if not callable(getattr(dataset, "__getitem__", None)) or not isinstance(dataset, Sized):
-            raise ConfigError(f"a {type(dataset).__name__} is no dataset: it needs __getitem__ and __len__")
+            raise ConfigError(f"a {type(dataset).__name__} is not a dataset: it needs __getitem__ and __len__")
         self._count = len(dataset)
         if not self._count:
             raise ConfigError(f"the {type(dataset).__name__} is empty")
@@ -291,12 +292,12 @@ class DatasetSource:
                 return self._sample(index)
             except BadItem as error:
                 reason = reason or f"{self.name(index)} {error}"
-        raise ConfigError(f"none of the first samples can be read, so nothing tells what they hold: {reason}")
+        raise ConfigError(f"none of the first samples can be read, so their fields are unknown: {reason}")
 
     def _hash(self, kind: str, token: str, dataset: Any) -> JSON:
         fingerprint = Fingerprint()
         fingerprint.add(f"{kind} {token} {self._classes} {fields_to_json(self.fields)}")
-        # What torchvision's datasets know without reading an image.
+        # torchvision's datasets know these without reading an image.
         for target in _targets(dataset, self._count):
             fingerprint.add(str(target))
         return fingerprint.finish("dataset", self._count)
@@ -322,7 +323,7 @@ class DatasetSource:
             if lacking:
                 raise BadItem(f"has no {', '.join(map(repr, lacking))}")
         elif len(values) != len(self._names):
-            raise BadItem(f"has {len(values)} elements, and the first sample {len(self._names)}")
+            raise BadItem(f"has {len(values)} elements, but the first sample has {len(self._names)}")
         record: Record = {}
         for key, name in self._names.items():
             try:
@@ -331,27 +332,27 @@ class DatasetSource:
                 raise BadItem(f"its {name} {error}") from None
             except (TypeError, ValueError, OverflowError, RuntimeError):
                 what, kind = type(values[key]).__name__, self.fields[name].kind
-                raise BadItem(f"its {name} is a {what}, and the field is of kind {kind}") from None
+                raise BadItem(f"its {name} is a {what}, but the field is of kind {kind}") from None
         return record
 
     def _sample(self, index: int) -> Any:
         try:
             return self._dataset[index]
-        except Exception as error:  # a stranger's __getitem__ may raise anything
+        except Exception as error:  # third-party code may raise anything
             raise BadItem(f"cannot be read: {type(error).__name__}: {error}") from error
 
 
 def _notes(elements: Mapping[Any, Any], names: Mapping[Any, str], fields: Mapping[str, Field]) -> Iterator[str]:
     for key, name in names.items():
         value = elements[key]
-        said = reencoding(value) if callable(getattr(value, "getbands", None)) else None
+        said = _reencoding_note(value) if callable(getattr(value, "getbands", None)) else None
         if said is not None:
             yield f"images of field {name!r} {said}"
         if fields[name].kind == "array" and len(fields[name].shape or ()) >= 2:
             size = int(np.prod(np.shape(value))) * np.dtype(fields[name].dtype).itemsize
             yield (
                 f"field {name!r} is stored as an array of {fields[name].dtype} {tuple(np.shape(value))}, {byte_size(size)} a sample, "
-                "not as an image: reader='array' reads it"
+                "not as an image; read it with reader='array'"
             )
 
 
@@ -372,7 +373,7 @@ def _elements(sample: Any) -> dict[Any, Any]:
 
 
 def _names(sample: Any, fields: Sequence[str] | Mapping[str, Any] | None) -> dict[Any, str]:
-    """Return the field that each key or position of a sample becomes."""
+    """Return the field name for each key or position of a sample."""
     keys = list(_elements(sample))
     if isinstance(fields, str):
         raise ConfigError(f"fields={fields!r} must be a list of names, or a mapping of names to kinds")
@@ -380,13 +381,13 @@ def _names(sample: Any, fields: Sequence[str] | Mapping[str, Any] | None) -> dic
     if isinstance(sample, Mapping):
         if not all(isinstance(key, str) for key in keys):
             raise ConfigError(f"the keys of a sample must be text, not {keys[:8]!r}")
-        made = field_names(keys, (), "the first sample")
-        unknown = [name for name in given or () if name not in made.values() and name not in made]
+        known = field_names(keys, (), "the first sample")
+        unknown = [name for name in given or () if name not in known.values() and name not in known]
         if unknown:
             raise ConfigError(f"fields: the first sample has no {unknown[0]!r}, only {', '.join(map(repr, keys))}")
         if given is None:
-            return made
-        return {next(key for key in made if name in (key, made[key])): made.get(name, name) for name in given}
+            return known
+        return {next(key for key in known if name in (key, known[key])): known.get(name, name) for name in given}
     if given is not None:
         if len(given) != len(keys):
             raise ConfigError(f"fields: {len(given)} names ({', '.join(given)}) for {len(keys)} elements of a sample")
@@ -394,7 +395,7 @@ def _names(sample: Any, fields: Sequence[str] | Mapping[str, Any] | None) -> dic
     own = getattr(sample, "_fields", None)
     if own is not None:
         return dict(zip(keys, field_names(own, (), "the first sample").values(), strict=True))
-    return {position: _name(position, infer(f"element{position}", _elements(sample)[position])) for position in keys}
+    return {position: _name(position, _infer(f"element{position}", _elements(sample)[position])) for position in keys}
 
 
 def _name(position: int, field: Field) -> str:
@@ -404,9 +405,9 @@ def _name(position: int, field: Field) -> str:
 
 
 def _fields(sample: Any, names: dict[Any, str], given: object) -> dict[str, Field]:
-    kinds = {made: given.get(made, given.get(key)) for key, made in names.items()} if isinstance(given, Mapping) else {}
+    kinds = {name: given.get(name, given.get(key)) for key, name in names.items()} if isinstance(given, Mapping) else {}
     elements = _elements(sample)
-    return parse_fields({name: kinds.get(name) or infer(name, elements[key]) for key, name in names.items()})
+    return parse_fields({name: kinds.get(name) or _infer(name, elements[key]) for key, name in names.items()})
 
 
 def _classes(dataset: Any) -> list[str] | None:
@@ -421,7 +422,7 @@ def _classes(dataset: Any) -> list[str] | None:
 
 
 def _undecoded(dataset: Any) -> Any:
-    """Return a Hugging Face dataset such that it hands out its images as the files they are."""
+    """Return a Hugging Face dataset that gives its images as encoded files."""
     features, cast = getattr(dataset, "features", None), getattr(dataset, "cast_column", None)
     if not isinstance(features, Mapping) or not callable(cast):
         return dataset
@@ -438,7 +439,7 @@ def _volume(sample: Any) -> int:
         size = getattr(value, "size", None)
         if isinstance(value, (bytes, str)):
             total += len(value)
-        elif isinstance(size, tuple):  # a PIL image: about a byte a pixel
+        elif isinstance(size, tuple):  # a PIL image: about one byte per pixel
             total += int(size[0]) * int(size[1])
         else:
             total += int(getattr(value, "nbytes", 8))

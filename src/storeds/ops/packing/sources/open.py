@@ -1,4 +1,4 @@
-"""Finds out what a source is, and opens it."""
+"""Detects what a source is, and opens it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ from typing import Any, Literal, TypeAlias, get_args
 from storeds._utils.locations import StoreURL, nearest, redact, sniff
 from storeds._utils.text import counted, some
 from storeds.errors import ConfigError, StoreNotFoundError, suggest
-from storeds.ops.packing.sources.base import IMAGE_SUFFIXES, PackSource, show
+from storeds.ops.packing.sources.base import IMAGE_SUFFIXES, PackSource, is_hidden, show
 from storeds.ops.packing.sources.folders import FlatFolderSource, ImageFolderSource
-from storeds.ops.packing.sources.hidden import is_hidden
 from storeds.ops.packing.sources.manifests import JsonIndexSource, ManifestSource
 from storeds.ops.packing.sources.originals import dataset_source
 from storeds.ops.packing.sources.stores import StoreSource
-from storeds.ops.packing.sources.table_rows import TABLE_SUFFIXES, holds_tables, is_saved
-from storeds.ops.packing.sources.tables import TableSource
+from storeds.ops.packing.sources.tables import SAVED_FILES, TABLE_SUFFIXES, TableSource
 from storeds.ops.packing.sources.tars import TarSource, is_pattern
-from storeds.ops.packing.sources.videos import VIDEO_SUFFIXES, FrameFolderSource, VideoSource, holds_films
+from storeds.ops.packing.sources.videos import VIDEO_SUFFIXES, FrameFolderSource, VideoSource
 from storeds.protocols import Backend
 
 __all__ = ["KINDS", "SourceKind", "open_source"]
@@ -30,7 +28,7 @@ SourceKind: TypeAlias = Literal[
     "imagefolder", "flat", "csv", "jsonl", "index", "table", "tar", "store", "dataset", "videos", "frames"
 ]
 
-_MAKERS: dict[str, Callable[..., PackSource]] = {
+_SOURCES: dict[str, Callable[..., PackSource]] = {
     "imagefolder": ImageFolderSource,
     "flat": FlatFolderSource,
     "csv": partial(ManifestSource, format="csv"),
@@ -56,51 +54,51 @@ _SUFFIXES = {
     ".tgz": "tar",
     **dict.fromkeys(VIDEO_SUFFIXES, "videos"),
 }
-_SAY = f"say which with kind= ({', '.join(KINDS)})"
+_TABLE_DEPTH = 3
 
 
 def open_source(source: Any, *, kind: str | None = None, **options: Any) -> PackSource:
-    """Return the source that `source` is.
+    """Open a source of records for `pack`.
 
     Parameters
     ----------
     source : path, URL or object
-        A folder with one sub-folder per class, or with images only; a folder of films, or a film; a .csv, .tsv, .jsonl, .ndjson, .json or .tar file; a
-        glob or range of tar files, or a list of them; the URL or the file of a store, or a `Backend`; a dataset; or a
-        `PackSource`, which is returned.
+        One of: a folder with one sub-folder per class, or with images only; a folder of videos, or one video; a .csv,
+        .tsv, .jsonl, .ndjson, .json or .tar file; a glob, a range or a list of tar files; the URL or the file of a store,
+        or a `Backend`; a dataset; a `PackSource`, which is returned.
     kind : str, optional
-        One of ``KINDS``, for what is not to be found out.
+        One of ``KINDS``, if detection fails or is wrong.
     **options
-        Of the source's class.
+        Arguments of the source's class.
 
     Raises
     ------
     StoreNotFoundError
-        There is nothing.
+        Nothing exists at the path.
     ConfigError
-        What is there could be several things or is none of them; the kind or an option is unknown.
+        The source is ambiguous or not supported; the kind or an option is unknown.
     """
-    if kind is not None and kind not in _MAKERS:
+    if kind is not None and kind not in _SOURCES:
         raise ConfigError(f"unknown kind of source {kind!r}; {suggest(kind, KINDS, 'kinds')}")
     if kind is None and _is_source(source):
         if options:
-            raise ConfigError(f"a {type(source).__name__} is a source already; it takes no {', '.join(options)}")
+            raise ConfigError(f"a {type(source).__name__} is already a source and takes no {', '.join(options)}")
         ready: PackSource = source
         return ready
-    kind = kind or _recognise(source, include_hidden=bool(options.get("include_hidden")))
+    kind = kind or _detect(source, include_hidden=bool(options.get("include_hidden")))
     if kind in ("imagefolder", "flat") and options.get("label") is not None:
         kind = _with_label(source, kind, label=bool(options.pop("label")))
     if kind not in ("tar", "store", "dataset") and not isinstance(source, (str, os.PathLike)):
-        raise ConfigError(f"kind={kind!r} wants a path, not a {type(source).__name__}")
-    maker = _MAKERS[kind]
-    _check_options(kind, maker, options)
-    return maker(source, **options)
+        raise ConfigError(f"kind={kind!r} needs a path, not a {type(source).__name__}")
+    make = _SOURCES[kind]
+    _check_options(kind, make, options)
+    return make(source, **options)
 
 
 def _with_label(source: Any, kind: str, *, label: bool) -> str:
     if label and kind == "flat":
         raise ConfigError(
-            f"{source} holds images only: no sub-folder or list says their labels; leave label=True (--label) out"
+            f"{source} contains only images, and no sub-folder or list gives their labels; remove label=True (--label)"
         )
     return "imagefolder" if label else "flat"
 
@@ -109,8 +107,8 @@ def _is_source(source: Any) -> bool:
     return not isinstance(source, type) and all(hasattr(source, name) for name in ("problems", "fingerprint", "read"))
 
 
-def _check_options(kind: str, maker: Callable[..., PackSource], options: dict[str, Any]) -> None:
-    parameters = list(inspect.signature(maker).parameters.values())[1:]
+def _check_options(kind: str, make: Callable[..., PackSource], options: dict[str, Any]) -> None:
+    parameters = list(inspect.signature(make).parameters.values())[1:]
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
     known = [parameter.name for parameter in parameters if parameter.name != "format"]
@@ -119,24 +117,24 @@ def _check_options(kind: str, maker: Callable[..., PackSource], options: dict[st
             raise ConfigError(f"a source of kind {kind} has no option {name!r}; {suggest(name, known, 'options')}")
 
 
-def _recognise(source: Any, *, include_hidden: bool) -> str:
+def _detect(source: Any, *, include_hidden: bool) -> str:
     if isinstance(source, (str, os.PathLike)):
-        return _recognise_path(os.fspath(source), include_hidden=include_hidden)
+        return _detect_path(os.fspath(source), include_hidden=include_hidden)
     if isinstance(source, Backend):
         return "store"
     if isinstance(source, (list, tuple)) and source and all(isinstance(item, (str, os.PathLike)) for item in source):
         if all(os.fspath(item).lower().endswith(".tar") for item in source):
             return "tar"
-        raise ConfigError("a list of paths is a source only if all are .tar files; write the others into a manifest")
+        raise ConfigError("a list of paths is a source only if all are .tar files; write other files into a manifest")
     is_dataset = not isinstance(source, dict) or type(source).__name__ == "DatasetDict"
     if callable(getattr(source, "__getitem__", None)) and isinstance(source, Sized) and is_dataset:
         return "dataset"
     raise ConfigError(
-        f"a {type(source).__name__} is no source: expected a path, a URL, or a dataset with __getitem__ and __len__"
+        f"a {type(source).__name__} is not a source: expected a path, a URL, or a dataset with __getitem__ and __len__"
     )
 
 
-def _recognise_path(path: str, *, include_hidden: bool) -> str:
+def _detect_path(path: str, *, include_hidden: bool) -> str:
     if StoreURL.parse(path).scheme is not None:
         return "store"
     by_suffix = _SUFFIXES.get(os.path.splitext(path)[1].lower())
@@ -144,27 +142,28 @@ def _recognise_path(path: str, *, include_hidden: bool) -> str:
         return "tar"
     try:
         mode = os.stat(path).st_mode
-        found = _content(path) or by_suffix if stat.S_ISREG(mode) else None
+        found = _detect_content(path) or by_suffix if stat.S_ISREG(mode) else None
         entries = list(os.scandir(path)) if stat.S_ISDIR(mode) else []
     except (FileNotFoundError, NotADirectoryError):
-        raise StoreNotFoundError(f"nothing is at {show(path)}: {nearest(os.path.abspath(path))}") from None
+        raise StoreNotFoundError(f"nothing exists at {show(path)}: {nearest(os.path.abspath(path))}") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise StoreNotFoundError(f"{redact(show(path))} cannot be looked at: {reason}") from None
+        raise StoreNotFoundError(f"{redact(show(path))} cannot be inspected: {reason}") from None
     if stat.S_ISDIR(mode):
-        if is_saved(path) or holds_tables(path):
+        if _is_saved_dataset(entries) or _contains_tables(path, _TABLE_DEPTH):
             return "table"
-        return "videos" if holds_films(path) else _recognise_folder(path, entries, include_hidden=include_hidden)
+        return "videos" if _contains_videos(path) else _detect_folder(path, entries, include_hidden=include_hidden)
     if not stat.S_ISREG(mode):
         raise ConfigError(f"{show(path)} is neither a folder nor a regular file")
     if found is None:
         raise ConfigError(
-            f"{show(path)} ends in none of {', '.join(_SUFFIXES)} and is no store or tar file; {_SAY} if it is one of these"
+            f"{show(path)} ends in none of {', '.join(_SUFFIXES)}, and it is not a store or a tar file; pass kind= "
+            f"({', '.join(KINDS)}) if it is one of these"
         )
     return found
 
 
-def _content(path: str) -> str | None:
+def _detect_content(path: str) -> str | None:
     if sniff(path) is not None:
         return "store"
     with open(path, "rb") as file:
@@ -174,13 +173,47 @@ def _content(path: str) -> str | None:
     return "tar" if head[257:] == b"ustar" else None
 
 
-def _recognise_folder(path: str, entries: list[os.DirEntry[str]], *, include_hidden: bool) -> str:
+def _is_saved_dataset(entries: list[os.DirEntry[str]]) -> bool:
+    """Whether a folder was written by ``save_to_disk`` of 🤗 datasets: one dataset, or one dataset per split."""
+    names = {entry.name for entry in entries}
+    return "dataset_dict.json" in names or names.issuperset(SAVED_FILES)
+
+
+def _inspect(folder: str) -> tuple[str | None, list[str]]:
+    """Return what the files directly in a folder are (images, table or videos), and its sub-folders, sorted."""
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        names = [entry.name.lower() for entry in entries if not is_hidden(entry.name)]
+        inside = [entry.path for entry in entries if not is_hidden(entry.name) and _is_folder(entry)]
+    except OSError:  # the source that lists the folder reports why
+        return None, []
+    for kind, suffixes in (("images", IMAGE_SUFFIXES), ("table", (".parquet",)), ("videos", VIDEO_SUFFIXES)):
+        if any(name.endswith(suffixes) for name in names):
+            return kind, inside
+    return None, inside
+
+
+def _contains_tables(folder: str, depth: int) -> bool:
+    """Whether `folder`, or the first below it with images or Parquet files, contains Parquet files and no images."""
+    kind, inside = _inspect(folder)
+    if kind in ("images", "table"):
+        return kind == "table"
+    return depth > 0 and any(_contains_tables(path, depth - 1) for path in inside[:8])
+
+
+def _contains_videos(folder: str) -> bool:
+    """Whether `folder`, or the first sub-folder with images or videos, contains videos and no images."""
+    kind, inside = _inspect(folder)
+    kinds = [kind] if kind is not None else (_inspect(path)[0] for path in inside)
+    return next((found for found in kinds if found is not None), None) == "videos"
+
+
+def _detect_folder(path: str, entries: list[os.DirEntry[str]], *, include_hidden: bool) -> str:
     folders, images, others, hidden = [], [], [], []
     for entry in entries:
         if is_hidden(entry.name) and not include_hidden:
             hidden.append(entry.name)
-            continue
-        if _is_folder(entry):
+        elif _is_folder(entry):
             folders.append(entry.name)
         elif entry.name.lower().endswith(IMAGE_SUFFIXES):
             images.append(entry.name)
@@ -190,21 +223,21 @@ def _recognise_folder(path: str, entries: list[os.DirEntry[str]], *, include_hid
         names[:] = sorted(map(show, names))
     if folders and images:
         raise ConfigError(
-            f"{show(path)} holds {counted(len(images), 'image')} ({some(images)}) and {counted(len(folders), 'folder')} ({some(folders)}); pass "
-            "kind='imagefolder' to take the folders as classes and leave these images out, or kind='flat' to take all "
-            "images without labels"
+            f"{show(path)} contains {counted(len(images), 'image')} ({some(images)}) and {counted(len(folders), 'folder')} "
+            f"({some(folders)}); pass kind='imagefolder' to use the folders as classes and leave these images out, or "
+            "kind='flat' to pack all images without labels"
         )
     if folders:
         return "imagefolder"
     if images:
         return "flat"
-    held = f"only {some(others)}; name one of these files" if others else "nothing"
-    held += f"; {some(hidden)} is hidden, and left out without --include-hidden" if hidden else ""
+    held = f"only {some(others)}; pass one of these files" if others else "nothing"
+    held += f"; {some(hidden)} is hidden and left out without --include-hidden" if hidden else ""
     raise ConfigError(f"{show(path)} has no sub-folders and no images ({' '.join(IMAGE_SUFFIXES)}), {held}")
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link that leads to itself
+    except OSError:  # a link to itself
         return False

@@ -1,55 +1,94 @@
-"""Finds what a dataset object reads, files or a store, so that it is packed as it is instead of decoded and encoded."""
+"""Sources for dataset objects that read files or a store: these are packed as they are, not decoded and encoded again."""
 
 from __future__ import annotations
 
+import bisect
+import copy
+import itertools
+import os
 import sys
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import xxhash
+
 from storeds.errors import ConfigError
-from storeds.ops.packing.sources.base import PackSource
-from storeds.ops.packing.sources.combined import ChainedSource, PickedSource
-from storeds.ops.packing.sources.files import NOT_APPLIED, FilesSource, find_files
+from storeds.ops.packing.sources.base import (
+    IMAGE_SUFFIXES,
+    PackSource,
+    Problem,
+    class_notes,
+    file_state,
+    is_text,
+    read_file,
+    strata_of,
+)
+from storeds.ops.packing.sources.folders import FileList
 from storeds.ops.packing.sources.objects import DatasetSource
 from storeds.ops.packing.sources.stores import StoreSource
 from storeds.ops.packing.sources.tables import TableSource, dataset_tables
+from storeds.protocols import JSON, Field, Record
 
-__all__ = ["dataset_source"]
+__all__ = ["ChainedSource", "FilesSource", "KnownFiles", "PickedSource", "dataset_source", "find_files"]
+
+# Attributes in which datasets of torchvision and others keep (path, label) pairs, or paths and labels.
+_PAIRS = ("samples", "imgs", "_samples")
+_PATHS = (
+    "_image_files",
+    "_images",
+    "image_files",
+    "image_paths",
+    "img_paths",
+    "filenames",
+    "filepaths",
+    "files",
+    "paths",
+)
+_LABELS = ("_labels", "targets", "labels")
+_TRANSFORMS = ("transform", "transforms", "target_transform")
+_NEAR = 3.0  # mean difference of two decoders, of 255
+_NOT_APPLIED = (
+    "its transform is not applied: pack stores the original {what}, and training applies a transform; files=False packs "
+    "what the dataset returns instead"
+)
 
 
 def dataset_source(
     dataset: Any, *, fields: Sequence[str] | Mapping[str, Any] | None = None, files: bool | None = None, **options: Any
 ) -> PackSource:
-    """Return the source of a map-style dataset.
+    """Return the source for a map-style dataset.
 
     Parameters
     ----------
     dataset : object
-        A `StoreDataset` gives the records of its store, those that its ``where`` selects. A dataset of image files gives
-        these files, with its labels and classes, where it is certain which they are: torchvision's ImageFolder, and
-        others with ``samples``, ``imgs``, or paths and labels. PyTorch's Subset and ConcatDataset of such give theirs. All
-        others are read sample by sample, see `DatasetSource`.
+        A `StoreDataset` gives the records of its store that its ``where`` selects. A dataset of image files gives these
+        files with its labels and classes, if it is certain which files it reads: torchvision's ImageFolder, and others
+        with ``samples``, ``imgs``, or paths and labels. PyTorch's Subset and ConcatDataset of such datasets work too. Any
+        other dataset is read sample by sample, see `DatasetSource`.
     fields : sequence of str or mapping, optional
         As for `DatasetSource`; samples are then read one by one.
+    files : bool, optional
+        False: pack samples as the dataset returns them, decoded and transformed. True: raise ConfigError if its files
+        are unknown.
     **options
         For a 🤗 ``Dataset`` or ``DatasetDict``: ``columns``, ``label`` and ``label_column``, as for `TableSource`.
-    files : bool, optional
-        False to take samples as the dataset returns them, transformed and decoded; True to raise ConfigError where its
-        files are not known.
 
     Raises
     ------
     ConfigError
-        It is no dataset, or `files` is True and its files are not known.
+        It is not a dataset, or `files` is True and its files are unknown.
     """
     if options and (files is False or fields is not None):
         raise ConfigError(
-            f"{', '.join(options)}: for samples taken as they are returned, only fields= says what is taken"
+            f"{', '.join(options)}: not supported for samples as the dataset returns them; only fields= selects columns then"
         )
     found = None if files is False or fields is not None else _original(dataset, options)
     if found is None and files:
         raise ConfigError(
-            f"files=True: it is not certain which files the {type(dataset).__name__} reads; pack their folder, or a list of them"
+            f"files=True: it is unknown which files the {type(dataset).__name__} reads; pack their folder or a manifest instead"
         )
     return DatasetSource(dataset, fields) if found is None else found
 
@@ -58,7 +97,9 @@ def _original(dataset: Any, options: Mapping[str, Any]) -> PackSource | None:
     if _is(dataset, "datasets", "Dataset") or _is(dataset, "datasets", "DatasetDict"):
         return TableSource(dataset_tables(dataset), **options)
     if options:
-        raise ConfigError(f"a {type(dataset).__name__} takes no {', '.join(options)}; these are for 🤗 datasets")
+        raise ConfigError(
+            f"a {type(dataset).__name__} takes no {', '.join(options)}; these options are for 🤗 datasets"
+        )
     if _is(dataset, "storeds.datasets.map_dataset", "StoreDataset"):
         return _stored(dataset)
     if _is(dataset, "torch.utils.data", "Subset"):
@@ -74,7 +115,7 @@ def _original(dataset: Any, options: Mapping[str, Any]) -> PackSource | None:
 
 
 def _is(dataset: Any, module: str, name: str) -> bool:
-    """Whether `dataset` is of a class whose module is loaded, as it is if there is an instance."""
+    """Whether `dataset` is an instance of a class; if its module is not loaded, it cannot be one."""
     kind = getattr(sys.modules.get(module), name, None)
     return kind is not None and isinstance(dataset, kind)
 
@@ -84,5 +125,281 @@ def _stored(dataset: Any) -> PackSource | None:
     if len(dataset) != len(source):  # samples of several records, such as clips
         return None
     if dataset.transform is not None or dataset.target_transform is not None:
-        source.notes = (NOT_APPLIED.format(what="records of the store"),)
+        source.notes = (_NOT_APPLIED.format(what="records of the store"),)
     return source
+
+
+@dataclass(frozen=True)
+class KnownFiles:
+    """The files that a dataset reads, in its order.
+
+    Parameters
+    ----------
+    paths : list of str
+        Absolute.
+    labels : list of int
+    classes : list of str or None
+    root : str
+        The folder that keys are relative to.
+    notes : tuple of str
+    """
+
+    paths: list[str]
+    labels: list[int]
+    classes: list[str] | None
+    root: str
+    notes: tuple[str, ...]
+
+
+def find_files(dataset: Any) -> KnownFiles | None:
+    """Return the files that a map-style dataset reads, or None if this is not certain.
+
+    The first, the middle and the last sample, without transforms, must be pairs of the picture in the file and its label.
+    """
+    try:
+        listed, bare = _files_and_labels(dataset), copy.copy(dataset)
+        for name in _TRANSFORMS:
+            if getattr(bare, name, None) is not None:
+                setattr(bare, name, None)
+    except Exception:  # third-party properties may raise anything
+        return None
+    if listed is None or not _samples_match(bare, *listed):
+        return None
+    paths, labels = listed
+    change = getattr(dataset, "target_transform", None)
+    if change is not None:
+        labels = [change(label) for label in labels]
+        if not all(map(_is_label, labels)):
+            return None
+    applied = any(getattr(dataset, name, None) is not None for name in ("transform", "transforms"))
+    notes = (_NOT_APPLIED.format(what="files"),) if applied and not _has_only_target_transform(dataset) else ()
+    return KnownFiles(paths, [int(label) for label in labels], _classes(dataset), _root(dataset, paths), notes)
+
+
+def _has_only_target_transform(dataset: Any) -> bool:
+    # torchvision sets `transforms` to what applies both others.
+    return getattr(dataset, "transform", None) is None and getattr(dataset, "target_transform", None) is not None
+
+
+def _files_and_labels(dataset: Any) -> tuple[list[str], list[Any]] | None:
+    for name in _PAIRS:
+        pairs = getattr(dataset, name, None)
+        if isinstance(pairs, (list, tuple)) and all(
+            isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in pairs
+        ):
+            return _checked(dataset, [pair[0] for pair in pairs], [pair[1] for pair in pairs])
+    for name in _PATHS:
+        paths = getattr(dataset, name, None)
+        labels = next((found for name in _LABELS if _is_column(found := getattr(dataset, name, None))), None)
+        if paths is not None and labels is not None and _is_column(paths):
+            return _checked(dataset, list(paths), list(labels))
+    return None
+
+
+def _is_column(value: Any) -> bool:
+    return isinstance(value, Sized) and isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
+
+
+def _checked(dataset: Any, paths: list[Any], labels: list[Any]) -> tuple[list[str], list[Any]] | None:
+    if not (len(paths) == len(labels) == len(dataset) > 0) or not all(map(_is_label, labels)):
+        return None
+    if not all(isinstance(path, (str, os.PathLike)) for path in paths):
+        return None
+    root = getattr(dataset, "root", None)
+    root = os.fspath(root) if isinstance(root, (str, os.PathLike)) else ""
+    texts = [str(os.fspath(path)) for path in paths]
+    if not all(text.lower().endswith(IMAGE_SUFFIXES) and is_text(text) for text in texts):
+        return None
+    if root and not os.path.isabs(texts[0]) and not os.path.exists(texts[0]):
+        texts = [os.path.join(root, text) for text in texts]
+    return [os.path.abspath(text) for text in texts], labels
+
+
+def _is_label(value: Any) -> bool:
+    is_int = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    return is_int or (not isinstance(value, (int, float, str)) and getattr(value, "ndim", None) == 0 and _whole(value))
+
+
+def _whole(value: Any) -> bool:
+    item = value.item()
+    return isinstance(item, int) and not isinstance(item, bool)
+
+
+def _samples_match(bare: Any, paths: Sequence[str], labels: Sequence[Any]) -> bool:
+    seen = False
+    for index in sorted({0, len(paths) // 2, len(paths) - 1}):
+        try:
+            sample = bare[index]
+        except Exception:  # noqa: S112  # a damaged file; another sample decides
+            continue
+        if not isinstance(sample, (tuple, list)) or len(sample) != 2 or not _is_label(sample[1]):
+            return False
+        if int(sample[1]) != int(labels[index]) or not _is_picture_in(sample[0], paths[index]):
+            return False
+        seen = True
+    return seen
+
+
+def _is_picture_in(value: Any, path: str) -> bool:
+    """Whether `value` is the picture in the file at `path`, in any form."""
+    from PIL import Image
+
+    if isinstance(value, (str, os.PathLike)):
+        return os.path.abspath(value) == path
+    try:
+        if isinstance(value, bytes):
+            return value == read_file(path)
+        with Image.open(path) as image:
+            if isinstance(value, Image.Image):
+                return value.size == image.size and value.tobytes() == image.convert(value.mode).tobytes()
+            pixels = np.asarray(value)
+            if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3):
+                return False
+            pixels = np.moveaxis(pixels, 0, -1) if pixels.ndim == 3 and pixels.shape[0] in (1, 3) else pixels
+            wanted = np.asarray(image.convert("L" if pixels.ndim == 2 or pixels.shape[-1] == 1 else "RGB"))
+    except Exception:  # Pillow and third-party arrays may raise anything
+        return False
+    pixels = pixels.reshape(wanted.shape) if pixels.size == wanted.size else pixels
+    return pixels.shape == wanted.shape and float(np.abs(pixels.astype(float) - wanted).mean()) < _NEAR
+
+
+def _classes(dataset: Any) -> list[str] | None:
+    classes = getattr(dataset, "classes", None)
+    is_names = isinstance(classes, (list, tuple)) and all(isinstance(name, str) for name in classes)
+    return list(classes) if is_names and classes else None
+
+
+def _root(dataset: Any, paths: Sequence[str]) -> str:
+    root = getattr(dataset, "root", None)
+    if isinstance(root, (str, os.PathLike)):
+        own = os.path.abspath(os.fspath(root))
+        if all(path.startswith(str(own).rstrip("/") + "/") for path in paths):
+            return str(own)
+    return os.path.commonpath([os.path.dirname(path) for path in paths])
+
+
+class FilesSource(FileList):
+    """The files that a dataset reads, with its labels, classes and order.
+
+    Parameters
+    ----------
+    known : KnownFiles
+        From `find_files`.
+    """
+
+    def __init__(self, known: KnownFiles) -> None:
+        super().__init__(known.root, has_labels=True)
+        for path, label in zip(known.paths, known.labels, strict=True):
+            self._add([(os.path.relpath(path, known.root).replace(os.sep, "/"), *file_state(path))], label)
+        named: list[JSON] = list(known.classes or ())
+        self.attrs = {"classes": named} if known.classes is not None else {}
+        self.notes = (*class_notes(known.classes or ()), *known.notes)
+        self._finish("files")
+
+
+class PickedSource:
+    """Some items of another source in a given order, as PyTorch's Subset.
+
+    Parameters
+    ----------
+    source : PackSource
+        A source without problems.
+    indices : iterable of int
+        The items; negative indices count from the end.
+    """
+
+    problems: Sequence[Problem] = ()
+
+    def __init__(self, source: PackSource, indices: Iterable[Any]) -> None:
+        self._source, everything = source, range(len(source))
+        self._indices = array("q", (everything[int(index)] for index in indices))
+        digest = xxhash.xxh3_64_hexdigest(self._indices.tobytes())
+        self.fields: Mapping[str, Field] = source.fields
+        self.attrs: Mapping[str, JSON] = source.attrs
+        self.notes: Sequence[str] = tuple(getattr(source, "notes", ()))
+        self.fingerprint: JSON = {"kind": "picked", "xxh3": digest, "of": source.fingerprint}
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def name(self, index: int, /) -> str:
+        # docstring inherited
+        return self._source.name(self._indices[index])
+
+    def size(self, index: int, /) -> int:
+        # docstring inherited
+        return self._source.size(self._indices[index])
+
+    def strata(self) -> Iterator[tuple[str, Any]]:
+        """Yield the key and the label of each item."""
+        everything = list(strata_of(self._source))
+        return (everything[index] for index in self._indices)
+
+    def read(self, index: int, /) -> Record:
+        # docstring inherited
+        return self._source.read(self._indices[index])
+
+
+class ChainedSource:
+    """Several sources one after another, as PyTorch's ConcatDataset.
+
+    Parameters
+    ----------
+    sources : list of PackSource
+        Sources without problems and with the same fields.
+
+    Raises
+    ------
+    ConfigError
+        Their class names differ, so one label would mean several classes.
+    """
+
+    problems: Sequence[Problem] = ()
+
+    def __init__(self, sources: Sequence[PackSource]) -> None:
+        self._sources = list(sources)
+        first = self._sources[0]
+        for other in self._sources[1:]:
+            if other.attrs.get("classes") != first.attrs.get("classes"):
+                raise ConfigError(
+                    "the concatenated datasets have different classes, so one label would mean several: "
+                    f"{first.attrs.get('classes')} and {other.attrs.get('classes')}; pack each separately"
+                )
+        self._ends = list(itertools.accumulate(map(len, self._sources)))
+        self.fields: Mapping[str, Field] = first.fields
+        same = all(other.attrs == first.attrs for other in self._sources)
+        named = {"classes": first.attrs["classes"]} if "classes" in first.attrs else {}
+        self.attrs: Mapping[str, JSON] = first.attrs if same else named
+        self.notes: Sequence[str] = tuple(
+            dict.fromkeys(note for source in self._sources for note in getattr(source, "notes", ()))
+        )
+        prints: list[JSON] = [source.fingerprint for source in self._sources]
+        self.fingerprint: JSON = {"kind": "chained", "of": prints}
+
+    def _find(self, index: int) -> tuple[PackSource, int]:
+        index = range(len(self))[index]
+        number = bisect.bisect_right(self._ends, index)
+        return self._sources[number], index - (self._ends[number - 1] if number else 0)
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def name(self, index: int, /) -> str:
+        # docstring inherited
+        source, at = self._find(index)
+        return source.name(at)
+
+    def size(self, index: int, /) -> int:
+        # docstring inherited
+        source, at = self._find(index)
+        return source.size(at)
+
+    def strata(self) -> Iterator[tuple[str, Any]]:
+        """Yield the key and the label of each item."""
+        for source in self._sources:
+            yield from strata_of(source)
+
+    def read(self, index: int, /) -> Record:
+        # docstring inherited
+        source, at = self._find(index)
+        return source.read(at)

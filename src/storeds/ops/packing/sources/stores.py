@@ -1,4 +1,4 @@
-"""Another store as a source."""
+"""The source for another store."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _BATCH = 1024
 
 
 class StoreSource:
-    """A store, with its own fields and attrs.
+    """A store, with its fields and attrs.
 
     Parameters
     ----------
     store : str, path or Backend
         As for `open_backend`.
     **options
-        Of the backend.
+        Options of the backend.
 
     Raises
     ------
@@ -35,13 +35,14 @@ class StoreSource:
         As `open_backend` raises them.
     """
 
+    thread_safe = True
     problems: Sequence[Problem] = ()
 
     def __init__(self, store: str | os.PathLike[str] | Backend, **options: Any) -> None:
         if isinstance(store, (str, os.PathLike)):
             self._backend = open_backend(store, **options)
         elif options:
-            raise ConfigError(f"{store.url} is open already; {', '.join(options)} cannot be given now")
+            raise ConfigError(f"{store.url} is already open; pass {', '.join(options)} when opening it")
         else:
             self._backend = store
         self.notes: Sequence[str] = ()
@@ -76,7 +77,7 @@ class StoreSource:
         return self._size
 
     def strata(self) -> Iterator[tuple[str, Any]]:
-        """Yield the key and the label of each item, without its images."""
+        """Yield the key and the label of each item, without reading images."""
         fields = [name for name in ("key", "label") if name in self.fields]
         for start in range(0, len(self), _BATCH):
             positions = range(start, min(start + _BATCH, len(self)))

@@ -1,4 +1,4 @@
-"""Rows of Parquet and Arrow files, as 🤗 datasets writes them, one piece in memory at a time."""
+"""Finds Parquet and Arrow files, as 🤗 datasets writes them, and reads their rows, one part in memory at a time."""
 
 from __future__ import annotations
 
@@ -13,71 +13,46 @@ from typing import Any
 
 from storeds._utils.text import some
 from storeds.errors import ConfigError, FormatError, MissingDependencyError, StoreNotFoundError
-from storeds.ops.packing.sources.base import IMAGE_SUFFIXES, Fingerprint, file_state, show
-from storeds.ops.packing.sources.hidden import is_hidden
+from storeds.ops.packing.sources.base import Fingerprint, file_state, is_hidden, show
 from storeds.protocols import JSON
 
-__all__ = ["TABLE_SUFFIXES", "TableFiles", "find_tables", "holds_tables", "is_saved"]
+__all__ = ["SAVED_FILES", "TABLE_SUFFIXES", "TableFiles", "find_tables", "import_pyarrow"]
 
 TABLE_SUFFIXES = (".parquet", ".arrow")
 _SHARD = re.compile(r"(.+?)-\d{5}-of-\d{5}(-[0-9a-f]+)?\.parquet")
 _SPLITS = ("train", "validation", "valid", "val", "dev", "test")
-_DEPTH = 3
+SAVED_FILES = ("state.json", "dataset_info.json")
+"""What ``save_to_disk`` of 🤗 datasets writes into the folder of one dataset."""
 
 
 def import_pyarrow() -> Any:
     """Return the module pyarrow; raises MissingDependencyError."""
     try:
-        import pyarrow  # the name of the module itself
+        import pyarrow
         import pyarrow.parquet
     except ImportError as error:
         raise MissingDependencyError(
-            f"Parquet and Arrow files are read by pyarrow, which cannot be imported ({error}): pip install 'storeds[hf]'"
+            f"Parquet and Arrow files need pyarrow, which cannot be imported ({error}): pip install 'storeds[hf]'"
         ) from error
     return pyarrow
 
 
-def is_saved(folder: str) -> bool:
-    """Whether `folder` is what ``save_to_disk`` of 🤗 datasets wrote: one dataset, or a dataset a split."""
-    held = {
-        name
-        for name in ("dataset_dict.json", "state.json", "dataset_info.json")
-        if os.path.isfile(os.path.join(folder, name))
-    }
-    return "dataset_dict.json" in held or len(held) == 2
-
-
-def holds_tables(folder: str, depth: int = _DEPTH) -> bool:
-    """Whether `folder`, or the first below it that holds images or Parquet files, holds Parquet files and no images."""
-    try:
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-        names = [entry.name.lower() for entry in entries if not is_hidden(entry.name)]
-        inside = [entry.path for entry in entries if entry.is_dir() and not is_hidden(entry.name)]
-    except OSError:  # the source that lists it reports why
-        return False
-    if any(name.endswith(IMAGE_SUFFIXES) for name in names):
-        return False
-    if any(name.endswith(".parquet") for name in names):
-        return True
-    return depth > 0 and any(holds_tables(path, depth - 1) for path in inside[:8])
-
-
 def find_tables(path: str) -> dict[str, list[str]]:
-    """Return the files of each split at `path`; a split without a name is ``""``.
+    """Return the files of each split at `path`. A split without a name is ``""``.
 
     Raises
     ------
     StoreNotFoundError, ConfigError, FormatError
-        There is nothing, no table, or several data sets in one folder.
+        Nothing exists there, it is not a table, or the folder contains several datasets.
     """
     if os.path.isfile(path):
         return {"": [path]}
     if not os.path.isdir(path):
-        raise StoreNotFoundError(f"nothing is at {show(path)}")
+        raise StoreNotFoundError(f"nothing exists at {show(path)}")
     if os.path.isfile(os.path.join(path, "dataset_dict.json")):
         splits = _load(os.path.join(path, "dataset_dict.json")).get("splits") or []
         return {str(name): _saved(os.path.join(path, str(name))) for name in splits}
-    if is_saved(path):
+    if all(os.path.isfile(os.path.join(path, name)) for name in SAVED_FILES):
         return {"": _saved(path)}
     return _parquet(path)
 
@@ -88,7 +63,7 @@ def _load(path: str) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise FormatError(f"{show(path)} cannot be read: {error}; save the dataset again") from None
     if not isinstance(found, dict):
-        raise FormatError(f"{show(path)} holds no JSON object; save the dataset again")
+        raise FormatError(f"{show(path)} does not contain a JSON object; save the dataset again")
     return found
 
 
@@ -103,7 +78,7 @@ def _saved(folder: str) -> list[str]:
     missing = [file for file in files if not os.path.isfile(file)]
     if missing:
         raise FormatError(
-            f"{show(folder)} is not whole: it lacks {some(map(os.path.basename, missing))}; copy it again"
+            f"{show(folder)} is incomplete: it lacks {some(map(os.path.basename, missing))}; copy it again"
         )
     return files
 
@@ -116,18 +91,18 @@ def _parquet(folder: str) -> dict[str, list[str]]:
             if name.endswith(".parquet") and not is_hidden(name):
                 found.setdefault(_split_of(top, name), []).append(os.path.join(top, name))
     if not found:
-        raise ConfigError(f"{show(folder)} holds no Parquet files, and nothing that save_to_disk of 🤗 datasets wrote")
+        raise ConfigError(f"{show(folder)} contains no Parquet files, and save_to_disk of 🤗 datasets did not write it")
     if "" in found and len(found) > 1:
         raise ConfigError(
             f"{show(folder)}: {show(os.path.basename(found[''][0]))} names no split, and others name {', '.join(filter(None, found))}; "
-            "pack them one by one"
+            "pack them separately"
         )
     for name, files in found.items():
         folders = sorted({os.path.dirname(file) for file in files})
         if len(folders) > 1:
             raise ConfigError(
-                f"{show(folder)} holds several data sets, each with a split {name!r}: "
-                f"{some(os.path.relpath(path, folder) for path in folders)}; name one of these folders"
+                f"{show(folder)} contains several datasets, each with a split {name!r}: "
+                f"{some(os.path.relpath(path, folder) for path in folders)}; pass one of these folders"
             )
     ranks = {name: rank for rank, name in enumerate(_SPLITS)}
     return {name: found[name] for name in sorted(found, key=lambda name: (ranks.get(name, len(ranks)), name))}
@@ -150,27 +125,27 @@ class TableFiles:
     Parameters
     ----------
     paths : sequence of str
-        The files, in order.
+        The files in order.
 
     Notes
     -----
-    Arrow files are mapped into memory, Parquet files read one row group at a time. Pickles as the paths.
+    Arrow files are mapped into memory. Parquet files are read one row group at a time. It pickles as the paths.
     """
 
     def __init__(self, paths: Sequence[str]) -> None:
         self._pyarrow = import_pyarrow()
         self.paths = list(paths)
         self.schema: Any = None
-        self._pieces: list[tuple[int, int]] = []  # file, and piece within it
+        self._parts: list[tuple[int, int]] = []  # (file, part of it)
         counts: list[int] = []
         self._open: tuple[int, Any] = (-1, None)
-        self._piece: tuple[Any, Any] = (None, None)  # what is in memory: piece and columns, and their table
+        self._part: tuple[Any, Any] = (None, None)  # the (part, columns) in memory, and their table
         for number, path in enumerate(self.paths):
             schema, rows = self._inspect(number)
             if self.schema is not None and not schema.equals(self.schema):
-                raise ConfigError(f"{show(path)} has other columns than {show(self.paths[0])}; pack them one by one")
+                raise ConfigError(f"{show(path)} has other columns than {show(self.paths[0])}; pack them separately")
             self.schema = schema
-            self._pieces += [(number, piece) for piece in range(len(rows))]
+            self._parts += [(number, part) for part in range(len(rows))]
             counts += rows
         self._ends = list(accumulate(counts))
 
@@ -206,16 +181,16 @@ class TableFiles:
 
     def row(self, index: int, columns: Sequence[str]) -> dict[str, Any]:
         """Return some columns of one row."""
-        piece = bisect.bisect_right(self._ends, index)
-        wanted = piece, tuple(columns)
-        if self._piece[0] != wanted:
-            self._piece = wanted, self._read(piece, columns)
-        start = self._ends[piece - 1] if piece else 0
-        found: dict[str, Any] = self._piece[1].select(list(columns)).slice(index - start, 1).to_pylist()[0]
+        part = bisect.bisect_right(self._ends, index)
+        wanted = part, tuple(columns)
+        if self._part[0] != wanted:
+            self._part = wanted, self._read(part, columns)
+        start = self._ends[part - 1] if part else 0
+        found: dict[str, Any] = self._part[1].select(list(columns)).slice(index - start, 1).to_pylist()[0]
         return found
 
-    def _read(self, piece: int, columns: Sequence[str]) -> Any:
-        number, at = self._pieces[piece]
+    def _read(self, part: int, columns: Sequence[str]) -> Any:
+        number, at = self._parts[part]
         file = self._file(number)
         try:
             return file[at] if isinstance(file, list) else file.read_row_group(at, columns=list(columns))
@@ -224,18 +199,18 @@ class TableFiles:
 
     def column(self, name: str) -> Iterator[Any]:
         """Yield the values of one column, row by row, without reading the others."""
-        for piece in range(len(self._pieces)):
-            yield from self._read(piece, [name]).column(name).to_pylist()
+        for part in range(len(self._parts)):
+            yield from self._read(part, [name]).column(name).to_pylist()
 
     def fingerprint(self) -> JSON:
-        """Return what differs when the files do."""
+        """Return a value that changes when the files change."""
         fingerprint = Fingerprint()
         for path in self.paths:
             fingerprint.add(os.path.basename(path), *file_state(path))
         return fingerprint.finish("table", len(self))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_pyarrow": None, "_open": (-1, None), "_piece": (None, None)}
+        return {**self.__dict__, "_pyarrow": None, "_open": (-1, None), "_part": (None, None)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

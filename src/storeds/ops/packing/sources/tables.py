@@ -1,29 +1,43 @@
-"""Tables: what 🤗 datasets saves, loads or publishes, and any other Parquet or Arrow file with a column of images."""
+"""The source for tables: what 🤗 datasets saves, loads or publishes, and other Parquet or Arrow files with images."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Protocol
 
+import numpy as np
+
 from storeds._utils.text import counted
 from storeds.errors import ConfigError
-from storeds.ops.packing.sources.base import BadItem, Fingerprint, Problem, read_file, show
-from storeds.ops.packing.sources.columns import class_notes, field_names
-from storeds.ops.packing.sources.features import TableColumn, column_of, feature_of
+from storeds.ops.packing.sources.base import BadItem, Fingerprint, Problem, class_notes, read_file, show
+from storeds.ops.packing.sources.columns import field_names
 from storeds.ops.packing.sources.manifests import LABEL_COLUMNS, LESS_CERTAIN
-from storeds.ops.packing.sources.table_rows import TableFiles, find_tables, import_pyarrow
+from storeds.ops.packing.sources.objects import is_encoded, take
+from storeds.ops.packing.sources.table_rows import (
+    SAVED_FILES,
+    TABLE_SUFFIXES,
+    TableFiles,
+    find_tables,
+    import_pyarrow,
+)
 from storeds.protocols import JSON, Field, Record
+from storeds.records.fields import parse_fields
 
-__all__ = ["HuggingFaceRows", "Rows", "TableSource", "dataset_tables"]
+__all__ = ["SAVED_FILES", "TABLE_SUFFIXES", "TableSource", "dataset_tables"]
 
+_NUMBER = re.compile(r"u?int\d+|float\d+|half|double|bool")
+_SHAPED = re.compile(r"Array[2-5]D")
+_LISTS = ("List", "LargeList", "Sequence")
 _GUESS = 1 << 16
 _TRIED = 64
 
 
-class Rows(Protocol):
+class _Rows(Protocol):
     """Rows with named columns."""
 
     def __len__(self) -> int: ...
@@ -37,12 +51,12 @@ class Rows(Protocol):
         ...
 
     def fingerprint(self) -> JSON:
-        """Return what differs when the rows do."""
+        """Return a value that changes when the rows change."""
         ...
 
 
-class HuggingFaceRows:
-    """The rows of a ``datasets.Dataset``, with images as the files that it holds.
+class _HuggingFaceRows:
+    """The rows of a ``datasets.Dataset``, with images as encoded files.
 
     Parameters
     ----------
@@ -76,34 +90,34 @@ class HuggingFaceRows:
 
 
 class TableSource:
-    """A folder that ``save_to_disk`` of 🤗 datasets wrote, or Parquet or Arrow files.
+    """A folder written by ``save_to_disk`` of 🤗 datasets, or Parquet or Arrow files.
 
     Parameters
     ----------
-    path : path, or mapping of str to Rows
+    path : path, or mapping of str to rows
         A folder of one dataset or of a ``DatasetDict``, whose splits become the field ``split``; a folder of Parquet
-        files, whose names tell their splits; or one file.
+        files, whose names give their splits; or one file.
     columns : sequence of str, optional
-        Which columns to take; all by default.
+        The columns to pack; all by default.
     label_column : str, optional
-        The column of labels: by default the only ``ClassLabel``, or one called ``label``, ``class`` or ``target``.
+        The column of labels; by default the only ``ClassLabel``, or the one named ``label``, ``class`` or ``target``.
     label : bool
-        False to pack without labels. Required where there are columns beside the image and none
-        looks like a label.
+        False to pack without labels. Required if there are columns beside the image and none looks like a label.
     allow_outside : bool
-        Whether to read images that a file names by path instead of holding them; relative paths begin at its folder.
+        Read images that a file contains only as paths. Relative paths start at the folder of the file.
 
     Notes
     -----
-    An image is the file that the column holds, its bytes untouched; the only column of images becomes ``image``. Names of
-    a ``ClassLabel`` go to ``attrs["classes"]``. Sequences of numbers become arrays, other nested values JSON, dates text.
-    A missing number or text makes its column JSON, a missing float is NaN, a missing image or label a bad item. Needs
-    pyarrow for files, not 🤗 datasets.
+    Images keep the bytes that the column contains; the only column of images becomes ``image``. The names of a
+    ``ClassLabel`` go to ``attrs["classes"]``. Sequences of numbers become arrays, other nested values JSON, dates text. A
+    missing number or text makes its column JSON, a missing float is NaN, a missing image or label is a bad item. Files
+    need pyarrow, but not 🤗 datasets.
 
     Raises
     ------
     StoreNotFoundError, FormatError, ConfigError, MissingDependencyError
-        There is nothing, it is damaged or no table, a column holds what no field does, or pyarrow is not installed.
+        Nothing exists there, it is damaged or not a table, a column has values that no field can store, or pyarrow is
+        not installed.
     """
 
     problems: Sequence[Problem] = ()
@@ -127,14 +141,14 @@ class TableSource:
             self._where, parts = show(file), {name: TableFiles(files) for name, files in find_tables(file).items()}
         parts = {name: rows for name, rows in parts.items() if len(rows)}
         if not parts:
-            raise ConfigError(f"{self._where} holds no rows")
-        self._parts: list[Rows] = list(parts.values())
+            raise ConfigError(f"{self._where} has no rows")
+        self._parts: list[_Rows] = list(parts.values())
         self._splits = list(parts) if len(parts) > 1 else []
         self._ends = list(accumulate(map(len, self._parts)))
         features = [_features(rows) for rows in self._parts]
         if any(other != features[0] for other in features[1:]):
             raise ConfigError(
-                f"{self._where}: its splits {', '.join(parts)} have different columns; pack them one by one"
+                f"{self._where}: its splits {', '.join(parts)} have different columns; pack them separately"
             )
         taken = self._choose(features[0], columns)
         left_out = [name for name in features[0] if name not in taken]
@@ -146,14 +160,16 @@ class TableSource:
         left_out += [name for name, column in found.items() if column is None]
         self.fields: Mapping[str, Field] = self._plan.fields | ({"split": Field("str")} if self._splits else {})
         if self._splits and "split" in self._plan.fields:
-            raise ConfigError(f"{self._where} has splits and a column 'split'; leave one out with columns= (--columns)")
+            raise ConfigError(
+                f"{self._where} has splits and a column 'split'; leave the column out with columns= (--columns)"
+            )
         self.columns: Mapping[str, str | None] = {**self._plan.names, **dict.fromkeys(left_out)}
         classes: list[JSON] = list(self._plan.classes or ())
         self.attrs: Mapping[str, JSON] = {**({"classes": classes} if classes else {}), "source": {"kind": "table"}}
         transformed = any(getattr(rows, "is_transformed", False) for rows in self._parts)
         self.notes: Sequence[str] = (
             *class_notes(self._plan.classes or ()),
-            *(["its transform is not applied: what is stored are its columns as they are"] if transformed else []),
+            *(["its transform is not applied: pack stores its original columns"] if transformed else []),
         )
         self.fingerprint: JSON = self._hash()
 
@@ -163,7 +179,7 @@ class TableSource:
                 raise ConfigError(f"{self._where} has no column {name!r}, only {', '.join(map(repr, features))}")
         return list(features) if columns is None else list(columns)
 
-    def _column(self, name: str, feature: Any) -> TableColumn | None:
+    def _column(self, name: str, feature: Any) -> _Column | None:
         simple = isinstance(feature, Mapping) and feature.get("_type") == "Value"
         binary = simple and "binary" in str(feature.get("dtype"))
         has_nulls = simple and not binary and any(value is None for rows in self._parts for value in rows.column(name))
@@ -173,7 +189,7 @@ class TableSource:
             tried = (rows.row(index, [name])[name] for index in range(min(len(rows), _TRIED)))
             first = next((value for value in tried if value is not None), None)
         try:
-            return column_of(name, feature, first, has_nulls=has_nulls)
+            return _column_of(name, feature, first, has_nulls=has_nulls)
         except ConfigError as error:
             raise ConfigError(f"{self._where}: {error}") from None
 
@@ -210,7 +226,7 @@ class TableSource:
             return None
         if not self._outside:
             raise BadItem(
-                f"its image is not in the table, which names {path!r}; pass allow_outside=True (--allow-outside) to read it there"
+                f"its image is not in the table but at {path!r}; pass allow_outside=True (--allow-outside) to read it there"
             )
         return read_file(os.path.join(self._folder, str(path)))
 
@@ -233,9 +249,9 @@ class TableSource:
 
 
 class _Plan:
-    """Which field each column becomes."""
+    """The field for each column."""
 
-    def __init__(self, where: str, columns: Sequence[TableColumn], label_column: str | None, label: bool) -> None:
+    def __init__(self, where: str, columns: Sequence[_Column], label_column: str | None, label: bool) -> None:
         self._where, self._columns = where, {column.name: column for column in columns}
         if label_column is not None and not label:
             raise ConfigError(f"label_column={label_column!r} and label=False contradict each other; leave one out")
@@ -269,13 +285,13 @@ class _Plan:
                 f"{self._where}: columns {listed} all look like labels; choose with label_column= (--label-column)"
             )
         raise ConfigError(
-            f"{self._where}: no column looks like labels (a ClassLabel, or {', '.join(LABEL_COLUMNS)}): beside the images there "
-            f"{'is' if len(others) == 1 else 'are'} {listed}; name the one that is with label_column= (--label-column), or pass "
+            f"{self._where}: no column looks like labels (a ClassLabel, or {', '.join(LABEL_COLUMNS)}); beside the images there "
+            f"{'is' if len(others) == 1 else 'are'} {listed}; name the column of labels with label_column= (--label-column), or pass "
             "label=False (--no-label) to pack without labels"
         )
 
     def learn_classes(self, source: TableSource) -> None:
-        """Find the classes: those that a ClassLabel names, or the texts there are, sorted."""
+        """Set the classes: those of a ClassLabel, or the distinct strings, sorted."""
         if self._label is None:
             return
         column = self._columns[self._label]
@@ -287,7 +303,7 @@ class _Plan:
             self.classes = list(column.classes) if column.classes else None
         else:
             raise ConfigError(
-                f"{self._where}: column {self._label!r} holds {column.field.kind} values; a label is an integer or a name"
+                f"{self._where}: column {self._label!r} has {column.field.kind} values; a label is an integer or a name"
             )
 
     @property
@@ -298,7 +314,7 @@ class _Plan:
         }
 
     def label_of(self, value: Any) -> Any:
-        """Return the label for what the table holds, None if it is not a label; any value where no column is the label."""
+        """Return the label for a value of the table, None if it is not valid; without labels, return the value."""
         if self._label is None:
             return value
         if isinstance(value, str):
@@ -316,20 +332,20 @@ class _Plan:
             label = self.label_of(row[name])
             if label is None:
                 known = "" if self.classes is None else f" of the {counted(len(self.classes), 'class', 'classes')}"
-                raise BadItem(f"its {name} {row[name]!r} is none{known}; --no-label packs what has no labels")
+                raise BadItem(f"its {name} {row[name]!r} is not one{known}; --no-label packs without labels")
             record[field] = label
         return record
 
 
-def dataset_tables(dataset: Any) -> dict[str, HuggingFaceRows]:
+def dataset_tables(dataset: Any) -> dict[str, _HuggingFaceRows]:
     """Return the rows of a ``datasets.Dataset``, or of each split of a ``DatasetDict``."""
     if isinstance(dataset, Mapping):
-        return {str(name): HuggingFaceRows(part) for name, part in dataset.items()}
-    return {"": HuggingFaceRows(dataset)}
+        return {str(name): _HuggingFaceRows(part) for name, part in dataset.items()}
+    return {"": _HuggingFaceRows(dataset)}
 
 
 def _features(rows: Any) -> dict[str, Any]:
-    if isinstance(rows, HuggingFaceRows):
+    if isinstance(rows, _HuggingFaceRows):
         return rows.features
     schema = rows.schema
     try:
@@ -338,4 +354,142 @@ def _features(rows: Any) -> dict[str, Any]:
         written = {}
     types = import_pyarrow().types
     known = written if isinstance(written, Mapping) else {}
-    return {field.name: known.get(field.name) or feature_of(field.type, types) for field in schema}
+    return {field.name: known.get(field.name) or _feature_of(field.type, types) for field in schema}
+
+
+@dataclass(frozen=True)
+class _Column:
+    """One column of a table and its field.
+
+    Parameters
+    ----------
+    name : str
+        The name of the column.
+    field : Field
+    classes : tuple of str or None
+        The class names of a column of labels.
+    missing : object
+        The replacement for a missing value; None if that is an error.
+    """
+
+    name: str
+    field: Field
+    classes: tuple[str, ...] | None = None
+    missing: Any = None
+
+    def value(self, found: Any) -> Any:
+        """Return the value of the field for a value of the table; raises `BadItem`."""
+        if found is None and self.field.kind != "json":
+            if self.missing is None:
+                raise BadItem(f"its {self.name} is missing (null)")
+            return self.missing
+        try:
+            return take(self.field, self._converted(found))
+        except BadItem as error:
+            raise BadItem(f"its {self.name} {error}") from None
+        except (TypeError, ValueError, OverflowError) as error:
+            raise BadItem(f"its {self.name} is not a valid {self.field.kind}: {error}") from None
+
+    def _converted(self, found: Any) -> Any:
+        kind = self.field.kind
+        if kind == "array":
+            return np.asarray(found, dtype=self.field.dtype)
+        if kind == "float" and isinstance(found, int):
+            return float(found)
+        if kind == "str" and not isinstance(found, str):
+            return found.isoformat() if hasattr(found, "isoformat") else str(found)
+        return found
+
+
+def _feature_of(kind: Any, types: Any) -> dict[str, Any]:
+    """Return an Arrow type as a feature in the form of 🤗 datasets. `types` is ``pyarrow.types``."""
+    if types.is_struct(kind):
+        names = {kind.field(number).name: kind.field(number).type for number in range(kind.num_fields)}
+        if names.keys() == {"bytes", "path"} and types.is_binary(names["bytes"]):
+            return {"_type": "Image"}
+        return {name: _feature_of(inner, types) for name, inner in names.items()}
+    if types.is_dictionary(kind):
+        return _feature_of(kind.value_type, types)
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        length = kind.list_size if types.is_fixed_size_list(kind) else -1
+        return {"_type": "List", "feature": _feature_of(kind.value_type, types), "length": length}
+    return {"_type": "Value", "dtype": str(kind)}
+
+
+def _column_of(name: str, feature: Any, first: Any, *, has_nulls: bool) -> _Column | None:
+    """Return the column for a feature, or None for one without values; raises ConfigError if no field can store it.
+
+    Parameters
+    ----------
+    name : str
+    feature : mapping or list
+        In the form of 🤗 datasets.
+    first : object
+        A value, which shows whether bytes are an image.
+    has_nulls : bool
+        Values are missing. Numbers and strings are then stored as JSON, floats as NaN.
+    """
+    sort = feature.get("_type") if isinstance(feature, Mapping) else None
+    if sort == "Image":
+        return _Column(name, Field("image"))
+    if sort == "ClassLabel":
+        return _Column(name, Field("int"), tuple(feature.get("names") or ()))
+    if sort == "Value":
+        return _value_column(name, str(feature.get("dtype")), first, has_nulls=has_nulls)
+    if sort is not None and _SHAPED.fullmatch(sort):
+        return _Column(name, _array(name, feature["dtype"], list(feature["shape"])))
+    if sort in _LISTS and _is_number(inner := feature.get("feature")):
+        length = feature.get("length", -1)
+        return _Column(name, _array(name, inner["dtype"], [None if length is None or length < 0 else length]))
+    unsupported = _unsupported(feature)
+    if unsupported is not None:
+        raise ConfigError(
+            f"column {name!r} contains {unsupported}, which no field can store; choose columns with columns= (--columns)"
+        )
+    return _Column(name, Field("json"))
+
+
+def _value_column(name: str, dtype: str, first: Any, *, has_nulls: bool) -> _Column | None:
+    if dtype == "null":
+        return None
+    if "binary" in dtype:
+        return _Column(name, Field("image" if isinstance(first, bytes) and is_encoded(first) else "bytes"))
+    if dtype.startswith(("float", "half", "double")):
+        return _Column(name, Field("float"), missing=float("nan"))
+    if has_nulls:
+        return _Column(name, Field("json"))
+    if dtype == "bool":
+        return _Column(name, Field("bool"))
+    return _Column(name, Field("int" if _NUMBER.fullmatch(dtype) else "str"))
+
+
+def _is_number(feature: Any) -> bool:
+    return (
+        isinstance(feature, Mapping)
+        and feature.get("_type") == "Value"
+        and _NUMBER.fullmatch(str(feature.get("dtype"))) is not None
+    )
+
+
+def _array(name: str, dtype: str, shape: list[int | None]) -> Field:
+    numpy_name = {"half": "float16", "double": "float64", "float": "float32"}.get(dtype, dtype)
+    return parse_fields({name: {"kind": "array", "dtype": np.dtype(numpy_name).str, "shape": shape}})[name]
+
+
+def _unsupported(feature: Any) -> str | None:
+    """Return the part of a nested feature that is neither text nor number."""
+    if isinstance(feature, list):
+        return _unsupported(feature[0]) if feature else None
+    if not isinstance(feature, Mapping):
+        return None
+    sort = feature.get("_type")
+    if isinstance(sort, str) and sort not in (*_LISTS, "Value", "ClassLabel", "Translation"):
+        if sort.startswith(("Array", "Translation")):
+            return None
+        return f"{sort} values" if sort in ("Audio", "Video") else f"{sort}s in a list or a group"
+    if sort == "Value":
+        return "bytes in a list or a group" if "binary" in str(feature.get("dtype")) else None
+    inner = (
+        [feature["feature"]] if "feature" in feature else [value for key, value in feature.items() if key != "_type"]
+    )
+    return next((found for value in inner if (found := _unsupported(value)) is not None), None)

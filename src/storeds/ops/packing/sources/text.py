@@ -1,4 +1,4 @@
-"""Reads the rows of CSV and JSONL files, and tells by line which ones are no rows."""
+"""Reads the rows of CSV and JSONL files, and reports by line what cannot be read."""
 
 from __future__ import annotations
 
@@ -8,33 +8,36 @@ import io
 import json
 import os
 import stat
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeAlias
 
 from storeds._utils.locations import nearest
 from storeds._utils.text import counted
 from storeds.errors import ConfigError, StoreNotFoundError
 
-__all__ = ["BadRow", "Dialect", "csv_rows", "jsonl_rows", "open_text"]
+__all__ = ["BadRow", "Dialect", "Rows", "csv_rows", "jsonl_rows", "open_text"]
 
 
 _DELIMITERS = ",\t;|"
-# The patterns of csv.Sniffer go through a text over and over.
-_SAMPLE = 4096
+_SAMPLE = 4096  # characters; csv.Sniffer scans its sample many times
 
 
 @dataclass(frozen=True)
 class BadRow:
-    """What stands in for a row that cannot be read."""
+    """Stands in for a row that cannot be read."""
 
     reason: str
 
 
+Rows: TypeAlias = Iterator[tuple[int, Mapping[str, Any] | BadRow]]
+"""Line number, and the values of the row by column."""
+
+
 @dataclass(frozen=True)
 class Dialect:
-    """How a CSV file is written; None is to be found out."""
+    """How a CSV file is written. None is detected."""
 
     delimiter: str | None = None
     quotechar: str | None = None
@@ -46,12 +49,11 @@ class Dialect:
             value = getattr(self, name)
             empty = value == "" and name == "quotechar"
             if value is not None and not empty and (not isinstance(value, str) or len(value) != 1 or value in "\r\n"):
-                raise ConfigError(f"{name}={value!r} must be one character, and no line end")
+                raise ConfigError(f"{name}={value!r} must be one character, and not a line end")
 
     def reader(self, file: Iterator[str]) -> Any:
         """Return the `csv.reader` for it."""
         try:
-            # Strict, because a reader that is not drops quotes without a word.
             return csv.reader(
                 file,
                 delimiter=self.delimiter or ",",
@@ -59,10 +61,10 @@ class Dialect:
                 escapechar=self.escapechar,
                 skipinitialspace=self.skip_space,
                 quoting=csv.QUOTE_NONE if self.quotechar == "" else csv.QUOTE_MINIMAL,
-                strict=True,
+                strict=True,  # otherwise the reader drops quotes silently
             )
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"no CSV file is written as {self} says: {error}") from None
+            raise ConfigError(f"{self} is not a possible CSV dialect: {error}") from None
 
     def complete(self, sample: str, wanted: Collection[str]) -> Dialect:
         """Return the dialect of `sample`, the beginning of a file whose header has one of the `wanted` columns."""
@@ -86,7 +88,7 @@ class Dialect:
             return []
 
     def _sniff(self, sample: str) -> Dialect:
-        # Quotes and spaces are read off the header: an apostrophe in a cell, as in l'œil, would be sniffed as a quote.
+        # Quotes and spaces come from the header: the sniffer would take an apostrophe in a cell (l'œil) for a quote.
         quotechar = self.quotechar
         if quotechar is None:
             quotechar = "'" if sample.startswith("'") else '"'
@@ -100,8 +102,8 @@ class Dialect:
 
 def csv_rows(
     file: TextIO, dialect: Dialect, columns: Sequence[str] | None, wanted: Collection[str], where: str
-) -> tuple[list[str], Iterator[tuple[int, list[str] | BadRow]]]:
-    """Return the columns of a CSV file, and an iterator over (line, cells) of its rows.
+) -> tuple[list[str], Rows]:
+    """Return the columns and the rows of a CSV file.
 
     Parameters
     ----------
@@ -110,11 +112,11 @@ def csv_rows(
     dialect : Dialect
         How it is written.
     columns : sequence of str or None
-        The names of the columns of a file that has no header.
+        The column names of a file without a header.
     wanted : collection of str
-        Names of columns, one of which a header will have.
+        Column names of which a header has at least one.
     where : str
-        What messages call the file.
+        The name of the file in messages.
     """
     sample = file.read(_SAMPLE)
     dialect = dialect.complete(sample, wanted if columns is None else ())
@@ -126,16 +128,16 @@ def csv_rows(
         except csv.Error as error:
             raise ConfigError(f"{where}: its header cannot be read: {error}") from None
     if not columns:
-        raise ConfigError(f"{where} is empty; expected a line that names the columns, and one line an image")
+        raise ConfigError(f"{where} is empty; expected a line of column names, and one line per image")
     for name in columns:
         if "\0" in name:
-            raise ConfigError(f"{where}: its header holds NUL characters; if it is UTF-16, pass encoding='utf-16'")
+            raise ConfigError(f"{where}: its header contains NUL characters; if it is UTF-16, pass encoding='utf-16'")
         if list(columns).count(name) > 1:
             raise ConfigError(f"{where}: there are two columns {name!r}; rename one")
-    return list(columns), _csv_rows(reader, len(columns))
+    return list(columns), _csv_rows(reader, list(columns))
 
 
-def _csv_rows(reader: Any, width: int) -> Iterator[tuple[int, list[str] | BadRow]]:
+def _csv_rows(reader: Any, columns: list[str]) -> Rows:
     while True:
         line = reader.line_num + 1
         try:
@@ -145,10 +147,11 @@ def _csv_rows(reader: Any, width: int) -> Iterator[tuple[int, list[str] | BadRow
         except csv.Error as error:
             yield line, BadRow(_csv_reason(str(error), reader.line_num))
             continue
-        if len(row) == width:
-            yield line, BadRow("holds a NUL character") if any("\0" in cell for cell in row) else row
-        elif row:  # an empty line is none
-            yield line, BadRow(f"has {counted(len(row), 'column')} instead of {width}")
+        if len(row) == len(columns):
+            nul = any("\0" in cell for cell in row)
+            yield line, BadRow("contains a NUL character") if nul else dict(zip(columns, row, strict=True))
+        elif row:  # empty lines are skipped
+            yield line, BadRow(f"has {counted(len(row), 'column')} instead of {len(columns)}")
 
 
 def _csv_reason(text: str, line: int) -> str:
@@ -156,11 +159,20 @@ def _csv_reason(text: str, line: int) -> str:
         return f"a quote is opened and not closed before the file ends at line {line}"
     if "field larger" in text:
         return f"{text}; is a quote opened and not closed?"
-    return f"is no CSV: {text}"
+    return f"is not CSV: {text}"
 
 
-def jsonl_rows(file: TextIO) -> Iterator[tuple[int, dict[str, Any] | BadRow]]:
-    """Yield (line, object) for each line of a JSONL file that is not empty."""
+def jsonl_rows(file: TextIO) -> tuple[list[str], Rows]:
+    """Return the keys and the rows of a JSONL file. It is read twice, because any line may add a key."""
+    names: dict[str, None] = {}
+    for _, row in _json_rows(file):
+        if not isinstance(row, BadRow):
+            names.update(dict.fromkeys(row))
+    file.seek(0)
+    return list(names), _json_rows(file)
+
+
+def _json_rows(file: TextIO) -> Rows:
     for line, text in enumerate(file, 1):
         if text.strip():
             yield line, _parse(text)
@@ -170,11 +182,11 @@ def _parse(text: str) -> dict[str, Any] | BadRow:
     try:
         row = json.loads(text)
     except json.JSONDecodeError as error:
-        return BadRow(f"is no JSON at column {error.colno}: {error.msg}")
+        return BadRow(f"is not JSON at column {error.colno}: {error.msg}")
     except RecursionError:
         return BadRow("is JSON nested too deeply")
     except ValueError as error:  # an integer of thousands of digits
-        return BadRow(f"is JSON that cannot be kept: {error}")
+        return BadRow(f"is JSON that cannot be stored: {error}")
     if not isinstance(row, dict):
         return BadRow(f"is a JSON {type(row).__name__}; expected an object with a path")
     return row
@@ -188,28 +200,29 @@ _MARKS = {
 
 @contextmanager
 def open_text(path: str, encoding: str | None) -> Iterator[TextIO]:
-    r"""Open a regular file as text, line ends as they are.
+    r"""Open a regular file as text, with its line ends unchanged.
 
     Parameters
     ----------
     path : str
         The file.
     encoding : str or None
-        None stands for UTF-8, with or without a byte order mark.
+        None means UTF-8, with or without a byte order mark.
 
     Raises
     ------
     StoreNotFoundError
-        It is not there.
+        The file does not exist.
     ConfigError
-        It is no regular file, or there is no such encoding; also in place of a UnicodeError in the body of the ``with``.
+        It is not a regular file, or the encoding is unknown. Also raised instead of a UnicodeError in the body of the
+        ``with`` statement.
     """
-    _check(path)
+    _check_regular(path)
     try:
         codecs.lookup(encoding or "utf-8")
         file = open(path, encoding=encoding or "utf-8-sig", newline="")  # noqa: SIM115  # closed below
     except LookupError:
-        raise ConfigError(f"encoding={encoding!r} is no encoding of text that Python knows") from None
+        raise ConfigError(f"encoding={encoding!r} is not a text encoding that Python knows") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     with file:
@@ -218,20 +231,20 @@ def open_text(path: str, encoding: str | None) -> Iterator[TextIO]:
         try:
             yield file
         except UnicodeError as error:
-            raise ConfigError(_fault(path, encoding or "utf-8") or f"{path}: {error}") from None
+            raise ConfigError(_encoding_fault(path, encoding or "utf-8") or f"{path}: {error}") from None
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def _check(path: str) -> None:
+def _check_regular(path: str) -> None:
     try:
         mode = os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
         raise StoreNotFoundError(f"no file at {path}: {nearest(os.path.abspath(path))}") from None
     except (OSError, ValueError) as error:
-        raise StoreNotFoundError(f"{path!r} cannot be looked at: {error}") from None
+        raise StoreNotFoundError(f"{path!r} cannot be inspected: {error}") from None
     if not stat.S_ISREG(mode):
-        raise ConfigError(f"{path} is no regular file")
+        raise ConfigError(f"{path} is not a regular file")
 
 
 def _check_mark(path: str) -> None:
@@ -239,11 +252,11 @@ def _check_mark(path: str) -> None:
         head = file.read(4)
     for encoding, marks in _MARKS.items():
         if head.startswith(marks):
-            raise ConfigError(f"{path} begins as {encoding.upper()} does, not as UTF-8; pass encoding={encoding!r}")
+            raise ConfigError(f"{path} begins like {encoding.upper()}, not UTF-8; pass encoding={encoding!r}")
 
 
-def _fault(path: str, encoding: str) -> str | None:
-    # A stream's error counts from where its last block began; only the whole tells which byte of the file it is.
+def _encoding_fault(path: str, encoding: str) -> str | None:
+    # The error of a stream counts from its last block. Decoding the whole file gives the position in the file.
     with open(path, "rb") as file:
         data = file.read()
     try:
@@ -251,9 +264,9 @@ def _fault(path: str, encoding: str) -> str | None:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         return (
-            f"{path}: byte {error.start} (0x{data[error.start]:02x}, line {line}) is no {encoding}: {error.reason}; "
-            "pass encoding= with the one that it is in, for example 'cp1252'"
+            f"{path}: byte {error.start} (0x{data[error.start]:02x}, line {line}) is not {encoding}: {error.reason}; "
+            "pass encoding= with the encoding of the file, for example 'cp1252'"
         )
     except UnicodeError as error:
-        return f"{path} is no {encoding}: {error}"
+        return f"{path} is not {encoding}: {error}"
     return None

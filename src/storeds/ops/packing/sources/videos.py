@@ -1,4 +1,4 @@
-"""Folders of films, or of frames: each video becomes a run of records, one a frame."""
+"""Sources for videos: files, or folders of frames. Each video becomes consecutive records, one per frame."""
 
 from __future__ import annotations
 
@@ -18,31 +18,28 @@ import numpy as np
 from PIL import Image
 
 from storeds.errors import ConfigError, MissingDependencyError
-from storeds.ops.packing.sources.base import IMAGE_SUFFIXES, BadItem, Fingerprint, Problem, Root, Texts, read_file, show
-from storeds.ops.packing.sources.columns import class_notes
-from storeds.ops.packing.sources.folders import Found, Walk, _folders_in
-from storeds.ops.packing.sources.hidden import is_hidden
+from storeds.ops.packing.sources.base import (
+    BadItem,
+    Fingerprint,
+    Problem,
+    Root,
+    StringArray,
+    class_notes,
+    file_state,
+    read_file,
+    show,
+)
+from storeds.ops.packing.sources.folders import FoundFile, Walk, folders_in
 from storeds.protocols import JSON, Field, Record
 
 if TYPE_CHECKING:
     import av.container
     import av.video.stream
 
-__all__ = [
-    "VIDEO_SUFFIXES",
-    "Film",
-    "FilmCursor",
-    "FrameFolderSource",
-    "VideoSource",
-    "Videos",
-    "encode",
-    "holds_films",
-    "import_av",
-    "list_film",
-]
+__all__ = ["VIDEO_SUFFIXES", "FrameFolderSource", "VideoSource"]
 
 
-class Videos:
+class _Videos:
     """Videos below a folder: the base of sources whose records are frames.
 
     Parameters
@@ -50,37 +47,37 @@ class Videos:
     root : str
         The folder.
     label : bool or None
-        Whether its folders are classes; None finds out.
+        Whether its folders are classes; None detects that.
     allow_empty : bool
-        Whether a class may have no video.
+        Accept classes without a video.
     """
 
     fields: Mapping[str, Field]
 
     def __init__(self, root: str, *, label: bool | None, allow_empty: bool) -> None:
         self._root, self._allow_empty, self._has_labels = os.path.abspath(root), allow_empty, label
-        self._keys, self._labels, self._ends = Texts(), array("q"), array("q")
+        self._keys, self._labels, self._ends = StringArray(), array("q"), array("q")
         self._fingerprint = Fingerprint()
         self.problems: Sequence[Problem] = ()
         self.notes: Sequence[str] = ()
         self.attrs: Mapping[str, JSON] = {}
 
     def _classify(self, names: Sequence[str], walk: Walk, what: str) -> dict[str, int]:
-        """Return the label of each class, if videos have labels; `names` are paths below the root."""
+        """Return the label of each class, if videos have labels. `names` are paths relative to the root."""
         inside = [name for name in names if "/" in name]
         if self._has_labels is None and inside and len(inside) < len(names):
             outside = next(name for name in names if "/" not in name)
             raise ConfigError(
-                f"{show(self._root)} holds {what} beside its folders ({outside!r}) and in them ({inside[0]!r}); pass "
-                "label=False (--no-label) to take all without labels"
+                f"{show(self._root)} contains {what} beside its folders ({outside!r}) and in them ({inside[0]!r}); pass "
+                "label=False (--no-label) to pack all without labels"
             )
         if self._has_labels and len(inside) < len(names):
             outside = next(name for name in names if "/" not in name)
-            raise ConfigError(f"label=True: {outside!r} lies in no folder that says its class")
+            raise ConfigError(f"label=True: {outside!r} is not in a folder that gives its class")
         self._has_labels = bool(inside) if self._has_labels is None else self._has_labels
         if not self._has_labels:
             return {}
-        classes = sorted(_folders_in(self._root, walk))
+        classes = sorted(folders_in(self._root, walk))
         held = {name.split("/", 1)[0] for name in inside} | {problem.name.split("/", 1)[0] for problem in walk.problems}
         empty = [name for name in classes if show(name) not in held]
         if empty and not self._allow_empty:
@@ -134,30 +131,30 @@ class Videos:
 
 
 _TIMED = {"mp4", "matroska", "webm"}
-"""Containers that keep when each frame is shown; others keep when it is decoded, or what libavformat guesses from it."""
+"""Containers that store when each frame is shown. Others store when it is decoded, or libavformat guesses."""
 
 _FAR = 250
-"""Frames that are sooner decoded than jumped over: about what lies between two key frames."""
+"""Decoding this many frames is faster than seeking: about the distance of two key frames."""
 
 
 @dataclass(frozen=True)
-class Film:
-    """Which frames to take from one film.
+class _Video:
+    """The frames to pack from one video file.
 
     Attributes
     ----------
     marks : array of int64
-        The presentation time of each, in units of the film; or its place among all frames, where `ordered`.
+        The presentation time of each frame in units of the file, or its position among all frames if `ordered`.
     unit : Fraction
-        Seconds for one step of a mark.
+        Seconds per unit of a mark.
     start : int
-        The mark of the first frame of the film.
+        The mark of the first frame of the file.
     ordered : bool
-        Whether the file has no times of presentation that hold, so that frames are found by counting.
+        Whether the file has no reliable presentation times, so that frames are found by counting.
     size : tuple of int
         Width and height.
     missing : int
-        How many frames the file promises beyond those it holds, or that cannot be decoded at all.
+        Frames that the header announces but the file lacks, or that cannot be decoded at all.
     """
 
     marks: array[int]
@@ -168,30 +165,30 @@ class Film:
     missing: int = 0
 
     def time(self, at: int) -> float:
-        """Return when frame `at` is shown, in seconds from the film's first frame."""
+        """Return when frame `at` is shown, in seconds from the first frame of the file."""
         return float((self.marks[at] - self.start) * self.unit)
 
 
-def import_av() -> Any:
+def _import_av() -> Any:
     """Return PyAV; raises MissingDependencyError."""
     try:
         import av
     except ImportError as error:
         raise MissingDependencyError(
-            f"packing films needs PyAV: {error}; install it: pip install 'storeds[video]'"
+            f"packing videos needs PyAV: {error}; install it: pip install 'storeds[video]'"
         ) from error
     return av
 
 
-def list_film(path: str, fps: Fraction | None) -> Film:
-    """Return the frames to take from the film at `path`; raises `BadItem` if it is none that can be read.
+def _list_frames(path: str, fps: Fraction | None) -> _Video:
+    """Return the frames to pack from the video at `path`; raises `BadItem` if it cannot be read.
 
     Parameters
     ----------
     fps : Fraction, optional
-        The most frames to take from a second: for each ``1 / fps`` seconds the frame that is shown then, but none twice.
+        The most frames per second to pack: the frame shown at each multiple of ``1 / fps`` seconds, but none twice.
     """
-    av = import_av()
+    av = _import_av()
     try:
         with av.open(path) as container:
             stream = _video_of(container)
@@ -201,40 +198,40 @@ def list_film(path: str, fps: Fraction | None) -> Film:
             unit, rate = Fraction(stream.time_base or 1), Fraction(stream.average_rate or 25)
             size, missing = (stream.width, stream.height), max(_promised(stream, shown) - len(packets), 0)
         if ordered:
-            cursor = FilmCursor(path, ordered=True)
+            cursor = _FrameCursor(path, ordered=True)
             shown, unit, missing = list(range(sum(1 for _ in cursor.frames()))), 1 / rate, cursor.faults
     except av.error.FFmpegError as error:
-        raise BadItem(f"is no film that can be read: {error.strerror}") from None
+        raise BadItem(f"cannot be read as a video: {error.strerror}") from None
     marks = np.unique(np.array(shown, np.int64))
     if not marks.size:
-        raise BadItem("is a film without frames")
+        raise BadItem("is a video without frames")
     taken = marks if fps is None else _thinned(marks, unit, fps)
-    return Film(array("q", taken.tolist()), unit, int(marks[0]), ordered, size, missing)
+    return _Video(array("q", taken.tolist()), unit, int(marks[0]), ordered, size, missing)
 
 
 def _promised(stream: av.video.stream.VideoStream, shown: list[int | None]) -> int:
-    """Return how many packets the stream has by its header: MP4 counts them, Matroska tells how long they take."""
+    """Return how many packets the header announces: MP4 stores their number, Matroska their duration."""
     if stream.frames:
         return stream.frames
     long = re.fullmatch(r"(\d+):(\d+):(\d+\.\d+)", stream.metadata.get("DURATION", ""))
     marks = [mark for mark in shown if mark is not None]
     if long is None or not marks or stream.time_base is None:
         return 0
-    told = (int(long[1]) * 60 + int(long[2])) * 60 + Fraction(long[3])
-    lacking = (told - max(marks) * stream.time_base) * Fraction(stream.average_rate or 25)
-    return len(marks) + round(lacking) - 1  # the last frame takes its time, too
+    duration = (int(long[1]) * 60 + int(long[2])) * 60 + Fraction(long[3])
+    lacking = (duration - max(marks) * stream.time_base) * Fraction(stream.average_rate or 25)
+    return len(marks) + round(lacking) - 1  # the last frame has a duration, too
 
 
 def _video_of(container: av.container.InputContainer) -> av.video.stream.VideoStream:
-    """Return the first stream of pictures that move; a cover is none."""
+    """Return the first video stream that is not a cover picture."""
     for stream in container.streams.video:
         if "attached_pic" not in str(getattr(stream, "disposition", "")):
             return stream
-    raise BadItem("holds no video, only " + (", ".join({stream.type for stream in container.streams}) or "nothing"))
+    raise BadItem("contains no video, only " + (", ".join({stream.type for stream in container.streams}) or "nothing"))
 
 
 def _thinned(marks: np.ndarray[Any, np.dtype[np.int64]], unit: Fraction, fps: Fraction) -> Any:
-    """Return those of `marks` that are shown at multiples of ``1 / fps``."""
+    """Return the `marks` of the frames shown at multiples of ``1 / fps``."""
     step = 1 / (fps * unit)
     count = int((int(marks[-1]) - int(marks[0])) / step) + 1
     times = np.array([int(marks[0]) + int(at * step) for at in range(count)], np.int64)
@@ -242,15 +239,15 @@ def _thinned(marks: np.ndarray[Any, np.dtype[np.int64]], unit: Fraction, fps: Fr
 
 
 @dataclass
-class FilmCursor:
-    """Finds frames of one film: quickly one after the other, and in any order. For one thread of one process.
+class _FrameCursor:
+    """Finds frames of one video file: fast in order, and in any order. Not thread-safe.
 
     Parameters
     ----------
     path : str
-        The film.
+        The file.
     ordered : bool
-        Whether marks are places, not times.
+        Whether marks are positions, not times.
     """
 
     path: str
@@ -262,13 +259,13 @@ class FilmCursor:
     _current: tuple[int, Any, bool] | None = field(default=None, repr=False)
     _at: int = -1
 
-    def find(self, film: Film, at: int) -> Any:
-        """Return frame `at` of `film`, an `av.VideoFrame`; raises `BadItem` if it is damaged or not there."""
-        mark = film.marks[at]
-        av = import_av()
+    def find(self, video: _Video, at: int) -> Any:
+        """Return frame `at` of `video`, an `av.VideoFrame`; raises `BadItem` if it is damaged or missing."""
+        mark = video.marks[at]
+        av = _import_av()
         try:
             if self._current is None or self._current[0] > mark or at - self._at > _FAR:
-                self._jump(mark, film.start)
+                self._seek(mark, video.start)
             self._at = at
             while self._current is not None and self._current[0] < mark:
                 self._current = next(self._frames, None)
@@ -276,34 +273,34 @@ class FilmCursor:
             self.close()
             raise BadItem(f"cannot be decoded: {error.strerror}") from None
         if self._current is None or self._current[0] != mark:
-            raise BadItem("cannot be decoded: the film is damaged there")
+            raise BadItem("cannot be decoded: the file is damaged there")
         if self._current[2]:
-            raise BadItem("cannot be decoded whole: the film is damaged there, or before it since the last key frame")
+            raise BadItem("cannot be decoded completely: the file is damaged there, or since the last key frame")
         return self._current[1]
 
     def frames(self) -> Iterator[tuple[int, Any, bool]]:
-        """Open the film anew and yield mark, frame, and whether it is damaged, for each frame."""
+        """Reopen the file and yield mark, frame, and whether it is damaged, for each frame."""
         self._open()
         yield from self._frames
         self.close()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._container is not None:
             self._container.close()
         self._container, self._current, self._frames, self._at = None, None, iter(()), -1
 
     def _open(self) -> None:
         self.close()
-        self._container = import_av().open(self.path)
+        self._container = _import_av().open(self.path)
         stream = _video_of(self._container)
         stream.thread_type = "AUTO"
-        # Else damaged frames are filled with what the decoder guesses, and nobody is told.
+        # By default the decoder fills damaged frames with guesses and reports nothing.
         stream.codec_context.options = {"err_detect": "explode"}
         self._frames = self._decode(stream)
 
-    def _jump(self, mark: int, start: int) -> None:
-        """Go to a frame at or before `mark`: that of the key frame before it, where the file can be searched."""
+    def _seek(self, mark: int, start: int) -> None:
+        """Move to a frame at or before `mark`: the key frame before it if the file is seekable."""
         self._open()
         if not self.ordered and mark > start:
             self._container.seek(mark, stream=_video_of(self._container))
@@ -314,7 +311,7 @@ class FilmCursor:
         self._current = next(self._frames, None)
 
     def _decode(self, stream: Any) -> Iterator[tuple[int, Any, bool]]:
-        av, place, is_damaged = import_av(), 0, False
+        av, place, is_damaged = _import_av(), 0, False
         for packet in self._container.demux(stream):
             try:
                 frames = packet.decode()
@@ -322,26 +319,26 @@ class FilmCursor:
                 frames, is_damaged = [], True
                 self.faults += 1
             for frame in frames:
-                # What is decoded from damaged frames is damaged, up to the next one that is decoded from none.
+                # Frames decoded from damaged ones are damaged, up to the next key frame.
                 is_damaged = frame.is_corrupt or (is_damaged and not frame.key_frame)
                 yield place if self.ordered else frame.pts, frame, is_damaged
                 place += 1
             is_damaged = is_damaged or packet.is_corrupt
 
 
-def encode(frame: Any, max_side: int | None, quality: int) -> bytes:
-    """Return an `av.VideoFrame` as JPEG, upright, its longer side scaled down to `max_side`."""
-    size = scaled(frame.width, frame.height, max_side)
+def _encode(frame: Any, max_side: int | None, quality: int) -> bytes:
+    """Return an `av.VideoFrame` as an upright JPEG, its longer side scaled down to `max_side`."""
+    size = _scaled(frame.width, frame.height, max_side)
     scale = {} if size == (frame.width, frame.height) else dict(zip(("width", "height"), size, strict=True))
     image: Image.Image = frame.to_image(**scale, interpolation="LANCZOS") if scale else frame.to_image()
-    if rotation := getattr(frame, "rotation", 0):  # of phones; PyAV tells since version 14
+    if rotation := getattr(frame, "rotation", 0):  # videos of phones; PyAV reports it since version 14
         image = image.rotate(rotation, expand=True)
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=quality)
     return buffer.getvalue()
 
 
-def scaled(width: int, height: int, max_side: int | None) -> tuple[int, int]:
+def _scaled(width: int, height: int, max_side: int | None) -> tuple[int, int]:
     """Return width and height such that the longer one is `max_side` at most."""
     longer = max(width, height)
     if max_side is None or longer <= max_side:
@@ -351,45 +348,44 @@ def scaled(width: int, height: int, max_side: int | None) -> tuple[int, int]:
 
 VIDEO_SUFFIXES = (".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv", ".flv")
 _QUALITY = 90
-_BYTES_A_PIXEL = 8  # pixels that take one byte as JPEG, about
+_PIXELS_PER_BYTE = 8  # of a JPEG, about
 
 
-class VideoSource(Videos):
-    """A folder of films, also in folders below it, or one film; each frame is encoded as JPEG.
+class VideoSource(_Videos):
+    """A folder of videos, including the folders below it, or one video. Each frame is encoded as JPEG.
 
     Parameters
     ----------
     root : path
-        The folder, or the film. Where films lie in its folders only, these are their classes.
+        The folder or the video. If videos are only in its sub-folders, these are their classes.
     fps : float or str, optional
-        The most frames to take from a second, also as ``"30000/1001"``; all of them by default.
+        The most frames per second to pack, also as ``"30000/1001"``; all by default.
     label : bool, optional
-        Whether the folders are classes; by default that is found out.
+        Whether the folders are classes; detected by default.
     max_side, quality : int, optional
-        As for `storeds.pack`, whose own come here: no frame is encoded twice.
+        As for `storeds.pack`, which passes its own here, so that no frame is encoded twice.
     allow_outside : bool
-        Whether links may lead out of the folder.
+        Follow links that lead out of the folder.
     allow_empty : bool
-        Whether a class may have no film.
+        Accept classes without a video.
     include_hidden : bool
-        Whether to take hidden files and folders.
+        Include hidden files and folders.
 
     Notes
     -----
-    Records have ``image``, ``label`` (where there are classes), ``video``, ``frame``, ``key`` (the film's path, so that a
-    split keeps a film together) and ``time`` (in seconds from the film's beginning). Listing reads a film's packets, but
-    decodes nothing, unless the file is neither MP4 nor Matroska, which alone keep when frames are shown; reading decodes one
-    frame after the other, whatever the length of the film.
+    Records have ``image``, ``label`` (if there are classes), ``video``, ``frame``, ``key`` (the path of the video, so that
+    a split keeps a video together) and ``time`` (in seconds from the beginning of the video). Listing reads the packets
+    of a video. It decodes frames only if the file is neither MP4 nor Matroska, because only these store when frames are
+    shown. Reading decodes one frame after the other and holds one in memory.
 
-    A film that cannot be opened is a problem, and so is one that is cut short; frames that cannot be decoded whole are
-    bad items.
+    A video that cannot be opened or is cut short is a problem. Frames that cannot be decoded completely are bad items.
 
     Raises
     ------
     StoreNotFoundError
-        There is no such folder.
+        The folder does not exist.
     ConfigError
-        It holds no films; an option is malformed.
+        It contains no videos; an option is malformed.
     MissingDependencyError
         PyAV is not installed.
     """
@@ -406,7 +402,7 @@ class VideoSource(Videos):
         allow_empty: bool = False,
         include_hidden: bool = False,
     ) -> None:
-        import_av()
+        _import_av()
         path = os.fspath(root)
         single = os.path.isfile(path)
         folder = os.path.dirname(os.path.abspath(path)) if single else path
@@ -415,33 +411,33 @@ class VideoSource(Videos):
         self._max_side, self._quality = max_side, quality
         walk = Walk(Root(self._root, allow_outside=allow_outside), VIDEO_SUFFIXES, include_hidden=include_hidden)
         if not single:
-            _folders_in(folder)
-        found = [(os.path.basename(path), *_state(path))] if single else list(walk.files(""))
+            folders_in(folder)
+        found = [(os.path.basename(path), *file_state(path))] if single else list(walk.files(""))
         if not found and not walk.problems:
-            raise ConfigError(f"{root} holds no films ({' '.join(VIDEO_SUFFIXES)}), in no folder below it either")
-        classes = self._classify([key for key, _, _ in found], walk, "films")
-        self._films: list[Film] = []
+            raise ConfigError(f"{root} contains no videos ({' '.join(VIDEO_SUFFIXES)}), not even in folders below it")
+        classes = self._classify([key for key, _, _ in found], walk, "videos")
+        self._videos: list[_Video] = []
         for key, size, mtime in found:
             self._list(key, classes.get(key.split("/", 1)[0], -1), size, mtime, rate, walk.problems)
         self._fingerprint.add(f"{rate} {max_side} {quality}")
-        self._cursor: FilmCursor | None = None
+        self._cursor: _FrameCursor | None = None
         self._finish("videos", {"time": Field("float")}, walk)
 
     def _list(
         self, key: str, label: int, size: int, mtime: int, rate: Fraction | None, problems: list[Problem]
     ) -> None:
         try:
-            film = list_film(self._path(key), rate)
+            video = _list_frames(self._path(key), rate)
         except BadItem as error:
             problems.append(Problem(key, str(error)))
             return
-        if film.missing:
-            problems.append(Problem(key, f"is cut short or damaged: about {film.missing} of its frames are not there"))
-        self._films.append(film)
-        self._add(key, label, len(film.marks), size, mtime)
+        if video.missing:
+            problems.append(Problem(key, f"is cut short or damaged: about {video.missing} of its frames are missing"))
+        self._videos.append(video)
+        self._add(key, label, len(video.marks), size, mtime)
 
     def encoded(self, max_side: int | None, quality: int | None) -> Self:
-        """Return a source of the same films that encodes their frames so; None leaves a setting as it is."""
+        """Return a source of the same videos with these settings; None leaves a setting unchanged."""
         other = copy.copy(self)
         other._max_side = self._max_side if max_side is None else max_side
         other._quality = self._quality if quality is None else quality
@@ -449,19 +445,19 @@ class VideoSource(Videos):
 
     def size(self, index: int, /) -> int:
         # docstring inherited
-        width, height = scaled(*self._films[self._place(index)[0]].size, self._max_side)
-        return width * height // _BYTES_A_PIXEL + 1
+        width, height = _scaled(*self._videos[self._place(index)[0]].size, self._max_side)
+        return width * height // _PIXELS_PER_BYTE + 1
 
     def read(self, index: int, /) -> Record:
         # docstring inherited
-        video, frame = self._place(index)
-        film, path = self._films[video], self._path(self._keys[video])
+        number, frame = self._place(index)
+        video, path = self._videos[number], self._path(self._keys[number])
         if self._cursor is None or self._cursor.path != path:
             if self._cursor is not None:
                 self._cursor.close()
-            self._cursor = FilmCursor(path, film.ordered)
-        image = encode(self._cursor.find(film, frame), self._max_side, self._quality or _QUALITY)
-        return {**self._record(video, frame, image), "time": film.time(frame)}
+            self._cursor = _FrameCursor(path, video.ordered)
+        image = _encode(self._cursor.find(video, frame), self._max_side, self._quality or _QUALITY)
+        return {**self._record(number, frame, image), "time": video.time(frame)}
 
     def _path(self, key: str) -> str:
         return os.path.join(self._root, key.replace("/", os.sep))
@@ -470,23 +466,25 @@ class VideoSource(Videos):
         return {**self.__dict__, "_cursor": None}
 
 
-class FrameFolderSource(Videos):
-    """A folder of videos, each a folder of images in the order of the numbers in their names, stored as they are.
+class FrameFolderSource(_Videos):
+    """A folder of videos, each a folder of images ordered by the numbers in their names. Images keep their bytes.
 
     Parameters
     ----------
     root : path
-        The folder. Where it holds folders of videos, these are their classes: ``root/class/video/0001.jpg``.
+        The folder. If it contains folders of videos, these are their classes: ``root/class/video/0001.jpg``.
     label, allow_outside, allow_empty, include_hidden
         As for `VideoSource`.
 
     Raises
     ------
     StoreNotFoundError
-        There is no such folder.
+        The folder does not exist.
     ConfigError
-        It holds no folders of images.
+        It contains no folders of images.
     """
+
+    thread_safe = True
 
     def __init__(
         self,
@@ -498,16 +496,16 @@ class FrameFolderSource(Videos):
         include_hidden: bool = False,
     ) -> None:
         super().__init__(os.fspath(root), label=label, allow_empty=allow_empty)
-        _folders_in(os.fspath(root))
+        folders_in(os.fspath(root))
         walk = Walk(Root(self._root, allow_outside=allow_outside), include_hidden=include_hidden)
-        videos: dict[str, list[Found]] = {}
+        videos: dict[str, list[FoundFile]] = {}
         for one in walk.files(""):
             videos.setdefault(os.path.dirname(one[0]), []).append(one)
         if not (videos or walk.problems) or "" in videos:
             held = "images beside them" if "" in videos else "none"
-            raise ConfigError(f"{root}: expected folders of images, one a video, and there are {held}")
+            raise ConfigError(f"{root}: expected folders of images, one per video, but there are {held}")
         classes = self._classify(list(videos), walk, "videos")
-        self._frames, self._sizes = Texts(), array("q")
+        self._frames, self._sizes = StringArray(), array("q")
         for key, frames in videos.items():
             frames.sort(key=lambda one: _natural(one[0]))
             for path, size, mtime in frames:
@@ -531,25 +529,6 @@ class FrameFolderSource(Videos):
         return self._record(*self._place(index), read_file(path))
 
 
-def holds_films(folder: str) -> bool:
-    """Whether the films of a folder, or of the first of its folders that holds films or images, have no images beside."""
-    top = _held(folder)
-    if top is not None:
-        return top
-    inside = (_held(os.path.join(folder, name)) for name in sorted(_folders_in(folder)))
-    return next((held for held in inside if held is not None), False)
-
-
-def _held(folder: str) -> bool | None:
-    try:
-        names = [name.lower() for name in os.listdir(folder) if not is_hidden(name)]
-    except OSError:  # the walk will tell
-        return None
-    if any(name.endswith(IMAGE_SUFFIXES) for name in names):
-        return False
-    return True if any(name.endswith(VIDEO_SUFFIXES) for name in names) else None
-
-
 def _rate(fps: float | str | None) -> Fraction | None:
     if fps is None:
         return None
@@ -558,15 +537,10 @@ def _rate(fps: float | str | None) -> Fraction | None:
     except (ValueError, ZeroDivisionError):
         rate = Fraction(0)
     if isinstance(fps, bool) or rate <= 0:
-        raise ConfigError(f"fps is a number of frames a second, above 0, got {fps!r}")
+        raise ConfigError(f"fps must be a number of frames per second above 0, got {fps!r}")
     return rate
 
 
 def _natural(path: str) -> list[tuple[int, str]]:
-    """Return a key by which 2 stands before 10."""
+    """Return a sort key that puts 2 before 10."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", path)]
-
-
-def _state(path: str) -> tuple[int, int]:
-    status = os.stat(path)
-    return status.st_size, status.st_mtime_ns
