@@ -573,7 +573,7 @@ def test_unread_datasets_are_logged_and_listed(tmp_path: Path, caplog: pytest.Lo
     )
     shown = subprocess.run([STOREDS, "info", str(path)], capture_output=True, text=True, check=True)
     assert "test/data (float64 [9, 8]: 9 rows, not 50)" in shown.stdout
-    assert "all is well" not in shown.stdout
+    assert "no findings" not in shown.stdout
     listed = subprocess.run([STOREDS, "info", str(path), "--json"], capture_output=True, text=True, check=True)
     assert len(json.loads(listed.stdout)["unread"]) == 2
 

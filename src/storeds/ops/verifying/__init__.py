@@ -1,4 +1,7 @@
-"""Reads a whole store and tells everything that is wrong with it."""
+"""Reads a whole store and reports everything that is wrong with it.
+
+`verify` is the entry point. Read this file first, then `checks` (one record) and `workers` (child processes).
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,9 @@ from typing import Any
 from storeds._utils.locations import redact
 from storeds.backends.opening import open_backend, scheme_of
 from storeds.errors import ConfigError
-from storeds.ops.progress import Progress, ProgressHook
+from storeds.ops.common import Progress, ProgressHook
 from storeds.ops.verifying.checks import Checker, Finding, RunResult
-from storeds.ops.verifying.workers import Children, open_to_check
+from storeds.ops.verifying.workers import WorkerPool, open_to_check
 from storeds.protocols import Backend, Meta
 from storeds.records.codec import ContentHash
 from storeds.records.fields import stored_fields
@@ -22,27 +25,27 @@ from storeds.records.meta import NATIVE
 __all__ = ["Finding", "Report", "verify"]
 
 _STEP = 64
-# Engines that another process reaches by the URL alone.
+# Engines that another process can open by URL.
 _SHARED = ("lmdb", "hdf5", "mongodb", "mongodb+srv")
 
 
 @dataclass
 class Report:
-    """What `verify` found.
+    """The result of `verify`.
 
     Attributes
     ----------
     url, id : str
     count : int
-        Records looked at.
+        Records checked.
     images : int
-        Pictures of which something decodes, by their verdict.
+        Pictures of which at least a part decodes, by their verdict.
     examined : int
-        Pictures that were examined for that, because no verdict is stored, or it says more than ``intact``.
+        Pictures that were examined, because they have no verdict or one other than ``intact``.
     findings : list of Finding
-        By position; what concerns the whole store comes first.
+        Sorted by position. Findings about the whole store come first.
     notes : list of Finding
-        What is odd but harmless, by position: bytes after the end of a picture.
+        Harmless findings, sorted by position: bytes after the end of a picture.
     """
 
     url: str
@@ -55,7 +58,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing was found; notes do not count."""
+        """Whether there are no findings. Notes do not count."""
         return not self.findings
 
     @property
@@ -81,42 +84,43 @@ def verify(
 ) -> Report:
     """Check every record's checksum, every image, every column and the content id of the store at `url`.
 
-    A picture whose stored verdict is ``intact`` is not examined again: its checksum says that it is the one that was.
-    A damaged one is a finding, also where `repair` made its bytes whole: a part of the picture stays lost.
+    A picture with the verdict ``intact`` is not examined again: its checksum proves that it is unchanged. A damaged
+    picture is a finding even after `repair`, because a part of it stays lost.
 
     Parameters
     ----------
     url : str
         See `open_backend`.
     deep : bool
-        Examine every picture again, and report where the stored verdict differs. It takes some ten times as long.
+        Examine every picture again, and report where the stored verdict differs. This takes about ten times as long.
     workers : int, optional
-        Child processes that read and check, one per CPU by default. A damaged store may kill them or make them hang:
-        the report says at which record. 0 checks in this process, which then may die itself; so do engines that no other process reaches.
+        Child processes that read and check, one per CPU by default. A damaged store may crash or hang them, and the
+        report names the record. 0 checks in this process, which a damaged store may then crash. Engines that no other
+        process can open are always checked in this process.
     layout, options : str, mapping, optional
-        As for `open_backend`; a store that needs them is checked in this process.
+        As for `open_backend`. With either, the store is checked in this process.
     progress : callable, optional
-        Called with a `Progress` now and then.
+        Called with a `Progress` after each batch.
 
     Returns
     -------
     Report
-        ``report.ok`` says whether all is well.
+        ``report.ok`` is True if nothing is wrong.
 
     Raises
     ------
     StoredsError
-        The store cannot be opened at all, or its engine goes away.
+        The store cannot be opened, or its engine becomes unavailable.
     """
     if workers is not None and workers < 0:
         raise ConfigError(f"workers must be 0 or more, got {workers}")
     count = len(os.sched_getaffinity(0)) if workers is None else workers
     if count and layout is None and not options and scheme_of(url, writing=False) in _SHARED:
-        with Children(url, count, deep=deep) as children:
-            meta = children.open()
+        with WorkerPool(url, count, deep=deep) as pool:
+            meta = pool.open()
             if isinstance(meta, Finding):
                 return Report(redact(url), "", 0, findings=[meta])
-            return _collect(Report(redact(url), meta.id, meta.count), meta, children.check(), progress)
+            return _collect(Report(redact(url), meta.id, meta.count), meta, pool.check(), progress)
     plain = layout is None and not options
     with open_to_check(url) if plain else open_backend(url, layout=layout, **(options or {})) as backend:
         report = Report(backend.url, backend.meta.id, backend.meta.count)
@@ -142,16 +146,14 @@ def _collect(report: Report, meta: Meta, runs: Iterator[RunResult], progress: Pr
             digests[run.start] = digests.get(run.start, b"") + run.digests
         done, volume = done + run.stop - run.start, volume + run.volume
         if progress is not None:
-            progress(Progress(done, meta.count, volume, bad=len(report.findings), odd=len(report.notes)))
+            progress(Progress(done, meta.count, volume, bad=len(report.findings)))
     content = ContentHash()
     for start in sorted(digests):
         content.update(digests[start])
     complete = sum(map(len, digests.values())) == 8 * meta.count
     if complete and meta.layout == NATIVE and content.finish(stored_fields(meta), meta.attrs) != meta.id:
-        message = (
-            f"the records are whole, but their content id is not {meta.id}: they are not those that were published"
-        )
+        message = f"the records are whole, but their content id is not {meta.id}: they are not the published ones"
         report.findings.append(Finding("id", message))
-    for told in (report.findings, report.notes):
-        told.sort(key=lambda finding: -1 if finding.position is None else finding.position)
+    for found in (report.findings, report.notes):
+        found.sort(key=lambda finding: -1 if finding.position is None else finding.position)
     return report

@@ -1,4 +1,4 @@
-"""Checks a run of records: checksums, columns, images. Reads one store, in whatever process it is called."""
+"""Checks a range of records of one store: checksums, columns and pictures, in the calling process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from storeds.errors import DecodeError, RecordError, StoredsError
 from storeds.jpeg import MAX_PIXELS, Verdict, examine, sniff
 from storeds.jpeg import Finding as JpegFinding
 from storeds.jpeg.markers import SOI
-from storeds.ops.verdict_counts import is_lost
+from storeds.ops.common import is_lost
 from storeds.protocols import Array, Backend, Record
 from storeds.readers.decoders import check_pixels
 from storeds.records.codec import RecordCodec, checksum
@@ -24,34 +24,34 @@ from storeds.records.fields import UNCHECKED, stored_fields, verdict_field
 __all__ = ["Checker", "Finding", "RunResult"]
 
 _INTACT = "intact"
-_LEAST = MAX_PIXELS // 64 // 8  # bytes of a whole JPEG of so many pixels: one bit for each block
+_MIN_BYTES = MAX_PIXELS // 64 // 8  # of a whole JPEG of that many pixels: one bit per block
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong.
+    """One problem that `verify` found.
 
     Attributes
     ----------
     kind : str
         ``record`` (cannot be read, or its checksum differs), ``column`` (differs from the records), ``crash`` (reading
-        it killed the process that checked, or made it hang), ``id`` (the content id differs), ``verdict`` (the verdict
-        stored with a picture is not what examining it gives), ``too_large`` (claims more pixels than are ever allocated);
-        for any other picture the kind of its `storeds.jpeg.Verdict`.
+        it crashed or hung the checking process), ``id`` (the content id differs), ``verdict`` (examining a picture gives
+        another verdict than the stored one), ``too_large`` (a picture claims more pixels than storeds allocates), or the
+        kind of the picture's `storeds.jpeg.Verdict`.
     message : str
-        What, in words.
+        The problem in words.
     position : int or None
-        Where.
+        The position of the record.
     key : str or None
-        The record's own name.
+        The key of the record.
     image : str or None
         The field of the picture.
     recovered : float or None
-        The share of the picture that is there, 0 to 1.
+        The share of the picture that is left, 0 to 1.
     exact : bool
-        Whether `recovered` is that share; else it is a lower bound.
+        Whether `recovered` is exact; otherwise it is a lower bound.
     format : str or None
-        What a damaged picture is instead of a JPEG: ``PNG``, ``HTML``, ``empty``, ….
+        The format of a damaged picture that is not a JPEG: ``PNG``, ``HTML``, ``empty``, ….
     """
 
     kind: str
@@ -65,7 +65,7 @@ class Finding:
 
     @property
     def severity(self) -> str:
-        """How bad it is, for people: ``harmless``, the share that is there (``62 %``, ``at least 40 %``), or nothing."""
+        """The severity for people: ``harmless``, the share that is left (``62 %``, ``at least 40 %``), or nothing."""
         if self.kind == "trailing_data":
             return "harmless"
         if self.recovered is None:
@@ -79,16 +79,16 @@ class Finding:
 
 @dataclass
 class RunResult:
-    """What was seen in the records ``[start, stop)``.
+    """The result of checking the records ``[start, stop)``.
 
     Attributes
     ----------
     images, examined : int
-        Pictures of which something decodes, and how many pictures were examined for that.
+        Pictures of which at least a part decodes, and pictures that were examined.
     digests : bytes or None
-        The checksums of the records, 8 bytes each; None if one of them could not be read.
+        The checksums of the records, 8 bytes each; None if a record could not be read.
     notes : list of Finding
-        What is odd but no damage.
+        Harmless findings.
     """
 
     start: int
@@ -102,19 +102,19 @@ class RunResult:
 
 
 class Checker:
-    """Checks runs of records of one backend against its columns and against themselves.
+    """Checks ranges of records of one backend: checksums, columns and pictures.
 
     Parameters
     ----------
     backend : Backend
     skip : collection of str
-        Columns that are not to be read.
+        Columns not to read.
     announce : callable, optional
         Called with the name of each column before it is read.
     alive : callable, optional
-        Called before each picture is looked at.
+        Called before each picture is checked.
     deep : bool
-        Examine the pictures too whose stored verdict is ``intact``.
+        Also examine pictures with the verdict ``intact``.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class Checker:
                     self.findings.append(Finding("column", str(error)))
 
     def check(self, start: int, stop: int) -> RunResult:
-        """Return what is wrong with the records ``[start, stop)``."""
+        """Check the records ``[start, stop)``."""
         result = RunResult(start, stop)
         digests: list[bytes] = []
         for position, record in enumerate(self.backend.get_many(range(start, stop), tuple(self.codec.fields)), start):
@@ -160,7 +160,7 @@ class Checker:
         result.volume += sum(len(value) for value in record.values() if isinstance(value, bytes))
         for name, column in self.columns.items():
             if not _same(column[position], record[name]):
-                message = f"column {name!r} says {column[position]!r}, the record {record[name]!r}"
+                message = f"column {name!r} has {column[position]!r}, the record has {record[name]!r}"
                 result.findings.append(Finding("column", message, position, key))
         for name in self.images:
             self._check_image(name, record, position, key, result)
@@ -173,12 +173,12 @@ class Checker:
         if large is not None:
             result.findings.append(Finding("too_large", f"{name}: {large}", position, key, name))
             return
-        if text == _INTACT and not self._deep:  # its checksum says that it is the picture that was examined
+        if text == _INTACT and not self._deep:  # its checksum proves that it is the examined picture
             result.images += 1
             return
         result.examined += 1
-        seen = examine(blob)
-        verdict, kind, message = _judge(text, seen)
+        now = examine(blob)
+        verdict, kind, message = _compare(text, now)
         result.images += not is_lost(verdict)
         if kind == _INTACT:
             return
@@ -192,38 +192,38 @@ def _same(a: Any, b: Any) -> bool:
     return bool(a == b) or (isinstance(b, float) and math.isnan(a) and math.isnan(b))
 
 
-def _judge(text: str, seen: Verdict) -> tuple[Verdict, str, str]:
-    """Return the verdict that counts, the kind of finding and what to say about it.
+def _compare(text: str, now: Verdict) -> tuple[Verdict, str, str]:
+    """Return the verdict that counts, the kind of the finding and its message.
 
     Parameters
     ----------
     text : str
-        The verdict that is stored.
-    seen : Verdict
-        What examining the picture gave.
+        The stored verdict.
+    now : Verdict
+        The verdict on the picture as it is.
     """
     try:
         stored = Verdict.from_text(text)
     except ValueError as error:
-        return seen, "verdict", str(error)
-    if stored is None or stored.to_text() == seen.to_text():
-        return seen, seen.kind, seen.reason
+        return now, "verdict", str(error)
+    if stored is None or stored.to_text() == now.to_text():
+        return now, now.kind, now.reason
     if stored.is_whole:
-        return seen, "verdict", f"it was stored as {text}, and examining it gives {seen.to_text()}: {seen.reason}"
-    # A repaired picture, or one that was encoded again, looks better than what it was made of.
-    now = "its bytes were repaired since" if seen.is_whole else f"its bytes are {seen.to_text()} now: {seen.reason}"
-    return stored, stored.kind, f"the picture was damaged when it was stored; {now}"
+        return now, "verdict", f"its stored verdict is {text}, but examining it gives {now.to_text()}: {now.reason}"
+    # A picture that was repaired or encoded again looks better than its original.
+    since = "its bytes were repaired since" if now.is_whole else f"its bytes are {now.to_text()} now: {now.reason}"
+    return stored, stored.kind, f"the picture was damaged when it was stored; {since}"
 
 
 def _too_large(blob: bytes, *, is_whole: bool) -> str | None:
-    """Return why a picture has too many pixels to be read; None for any other, and for what is no picture.
+    """Return why a picture has too many pixels to be read, or None; bytes that are not a picture give None.
 
     Parameters
     ----------
     is_whole : bool
-        Whether it has no damage: then a small JPEG needs no look.
+        Whether it is undamaged; then the header of a small JPEG need not be read.
     """
-    if is_whole and len(blob) < _LEAST and blob.startswith(SOI):
+    if is_whole and len(blob) < _MIN_BYTES and blob.startswith(SOI):
         return None
     try:
         with Image.open(io.BytesIO(blob)) as image:
@@ -231,7 +231,7 @@ def _too_large(blob: bytes, *, is_whole: bool) -> str | None:
     except DecodeError as error:
         return str(error)
     except Image.DecompressionBombError as error:
-        return f"it claims more pixels than are ever allocated: {error}"
-    except Exception:  # decoders raise whatever they like on damaged bytes
+        return f"it claims more pixels than storeds allocates: {error}"
+    except Exception:  # decoders raise any exception on damaged bytes
         return None
     return None

@@ -1,6 +1,6 @@
-"""One process that checks: how its parent starts it and hears from it, and what it does.
+"""Child processes that check a store: `WorkerPool` in the parent, `run_worker` in the child.
 
-It says beforehand what comes next, so that what it said last tells what killed it.
+A child announces each batch before it reads it, so that its last message shows which batch crashed it.
 """
 
 from __future__ import annotations
@@ -19,39 +19,39 @@ from typing import Any, Self
 
 from storeds.backends.opening import open_backend, scheme_of
 from storeds.errors import StoredsError
-from storeds.ops.common import die_with_parent, starting_dependents
+from storeds.ops.common import die_with_parent, sigint_blocked
 from storeds.ops.verifying.checks import Checker, Finding, RunResult
 from storeds.protocols import Backend, Meta
 from storeds.records.meta import NATIVE
 
-__all__ = ["DEADLINE", "Child", "Children", "Death", "open_to_check", "run_child", "share_of", "start_child"]
+__all__ = ["DEADLINE", "WorkerPool", "open_to_check", "run_worker"]
 
 
 DEADLINE = 60.0
-"""Seconds that a child may say nothing; ten times that to open the store, to read a column, or for one deep check."""
+"""Seconds that a child may be silent; ten times that to open the store, to read a column, or for one deep check."""
 
-_SIGN = 1.0  # seconds between two signs of life
-_FEWEST = 256  # records for which it pays to start another process
+_HEARTBEAT = 1.0  # seconds
+_MIN_RECORDS = 256  # that are worth another process
 
 
 @dataclass
-class Death:
-    """How a child ended; without a cause it was done."""
+class _Exit:
+    """How a child ended. The cause is empty if it finished its work."""
 
     cause: str
     hung: bool = False
 
 
 @dataclass
-class Child:
-    """A process that checks the records ``[start, stop)``, as its parent sees it; ``stop`` is None until it is known.
+class _Worker:
+    """The parent's view of a process that checks the records ``[start, stop)``. ``stop`` is None until it is known.
 
     Attributes
     ----------
     at : int, str or None
-        The first record of the batch that it is at, or the column; None while it opens the store.
+        The first record of the batch, or the column, that it is reading; None while it opens the store.
     silent : float
-        For how many seconds its parent has waited for it.
+        Seconds that its parent has waited for it.
     """
 
     process: subprocess.Popen[bytes]
@@ -65,12 +65,12 @@ class Child:
 
     @property
     def deadline(self) -> float:
-        """How many seconds the process may take for what it is at."""
-        # Some engines count or read all records for what is no batch; and a picture of 50 MB takes a deep check a minute.
+        """Seconds that the process may take for its current batch or column."""
+        # Opening a store or a column may read all records, and a deep check of a picture of 50 MB takes a minute.
         return DEADLINE if isinstance(self.at, int) and not self.deep else 10 * DEADLINE
 
     def receive(self) -> Any:
-        """Return the process's next message; `Death` once there are no more, or when it took too long."""
+        """Return the next message of the process, or `_Exit` when it ended or took too long."""
         late = self.silent > self.deadline
         if late:
             self.process.kill()
@@ -79,7 +79,7 @@ class Child:
                 return self.connection.recv()
         except EOFError:
             pass
-        except Exception:  # cut short, or what a process sends whose memory is damaged
+        except Exception:  # a truncated message, or one from a process with damaged memory
             self.process.kill()
         self.connection.close()
         with suppress(subprocess.TimeoutExpired):
@@ -87,54 +87,54 @@ class Child:
         self.process.kill()
         code = self.process.wait()
         if late:
-            return Death(f"did not answer for {self.deadline:g} seconds", hung=True)
+            return _Exit(f"did not answer for {self.deadline:g} seconds", hung=True)
         if code < 0:
-            return Death(f"died of {signal.Signals(-code).name}")
-        return Death(f"ended with exit code {code}" if code else "")
+            return _Exit(f"died of {signal.Signals(-code).name}")
+        return _Exit(f"ended with exit code {code}" if code else "")
 
 
-# Not multiprocessing: it would run the user's main script again, which may have no guard against that. What to do
-# comes through a pipe, since everybody may see a command line and the URL may hold a password.
+# multiprocessing would run the user's main script again, which may lack a guard. The job comes through a pipe because
+# other users can see a command line, and the URL may contain a password.
 _BOOT = """
 import json, sys
 job = json.load(sys.stdin)
 sys.path[:] = job["path"]
-from storeds.ops.verifying.workers import run_child
-run_child(job)
+from storeds.ops.verifying.workers import run_worker
+run_worker(job)
 """
 
 
-def start_child(
+def _start_worker(
     url: str, start: int, stop: int | None, step: int, *, workers: int, skip: list[str], deep: bool
-) -> Child:
-    """Start a process that does the job of these arguments; see `run_child`."""
+) -> _Worker:
+    """Start a process for the job with these arguments; see `run_worker`."""
     receiver, sender = Pipe(duplex=False)
     with sender:
         command = [sys.executable, "-c", _BOOT]
-        with starting_dependents():
+        with sigint_blocked():
             process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[sender.fileno()])  # noqa: S603  # our own
         job = {"url": url, "start": start, "stop": stop, "step": step, "workers": workers, "skip": skip}
         job |= {"deep": deep, "descriptor": sender.fileno(), "path": sys.path}
         assert process.stdin is not None
-        with suppress(BrokenPipeError), process.stdin:  # a child that is gone already is noticed by its silence
+        with suppress(BrokenPipeError), process.stdin:  # the missing messages reveal a child that is gone already
             process.stdin.write(json.dumps(job).encode())
-    return Child(process, receiver, start, stop, step, deep)
+    return _Worker(process, receiver, start, stop, step, deep)
 
 
-def share_of(count: int, workers: int) -> int:
-    """Return how many of `count` records each of at most `workers` children checks."""
-    return max(_FEWEST, -(-count // workers))
+def _share_of(count: int, workers: int) -> int:
+    """Return how many of `count` records each of at most `workers` processes checks."""
+    return max(_MIN_RECORDS, -(-count // workers))
 
 
-def run_child(job: dict[str, Any]) -> None:
+def run_worker(job: dict[str, Any]) -> None:
     """Do a job in this process, which was started for it.
 
     Parameters
     ----------
     job : dict
-        ``url``; ``start``, ``stop`` and ``step`` of the records, where ``stop`` may be None: then the store's meta is
-        sent first, and the share of one in ``workers`` is checked; ``skip``, columns to leave alone; ``deep`` as
-        for `verify`; ``descriptor`` of the pipe to send through.
+        ``url``; ``start``, ``stop`` and ``step`` of the records; ``skip``, columns not to read; ``deep`` as for `verify`;
+        ``descriptor`` of the pipe to send through. If ``stop`` is None, the process sends the meta of the store first,
+        and checks the first share of ``workers``.
     """
     die_with_parent()
     with Connection(job["descriptor"]) as sender:
@@ -149,25 +149,25 @@ def _check(sender: Connection, job: dict[str, Any]) -> None:
     with open_to_check(job["url"]) as backend:
         if stop is None:
             sender.send(backend.meta)
-            stop = min(share_of(len(backend), job["workers"]), len(backend))
-        sign = _Sign(sender)
-        checker = Checker(backend, skip=job["skip"], announce=sender.send, alive=sign, deep=job["deep"])
+            stop = min(_share_of(len(backend), job["workers"]), len(backend))
+        heartbeat = _Heartbeat(sender)
+        checker = Checker(backend, skip=job["skip"], announce=sender.send, alive=heartbeat, deep=job["deep"])
         sender.send(RunResult(start, start, findings=checker.findings))
         for at in range(start, stop, step):
-            sign.announce(at)
+            heartbeat.announce(at)
             sender.send(checker.check(at, min(at + step, stop)))
 
 
 def open_to_check(url: str) -> Backend:
-    """Open a store; a native LMDB one so that damaged pages are findings, and do not kill this process."""
+    """Open a store to check it. Damaged pages of a native LMDB store become errors and do not crash this process."""
     if scheme_of(url, writing=False) == "lmdb":
-        with suppress(StoredsError):  # a foreign one; or what is wrong will be said below
+        with suppress(StoredsError):  # a foreign store, or an error that the next line raises again
             return open_backend(url, layout=NATIVE, read="safe")
     return open_backend(url)
 
 
-class _Sign:
-    """Says which batch is next, and that again while it takes long: a picture may take a second, and a batch has many."""
+class _Heartbeat:
+    """Announces each batch, and repeats that while the batch takes long: one picture may take a second."""
 
     def __init__(self, sender: Connection) -> None:
         self._sender = sender
@@ -178,31 +178,31 @@ class _Sign:
         self._sender.send(at)
 
     def __call__(self) -> None:
-        if time.monotonic() - self._last > _SIGN:
+        if time.monotonic() - self._last > _HEARTBEAT:
             self.announce(self._at)
 
 
 _STEP = 64
 _TICK = 1.0
-_PATIENCE = 50  # deaths; a record that makes a child hang costs as much as ten
+_MAX_TROUBLE = 50  # crashes; a hang counts as ten
 _HANG = 10
 
 
-class Children:
-    """Child processes that check the store at `url`, `deep` or not, at most `workers` at a time; leaving the context ends them.
+class WorkerPool:
+    """At most `workers` child processes that check the store at `url`. Leaving the context kills them.
 
-    The one that opens the store first goes on to check it, alone if there are few records: starting a process takes
-    longer than checking some hundreds.
+    The first one opens the store, and then checks its share. It stays alone for few records, because starting a process
+    takes longer than checking some hundreds of them.
     """
 
     def __init__(self, url: str, workers: int, *, deep: bool = False) -> None:
         self._url = url
         self._deep = deep
         self._workers = workers
-        self._running: list[Child] = []
+        self._running: list[_Worker] = []
         self._waiting: deque[tuple[int, int, int]] = deque()
         self._skip: list[str] = []
-        self._columns_told = False
+        self._columns_reported = False
         self._trouble = 0
 
     def __enter__(self) -> Self:
@@ -215,7 +215,7 @@ class Children:
             child.connection.close()
 
     def open(self) -> Meta | Finding:
-        """Return the meta of the store, or how opening it killed the process that tried.
+        """Return the meta of the store, or a finding if opening it crashed the process.
 
         Raises
         ------
@@ -231,21 +231,21 @@ class Children:
         if not isinstance(message, Meta):
             self._running.remove(first)
             return Finding("crash", f"the process that opened the store {message.cause}")
-        count, share = message.count, share_of(message.count, self._workers)
+        count, share = message.count, _share_of(message.count, self._workers)
         first.stop = min(share, count)
         self._waiting.extend((start, min(start + share, count), _STEP) for start in range(share, count, share))
         return message
 
     def check(self) -> Iterator[RunResult]:
-        """Yield what is wrong with all records, run by run, in no particular order.
+        """Yield the results of all records, range by range, in any order.
 
-        Findings about whole columns come with a run that is empty. A child that dies, or says nothing for too long,
-        costs a finding of kind ``crash`` for the record or the column that it was at, and another goes on behind it.
+        Findings about whole columns come with an empty range. A child that dies, or is silent for too long, gives a
+        finding of kind ``crash`` for its record or column, and another child continues after that.
 
         Raises
         ------
         StoredsError
-            A child could not open the store, or was told that the engine is gone.
+            A child could not open the store, or the engine became unavailable.
         """
         while self._waiting or self._running:
             while self._waiting and len(self._running) < self._workers:
@@ -256,55 +256,55 @@ class Children:
                     raise message
                 if isinstance(message, (int, str)):
                     child.at = message
-                elif isinstance(message, Death):
+                elif isinstance(message, _Exit):
                     self._running.remove(child)
-                    yield from self._bury(child, message) if message.cause else ()
-                elif message.start < message.stop or not self._columns_told:
-                    self._columns_told = True
+                    yield from self._replace(child, message) if message.cause else ()
+                elif message.start < message.stop or not self._columns_reported:
+                    self._columns_reported = True
                     yield message
 
-    def _ready(self) -> list[Child]:
-        """Wait a little; return the children that sent something or took too long."""
+    def _ready(self) -> list[_Worker]:
+        """Wait briefly; return the children that sent a message or took too long."""
         before = time.monotonic()
         ready = wait([child.connection for child in self._running], _TICK)
-        waited = min(time.monotonic() - before, _TICK)  # not what passed while this process was stopped
+        waited = min(time.monotonic() - before, _TICK)  # ignores time while this process was stopped
         for child in self._running:
             child.silent = 0.0 if child.connection in ready else child.silent + waited
         return [child for child in self._running if child.connection in ready or child.silent > child.deadline]
 
-    def _start(self, start: int, stop: int | None, step: int) -> Child:
+    def _start(self, start: int, stop: int | None, step: int) -> _Worker:
         workers, skip, deep = self._workers, self._skip, self._deep
-        child = start_child(self._url, start, stop, step, workers=workers, skip=skip, deep=deep)
+        child = _start_worker(self._url, start, stop, step, workers=workers, skip=skip, deep=deep)
         self._running.append(child)
         return child
 
-    def _bury(self, child: Child, death: Death) -> Iterator[RunResult]:
-        """Tell where a child died, and arrange for what it left undone."""
+    def _replace(self, child: _Worker, end: _Exit) -> Iterator[RunResult]:
+        """Report where a child died, and schedule the rest of its work."""
         assert child.stop is not None
         self._trouble += 1
-        at, goes_on = child.at, child.start
+        at, next_start = child.at, child.start
         if at is None:
-            yield _crash(child.start, child.stop, f"the process that opened the store for it {death.cause}")
+            yield _crash(child.start, child.stop, f"the process that opened the store for it {end.cause}")
             return
         if isinstance(at, str):
             if at not in self._skip:
                 self._skip.append(at)
-                message = f"the process that read column {at!r} {death.cause}"
+                message = f"the process that read column {at!r} {end.cause}"
                 yield RunResult(child.start, child.start, findings=[Finding("crash", message)])
-        elif self._trouble > _PATIENCE:
+        elif self._trouble > _MAX_TROUBLE:
             message = f"too many checking processes died; the records up to {child.stop - 1} were not checked"
             yield _crash(at, child.stop, message)
             return
         else:
-            goes_on = min(at + child.step, child.stop)
+            next_start = min(at + child.step, child.stop)
             if child.step > 1:
-                # One by one it will show which record it was, or that the batch only took long.
-                self._waiting.append((at, goes_on, 1))
+                # Checking one by one shows which record it was, or that the batch was only slow.
+                self._waiting.append((at, next_start, 1))
             else:
-                self._trouble += _HANG * death.hung
-                yield _crash(at, goes_on, f"the process that read it {death.cause}")
-        if goes_on < child.stop:
-            self._waiting.append((goes_on, child.stop, child.step))
+                self._trouble += _HANG * end.hung
+                yield _crash(at, next_start, f"the process that read it {end.cause}")
+        if next_start < child.stop:
+            self._waiting.append((next_start, child.stop, child.step))
 
 
 def _crash(at: int, stop: int, message: str) -> RunResult:
