@@ -1,7 +1,11 @@
-"""Measures what a store gives: raw, decoded and as batches, cold and warm, by number of workers; and what holds it back."""
+"""Measures how fast a store is (raw, decoded and as batches, cold and warm, by number of workers) and its bottleneck.
+
+`bench` is the entry point. Read this file first, then `runner` (what is timed) and `report` (what is concluded).
+"""
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,15 +29,18 @@ from storeds.ops.benchmarking.report import (
     machine,
     versions,
 )
-from storeds.ops.benchmarking.settings import BenchSettings
-from storeds.ops.progress import Progress, ProgressHook
-from storeds.protocols import Array, Backend
+from storeds.ops.common import Progress, ProgressHook
+from storeds.protocols import Array, Backend, Meta
 
 if TYPE_CHECKING:
     from storeds.datasets.map_dataset import StoreDataset
     from storeds.ops.benchmarking.runner import Batch, Runner
 
 __all__ = ["BenchPlot", "BenchReport", "Bottleneck", "Measurement", "bench"]
+
+
+_BATCH = 64
+_TRANSFORM = [{"name": "RandomResizedCrop", "size": 224}, "RandomHorizontalFlip", "ToTensor"]
 
 
 def bench(
@@ -52,32 +59,33 @@ def bench(
     cold: bool = True,
     progress: ProgressHook | None = None,
 ) -> BenchReport:
-    """Measure how fast the store at `url` gives records, decoded images and whole batches, and find what holds it back.
+    """Measure how fast the store at `url` gives records, decoded images and batches, and find the bottleneck.
 
     Parameters
     ----------
     url : str
-        What `open_backend` takes.
+        As for `open_backend`.
     layout, options
         As for `open_backend`.
     config : path or mapping, optional
-        A training config: what its ``[dataset]`` says is measured, but for the URL, and its ``batch_size`` and ``pad``.
+        A training config. Its ``[dataset]`` except for the URL, its ``batch_size`` and its ``pad`` are used.
     split : str, optional
-        Of the config.
+        A split of the config.
     reader, decode, transform
-        As for `StoreDataset`, over those of the config. Without a config: the image reader where the store has images, and
-        ``RandomResizedCrop(224)``, ``RandomHorizontalFlip``, ``ToTensor``; else the array reader, and no transform.
+        As for `StoreDataset`; they override those of the config. The default without a config is the image reader with
+        ``RandomResizedCrop(224)``, ``RandomHorizontalFlip`` and ``ToTensor`` if the store has images, else the array
+        reader without a transform.
     workers : sequence of int, optional
-        Numbers of worker processes to try; by default 0, 1, 2, 4 and so on up to the CPUs that this process may use.
+        Numbers of worker processes to try; by default 0, 1, 2, 4, … up to the CPUs that this process may use.
     batch_size : int, optional
-        64, or what the config says.
+        64 by default, or that of the config.
     seconds : float
-        For each figure; there are up to five for a number of workers.
+        Duration of each measurement. There are up to five for each number of workers.
     cold : bool
-        Whether to measure a first epoch too, for which the store's files are dropped from the page cache, over and over:
-        whoever else reads them meanwhile is slowed down.
+        Also measure a first epoch. This drops the store's files from the page cache repeatedly, which slows down other
+        readers of these files.
     progress : callable, optional
-        Called with a `Progress` at every batch; it counts figures.
+        Called with a `Progress` after every batch; it counts measurements.
 
     Returns
     -------
@@ -86,16 +94,16 @@ def bench(
     Raises
     ------
     ConfigError
-        An argument makes no sense, or the store holds no samples.
+        An argument is invalid, or the store has no samples.
     StoreNotFoundError, FormatError, UnavailableError
-        From opening the store.
+        The store cannot be opened.
 
     Notes
     -----
-    Every figure is of random order. Bad samples are counted and left out. Where processes start by spawn or
-    forkserver, a script needs the usual guard, ``if __name__ == "__main__"``.
+    All reads are in random order. Bad samples are counted and left out. If processes start by spawn or forkserver, a
+    script needs the usual guard, ``if __name__ == "__main__"``.
     """
-    settings = BenchSettings.of(
+    settings = _Settings.of(
         config, split, reader=reader, decode=decode, transform=transform, layout=layout, options=options
     )
     settings = settings.measuring(workers, batch_size, seconds)
@@ -103,12 +111,111 @@ def bench(
         return _Bench(backend, settings.fitted(backend.meta), progress).run(cold)
 
 
+@dataclass(frozen=True)
+class _Settings:
+    """Validated settings of one benchmark.
+
+    Attributes
+    ----------
+    arguments : dict
+        Arguments of `StoreDataset`, without the source, the layout and the options.
+    layout : str or None
+    options : dict
+        Options of the backend.
+    from_config : bool
+    pad : list
+        Elements that `storeds.collate` pads.
+    where_of : callable or None
+        Gives the ``where`` of a config's split for a store with this `Meta`.
+    workers : sequence of int
+    batch_size : int
+    seconds : float
+    """
+
+    arguments: dict[str, Any]
+    layout: str | None
+    options: dict[str, Any]
+    from_config: bool
+    pad: list[str | int] = field(default_factory=list)
+    where_of: Callable[[Meta], dict[str, Any] | None] | None = None
+    workers: Sequence[int] = ()
+    batch_size: int = _BATCH
+    seconds: float = 3.0
+
+    @property
+    def seed(self) -> int:
+        """The seed of the order."""
+        return self.arguments.get("seed") or 0
+
+    @classmethod
+    def of(
+        cls, config: str | os.PathLike[str] | Mapping[str, Any] | None, split: str | None, **given: Any
+    ) -> _Settings:
+        """Return the settings of a config, overridden by `given`; raises ConfigError."""
+        arguments: dict[str, Any] = {}
+        more: dict[str, Any] = {}
+        if config is not None:
+            from storeds.config import load_config
+
+            loaded = load_config(config)
+            arguments, loader = loaded.source_for(split).arguments(), loaded.loader_for(split)
+            more = {"pad": loader.pad, "batch_size": loader.batch_size or 1}
+            more["where_of"] = lambda meta: loaded.source_for(split, meta.fields).where
+        elif split is not None:
+            raise ConfigError(f"split {split!r} needs a config; pass both, or neither")
+        arguments |= {name: value for name, value in given.items() if value is not None}
+        layout, options = arguments.pop("layout", None), dict(arguments.pop("options", None) or {})
+        return cls(arguments, layout, options, config is not None, **more)
+
+    def measuring(self, workers: Sequence[int] | None, batch_size: int | None, seconds: float) -> _Settings:
+        """Return the settings with these limits, with defaults for None; raises ConfigError."""
+        counts = _usual_workers() if workers is None else list(dict.fromkeys(workers))
+        if not counts or any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in counts):
+            raise ConfigError(f"workers must be a list of numbers of processes, each 0 or more, got {workers!r}")
+        size = self.batch_size if batch_size is None else batch_size
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ConfigError(f"batch_size must be 1 or more, got {size!r}")
+        if not 0 < seconds < float("inf"):
+            raise ConfigError(f"seconds must be more than 0, got {seconds}")
+        return replace(self, workers=sorted(counts), batch_size=size, seconds=float(seconds))
+
+    def fitted(self, meta: Meta) -> _Settings:
+        """Return the settings with defaults that fit a store."""
+        arguments = dict(self.arguments)
+        if self.where_of is not None:
+            arguments["where"] = self.where_of(meta)
+        has_images = any(declared.kind == "image" for declared in meta.fields.values())
+        arguments.setdefault("reader", "image" if has_images else "array")
+        usual = not self.from_config and arguments["reader"] == "image" and arguments.get("decode") != "bytes"
+        if usual and "transform" not in arguments:
+            arguments["transform"] = _TRANSFORM
+        return replace(self, arguments=arguments)
+
+    def images(self, stored: Sequence[str], meta: Meta) -> bool:
+        """Return whether samples with these fields contain images to decode."""
+        kinds = {field.kind for name, field in meta.fields.items() if name in stored}
+        decodes = self.arguments["reader"] != "array" and self.arguments.get("decode") != "bytes"
+        return "image" in kinds and decodes
+
+    def collate(self) -> Callable[..., Any]:
+        """Return the function that collates samples."""
+        from storeds.batching.collate import collate
+
+        return functools.partial(collate, pad=tuple(self.pad)) if self.pad else collate
+
+
+def _usual_workers() -> list[int]:
+    """Return 0, 1, 2, 4, … and the number of CPUs that this process may use."""
+    cpus = len(os.sched_getaffinity(0))
+    return sorted({0, cpus, *(1 << power for power in range(cpus.bit_length()) if 1 << power < cpus)})
+
+
 @dataclass
 class _Bench:
-    """One benchmark: the store, which is opened anew for each loader, and what was found so far."""
+    """One benchmark: the store, which each loader reopens, and the measurements so far."""
 
     backend: Backend
-    settings: BenchSettings
+    settings: _Settings
     progress: ProgressHook | None
     found: list[Measurement] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -132,7 +239,7 @@ class _Bench:
         self.total = len(self.settings.workers) * (len(stages) + colds)
         self._note_load()
         if not self.images:
-            self.notes.append("the samples are no images that are decoded, so there is no stage between raw and full")
+            self.notes.append("samples contain no images to decode, so there is no stage between raw and full")
         for workers in self.settings.workers:
             for stage in stages:
                 self._measure(stage, workers)
@@ -140,17 +247,17 @@ class _Bench:
 
     @contextmanager
     def _dataset(self) -> Iterator[StoreDataset]:
-        """Give a dataset with a backend of its own: one that has read nothing, whose files nobody here has mapped."""
+        """Open a dataset with its own backend, which has read nothing and mapped no file yet."""
         from storeds.datasets.map_dataset import StoreDataset
 
-        dataset = StoreDataset(self._revived(), **self.settings.arguments)
+        dataset = StoreDataset(self._reopened(), **self.settings.arguments)
         try:
             yield dataset
         finally:
             dataset.close()
 
-    def _revived(self) -> Backend:
-        copy: Backend = pickle.loads(pickle.dumps(self.backend))  # noqa: S301  # just made, of our own object
+    def _reopened(self) -> Backend:
+        copy: Backend = pickle.loads(pickle.dumps(self.backend))  # noqa: S301  # our own object
         return copy
 
     def _check_count(self) -> None:
@@ -158,17 +265,17 @@ class _Bench:
             return
         where = self.settings.arguments.get("where")
         selected = f", of {len(self.backend)} records, for where={where}" if where else ""
-        raise ConfigError(f"nothing to measure: {self.backend.url} holds no samples{selected}; pack some first")
+        raise ConfigError(f"nothing to measure: {self.backend.url} has no samples{selected}; pack some first")
 
     def _note_load(self) -> None:
         load, cpus = os.getloadavg()[0], len(os.sched_getaffinity(0))
         if load > cpus / 2:
             self.notes.append(
-                f"the machine was busy before this began (load {load:.1f} on {cpus} CPUs): it can do better"
+                f"the machine was already busy (load {load:.1f} on {cpus} CPUs), so these rates are too low"
             )
 
     def _collate(self, dataset: StoreDataset) -> Callable[[Sequence[Any]], Any]:
-        """Return what makes batches; a list does where samples of a store without a config do not fit together."""
+        """Return the function that makes batches: `list` if samples do not stack and there is no config."""
         from storeds.ops.benchmarking.runner import Probe, once
 
         collate = self.settings.collate()
@@ -179,18 +286,18 @@ class _Bench:
         except ConfigError as error:
             if self.settings.from_config:
                 raise
-            self.notes.append(f"samples are handed over as lists, since they do not stack: {error}")
+            self.notes.append(f"batches are lists, because samples do not stack: {error}")
             return list
         return collate
 
     def _cold_cache(self) -> PageCache | None:
-        """Return the page cache if it can be dropped, and note why if it cannot."""
-        with self._revived() as backend:
+        """Return the page cache of the store if it can be dropped; otherwise note why not."""
+        with self._reopened() as backend:
             cache = PageCache.of(backend)
         state = cache.drop()
         if state.reason:
             self.notes.append(
-                f"{'cold figures may be warm' if state.is_cold else 'nothing is measured cold'}: {state.reason}"
+                f"{'cold rates may be warm' if state.is_cold else 'there are no cold rates'}: {state.reason}"
             )
         return cache if state.is_cold else None
 
@@ -199,16 +306,16 @@ class _Bench:
 
         size, seconds = self.settings.batch_size, self.settings.seconds
         with self._dataset() as dataset:
-            runner = Runner(Probe(dataset, stage, self.collate), stage, workers, self._told)
+            runner = Runner(Probe(dataset, stage, self.collate), stage, workers, self._count_batch)
             if self.cache is not None and stage != "decoded":
                 self._measure_cold(runner, self.cache)
             elif self.seen is None:
                 runner.measure(once(self.count, size, self.rng), seconds, "unknown")
                 self.seen = runner.seen
             assert self.seen is not None
-            # Only what was read just before is warm, whatever the size of the store.
+            # Only the samples read just before are warm, whatever the size of the store.
             batches = endless(self.seen, size, self.rng)
-            runner.touch(batches)
+            runner.warm_up(batches)
             self.found.append(runner.measure(batches, seconds, "warm"))
 
     def _measure_cold(self, runner: Runner, cache: PageCache) -> None:
@@ -220,7 +327,7 @@ class _Bench:
         self.seen = runner.seen
         self.found.append(replace(measured, left_in_cache=state.left))
 
-    def _told(self, batch: Batch) -> None:
+    def _count_batch(self, batch: Batch) -> None:
         self.read, self.bad = self.read + batch.bytes, self.bad + batch.bad
         if self.progress is not None:
             self.progress(Progress(len(self.found), self.total, self.read, bad=self.bad))
@@ -230,7 +337,7 @@ class _Bench:
         warm, cold = (bottleneck_of(self.found, workers, cache) for cache in ("warm", "cold"))
         settings, url = self.settings, redact(self.backend.url)
         advice = advise(url, self.found, workers, (warm, cold), settings.arguments.get("decode"))
-        with self._revived() as backend:
+        with self._reopened() as backend:
             own = backend if isinstance(backend, StoreBackend) else None
             handle = own.handle_settings() if own else {}
             advice += own.advice() if own else []

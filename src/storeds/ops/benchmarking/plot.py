@@ -1,4 +1,4 @@
-"""Draws what a benchmark found as bars: rates by stage and workers, and where the time goes."""
+"""Draws a benchmark as bar charts: rates by stage and workers, and where the time goes."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ class BenchPlot:
     Parameters
     ----------
     path : str or path
-        Where it goes, ending in ``.png``. What is there is replaced.
+        The file, ending in ``.png``. An existing file is replaced.
 
     Raises
     ------
     MissingDependencyError
         matplotlib is not installed.
     ConfigError
-        Nothing can be written there: told now, and not after the measuring.
+        The file cannot be written. This is checked before the benchmark runs.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         if self.path.suffix.lower() != ".png":
-            raise ConfigError(f"a plot is a PNG, and {os.fspath(path)!r} does not end in .png")
+            raise ConfigError(f"a plot is a PNG, but {os.fspath(path)!r} does not end in .png")
         try:
             self._figure: Any = importlib.import_module("matplotlib.figure").Figure
         except ImportError as error:
@@ -58,7 +58,7 @@ class BenchPlot:
         try:
             self.path.write_bytes(buffer.getvalue())
         except OSError as error:
-            raise self._refused(error) from None
+            raise self._write_error(error) from None
 
     def _check(self) -> None:
         is_new = not self.path.exists()
@@ -66,12 +66,12 @@ class BenchPlot:
             with self.path.open("ab"):
                 pass
         except OSError as error:
-            raise self._refused(error) from None
+            raise self._write_error(error) from None
         if is_new:
             with suppress(OSError):
                 self.path.unlink()
 
-    def _refused(self, error: OSError) -> ConfigError:
+    def _write_error(self, error: OSError) -> ConfigError:
         return ConfigError(f"the plot {self.path} cannot be written: {error.strerror}")
 
 
@@ -86,7 +86,7 @@ def _draw_rates(axes: Any, report: BenchReport) -> None:
     axes.set_xticks(range(len(bars)), [f"{stage}\n{workers}" for stage, workers in bars], fontsize=8)
     axes.set_xlabel("stage and workers")
     axes.set_yscale("log")
-    axes.set_ylabel("samples a second")
+    axes.set_ylabel("samples per second")
     axes.legend()
 
 
@@ -99,5 +99,5 @@ def _draw_parts(axes: Any, report: BenchReport) -> None:
         below = [base + height for base, height in zip(below, heights, strict=True)]
     axes.set_xticks(range(len(full)), [f"{m.cache}\n{m.workers}" for m in full], fontsize=8)
     axes.set_xlabel("full pipeline: cache and workers")
-    axes.set_ylabel("ms of a worker's time a sample")
+    axes.set_ylabel("ms of a worker's time per sample")
     axes.legend()

@@ -1,4 +1,4 @@
-"""What a benchmark found: figures, where the time goes, and what to do about it."""
+"""The report of a benchmark: measurements, where the time goes, and advice."""
 
 from __future__ import annotations
 
@@ -30,33 +30,33 @@ __all__ = [
 
 
 PARTS = ("storage", "decode", "transform", "collate", "transport")
-_ENOUGH = 0.9  # of the best rate: further workers would be there for little
+_ENOUGH = 0.9  # of the best rate; more workers add little
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One figure: a stage of the work, by a number of workers, cold or warm.
+    """One measurement: a stage of the work with a number of workers, cold or warm.
 
     Attributes
     ----------
     stage : str
-        ``raw``: records as the store has them. ``decoded``: and what the reader makes of them. ``full``: and transformed,
-        collated and handed to the process that trains.
+        ``raw``: read records. ``decoded``: read and decode. ``full``: read, decode, transform, collate and transfer to
+        the training process.
     workers : int
-        0 is the process itself.
+        Worker processes; 0 is the process itself.
     cache : str
         ``cold`` or ``warm``.
     samples, bad, records, bytes : int
-        Asked for; of these, bad ones; records read for them; bytes in their values.
+        Samples requested; bad ones among them; records read for them; bytes in their values.
     seconds : float
-        From the first request to the last batch; the start of the workers is not in it.
+        From the first request to the last batch, without the start of the workers.
     start_seconds : float
-        What that took.
+        The start of the workers.
     parts : dict
-        Part of the work → seconds that one worker spends on it for one sample. ``transport`` is what is left of the workers'
-        time: handing batches over, and waiting.
+        Part of the work → seconds of one worker per sample. ``transport`` is the rest of the workers' time: transferring
+        batches, and waiting.
     left_in_cache : float or None
-        For a cold figure, the share of the store's files that was in the page cache all the same, where that is known.
+        For a cold measurement, the share of the store's files that was cached nevertheless, if known.
     """
 
     stage: str
@@ -75,7 +75,7 @@ class Measurement:
     def of(
         cls, stage: str, workers: int, cache: str, done: Sequence[Batch], seconds: float, start_seconds: float
     ) -> Measurement:
-        """Return the figure for batches that were done in so many seconds."""
+        """Return the measurement for batches that took `seconds`."""
         samples = sum(batch.samples for batch in done)
         spent = {part: sum(batch.seconds.get(part, 0.0) for batch in done) for part in PARTS}
         spent["transport"] = max(seconds * max(workers, 1) - sum(spent.values()), 0.0)
@@ -94,12 +94,12 @@ class Measurement:
 
     @property
     def rate(self) -> float:
-        """Good samples a second."""
+        """Good samples per second."""
         return (self.samples - self.bad) / self.seconds
 
     @property
     def mib_rate(self) -> float:
-        """MiB of values a second."""
+        """MiB of values per second."""
         return self.bytes / self.seconds / 2**20
 
     @property
@@ -109,7 +109,7 @@ class Measurement:
         return {part: seconds / total for part, seconds in self.parts.items()} if total else dict(self.parts)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the figure as JSON."""
+        """Return the measurement as JSON."""
         rates = {"samples_per_second": self.rate, "mib_per_second": self.mib_rate}
         return {**asdict(self), **rates, "records_per_second": self.records / self.seconds, "shares": self.shares}
 
@@ -123,9 +123,9 @@ class Bottleneck:
     part : str
         ``storage``, ``decode``, ``transform``, ``collate`` or ``transport``.
     share : float
-        Of their time, 0 to 1.
+        Its share of their time, 0 to 1.
     workers : int
-        With so many of them.
+        The number of workers.
     cache : str
         ``cold`` or ``warm``.
     """
@@ -138,34 +138,34 @@ class Bottleneck:
 
 @dataclass(frozen=True)
 class BenchReport:
-    """What `bench` measured.
+    """The result of `bench`.
 
     Attributes
     ----------
     url : str
-        Secrets removed.
+        Without secrets.
     layout : str
     count : int
-        Samples.
+        Number of samples.
     reader : str
     images : bool
-        Whether something is decoded; if not, there is no stage ``decoded``.
+        Whether images are decoded; if not, there is no stage ``decoded``.
     transform : str or None
-        What was applied, in words.
+        The transform in words.
     batch_size : int
     seconds : float
-        For each figure.
+        Duration of each measurement.
     measurements : list of Measurement
     workers : int or None
-        Recommended: the fewest that give 90 % of the best rate. None where no sample was good.
+        Recommended: the fewest that reach 90 % of the best rate. None if no sample was good.
     bottleneck, cold_bottleneck : Bottleneck or None
-        With that number of workers; cold is a first epoch, warm one whose files are in memory.
+        With that number of workers. Cold is a first epoch; warm is an epoch whose files are cached.
     advice : list of str
-        What to do.
+        What to change.
     notes : list of str
-        What the figures do not show, and why.
+        Limits of these measurements, and why.
     machine, versions : dict
-        What the figures depend on.
+        The environment of the measurements.
     """
 
     url: str
@@ -186,7 +186,7 @@ class BenchReport:
     versions: dict[str, str] = field(default_factory=dict)
 
     def find(self, stage: str, workers: int, cache: str = "warm") -> Measurement | None:
-        """Return that figure, if it was measured."""
+        """Return this measurement, or None if it was not made."""
         return _find(self.measurements, stage, workers, cache)
 
     def to_json(self) -> dict[str, Any]:
@@ -195,14 +195,14 @@ class BenchReport:
 
 
 def best_workers(measurements: Iterable[Measurement]) -> int | None:
-    """Return the fewest workers whose whole pipeline, warm, gives 90 % of the best rate; None where no sample is good."""
+    """Return the fewest workers that reach 90 % of the best warm rate of the whole pipeline; None if no sample is good."""
     rates = {m.workers: m.rate for m in measurements if m.stage == "full" and m.cache == "warm"}
     best = max(rates.values(), default=0.0)
     return min((workers for workers, rate in rates.items() if rate >= _ENOUGH * best), default=None) if best else None
 
 
 def bottleneck_of(measurements: Iterable[Measurement], workers: int | None, cache: str) -> Bottleneck | None:
-    """Return where the time of the whole pipeline goes."""
+    """Return the part that takes most of the whole pipeline's time."""
     if workers is None:
         return None
     full = _find(measurements, "full", workers, cache)
@@ -219,13 +219,13 @@ def _find(measurements: Iterable[Measurement], stage: str, workers: int, cache: 
 
 _WHAT_TO_DO = {
     "transform": (
-        "the transform takes most of the time: shrink images first (storeds pack --max-side), or do what works on whole "
+        "the transform takes most of the time: scale images down first (storeds pack --max-side), or transform whole "
         "batches on the accelerator"
     ),
-    "collate": "making batches takes most of the time: hand out uint8 and scale on the accelerator, or fewer elements a sample",
+    "collate": "collating takes most of the time: return uint8 and convert on the accelerator, or return fewer elements per sample",
     "transport": (
-        "handing batches from the workers to this process takes most of the time: hand out uint8 and scale on the "
-        "accelerator, or use fewer workers"
+        "transferring batches from the workers takes most of the time: return uint8 and convert on the accelerator, or "
+        "use fewer workers"
     ),
 }
 
@@ -237,18 +237,18 @@ def advise(
     bottlenecks: tuple[Bottleneck | None, Bottleneck | None],
     decode: str | None,
 ) -> list[str]:
-    """Return what to do.
+    """Return advice as sentences.
 
     Parameters
     ----------
     url : str
     measurements : sequence of Measurement
     workers : int or None
-        Recommended.
+        The recommended number.
     bottlenecks : (Bottleneck or None, Bottleneck or None)
-        Warm, and cold.
+        Warm and cold.
     decode : str or None
-        The decoder that was used; None for the reader's choice.
+        The decoder; None for the default of the reader.
     """
     return [
         *_about_workers(measurements, workers),
@@ -263,22 +263,21 @@ def _about_workers(measurements: Sequence[Measurement], workers: int | None) -> 
         return
     text = f"num_workers = {workers} gives {rates[workers]:,.0f} samples/s"
     if workers and 0 in rates:
-        text += f", {rates[workers] / rates[0]:.1f} times what this process does alone"
+        text += f", {rates[workers] / rates[0]:.1f} times as much as this process alone"
     if any(more > workers for more in rates):
         text += "; more workers add little or nothing"
     elif len(rates) > 1:
-        text += "; these are the most that were tried"
+        text += ", the largest number tried"
     yield text
-    # A worker has one thread of torch's; this process has one for each CPU, which pays for large tensors alone.
+    # torch uses one thread in a worker, but one per CPU in this process, which helps only with large tensors.
     if rates.get(1, 0.0) > 2 * rates.get(0, float("inf")):
-        yield "this process alone is far slower than one worker: torch's threads may hinder it, so try OMP_NUM_THREADS=1"
+        yield "this process alone is much slower than one worker: torch's threads may slow it down, so try OMP_NUM_THREADS=1"
 
 
 def _about_parts(url: str, warm: Bottleneck | None, cold: Bottleneck | None, decode: str | None) -> Iterator[str]:
     if warm is not None and warm.part == "transport" and not warm.workers:
         yield (
-            "most of the time is the loader's own, calls for each batch and sample, as samples are so small: larger batches "
-            "have fewer of them"
+            "the loader's calls per batch and sample take most of the time, because samples are small: use larger batches"
         )
     elif warm is not None:
         yield _WHAT_TO_DO.get(warm.part) or (
@@ -287,15 +286,15 @@ def _about_parts(url: str, warm: Bottleneck | None, cold: Bottleneck | None, dec
     if cold is not None and cold.part == "storage":
         yield (
             "a first epoch waits for the disk: block_size in [loader] reads neighbours together, and a file that fits into "
-            "memory can be read once before"
+            "memory can be read once beforehand"
         )
 
 
 def _faster_reading(url: str) -> str:
-    less = "fields=[…] with only what the training uses, or smaller records (of images: storeds pack --max-side)"
+    less = "select fields=[…] that the training uses, or store smaller records (for images: storeds pack --max-side)"
     if (StoreURL.parse(url).scheme or "").startswith("mongodb"):
-        return f"reading takes most of the time: a server nearer by, a copy in a file (storeds convert), {less}"
-    return f"reading takes most of the time, though the files are in memory, so there is little else to save: {less}"
+        return f"reading takes most of the time: use a nearer server or a copy in a file (storeds convert), {less}"
+    return f"reading takes most of the time although the files are in memory: {less}"
 
 
 def _faster_decoding(decode: str | None) -> str:
@@ -309,7 +308,7 @@ def _about_bad(url: str, measurements: Sequence[Measurement]) -> Iterator[str]:
     worst = max(measurements, key=lambda m: m.bad / max(m.samples, 1), default=None)
     if worst is not None and worst.bad:
         yield (
-            f"{100 * worst.bad / worst.samples:.3g} % of the samples were bad, and are in no rate: storeds verify {url} says which "
+            f"{100 * worst.bad / worst.samples:.3g} % of the samples were bad, and no rate includes them: storeds verify {url} reports which "
             "and why"
         )
 
@@ -318,7 +317,7 @@ _PACKAGES = ("storeds", "torch", "numpy", "Pillow", "simplejpeg", "av", "lmdb", 
 
 
 def machine() -> dict[str, JSON]:
-    """Return what the machine is, and how busy; the threads are torch's in this process, since a worker has one."""
+    """Describe the machine and its load. `torch_threads` are those of this process; a worker has one."""
     found: dict[str, JSON] = {
         "cpu": _processor(),
         "cpus": len(os.sched_getaffinity(0)),
@@ -343,7 +342,7 @@ def _processor() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of those packages that are installed."""
+    """Return the versions of Python and of the installed packages."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
         with suppress(PackageNotFoundError):

@@ -1,4 +1,4 @@
-"""What the loader of a benchmark asks for batches: a dataset that does part of the work, and says how long each part took."""
+"""Runs the stages of a benchmark: a dataset that times each part of its work, and a loader that runs for some seconds."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ __all__ = ["STAGES", "Batch", "Probe", "Runner", "endless", "once"]
 
 
 STAGES = ("raw", "decoded", "full")
-"""From the store alone to the batch that a training loop gets; each does what the one before does, and more."""
+"""From reading alone to whole batches. Each stage includes the one before."""
 
 
 @dataclass
 class Batch:
-    """What became of one batch.
+    """The counts and times of one batch.
 
     Attributes
     ----------
     samples, bad, records, bytes : int
-        Asked for; of these, not to be had; read for them; in their values.
+        Samples requested; bad ones among them; records read for them; bytes in their values.
     seconds : dict
-        Part of the work → how long it took.
+        Part of the work → seconds.
     values : Any
-        The batch itself, for the way to the process that asked.
+        The batch itself, which is transferred to the requesting process.
     """
 
     samples: int = 0
@@ -46,20 +46,20 @@ class Batch:
     values: Any = None
 
     def took(self, part: str, since: float) -> None:
-        """Count the time since then for a part."""
+        """Add the time since `since` to a part."""
         self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - since
 
 
 @dataclass
 class _Meter:
-    """Where the seams of a pipeline count; one in each process."""
+    """The batch that the timed parts of a pipeline add to; one per process."""
 
     batch: Batch = field(default_factory=Batch)
 
 
 @dataclass(frozen=True)
 class _View:
-    """A backend's reads, timed."""
+    """A backend with timed reads."""
 
     backend: Backend
     meter: _Meter
@@ -80,7 +80,7 @@ class _View:
 
 @dataclass(frozen=True)
 class _Reader:
-    """A reader whose decoding is timed."""
+    """A reader with timed decoding."""
 
     reader: Reader[Any]
     meter: _Meter
@@ -106,7 +106,7 @@ class _Reader:
 
 @dataclass(frozen=True)
 class _Transform:
-    """A transform that is timed."""
+    """A timed transform."""
 
     bound: BoundTransform
     meter: _Meter
@@ -120,7 +120,7 @@ class _Transform:
 
 
 class Probe(Dataset[Any]):
-    """Does one stage of the work of a dataset, by the same code as training does it.
+    """A dataset that does one stage of the work with the code that training uses.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ class Probe(Dataset[Any]):
     stage : str
         One of `STAGES`.
     collate : callable
-        Makes the batch of the good samples; bad ones are counted.
+        Makes the batch from the good samples.
     """
 
     def __init__(self, dataset: StoreDataset, stage: str, collate: Callable[[Sequence[Any]], Any]) -> None:
@@ -144,7 +144,7 @@ class Probe(Dataset[Any]):
         )
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
-        """Do the work for one batch; an empty one does not touch the store."""
+        """Do the work for one batch. An empty batch does not touch the store."""
         batch = self._meter.batch = Batch(samples=len(indices))
         if not indices:
             return batch
@@ -177,18 +177,18 @@ def _bytes(value: Any) -> int:
     return value.nbytes if isinstance(value, np.ndarray) else 8
 
 
-_ONE_PASS = 200_000  # samples: more than any pipeline makes in a few seconds, and a permutation of so many is quick
+_ONE_PASS = 200_000  # samples: more than a pipeline reads in a few seconds, and quick to permute
 
 
 def once(count: int, size: int, rng: np.random.Generator) -> Iterator[list[int]]:
-    """Yield batches of different samples out of `count`, in random order, each sample at most once."""
+    """Yield batches of samples out of `count` in random order, each sample at most once."""
     drawn = rng.choice(count, min(count, _ONE_PASS), replace=False)
     for start in range(0, len(drawn), size):
         yield drawn[start : start + size].tolist()
 
 
 def endless(indices: Array, size: int, rng: np.random.Generator) -> Iterator[list[int]]:
-    """Yield batches of `indices` for ever, in a new order each time round."""
+    """Yield batches of `indices` forever, in a new order each time."""
     left = np.empty(0, np.int64)
     while True:
         while len(left) < size:
@@ -198,48 +198,48 @@ def endless(indices: Array, size: int, rng: np.random.Generator) -> Iterator[lis
 
 
 class _Plan:
-    """The batches that a loader is to ask for next, until the time is over."""
+    """The batches that a loader requests until the time is over."""
 
     def __init__(self) -> None:
         self.began = 0.0
         self._batches: Iterable[list[int]] = ()
         self._seconds = 0.0
-        self.asked: list[list[int]] = []
+        self.requested: list[list[int]] = []
 
     def begin(self, batches: Iterable[list[int]], seconds: float) -> None:
-        self._batches, self._seconds, self.asked = batches, seconds, []
+        self._batches, self._seconds, self.requested = batches, seconds, []
 
     def __iter__(self) -> Iterator[list[int]]:
-        # Only now: a loader that begins anew has waited for all of its workers before.
+        # The clock starts here, after the loader has waited for all workers.
         self.began = time.perf_counter()
         for batch in self._batches:
-            self.asked.append(batch)
+            self.requested.append(batch)
             yield batch
             if time.perf_counter() - self.began >= self._seconds:
                 return
 
 
 class Runner:
-    """One loader with its workers, which have started and not touched the store when it is made.
+    """A loader whose workers have started but not yet touched the store.
 
     Parameters
     ----------
     probe : Probe
     stage : str
-        What the probe does, for the report.
+        The stage of the probe, for the report.
     workers : int
-        Processes; with 0, this one does the work.
-    told : callable
+        Worker processes; 0 works in this process.
+    on_batch : callable
         Called with each `Batch` that arrives.
     """
 
-    def __init__(self, probe: Probe, stage: str, workers: int, told: Callable[[Batch], None]) -> None:
-        self._stage, self._workers, self._told = stage, workers, told
+    def __init__(self, probe: Probe, stage: str, workers: int, on_batch: Callable[[Batch], None]) -> None:
+        self._stage, self._workers, self._on_batch = stage, workers, on_batch
         self._plan = _Plan()
         self._loader: DataLoader[Any] = DataLoader(
             probe,
             batch_sampler=self._plan,
-            collate_fn=_as_it_is,
+            collate_fn=_unchanged,
             num_workers=workers,
             persistent_workers=workers > 0,
         )
@@ -247,14 +247,14 @@ class Runner:
         self._pass([[]] * workers, float("inf"))
         self._start_seconds = time.perf_counter() - began
 
-    def touch(self, batches: Iterator[list[int]]) -> None:
-        """Let every worker read one batch, so that what is done once in a process is done."""
+    def warm_up(self, batches: Iterator[list[int]]) -> None:
+        """Let every worker read one batch, so that one-time work of a process is done."""
         self._pass([next(batches) for _ in range(max(self._workers, 1))], float("inf"))
 
     def measure(self, batches: Iterable[list[int]], seconds: float, cache: str) -> Measurement:
-        """Return what the workers do in so many seconds, and at least in the batches that are handed out at once."""
+        """Measure for `seconds`, and at least for the batches that the loader requests at once."""
         done, arrived = self._pass(batches, seconds)
-        # Workers get their batches in turn: of whole rounds, each has done the same number, and none has waited idly.
+        # Workers get batches in turn, so in whole rounds each has done the same number of batches.
         side = max(self._workers, 1)
         used = len(done) // side * side or len(done)
         return Measurement.of(
@@ -264,7 +264,7 @@ class Runner:
     @property
     def seen(self) -> Array:
         """The samples of the last pass."""
-        return np.unique(np.concatenate([np.asarray(batch, np.int64) for batch in self._plan.asked]))
+        return np.unique(np.concatenate([np.asarray(batch, np.int64) for batch in self._plan.requested]))
 
     def _pass(self, batches: Iterable[list[int]], seconds: float) -> tuple[list[Batch], Sequence[float]]:
         self._plan.begin(batches, seconds)
@@ -272,11 +272,11 @@ class Runner:
         arrived: list[float] = []
         for batch in self._loader:
             arrived.append(time.perf_counter())
-            batch.values = None  # received, and let go as a training loop does
+            batch.values = None  # released, as in a training loop
             done.append(batch)
-            self._told(batch)
+            self._on_batch(batch)
         return done, arrived
 
 
-def _as_it_is(batch: Any) -> Any:
+def _unchanged(batch: Any) -> Any:
     return batch
