@@ -1,13 +1,10 @@
 """The command ``storeds``: pack, convert, repair, info, verify, bench, backends, config schema, demo.
 
-Exit codes: 0 all is well; 1 `verify`, `repair` or `demo` found something; 2 wrong usage or config; 3 a store or source is
-missing, in the way or damaged; 4 an engine is unavailable; 130 interrupted, 143 terminated.
+Exit codes: 0 success; 1 `verify`, `repair` or `demo` found a problem; 2 wrong usage or config; 3 a store or source is
+missing, exists already or is damaged; 4 an engine is unavailable; 130 interrupted, 143 terminated. Read `app` first.
 """
 
-from storeds.cli import bench as _bench  # noqa: F401  # each adds its commands to `app`
-from storeds.cli import show as _looking  # noqa: F401  # each adds its commands to `app`
-from storeds.cli import verify as _verify  # noqa: F401  # each adds its commands to `app`
-from storeds.cli import write as _copying  # noqa: F401  # each adds its commands to `app`
+from storeds.cli import bench, show, write  # noqa: F401  # each module adds its commands to `app`
 from storeds.cli.app import app, main
 
 __all__ = ["app", "main"]

@@ -1,10 +1,12 @@
-"""What all commands share: the application, errors as exit codes, progress, output for people and for programs."""
+"""What all commands share: the application, exit codes, progress, completion, and output for people and programs."""
 
 from __future__ import annotations
 
 import functools
+import glob
 import json
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,9 +24,9 @@ from rich.text import Text
 from storeds import registry
 from storeds._utils.locations import redact_message
 from storeds._utils.text import printable
-from storeds.cli.complete import complete_layout, complete_url
+from storeds._utils.locations import redact_message
 from storeds.errors import ConfigError, MissingDependencyError, StoredsError, UnavailableError
-from storeds.ops.progress import Progress, ProgressHook
+from storeds.ops.common import Progress, ProgressHook
 
 __all__ = [
     "ERR",
@@ -38,6 +40,10 @@ __all__ = [
     "Target",
     "app",
     "command",
+    "complete_decoder",
+    "complete_layout",
+    "complete_reader",
+    "complete_url",
     "config_app",
     "main",
     "print_json",
@@ -51,50 +57,90 @@ _SETTINGS = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(
     no_args_is_help=True,
     context_settings=_SETTINGS,
-    pretty_exceptions_show_locals=False,  # passwords of URLs are among them
+    pretty_exceptions_show_locals=False,  # they may contain passwords of URLs
     help="One dataset over HDF5, LMDB and MongoDB.",
 )
-config_app = typer.Typer(no_args_is_help=True, context_settings=_SETTINGS, help="About config files.")
+config_app = typer.Typer(no_args_is_help=True, context_settings=_SETTINGS, help="Work with config files.")
 app.add_typer(config_app, name="config")
 
 
 def _console(*, stderr: bool = False, width: int | None = None) -> Console:
-    # URLs, keys and messages come from anywhere, and none of them means markup by "[red]" or an emoji by ":smile:".
+    # URLs, keys and messages may contain "[red]" or ":smile:", which are not markup or emoji.
     return Console(stderr=stderr, width=width, soft_wrap=True, markup=False, emoji=False, highlight=False)
 
 
 OUT, ERR = _console(), _console(stderr=True)
-_WIDE = 4000  # columns of what is no terminal: there a program reads, and a folded path is none
-_GO_ON = "; what is durable stays, --resume goes on from there"
+_WIDE = 4000  # columns without a terminal: a program that reads the output needs paths on one line
+_REDRAW_SECONDS = 0.1
+_RESUME = "; finished work is kept, continue with --resume"
 _LOG = logging.getLogger("storeds")
 F = TypeVar("F", bound=Callable[..., Any])
 
+
+def complete_url(incomplete: str) -> list[str]:
+    """Return the schemes, and the files and folders after a scheme or without one, that begin with `incomplete`."""
+    scheme, mark, path = incomplete.partition("//")
+    # bash breaks words at ":" and completes only the part after it.
+    if mark and (not scheme or scheme.endswith(":")):
+        return [f"{scheme}//{name}" for name in _paths(path)] if not _is_server(scheme) else []
+    names = [f"{name}://" for name in sorted(registry.BACKENDS.names()) if name.startswith(incomplete)]
+    return names + _paths(incomplete)
+
+
+def complete_layout(incomplete: str) -> list[str]:
+    """Return the names of layouts that begin with `incomplete`."""
+    return _starting(registry.LAYOUTS, incomplete)
+
+
+def complete_reader(incomplete: str) -> list[str]:
+    """Return the names of readers that begin with `incomplete`."""
+    return _starting(registry.READERS, incomplete)
+
+
+def complete_decoder(incomplete: str) -> list[str]:
+    """Return the names of decoders that begin with `incomplete`."""
+    return _starting(registry.DECODERS, incomplete)
+
+
+def _starting(known: registry.Registry, incomplete: str) -> list[str]:
+    return [name for name in sorted(known.names()) if name.startswith(incomplete)]
+
+
+def _is_server(scheme: str) -> bool:
+    return scheme.startswith(("mongodb", "memory"))
+
+
+def _paths(beginning: str) -> list[str]:
+    found = glob.glob(f"{glob.escape(beginning)}*")
+    return sorted(f"{path}/" if os.path.isdir(path) else path for path in found)
+
+
 StoreArgument = Annotated[str, typer.Argument(help="The store: a URL or a file.", autocompletion=complete_url)]
 Target = Annotated[
-    str, typer.Argument(help="Where it goes: lmdb://…, hdf5://…, mongodb://… or a path.", autocompletion=complete_url)
+    str, typer.Argument(help="The new store: lmdb://…, hdf5://…, mongodb://… or a path.", autocompletion=complete_url)
 ]
 Layout = Annotated[
     str | None,
     typer.Option(
-        help=f"The foreign layout, where looking does not tell: {', '.join(registry.LAYOUTS.names())}.",
+        help=f"The foreign layout, if it cannot be detected: {', '.join(registry.LAYOUTS.names())}.",
         autocompletion=complete_layout,
     ),
 ]
 Options = Annotated[
-    list[str] | None, typer.Option("--option", help="An option of the store, name=value; the value may be JSON.")
+    list[str] | None, typer.Option("--option", help="An option of the store as name=value; the value may be JSON.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Replace a store that exists, and what an interrupted writer left.")
+    bool, typer.Option("--overwrite", help="Replace an existing store, and the work of an interrupted writer.")
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on from what an interrupted writer left.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue the work of an interrupted writer.")]
 CommitEvery = Annotated[int, typer.Option("--commit-every", help="Records per durable batch.")]
 Index = Annotated[list[str] | None, typer.Option("--index", help="A field that MongoDB indexes; may be repeated.")]
 
 
 def main() -> None:
     """Run the command line."""
-    # As Ctrl-C does, so that a writer keeps what is durable.
+    # SIGTERM unwinds like Ctrl-C, so that a writer keeps its durable work.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     app(prog_name="storeds")
 
@@ -106,7 +152,7 @@ def _exit_code(error: StoredsError) -> int:
 
 
 def command(function: F) -> F:
-    """Turn our errors into a message and an exit code."""
+    """Turn errors of storeds into a message and an exit code."""
 
     @functools.wraps(function)
     def run(*args: Any, **options: Any) -> None:
@@ -121,33 +167,33 @@ def command(function: F) -> F:
                 say_error("error: ", f"{_kind_of(error)}: {redact_message(str(error))}", "bold red")
             raise typer.Exit(_exit_code(error)) from None
         except KeyboardInterrupt:
-            ERR.print("interrupted" + (_GO_ON if "resume" in options else ""))
+            ERR.print("interrupted" + (_RESUME if "resume" in options else ""))
             raise typer.Exit(130) from None
         finally:
             _LOG.removeHandler(warnings)
 
-    return run  # type: ignore[return-value]  # same signature, by wraps
+    return run  # type: ignore[return-value]  # functools.wraps keeps the signature
 
 
 class _Warnings(logging.Handler):
-    """Shows what the library logs on stderr, with names that cannot steer the terminal."""
+    """Prints the library's warnings to stderr, with control characters escaped."""
 
     def emit(self, record: logging.LogRecord) -> None:
         say_error(f"{record.levelname.lower()}: ", redact_message(record.getMessage()), "bold yellow")
 
 
 def say(text: str) -> None:
-    """Print a line to stdout; control characters in names are escaped."""
+    """Print a line to stdout, with control characters escaped."""
     OUT.print(printable(text, "\n"))
 
 
 def _kind_of(error: StoredsError) -> str:
-    """Return the public class of an error: that of a private subclass is what the documentation lists."""
+    """Return the name of the public class of an error, which the documentation lists."""
     return next(each.__name__ for each in type(error).__mro__ if each.__module__ == StoredsError.__module__)
 
 
 def say_error(head: str, text: str, style: str = "") -> None:
-    """Print a line to stderr, whose `head` may be coloured; control characters in `text` are escaped."""
+    """Print a line to stderr with a styled `head`, and with control characters in `text` escaped."""
     ERR.print(Text.assemble((head, style), printable(text, "\n")))
 
 
@@ -164,7 +210,7 @@ def print_table(columns: Mapping[str, str], rows: Iterable[tuple[str, ...]], *, 
     columns : mapping
         Heading → ``left`` or ``right``.
     rows : iterable of tuple of str
-        Any text, names of users' files among it.
+        Any text, including names of files.
     head : bool
         Whether to print the headings.
     """
@@ -176,42 +222,48 @@ def print_table(columns: Mapping[str, str], rows: Iterable[tuple[str, ...]], *, 
     console = OUT if OUT.is_terminal else _console(width=_WIDE)
     with console.capture() as captured:
         console.print(table)
-    # Rich fills lines up with spaces, to the width of the longest cell.
+    # Rich pads lines with spaces to the width of the longest cell.
     sys.stdout.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines() if line.strip())
 
 
 @contextmanager
-def progress(what: str, *, quiet: bool) -> Iterator[ProgressHook | None]:
-    """Show a bar on stderr while the body runs; gives what is to be called with each `Progress`."""
+def progress(what: str, *, quiet: bool, rates: bool = True) -> Iterator[ProgressHook | None]:
+    """Show a progress bar on stderr while the body runs. Gives a hook to call with each `Progress`.
+
+    `rates` adds items and bytes per second.
+    """
     if quiet:
         yield None
         return
+    rate = (TextColumn("{task.fields[rate]}"),) if rates else ()
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
+        *(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *rate),
+        *(TimeElapsedColumn(), TimeRemainingColumn()),
     )
-    with Bar(*columns, console=ERR, transient=True, disable=not ERR.is_terminal) as bar:
+    # This thread draws: a drawing thread could hold a lock while workers are forked.
+    with Bar(*columns, console=ERR, transient=True, auto_refresh=False, disable=not ERR.is_terminal) as bar:
         task = bar.add_task(what, total=None, rate="")
+        drawn = 0.0
 
         def show(state: Progress) -> None:
+            nonlocal drawn
             seconds = max(bar.tasks[0].elapsed or 0.0, 1e-9)
             rate = f"{state.done / seconds:,.0f}/s {state.bytes / seconds / 1e6:,.1f} MB/s"
             rate += f" {state.bad} bad" if state.bad else ""
-            rate += f" {state.odd} odd" if state.odd else ""
+            rate += f" {state.damaged} damaged" if state.damaged else ""
             bar.update(task, completed=state.done, total=state.total, rate=rate)
+            if bar.get_time() - drawn > _REDRAW_SECONDS:
+                drawn = bar.get_time()
+                bar.refresh()
 
         yield show
 
 
 def parse_option(text: str) -> tuple[str, Any]:
-    """Return the name and the value of ``name=value``, whose value is text where it is no JSON."""
+    """Return the name and the value of ``name=value``. A value that is not JSON is text."""
     name, sign, value = text.partition("=")
     if not sign or not name:
-        raise ConfigError(f"an option reads name=value, not {text!r}")
+        raise ConfigError(f"an option has the form name=value, got {text!r}")
     try:
         return name, json.loads(value)
     except ValueError:

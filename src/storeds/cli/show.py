@@ -1,16 +1,17 @@
-"""The commands that show something: info, backends, config schema, demo."""
+"""The commands that read: info, verify, backends, config schema, demo."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from storeds import __version__, ops, registry
-from storeds._utils.text import byte_size, some
+from storeds._utils.text import byte_size, counted, some
 from storeds.cli.app import (
     OUT,
     AsJson,
@@ -23,12 +24,16 @@ from storeds.cli.app import (
     parse_option,
     print_json,
     print_table,
+    progress,
+    say,
 )
-from storeds.ops.verdict_counts import brief
+from storeds.ops.common import brief_counts
+from storeds.ops.verifying import Report
 
-__all__ = ["backends", "demo", "info", "root", "schema"]
+__all__ = ["backends", "demo", "info", "root", "schema", "verify"]
 
-_MOST_NAMED = 30  # classes
+_MAX_NAMED = 30  # classes
+_MAX_NOTES = 20  # lines; there may be a note for every record
 
 
 @app.command()
@@ -39,7 +44,7 @@ def info(
     option: Options = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what is in a store, without reading blobs."""
+    """Describe a store without reading blobs."""
     found = ops.info(url, layout=layout, options=dict(map(parse_option, option or []))).to_json()
     if as_json:
         print_json(found)
@@ -50,10 +55,10 @@ def info(
     found["handle"] = ", ".join(f"{name}={value}" for name, value in found.pop("handle").items())
     for name in ("classes", "splits"):
         found[name] = None if found[name] is None else _brief_counts(found[name])
-    found["pictures"] = None if found["pictures"] is None else brief(found["pictures"])
+    found["pictures"] = None if found["pictures"] is None else brief_counts(found["pictures"])
     found["bytes"] = None if found["bytes"] is None else byte_size(found["bytes"])
     unread = found.pop("unread")
-    found["advice"] = "; ".join(found.pop("advice")) or ("none" if unread else "none: all is well")
+    found["advice"] = "; ".join(found.pop("advice")) or "none"
     rows = [(name, _brief(value)) for name, value in found.items() if value is not None]
     rows += [("" if number else "unread", text) for number, text in enumerate(unread)]
     print_table({"what": "left", "value": "left"}, rows, head=False)
@@ -61,7 +66,7 @@ def info(
 
 def _brief_counts(counts: dict[str, int]) -> str:
     named = [f"{name} {count:,}" for name, count in counts.items()]
-    return f"{len(named):,}: " + some(named, _MOST_NAMED)
+    return f"{len(named):,}: " + some(named, _MAX_NAMED)
 
 
 def _brief(value: Any) -> str:
@@ -75,8 +80,61 @@ def _kind(row: dict[str, Any]) -> str:
 
 @app.command()
 @command
+def verify(
+    url: StoreArgument,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Examine every picture again, and report where the stored verdict differs.")
+    ] = False,
+    contact_sheet: Annotated[
+        Path | None, typer.Option(help="Draw the damaged pictures, repaired as far as possible, into this .png file.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes that check; one per CPU by default.")] = None,
+    layout: Layout = None,
+    option: Options = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check every record, image and column of a store. The exit code is 1 if something is wrong."""
+    sheet = None if contact_sheet is None else ops.ContactSheet(contact_sheet)
+    options = dict(map(parse_option, option or []))
+    with progress("verify", quiet=as_json) as hook:
+        report = ops.verify(url, deep=deep, workers=workers, layout=layout, options=options, progress=hook)
+    drawn = None if sheet is None else sheet.draw(url, report.findings, layout=layout, options=options)
+    if as_json:
+        print_json(report.to_json())
+    else:
+        _show_report(report)
+        if sheet is not None:
+            say(f"{sheet.path}: {counted(drawn or 0, 'picture')}")
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+def _show_report(report: Report) -> None:
+    if report.kinds:
+        columns = {"record": "right", "key": "left", "finding": "left", "severity": "left", "what": "left"}
+        print_table(columns, _report_rows(report))
+        hidden = len(report.notes) - _MAX_NOTES
+        if hidden > 0:
+            say(f"… and {hidden:,} more harmless notes; --json lists them")
+        OUT.print()
+        print_table({"finding": "left", "count": "right"}, ((kind, f"{n:,}") for kind, n in report.kinds.items()))
+        OUT.print()
+    verdict = "no findings" if report.ok else counted(len(report.findings), "finding")
+    verdict += f", {counted(len(report.notes), 'harmless note')}" if report.notes else ""
+    images = f"{counted(report.images, 'image')} ({report.examined:,} examined)"
+    say(f"{report.url}: {counted(report.count, 'record')}, {images}: {verdict}")
+
+
+def _report_rows(report: Report) -> Iterator[tuple[str, ...]]:
+    for finding in (*report.findings, *report.notes[:_MAX_NOTES]):
+        at = "" if finding.position is None else str(finding.position)
+        yield at, finding.key or "", finding.kind, finding.severity, finding.message
+
+
+@app.command()
+@command
 def backends(as_json: AsJson = False) -> None:
-    """List every plug-in: where it comes from, what it needs, whether it loads."""
+    """List all plug-ins: their origin, their requirements, and whether they load."""
     known = (registry.BACKENDS, registry.LAYOUTS, registry.READERS, registry.DECODERS)
     rows = [{"sort": kind.what, **row} for kind in known for row in kind.describe()]
     if as_json:
@@ -99,14 +157,14 @@ def schema(as_json: AsJson = False) -> None:
 @command
 def demo(
     work: Annotated[
-        Path | None, typer.Option(help="Where stores and images go; a temporary folder by default.")
+        Path | None, typer.Option(help="A folder for stores and images; a temporary one by default.")
     ] = None,
     mongodb: Annotated[
-        str | None, typer.Option(help="A MongoDB server's URL; by default one is started for the demo.")
+        str | None, typer.Option(help="The URL of a MongoDB server; by default the demo starts one.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Pack real images, train from a config, and show the same samples from all three engines."""
+    """Pack real images, train from a config, and read the same samples from all three engines."""
     from storeds.cli.demo import run_demo
 
     if not run_demo(work, mongodb, as_json=as_json):

@@ -20,6 +20,7 @@ from storeds.cli.app import (
     Target,
     app,
     command,
+    complete_url,
     parse_option,
     print_json,
     print_table,
@@ -27,20 +28,17 @@ from storeds.cli.app import (
     say,
     say_error,
 )
-from storeds.cli.complete import complete_url
 from storeds.errors import ConfigError
-from storeds.ops.packing import OnBad
-from storeds.ops.packing.result import Packed, reasons, summary
+from storeds.ops.common import brief_counts
+from storeds.ops.packing import OnBad, Packed, SplitBy, reasons, reasons_line
 from storeds.ops.packing.sources import LabelStyle, Problem, SourceKind
-from storeds.ops.packing.splits import SplitBy
-from storeds.ops.verdict_counts import brief
 
 __all__ = ["convert", "pack", "repair"]
 
 _SHOWN = 20  # lines
 
 Check = Annotated[
-    bool, typer.Option("--check/--no-check", help="Examine each picture once, and store the verdict on it beside it.")
+    bool, typer.Option("--check/--no-check", help="Examine each picture once, and store the verdict with it.")
 ]
 
 
@@ -52,41 +50,49 @@ def pack(
         typer.Argument(help="A folder, a .csv, .jsonl, .json or .tar file, or a store.", autocompletion=complete_url),
     ],
     url: Target,
-    kind: Annotated[SourceKind | None, typer.Option(help="Kind of the source; by default storeds detects it.")] = None,
+    kind: Annotated[SourceKind | None, typer.Option(help="The kind of the source; detected by default.")] = None,
     on_bad: Annotated[
-        OnBad, typer.Option(help="Bad items: publish nothing and list them, leave them out, or keep what can be read.")
+        OnBad,
+        typer.Option(help="For bad items: list them and publish nothing, leave them out, or keep what can be read."),
     ] = "raise",
     split: Annotated[
-        str | None, typer.Option(help="Adds a field split, each class divided by these shares: train=0.9,val=0.1")
+        str | None, typer.Option(help="Add a field split that divides each class by these shares: train=0.9,val=0.1.")
     ] = None,
     split_by: Annotated[
         SplitBy | None,
-        typer.Option(help="Divide class by class, or by a hash of the key; by label where there is one."),
+        typer.Option(help="Divide class by class, or by a hash of the key; by label if there is one."),
     ] = None,
-    max_side: Annotated[int | None, typer.Option(help="Scale larger images down to this many pixels.")] = None,
-    quality: Annotated[int | None, typer.Option(help="Encode every image anew as JPEG of this quality.")] = None,
+    max_side: Annotated[
+        int | None, typer.Option(help="Scale larger images down to this many pixels on their longer side.")
+    ] = None,
+    quality: Annotated[int | None, typer.Option(help="Encode every image as JPEG of this quality.")] = None,
     check: Check = True,
     workers: Annotated[
         int | None, typer.Option(help="Threads that read, examine and encode; one per CPU by default.")
     ] = None,
-    root: Annotated[str | None, typer.Option(help="Where a manifest's paths begin; its own folder by default.")] = None,
+    root: Annotated[
+        str | None, typer.Option(help="The folder that paths in a manifest are relative to; by default its own folder.")
+    ] = None,
     path_column: Annotated[str | None, typer.Option(help="The manifest's column of paths.")] = None,
     label_column: Annotated[str | None, typer.Option(help="The manifest's column of labels.")] = None,
     label_type: Annotated[
-        LabelStyle | None, typer.Option(help="What the manifest's labels are: integers, or names of classes.")
+        LabelStyle | None,
+        typer.Option(help="Whether the manifest's labels are integers or class names; detected by default."),
     ] = None,
-    columns: Annotated[str | None, typer.Option(help="Names for a CSV without a header: path,label")] = None,
-    delimiter: Annotated[str | None, typer.Option(help="The CSV's delimiter; found out by default.")] = None,
+    columns: Annotated[str | None, typer.Option(help="Column names for a CSV without a header: path,label.")] = None,
+    delimiter: Annotated[str | None, typer.Option(help="The delimiter of the CSV; detected by default.")] = None,
     encoding: Annotated[str | None, typer.Option(help="The manifest's text encoding; UTF-8 by default.")] = None,
-    fps: Annotated[str | None, typer.Option(help="Frames a second that are taken of films; all by default.")] = None,
+    fps: Annotated[str | None, typer.Option(help="Frames per second to pack from videos; all by default.")] = None,
     label: Annotated[
         bool | None,
-        typer.Option("--label/--no-label", help="Whether records get a label; by default storeds detects it."),
+        typer.Option("--label/--no-label", help="Whether records get a label; detected by default."),
     ] = None,
-    allow_outside: Annotated[bool, typer.Option("--allow-outside", help="Take paths that leave the root.")] = False,
-    allow_empty: Annotated[bool, typer.Option("--allow-empty", help="Keep classes whose folder is empty.")] = False,
+    allow_outside: Annotated[
+        bool, typer.Option("--allow-outside", help="Allow paths and links that leave the root.")
+    ] = False,
+    allow_empty: Annotated[bool, typer.Option("--allow-empty", help="Accept classes whose folder is empty.")] = False,
     include_hidden: Annotated[
-        bool, typer.Option("--include-hidden", help="Take hidden files and folders, such as .git, too.")
+        bool, typer.Option("--include-hidden", help="Include hidden files and folders, such as .git.")
     ] = False,
     overwrite: Overwrite = False,
     resume: Resume = False,
@@ -144,23 +150,25 @@ def pack(
         findings=meta.findings,
     )
     if meta.findings and not as_json:
-        say(f"pictures: {brief(meta.findings)}")
+        say(f"pictures: {brief_counts(meta.findings)}")
 
 
 def _report(packed: Packed, problems: list[Problem], *, kept: bool) -> None:
-    """Say on stderr how columns were understood, and which items are bad, and why."""
+    """Print on stderr how columns were interpreted, and which items are bad and why."""
     if packed.columns:
         say_error("columns: ", ", ".join(f"{name} → {field or 'left out'}" for name, field in packed.columns.items()))
         if "label" not in packed.fields:
-            say_error("columns: ", "none is a label, so records have none")
+            say_error("columns: ", "none is a label, so records have no labels")
     for problem in problems[:_SHOWN]:
         say_error("", f"{'kept' if kept else 'left out'}: {problem}")
     if len(problems) > _SHOWN:
         say_error("", f"… and {len(problems) - _SHOWN:,} more; --json lists all of them")
     if packed.reasons:
         bad, items = sum(packed.reasons.values()), packed.count + packed.left_out
-        said = f"{bad:,} of {counted(items, 'item')} bad, {packed.left_out:,} left out: {summary(reasons(problems))}"
-        say_error("", said)
+        line = (
+            f"{bad:,} of {counted(items, 'item')} bad, {packed.left_out:,} left out: {reasons_line(reasons(problems))}"
+        )
+        say_error("", line)
 
 
 def _shares(text: str | None) -> dict[str, float] | None:
@@ -169,7 +177,9 @@ def _shares(text: str | None) -> dict[str, float] | None:
     try:
         return {name.strip(): float(share) for name, share in (part.split("=") for part in text.split(","))}
     except ValueError:
-        raise ConfigError(f"--split {text!r} must read name=share,name=share, as in train=0.9,val=0.1") from None
+        raise ConfigError(
+            f"--split {text!r} must have the form name=share,name=share, as in train=0.9,val=0.1"
+        ) from None
 
 
 @app.command()
@@ -186,7 +196,7 @@ def convert(
     option: Options = None,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a store, native or foreign, to another engine; a native one with verdicts keeps its id."""
+    """Copy a native or foreign store to another engine. A native one with verdicts keeps its id."""
     options = dict(map(parse_option, option or []))
     with progress("convert", quiet=as_json) as hook:
         meta = ops.convert(
@@ -207,7 +217,7 @@ def convert(
 @app.command()
 @command
 def repair(
-    source: Annotated[str, typer.Argument(help="The store to copy; it is only read.", autocompletion=complete_url)],
+    source: Annotated[str, typer.Argument(help="The store to copy; it is not changed.", autocompletion=complete_url)],
     url: Target,
     overwrite: Overwrite = False,
     resume: Resume = False,
@@ -216,7 +226,7 @@ def repair(
     option: Options = None,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a store with every damaged JPEG repaired; exit code 1 if some are beyond repair."""
+    """Copy a store with every damaged JPEG repaired. The exit code is 1 if some are beyond repair."""
     options = dict(map(parse_option, option or []))
     with progress("repair", quiet=as_json) as hook:
         report = ops.repair(
