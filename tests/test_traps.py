@@ -1886,7 +1886,7 @@ def test_a_hidden_folder_is_not_a_class(tmp_path: Path) -> None:
     assert packed.attrs["classes"] == ["cat", "dog"]
     assert packed.notes == (
         "left out 2 hidden folders (.ipynb_checkpoints, __MACOSX) and 1 hidden file (cat/._1.jpg); include_hidden=True "
-        "(--include-hidden) takes them",
+        "(--include-hidden) includes them",
     )
     assert [(record["key"], record["label"]) for record in stored_records(tmp_path / "a.lmdb")] == [
         ("cat/1.jpg", 0),

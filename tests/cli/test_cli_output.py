@@ -50,13 +50,13 @@ def odd_store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return f"{engine}://{odd}"
 
 
-def test_info_shows_the_url_and_the_attrs_as_they_are(odd_store: str) -> None:
+def test_info_prints_url_and_attrs_unchanged(odd_store: str) -> None:
     shown = run("info", odd_store)
     assert row(shown, "url") == odd_store
     assert json.loads(row(shown, "attrs")) == {"classes": ODD}
 
 
-def test_info_lets_no_store_steer_the_terminal(tmp_path: Path) -> None:
+def test_info_escapes_control_characters(tmp_path: Path) -> None:
     url = f"lmdb://{tmp_path}/a.lmdb"
     with storeds.open_writer(url, {"n": "int"}) as writer:
         writer.append([{"n": 1}])
@@ -64,7 +64,7 @@ def test_info_lets_no_store_steer_the_terminal(tmp_path: Path) -> None:
     assert row(run("info", url), "attrs") == r'{"classes": ["\x9b31m"]}'
 
 
-def test_on_a_terminal_no_colour_is_put_into_text(odd_store: str) -> None:
+def test_text_on_a_terminal_has_no_colour(odd_store: str) -> None:
     terminal = {**os.environ, "FORCE_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": "500"}
     terminal.pop("NO_COLOR", None)
     shown = [
@@ -79,29 +79,29 @@ def test_on_a_terminal_no_colour_is_put_into_text(odd_store: str) -> None:
     assert json.dumps({"classes": ODD}) in shown[0]
 
 
-def test_verify_shows_keys_and_the_url_as_they_are(odd_store: str) -> None:
+def test_verify_prints_keys_and_url_unchanged(odd_store: str) -> None:
     shown = run("verify", odd_store, "--workers", 1, code=1)
     assert row(shown, "1").startswith("[/b]:smile: ")
     assert f"\n{odd_store}: 2 records" in shown
 
 
-def test_bench_shows_the_url_as_it_is(odd_store: str) -> None:
+def test_bench_prints_the_url_unchanged(odd_store: str) -> None:
     shown = run("bench", odd_store, "--seconds", 0.02, "--workers", 0, "--no-cold", "--reader", "image")
     assert f"\n{odd_store}: 2 samples" in shown
 
 
-def test_repair_shows_the_copys_url_as_it_is(odd_store: str, tmp_path: Path) -> None:
+def test_repair_prints_the_url_unchanged(odd_store: str, tmp_path: Path) -> None:
     target = f"lmdb://{tmp_path}/::smile:.lmdb"
     assert f"\n{target}: 2 records" in run("repair", odd_store, target, code=1)
 
 
 @pytest.mark.parametrize("name", ["[/b].lmdb", "[red]x.lmdb", "::smile:.lmdb"])
 @pytest.mark.parametrize("command", ["info", "verify", "bench"])
-def test_an_error_names_what_is_missing_as_it_is(command: str, name: str, tmp_path: Path) -> None:
+def test_an_error_prints_the_missing_name_unchanged(command: str, name: str, tmp_path: Path) -> None:
     assert f"{tmp_path}/{name}" in run(command, f"lmdb://{tmp_path}/{name}", code=3)
 
 
-def test_pack_names_what_it_leaves_out_as_it_is(tmp_path: Path) -> None:
+def test_pack_prints_left_out_names_unchanged(tmp_path: Path) -> None:
     folder = tmp_path / "tree" / "[red]class"
     folder.mkdir(parents=True)
     (folder / "good.jpg").write_bytes(jpeg(0))
@@ -111,7 +111,7 @@ def test_pack_names_what_it_leaves_out_as_it_is(tmp_path: Path) -> None:
     assert f"hdf5://{tmp_path}/::smile:.h5: 1 record," in shown
 
 
-def test_backends_says_what_to_install() -> None:
+def test_backends_names_missing_packages() -> None:
     assert "pymongo" in run("backends")
 
 
@@ -152,11 +152,11 @@ def interrupt(server: socket.socket, command: str, *more: str) -> str:
 
 
 @pytest.mark.parametrize("command", ["info", "verify", "bench"])
-def test_what_only_reads_was_interrupted_and_that_is_all(command: str, silent_server: socket.socket) -> None:
+def test_interrupted_readers_print_one_word(command: str, silent_server: socket.socket) -> None:
     assert interrupt(silent_server, command).strip() == "interrupted"
 
 
 @pytest.mark.parametrize("command", ["pack", "convert", "repair"])
-def test_what_writes_says_how_to_go_on(command: str, silent_server: socket.socket, tmp_path: Path) -> None:
+def test_interrupted_writers_name_resume(command: str, silent_server: socket.socket, tmp_path: Path) -> None:
     shown = interrupt(silent_server, command, f"lmdb://{tmp_path}/a.lmdb")
-    assert shown.strip() == "interrupted; what is durable stays, --resume goes on from there"
+    assert shown.strip() == "interrupted; finished work is kept, continue with --resume"

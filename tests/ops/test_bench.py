@@ -94,7 +94,7 @@ def test_every_stage_is_measured_by_number_of_workers(make_engine_url: MakeUrl, 
     assert report.bottleneck is not None
 
 
-def test_a_stage_does_what_the_one_before_does_and_more(make_engine_url: MakeUrl) -> None:
+def test_each_stage_includes_the_one_before(make_engine_url: MakeUrl) -> None:
     report = bench(images(make_engine_url("memory")), workers=[0], batch_size=8, seconds=BRIEF)
     busy = {
         m.stage: {part for part, seconds in m.parts.items() if seconds and part != "transport"}
@@ -107,7 +107,7 @@ def test_a_stage_does_what_the_one_before_does_and_more(make_engine_url: MakeUrl
     }
 
 
-def test_the_parts_are_the_workers_time() -> None:
+def test_parts_sum_to_the_workers_time() -> None:
     done = [Batch(samples=4, records=4, bytes=400, seconds={"storage": 0.1, "decode": 0.3}) for _ in range(4)]
     measured = Measurement.of("full", 2, "warm", done, 1.0, 0.2)
     assert measured.parts == pytest.approx(
@@ -118,12 +118,12 @@ def test_the_parts_are_the_workers_time() -> None:
     assert measured.mib_rate == pytest.approx(1600 / 2**20)
 
 
-def test_a_store_smaller_than_a_batch_is_read_over_and_over(make_engine_url: MakeUrl) -> None:
+def test_a_store_smaller_than_a_batch_is_read_repeatedly(make_engine_url: MakeUrl) -> None:
     report = bench(images(make_engine_url("memory"), 3), workers=[0], batch_size=16, seconds=BRIEF)
     assert all(m.samples >= 16 for m in report.measurements)
 
 
-def test_an_order_without_end_goes_through_every_sample_in_turn() -> None:
+def test_endless_order_visits_every_sample_in_each_round() -> None:
     drawn = list(itertools.chain(*itertools.islice(endless(np.arange(5), 3, np.random.default_rng(0)), 10)))
     assert [sorted(drawn[start : start + 5]) for start in range(0, 30, 5)] == [[0, 1, 2, 3, 4]] * 6
     assert drawn[:5] != drawn[5:10]
@@ -144,7 +144,7 @@ def test_an_empty_batch_does_not_touch_the_store(make_engine_url: MakeUrl) -> No
         probe.__getitems__([0])
 
 
-def test_a_probe_goes_to_workers_of_any_start_method(make_engine_url: MakeUrl) -> None:
+def test_a_probe_is_picklable(make_engine_url: MakeUrl) -> None:
     dataset = StoreDataset(images(make_engine_url("lmdb")), transform="ToTensor")
     copy = pickle.loads(pickle.dumps(Probe(dataset, "full", storeds.collate)))
     batch = copy.__getitems__([1, 2])
@@ -153,13 +153,13 @@ def test_a_probe_goes_to_workers_of_any_start_method(make_engine_url: MakeUrl) -
     assert (batch.samples, batch.records, batch.bad) == (2, 2, 0)
 
 
-def test_progress_counts_figures(make_engine_url: MakeUrl) -> None:
-    told: list[Progress] = []
+def test_progress_counts_measurements(make_engine_url: MakeUrl) -> None:
+    reported: list[Progress] = []
     url = images(make_engine_url("memory"))
-    report = bench(url, workers=[0], batch_size=8, seconds=BRIEF, progress=told.append)
-    assert {state.total for state in told} == {len(report.measurements)}
-    assert {state.done for state in told} == set(range(len(report.measurements)))
-    assert told[-1].bytes >= sum(m.bytes for m in report.measurements)
+    report = bench(url, workers=[0], batch_size=8, seconds=BRIEF, progress=reported.append)
+    assert {state.total for state in reported} == {len(report.measurements)}
+    assert {state.done for state in reported} == set(range(len(report.measurements)))
+    assert reported[-1].bytes >= sum(m.bytes for m in report.measurements)
 
 
 def test_the_usual_numbers_of_workers_go_up_to_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +206,7 @@ def test_dropping_the_cache_drops_the_pages_of_a_store_that_was_just_written(dis
 
 
 @pytest.mark.parametrize("engine", ["lmdb", "hdf5"])
-def test_cold_figures_begin_with_an_empty_cache_whatever_was_read_before(disk: Path, engine: str) -> None:
+def test_cold_measurements_start_with_an_empty_cache(disk: Path, engine: str) -> None:
     url, _ = on_disk(disk, engine)
     report = bench(url, workers=(0, 1), batch_size=8, seconds=BRIEF)
     cold = [m for m in report.measurements if m.cache == "cold"]
@@ -217,7 +217,7 @@ def test_cold_figures_begin_with_an_empty_cache_whatever_was_read_before(disk: P
     assert report.cold_bottleneck.cache == "cold"
 
 
-def test_what_a_process_has_mapped_stays_and_is_told(disk: Path) -> None:
+def test_mapped_pages_stay_cached_and_are_reported(disk: Path) -> None:
     url, path = on_disk(disk, "lmdb")
     mapped = np.memmap(path, np.uint8, "r")
     assert mapped.sum() > 0
@@ -227,9 +227,7 @@ def test_what_a_process_has_mapped_stays_and_is_told(disk: Path) -> None:
     assert resident(path) == 1
 
 
-def test_where_the_kernel_does_not_tell_a_cold_figure_comes_with_a_note(
-    disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_cache_state_adds_a_note(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url, path = on_disk(disk, "hdf5")
     monkeypatch.setattr("os.access", lambda *_: False)  # someone else's file, which may only be read
     monkeypatch.setattr("os.geteuid", lambda: path.stat().st_uid + 1)
@@ -258,14 +256,14 @@ def test_a_store_in_memory_is_never_cold() -> None:
 @pytest.mark.parametrize(
     ("engine", "why"), [("memory", "memory of this process"), ("mongodb", "belongs to its server")]
 )
-def test_a_cache_that_is_not_ours_to_drop_is_told(make_engine_url: MakeUrl, engine: str, why: str) -> None:
+def test_a_cache_that_cannot_be_dropped_is_reported(make_engine_url: MakeUrl, engine: str, why: str) -> None:
     report = bench(images(make_engine_url(engine)), workers=[0], batch_size=8, seconds=BRIEF)
     assert {m.cache for m in report.measurements} == {"warm"}
     assert report.cold_bottleneck is None
     assert [note for note in report.notes if why in note]
 
 
-def test_nothing_is_dropped_unless_wanted(disk: Path) -> None:
+def test_no_cold_drops_nothing(disk: Path) -> None:
     url, path = on_disk(disk, "hdf5")
     path.read_bytes()
     report = bench(url, workers=[0], batch_size=8, seconds=BRIEF, cold=False)
@@ -309,7 +307,7 @@ def slow_store(make_engine_url: MakeUrl) -> str:
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("part", ["storage", "decode", "transform"])
-def test_the_slow_part_is_named(make_engine_url: MakeUrl, slow_store: str, part: str, workers: int) -> None:
+def test_the_slow_part_is_the_bottleneck(make_engine_url: MakeUrl, slow_store: str, part: str, workers: int) -> None:
     url = slow_store if part == "storage" else images(make_engine_url("memory"))
     transform = slow_transform if part == "transform" else quick_transform
     decode = functools.partial(slow_decoder) if part == "decode" else None
@@ -323,7 +321,7 @@ def test_the_slow_part_is_named(make_engine_url: MakeUrl, slow_store: str, part:
     assert full.parts[part] >= SLOW
 
 
-def test_a_process_that_takes_batches_slowly_is_transport(make_engine_url: MakeUrl) -> None:
+def test_slow_transfer_counts_as_transport(make_engine_url: MakeUrl) -> None:
     url = images(make_engine_url("memory"))
     report = bench(
         url, transform=quick_transform, workers=[1], batch_size=8, seconds=0.5, progress=lambda _: time.sleep(0.05)
@@ -337,14 +335,14 @@ def figure(workers: int, rate: float, **seconds: float) -> Measurement:
     return Measurement.of("full", workers, "warm", [Batch(samples=int(rate), seconds=seconds)], 1.0, 0.0)
 
 
-def test_the_fewest_workers_that_give_most_of_the_best_rate_are_recommended() -> None:
+def test_the_fewest_workers_near_the_best_rate_are_recommended() -> None:
     found = [figure(0, 100), figure(1, 95), figure(2, 180), figure(4, 195), figure(8, 200)]
     assert best_workers(found) == 2
     assert best_workers(found[:2]) == 0
     assert best_workers([]) is None
 
 
-def test_the_bottleneck_is_where_most_of_the_workers_time_goes() -> None:
+def test_the_bottleneck_is_the_largest_part_of_the_workers_time() -> None:
     for seconds, part, share in (
         ({"decode": 0.9, "storage": 0.7}, "decode", 0.45),
         ({"decode": 0.5}, "transport", 0.75),
@@ -360,7 +358,7 @@ def test_the_bottleneck_is_where_most_of_the_workers_time_goes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "part", "decode", "told"),
+    ("url", "part", "decode", "reported"),
     [
         ("lmdb:///a.lmdb", "storage", None, "the files are in memory"),
         ("mongodb://host/db/c", "storage", None, "a server nearer by"),
@@ -371,24 +369,24 @@ def test_the_bottleneck_is_where_most_of_the_workers_time_goes() -> None:
         ("lmdb:///a.lmdb", "transport", None, "handing batches from the workers"),
     ],
 )
-def test_the_advice_is_about_the_bottleneck(url: str, part: str, decode: str | None, told: str) -> None:
+def test_the_advice_is_about_the_bottleneck(url: str, part: str, decode: str | None, reported: str) -> None:
     first, second = advise(url, [figure(1, 100)], 1, (Bottleneck(part, 0.6, 1, "warm"), None), decode)
     assert first == "num_workers = 1 gives 100 samples/s"
-    assert told in second
+    assert reported in second
 
 
-def test_without_workers_nothing_is_said_of_handing_batches_over() -> None:
-    _, told = advise("lmdb:///a.lmdb", [figure(0, 100)], 0, (Bottleneck("transport", 0.6, 0, "warm"), None), None)
-    assert "larger batches" in told
-    assert "workers" not in told
+def test_without_workers_there_is_no_advice_on_transfer() -> None:
+    _, reported = advise("lmdb:///a.lmdb", [figure(0, 100)], 0, (Bottleneck("transport", 0.6, 0, "warm"), None), None)
+    assert "larger batches" in reported
+    assert "workers" not in reported
 
 
-def test_a_first_epoch_that_waits_for_the_disk_has_advice_of_its_own() -> None:
+def test_waiting_for_the_disk_has_its_own_advice() -> None:
     both = Bottleneck("decode", 0.6, 1, "warm"), Bottleneck("storage", 0.6, 1, "cold")
     assert "block_size in [loader]" in advise("lmdb:///a.lmdb", [figure(1, 100)], 1, both, None)[-1]
 
 
-def test_a_process_that_is_slower_than_one_worker_is_told_of_torchs_threads() -> None:
+def test_a_slow_process_gets_advice_on_torchs_threads() -> None:
     found = [figure(0, 40), figure(1, 100)]
     assert any("OMP_NUM_THREADS=1" in text for text in advise("lmdb:///a.lmdb", found, 1, (None, None), None))
 
@@ -396,7 +394,7 @@ def test_a_process_that_is_slower_than_one_worker_is_told_of_torchs_threads() ->
 # Stores of all sorts
 
 
-def test_bad_samples_are_counted_and_in_no_rate(make_engine_url: MakeUrl) -> None:
+def test_bad_samples_are_counted_but_excluded_from_rates(make_engine_url: MakeUrl) -> None:
     url = make_engine_url("memory")
     write(url)
     report = bench(url, workers=[0], batch_size=len(PICTURES), seconds=BRIEF)
@@ -411,7 +409,7 @@ def test_bad_samples_are_counted_and_in_no_rate(make_engine_url: MakeUrl) -> Non
     assert any(f"storeds verify {url}" in advice for advice in report.advice)
 
 
-def test_a_store_of_which_every_image_is_bad_has_no_bottleneck(make_engine_url: MakeUrl) -> None:
+def test_a_store_of_bad_images_has_no_bottleneck(make_engine_url: MakeUrl) -> None:
     url = make_engine_url("lmdb")
     with storeds.open_writer(url, {"image": "image"}) as writer:
         writer.append([{"image": b"<html>"}] * 3)
@@ -427,7 +425,7 @@ def test_an_empty_store_is_refused(make_engine_url: MakeUrl) -> None:
     assert "nothing to measure" in run(url, code=2)
 
 
-def test_arrays_have_no_stage_of_decoding(make_engine_url: MakeUrl) -> None:
+def test_arrays_have_no_decoded_stage(make_engine_url: MakeUrl) -> None:
     url = arrays(make_engine_url("hdf5"), [(2, 3)] * 20, [2, 3])
     report = bench(url, workers=[0], batch_size=4, seconds=BRIEF, cold=False)
     assert (report.reader, report.images, report.transform) == ("array", False, None)
@@ -435,14 +433,14 @@ def test_arrays_have_no_stage_of_decoding(make_engine_url: MakeUrl) -> None:
     assert any("no images" in note for note in report.notes)
 
 
-def test_arrays_that_do_not_stack_are_handed_over_as_lists(make_engine_url: MakeUrl) -> None:
+def test_arrays_that_do_not_stack_become_lists(make_engine_url: MakeUrl) -> None:
     url = arrays(make_engine_url("memory"), [(2, 2 + n % 3) for n in range(20)], [2, None])
     report = bench(url, workers=[0], batch_size=8, seconds=BRIEF)
     assert report.bottleneck is not None
     assert any("handed over as lists" in note for note in report.notes)
 
 
-def test_a_foreign_store_that_needs_options(tmp_path: Path) -> None:
+def test_a_foreign_store_with_options_is_measured(tmp_path: Path) -> None:
     put(tmp_path / "foreign", [(str(n).encode(), jpeg(n)) for n in range(4)], database=b"pictures")
     url = f"lmdb://{tmp_path}/foreign"
     how = ["--layout", "keyed", "--option", "database=pictures", "--workers", 0, "--seconds", BRIEF, "--batch-size", 4]
@@ -454,7 +452,7 @@ def test_a_foreign_store_that_needs_options(tmp_path: Path) -> None:
 # Settings
 
 
-def test_a_config_says_what_is_measured_and_the_url_where(make_engine_url: MakeUrl) -> None:
+def test_a_config_overrides_everything_but_the_url(make_engine_url: MakeUrl) -> None:
     config = {
         "dataset": {"url": "lmdb://nowhere/{split}.lmdb", "decode": "tensor", "where": {"label": 1}},
         "loader": {"batch_size": 5},
@@ -490,7 +488,7 @@ def test_samples_of_a_config_that_do_not_stack_are_an_error(make_engine_url: Mak
         ({"config": {"dataset": {"url": "x", "decoed": "pil"}}}, "did you mean 'decode'"),
     ],
 )
-def test_what_makes_no_sense_is_refused(make_engine_url: MakeUrl, wrong: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_raise(make_engine_url: MakeUrl, wrong: dict[str, Any], message: str) -> None:
     url = images(make_engine_url("memory"), 1)
     with pytest.raises(errors.ConfigError, match=message):
         bench(url, **wrong)
@@ -534,7 +532,7 @@ def test_a_plot_is_drawn(make_engine_url: MakeUrl, tmp_path: Path) -> None:
     assert (colours == warm).all(axis=1).sum() > 500  # bars, not an empty frame
 
 
-def test_a_plot_that_cannot_be_is_refused_before_anything_is_measured(
+def test_an_unwritable_plot_raises_before_measuring(
     make_engine_url: MakeUrl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = "lmdb://nowhere.lmdb"  # which would be the error if it came to that

@@ -63,7 +63,7 @@ def test_the_sheet_shows_damaged_pictures_repaired_the_most_frequent_kind_first(
     assert np.abs(drawn[3][0][48:112, 32:128].astype(int) - np.asarray(photograph(1), int)).mean() < 8
 
 
-def test_what_is_lost_is_hatched(tmp_path: Path) -> None:
+def test_the_lost_part_is_hatched(tmp_path: Path) -> None:
     url, path = f"lmdb://{tmp_path}/a.lmdb", tmp_path / "sheet.png"
     whole = jpeg(0, (160, 160))
     with storeds.open_writer(url, {"image": "image"}) as writer:
@@ -82,7 +82,7 @@ def test_what_is_lost_is_hatched(tmp_path: Path) -> None:
         assert 0.05 < red[row + 16 :].mean() < 0.6
 
 
-def test_of_a_progressive_picture_no_place_is_hatched(tmp_path: Path) -> None:
+def test_progressive_pictures_are_not_hatched(tmp_path: Path) -> None:
     url, path = f"lmdb://{tmp_path}/a.lmdb", tmp_path / "sheet.png"
     whole = jpeg(0, (160, 160), progressive=True)
     with storeds.open_writer(url, {"image": "image"}) as writer:
@@ -93,7 +93,7 @@ def test_of_a_progressive_picture_no_place_is_hatched(tmp_path: Path) -> None:
     assert (text[2 * _LINE :].min(axis=2) < 150).any()  # it says that the place is not known
 
 
-def test_a_picture_of_which_nothing_is_known_is_not_hatched(tmp_path: Path) -> None:
+def test_a_picture_with_unknown_loss_is_not_hatched(tmp_path: Path) -> None:
     url, path = f"lmdb://{tmp_path}/a.lmdb", tmp_path / "sheet.png"
     with storeds.open_writer(url, {"image": "image"}) as writer:
         writer.append([{"image": jpeg(0, (160, 160))}])
@@ -121,7 +121,7 @@ def number_of(picture: Any) -> int:
     return int(round(red / 16) + 16 * round(green / 16))
 
 
-def test_of_many_pictures_the_worst_and_typical_ones_are_shown_in_order(tmp_path: Path) -> None:
+def test_worst_and_typical_pictures_are_shown_in_order(tmp_path: Path) -> None:
     url, path = f"lmdb://{tmp_path}/a.lmdb", tmp_path / "sheet.png"
     parts = np.random.default_rng(0).uniform(0.15, 0.95, 150)
     blobs = [numbered(n) for n in range(150)]
@@ -168,7 +168,7 @@ def test_records_that_cannot_be_read_are_listed(tmp_path: Path) -> None:
         assert (line[:, left : left + 20].min(axis=2) < 150).any()
 
 
-def test_of_a_kind_that_never_decodes_every_picture_is_listed(tmp_path: Path) -> None:
+def test_pictures_of_an_undecodable_kind_are_listed(tmp_path: Path) -> None:
     url, path = f"lmdb://{tmp_path}/a.lmdb", tmp_path / "sheet.png"
     with storeds.open_writer(url, {"image": "image"}) as writer:
         writer.append([{"image": b"<html>"}])
@@ -210,9 +210,7 @@ def test_a_store_without_damage_gets_a_sheet_that_says_so(tmp_path: Path) -> Non
         ("sheet.jpg", r"does not end in \.png"),
     ],
 )
-def test_a_sheet_that_cannot_be_written_is_told_before_anything_is_checked(
-    tmp_path: Path, name: str, message: str
-) -> None:
+def test_an_unwritable_sheet_raises_before_checking(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "folder.png").mkdir()
     with pytest.raises(errors.ConfigError, match=message):
         ContactSheet(tmp_path / name)
@@ -221,7 +219,7 @@ def test_a_sheet_that_cannot_be_written_is_told_before_anything_is_checked(
     assert os.listdir(tmp_path) == ["folder.png"]
 
 
-def test_a_sheet_that_fails_half_way_leaves_the_older_one(tmp_path: Path) -> None:
+def test_a_failed_sheet_keeps_the_older_file(tmp_path: Path) -> None:
     path = tmp_path / "sheet.png"
     path.write_bytes(b"an older one")
     with pytest.raises(errors.StoreNotFoundError):

@@ -63,7 +63,7 @@ def test_pack_keeps_imagefolders_order_labels_and_bytes(tree: Path, make_engine_
     assert seen[-1].bytes == sum(len(TREE[key]) for key, _ in ORDER)
 
 
-def test_pack_follows_links_out_of_the_root_as_imagefolder_does_only_when_told(tree: Path, tmp_path: Path) -> None:
+def test_pack_follows_links_out_of_the_root_only_if_allowed(tree: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "x.jpg").write_bytes(jpeg(7))
     (tree / "linked").symlink_to(tmp_path / "elsewhere")
@@ -100,7 +100,7 @@ def make_fifo(path: Path) -> Any:
         ),
     ],
 )
-def test_pack_refuses_by_name_and_publishes_nothing(
+def test_pack_names_bad_items_and_publishes_nothing(
     tree: Path, tmp_path: Path, spoil: Any, error: type[Exception], message: str
 ) -> None:
     target = tmp_path / "target.lmdb"
@@ -109,7 +109,7 @@ def test_pack_refuses_by_name_and_publishes_nothing(
     assert os.listdir(tmp_path) == ["tree"]
 
 
-def test_pack_leaves_a_target_that_exists_alone_unless_told(tree: Path, tmp_path: Path) -> None:
+def test_pack_keeps_an_existing_target_without_overwrite(tree: Path, tmp_path: Path) -> None:
     url = f"lmdb://{tmp_path}/a.lmdb"
     first = storeds.pack(tree, url)
     with pytest.raises(errors.StoreExistsError, match="overwrite"):
@@ -177,7 +177,7 @@ def test_convert_keeps_id_order_attrs_and_every_kind(make_engine_url: MakeUrl, s
     assert storeds.verify(dst).ok
 
 
-def test_convert_all_the_way_round_ends_with_the_same_id(make_engine_url: MakeUrl, tree: Path) -> None:
+def test_converting_through_all_engines_keeps_the_id(make_engine_url: MakeUrl, tree: Path) -> None:
     urls = [make_engine_url(engine) for engine in ("lmdb", "hdf5", "mongodb", "lmdb")]
     found = [storeds.pack(tree, urls[0]).id]
     found += [storeds.convert(before, after).id for before, after in itertools.pairwise(urls)]
@@ -198,7 +198,7 @@ def spoil_image(path: Path) -> None:
         file["records/image/data"][50] ^= 1
 
 
-def test_verify_is_content_with_a_whole_store(tree: Path, make_engine_url: MakeUrl) -> None:
+def test_verify_of_a_whole_store_has_no_findings(tree: Path, make_engine_url: MakeUrl) -> None:
     for engine in ENGINES:
         url = make_engine_url(engine)
         meta = storeds.pack(tree, url)
@@ -207,7 +207,7 @@ def test_verify_is_content_with_a_whole_store(tree: Path, make_engine_url: MakeU
         assert (report.count, report.images, report.id) == (6, 6, meta.id)
 
 
-def test_verify_finds_a_flipped_bit_and_says_where(tree: Path, tmp_path: Path) -> None:
+def test_verify_locates_a_flipped_bit(tree: Path, tmp_path: Path) -> None:
     url = f"hdf5://{tmp_path}/a.h5"
     storeds.pack(tree, url)
     spoil_image(tmp_path / "a.h5")
@@ -218,25 +218,25 @@ def test_verify_finds_a_flipped_bit_and_says_where(tree: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("engine", "workers"), [("lmdb", 0), ("hdf5", 2), ("mongodb", 1), ("memory", None)])
-def test_verify_calls_every_damage_by_name_and_says_how_much_is_there(
+def test_verify_reports_kind_and_share_of_every_damage(
     make_engine_url: MakeUrl, engine: str, workers: int | None
 ) -> None:
     url = make_engine_url(engine)
     write(url)
     report = storeds.verify(url, workers=workers)
-    told = {finding.key: finding for finding in (*report.findings, *report.notes)}
-    assert {key: finding.kind for key, finding in told.items()} == {
+    reported = {finding.key: finding for finding in (*report.findings, *report.notes)}
+    assert {key: finding.kind for key, finding in reported.items()} == {
         key: picture.told for key, picture in PICTURES.items() if picture.told
     }
     assert [finding.key for finding in report.notes] == ["trailing"]
-    for key, finding in told.items():
+    for key, finding in reported.items():
         assert finding.key is not None
         assert (list(PICTURES)[finding.position or 0], finding.image) == (key, "image")
         expected = PICTURES[finding.key].recovered
         assert expected in (None, finding.recovered) or finding.kind == "too_large"
     assert report.images == sum(picture.is_readable for picture in PICTURES.values())
-    assert {told[key].format for key in ("half a png", "page", "empty")} == {"PNG", "HTML", "empty"}
-    assert "claims more pixels than are ever allocated" in told["huge"].message
+    assert {reported[key].format for key in ("half a png", "page", "empty")} == {"PNG", "HTML", "empty"}
+    assert "claims more pixels than are ever allocated" in reported["huge"].message
 
 
 def test_verify_of_trailing_bytes_alone_is_ok(tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_verify_compares_columns_with_records(tree: Path, tmp_path: Path) -> Non
     assert "label" in report.findings[0].message
 
 
-def test_verify_tells_records_that_changed_places(tmp_path: Path) -> None:
+def test_verify_reports_swapped_records(tmp_path: Path) -> None:
     url = f"lmdb://{tmp_path}/a.lmdb"
     with storeds.open_writer(url, {"blob": "bytes"}) as writer:
         writer.append({"blob": bytes([n])} for n in range(3))
@@ -271,7 +271,7 @@ def test_verify_tells_records_that_changed_places(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_info_says_what_is_in_a_store(tree: Path, make_engine_url: MakeUrl, engine: str) -> None:
+def test_info_describes_a_store(tree: Path, make_engine_url: MakeUrl, engine: str) -> None:
     url = make_engine_url(engine)
     meta = storeds.pack(tree, url)
     found = storeds.info(url)
@@ -316,7 +316,7 @@ def test_info_lists_what_an_interrupted_writer_left(tree: Path, make_engine_url:
 
 
 @pytest.mark.parametrize("engine", ["lmdb", "hdf5", "mongodb"])
-def test_info_of_what_was_never_published_tells_of_the_leftovers(make_engine_url: MakeUrl, engine: str) -> None:
+def test_info_of_an_unpublished_store_names_the_leftovers(make_engine_url: MakeUrl, engine: str) -> None:
     url = make_engine_url(engine)
     storeds.open_writer(url, {"x": "int"}).suspend()
     with pytest.raises(errors.StoreNotFoundError, match="interrupted write; continue it with resume=True"):
@@ -324,7 +324,7 @@ def test_info_of_what_was_never_published_tells_of_the_leftovers(make_engine_url
 
 
 @pytest.mark.parametrize("operation", [storeds.convert, storeds.repair])
-def test_a_copy_never_replaces_what_it_is_made_of(tmp_path: Path, operation: Any) -> None:
+def test_a_copy_never_replaces_its_source(tmp_path: Path, operation: Any) -> None:
     for name in "ab":
         with storeds.open_writer(f"lmdb://{tmp_path}/{name}.lmdb", {"image": "image"}) as writer:
             writer.append([{"image": jpeg(0)}])

@@ -62,24 +62,24 @@ def test_by_default_every_bad_item_is_listed_and_nothing_is_published(spoilt: Pa
     assert [path.name for path in tmp_path.iterdir()] == ["tree"]
 
 
-def test_skip_leaves_bad_items_out_and_tells_them(spoilt: Path, tmp_path: Path) -> None:
-    told: list[Problem] = []
+def test_skip_leaves_bad_items_out_and_reports_them(spoilt: Path, tmp_path: Path) -> None:
+    reported: list[Problem] = []
     seen: list[Progress] = []
     url = f"hdf5://{tmp_path}/a.h5"
-    meta = storeds.pack(spoilt, url, on_bad="skip", on_problem=told.append, progress=seen.append)
+    meta = storeds.pack(spoilt, url, on_bad="skip", on_problem=reported.append, progress=seen.append)
     assert {record["key"]: record["image"] for record in records(url)} == GOOD
-    assert sorted(problem.name for problem in told) == sorted(BAD)
+    assert sorted(problem.name for problem in reported) == sorted(BAD)
     assert (seen[-1].done, seen[-1].bad) == (11, 3)
     assert meta.attrs["classes"] == ["cat", "dog"]
 
 
-def test_keep_stores_the_bytes_as_they_are(spoilt: Path, tmp_path: Path) -> None:
+def test_keep_stores_bad_items_unchanged(spoilt: Path, tmp_path: Path) -> None:
     url = f"lmdb://{tmp_path}/a.lmdb"
     storeds.pack(spoilt, url, on_bad="keep")
     assert {record["key"]: record["image"] for record in records(url)} == {**GOOD, **BAD}
 
 
-def test_a_damaged_jpeg_is_odd_not_bad_and_trailing_bytes_are_neither(tree: Path, tmp_path: Path) -> None:
+def test_progress_counts_damaged_pictures_separately_from_bad_items(tree: Path, tmp_path: Path) -> None:
     write(tree, {"cat/odd.jpg": jpeg(3)[:-2], "cat/half.jpg": jpeg(2)[:1000], "cat/more.jpg": jpeg(3) + b"\n"})
     seen: list[Progress] = []
     storeds.pack(tree, f"lmdb://{tmp_path}/a.lmdb", progress=seen.append)
@@ -192,8 +192,8 @@ def test_a_split_by_label_resumes_and_needs_a_label(tree: Path, tmp_path: Path) 
     storeds.pack(tree, url, kind="flat", overwrite=True, **options)
 
 
-def test_how_to_split_without_the_shares_is_an_error(tree: Path) -> None:
-    with pytest.raises(errors.ConfigError, match=r"split_by='key' needs the shares too: .*--split train=0\.9"):
+def test_split_by_without_split_raises(tree: Path) -> None:
+    with pytest.raises(errors.ConfigError, match=r"split_by='key' needs shares: .*--split train=0\.9"):
         storeds.pack(tree, "memory://split-by-alone", split_by="key")
 
 
@@ -218,7 +218,7 @@ HALF = jpeg(2, (200, 100))[:1500]
 
 
 @pytest.mark.parametrize("options", [{"max_side": 80}, {"quality": 90}])
-def test_a_picture_of_which_a_part_is_lost_is_not_made_to_look_whole(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_encoding_again_does_not_hide_damage(tmp_path: Path, options: dict[str, Any]) -> None:
     whole = jpeg(0, (200, 100))
     zeros = whole[: len(whole) // 2].ljust(len(whole), b"\0")
     root = write(
@@ -245,7 +245,7 @@ def test_a_damaged_picture_that_is_not_scaled_stays_as_it_is(tmp_path: Path) -> 
     assert [record["image"] for record in records("memory://unscaled")] == [HALF]
 
 
-def test_quality_encodes_every_image_anew_upright(tmp_path: Path) -> None:
+def test_quality_encodes_every_image_upright(tmp_path: Path) -> None:
     turned = io.BytesIO()
     exif = Image.Exif()
     exif[0x0112] = 6  # the camera was held upright
@@ -294,7 +294,7 @@ def test_an_interrupted_pack_with_bad_items_resumes_to_the_same_id(spoilt: Path,
     assert storeds.pack(spoilt, url, on_bad=on_bad, commit_every=3, resume=True).id == whole.id
 
 
-def test_what_was_bad_before_an_interrupt_still_counts_after_it(spoilt: Path, tmp_path: Path) -> None:
+def test_bad_items_before_an_interrupt_count_after_resuming(spoilt: Path, tmp_path: Path) -> None:
     url = f"lmdb://{tmp_path}/cut.lmdb"
 
     def interrupt(_: Progress) -> None:
@@ -348,7 +348,7 @@ def test_a_dataset_object_is_a_source_too() -> None:
     assert (np.asarray(dataset[3][0]) == np.asarray(photograph(3))).all()
 
 
-def test_the_command_packs_a_manifest_with_a_split_and_tells_problems(tree: Path, tmp_path: Path) -> None:
+def test_the_command_packs_a_manifest_and_prints_problems(tree: Path, tmp_path: Path) -> None:
     rows = ["path,label,weight", *(f"{name},{name[:3]},{n / 2}" for n, name in enumerate(GOOD)), "none.jpg,cat,1"]
     (tree / "list.csv").write_text("\n".join(rows) + "\n")
     url = f"lmdb://{tmp_path}/a.lmdb"
@@ -360,16 +360,19 @@ def test_the_command_packs_a_manifest_with_a_split_and_tells_problems(tree: Path
     (problem,) = shown["problems"]
     assert "none.jpg" in problem["name"] + problem["reason"]
     assert list(records(url)[0]) == ["image", "label", "key", "weight", "split"]
-    for wrong, message in ((["--split", "train"], "must read"), (["--on-bad", "stop"], "'stop' is not one of")):
+    for wrong, message in (
+        (["--split", "train"], "must have the form"),
+        (["--on-bad", "stop"], "'stop' is not one of"),
+    ):
         result = CliRunner().invoke(app, [*arguments[:3], *wrong])
         assert result.exit_code == 2
         assert message in result.output
 
 
-def test_the_command_tells_how_many_damaged_jpegs_it_stored(tree: Path, tmp_path: Path) -> None:
+def test_the_command_prints_the_number_of_damaged_jpegs(tree: Path, tmp_path: Path) -> None:
     write(tree, {"cat/half.jpg": jpeg(2)[:1000], "cat/end.jpg": jpeg(3)[:-2]})
     said = CliRunner().invoke(app, ["pack", str(tree), f"lmdb://{tmp_path}/a.lmdb"])
     assert said.exit_code == 0
     assert "pictures: 8 whole, 2 damaged (missing_eoi 1, truncated_scan 1)" in said.output
-    told = CliRunner().invoke(app, ["pack", str(tree), f"lmdb://{tmp_path}/b.lmdb", "--json"])
-    assert json.loads(told.stdout)["damaged"] == 2
+    reported = CliRunner().invoke(app, ["pack", str(tree), f"lmdb://{tmp_path}/b.lmdb", "--json"])
+    assert json.loads(reported.stdout)["damaged"] == 2

@@ -122,7 +122,7 @@ def test_the_number_of_workers_changes_nothing(tree: Path, tmp_path: Path, sourc
     assert len(ids) == 1
 
 
-def test_what_is_no_picture_is_bad_and_what_decodes_in_part_is_not(tree: Path) -> None:
+def test_undecodable_pictures_are_bad_but_partial_ones_are_not(tree: Path) -> None:
     with pytest.raises(errors.RecordError) as raised:
         storeds.pack(tree, "memory://raised", kind="flat", overwrite=True)
     listed = {line.strip().split(".jpg")[0] for line in str(raised.value).splitlines()[1:]}
@@ -155,15 +155,13 @@ def test_pack_says_how_many_pictures_are_damaged_and_what_to_do(
     shown = run("pack", tree, f"lmdb://{tmp_path}/b.lmdb", "--kind", "flat", "--on-bad", "keep")
     assert "pictures: 3 whole, 11 damaged (truncated_scan 5, " in shown.stdout
     assert "storeds repair" in " ".join(shown.stderr.split())
-    told = run("pack", tree, f"lmdb://{tmp_path}/c.lmdb", "--kind", "flat", "--on-bad", "keep", "--json")
-    assert json.loads(told.stdout)["findings"] == COUNTS
-    assert json.loads(told.stdout)["damaged"] == 11
+    reported = run("pack", tree, f"lmdb://{tmp_path}/c.lmdb", "--kind", "flat", "--on-bad", "keep", "--json")
+    assert json.loads(reported.stdout)["findings"] == COUNTS
+    assert json.loads(reported.stdout)["damaged"] == 11
 
 
 @pytest.mark.parametrize("options", [{"quality": 80}, {"max_side": 50}])
-def test_a_picture_that_is_encoded_again_keeps_the_verdict_on_what_it_was(
-    tmp_path: Path, options: dict[str, Any]
-) -> None:
+def test_encoding_again_keeps_the_original_verdict(tmp_path: Path, options: dict[str, Any]) -> None:
     (tmp_path / "tree").mkdir()
     for key in ("half", "no end", "coarse", "trailing", "whole"):
         (tmp_path / "tree" / f"{key}.jpg").write_bytes(PICTURES[key].blob)
@@ -177,7 +175,7 @@ def test_a_picture_that_is_encoded_again_keeps_the_verdict_on_what_it_was(
         image.load()
 
 
-def test_without_the_check_no_picture_has_a_verdict_and_none_is_made_to_look_whole(tree: Path, tmp_path: Path) -> None:
+def test_without_check_there_are_no_verdicts_and_damage_is_not_hidden(tree: Path, tmp_path: Path) -> None:
     url = f"lmdb://{tmp_path}/a.lmdb"
     packed = pack(tree, url, check=False)
     assert packed.findings == {"not examined": len(PICTURES)}
@@ -189,7 +187,7 @@ def test_without_the_check_no_picture_has_a_verdict_and_none_is_made_to_look_who
 
 
 @pytest.mark.parametrize("decoder", ["tensor", "fast", "pil"])
-def test_what_was_packed_without_the_check_is_not_given_silently(tree: Path, tmp_path: Path, decoder: str) -> None:
+def test_readers_report_damage_in_stores_packed_without_check(tree: Path, tmp_path: Path, decoder: str) -> None:
     url = f"lmdb://{tmp_path}/a.lmdb"
     pack(tree, url, check=False)
     dataset = StoreDataset(url, decode=decoder, min_recovered=0.0, on_error="skip")
@@ -217,9 +215,7 @@ def test_a_killed_pack_resumes_to_the_same_id_but_not_without_the_check(tree: Pa
     assert (packed.id, packed.findings) == (whole.id, whole.findings)
 
 
-def test_a_picture_is_examined_once_and_never_again_on_its_way(
-    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_picture_is_examined_only_once(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = pack(tree, f"lmdb://{tmp_path}/a.lmdb")
 
     def refuse(blob: bytes) -> Any:
@@ -237,7 +233,7 @@ def test_a_picture_is_examined_once_and_never_again_on_its_way(
 # convert
 
 
-def test_convert_examines_what_has_no_verdict(tmp_path: Path, make_engine_url: MakeUrl) -> None:
+def test_convert_examines_pictures_without_a_verdict(tmp_path: Path, make_engine_url: MakeUrl) -> None:
     unchecked, checked, url = f"lmdb://{tmp_path}/a.lmdb", f"lmdb://{tmp_path}/b.lmdb", make_engine_url("hdf5")
     write(unchecked, check=False)
     whole = write(checked)
@@ -251,7 +247,7 @@ def test_convert_examines_what_has_no_verdict(tmp_path: Path, make_engine_url: M
 
 @pytest.mark.parametrize("count", [0, 2])
 @pytest.mark.parametrize("check", [True, False])
-def test_convert_takes_native_stores_of_other_writers_who_left_verdicts_out(
+def test_convert_accepts_native_stores_without_verdicts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: bool, count: int
 ) -> None:
     src = f"lmdb://{tmp_path}/a.lmdb"
@@ -303,7 +299,7 @@ def test_an_interrupted_convert_that_examines_resumes_to_the_same_id(tmp_path: P
 
 
 @pytest.mark.parametrize("check", [True, False])
-def test_convert_refuses_a_source_whose_records_are_not_those_of_its_id(
+def test_convert_rejects_a_source_that_does_not_match_its_id(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: bool
 ) -> None:
     src = f"lmdb://{tmp_path}/a.lmdb"
@@ -337,7 +333,7 @@ def test_info_counts_verdicts(tmp_path: Path) -> None:
 # verify
 
 
-def test_verify_examines_only_what_its_verdict_does_not_call_intact(tmp_path: Path) -> None:
+def test_verify_skips_pictures_with_the_verdict_intact(tmp_path: Path) -> None:
     for check, deep, examined in ((True, False, 11), (True, True, 13), (False, False, 13)):
         url = f"lmdb://{tmp_path}/{check}{deep}.lmdb"
         write(url, check=check)
@@ -346,7 +342,7 @@ def test_verify_examines_only_what_its_verdict_does_not_call_intact(tmp_path: Pa
         assert report.kinds == dict(Counter(p.told for p in PICTURES.values() if p.told))
 
 
-def test_deep_reports_a_verdict_that_the_picture_does_not_bear_out(tmp_path: Path) -> None:
+def test_deep_reports_wrong_verdicts(tmp_path: Path) -> None:
     url = f"lmdb://{tmp_path}/a.lmdb"
     half = PICTURES["half"].blob
     with storeds.open_writer(url, {"image": "image"}) as writer:

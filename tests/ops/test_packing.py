@@ -66,13 +66,13 @@ def read_all(url: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_a_short_cut_takes_only_what_pillow_takes(encoding: str) -> None:
+def test_the_fast_path_accepts_only_what_pillow_opens(encoding: str) -> None:
     whole = encode(encoding)
     for blob in (whole, *header_flips(whole, random.Random(3))):
         assert opens(blob) or not is_taken(blob)
 
 
-def test_an_ordinary_jpeg_is_taken_without_pillow() -> None:
+def test_the_fast_path_accepts_ordinary_jpegs() -> None:
     for options in ({}, {"optimize": True, "quality": 40}, {"subsampling": 0}):
         assert is_taken(jpeg(1, **options))
     assert is_taken(jpeg(1, progressive=True))
@@ -92,12 +92,12 @@ def test_a_file_is_read_whole(tmp_path: Path, size: int) -> None:
     assert read_file(str(tmp_path / "file")) == data
 
 
-def test_a_file_that_tells_no_size_is_read_whole() -> None:
+def test_a_file_without_a_size_is_read_whole() -> None:
     assert read_file("/proc/self/status").startswith(b"Name:")
 
 
-def test_what_is_no_file_is_a_bad_item(tmp_path: Path) -> None:
-    with pytest.raises(BadItem, match="no regular file"):
+def test_special_files_are_bad_items(tmp_path: Path) -> None:
+    with pytest.raises(BadItem, match="is not a regular file"):
         read_file(str(tmp_path))
     with pytest.raises(BadItem, match="cannot be read: No such file"):
         read_file(str(tmp_path / "absent"))
@@ -114,7 +114,7 @@ def test_records_of_any_size_come_back(tmp_path: Path, scheme: str, sizes: tuple
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_batch_is_written_in_parts_and_a_death_loses_what_was_not_committed(tmp_path: Path, scheme: str) -> None:
+def test_a_crash_loses_only_uncommitted_records(tmp_path: Path, scheme: str) -> None:
     url, records = f"{scheme}://{tmp_path}/store", make_records(250, (40_000,))
     writer = storeds.open_writer(url, FIELDS, commit_every=100)
     writer.append(records[:180])
@@ -127,7 +127,7 @@ def test_a_batch_is_written_in_parts_and_a_death_loses_what_was_not_committed(tm
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_writer_that_died_after_publishing_leaves_the_store_alone_when_it_goes_on(
+def test_resuming_after_publishing_keeps_the_store(
     tmp_path: Path, scheme: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, records = f"{scheme}://{tmp_path}/store", make_records(60, (40_000,))
@@ -155,7 +155,7 @@ def _die() -> None:
     raise KeyboardInterrupt
 
 
-def test_the_images_of_hdf5_lie_behind_the_header_from_the_start(tmp_path: Path) -> None:
+def test_hdf5_writes_images_behind_the_header_at_once(tmp_path: Path) -> None:
     records = make_records(60, (40_000,))
     with storeds.open_writer(f"hdf5://{tmp_path}/store", FIELDS) as writer:
         writer.append(records)
@@ -205,7 +205,7 @@ def test_files_are_read_and_examined_in_threads_that_end_with_the_pack(tmp_path:
     assert storeds.pack(tmp_path / "tree", f"hdf5://{tmp_path}/store", resume=True).count == 900
 
 
-def test_somebody_elses_dataset_is_read_by_the_thread_that_packs(tmp_path: Path) -> None:
+def test_a_dataset_is_read_by_the_calling_thread(tmp_path: Path) -> None:
     readers = set()
 
     class Samples:
@@ -246,7 +246,7 @@ class Letters:
         return {"key": str(index), "blob": bytes([65 + index % 26])}
 
 
-def test_somebody_elses_source_is_used_by_the_thread_that_packs(tmp_path: Path) -> None:
+def test_a_custom_source_is_read_by_the_calling_thread(tmp_path: Path) -> None:
     source = Letters()
     assert storeds.pack(source, f"lmdb://{tmp_path}/store").count == 600
     assert source.users == {threading.get_ident()}
@@ -277,7 +277,7 @@ def test_lmdb_with_pages_of_another_size_has_room_for_what_it_writes(tmp_path: P
     assert storeds.verify(url).ok
 
 
-def test_what_a_source_raises_in_the_thread_reaches_the_caller(tmp_path: Path) -> None:
+def test_errors_of_a_source_in_a_thread_reach_the_caller(tmp_path: Path) -> None:
     with storeds.open_writer(f"lmdb://{tmp_path}/old", FIELDS) as writer:
         writer.append(make_records(40, (4000,)))
     damaged = bytearray((tmp_path / "old").read_bytes())

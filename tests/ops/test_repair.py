@@ -66,9 +66,7 @@ def source(tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     ("before", "after"), [("lmdb", "hdf5"), ("hdf5", "lmdb"), ("lmdb", "mongodb"), ("mongodb", "memory")]
 )
-def test_the_copy_has_mended_pictures_their_findings_and_everything_else_as_it_was(
-    make_engine_url: MakeUrl, before: str, after: str
-) -> None:
+def test_the_copy_has_repaired_pictures_and_their_findings(make_engine_url: MakeUrl, before: str, after: str) -> None:
     src, dst = make_engine_url(before), make_engine_url(after)
     meta = write(src)
     old = records(src)
@@ -98,7 +96,7 @@ def test_the_copy_has_mended_pictures_their_findings_and_everything_else_as_it_w
     assert records(src) == old
 
 
-def test_a_mended_picture_has_the_pixels_that_were_there(source: str, tmp_path: Path) -> None:
+def test_a_repaired_picture_keeps_its_pixels(source: str, tmp_path: Path) -> None:
     repair(source, f"hdf5://{tmp_path}/copy.h5")
     with Image.open(io.BytesIO(jpeg(2))) as whole, Image.open(io.BytesIO(mended(tmp_path, "half"))) as half:
         assert half.size == whole.size
@@ -116,8 +114,8 @@ def test_a_foreign_store_is_repaired_into_a_native_one(tmp_path: Path, where: st
     names = ["no end", "png", "whole"]
     put(tmp_path / "foreign", ((name.encode(), PICTURES[name].blob) for name in names), database=b"pictures")
     foreign, target = f"lmdb://{tmp_path}/foreign", f"hdf5://{tmp_path}/mended.h5"
-    url, told = (f"{foreign}?database=pictures", []) if where == "in the URL" else (foreign, ["database=pictures"])
-    named = [part for option in told for part in ("--layout", "keyed", "--option", option)]
+    url, reported = (f"{foreign}?database=pictures", []) if where == "in the URL" else (foreign, ["database=pictures"])
+    named = [part for option in reported for part in ("--layout", "keyed", "--option", option)]
     report = json.loads(run("repair", url, target, *named, "--json"))
     assert (report["count"], report["repaired"]) == (3, 1)
     found = records(target)
@@ -126,7 +124,7 @@ def test_a_foreign_store_is_repaired_into_a_native_one(tmp_path: Path, where: st
 
 
 @pytest.mark.parametrize("engine", ["lmdb", "hdf5"])
-def test_the_source_is_only_read(tmp_path: Path, engine: str) -> None:
+def test_repair_does_not_change_the_source(tmp_path: Path, engine: str) -> None:
     path = tmp_path / "source"
     write(f"{engine}://{path}")
     path.chmod(0o444)
@@ -151,7 +149,7 @@ def test_verify_reports_repaired_pictures_as_the_damage_they_were(source: str, t
 
 @pytest.mark.parametrize("decoder", ["tensor", "fast", "pil"])
 @pytest.mark.parametrize("check", [True, False])
-def test_no_damaged_picture_of_a_repaired_store_is_given_silently(tmp_path: Path, decoder: str, check: bool) -> None:
+def test_readers_report_damage_in_a_repaired_store(tmp_path: Path, decoder: str, check: bool) -> None:
     damaged = {key: picture for key, picture in PICTURES.items() if picture.mended}
     src, url = f"lmdb://{tmp_path}/a.lmdb", f"hdf5://{tmp_path}/b.h5"
     write(src, damaged, check=check)
@@ -165,7 +163,7 @@ def test_no_damaged_picture_of_a_repaired_store_is_given_silently(tmp_path: Path
         assert report.skipped == sum(share < least for share in shares)
 
 
-def test_repairing_a_repaired_store_changes_nothing_and_forgets_nothing(source: str, tmp_path: Path) -> None:
+def test_repairing_twice_changes_nothing(source: str, tmp_path: Path) -> None:
     first = repair(source, f"lmdb://{tmp_path}/1.lmdb")
     second = repair(f"lmdb://{tmp_path}/1.lmdb", f"lmdb://{tmp_path}/2.lmdb")
     assert (second.id, second.kinds, second.beyond) == (first.id, first.kinds, first.beyond)
@@ -222,7 +220,7 @@ def test_a_source_without_pictures_is_refused(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["a.lmdb"]
 
 
-def test_a_record_that_cannot_be_read_ends_it_and_nothing_is_published(tmp_path: Path) -> None:
+def test_an_unreadable_record_stops_repair(tmp_path: Path) -> None:
     path = tmp_path / "a.h5"
     write(f"hdf5://{path}")
     data = bytearray(path.read_bytes())
@@ -233,7 +231,7 @@ def test_a_record_that_cannot_be_read_ends_it_and_nothing_is_published(tmp_path:
     assert os.listdir(tmp_path) == ["a.h5"]
 
 
-def test_cut_pictures_are_damaged_also_while_pillow_is_set_to_call_them_whole(
+def test_truncated_pictures_are_damaged_even_with_load_truncated_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     src, copies = f"lmdb://{tmp_path}/a.lmdb", [f"lmdb://{tmp_path}/{name}.lmdb" for name in "bc"]
@@ -266,7 +264,7 @@ def test_an_interrupted_repair_resumes_to_the_same_copy_and_report(tmp_path: Pat
     assert (resumed.id, resumed.kinds, resumed.beyond) == (whole.id, whole.kinds, whole.beyond)
 
 
-def test_a_target_that_exists_is_replaced_only_when_told(source: str, tmp_path: Path) -> None:
+def test_an_existing_target_is_replaced_only_with_overwrite(source: str, tmp_path: Path) -> None:
     url = f"lmdb://{tmp_path}/b.lmdb"
     first = repair(source, url)
     with pytest.raises(errors.StoreExistsError, match="overwrite"):
@@ -279,9 +277,7 @@ def test_a_target_that_exists_is_replaced_only_when_told(source: str, tmp_path: 
 # The command
 
 
-def test_the_command_says_what_it_mended_and_exits_with_1_if_something_is_beyond_repair(
-    source: str, tmp_path: Path
-) -> None:
+def test_the_command_exits_with_1_if_a_picture_is_beyond_repair(source: str, tmp_path: Path) -> None:
     url = f"hdf5://{tmp_path}/b.h5"
     shown = run("repair", source, url, code=1)
     rows = {line.split()[0]: line.split()[1:] for line in shown.splitlines() if len(line.split()) == 4}
@@ -312,6 +308,6 @@ def test_the_command_says_what_it_mended_and_exits_with_1_if_something_is_beyond
     assert "itself, which is only read here" in run("repair", source, source, code=2)
 
 
-def test_the_command_exits_with_0_if_all_is_whole_or_mended(tmp_path: Path) -> None:
+def test_the_command_exits_with_0_if_all_pictures_are_repaired(tmp_path: Path) -> None:
     write(f"lmdb://{tmp_path}/a.lmdb", {**WHOLE, "half": PICTURES["half"]})
     run("repair", f"lmdb://{tmp_path}/a.lmdb", f"lmdb://{tmp_path}/b.lmdb")

@@ -54,7 +54,7 @@ def put(root: Path, *names: str | bytes) -> Path:
     return root
 
 
-def told(source: PackSource) -> list[str]:
+def problems(source: PackSource) -> list[str]:
     return [str(problem) for problem in source.problems]
 
 
@@ -127,10 +127,10 @@ EVERY = [tree, flat, manifest, lines, index_file, tar, dataset, store]
 
 
 @pytest.mark.parametrize("make", EVERY)
-def test_every_source_keeps_the_contract(make: Callable[[Path], PackSource], tmp_path: Path) -> None:
+def test_every_source_meets_the_interface(make: Callable[[Path], PackSource], tmp_path: Path) -> None:
     source = make(tmp_path)
     assert len(source) == 2
-    assert told(source) == []
+    assert problems(source) == []
     assert column(source, "image") == [jpeg(0), jpeg(1)]
     # A verdict that a store has already comes along under its reserved name.
     declared = [[name for name in record if not name.startswith("_")] for record in records(source)]
@@ -144,7 +144,7 @@ def test_every_source_keeps_the_contract(make: Callable[[Path], PackSource], tmp
 
 
 @pytest.mark.parametrize("make", EVERY)
-def test_a_pickled_source_is_the_same_one(make: Callable[[Path], PackSource], tmp_path: Path) -> None:
+def test_sources_survive_pickling(make: Callable[[Path], PackSource], tmp_path: Path) -> None:
     source = make(tmp_path)
     records(source)
     copy = pickle.loads(pickle.dumps(source))
@@ -153,9 +153,7 @@ def test_a_pickled_source_is_the_same_one(make: Callable[[Path], PackSource], tm
 
 
 @pytest.mark.parametrize("make", [tree, flat, manifest, lines, index_file, tar])
-def test_the_fingerprint_is_the_same_in_another_process_and_another_for_other_files(
-    make: Callable[[Path], PackSource], tmp_path: Path
-) -> None:
+def test_fingerprints_are_stable_and_change_with_files(make: Callable[[Path], PackSource], tmp_path: Path) -> None:
     source = make(tmp_path)
     files: dict[Any, str] = {manifest: "train.csv", lines: "train.jsonl", index_file: "index.json", tar: "a.tar"}
     where = files.get(make, "")
@@ -237,14 +235,14 @@ def test_a_flat_folder_has_no_labels(tmp_path: Path) -> None:
         (lambda root: ImageFolderSource(root), ConfigError, "no images in empty; remove .* or pass allow_empty=True"),
     ],
 )
-def test_a_folder_that_is_none_is_refused(make: Any, error: type[Exception], message: str, tmp_path: Path) -> None:
+def test_invalid_folders_raise(make: Any, error: type[Exception], message: str, tmp_path: Path) -> None:
     put(tmp_path, "a/1.jpg")
     (tmp_path / "empty").mkdir()
     with pytest.raises(error, match=message):
         make(tmp_path)
 
 
-def test_an_empty_class_keeps_its_label_where_it_is_allowed(tmp_path: Path) -> None:
+def test_allow_empty_keeps_the_label_of_an_empty_class(tmp_path: Path) -> None:
     put(tmp_path, "a/1.jpg", "c/1.jpg")
     (tmp_path / "b").mkdir()
     source = ImageFolderSource(tmp_path, allow_empty=True)
@@ -252,7 +250,7 @@ def test_an_empty_class_keeps_its_label_where_it_is_allowed(tmp_path: Path) -> N
     assert source.attrs == {"classes": ["a", "b", "c"]}
 
 
-def test_what_is_no_regular_file_is_told_and_never_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_special_files_are_reported_without_blocking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path, "a/1.jpg")
     monkeypatch.chdir(tmp_path)  # a socket's path is short
     os.mkfifo("a/2.jpg")
@@ -267,7 +265,7 @@ def test_what_is_no_regular_file_is_told_and_never_waited_for(tmp_path: Path, mo
         assert refused(source, 4) == "a/5.jpg: is not a regular file"
 
 
-def test_loops_of_links_are_told_and_end(tmp_path: Path) -> None:
+def test_link_loops_are_reported(tmp_path: Path) -> None:
     put(tmp_path, "a/deep/1.jpg", "b/1.jpg")
     (tmp_path / "a" / "deep" / "up").symlink_to("..")
     (tmp_path / "a" / "root").symlink_to(tmp_path)
@@ -275,7 +273,7 @@ def test_loops_of_links_are_told_and_end(tmp_path: Path) -> None:
     (tmp_path / "c").symlink_to("c")
     source = ImageFolderSource(tmp_path)
     assert column(source, "key") == ["a/deep/1.jpg", "b/1.jpg"]
-    assert sorted(told(source)) == [
+    assert sorted(problems(source)) == [
         "a/deep/up: links back to a, a folder that contains it; the loop is left out",
         "a/root: links back to the root, a folder that contains it; the loop is left out",
         "a/self: cannot be inspected: Too many levels of symbolic links",
@@ -283,14 +281,14 @@ def test_loops_of_links_are_told_and_end(tmp_path: Path) -> None:
     ]
 
 
-def test_a_folder_linked_twice_is_taken_twice_as_imagefolder_takes_it(tmp_path: Path) -> None:
+def test_a_folder_linked_twice_is_packed_twice(tmp_path: Path) -> None:
     put(tmp_path, "a/1.jpg")
     (tmp_path / "b").symlink_to("a")
     source = ImageFolderSource(tmp_path)
-    assert (column(source, "key"), told(source)) == (["a/1.jpg", "b/1.jpg"], [])
+    assert (column(source, "key"), problems(source)) == (["a/1.jpg", "b/1.jpg"], [])
 
 
-def test_links_without_a_loop_that_double_with_every_level_end(tmp_path: Path) -> None:
+def test_exponentially_many_link_paths_are_bounded(tmp_path: Path) -> None:
     for level in range(30):
         (tmp_path / "levels" / str(level)).mkdir(parents=True)
         for name in ("left", "right"):
@@ -298,7 +296,7 @@ def test_links_without_a_loop_that_double_with_every_level_end(tmp_path: Path) -
     put(tmp_path / "levels", "30/1.jpg")
     source = FlatFolderSource(tmp_path)
     assert len(source) <= 64
-    assert "is a folder that 64 other paths lead to already; more are left out" in told(source)[0]
+    assert "is a folder that 64 other paths lead to already; more are left out" in problems(source)[0]
 
 
 @pytest.mark.parametrize("make", [ImageFolderSource, FlatFolderSource])
@@ -312,22 +310,22 @@ def test_links_out_of_the_root_are_refused_unless_allowed(make: Any, tmp_path: P
     source = make(root)
     assert column(source, "key") == ["a/1.jpg", "a/within.jpg", "a/sub/in.jpg"]
     end = f"outside {root}; pass allow_outside=True (--allow-outside) to read it anyway"
-    assert sorted(told(source)) == [
+    assert sorted(problems(source)) == [
         f"a/file.jpg: is a link to {tmp_path}/outside/x.jpg, {end}",
         f"a/folder: is a link to {tmp_path}/outside, {end}",
         f"b: is a link to {tmp_path}/outside, {end}",
     ]
     allowed = make(root, allow_outside=True)
-    assert told(allowed) == []
+    assert problems(allowed) == []
     assert len(allowed) == 6
 
 
-def test_names_of_every_sort(tmp_path: Path) -> None:
+def test_unusual_file_names(tmp_path: Path) -> None:
     long = "n" * 250 + ".jpg"
     put(tmp_path, f"a/{long}", "a/日本 語.jpg", "a/'\"; rm -rf.jpg", b"a/\xff.jpg", b"a/\xfe/2.jpg", b"z\xfd/3.jpg")
     source = ImageFolderSource(tmp_path)
     assert column(source, "key") == ["a/'\"; rm -rf.jpg", f"a/{long}", "a/日本 語.jpg"]
-    assert sorted(told(source)) == [
+    assert sorted(problems(source)) == [
         r"a/\xfe: its name is not valid UTF-8, which a key must be; rename it",
         r"a/\xff.jpg: its name is not valid UTF-8, which a key must be; rename it",
         r"z\xfd: the folder's name is not valid UTF-8, which a key must be; rename it",
@@ -335,7 +333,7 @@ def test_names_of_every_sort(tmp_path: Path) -> None:
     assert source.attrs == {"classes": ["a", r"z\xfd"]}
 
 
-def test_a_tree_too_deep_for_a_path_is_told(tmp_path: Path) -> None:
+def test_a_path_that_is_too_long_is_reported(tmp_path: Path) -> None:
     put(tmp_path, "a/1.jpg")
     here = os.open(tmp_path / "a", os.O_RDONLY)
     for _ in range(20):
@@ -346,10 +344,10 @@ def test_a_tree_too_deep_for_a_path_is_told(tmp_path: Path) -> None:
     os.close(here)
     source = ImageFolderSource(tmp_path)
     assert len(source) == 1
-    assert told(source)[0].endswith(": the folder cannot be inspected: File name too long")
+    assert problems(source)[0].endswith(": the folder cannot be inspected: File name too long")
 
 
-def test_a_folder_that_cannot_be_listed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unlistable_folder_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path, "a/1.jpg", "a/secret/2.jpg")
     scandir = os.scandir
 
@@ -359,7 +357,7 @@ def test_a_folder_that_cannot_be_listed_is_told(tmp_path: Path, monkeypatch: pyt
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    assert told(ImageFolderSource(tmp_path)) == ["a/secret: the folder cannot be listed: Permission denied"]
+    assert problems(ImageFolderSource(tmp_path)) == ["a/secret: the folder cannot be listed: Permission denied"]
 
 
 # Manifests
@@ -402,7 +400,7 @@ def test_a_csv_gives_labels_keys_and_further_columns(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "cells", [["1", "1_0"], ["1", " 2"], ["1", ""], ["1", "٣"], ["0x1", "1"], ["1", "01"], ["9" * 19, "1.5"]]
 )
-def test_a_column_is_a_number_only_if_no_character_would_be_lost(cells: list[str], tmp_path: Path) -> None:
+def test_a_column_is_numeric_only_if_no_character_is_lost(cells: list[str], tmp_path: Path) -> None:
     put(tmp_path, "0.jpg", "1.jpg")
     rows = "".join(f"{number}.jpg,{cell}\n" for number, cell in enumerate(cells))
     source = ManifestSource(written(tmp_path, "path,x\n" + rows), delimiter=",", label=False)
@@ -428,11 +426,11 @@ def test_a_column_is_a_number_only_if_no_character_would_be_lost(cells: list[str
         ("path,label,note\n1.jpg,a,\"it's, here\"\n2.jpg,b,it's there\n", {}),
     ],
 )
-def test_dialects_are_found_out_or_said(text: str, options: dict[str, Any], tmp_path: Path) -> None:
+def test_csv_dialects_are_detected_or_given(text: str, options: dict[str, Any], tmp_path: Path) -> None:
     put(tmp_path, "1.jpg", "2.jpg")
     source = ManifestSource(written(tmp_path, text), **options)
     assert (column(source, "key"), column(source, "label")) == (["1.jpg", "2.jpg"], [0, 1])
-    assert told(source) == []
+    assert problems(source) == []
 
 
 def test_one_column_alone_is_a_list_of_paths(tmp_path: Path) -> None:
@@ -443,7 +441,7 @@ def test_one_column_alone_is_a_list_of_paths(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "cp1252", "utf-8"])
-def test_an_encoding_can_be_said(encoding: str, tmp_path: Path) -> None:
+def test_an_encoding_can_be_given(encoding: str, tmp_path: Path) -> None:
     put(tmp_path, "é.jpg")
     source = ManifestSource(written(tmp_path, "path,label\né.jpg,à\n".encode(encoding)), encoding=encoding)
     assert (column(source, "key"), source.attrs["classes"]) == (["é.jpg"], ["à"])
@@ -472,7 +470,7 @@ def test_labels_are_integers_or_names(
     assert source.attrs.get("classes") == classes
 
 
-def test_labels_that_could_be_either_are_not_guessed(tmp_path: Path) -> None:
+def test_ambiguous_labels_raise(tmp_path: Path) -> None:
     file = written(tmp_path, "path,label\n1.jpg,0\n2.jpg,1\npath,label\n")
     with pytest.raises(ConfigError) as caught:
         ManifestSource(file)
@@ -481,7 +479,9 @@ def test_labels_that_could_be_either_are_not_guessed(tmp_path: Path) -> None:
         "label_type='names' (--label-type names) if all are class names, 'int' to accept integers only, classes=[…] to list "
         "the class names, or label=False (--no-label) to keep them as another field"
     )
-    assert told(ManifestSource(file, label_type="int")) == ["train.csv line 4 (path): label 'label' is not an integer"]
+    assert problems(ManifestSource(file, label_type="int")) == [
+        "train.csv line 4 (path): label 'label' is not an integer"
+    ]
     with pytest.raises(
         ConfigError, match=r"labels are numbers such as '1\.5' at train.csv line 2; pass label_type='names'"
     ):
@@ -493,7 +493,7 @@ def test_label_column_can_be_none(tmp_path: Path) -> None:
     assert kinds(source) == {"image": "image", "key": "str", "label": "float"}
 
 
-def test_classes_that_look_alike_or_are_numbers_are_warned_of(tmp_path: Path) -> None:
+def test_similar_or_numeric_class_names_give_a_note(tmp_path: Path) -> None:
     put(tmp_path / "a", "Cat/1.jpg", "cat/1.jpg", "caf\u00e9/1.jpg", "cafe\u0301/1.jpg", "dog/1.jpg")
     (note,) = ImageFolderSource(tmp_path / "a").notes
     assert note.startswith("2 groups of classes differ only in case, spaces or Unicode form, and stay separate: ")
@@ -505,13 +505,13 @@ def test_classes_that_look_alike_or_are_numbers_are_warned_of(tmp_path: Path) ->
     assert ImageFolderSource(tmp_path / "c").notes == ()
 
 
-def test_blanks_around_a_label_do_not_make_a_class(tmp_path: Path) -> None:
+def test_spaces_around_a_label_are_ignored(tmp_path: Path) -> None:
     put(tmp_path, "1.jpg", "2.jpg", "3.jpg")
     source = ManifestSource(written(tmp_path, "path,label\n1.jpg,cat\n2.jpg,cat \n3.jpg,dog\n"))
     assert (column(source, "label"), source.attrs["classes"]) == ([0, 0, 1], ["cat", "dog"])
 
 
-def test_hidden_files_of_a_list_are_left_out_unless_asked_for(tmp_path: Path) -> None:
+def test_hidden_files_of_a_list_are_left_out_by_default(tmp_path: Path) -> None:
     put(tmp_path, "a/1.jpg", "a/.ipynb_checkpoints/1.jpg", "__MACOSX/a/._1.jpg")
     file = written(tmp_path, "path,label\na/1.jpg,x\na/.ipynb_checkpoints/1.jpg,y\n__MACOSX/a/._1.jpg,z\n")
     source = ManifestSource(file)
@@ -531,11 +531,11 @@ def test_labels_of_a_tar_are_named_by_their_ending(tmp_path: Path) -> None:
     assert list(source.strata()) == [("1", 4)]
     assert column(TarSource(path, label=False), "idx") == [b"4"]
     assert source.notes == (
-        "left out 1 hidden file (__MACOSX/._1.jpg); include_hidden=True (--include-hidden) takes them",
+        "left out 1 hidden file (__MACOSX/._1.jpg); include_hidden=True (--include-hidden) includes them",
     )
 
 
-def test_bad_rows_are_told_by_line(tmp_path: Path) -> None:
+def test_bad_rows_are_reported_by_line(tmp_path: Path) -> None:
     put(tmp_path, "root/1.jpg", "out.jpg")
     root = tmp_path / "root"
     (root / "link.jpg").symlink_to("../out.jpg")
@@ -561,15 +561,15 @@ def test_bad_rows_are_told_by_line(tmp_path: Path) -> None:
     source = ManifestSource(written(root, text))
     outside = f"outside {root}; pass allow_outside=True (--allow-outside) to read it anyway"
     assert column_keys(source) == ["1.jpg", "two\nlines.jpg"]
-    assert told(source) == [
+    assert problems(source) == [
         "train.csv line 3 (2.jpg): no label is given in 'label'",
         "train.csv line 4: no path is given",
         "train.csv line 5 (./1.jpg): the path is already listed at train.csv line 2",
         f"train.csv line 6 (../out.jpg): the path leads out of {root}; pass allow_outside=True (--allow-outside) to read it anyway",
-        f"train.csv line 7 (/etc/passwd): the path is absolute, and paths are taken below {root}; pass "
+        f"train.csv line 7 (/etc/passwd): the path is absolute, but paths are relative to {root}; pass "
         "allow_outside=True (--allow-outside) to read it anyway",
-        f"train.csv line 8 (link.jpg): the path leads, by a link, to {tmp_path}/out.jpg, {outside}",
-        f"train.csv line 9 (up/out.jpg): the path leads, by a link, to {tmp_path}/out.jpg, {outside}",
+        f"train.csv line 8 (link.jpg): the path leads, through a link to {tmp_path}/out.jpg, {outside}",
+        f"train.csv line 9 (up/out.jpg): the path leads, through a link to {tmp_path}/out.jpg, {outside}",
         "train.csv line 10: has 2 columns instead of 3",
         "train.csv line 11: has 4 columns instead of 3",
         "train.csv line 12: holds a NUL character",
@@ -580,7 +580,7 @@ def test_bad_rows_are_told_by_line(tmp_path: Path) -> None:
     allowed = ManifestSource(
         written(root, "path\n../out.jpg\nlink.jpg\n" + f"{tmp_path}/out.jpg\n"), allow_outside=True
     )
-    assert told(allowed) == []
+    assert problems(allowed) == []
     assert column(allowed, "image") == [jpeg(1)] * 3
 
 
@@ -588,7 +588,7 @@ def column_keys(source: PackSource) -> list[str]:
     return [source.name(index).partition(" (")[2][:-1] for index in range(len(source))]
 
 
-def test_a_file_that_cannot_be_read_is_told_when_it_is_read(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_a_bad_item(tmp_path: Path) -> None:
     (tmp_path / "folder.jpg").mkdir()
     os.mkfifo(tmp_path / "pipe.jpg")
     long = "n" * 300
@@ -601,15 +601,15 @@ def test_a_file_that_cannot_be_read_is_told_when_it_is_read(tmp_path: Path) -> N
     ]
 
 
-def test_a_label_that_is_none_of_the_classes_given_is_told(tmp_path: Path) -> None:
+def test_labels_outside_the_given_classes_are_reported(tmp_path: Path) -> None:
     file = written(tmp_path, "path,label\n1.jpg,dgo\n2.jpg,cat\n")
     source = ManifestSource(file, classes=["dog", "cat"])
-    assert told(source) == [
+    assert problems(source) == [
         "train.csv line 2 (1.jpg): unknown label 'dgo'; did you mean 'dog'? The classes are dog, cat"
     ]
     assert column_keys(source) == ["2.jpg"]
     source = ManifestSource(written(tmp_path, "path,label\n1.jpg,1\n2.jpg,2\n3.jpg,-1\n"), classes=["dog", "cat"])
-    assert told(source) == [
+    assert problems(source) == [
         "train.csv line 3 (2.jpg): label 2 is outside the 2 classes given",
         "train.csv line 4 (3.jpg): label -1 is outside the 2 classes given",
     ]
@@ -623,8 +623,8 @@ def test_a_label_that_is_none_of_the_classes_given_is_told(tmp_path: Path) -> No
         (
             "a,b\n1.jpg,2\n",
             {},
-            r"none of its columns 'a', 'b' is one of path, image, .*; say which with path_column= \(--path-column\), or, for CSV "
-            r"without a header, columns=\['path', …\] \(--columns path,label\)",
+            r"none of its columns 'a', 'b' is one of path, image, .*; name it with path_column= \(--path-column\), or, for CSV "
+            r"without a header, pass columns=\['path', …\] \(--columns path,label\)",
         ),
         ("path,label\n", {"path_column": "pth"}, "path_column='pth' is not one of its columns 'path', 'label'"),
         ("path,label\n", {"label_column": "y"}, "label_column='y' is not one of its columns 'path', 'label'"),
@@ -657,14 +657,12 @@ def test_a_label_that_is_none_of_the_classes_given_is_told(tmp_path: Path) -> No
         ("path\n", {"format": "jsonl", "delimiter": ";"}, "apply to CSV, not to JSONL"),
     ],
 )
-def test_a_manifest_that_leaves_open_what_is_meant_is_refused(
-    text: str | bytes, options: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_ambiguous_manifests_raise(text: str | bytes, options: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         ManifestSource(written(tmp_path, text), **options)
 
 
-def test_a_wrong_byte_far_into_a_file_is_told_by_its_place(tmp_path: Path) -> None:
+def test_a_wrong_byte_is_reported_with_its_offset(tmp_path: Path) -> None:
     text = "path\n" + "".join(f"{number:07}.jpg\n" for number in range(50_000))
     data = text.encode()
     file = written(tmp_path, data[:400_000] + b"\xff" + data[400_000:])
@@ -672,21 +670,21 @@ def test_a_wrong_byte_far_into_a_file_is_told_by_its_place(tmp_path: Path) -> No
         ManifestSource(file)
 
 
-def test_a_quote_that_is_never_closed_does_not_take_all_memory(tmp_path: Path) -> None:
+def test_an_unclosed_quote_does_not_exhaust_memory(tmp_path: Path) -> None:
     rows = "".join(f"{number}.jpg,a\n" for number in range(20_000))
     source = ManifestSource(written(tmp_path, f'path,label\n0.png,a\n"{rows}'))
-    assert told(source)[0] == (
+    assert problems(source)[0] == (
         "train.csv line 3: field larger than field limit (131072); is a quote opened and not closed?"
     )
 
 
-def test_a_manifest_that_is_no_file_is_refused(tmp_path: Path) -> None:
+def test_a_manifest_must_be_a_regular_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.csv")
     with pytest.raises(ConfigError, match="pipe.csv is not a regular file"):
         ManifestSource(tmp_path / "pipe.csv")
     with pytest.raises(StoreNotFoundError, match=r"no file at .*none.csv: .* holds pipe.csv"):
         ManifestSource(tmp_path / "none.csv")
-    with pytest.raises(StoreNotFoundError, match="root='nowhere' is no folder"):
+    with pytest.raises(StoreNotFoundError, match="root='nowhere' is not a folder"):
         ManifestSource(written(tmp_path, "path\n1.jpg\n"), root="nowhere")
 
 
@@ -703,7 +701,7 @@ CELLS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=
     doublequote=st.booleans(),
     lineterminator=st.sampled_from(["\n", "\r\n"]),
 )
-def test_what_csv_writes_comes_back(
+def test_files_of_the_csv_module_round_trip(
     rows: list[tuple[str, str]],
     delimiter: str,
     quotechar: str,
@@ -737,7 +735,7 @@ def test_what_csv_writes_comes_back(
             quotechar="" if quoting == csv.QUOTE_NONE else quotechar,
             escapechar=escapechar,
         )
-        assert told(source) == []
+        assert problems(source) == []
         assert [(str(record["a"]), str(record["b"])) for record in records(source)] == [
             tuple(normal(source, name, cell) for name, cell in zip("ab", row, strict=True)) for row in rows
         ]
@@ -759,7 +757,7 @@ def normal(source: PackSource, name: str, cell: str) -> str:
 )
 @example(rows=[("it's", ""), ("'", "''")], delimiter=",", quoting=csv.QUOTE_MINIMAL)
 @example(rows=[("'", ""), ("'", "")], delimiter=",", quoting=csv.QUOTE_MINIMAL)
-def test_the_dialect_of_what_python_or_a_spreadsheet_writes_is_found_out(
+def test_dialects_of_python_and_spreadsheets_are_detected(
     rows: list[tuple[str, str]], delimiter: str, quoting: Any
 ) -> None:
     buffer = io.StringIO(newline="")
@@ -769,7 +767,7 @@ def test_the_dialect_of_what_python_or_a_spreadsheet_writes_is_found_out(
     with tempfile.TemporaryDirectory() as folder:
         put(Path(folder), *(f"{number}.jpg" for number in range(len(rows))))
         source = ManifestSource(written(Path(folder), buffer.getvalue()), label=False)
-        assert told(source) == []
+        assert problems(source) == []
         assert [str(value) for value in column(source, "a")] == [normal(source, "a", first) for first, _ in rows]
 
 
@@ -824,7 +822,7 @@ def test_jsonl_columns_have_the_types_of_their_values(tmp_path: Path) -> None:
     assert source.attrs == {"classes": ["a", "b"], "source": {"kind": "jsonl", "file": "train.ndjson"}}
 
 
-def test_bad_lines_are_told_by_line_and_column(tmp_path: Path) -> None:
+def test_bad_json_lines_are_reported_by_line_and_column(tmp_path: Path) -> None:
     put(tmp_path, "1.jpg")
     text = (
         '{"path": "1.jpg", "label": 1, "x": 1}\n'
@@ -844,7 +842,7 @@ def test_bad_lines_are_told_by_line_and_column(tmp_path: Path) -> None:
     text += '{"path": "14.jpg", "x": ' + "[" * 100_000 + "\n" + '{"path": "15.jpg", "x": ' + "9" * 5000 + "}\n"
     source = ManifestSource(written(tmp_path, text, "a.jsonl"))
     assert len(source) == 1
-    assert told(source) == [
+    assert problems(source) == [
         "a.jsonl line 2: is not JSON at column 30: Expecting property name enclosed in double quotes",
         "a.jsonl line 3: is a JSON list; expected an object with a path",
         "a.jsonl line 4 (4.jpg): no label is given in 'label'",
@@ -852,10 +850,10 @@ def test_bad_lines_are_told_by_line_and_column(tmp_path: Path) -> None:
         "a.jsonl line 6: no path is given",
         "a.jsonl line 7: its path is a int, not text",
         "a.jsonl line 8 (8.jpg): its label is a bool; expected an integer or a class name",
-        "a.jsonl line 9 (9\\x00.jpg): its path holds a NUL character",
+        "a.jsonl line 9 (9\\x00.jpg): its path contains a NUL character",
         "a.jsonl line 10 (10\\ud800.jpg): its path is not valid UTF-8",
-        "a.jsonl line 11 (11.jpg): holds text with a lone surrogate, which has no UTF-8 form",
-        "a.jsonl line 12 (12.jpg): holds text with a lone surrogate, which has no UTF-8 form",
+        "a.jsonl line 11 (11.jpg): contains text with a lone surrogate, which UTF-8 cannot encode",
+        "a.jsonl line 12 (12.jpg): contains text with a lone surrogate, which UTF-8 cannot encode",
         "a.jsonl line 13 (1.jpg): the path is already listed at a.jsonl line 1",
         "a.jsonl line 14: is JSON nested too deeply",
         "a.jsonl line 15: is JSON that cannot be stored: Exceeds the limit (4300 digits) for integer string conversion: "
@@ -863,7 +861,7 @@ def test_bad_lines_are_told_by_line_and_column(tmp_path: Path) -> None:
     ]
 
 
-def test_json_that_no_store_keeps_is_told_when_it_is_read(tmp_path: Path) -> None:
+def test_unstorable_json_is_a_bad_item(tmp_path: Path) -> None:
     source = ManifestSource(written(put(tmp_path, "1.jpg"), '{"path": "1.jpg", "x": [NaN]}', "a.jsonl"), label=False)
     assert refused(source) == "a.jsonl line 1 (1.jpg): its x cannot be stored: JSON has no nan"
 
@@ -903,16 +901,16 @@ def test_an_index_of_lists(tmp_path: Path) -> None:
         ('{"path_list": [' + "9" * 5000 + "]}", "index.json is JSON that cannot be stored: Exceeds"),
     ],
 )
-def test_an_index_that_is_none_is_refused(index: Any, message: str, tmp_path: Path) -> None:
+def test_invalid_indexes_raise(index: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         JsonIndexSource(indexed(tmp_path, index))
 
 
-def test_bad_items_of_an_index_are_told_by_position(tmp_path: Path) -> None:
+def test_bad_items_of_an_index_are_reported_by_position(tmp_path: Path) -> None:
     index = {"path_list": ["1.jpg", "../2.jpg", None, "1.jpg"], "label_list": [1, 2, 3, 4]}
-    assert told(JsonIndexSource(indexed(tmp_path, index))) == [
-        f"index.json path_list[1] (../2.jpg): the path leads out of {tmp_path}; pass allow_outside=True (--allow-outside) to take it all "
-        "the same",
+    assert problems(JsonIndexSource(indexed(tmp_path, index))) == [
+        f"index.json path_list[1] (../2.jpg): the path leads out of {tmp_path}; pass allow_outside=True (--allow-outside) to "
+        "read it anyway",
         "index.json path_list[2]: no path is given",
         "index.json path_list[3] (1.jpg): the path is already listed at index.json path_list[0]",
     ]
@@ -924,7 +922,7 @@ FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_members_that_share_a_name_make_one_sample(format: int, tmp_path: Path) -> None:
+def test_members_with_a_common_name_form_a_sample(format: int, tmp_path: Path) -> None:
     long = "l" * 90 + "/" + "m" * 90
     members = {
         "./0.jpg": jpeg(0),
@@ -939,7 +937,7 @@ def test_members_that_share_a_name_make_one_sample(format: int, tmp_path: Path) 
         f"{long}.seg.PNG": b"",
     }
     source = TarSource(shard(tmp_path / "a.tar", members, format=format))
-    assert told(source) == []
+    assert problems(source) == []
     assert kinds(source) == {
         "image": "image",
         "label": "int",
@@ -989,7 +987,7 @@ def test_tars_are_grouped_as_tarfile_reads_them(members: list[tuple[str, bytes]]
         assert dict(zip(column(source, "key"), column(source, "image"), strict=True)) == good
 
 
-def test_shards_are_named_by_range_glob_or_list(tmp_path: Path) -> None:
+def test_shards_are_given_by_range_glob_or_list(tmp_path: Path) -> None:
     for number in range(8, 12):
         shard(tmp_path / f"s-{number:03}.tar", {f"{number}.jpg": jpeg(number)})
     keys = ["8", "9", "10", "11"]
@@ -1015,7 +1013,7 @@ def test_shards_are_named_by_range_glob_or_list(tmp_path: Path) -> None:
         ("empty.tar", ConfigError, "empty.tar: no members form a sample, such as 0001.jpg"),
     ],
 )
-def test_shards_that_are_missing_are_told(name: str, error: type[Exception], message: str, tmp_path: Path) -> None:
+def test_missing_shards_raise(name: str, error: type[Exception], message: str, tmp_path: Path) -> None:
     shard(tmp_path / "a.tar", {"1.jpg": b"x"})
     if name == "empty.tar":
         shard(tmp_path / name, {})
@@ -1023,7 +1021,7 @@ def test_shards_that_are_missing_are_told(name: str, error: type[Exception], mes
         TarSource(tmp_path / name)
 
 
-def test_hostile_members_are_told_and_never_taken(tmp_path: Path) -> None:
+def test_hostile_members_are_reported_and_skipped(tmp_path: Path) -> None:
     odd = {
         "hard.jpg": tarfile.LNKTYPE,
         "soft.jpg": tarfile.SYMTYPE,
@@ -1053,7 +1051,7 @@ def test_hostile_members_are_told_and_never_taken(tmp_path: Path) -> None:
             file.addfile(tarfile.TarInfo(name))
     source = TarSource(tmp_path / "a.tar")
     assert column(source, "key") == ["good"]
-    assert told(source) == [
+    assert problems(source) == [
         "a.tar: hard.jpg: is a hard link; only regular files are packed",
         "a.tar: soft.jpg: is a symbolic link; only regular files are packed",
         "a.tar: device.jpg: is a device; only regular files are packed",
@@ -1067,16 +1065,16 @@ def test_hostile_members_are_told_and_never_taken(tmp_path: Path) -> None:
         r"a.tar: b\xff.jpg: its name is not valid UTF-8",
         "a.tar: good.PNG: is the second member of its sample for the field image",
     ]
-    assert source.notes == ("left out 1 hidden file (.hidden); include_hidden=True (--include-hidden) takes them",)
+    assert source.notes == ("left out 1 hidden file (.hidden); include_hidden=True (--include-hidden) includes them",)
     assert os.listdir(tmp_path) == ["a.tar"]
 
 
-def test_samples_that_lack_what_others_have_are_told(tmp_path: Path) -> None:
+def test_incomplete_samples_are_reported(tmp_path: Path) -> None:
     members = {"1.jpg": b"1", "1.cls": b"1", "2.jpg": b"2", "3.cls": b"3", "3.txt": b"", "4.png": b"4", "4.cls": b"4"}
     source = TarSource(shard(tmp_path / "a.tar", members))
     images = "jpg, jpeg, png, ppm, bmp, pgm, tif, tiff, webp"
     assert column(source, "label") == [1, 4]
-    assert told(source) == [
+    assert problems(source) == [
         "a.tar: 2: has no .cls, which others have; choose extensions with extensions=",
         f"a.tar: 3: has no image ({images}), only label, txt",
     ]
@@ -1084,20 +1082,20 @@ def test_samples_that_lack_what_others_have_are_told(tmp_path: Path) -> None:
     assert column(TarSource(tmp_path / "a.tar", extensions=["jpg", ".PNG"]), "key") == ["1", "2", "4"]
 
 
-def test_keys_that_are_in_two_shards_are_told(tmp_path: Path) -> None:
+def test_keys_in_two_shards_are_reported(tmp_path: Path) -> None:
     for name in ("x", "y"):
         shard(
             tmp_path / f"{name}.tar", {"0.jpg": name.encode(), "0.cls": b"1", f"{name}.jpg": b"", f"{name}.cls": b"2"}
         )
     source = TarSource(tmp_path / "{x,y}.tar")
     assert column(source, "key") == ["0", "x", "y"]
-    assert told(source) == ["y.tar: 0: its key is already in x.tar; pass key_with_shard=True to pack both"]
+    assert problems(source) == ["y.tar: 0: its key is already in x.tar; pass key_with_shard=True to pack both"]
     source = TarSource(tmp_path / "{x,y}.tar", key_with_shard=True)
     assert column(source, "key") == ["x/0", "x/x", "y/0", "y/y"]
     assert column(source, "image")[::2] == [b"x", b"y"]
 
 
-def test_a_tar_cut_anywhere_keeps_what_lies_before(tmp_path: Path) -> None:
+def test_a_truncated_tar_keeps_earlier_members(tmp_path: Path) -> None:
     members = {f"{'deep/' * 30}{number}.jpg": bytes([number]) * 700 for number in range(3)}
     whole = shard(tmp_path / "a.tar", members, format=tarfile.GNU_FORMAT).read_bytes()
     every = records(TarSource(tmp_path / "a.tar"))
@@ -1108,18 +1106,18 @@ def test_a_tar_cut_anywhere_keeps_what_lies_before(tmp_path: Path) -> None:
         assert records(source) == every[: len(source)]
         assert len(source) == sum(2560 * number + 1536 + 700 <= size for number in range(3))
         if size < end + 512:
-            assert len(told(source)) == 1
-            assert told(source)[0].startswith("cut.tar: at byte ")
-            assert "the file ends" in told(source)[0]
+            assert len(problems(source)) == 1
+            assert problems(source)[0].startswith("cut.tar: at byte ")
+            assert "the file ends" in problems(source)[0]
 
 
-def test_a_damaged_tar_is_told_with_the_place(tmp_path: Path) -> None:
+def test_tar_damage_is_reported_with_its_offset(tmp_path: Path) -> None:
     whole = bytearray(shard(tmp_path / "a.tar", {"1.jpg": b"1", "2.jpg": b"2", "3.jpg": b"3"}).read_bytes())
 
     def say(data: bytes) -> tuple[int, str]:
         (tmp_path / "b.tar").write_bytes(data)
         source = TarSource(tmp_path / "b.tar")
-        return len(source), "; ".join(told(source))
+        return len(source), "; ".join(problems(source))
 
     end = "; only members before that are used"
     flipped = bytes(whole[:1030]) + b"\x07" + bytes(whole[1031:])
@@ -1127,7 +1125,7 @@ def test_a_damaged_tar_is_told_with_the_place(tmp_path: Path) -> None:
     assert say(b"hello" * 300) == (0, f"b.tar: at byte 0: it is not a tar file{end}")
     closed = "the file ends without the mark that closes an archive: it was cut short"
     assert say(bytes(whole[: 3 * 1024])) == (3, f"b.tar: at byte 3072: {closed}{end}")
-    twice = "more follows the mark that closes the archive; put each archive in a file of its own"
+    twice = "more data follows the end of the archive; put each archive into a file of its own"
     assert say(bytes(whole) * 2) == (3, f"b.tar: at byte 3072: {twice}{end}")
     assert say(b"\x1f\x8b" + bytes(2000))[1].startswith("b.tar: at byte 0: it is compressed (gzip); decompress it")
     # A size below zero sent tarfile back over the same headers for ever.
@@ -1142,7 +1140,7 @@ def test_a_damaged_tar_is_told_with_the_place(tmp_path: Path) -> None:
     assert say(bytes(header) + bytes(whole[512:])) == (0, f"b.tar: at byte 512: the file ends within '1.jpg'{end}")
 
 
-def test_every_flipped_byte_of_a_header_is_told_or_harmless(tmp_path: Path) -> None:
+def test_flipped_header_bytes_are_reported_or_harmless(tmp_path: Path) -> None:
     members = {"long/" * 30 + f"é{number}.jpg": bytes([number]) * 600 for number in range(2)}
     whole = shard(tmp_path / "a.tar", members, format=tarfile.PAX_FORMAT).read_bytes()
     every = {(record["key"], record["image"]) for record in records(TarSource(tmp_path / "a.tar"))}
@@ -1151,12 +1149,12 @@ def test_every_flipped_byte_of_a_header_is_told_or_harmless(tmp_path: Path) -> N
         data[place] ^= 0x55
         (tmp_path / "b.tar").write_bytes(data)
         source = TarSource(tmp_path / "b.tar")  # no foreign exception, whatever it holds
-        assert told(source) or len(source) == len(every)
+        assert problems(source) or len(source) == len(every)
 
 
-def test_a_shard_that_is_no_file_or_changes_is_told(tmp_path: Path) -> None:
+def test_special_or_changed_shards_are_reported(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.tar")
-    assert told(TarSource(tmp_path / "pipe.tar")) == ["pipe.tar: is not a regular file"]
+    assert problems(TarSource(tmp_path / "pipe.tar")) == ["pipe.tar: is not a regular file"]
     source = TarSource(shard(tmp_path / "a.tar", {"1.jpg": b"1"}))
     shard(tmp_path / "a.tar", {"0.jpg": b"0", "1.jpg": b"1"})
     assert refused(source) == "a.tar: 1: its shard changed after its members were listed"
@@ -1180,9 +1178,7 @@ def test_a_shard_that_is_no_file_or_changes_is_told(tmp_path: Path) -> None:
         ("json", b"[NaN]", "its .json is JSON that cannot be stored: JSON has no nan"),
     ],
 )
-def test_members_that_do_not_parse_are_told_when_they_are_read(
-    ending: str, data: bytes, message: str, tmp_path: Path
-) -> None:
+def test_unparsable_members_are_bad_items(ending: str, data: bytes, message: str, tmp_path: Path) -> None:
     source = TarSource(shard(tmp_path / "a.tar", {"1.jpg": b"", f"1.{ending}": data}), label=ending == "cls")
     assert refused(source) == f"a.tar: 1: {message}"
 
@@ -1226,7 +1222,7 @@ def test_tensors_and_arrays_become_arrays() -> None:
     assert source.fields == {"x": Field("array", "<i2", (3,)), "y": Field("float")}
 
 
-def test_a_pil_image_is_stored_as_its_file_as_long_as_it_shows_it(tmp_path: Path) -> None:
+def test_an_unchanged_pil_image_is_stored_as_its_file(tmp_path: Path) -> None:
     put(tmp_path, "0.jpg")
     path = tmp_path / "0.jpg"
     loaded = Image.open(path)
@@ -1258,7 +1254,7 @@ def test_a_pil_image_of_any_mode_is_stored_without_loss(mode: str) -> None:
         assert np.array_equal(np.asarray(back.convert(image.mode)), np.asarray(image))
 
 
-def test_a_pil_image_without_a_lossless_file_is_told() -> None:
+def test_a_pil_image_without_a_lossless_format_is_a_bad_item() -> None:
     source = DatasetSource([(photograph(0).convert("HSV"),)])
     assert refused(source) == "sample 0: its image a PIL image of mode HSV has no lossless format; pass its array"
 
@@ -1285,7 +1281,7 @@ class Photographs:
         return image, label if self.target_transform is None else self.target_transform(label)
 
 
-def test_a_dataset_that_knows_its_files_gives_them(tmp_path: Path) -> None:
+def test_a_dataset_of_files_is_packed_as_files(tmp_path: Path) -> None:
     dataset = Photographs(tmp_path)
     source = open_source(dataset)
     assert type(source) is FilesSource
@@ -1305,7 +1301,7 @@ def test_a_dataset_that_knows_its_files_gives_them(tmp_path: Path) -> None:
     assert type(open_source(dataset)) is DatasetSource
 
 
-def test_files_are_taken_only_where_samples_are_what_they_show(tmp_path: Path) -> None:
+def test_files_are_packed_only_if_samples_match_them(tmp_path: Path) -> None:
     assert type(open_source(Photographs(tmp_path / "a", shift=1))) is DatasetSource
     dataset = Photographs(tmp_path / "b")
     dataset.image_paths[0], dataset.image_paths[3] = dataset.image_paths[3], dataset.image_paths[0]
@@ -1314,7 +1310,7 @@ def test_files_are_taken_only_where_samples_are_what_they_show(tmp_path: Path) -
         open_source([(jpeg(0), 1)], files=True)
 
 
-def test_datasets_in_a_row_whose_classes_differ_are_refused(tmp_path: Path) -> None:
+def test_concatenated_datasets_must_have_equal_classes(tmp_path: Path) -> None:
     parts: list[Any] = [Photographs(tmp_path / name) for name in "ab"]
     assert len(open_source(ConcatDataset(parts))) == 8
     parts[0].classes, parts[1].classes = ["cat", "dog"], ["dog", "cat"]
@@ -1335,7 +1331,7 @@ class Broken(Sequence[Any]):
         return jpeg(index), self.targets[index]
 
 
-def test_an_exception_of_the_dataset_is_told() -> None:
+def test_an_exception_of_the_dataset_is_a_bad_item() -> None:
     source = DatasetSource(Broken())
     assert refused(source, 1) == "sample 1: cannot be read: OSError: image file is truncated"
     assert source.attrs["classes"] == ["a", "b"]
@@ -1355,16 +1351,16 @@ def test_an_exception_of_the_dataset_is_told() -> None:
         ),
         ((b"x", 1, np.zeros(2, "f4"), "s", 1.0), "its field2 is float32 (2,), and the field float64 (2,)"),
         ((b"x", 1, np.zeros(2), b"s", 1.0), "its field3 is a bytes, but the field is of kind str"),
-        ((b"x", 1, np.zeros(2), "\ud800", 1.0), "its field3 holds a lone surrogate, which has no UTF-8 form"),
+        ((b"x", 1, np.zeros(2), "\ud800", 1.0), "its field3 contains a lone surrogate, which UTF-8 cannot encode"),
         ((b"x", 1, np.zeros(2), "s", "1"), "its field4 is a str, but the field is of kind float"),
     ],
 )
-def test_a_sample_unlike_the_first_is_told(second: Any, message: str) -> None:
+def test_a_sample_unlike_the_first_is_a_bad_item(second: Any, message: str) -> None:
     source = DatasetSource([(jpeg(0), 1, np.zeros(2), "s", 1.0), second])
     assert refused(source, 1).startswith(f"sample 1: {message}")
 
 
-def test_dimensions_may_differ_where_fields_say_so() -> None:
+def test_dimensions_may_vary_if_fields_allow_it() -> None:
     spec = {"x": {"kind": "array", "dtype": "float64", "shape": [None]}}
     source = DatasetSource([(np.zeros(2),), (np.zeros(3),)], fields=spec)
     assert [len(value) for value in column(source, "x")] == [2, 3]
@@ -1374,10 +1370,10 @@ def test_dimensions_may_differ_where_fields_say_so() -> None:
     ("dataset", "options", "message"),
     [
         ([], {}, "the list is empty"),
-        (iter([1]), {}, "a list_iterator is no dataset: it needs __getitem__ and __len__"),
-        ([(jpeg(0), None)], {}, "'element1' of the first sample is None, which no field holds; pass fields="),
-        ([(object(),)], {}, "'element0' of the first sample is a object, which no field holds"),
-        ([(torch.zeros(2, dtype=torch.bfloat16),)], {}, "'element0' of the first sample has no NumPy array"),
+        (iter([1]), {}, "a list_iterator is not a dataset: it needs __getitem__ and __len__"),
+        ([(jpeg(0), None)], {}, "'element1' of the first sample is None, which no field can store; pass fields="),
+        ([(object(),)], {}, "'element0' of the first sample is a object, which no field can store"),
+        ([(torch.zeros(2, dtype=torch.bfloat16),)], {}, "'element0' of the first sample cannot be a NumPy array"),
         ([(jpeg(0), 1)], {"fields": ["a"]}, r"fields: 1 names \(a\) for 2 elements of a sample"),
         ([(jpeg(0), 1)], {"fields": "image"}, "fields='image' must be a list of names"),
         ([{"a": 1}], {"fields": ["b"]}, "fields: the first sample has no 'b', only 'a'"),
@@ -1386,7 +1382,7 @@ def test_dimensions_may_differ_where_fields_say_so() -> None:
         (Subset(Broken(), [1, 1]), {}, "none of the first samples can be read.*sample 0 cannot be read: OSError"),  # type: ignore[arg-type]
     ],
 )
-def test_a_dataset_that_cannot_be_packed_is_refused(dataset: Any, options: Any, message: str) -> None:
+def test_unsupported_datasets_raise(dataset: Any, options: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         DatasetSource(dataset, **options)
 
@@ -1422,7 +1418,7 @@ class HuggingFace:
         return {"image": {"bytes": jpeg(index), "path": None}, "label": index}
 
 
-def test_a_hugging_face_dataset_gives_the_files_it_holds() -> None:
+def test_a_hugging_face_dataset_gives_its_image_files() -> None:
     source = open_source(HuggingFace())
     assert column(source, "image") == [jpeg(0), jpeg(1)]
     assert kinds(source) == {"image": "image", "label": "int"}
@@ -1432,7 +1428,7 @@ def test_a_hugging_face_dataset_gives_the_files_it_holds() -> None:
 # Stores
 
 
-def test_a_store_as_a_source_says_which_records_are_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_source_names_bad_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = store(tmp_path)
     assert (kinds(source), source.attrs) == ({"image": "image", "label": "int"}, {"classes": ["a"]})
     bad = storeds.errors.RecordError.at("lmdb://x", 1, "its checksum does not match")
@@ -1446,7 +1442,7 @@ def test_a_backend_is_a_source_too(tmp_path: Path) -> None:
     store(tmp_path)
     with storeds.open_backend(tmp_path / "a.lmdb") as backend:
         assert records(open_source(backend))[1]["label"] == 4
-        with pytest.raises(ConfigError, match="is open already; readahead cannot be given now"):
+        with pytest.raises(ConfigError, match="is already open; pass readahead when opening it"):
             open_source(backend, readahead=True)
 
 
@@ -1464,13 +1460,13 @@ def test_a_backend_is_a_source_too(tmp_path: Path) -> None:
         (store, "a.lmdb", StoreSource),
     ],
 )
-def test_a_source_is_recognised(make: Callable[[Path], PackSource], where: str, kind: type, tmp_path: Path) -> None:
+def test_sources_are_detected(make: Callable[[Path], PackSource], where: str, kind: type, tmp_path: Path) -> None:
     make(tmp_path)
     assert type(open_source(tmp_path / where)) is kind
     assert type(open_source(str(tmp_path / where))) is kind
 
 
-def test_what_a_file_holds_counts_more_than_its_name(tmp_path: Path) -> None:
+def test_content_counts_more_than_the_file_name(tmp_path: Path) -> None:
     tar(tmp_path)
     store(tmp_path)
     (tmp_path / "a.tar").rename(tmp_path / "tar.bin")
@@ -1486,20 +1482,20 @@ def test_what_a_file_holds_counts_more_than_its_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "options", "error", "message"),
     [
-        ("none", {}, StoreNotFoundError, "nothing is at none: .* holds "),
+        ("none", {}, StoreNotFoundError, "nothing exists at none: .* holds "),
         (
             "both",
             {},
             ConfigError,
-            r"both holds 1 image \(x.jpg\) and 1 folder \(a\); pass kind='imagefolder' .* or kind='flat'",
+            r"both contains 1 image \(x.jpg\) and 1 folder \(a\); pass kind='imagefolder' .* or kind='flat'",
         ),
         ("empty", {}, ConfigError, r"empty has no sub-folders and no images \(.jpg .*\), nothing"),
-        ("texts", {}, ConfigError, "no images .*, only a.csv, b.txt; name one of these files"),
+        ("texts", {}, ConfigError, "no images .*, only a.csv, b.txt; pass one of these files"),
         (
             "texts/b.txt",
             {},
             ConfigError,
-            "b.txt ends in none of .csv, .* and is no store or tar file; say which with kind=",
+            "b.txt ends in none of .csv, .* and it is not a store or a tar file; pass kind=",
         ),
         ("pipe.csv", {}, ConfigError, "pipe.csv is neither a folder nor a regular file"),
         ("a\0b", {}, ConfigError, "expected a path, and no path holds a NUL"),
@@ -1517,13 +1513,13 @@ def test_what_a_file_holds_counts_more_than_its_name(tmp_path: Path) -> None:
         ),
         ("texts/a.csv", {"format": "jsonl"}, ConfigError, "a source of kind csv has no option 'format'"),
         (["a.jpg", "b.jpg"], {}, ConfigError, "a list of paths is a source only if all are .tar files"),
-        (7, {}, ConfigError, "a int is no source: expected a path, a URL, or a dataset"),
-        ({"a": 1}, {}, ConfigError, "a dict is no source"),
-        ([1], {"kind": "csv"}, ConfigError, "kind='csv' wants a path, not a list"),
+        (7, {}, ConfigError, "a int is not a source: expected a path, a URL, or a dataset"),
+        ({"a": 1}, {}, ConfigError, "a dict is not a source"),
+        ([1], {"kind": "csv"}, ConfigError, "kind='csv' needs a path, not a list"),
         ("gopher://x/y", {}, ConfigError, "unknown backend 'gopher'"),
     ],
 )
-def test_a_source_that_is_none_is_refused(
+def test_invalid_sources_raise(
     source: Any,
     options: dict[str, Any],
     error: type[Exception],

@@ -92,20 +92,18 @@ def test_feather_and_workers_give_the_same_store(tmp_path: Path) -> None:
             {},
             "columns 'label_name', 'label_id' all look like labels|'label_id'",
         ),
-        ({"label": [0.5] * 4}, {"label_column": "label"}, "column 'label' holds float values; a label is"),
+        ({"label": [0.5] * 4}, {"label_column": "label"}, "column 'label' has float values; a label is"),
         ({"label": [0] * 4}, {"columns": ["picture"]}, "has no column 'picture', only 'image', 'label'"),
-        ({"label": [0] * 4, "more": [{"x": b"1"}] * 4}, {}, "column 'more' holds bytes in a list or a group"),
+        ({"label": [0] * 4, "more": [{"x": b"1"}] * 4}, {}, "column 'more' contains bytes in a list or a group"),
         ({"label": [0] * 4, "Key A": [0] * 4, "key_a": [0] * 4}, {}, "becomes field 'key_a'"),
     ],
 )
-def test_a_table_that_leaves_open_what_is_meant_is_refused(
-    columns: Any, options: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_ambiguous_tables_raise(columns: Any, options: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         open_source(table(tmp_path / "a.parquet", **columns), **options)
 
 
-def test_without_labels_only_if_that_is_said_or_there_is_nothing_but_images(tmp_path: Path) -> None:
+def test_labels_are_optional_only_if_stated_or_without_other_columns(tmp_path: Path) -> None:
     file = table(tmp_path / "a.parquet", klass=["a"] * 4)
     assert list(open_source(file, label=False).fields) == ["image", "klass"]
     with pytest.raises(ConfigError, match="label_column='klass' and label=False contradict each other"):
@@ -114,7 +112,7 @@ def test_without_labels_only_if_that_is_said_or_there_is_nothing_but_images(tmp_
     assert list(open_source(table(tmp_path / "b.parquet")).fields) == ["image"]
 
 
-def test_without_labels_a_column_called_label_is_stored_as_it_is(tmp_path: Path) -> None:
+def test_without_labels_a_column_named_label_stays_a_field(tmp_path: Path) -> None:
     source = open_source(table(tmp_path / "a.parquet", label=["cat", "dog", "cat", "dog"]), label=False)
     assert (source.fields["label"].kind, "classes" in source.attrs) == ("str", False)
     assert column(source, "label") == ["cat", "dog", "cat", "dog"]
@@ -135,17 +133,19 @@ def test_rows_without_an_image_or_a_label_are_bad_items(tmp_path: Path) -> None:
     )
     pq.write_table(pa.Table.from_pylist(rows, schema), tmp_path / "a.parquet")
     source = open_source(tmp_path / "a.parquet")
-    for index, message in enumerate(("its label -1 is none of the 2 classes", "image is missing", "--allow-outside")):
+    for index, message in enumerate(
+        ("its label -1 is not one of the 2 classes", "image is missing", "--allow-outside")
+    ):
         with pytest.raises(BadItem, match=message):
             source.read(index)
     with pytest.raises(BadItem, match="cannot be read: No such file"):
         open_source(tmp_path / "a.parquet", allow_outside=True).read(2)
 
 
-def test_folders_that_are_no_one_data_set_are_refused(tmp_path: Path) -> None:
+def test_folders_of_several_datasets_raise(tmp_path: Path) -> None:
     for config in ("large", "small"):
         table(tmp_path / f"configs/{config}/train-00000-of-00001.parquet", label=[0] * 4)
-    with pytest.raises(ConfigError, match="several data sets, each with a split 'train': large, small; name one"):
+    with pytest.raises(ConfigError, match="several datasets, each with a split 'train': large, small; pass one"):
         open_source(tmp_path / "configs")
     assert len(open_source(tmp_path / "configs/large")) == 4
     table(tmp_path / "mixed/train.parquet", label=[0] * 4)
@@ -158,7 +158,7 @@ def test_folders_that_are_no_one_data_set_are_refused(tmp_path: Path) -> None:
         open_source(tmp_path / "unlike")
 
 
-def test_a_saved_folder_that_is_not_whole_is_refused(tmp_path: Path) -> None:
+def test_an_incomplete_saved_folder_raises(tmp_path: Path) -> None:
     saved = tmp_path / "saved"
     features = Features({"image": Value("binary"), "label": Value("int64")})
     Dataset.from_dict({"image": [jpeg(0)], "label": [3]}, features=features).save_to_disk(str(saved))
@@ -169,7 +169,7 @@ def test_a_saved_folder_that_is_not_whole_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="cannot be read as a table"):
         open_source(saved)
     arrow.unlink()
-    with pytest.raises(FormatError, match="is not whole: it lacks data-00000-of-00001.arrow; copy it again"):
+    with pytest.raises(FormatError, match="is incomplete: it lacks data-00000-of-00001.arrow; copy it again"):
         open_source(saved)
     state = json.loads((saved / "state.json").read_text())
     (saved / "state.json").write_text(json.dumps({**state, "_indices_data_files": [{"filename": "x"}]}))
@@ -179,7 +179,7 @@ def test_a_saved_folder_that_is_not_whole_is_refused(tmp_path: Path) -> None:
         open_source(saved)
 
 
-def test_a_dataset_object_gives_its_files_whatever_its_format(tmp_path: Path) -> None:
+def test_a_dataset_object_gives_its_files_in_any_format(tmp_path: Path) -> None:
     features = Features({"img": datasets.Image(), "fine": ClassLabel(names=["a", "b"]), "n": Value("int32")})
     rows = [{"img": {"bytes": jpeg(n), "path": None}, "fine": n % 2, "n": n} for n in range(4)]
     dataset = Dataset.from_list(rows, features=features)
@@ -191,11 +191,11 @@ def test_a_dataset_object_gives_its_files_whatever_its_format(tmp_path: Path) ->
     assert column(source, "label") == [n % 2 for n in order]
     assert "its transform is not applied" in source.notes[0]  # type: ignore[attr-defined]
     assert list(open_source(dataset, columns=["img"]).fields) == ["image"]
-    with pytest.raises(ConfigError, match="only fields= says what is taken"):
+    with pytest.raises(ConfigError, match="only fields= selects columns then"):
         open_source(dataset, files=False, columns=["img"])
 
 
-def test_without_pyarrow_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyarrow_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = table(tmp_path / "a.parquet")
     original = builtins.__import__
 

@@ -75,25 +75,29 @@ def test_verify_reports_flipped_bits_or_the_data_is_right(
         url = f"{scheme}://{spoil(data, flips(number, len(data)), victim)}"
         began = time.monotonic()
         try:
-            told = [finding.kind for finding in storeds.verify(url, workers=1).findings]
+            reported = [finding.kind for finding in storeds.verify(url, workers=1).findings]
         except StoredsError as error:
-            told = [type(error).__name__] if str(error) else ["WRONG: no message"]
+            reported = [type(error).__name__] if str(error) else ["WRONG: no message"]
         if time.monotonic() - began > DEADLINE:
-            told = [f"WRONG: took {time.monotonic() - began:.0f} seconds"]
-        if told:
+            reported = [f"WRONG: took {time.monotonic() - began:.0f} seconds"]
+        if reported:
             victim.unlink()
-        return told
+        return reported
 
     with ThreadPoolExecutor(2) as two:
         verdicts = dict(enumerate(two.map(verdict, range(COPIES))))
     # Only now, since a process with threads had better not fork.
-    for number, told in verdicts.items():
-        if not told:
+    for number, reported in verdicts.items():
+        if not reported:
             outcome = judge_in_child(f"{scheme}://{tmp_path / f'{number}.{scheme}'}", truth)
-            told.append("ok and right" if outcome == "intact" else f"WRONG, but ok: {outcome}")
-    counts = collections.Counter(" + ".join(sorted(set(told))) for told in verdicts.values())
+            reported.append("ok and right" if outcome == "intact" else f"WRONG, but ok: {outcome}")
+    counts = collections.Counter(" + ".join(sorted(set(reported))) for reported in verdicts.values())
     print(f"\n{scheme}, {len(data)} bytes: {json.dumps(dict(counts.most_common()), indent=1)}")
-    wrong = {number: (flips(number, len(data)), told) for number, told in verdicts.items() if "WRONG" in str(told)}
+    wrong = {
+        number: (flips(number, len(data)), reported)
+        for number, reported in verdicts.items()
+        if "WRONG" in str(reported)
+    }
     assert not wrong
     assert counts["ok and right"] < COPIES / 2
 
@@ -122,7 +126,7 @@ def _judge(pipe: Connection, url: str, truth: Truth) -> None:
 # Damage that kills LMDB: a node's place in a page that leads behind the end of the file. `verify` reads such files safely.
 
 
-def test_records_that_would_kill_their_reader_are_named_and_all_others_checked(tmp_path: Path) -> None:
+def test_records_that_crash_the_reader_are_named(tmp_path: Path) -> None:
     _, path, _ = build("lmdb", tmp_path / "store")
     lead_astray(path, (COUNT - 1).to_bytes(8, "big"))
     report = storeds.verify(f"lmdb://{path}")
@@ -133,7 +137,7 @@ def test_records_that_would_kill_their_reader_are_named_and_all_others_checked(t
     assert len(set(positions)) == len(positions) == COUNT - report.images < 10
 
 
-def test_columns_that_would_kill_their_reader_are_named_and_all_records_checked(tmp_path: Path) -> None:
+def test_columns_that_crash_the_reader_are_named(tmp_path: Path) -> None:
     count = 4  # the columns come first in the file
     _, path, _ = build("lmdb", tmp_path / "store", count)
     lead_astray(path, b"weight")
@@ -209,21 +213,19 @@ def test_a_checking_process_that_fails_costs_one_record(
     fail(statement, [70, 599])
     seen: list[Progress] = []
     report = storeds.verify(numbers, workers=2, progress=seen.append)
-    told = [(finding.kind, finding.position, finding.message) for finding in report.findings]
-    assert told == [("crash", at, f"the process that read it {message}") for at in (70, 599)]
+    reported = [(finding.kind, finding.position, finding.message) for finding in report.findings]
+    assert reported == [("crash", at, f"the process that read it {message}") for at in (70, 599)]
     assert (seen[-1].done, seen[-1].total, seen[-1].bad) == (600, 600, 2)
 
 
-def test_signs_of_life_keep_a_batch_that_takes_long_alive(
-    fail: Fail, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_heartbeats_keep_a_slow_batch_alive(fail: Fail, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, path, _ = build("lmdb", tmp_path / "store")
     monkeypatch.setattr(processes, "DEADLINE", 2.0)
     fail("time.sleep(0.5)", list(range(8)))
     assert storeds.verify(f"lmdb://{path}", workers=1).findings == []
 
 
-def test_verify_gives_up_where_every_record_kills(fail: Fail, numbers: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_gives_up_after_too_many_crashes(fail: Fail, numbers: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_MAX_TROUBLE", 3)
     fail("os.abort()", list(range(600)))
     seen: list[Progress] = []
@@ -233,7 +235,7 @@ def test_verify_gives_up_where_every_record_kills(fail: Fail, numbers: str, monk
     assert seen[-1].done == 600
 
 
-def test_a_store_that_kills_whoever_opens_it_is_one_finding(numbers: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_crashes_on_opening_is_one_finding(numbers: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_BOOT", processes._BOOT.replace("run_worker(job)", "import os; os.abort()"))
     report = storeds.verify(numbers)
     (finding,) = report.findings

@@ -148,7 +148,7 @@ def test_wrong_arguments_are_errors(tmp_path: Path) -> None:
     with pytest.raises(errors.ConfigError, match="fps is a number"):
         VideoSource(film(tmp_path / "a.mp4"), fps=0)
     (tmp_path / "none").mkdir()
-    with pytest.raises(errors.ConfigError, match="holds no films"):
+    with pytest.raises(errors.ConfigError, match="contains no videos"):
         VideoSource(tmp_path / "none")
     with pytest.raises(errors.StoreNotFoundError):
         VideoSource(tmp_path / "nowhere")
@@ -163,7 +163,7 @@ def test_unreadable_and_cut_films_are_reported(tmp_path: Path) -> None:
     (tmp_path / "films/text.mp4").write_text("no film")
     (tmp_path / "films/empty.avi").touch()
     url = f"hdf5://{tmp_path}/films.h5"
-    with pytest.raises(errors.RecordError, match="is no film that can be read") as caught:
+    with pytest.raises(errors.RecordError, match="cannot be read as a video") as caught:
         pack(tmp_path / "films", url)
     for name in ("cut.mkv: is cut short", "text.mp4: ", "empty.avi: "):
         assert name in str(caught.value)

@@ -331,8 +331,9 @@ class _Plan:
                 continue
             label = self.label_of(row[name])
             if label is None:
-                known = "" if self.classes is None else f" of the {counted(len(self.classes), 'class', 'classes')}"
-                raise BadItem(f"its {name} {row[name]!r} is not one{known}; --no-label packs without labels")
+                count = 0 if self.classes is None else len(self.classes)
+                valid = f"one of the {counted(count, 'class', 'classes')}" if count else "a valid label"
+                raise BadItem(f"its {name} {row[name]!r} is not {valid}; --no-label packs without labels")
             record[field] = label
         return record
 
