@@ -223,7 +223,7 @@ def test_mapped_pages_stay_cached_and_are_reported(disk: Path) -> None:
     assert mapped.sum() > 0
     report = bench(url, workers=[0], batch_size=8, seconds=BRIEF)
     assert {m.cache for m in report.measurements} == {"warm"}
-    assert any("nothing is measured cold: 100% of it stays" in note for note in report.notes)
+    assert any("there are no cold rates: 100% of it stays" in note for note in report.notes)
     assert resident(path) == 1
 
 
@@ -233,7 +233,7 @@ def test_unknown_cache_state_adds_a_note(disk: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("os.geteuid", lambda: path.stat().st_uid + 1)
     report = bench(url, workers=[0], batch_size=8, seconds=BRIEF)
     assert {m.left_in_cache for m in report.measurements if m.cache == "cold"} == {None}
-    assert any("cold figures may be warm: " in note for note in report.notes)
+    assert any("cold rates may be warm: " in note for note in report.notes)
 
 
 def test_many_files_are_all_dropped(disk: Path) -> None:
@@ -249,7 +249,7 @@ def test_many_files_are_all_dropped(disk: Path) -> None:
 def test_a_store_in_memory_is_never_cold() -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:  # tmpfs on every Linux
         report = bench(images(f"hdf5://{folder}/a.h5"), workers=[0], batch_size=8, seconds=BRIEF)
-    assert any("nothing is measured cold: it lies on tmpfs" in note for note in report.notes)
+    assert any("there are no cold rates: it is on tmpfs" in note for note in report.notes)
     assert {m.cache for m in report.measurements} == {"warm"}
 
 
@@ -361,12 +361,12 @@ def test_the_bottleneck_is_the_largest_part_of_the_workers_time() -> None:
     ("url", "part", "decode", "reported"),
     [
         ("lmdb:///a.lmdb", "storage", None, "the files are in memory"),
-        ("mongodb://host/db/c", "storage", None, "a server nearer by"),
+        ("mongodb://host/db/c", "storage", None, "a nearer server"),
         ("lmdb:///a.lmdb", "decode", None, "decode = 'tensor'"),
         ("lmdb:///a.lmdb", "decode", "tensor", "use more CPUs"),
         ("lmdb:///a.lmdb", "transform", None, "the transform takes most"),
-        ("lmdb:///a.lmdb", "collate", None, "making batches takes most"),
-        ("lmdb:///a.lmdb", "transport", None, "handing batches from the workers"),
+        ("lmdb:///a.lmdb", "collate", None, "collating takes most"),
+        ("lmdb:///a.lmdb", "transport", None, "transferring batches from the workers"),
     ],
 )
 def test_the_advice_is_about_the_bottleneck(url: str, part: str, decode: str | None, reported: str) -> None:
@@ -415,12 +415,12 @@ def test_a_store_of_bad_images_has_no_bottleneck(make_engine_url: MakeUrl) -> No
         writer.append([{"image": b"<html>"}] * 3)
     report = bench(url, workers=[0], batch_size=4, seconds=BRIEF, cold=False)
     assert (report.workers, report.bottleneck) == (None, None)
-    assert "none to tell" in run(url, "--workers", 0, "--seconds", BRIEF, "--no-cold")
+    assert "unknown, because no sample was good" in run(url, "--workers", 0, "--seconds", BRIEF, "--no-cold")
 
 
 def test_an_empty_store_is_refused(make_engine_url: MakeUrl) -> None:
     url = images(make_engine_url("hdf5"), 0)
-    with pytest.raises(errors.ConfigError, match="nothing to measure: .* holds no samples"):
+    with pytest.raises(errors.ConfigError, match="nothing to measure: .* has no samples"):
         bench(url)
     assert "nothing to measure" in run(url, code=2)
 
@@ -437,7 +437,7 @@ def test_arrays_that_do_not_stack_become_lists(make_engine_url: MakeUrl) -> None
     url = arrays(make_engine_url("memory"), [(2, 2 + n % 3) for n in range(20)], [2, None])
     report = bench(url, workers=[0], batch_size=8, seconds=BRIEF)
     assert report.bottleneck is not None
-    assert any("handed over as lists" in note for note in report.notes)
+    assert any("batches are lists" in note for note in report.notes)
 
 
 def test_a_foreign_store_with_options_is_measured(tmp_path: Path) -> None:
@@ -483,7 +483,7 @@ def test_samples_of_a_config_that_do_not_stack_are_an_error(make_engine_url: Mak
         ({"batch_size": 0}, "batch_size must be 1 or more"),
         ({"seconds": 0}, "seconds must be more than 0"),
         ({"seconds": float("nan")}, "seconds must be more than 0"),
-        ({"split": "train"}, "there is none"),
+        ({"split": "train"}, "needs a config"),
         ({"reader": "imge"}, "did you mean 'image'"),
         ({"config": {"dataset": {"url": "x", "decoed": "pil"}}}, "did you mean 'decode'"),
     ],
@@ -524,7 +524,7 @@ def test_the_table_names_the_bottleneck_and_json_has_everything(make_engine_url:
 def test_a_plot_is_drawn(make_engine_url: MakeUrl, tmp_path: Path) -> None:
     url, plot = images(make_engine_url("lmdb")), tmp_path / "bench.png"
     shown = run(url, "--workers", 0, "--seconds", BRIEF, "--batch-size", 8, "--plot", plot)
-    assert f"{plot}: drawn" in shown
+    assert f"wrote {plot}" in shown
     with Image.open(plot) as image:
         assert image.format == "PNG"
         colours = np.asarray(image.convert("RGB")).reshape(-1, 3)
@@ -544,7 +544,7 @@ def test_an_unwritable_plot_raises_before_measuring(
 
 
 def test_wrong_usage_and_missing_stores_have_their_exit_codes() -> None:
-    assert "must be numbers with commas between" in run("lmdb://x.lmdb", "--workers", "two", code=2)
+    assert "must be numbers separated by commas" in run("lmdb://x.lmdb", "--workers", "two", code=2)
     assert "no store at" in run("lmdb://nowhere.lmdb", code=3)
     url = "mongodb://user:hunter2secret@127.0.0.1:9/db/c?serverSelectionTimeoutMS=200"
     shown = run(url, code=4)

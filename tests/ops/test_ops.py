@@ -84,7 +84,7 @@ def make_fifo(path: Path) -> Any:
 @pytest.mark.parametrize(
     ("spoil", "error", "message"),
     [
-        (lambda tree: tree / "none", errors.StoreNotFoundError, "nothing is at"),
+        (lambda tree: tree / "none", errors.StoreNotFoundError, "nothing exists at"),
         (lambda tree: tree / "apple" / "9.jpg", errors.ConfigError, "ends in none of"),
         (lambda tree: empty_folder(tree), errors.ConfigError, "empty"),
         (lambda tree: (tree / "empty").mkdir() or tree, errors.ConfigError, "no images in empty"),
@@ -330,6 +330,6 @@ def test_a_copy_never_replaces_its_source(tmp_path: Path, operation: Any) -> Non
             writer.append([{"image": jpeg(0)}])
     before = (tmp_path / "a.lmdb").read_bytes()
     for source in (f"lmdb://{tmp_path}/a.lmdb", f"lmdb://{tmp_path}/[ab].lmdb"):
-        with pytest.raises(errors.ConfigError, match="only read here"):
+        with pytest.raises(errors.ConfigError, match="which writing would replace"):
             operation(source, f"lmdb://{tmp_path}/a.lmdb", overwrite=True)
     assert (tmp_path / "a.lmdb").read_bytes() == before

@@ -350,6 +350,6 @@ def test_deep_reports_wrong_verdicts(tmp_path: Path) -> None:
     assert [finding.position for finding in storeds.verify(url).findings] == [1]
     first, _ = storeds.verify(url, deep=True).findings
     assert (first.position, first.kind) == (0, "verdict")
-    assert "stored as intact, and examining it gives truncated_scan 0.54" in first.message
+    assert "its stored verdict is intact, but examining it gives truncated_scan 0.54" in first.message
     assert first.recovered is not None
     assert 0.5 < first.recovered < 0.6

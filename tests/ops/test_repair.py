@@ -197,7 +197,7 @@ def test_fields_called_finding_and_recovered_are_ordinary_ones(tmp_path: Path) -
 def test_a_store_is_never_its_own_target(make_engine_url: MakeUrl, engine: str) -> None:
     url = make_engine_url(engine)
     build = write(url).build
-    with pytest.raises(errors.ConfigError, match="itself, which is only read here"):
+    with pytest.raises(errors.ConfigError, match="itself, which writing would replace"):
         repair(url, url, overwrite=True)
     assert storeds.info(url).build == build
     assert storeds.info(url).leftovers is None
@@ -207,7 +207,7 @@ def test_a_link_to_the_source_is_the_source(source: str, tmp_path: Path) -> None
     (tmp_path / "link.lmdb").symlink_to(tmp_path / "source.lmdb")
     os.link(tmp_path / "source.lmdb", tmp_path / "hard.h5")
     for url in (f"lmdb://{tmp_path}/link.lmdb", f"hdf5://{tmp_path}/hard.h5"):
-        with pytest.raises(errors.ConfigError, match="itself, which is only read here"):
+        with pytest.raises(errors.ConfigError, match="itself, which writing would replace"):
             repair(source, url, overwrite=True)
 
 
@@ -215,7 +215,7 @@ def test_a_source_without_pictures_is_refused(tmp_path: Path) -> None:
     url = f"lmdb://{tmp_path}/a.lmdb"
     with storeds.open_writer(url, {"x": "int"}) as writer:
         writer.append([{"x": 1}])
-    with pytest.raises(errors.ConfigError, match=r"no field of kind image to be repaired, only x \(int\)"):
+    with pytest.raises(errors.ConfigError, match=r"no field of kind image to repair, only x \(int\)"):
         repair(url, f"lmdb://{tmp_path}/b.lmdb")
     assert os.listdir(tmp_path) == ["a.lmdb"]
 
@@ -305,7 +305,7 @@ def test_the_command_exits_with_1_if_a_picture_is_beyond_repair(source: str, tmp
         "beyond": {"not_jpeg": 2, "truncated_scan": 1, "truncated_header": 1, "truncated_file": 1},
     }
     assert "--overwrite" in run("repair", source, url, code=3)
-    assert "itself, which is only read here" in run("repair", source, source, code=2)
+    assert "itself, which writing would replace" in run("repair", source, source, code=2)
 
 
 def test_the_command_exits_with_0_if_all_pictures_are_repaired(tmp_path: Path) -> None:

@@ -568,8 +568,8 @@ def test_bad_rows_are_reported_by_line(tmp_path: Path) -> None:
         f"train.csv line 6 (../out.jpg): the path leads out of {root}; pass allow_outside=True (--allow-outside) to read it anyway",
         f"train.csv line 7 (/etc/passwd): the path is absolute, but paths are relative to {root}; pass "
         "allow_outside=True (--allow-outside) to read it anyway",
-        f"train.csv line 8 (link.jpg): the path leads, through a link to {tmp_path}/out.jpg, {outside}",
-        f"train.csv line 9 (up/out.jpg): the path leads, through a link to {tmp_path}/out.jpg, {outside}",
+        f"train.csv line 8 (link.jpg): the path leads through a link to {tmp_path}/out.jpg, {outside}",
+        f"train.csv line 9 (up/out.jpg): the path leads through a link to {tmp_path}/out.jpg, {outside}",
         "train.csv line 10: has 2 columns instead of 3",
         "train.csv line 11: has 4 columns instead of 3",
         "train.csv line 12: holds a NUL character",
