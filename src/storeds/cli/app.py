@@ -24,7 +24,6 @@ from rich.text import Text
 from storeds import registry
 from storeds._utils.locations import redact_message
 from storeds._utils.text import printable
-from storeds._utils.locations import redact_message
 from storeds.errors import ConfigError, MissingDependencyError, StoredsError, UnavailableError
 from storeds.ops.common import Progress, ProgressHook
 

@@ -14,8 +14,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from storeds._utils.text import counted
 from storeds._utils.locations import file_path, redact
+from storeds._utils.text import counted
 from storeds.backends.concatenated import ConcatenatedBackend
 from storeds.backends.opening import open_backend, scheme_of
 from storeds.errors import ConfigError, FormatError, RecordError, StoreNotFoundError

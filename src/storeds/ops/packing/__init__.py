@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from storeds._utils.text import counted, printable, some
 from storeds._utils.locations import redact
+from storeds._utils.text import counted, printable, some
 from storeds.backends.opening import open_backend, open_writer
 from storeds.backends.writer import COMMIT_EVERY
 from storeds.errors import ConfigError, FormatError, RecordError, suggest
