@@ -572,8 +572,8 @@ def test_bad_rows_are_reported_by_line(tmp_path: Path) -> None:
         f"train.csv line 9 (up/out.jpg): the path leads through a link to {tmp_path}/out.jpg, {outside}",
         "train.csv line 10: has 2 columns instead of 3",
         "train.csv line 11: has 4 columns instead of 3",
-        "train.csv line 12: holds a NUL character",
-        "train.csv line 13: is no CSV: ',' expected after '\"'",
+        "train.csv line 12: contains a NUL character",
+        "train.csv line 13: is not CSV: ',' expected after '\"'",
         "train.csv line 16 (4.jpg): no label is given in 'label'",
         "train.csv line 17: a quote is opened and not closed before the file ends at line 18",
     ]
