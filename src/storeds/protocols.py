@@ -1,8 +1,7 @@
 """The contracts everything else keeps: what a backend, a writer, a reader and a decoder promise.
 
 Read this file first. A *backend* returns records by position; a *reader* turns records into samples;
-neither knows the other. `storeds.testing.BackendTests` checks the promises made here. The data that they
-speak of, `Meta` and `Field` among them, are defined in ``_data.py`` and offered here.
+neither knows the other. `storeds.testing.BackendTests` checks the promises made here.
 """
 
 from __future__ import annotations
@@ -36,6 +35,7 @@ __all__ = [
     "KINDS",
     "Array",
     "Backend",
+    "Cropper",
     "Decoder",
     "Field",
     "Kind",
@@ -49,6 +49,8 @@ __all__ = [
     "SupportsKeys",
     "SupportsWhere",
     "Transform",
+    "Window",
+    "Windowed",
     "Writer",
 ]
 
@@ -419,3 +421,30 @@ class Decoder(Protocol):
     def __call__(self, blob: bytes, mode: str, /) -> Any:
         """Decode `blob`; `mode` is a Pillow mode such as ``"RGB"``. Any exception means that it cannot be decoded."""
         ...
+
+
+Window: TypeAlias = tuple[int, int, int, int]
+"""Top, left, height and width of a part of an image, in pixels."""
+
+
+class Cropper(Protocol):
+    """A transform that crops a window and resizes it, and can choose the window from the size of the image alone.
+
+    The decoder then skips the pixels outside the window.
+    """
+
+    @property
+    def edges(self) -> tuple[int, int]:
+        """Height and width of its output, in pixels."""
+        ...
+
+    def window(self, height: int, width: int, generator: torch.Generator | None = None) -> Window:
+        """Draw a window of an image of this size."""
+        ...
+
+
+class Windowed(NamedTuple):
+    """The decoded part of an image, and the window, in pixels of `image`."""
+
+    image: torch.Tensor
+    window: Window

@@ -22,10 +22,9 @@ from jpeg_corpus import cases, groups
 from jpeg_encodings import ENCODINGS, encode
 from photographs import jpeg, photograph
 from storeds import StoreDataset, open_backend, open_writer
-from storeds._utils.roi import divisor, scaled_down
 from storeds.jpeg.markers import read_header
 from storeds.readers import ImageReader, decode_tensor
-from storeds.readers.decoders import jpeg_upper_pixels
+from storeds.readers.decoders import divisor, jpeg_upper_pixels, scaled_down
 from storeds.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop, ToTensor
 
 SIZE = 24

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, cast
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -19,11 +19,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from storeds._utils.locations import StoreURL, check_file, file_url, redact
 from storeds.backends.handles import HandlePool, HandleRef, Opener, OpenStore
 from storeds.errors import ConfigError, FormatError, RecordError, StoreNotFoundError, UnavailableError, suggest
-from storeds.protocols import JSON, Array, Field, Meta, Record
+from storeds.protocols import JSON, Array, Backend, Field, Meta, Record
 from storeds.records.codec import Places, RecordCodec
 from storeds.records.fields import derived_fields, readable_fields, stored_fields
 
-__all__ = ["BackendOptions", "FileOpener", "Handle", "HandleBackend", "StoreBackend", "parse_options"]
+__all__ = ["BackendOptions", "FileOpener", "Handle", "HandleBackend", "StoreBackend", "open_with", "parse_options"]
 
 
 class BackendOptions(BaseModel):
@@ -241,6 +241,13 @@ class StoreBackend(ABC):
     def _fault(self, position: int, reason: object, record: Mapping[str, Any] | None = None) -> RecordError:
         key = (record or {}).get(self._key_field) if self._key_field else None
         return RecordError.at(self.url, position, str(reason), key=key if isinstance(key, str) else None)
+
+
+def open_with(target: Any, url: StoreURL, opened: OpenStore | None, options: Mapping[str, Any]) -> Backend:
+    """Open a store with the class of a backend or layout; one of another package gets the URL as it was written."""
+    if getattr(target, "shares_open_store", False):
+        return cast("Backend", target(url, opened=opened, **options))
+    return cast("Backend", target(url.text, **options))
 
 
 class Handle(Protocol):

@@ -8,9 +8,10 @@ import inspect
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from storeds._utils.locations import CutShortError, DamagedStoreError, StoreURL
+from storeds.backends.base import open_with
 from storeds.backends.handles import OpenStore
 from storeds.backends.readings import AmbiguousError, Reading, ambiguous, given_by
 from storeds.errors import (
@@ -24,9 +25,9 @@ from storeds.errors import (
 from storeds.registry import BACKENDS, LAYOUTS
 
 if TYPE_CHECKING:
-    from storeds.protocols import Backend
+    pass
 
-__all__ = ["detect_layout", "layouts_of", "open_with"]
+__all__ = ["detect_layout", "layouts_of"]
 
 _LOG = logging.getLogger("storeds")
 
@@ -48,15 +49,8 @@ def layouts_of(scheme: str) -> list[str]:
     return [name.partition("/")[2] for name in LAYOUTS.names() if name.partition("/")[0] == scheme]
 
 
-def open_with(target: Any, url: StoreURL, opened: OpenStore | None, options: Mapping[str, Any]) -> Backend:
-    """Open a store with the class of a backend or layout; one of another package gets the URL as it was written."""
-    if getattr(target, "shares_open_store", False):
-        return cast("Backend", target(url, opened=opened, **options))
-    return cast("Backend", target(url.text, **options))
-
-
 def _ask(target: Any, method: str, url: StoreURL, opened: OpenStore, options: Mapping[str, Any]) -> Any:
-    """Call a class method of a layout; see `open_with`."""
+    """Call a class method of a layout; see `storeds.backends.base.open_with`."""
     if getattr(target, "shares_open_store", False):
         return getattr(target, method)(url, opened=opened, **options)
     return getattr(target, method)(url.text, **options)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import BeforeValidator, Field
 
-from storeds._utils.config_text import read_mapping
+from storeds._utils.arguments import read_mapping
 from storeds._utils.text import counted
 from storeds.config.overrides import override
 from storeds.config.splits import shared_records, split_value, with_split

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
 import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from multiprocessing.context import get_spawning_popen
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -16,7 +18,6 @@ import xxhash
 from PIL import Image
 from torch.utils.data import get_worker_info
 
-from storeds._utils.shared_values import SharedTable
 from storeds.errors import ConfigError
 
 __all__ = [
@@ -24,11 +25,50 @@ __all__ = [
     "RepeatDetector",
     "SharedEpoch",
     "SharedPasses",
+    "SharedTable",
     "agreed_seed",
     "draw_seed",
     "use_epoch",
     "world_size",
 ]
+
+
+class SharedTable:
+    """One zeroed value of a structured dtype in memory that a dataset shares with its workers, under every start method.
+
+    Copies and pickles for any other purpose get a value of their own.
+
+    Notes
+    -----
+    Anonymous memory needs no file descriptor, and a forked worker inherits it. A tensor in torch's shared memory needs a
+    descriptor. torch moves the value there when a worker is spawned.
+    """
+
+    DTYPE: ClassVar[np.dtype[Any]]
+
+    def __init__(self) -> None:
+        self._cell = torch.frombuffer(mmap.mmap(-1, self.DTYPE.itemsize), dtype=torch.uint8)
+
+    @property
+    def table(self) -> Any:
+        """The value, whose fields are arrays."""
+        # A new view each time, because the memory moves when a worker is spawned.
+        return self._cell.numpy().view(self.DTYPE)[0]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if get_spawning_popen() is not None:  # torch's reduction passes the memory itself
+            return _restore_table, (type(self), self._cell)
+        return self._copy()
+
+    def _copy(self) -> tuple[Any, ...]:
+        return type(self), ()
+
+
+def _restore_table(cls: type[SharedTable], cell: torch.Tensor) -> SharedTable:
+    shared = cls.__new__(cls)
+    shared._cell = cell
+    return shared
+
 
 MAX_EPOCH = 2**63 - 1
 """The largest epoch: it fits into an int64."""

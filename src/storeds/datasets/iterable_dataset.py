@@ -11,8 +11,8 @@ from typing import Any, TypeAlias, get_args
 import xxhash
 from torch.utils.data import IterableDataset, get_worker_info
 
+from storeds._utils.arguments import integer, ranks
 from storeds._utils.locations import glob_of
-from storeds._utils.validation import integer, ranks
 from storeds.backends.concatenated import ConcatenatedBackend, check_same_classes
 from storeds.backends.opening import open_backend
 from storeds.datasets.epoch import MAX_EPOCH, SharedEpoch, SharedPasses, agreed_seed, draw_seed

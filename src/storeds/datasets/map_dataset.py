@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Dataset, get_worker_info
 
-from storeds._utils.validation import integer
+from storeds._utils.arguments import integer
 from storeds.backends.concatenated import check_same_classes
 from storeds.backends.opening import open_backend
 from storeds.backends.selection import Selection

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from storeds._utils.arguments import check_share
 from storeds._utils.permutation import permute, round_keys
-from storeds._utils.validation import check_share
 from storeds.backends.concatenated import ConcatenatedBackend
 from storeds.backends.selection import Selection
 from storeds.batching.skipped import Skipped

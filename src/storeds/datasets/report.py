@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from storeds._utils.shared_values import SharedTable
 from storeds._utils.text import counted
+from storeds.datasets.epoch import SharedTable
 
 __all__ = ["FAULTS", "Event", "SampleCounters", "SampleReport", "now"]
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Self, get_args
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
-from storeds._utils.config_text import DEEPEST, is_omegaconf, plain
+from storeds._utils.arguments import DEEPEST, is_omegaconf, plain
 from storeds._utils.locations import redact, redact_message
 from storeds.errors import ConfigError, suggest
 

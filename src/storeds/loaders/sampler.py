@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import xxhash
 from torch.utils.data import Dataset, Sampler
 
+from storeds._utils.arguments import integer, ranks
 from storeds._utils.permutation import MAX_COUNT, Order
-from storeds._utils.validation import integer, ranks
 from storeds.datasets.epoch import MAX_EPOCH, SharedEpoch, agreed_seed, draw_seed, world_size
 from storeds.errors import ConfigError
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from storeds._utils.arguments import integer
 from storeds._utils.permutation import Order
 from storeds._utils.prefetch import ReadAhead
-from storeds._utils.validation import integer
 from storeds.batching.skipped import Skipped
 from storeds.datasets.epoch import use_epoch
 from storeds.datasets.iterable_dataset import StoreIterable

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from storeds._utils.validation import integer
+from storeds._utils.arguments import integer
 from storeds.datasets.map_dataset import StoreDataset
 from storeds.errors import ConfigError, RecordError, suggest
 from storeds.protocols import Array, Field, SampleContext

@@ -15,10 +15,10 @@ import numpy as np
 import simplejpeg
 from PIL import Image, ImageOps
 
-from storeds._utils.roi import Window, Windowed, divisor, scaled_down
 from storeds.errors import DecodeError
 from storeds.jpeg import MAX_PIXELS
 from storeds.jpeg.markers import SOI
+from storeds.protocols import Window, Windowed
 
 if TYPE_CHECKING:
     import torch
@@ -36,8 +36,10 @@ __all__ = [
     "decode_reason",
     "decode_tensor",
     "decode_window",
+    "divisor",
     "jpeg_pixels",
     "jpeg_upper_pixels",
+    "scaled_down",
     "to_tensor",
 ]
 
@@ -243,6 +245,19 @@ def decode_window(
     if pixels is None:
         return None
     return Windowed(to_tensor(pixels, strided=True), scaled_down(window, by, *pixels.shape[:2]))
+
+
+def divisor(window: Window, size: tuple[int, int]) -> int:
+    """Return the factor, 1, 2, 4 or 8, by which an image may be decoded smaller so that the window keeps `size` pixels."""
+    return next(by for by in (8, 4, 2, 1) if by == 1 or (window[2] >= by * size[0] and window[3] >= by * size[1]))
+
+
+def scaled_down(window: Window, by: int, height: int, width: int) -> Window:
+    """Return the window in an image that was decoded smaller by a factor, to `height` and `width`."""
+    if by == 1:
+        return window
+    top, left = min(round(window[0] / by), height - 1), min(round(window[1] / by), width - 1)
+    return top, left, min(max(round(window[2] / by), 1), height - top), min(max(round(window[3] / by), 1), width - left)
 
 
 def to_tensor(pixels: Array, strided: bool) -> torch.Tensor:

@@ -13,13 +13,12 @@ import numpy as np
 import xxhash
 from PIL import ImageMode
 
-from storeds._utils.roi import Cropper, Window, Windowed, divisor
-from storeds._utils.validation import check_share
+from storeds._utils.arguments import check_share
 from storeds.errors import ConfigError, DecodeError, StoredsError, suggest
 from storeds.jpeg import MAX_PIXELS, Verdict, check_other, examine, sniff, triage
 from storeds.jpeg import repair as repair_jpeg
 from storeds.jpeg.markers import SOI, Header, parse, read_header
-from storeds.protocols import Backend, Decoder, Field, Note, Record, SampleContext
+from storeds.protocols import Backend, Cropper, Decoder, Field, Note, Record, SampleContext, Window, Windowed
 from storeds.readers.base import RecordReader
 from storeds.readers.decoders import (
     UNCHANGED,
@@ -30,6 +29,7 @@ from storeds.readers.decoders import (
     decode_reason,
     decode_tensor,
     decode_window,
+    divisor,
 )
 from storeds.records.fields import is_mask, verdict_field
 from storeds.registry import DECODERS

@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 
-from storeds._utils.roi import Windowed
 from storeds.errors import ConfigError, suggest
-from storeds.protocols import Transform
+from storeds.protocols import Transform, Windowed
 from storeds.transforms.deferred import ToNormalized
 from storeds.transforms.functional import (
     INTERPOLATIONS,

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from storeds._utils.config_text import plain
+from storeds._utils.arguments import plain
 from storeds.errors import ConfigError, MissingDependencyError, suggest
 from storeds.protocols import Transform
 from storeds.transforms.binding import Compose

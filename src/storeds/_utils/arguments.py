@@ -1,12 +1,13 @@
-"""Reads configs from TOML, YAML and JSON files that anyone may have written: in bounded time, with the place of what is wrong.
+"""Checks arguments: single values, and config files in TOML, YAML and JSON.
 
-Messages show keys and places, never values: any of them may be a secret. No error carries the parser's own as its context,
-because those quote the file.
+A config file may come from anyone, so parsing takes bounded time. Messages show keys and line numbers, never values: any
+value may be a secret. No error keeps the parser's exception as its context, because that quotes the file.
 """
 
 from __future__ import annotations
 
 import json
+import operator
 import os
 import re
 import sys
@@ -20,7 +21,17 @@ import yaml
 from storeds._utils.locations import redact, redact_message
 from storeds.errors import ConfigError, StoreNotFoundError
 
-__all__ = ["DEEPEST", "is_omegaconf", "parse_toml", "parse_yaml", "plain", "read_mapping"]
+__all__ = [
+    "DEEPEST",
+    "check_share",
+    "integer",
+    "is_omegaconf",
+    "parse_toml",
+    "parse_yaml",
+    "plain",
+    "ranks",
+    "read_mapping",
+]
 
 
 DEEPEST = 64  # tables and lists inside each other
@@ -260,3 +271,36 @@ def _resolved(container: Any) -> Any:
         raise ConfigError(f"config: {key} is ???, which means that a value must be given for it")
     hint = "; an environment variable is ${oc.env:NAME} there" if issubclass(kind, InterpolationKeyError) else ""
     raise ConfigError(f"config: OmegaConf cannot resolve the interpolation in {key} ({kind.__name__}){hint}")
+
+
+def check_share(name: str, value: object) -> None:
+    """Raise ConfigError unless `value` is a number from 0 to 1."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value <= 1.0:
+        raise ConfigError(f"{name} must be a number from 0 to 1, got {value!r}")
+
+
+def integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
+    """Return an argument as an int; raises ConfigError unless it is an integer, not a bool, and within the limits."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise ConfigError(f"{name} must be an int, got {value!r}") from None
+    if isinstance(value, bool):
+        raise ConfigError(f"{name} must be an int, got {value!r}")
+    if (least is not None and number < least) or (most is not None and number > most):
+        wanted = f"at least {least}" if most is None else f"from {least} to {most}"
+        raise ConfigError(f"{name} must be {wanted}, got {number}")
+    return number
+
+
+def ranks(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
+    """Return (how many processes, which of them); torch.distributed's where it is initialised, else (1, 0)."""
+    import torch.distributed
+
+    running = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if num_replicas is None:
+        num_replicas = torch.distributed.get_world_size() if running else 1
+    if rank is None:
+        rank = torch.distributed.get_rank() if running else 0
+    replicas = integer("num_replicas", num_replicas, 1)
+    return replicas, integer("rank", rank, 0, replicas - 1)
