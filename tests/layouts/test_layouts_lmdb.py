@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import lmdb
 import numpy as np
 import pytest
 from torch.utils.data import DataLoader, Dataset
@@ -19,10 +20,7 @@ from _foreign_lmdb import pickled, put, pyarrow
 from _foreign_lmdb_cases import CASES, COUNT, JPEGS, NAMED, NUMBERS, Case
 from storeds import StoreDataset
 from storeds.errors import ConfigError, FormatError, StoreNotFoundError, UnavailableError
-from storeds.layouts.lmdb.base import ForeignLmdb
-from storeds.layouts.lmdb.environment import EnvironmentOpener
-from storeds.layouts.lmdb.images import KeyedLmdb, OcrLmdb
-from storeds.layouts.lmdb.serialised import PickledLmdb, PyarrowLmdb
+from storeds.layouts.lmdb import ForeignLmdb, KeyedLmdb, OcrLmdb, PickledLmdb, PyarrowLmdb
 from storeds.protocols import Field, SupportsKeys
 from storeds.registry import LAYOUTS
 from storeds.testing.backends import PickleTests, ProcessTests
@@ -177,13 +175,13 @@ def test_a_store_in_use_is_recognised_and_opened_again(tmp_path: Path) -> None:
 def test_detection_opens_the_environment_once(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = f"lmdb://{case.write(tmp_path / 's')}"
     opened: list[str] = []
-    open_handle = EnvironmentOpener.open
+    open_environment = lmdb.open
 
-    def counted(opener: EnvironmentOpener, store: Any = None) -> Any:
-        opened.append(opener.url)
-        return open_handle(opener, store)
+    def counted(path: str, **how: Any) -> Any:
+        opened.append(path)
+        return open_environment(path, **how)
 
-    monkeypatch.setattr(EnvironmentOpener, "open", counted)
+    monkeypatch.setattr(lmdb, "open", counted)
     with storeds.open_backend(url, **(case.options or {})) as backend:
         assert backend.meta.layout == case.layout
         assert len(opened) == 1

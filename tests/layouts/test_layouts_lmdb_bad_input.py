@@ -1,4 +1,7 @@
-"""Foreign LMDB stores that are damaged, lie about themselves, or mean harm."""
+"""Foreign LMDB stores that are damaged, contradict themselves, or attack the reader.
+
+Imports private parsers, since hostile bytes must reach them without the checks of the layers above.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +28,10 @@ from hypothesis import strategies as st
 import storeds
 from _foreign_lmdb import Raw, basicsr, caffe, datum, encoded, numpy_to_msgpack, ocr, pickled, put, tensorpack
 from storeds.errors import ConfigError, FormatError, MissingDependencyError, RecordError, StoreNotFoundError
+from storeds.layouts.lmdb import CaffeLmdb, ForeignLmdb, KeyedLmdb, OcrLmdb, PickledLmdb, TensorpackLmdb
 from storeds.layouts.lmdb import values as _lmdb_values
-from storeds.layouts.lmdb.base import ForeignLmdb
-from storeds.layouts.lmdb.caffe import CaffeLmdb, parse_datum
-from storeds.layouts.lmdb.images import KeyedLmdb, OcrLmdb
+from storeds.layouts.lmdb.caffe import parse_datum
 from storeds.layouts.lmdb.pickled_values import PickledDtype, rebuild_array
-from storeds.layouts.lmdb.serialised import PickledLmdb, TensorpackLmdb
 from storeds.layouts.lmdb.unpickler import PickleError, unpickle
 from storeds.layouts.lmdb.values import decode_json, decode_npz, decompress
 

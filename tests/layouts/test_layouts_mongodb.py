@@ -23,10 +23,7 @@ import storeds
 from _processes import loader
 from conftest import with_path
 from storeds import StoreDataset, errors
-from storeds.layouts.mongodb.base import MongodbLayout
-from storeds.layouts.mongodb.gridfs import GridfsLayout
-from storeds.layouts.mongodb.named import NamedLayout
-from storeds.layouts.mongodb.query import QueryLayout
+from storeds.layouts.mongodb import GridfsLayout, MongodbLayout, NamedLayout, QueryLayout
 from storeds.registry import LAYOUTS, _Known
 
 Truth = list[tuple[str, int]]

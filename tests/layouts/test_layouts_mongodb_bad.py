@@ -17,9 +17,7 @@ from test_layouts_mongodb import IMAGES, database, fill_named, write_index
 import storeds
 from conftest import with_path
 from storeds import errors
-from storeds.layouts.mongodb.gridfs import GridfsLayout
-from storeds.layouts.mongodb.named import NamedLayout
-from storeds.layouts.mongodb.query import QueryLayout
+from storeds.layouts.mongodb import GridfsLayout, NamedLayout, QueryLayout
 
 __all__ = ["database"]
 
