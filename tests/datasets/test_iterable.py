@@ -617,9 +617,9 @@ class TestThreads:
         loader = load(stream(urls, read_batch=1, read_ahead=4), 2, "fork", batch=1)
         running = iter(loader)
         next(running)
-        began = time.monotonic()
+        workers = running._workers  # type: ignore[attr-defined]
         del running
-        assert time.monotonic() - began < 4  # torch kills those that do not end within 5 seconds
+        assert [worker.exitcode for worker in workers] == [0, 0]  # torch kills a worker that does not end
 
     def test_workers_may_be_forked_while_it_reads(self, urls: list[str]) -> None:
         found = stream(urls, read_batch=1)

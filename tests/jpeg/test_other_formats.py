@@ -322,7 +322,7 @@ HOSTILE: dict[str, Callable[[int], bytes]] = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_time_is_proportional_to_the_bytes(name: str) -> None:
     blob = HOSTILE[name](1_600_000)
-    begin = time.perf_counter()
+    begin = time.process_time()
     verdict = examine(blob)
-    assert time.perf_counter() - begin < 3
+    assert time.process_time() - begin < 3
     assert not verdict.is_whole

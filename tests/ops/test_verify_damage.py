@@ -22,11 +22,12 @@ import pytest
 import storeds
 from damage import KINDS, Truth, columns, judge, read, records, value_of
 from photographs import jpeg
+from shares import FULL
 from storeds.errors import StoredsError
 from storeds.ops import Progress
 from storeds.ops.verifying import workers as processes
 
-COPIES = 1000 if os.environ.get("STOREDS_TEST_FULL") else 40
+COPIES = 1000 if FULL else 40
 COUNT = 40
 DEADLINE = 30.0  # seconds for one verify, or for reading one store
 
@@ -203,13 +204,13 @@ def numbers(tmp_path: Path) -> str:
     [
         ("os.kill(os.getpid(), 11)", "died of SIGSEGV"),
         ("os._exit(3)", "ended with exit code 3"),
-        ("time.sleep(1000)", "did not answer for 1 seconds"),
+        ("time.sleep(1000)", "did not answer for 4 seconds"),
     ],
 )
 def test_a_checking_process_that_fails_costs_one_record(
     fail: Fail, numbers: str, monkeypatch: pytest.MonkeyPatch, statement: str, message: str
 ) -> None:
-    monkeypatch.setattr(processes, "DEADLINE", 1.0)
+    monkeypatch.setattr(processes, "DEADLINE", 4.0)
     fail(statement, [70, 599])
     seen: list[Progress] = []
     report = storeds.verify(numbers, workers=2, progress=seen.append)
@@ -220,7 +221,7 @@ def test_a_checking_process_that_fails_costs_one_record(
 
 def test_heartbeats_keep_a_slow_batch_alive(fail: Fail, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, path, _ = build("lmdb", tmp_path / "store")
-    monkeypatch.setattr(processes, "DEADLINE", 2.0)
+    monkeypatch.setattr(processes, "DEADLINE", 3.0)
     fail("time.sleep(0.5)", list(range(8)))
     assert storeds.verify(f"lmdb://{path}", workers=1).findings == []
 

@@ -47,7 +47,7 @@ def use(url: str, copy: str) -> None:
 def lose_a_node(folder: Path) -> None:
     """Read from a MongoDB server that goes away, which is tried again after random pauses."""
     with run_mongod(folder) as uri:
-        url = f"{uri}/db/lost?timeoutMS=500&serverSelectionTimeoutMS=100"
+        url = f"{uri}/db/lost?timeoutMS=3000"
         with storeds.open_writer(url, {"x": "int"}) as writer:
             writer.append([{"x": 1}])
         backend = storeds.open_backend(url)

@@ -42,7 +42,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Path:
 
 def test_it_answers_at_once_and_keeps_its_data(tmp_path: Path) -> None:
     with run_mongod(tmp_path) as uri:
-        client: pymongo.MongoClient[Any] = pymongo.MongoClient(uri, serverSelectionTimeoutMS=1000)
+        client: pymongo.MongoClient[Any] = pymongo.MongoClient(uri)
         with client:
             client.db.things.insert_one({"_id": 1})
         pidfd = os.pidfd_open(server_pid(uri))
