@@ -250,6 +250,8 @@ def test_a_plain_dataloader_that_repeats_its_pixels_causes_one_warning(tmp_path:
     assert len(warned) == 1
 
 
+@pytest.mark.slow
+@pytest.mark.share(2)
 @pytest.mark.parametrize("framework", ["lightning", "accelerate", "fastai", "transformers"])
 def test_every_framework_gets_a_new_order_and_new_pixels_in_each_epoch(tmp_path: Path, framework: str) -> None:
     script = Path(__file__).parent.joinpath("support", "_frameworks.py")
@@ -1031,6 +1033,7 @@ def run_seeded_program(*arguments: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("engine", ["lmdb", "hdf5", "mongodb", "memory"])
 def test_nothing_draws_from_the_global_generators(engine: str, make_engine_url: MakeUrl) -> None:
     run_seeded_program("use", make_engine_url(engine), make_engine_url(engine))

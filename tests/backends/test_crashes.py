@@ -19,13 +19,14 @@ import pytest
 import storeds
 from _disks import small_disk
 from photographs import jpeg
+from shares import FULL, SEED
 from storeds import Meta, errors
 from storeds.ops import Progress
 from storeds.testing.mongod import run_mongod
 
 MakeUrl = Callable[[str], str]
 ENGINES = ("lmdb", "hdf5", "mongodb")
-KILLS = 100
+KILLS = 100 if FULL else 10
 COUNT = 90
 
 
@@ -88,7 +89,7 @@ def content(url: str) -> str | None:
 
 def run_until_killed(work: Callable[[bool], object], check: Callable[[], None]) -> tuple[int, int]:
     """Kill `work` at random moments until it has died `KILLS` times; return how often it was killed and ended."""
-    chance = random.Random(7)
+    chance = random.Random(SEED)
     start = time.perf_counter()
     assert wait(fork(lambda: work(False)), 60, signal.SIGKILL) == 0
     whole = time.perf_counter() - start

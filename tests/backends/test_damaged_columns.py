@@ -5,7 +5,6 @@ Each engine's store is damaged 12 times; `make test-full` (``STOREDS_TEST_FULL``
 
 from __future__ import annotations
 
-import os
 import random
 import secrets
 from collections import Counter
@@ -19,10 +18,11 @@ import pytest
 
 import storeds
 from _traps_format import exit_code
+from shares import FULL
 from storeds.errors import RecordError, StoredsError
 from storeds.protocols import SupportsBatchArrays
 
-COPIES = 1000 if os.environ.get("STOREDS_TEST_FULL") else 12
+COPIES = 1000 if FULL else 12
 COUNT = 3000  # so that columns have several blocks
 FIELDS = {"image": "image", "label": "int", "weight": "float", "good": "bool", "key": "str", "note": "json"}
 ALONE = ["label", "weight", "good", "key", "note"]

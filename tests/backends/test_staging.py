@@ -19,6 +19,7 @@ import pytest
 import storeds
 from _disks import small_disk
 from _writing import die_at_file_operation
+from shares import FULL
 from storeds import errors
 from storeds.backends.staging import Staging, copy_range
 
@@ -293,7 +294,7 @@ def test_after_a_death_at_any_file_operation_a_writer_can_resume_or_begin_again(
     write(3)
     status, number = -signal.SIGKILL, -1 if resume else 0
     while status == -signal.SIGKILL:
-        number += 1 if os.environ.get("STOREDS_TEST_FULL") else 4
+        number += 1 if FULL else 4
         suspend()
         status = die_at_file_operation(lambda: write(10, overwrite=True), "store", number)
         assert storeds.info(url).count in (3, 10)

@@ -17,10 +17,10 @@ import pytest
 
 import storeds
 from _writing import FIELDS, WriterProcess, die_at_command, fork, leftovers_in
+from shares import FULL
 from storeds import errors
 
 MakeUrl = Callable[[str], str]
-FULL = bool(os.environ.get("STOREDS_TEST_FULL"))
 TRIALS = 200 if FULL else 8
 LONG_AGO = datetime.datetime(2020, 1, 1)
 

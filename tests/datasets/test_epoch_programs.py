@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import functools
 import json
-import os
 import pickle
 import random
 from collections.abc import Callable, Iterator
@@ -20,9 +19,10 @@ from torch.utils.data import DataLoader
 
 import storeds
 from _traps_epochs import jittered
+from shares import FULL
 from storeds import EpochSampler, StoreDataset, StoreLoader, ThreadLoader
 
-PROGRAMS = 8000 if os.environ.get("STOREDS_TEST_FULL") else 300
+PROGRAMS = 8000 if FULL else 300
 COUNTS = (1, 2, 7, 12, 20, 33)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import itertools
-import os
 import random
 import secrets
 from collections.abc import Iterator
@@ -28,6 +27,7 @@ from _modes import WRAPPERS, Batch, Case, Counted, all_cases, jitter, mark, pair
 from _stores import START_METHODS, collection, write
 from conftest import with_path
 from photographs import jpeg
+from shares import FULL
 from storeds import StoreDataset
 
 # What PyTorch says of three workers on a machine with two processors.
@@ -54,7 +54,7 @@ TRUTH = {decode: [sample(number, decode) for number in range(COUNT)] for decode 
 def selected() -> list[Case]:
     cases = all_cases()
     taken = [cases[at] for at in pairwise(cases)]
-    if os.environ.get("STOREDS_TEST_FULL"):
+    if FULL:
         taken = list(dict.fromkeys(taken + product_of_modes(cases)))
     return taken
 

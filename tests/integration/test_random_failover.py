@@ -6,7 +6,6 @@ Three epochs; `make test-full` (``STOREDS_TEST_FULL``) runs twenty.
 from __future__ import annotations
 
 import multiprocessing
-import os
 import random
 
 import pytest
@@ -14,8 +13,9 @@ import pytest
 from integration._epochs import BATCH, Rows, run_epoch
 from integration._places import Place
 from replica_set import Member, ReplicaSet
+from shares import FULL
 
-EPOCHS = 20 if os.environ.get("STOREDS_TEST_FULL") else 3
+EPOCHS = 20 if FULL else 3
 ROWS = Rows(2000, 1024)
 
 

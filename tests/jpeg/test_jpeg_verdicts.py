@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -14,11 +13,11 @@ import jpeg_oracle
 from jpeg_corpus import DAMAGES, HIDDEN, NOT_JPEG, Case, cases, groups
 from jpeg_encodings import ENCODINGS, RARE, encode
 from jpeg_truth import anatomy, mcus_there
+from shares import FULL
 from storeds.jpeg import examine
 
 ALL = (*ENCODINGS, *RARE)
 EVERY = (*HIDDEN, *DAMAGES)
-FULL = bool(os.environ.get("STOREDS_TEST_FULL"))
 DAMAGED = [
     *groups(EVERY if FULL else HIDDEN),
     *groups(EVERY if FULL else (*HIDDEN, "cut in a scan", "bit flip in the headers", "bit flips everywhere"), RARE),
@@ -33,6 +32,7 @@ def test_a_whole_picture_is_intact(encoding: str) -> None:
     assert (verdict.kind, verdict.recovered, verdict.exact, verdict.is_whole) == ("intact", 1.0, True, True)
 
 
+@pytest.mark.share(150)
 @pytest.mark.parametrize(("encoding", "damage"), GROUPS, ids=[" - ".join(group) for group in GROUPS])
 def test_a_verdict_names_the_damage_that_libjpeg_reports(encoding: str, damage: str) -> None:
     found = [f"{case.name}: {complaint}" for case in cases(encoding, damage) for complaint in complaints(case)]

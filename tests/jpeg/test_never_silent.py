@@ -27,11 +27,11 @@ from conftest import with_path
 from jpeg_encodings import ENCODINGS, RARE, encode
 from jpeg_truth import anatomy
 from random_corpus import Sample, random_corpus
+from shares import FULL
 from storeds.jpeg import examine
 from storeds.ops import convert, pack, repair
 
-FULL = bool(os.environ.get("STOREDS_TEST_FULL"))
-SEED = int(os.environ.get("STOREDS_TEST_SEED", "16"))
+SEED = int(os.environ.get("STOREDS_TEST_CORPUS", "16"))
 COUNT = 4000 if FULL else 600
 FEW = 400 if FULL else 120  # for the engines that differ in nothing but storage
 
@@ -109,6 +109,7 @@ def assert_none_is_silent(samples: list[Sample], store: Store, *, pixels: bool =
     assert not found, f"{len(found)} of {store.count}:\n" + "\n".join(found[:40])
 
 
+@pytest.mark.share(6)
 @pytest.mark.parametrize(("store", "decode", "least"), READINGS)
 def test_no_damaged_picture_is_silent(
     corpus: list[Sample], stores: dict[str, Store], store: str, decode: str, least: float
@@ -116,6 +117,7 @@ def test_no_damaged_picture_is_silent(
     assert_none_is_silent(corpus, stores[store], decode=decode, min_recovered=least, pixels=decode != "fast")
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(
     ("store", "decode"), [("native", "tensor"), *(("foreign", decode) for decode in DECODES), ("unchecked", "tensor")]
 )

@@ -121,6 +121,7 @@ def test_two_spawned_workers(name: str, read_by_workers: dict[str, list[str]]) -
     assert read_by_workers[name] == [digest(CASES[name].record(n)) for n in NUMBERS]
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("name", ["tuples", "keyed", "datum-raw", "tensorpack-msgpack"])
 def test_a_dataset_over_two_spawned_workers(name: str, tmp_path: Path) -> None:
     case = CASES[name]
