@@ -184,8 +184,8 @@ def _stdout_to_stderr(console: Console) -> Iterator[None]:
 
 def _train_example() -> ModuleType:
     """Import ``examples/train.py``, which an installed package contains under another name."""
-    here = Path(__file__).parent
-    for file in (here / "_train_example.py", here.parents[1] / "examples" / "train.py"):
+    package = Path(__file__).parents[1]
+    for file in (package / "_train_example.py", package.parents[1] / "examples" / "train.py"):
         if file.exists():
             spec = importlib.util.spec_from_file_location("storeds_train_example", file)
             assert spec is not None
