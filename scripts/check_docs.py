@@ -24,12 +24,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent  # where the command `storeds` is
-SECONDS = 120
+SECONDS = 600  # a page that trains takes a minute on a machine with nothing else to do
 
 _FENCE = re.compile(r"^ *(`{3,}|~{3,})(.*)$")
 _LINK = re.compile(r"!?\[[^\]]*\]\(<?([^)\s>]+)>?[^)]*\)")
 _FILE = re.compile(r"\w+ (\S+\.\w+)")
-_RUN = "__import__('subprocess').run(['bash', '-c', {!r}], check=True)"
+_RUN = "__import__('subprocess').run(['bash', '-o', 'pipefail', '-c', {!r}], check=True)"
 _HEADING = re.compile(r"^#{1,6} +(.*?) *#*$")
 
 
