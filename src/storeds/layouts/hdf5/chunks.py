@@ -125,18 +125,21 @@ def _unshuffle(data: bytes | memoryview, width: int) -> bytes | memoryview:
     return out.data
 
 
-def _verify_checksum(data: bytes | memoryview) -> bytes | memoryview:
+def _verify_checksum(data: bytes | memoryview) -> memoryview:
     """Return `data` without its checksum; raises ValueError if they do not match."""
     from numcodecs import Fletcher32  # type: ignore[import-untyped]  # optional, and slow to import
 
-    # libhdf5 before 1.6.3 swapped the bytes of both sums, and newer versions still accept that.
-    first, second, third, fourth = data[-_CHECKSUM:]
-    body = data[:-_CHECKSUM]
-    for checked in (data, bytes(body) + bytes((second, first, fourth, third))):
-        with contextlib.suppress(RuntimeError):
-            Fletcher32().decode(checked)
-            return body
-    raise ValueError("a chunk does not match its checksum")
+    view = memoryview(data)
+    body, (first, second, third, fourth) = view[:-_CHECKSUM], view[-_CHECKSUM:]
+    try:
+        Fletcher32().decode(view)
+    except RuntimeError:
+        # libhdf5 before 1.6.3 swapped the bytes of both sums, and newer versions still accept that.
+        try:
+            Fletcher32().decode(b"".join((body, bytes((second, first, fourth, third)))))
+        except RuntimeError:
+            raise ValueError("a chunk does not match its checksum") from None
+    return body
 
 
 # Older libhdf5 gives no chunk addresses, or ignores a user block at the start of the file (HDF5 #3003).
