@@ -1,7 +1,7 @@
-"""Random batches of small compressed images from a foreign HDF5 file, against the loops one would write with h5py.
+"""Compare random batches of compressed images from a foreign HDF5 file with loops written in h5py.
 
 Run as ``python -m benchmarks.foreign_hdf5``. As in PatchCamelyon, the file has one dataset of images, chunked and compressed
-with gzip. h5py decompresses under libhdf5's lock, so its loops run in one thread: more would only take turns.
+with gzip. h5py decompresses under libhdf5's lock, so its loops run in one thread: more threads would wait for each other.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def make_images(count: int) -> Array:
 
 
 def check_same(read: Read, images: Array) -> None:
-    """Raise unless what is timed is also right."""
+    """Raise AssertionError unless `read` returns the right images."""
     if not np.array_equal(read(list(range(len(images)))), images):
-        raise AssertionError("the images came back as others")
+        raise AssertionError("the images read differ from those written")
 
 
-def plain_ways(dataset: h5py.Dataset) -> dict[str, Read]:
-    """Return the loops of tutorials: an item at a time, and a sorted list of positions for each batch."""
+def plain_loops(dataset: h5py.Dataset) -> dict[str, Read]:
+    """Return the loops of tutorials: one item at a time, and a sorted list of positions for each batch."""
 
     def by_item(positions: list[int]) -> Any:
         return [dataset[position] for position in positions]
@@ -57,7 +57,7 @@ def plain_ways(dataset: h5py.Dataset) -> dict[str, Read]:
     return {"h5py by item": by_item, "h5py by sorted list": by_list}
 
 
-def in_turn(read: Read, batches: list[list[int]]) -> Callable[[], None]:
+def one_by_one(read: Read, batches: list[list[int]]) -> Callable[[], None]:
     def run() -> None:
         for batch in batches:
             read(batch)
@@ -66,15 +66,15 @@ def in_turn(read: Read, batches: list[list[int]]) -> Callable[[], None]:
 
 
 def on_one_cpu(run: Callable[[], None]) -> Callable[[], None]:
-    """Let a pass use one CPU, as a DataLoader's worker process does."""
-    every = os.sched_getaffinity(0)
+    """Run a pass on one CPU, as a worker process of a DataLoader does."""
+    cpus = os.sched_getaffinity(0)
 
     def bound() -> None:
-        os.sched_setaffinity(0, {min(every)})
+        os.sched_setaffinity(0, {min(cpus)})
         try:
             run()
         finally:
-            os.sched_setaffinity(0, every)
+            os.sched_setaffinity(0, cpus)
 
     return bound
 
@@ -84,8 +84,8 @@ def measure(
 ) -> Iterator[Result]:
     with h5py.File(path, "w") as file:
         chunk = (per_chunk, *images.shape[1:])
-        made = file.create_dataset("image", data=images, chunks=chunk, compression="gzip")
-        stored = made.id.get_storage_size() / images.nbytes
+        dataset = file.create_dataset("image", data=images, chunks=chunk, compression="gzip")
+        stored = dataset.id.get_storage_size() / images.nbytes
     with h5py.File(path) as file, open_backend(path) as backend, ThreadPoolExecutor(2) as threads:
         assert isinstance(backend, SupportsBatchArrays)
         arrays: SupportsBatchArrays = backend
@@ -100,20 +100,20 @@ def measure(
         check_same(read_batch, images)
         ours = {
             "two threads": (in_two_threads, TWO_THREADS),
-            "one thread": (in_turn(read_batch, batches), None),
-            "one CPU": (on_one_cpu(in_turn(read_batch, batches)), None),
+            "one thread": (one_by_one(read_batch, batches), None),
+            "one CPU": (on_one_cpu(one_by_one(read_batch, batches)), None),
         }
-        for name, read in plain_ways(file["image"]).items():
-            plain = in_turn(read, batches)
-            for how, (mine, target) in ours.items():
-                bare = on_one_cpu(plain) if how == "one CPU" else plain
-                ratio, our, their = compare(mine, bare, rounds=rounds, seconds=seconds)
-                read_once = sum(map(len, batches))
-                rates = f"{read_once / our.median:,.0f} against {read_once / their.median:,.0f} images/s"
+        for name, read in plain_loops(file["image"]).items():
+            plain = one_by_one(read, batches)
+            for how, (run, target) in ours.items():
+                baseline = on_one_cpu(plain) if how == "one CPU" else plain
+                ratio, ours_timed, theirs = compare(run, baseline, rounds=rounds, seconds=seconds)
+                count = sum(map(len, batches))
+                rates = f"{count / ours_timed.median:,.0f} against {count / theirs.median:,.0f} images/s"
                 title = f"{how} ÷ {name}, chunks of {per_chunk}"
-                told = "none" if target is None else f"≥ {target:g}"
+                wanted = "none" if target is None else f"≥ {target:g}"
                 detail = f"{rates}; compressed to {stored:.0%}"
-                yield Result(title, "ratio", ratio, told, target is None or ratio.median >= target, detail)
+                yield Result(title, "ratio", ratio, wanted, target is None or ratio.median >= target, detail)
 
 
 def main() -> int:
@@ -122,7 +122,7 @@ def main() -> int:
     options.add_argument("--batch", type=int, default=64)
     options.add_argument("--batches", type=int, default=20, help="batches of one pass")
     options.add_argument("--per-chunk", nargs="+", type=int, default=[1, 16], help="images in each chunk")
-    options.add_argument("--seconds", type=float, default=0.5, help="least time of each measurement")
+    options.add_argument("--seconds", type=float, default=0.5, help="minimum time of each measurement")
     given = options.parse_args()
     images = make_images(given.images)
     rng = np.random.default_rng(1)

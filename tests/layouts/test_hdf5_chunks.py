@@ -1,4 +1,7 @@
-"""Chunks that are read without libhdf5: the same bytes as through it, damage kept apart, and no thread left behind."""
+"""Chunks read without libhdf5: the same bytes as through it, isolated damage, no remaining threads.
+
+Imports private modules, because backends do not show which rows libhdf5 read, and which threads helped.
+"""
 
 from __future__ import annotations
 
@@ -60,14 +63,14 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def many_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let this process take itself to have four CPUs, with which nobody has read yet."""
+    """Pretend that this process has four CPUs, and that no thread has read yet."""
     monkeypatch.setattr(chunks_module, "_readers", {})
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
 
 
 @pytest.fixture
 def by_library(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """The ranges of rows that libhdf5 is asked for."""
+    """The ranges of rows that libhdf5 reads."""
     asked: list[tuple[int, int]] = []
     load = ChunkedRows._load_by_library
 
@@ -81,7 +84,7 @@ def by_library(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
 @pytest.fixture
 def inflated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The sizes of what is decompressed."""
+    """The sizes of decompressed chunks."""
     sizes: list[int] = []
     inflate = chunks_module._inflate
 
@@ -110,7 +113,7 @@ def images(count: int) -> Any:
 
 
 def stored(path: Path) -> list[Any]:
-    """Where the chunks lie in the file."""
+    """The chunks' addresses in the file."""
     found: list[Any] = []
     with h5py.File(path) as file:
         file["x"].id.chunk_iter(found.append)
@@ -121,8 +124,8 @@ def one_by_one(rows: Rows) -> list[bytes]:
     return rows.read([(at, at + 1) for at in range(rows.count)])
 
 
-class TestTheSameBytes:
-    """Whatever the filters, the shape of the chunks, the type and the rows asked for."""
+class TestSameBytes:
+    """For any filters, chunk shapes, dtypes and rows."""
 
     @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(
@@ -174,7 +177,7 @@ class TestTheSameBytes:
                     assert (record["x"] == data[at]).all()
             assert (backend.column("x") == data).all()
 
-    def test_of_a_dataset_that_is_one_value(self, path: Path, by_library: list[Any]) -> None:
+    def test_dataset_as_one_value(self, path: Path, by_library: list[Any]) -> None:
         data = np.random.default_rng(1).integers(0, 9, (600, 1000), "u1")
         write(path, data, 250, compression="gzip")
         with Hdf5Files(str(path), "hdf5://a", ForeignOptions()) as files:
@@ -183,7 +186,7 @@ class TestTheSameBytes:
             assert rows.read([(0, 1)]) == [data.tobytes()]
         assert by_library == []
 
-    def test_of_a_row_vector_behind_a_user_block(self, path: Path, by_library: list[Any]) -> None:
+    def test_row_vector_behind_a_user_block(self, path: Path, by_library: list[Any]) -> None:
         with h5py.File(path, "w", userblock_size=512) as file:
             file.create_dataset("x", data=np.arange(30).reshape(1, 30), chunks=(1, 10), compression="gzip")
         with Hdf5Files(str(path), "hdf5://a", ForeignOptions()) as files:
@@ -193,7 +196,7 @@ class TestTheSameBytes:
         assert by_library == []
 
     @pytest.mark.parametrize("filters", list(itertools.permutations([1, 2, 3])), ids=str)
-    def test_whatever_the_order_of_the_filters_and_which_a_chunk_skips(
+    def test_any_filter_order_and_filter_mask(
         self, path: Path, filters: tuple[int, ...], by_library: list[Any]
     ) -> None:
         data = np.random.default_rng(0).integers(0, 300, (8 * 6, 5)).astype("<i4")
@@ -215,7 +218,7 @@ class TestTheSameBytes:
             assert one_by_one(rows) == [row.tobytes() for row in data]
         assert by_library == []
 
-    def test_of_old_checksums_the_bytes_of_which_are_in_pairs(self, path: Path, by_library: list[Any]) -> None:
+    def test_checksums_with_swapped_bytes(self, path: Path, by_library: list[Any]) -> None:
         data = np.random.default_rng(0).integers(0, 256, (4, 5), "u1")
         write(path, data, 2, fletcher32=True)
         with h5py.File(path, "r+") as file:
@@ -242,10 +245,10 @@ def filtered(data: Any, filters: Sequence[int]) -> bytes:
     return chunk
 
 
-class TestWhatIsLeftToLibhdf5:
-    """What this library cannot know, or does not gain by."""
+class TestReadByLibhdf5:
+    """Chunks that storeds cannot read itself, or not faster."""
 
-    def test_chunks_that_were_never_written_hold_the_fill_value(self, path: Path, by_library: list[Any]) -> None:
+    def test_unwritten_chunks_hold_the_fill_value(self, path: Path, by_library: list[Any]) -> None:
         with h5py.File(path, "w") as file:
             made = file.create_dataset("x", (12, 2), "<i2", chunks=(3, 2), compression="gzip", fillvalue=7)
             made[3:6] = 1
@@ -254,9 +257,7 @@ class TestWhatIsLeftToLibhdf5:
         assert by_library == [(0, 3), (6, 9), (9, 12)]
 
     @pytest.mark.parametrize("how", [{"shuffle": True}, {"fletcher32": True}, {"shuffle": True, "compression": "gzip"}])
-    def test_a_last_chunk_that_may_have_no_filter_applied(
-        self, path: Path, how: dict[str, Any], by_library: list[Any]
-    ) -> None:
+    def test_last_chunk_that_may_be_unfiltered(self, path: Path, how: dict[str, Any], by_library: list[Any]) -> None:
         data = np.arange(100, 110, dtype="<i4")
         with h5py.File(path, "w", libver="latest") as file:
             plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
@@ -291,9 +292,7 @@ class TestWhatIsLeftToLibhdf5:
         assert by_library != []
 
     @pytest.mark.parametrize("how", [{"compression": "gzip"}, {"shuffle": True}], ids=lambda how: next(iter(how)))
-    def test_a_chunk_without_its_filter_that_has_bytes_too_many(
-        self, path: Path, how: dict[str, Any], by_library: list[Any]
-    ) -> None:
+    def test_unfiltered_chunk_with_extra_bytes(self, path: Path, how: dict[str, Any], by_library: list[Any]) -> None:
         data = np.arange(30, dtype="<i4")
         write(path, data, 10, **how)
         with h5py.File(path, "r+") as file:
@@ -305,7 +304,7 @@ class TestWhatIsLeftToLibhdf5:
         assert by_library == [(10, 20), (10, 12)]
 
     @pytest.mark.parametrize(("per_chunk", "pieces"), [(64, [(0, 1 << 18)]), (4095, [(0, 1 << 18)]), (4096, [])])
-    def test_a_single_value_in_chunks_of_less_than_4_kib(
+    def test_single_value_in_chunks_below_4_kib(
         self, path: Path, per_chunk: int, pieces: list[tuple[int, int]], by_library: list[Any]
     ) -> None:
         data = np.random.default_rng(0).integers(0, 9, 1 << 18, "u1")
@@ -315,9 +314,7 @@ class TestWhatIsLeftToLibhdf5:
             assert raw_rows(files, dataset, dataset.dtype, whole=True).read([(0, 1)]) == [data.tobytes()]
         assert by_library == pieces
 
-    def test_a_dataset_beyond_256_mib_is_no_encoded_value_and_is_not_read_to_tell(
-        self, path: Path, by_library: list[Any]
-    ) -> None:
+    def test_dataset_above_256_mib_is_not_read_to_find_its_field(self, path: Path, by_library: list[Any]) -> None:
         with h5py.File(path, "w") as file:
             for number in range(2):
                 shape = ((256 << 20) + 1 + number,)
@@ -327,7 +324,7 @@ class TestWhatIsLeftToLibhdf5:
         assert by_library == []
 
     @pytest.mark.parametrize(("shape", "chunks", "axis"), [((1 << 14,), (1,), 0), ((1, 1 << 14), (1, 1), 1)])
-    def test_no_call_reads_more_than_4096_chunks_because_libhdf5_takes_memory_for_each(
+    def test_one_call_reads_at_most_4096_chunks(
         self, path: Path, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], chunks: tuple[int, ...], axis: int
     ) -> None:
         filled: list[tuple[int, int]] = []
@@ -347,9 +344,7 @@ class TestWhatIsLeftToLibhdf5:
             assert rows.read([(5, 10_000)]) == [data.tobytes()[20:40_000]]
         assert filled == [(5, 4101), (4101, 8197), (8197, 10_000)]
 
-    def test_the_first_reads_of_many_chunks_whose_addresses_take_longer_to_look_up(
-        self, path: Path, by_library: list[Any]
-    ) -> None:
+    def test_first_reads_before_addresses_are_looked_up(self, path: Path, by_library: list[Any]) -> None:
         data = np.arange(640, dtype="<i4")
         write(path, data, 1, compression="gzip")
         with rows_of(path) as rows:
@@ -368,10 +363,10 @@ def dont_filter_partial_chunks(plan: Any) -> None:
 
 
 class TestDamage:
-    """A damaged chunk makes its own records bad, and costs no more memory than a good one."""
+    """A damaged chunk makes its own records bad, and takes no more memory than a good one."""
 
     @pytest.mark.parametrize("how", FILTERS[1:7], ids=lambda how: "+".join(how))
-    def test_bytes_that_were_changed(self, path: Path, how: dict[str, Any]) -> None:
+    def test_changed_bytes(self, path: Path, how: dict[str, Any]) -> None:
         data = np.random.default_rng(0).integers(0, 9, (20, 7, 5)).astype("<i2")
         write(path, data, 4, **how)
         chunk = stored(path)[2]
@@ -387,7 +382,7 @@ class TestDamage:
                 assert rows.read([(0, 20), (4, 8), (11, 13)]) == [b"", data[4:8].tobytes(), b""]
 
     @pytest.mark.parametrize("how", [{}, {"compression": "gzip"}], ids=["plain", "gzip"])
-    def test_a_file_that_is_cut_short_while_it_is_open(self, path: Path, how: dict[str, Any]) -> None:
+    def test_file_truncated_while_open(self, path: Path, how: dict[str, Any]) -> None:
         data = np.random.default_rng(0).integers(0, 256, (20, 100), "u1")
         write(path, data, 4, **how)
         chunk = stored(path)[3]
@@ -399,7 +394,7 @@ class TestDamage:
             assert [len(row) == 100 for row in got[12:]] == [how == {}] + [False] * 7
 
     @pytest.mark.parametrize("grown", [1001, 4_000_000])
-    def test_a_chunk_that_decompresses_to_more_than_twice_its_size(self, path: Path, grown: int) -> None:
+    def test_chunk_decompresses_to_more_than_twice_its_size(self, path: Path, grown: int) -> None:
         write(path, np.ones((6, 500), "u1"), 2, compression="gzip")
         with h5py.File(path, "r+") as file:
             file["x"].id.write_direct_chunk((2, 0), zlib.compress(bytes(1000 + grown)))
@@ -415,7 +410,7 @@ class TestDamage:
     @pytest.mark.parametrize(
         "chunk", [zlib.compress(bytes(999)), zlib.compress(bytes(1000))[:-1], b"\0", bytes(900)], ids=str
     )
-    def test_a_chunk_that_decompresses_to_less_than_its_size(self, path: Path, chunk: bytes) -> None:
+    def test_chunk_decompresses_to_less_than_its_size(self, path: Path, chunk: bytes) -> None:
         write(path, np.ones((6, 500), "u1"), 2, compression="gzip")
         with h5py.File(path, "r+") as file:
             file["x"].id.write_direct_chunk((2, 0), chunk)
@@ -423,9 +418,7 @@ class TestDamage:
             assert [len(row) for row in one_by_one(rows)] == [500, 500, 0, 0, 500, 500]
 
     @pytest.mark.parametrize("grown", [1, 1000])
-    def test_a_chunk_that_decompresses_to_at_most_twice_its_size_is_cut_as_libhdf5_does(
-        self, path: Path, grown: int, by_library: list[Any]
-    ) -> None:
+    def test_chunk_decompresses_to_at_most_twice_its_size(self, path: Path, grown: int, by_library: list[Any]) -> None:
         data = np.random.default_rng(0).integers(0, 9, (6, 500), "u1")
         write(path, data, 2, compression="gzip")
         with h5py.File(path, "r+") as file:
@@ -444,23 +437,23 @@ class TestDamage:
         assert [at for at, record in enumerate(got) if isinstance(record, RecordError)] == [30, 31]
 
 
-class TestEconomy:
-    """Each chunk is decompressed once for a batch, and not again for the next while it is kept."""
+class TestCache:
+    """A batch decompresses each chunk once, and not again while it is cached."""
 
-    def test_a_chunk_is_decompressed_once_in_a_batch(self, path: Path, inflated: list[int]) -> None:
+    def test_batch_decompresses_a_chunk_once(self, path: Path, inflated: list[int]) -> None:
         write(path, images(40), 8, compression="gzip")
         with rows_of(path, cache_bytes=0) as rows:
             rows.read([(0, 1), (2, 3), (7, 9), (10, 11), (39, 40)])
             assert inflated == [8 * 64 * 64 * 3] * 3
 
-    def test_rows_in_order_decompress_a_chunk_once(self, path: Path, inflated: list[int]) -> None:
+    def test_sequential_rows_decompress_a_chunk_once(self, path: Path, inflated: list[int]) -> None:
         write(path, images(40), 10, compression="gzip")
         with rows_of(path) as rows:
             for at in range(40):
                 rows.read([(at, at + 1)])
             assert len(inflated) == 4
 
-    def test_no_more_is_kept_than_cache_bytes(self, path: Path, inflated: list[int]) -> None:
+    def test_cache_holds_at_most_cache_bytes(self, path: Path, inflated: list[int]) -> None:
         write(path, images(40), 10, compression="gzip")
         size = 10 * 64 * 64 * 3
         for cache_bytes, expected in ((0, 8), (size - 1, 8), (size, 8), (4 * size - 1, 8), (4 * size, 4)):
@@ -470,14 +463,14 @@ class TestEconomy:
                     rows.read([(at, at + 1)])
             assert len(inflated) == expected, cache_bytes
 
-    def test_the_chunk_not_used_for_longest_goes_first(self) -> None:
+    def test_least_recently_used_chunk_is_evicted(self) -> None:
         kept = _ChunkCache(10)
         for chunk in (1, 2, 1, 3):
             if kept.get(chunk) is None:
                 kept.put(chunk, bytes(5))
         assert [chunk in kept for chunk in (1, 2, 3)] == [True, False, True]
 
-    def test_what_is_kept_goes_with_the_handle_and_into_no_pickle(self, path: Path) -> None:
+    def test_cache_is_freed_with_the_handle_and_not_pickled(self, path: Path) -> None:
         write(path, images(40), 10, compression="gzip")
         others = all_kept()
         backend = ParallelHdf5(str(path))
@@ -489,7 +482,7 @@ class TestEconomy:
         backend.close()
         assert [reference() for reference in kept] == [None] * len(kept)
 
-    def test_of_chunks_without_filters_only_the_rows_are_read(
+    def test_unfiltered_chunks_read_only_the_rows(
         self, path: Path, monkeypatch: pytest.MonkeyPatch, by_library: list[Any]
     ) -> None:
         data = images(40)
@@ -514,9 +507,9 @@ def all_kept() -> list[_ChunkCache]:
 
 
 class TestThreads:
-    """Decompressing needs neither libhdf5's lock nor a thread that outlives the read."""
+    """Decompressing takes no libhdf5 lock, and helper threads end with the read."""
 
-    def test_a_read_goes_on_while_another_thread_holds_libhdf5s_lock(self, path: Path) -> None:
+    def test_reading_does_not_wait_for_libhdf5s_lock(self, path: Path) -> None:
         data = images(20)
         write(path, data, 2, compression="gzip", shuffle=True, fletcher32=True)
         with rows_of(path, cache_bytes=0) as rows, ThreadPoolExecutor(2) as threads:
@@ -525,7 +518,7 @@ class TestThreads:
                 found = [threads.submit(one_by_one, rows) for _ in range(2)]
                 assert [result.result(DEADLINE) for result in found] == [[row.tobytes() for row in data]] * 2
 
-    def test_threads_that_read_at_once_read_the_same(self, path: Path, many_cpus: None) -> None:
+    def test_concurrent_threads_read_the_same(self, path: Path, many_cpus: None) -> None:
         data = images(64)
         write(path, data, 4, compression="gzip")
         expected = [row.tobytes() for row in data]
@@ -533,7 +526,7 @@ class TestThreads:
             found = list(threads.map(lambda _: one_by_one(rows), range(24)))
         assert found == [expected] * 24
 
-    def test_no_thread_is_there_when_nobody_reads(
+    def test_helper_threads_end_with_the_read(
         self, path: Path, many_cpus: None, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         write(path, images(64), 1, compression="gzip")
@@ -544,7 +537,7 @@ class TestThreads:
             assert len(started) == 3
             assert threading.active_count() == before
 
-    def test_a_small_read_and_a_worker_process_start_none(
+    def test_small_reads_and_worker_processes_start_no_threads(
         self, path: Path, many_cpus: None, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         write(path, images(64), 1, compression="gzip")
@@ -559,7 +552,7 @@ class TestThreads:
         assert started == []
 
     @pytest.mark.parametrize("helpers", [0, 1, 2])
-    def test_fewer_are_started_where_chunks_are_large(
+    def test_large_chunks_start_fewer_threads(
         self, path: Path, many_cpus: None, monkeypatch: pytest.MonkeyPatch, helpers: int
     ) -> None:
         data = images(64)
@@ -571,7 +564,7 @@ class TestThreads:
             assert one_by_one(rows) == [row.tobytes() for row in data]
         assert len(started) == helpers
 
-    def test_a_fork_while_threads_read(self, path: Path, many_cpus: None) -> None:
+    def test_fork_while_threads_read(self, path: Path, many_cpus: None) -> None:
         data = images(64)
         write(path, data, 2, compression="gzip")
         with ParallelHdf5(str(path)) as backend, ThreadPoolExecutor(2) as threads:
@@ -600,7 +593,7 @@ class TestThreads:
 
 
 def note_threads(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
-    """Return a list that every thread which is started is added to."""
+    """Return a list to which every started thread is added."""
     started: list[threading.Thread] = []
     start = threading.Thread.start
 
@@ -612,16 +605,16 @@ def note_threads(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
     return started
 
 
-class TestSpread:
-    """Work shared among threads."""
+class TestParallelMap:
+    """Jobs divided among threads."""
 
     @pytest.mark.parametrize("serial", [True, False])
-    def test_results_are_in_the_order_of_the_jobs(self, many_cpus: None, serial: bool) -> None:
+    def test_results_keep_the_order_of_jobs(self, many_cpus: None, serial: bool) -> None:
         assert parallel_map(str, range(1000), serial=serial) == [str(at) for at in range(1000)]
         assert parallel_map(str, [], serial=serial) == []
 
     @pytest.mark.parametrize(("chunk", "helpers"), [(86, 0), (85, 1), (64, 1), (42, 2), (28, 3), (1, 3)])
-    def test_threads_hold_no_more_than_256_mib_whatever_their_number(
+    def test_threads_hold_at_most_256_mib(
         self, many_cpus: None, monkeypatch: pytest.MonkeyPatch, chunk: int, helpers: int
     ) -> None:
         started = note_threads(monkeypatch)
@@ -632,7 +625,7 @@ class TestSpread:
         together = threading.Barrier(4, timeout=DEADLINE)
         parallel_map(lambda _: together.wait(), range(4), serial=False)
 
-    def test_threads_that_read_by_turns_share_the_cpus(self, many_cpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_alternating_readers_share_the_cpus(self, many_cpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
         now = 1000.0
         monkeypatch.setattr(time, "monotonic", lambda: now)
         started = note_threads(monkeypatch)
@@ -652,7 +645,7 @@ class TestSpread:
             found.append(helpers())
         assert found == [3, 1, 0, 0, 3]
 
-    def test_an_error_in_any_thread_is_raised_once_all_have_ended(self, many_cpus: None) -> None:
+    def test_error_is_raised_after_all_threads_ended(self, many_cpus: None) -> None:
         together = threading.Barrier(4, timeout=DEADLINE)
 
         def fail(at: int) -> None:
@@ -664,9 +657,7 @@ class TestSpread:
             parallel_map(fail, range(4), serial=False)
         assert threading.active_count() == before
 
-    def test_without_threads_to_be_had_the_caller_does_all(
-        self, many_cpus: None, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_caller_does_all_work_without_threads(self, many_cpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
         def refuse(self: threading.Thread) -> None:
             raise RuntimeError("can't start new thread")
 

@@ -1,4 +1,4 @@
-"""Foreign HDF5 layouts against the truth: any order, duplicates, workers, columns, conversion, detection."""
+"""Foreign HDF5 layouts read what was written: any order, duplicates, workers, columns, conversion, detection."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def open_in(folder: Path) -> list[str]:
 
 
 class Batches(Dataset[str]):
-    """Each of several datasets, read in disorder as one batch, as a hash."""
+    """A hash of each of several datasets, read in random order as one batch."""
 
     def __init__(self, datasets: list[Any]) -> None:
         self.datasets = datasets
@@ -91,7 +91,7 @@ def hash_of(samples: list[Any]) -> str:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Truth]]:
-    """Where each store lies, and its truth."""
+    """The path of each store, and its records."""
     out = {}
     for name, store in STORES.items():
         if name == "pytables" and find_spec("tables") is None:
@@ -105,7 +105,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, T
 def in_workers(
     written: dict[str, tuple[Path, Truth]], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, str]]:
-    """What two spawned workers read of each store, in disorder and with duplicates."""
+    """What two spawned workers read of each store, in random order and with duplicates."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STOREDS_CACHE", str(tmp_path_factory.mktemp("cache")))
         datasets: list[Any] = []
@@ -119,7 +119,7 @@ def in_workers(
 
 
 @pytest.mark.parametrize("name", STORES)
-def test_a_store_is_found_and_read_as_it_was_written_also_by_spawned_workers_and_converts(
+def test_each_store_is_detected_read_and_converted(
     tmp_path: Path, name: str, written: dict[str, tuple[Path, Truth]], in_workers: dict[str, str]
 ) -> None:
     if name not in written:
@@ -146,7 +146,7 @@ def test_a_store_is_found_and_read_as_it_was_written_also_by_spawned_workers_and
     assert storeds.verify(target, workers=0).ok
 
 
-def test_pictures_come_decoded_with_their_labels(tmp_path: Path) -> None:
+def test_dataset_decodes_images_with_labels(tmp_path: Path) -> None:
     truth = PER_SAMPLE["class_groups"](tmp_path / "a.h5")
     dataset: Any = StoreDataset(tmp_path / "a.h5", layout="per_sample")
     assert dataset.classes == ["Ant", "bee"]
@@ -155,7 +155,7 @@ def test_pictures_come_decoded_with_their_labels(tmp_path: Path) -> None:
     assert (image.size, label) == ((32 + 3, 24), 1)
 
 
-def test_a_reader_of_videos_finds_the_frames(tmp_path: Path) -> None:
+def test_video_reader_reads_frames(tmp_path: Path) -> None:
     PER_VIDEO["video_jpegs"](tmp_path / "a.h5")
     backend = PerVideoHdf5(str(tmp_path / "a.h5"))
     assert list(backend.column("video")) == [name for name in ORDER for _ in range(LENGTHS[name])]
@@ -166,7 +166,7 @@ def test_a_reader_of_videos_finds_the_frames(tmp_path: Path) -> None:
     assert (list(clip), label) == ([blob(2), blob(3), blob(4)], 2)
 
 
-def test_threads_and_a_fork_read_the_same(tmp_path: Path) -> None:
+def test_threads_and_forked_workers_read_the_same(tmp_path: Path) -> None:
     truth = PARALLEL["chunked"](tmp_path / "a.h5")
     expected = fingerprint(truth)
     with ParallelHdf5(str(tmp_path / "a.h5")) as backend:
@@ -187,7 +187,7 @@ def test_threads_and_a_fork_read_the_same(tmp_path: Path) -> None:
             assert set(reading) == {expected}
 
 
-def test_columns_lie_in_several_files(tmp_path: Path) -> None:
+def test_columns_in_several_files(tmp_path: Path) -> None:
     truth = pcam(tmp_path / "split_train_x.h5")
     columns = {"image": "x", "label": "split_train_y.h5::y"}
     with ParallelHdf5(str(tmp_path / "split_train_x.h5"), columns=columns) as backend:
@@ -201,7 +201,7 @@ def test_columns_lie_in_several_files(tmp_path: Path) -> None:
         assert found.meta.layout == "parallel"
 
 
-def test_two_stores_in_one_file_are_open_at_once(tmp_path: Path) -> None:
+def test_two_stores_in_one_file_open_together(tmp_path: Path) -> None:
     path = tmp_path / "a.h5"
     with h5py.File(path, "w") as file:
         for part, count in (("train", 5), ("val", 3)):
@@ -229,7 +229,7 @@ def test_pytables_arrays_and_tables(tmp_path: Path) -> None:
         assert_same(backend.get_many([3]), [{"x": 9, "y": truth[3]["vl_array"]}])
 
 
-def test_one_read_serves_what_a_batch_wants_of_a_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_read_serves_all_rows_of_a_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from storeds.layouts.hdf5.storage import ChunkedRows
 
     PARALLEL["chunked"](tmp_path / "a.h5")
@@ -257,7 +257,7 @@ def big_endian(tmp_path: Path) -> Path:
     return tmp_path / "a.h5"
 
 
-def test_big_endian_arrays_come_back_native(big_endian: Path) -> None:
+def test_big_endian_arrays_become_native(big_endian: Path) -> None:
     dataset: Any = StoreDataset(ParallelHdf5(str(big_endian)), reader="array", as_dict=True)
     for name, tensor in dataset[2].items():
         assert tensor.tolist() == [6, 7, 8], name

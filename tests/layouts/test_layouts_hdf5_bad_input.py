@@ -1,4 +1,4 @@
-"""What is wrong with foreign HDF5 files, and what must not be followed in them."""
+"""Errors in foreign HDF5 files."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_columns_of_different_lengths(path: Path) -> None:
         storeds.open_backend(url)
 
 
-def test_names_that_do_not_exist_and_names_that_do(path: Path) -> None:
+def test_unknown_names_suggest_existing_ones(path: Path) -> None:
     def make(file: h5py.File) -> None:
         file["train/images"], file["train/labels"], file["test/images"] = (
             np.zeros((5, 2)),
@@ -97,7 +97,7 @@ def test_names_that_do_not_exist_and_names_that_do(path: Path) -> None:
         ParallelHdf5(str(path.with_name("absent.h5")))
 
 
-def test_a_type_that_no_field_holds(path: Path) -> None:
+def test_unsupported_dataset_type(path: Path) -> None:
     def make(file: h5py.File) -> None:
         mixed = np.dtype([("n", "i4"), ("s", h5py.string_dtype())])
         file.create_dataset("mixed", (3,), mixed)
@@ -114,7 +114,7 @@ def test_a_type_that_no_field_holds(path: Path) -> None:
     assert len(ParallelHdf5(url, columns={"x": "good"})) == 3
 
 
-def test_a_type_that_numpy_lacks(path: Path) -> None:
+def test_type_without_a_numpy_dtype(path: Path) -> None:
     def make(file: h5py.File) -> None:
         h5py.h5d.create(file.id, b"time", h5py.h5t.UNIX_D32LE, h5py.h5s.create_simple((3,)))
         file["good"] = np.arange(3)
@@ -126,7 +126,7 @@ def test_a_type_that_numpy_lacks(path: Path) -> None:
     assert len(ParallelHdf5(url, columns={"x": "good"})) == 3
 
 
-def test_images_kept_as_text_are_lost_and_said_to_be(path: Path) -> None:
+def test_image_stored_as_string_is_a_bad_record(path: Path) -> None:
     def make(file: h5py.File) -> None:
         strings = file.create_dataset("image", (3,), h5py.string_dtype())
         for at in range(3):
@@ -140,7 +140,7 @@ def test_images_kept_as_text_are_lost_and_said_to_be(path: Path) -> None:
 
 
 @pytest.mark.parametrize("sort", ["arrays", "jpegs"])
-def test_a_video_without_frames(path: Path, sort: str) -> None:
+def test_video_without_frames(path: Path, sort: str) -> None:
     def make(file: h5py.File) -> None:
         for name, count in (("a", 2), ("b", 0), ("c", 1)):
             if sort == "arrays":
@@ -184,7 +184,7 @@ def test_videos_that_differ(path: Path) -> None:
         PerVideoHdf5(write(path.with_name("c.h5"), attributes))
 
 
-def test_one_sample_that_is_not_like_the_others(path: Path) -> None:
+def test_sample_of_another_dtype_is_a_bad_record(path: Path) -> None:
     def make(file: h5py.File) -> None:
         for at in range(40):
             file[f"s_{at}"] = np.zeros((2, at)) if at != 11 else np.zeros(3, "f4")
@@ -203,7 +203,7 @@ def test_one_sample_that_is_not_like_the_others(path: Path) -> None:
         (PerSampleHdf5, PER_SAMPLE["class_groups"]),
     ],
 )
-def test_a_truncated_file(path: Path, cls: Any, make: Any, keep: float) -> None:
+def test_truncated_file(path: Path, cls: Any, make: Any, keep: float) -> None:
     make(path)
     os.truncate(path, int(path.stat().st_size * keep))
     assert cls.guess_can_open(str(path)) is None
@@ -211,7 +211,7 @@ def test_a_truncated_file(path: Path, cls: Any, make: Any, keep: float) -> None:
         cls(str(path))
 
 
-def test_a_damaged_chunk_costs_its_own_records_only(path: Path) -> None:
+def test_damaged_chunk_affects_only_its_records(path: Path) -> None:
     truth = PARALLEL["chunked"](path)
     with h5py.File(path) as file:
         at = file["data"].id.get_chunk_info(1).byte_offset
@@ -227,14 +227,14 @@ def test_a_damaged_chunk_costs_its_own_records_only(path: Path) -> None:
             backend.column("data")
 
 
-def test_integers_beyond_the_range_are_bad_records(path: Path) -> None:
+def test_integers_beyond_int64_are_bad_records(path: Path) -> None:
     backend = ParallelHdf5(write(path, lambda file: file.create_dataset("x", data=np.array([1, 2**64 - 1], "u8"))))
     assert "beyond the int64 range" in fault(backend, 1)
     with pytest.raises(FormatError, match="int64"):
         backend.column("x")
 
 
-def test_a_file_replaced_in_between_is_opened_anew(path: Path) -> None:
+def test_replaced_file_is_opened_again(path: Path) -> None:
     PER_VIDEO["video_jpegs"](path)
     backend = PerVideoHdf5(str(path))
     backend.get_many([0])
@@ -246,7 +246,7 @@ def test_a_file_replaced_in_between_is_opened_anew(path: Path) -> None:
     assert isinstance(again.get_many([0])[0], dict)
 
 
-def test_a_group_for_each_sample_is_taken_for_no_video_and_numbered_pictures_for_no_columns(tmp_path: Path) -> None:
+def test_sample_groups_are_not_videos_and_numbered_pictures_not_columns(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "groups.h5", "w") as file:
         for number in range(4):
             file[f"sample_{number}/image"] = np.full((8, 8, 3), number, np.uint8)
@@ -263,7 +263,7 @@ def test_a_group_for_each_sample_is_taken_for_no_video_and_numbered_pictures_for
             assert backend.get_many([3, 1], ["label"]) == [{"label": 3}, {"label": 1}]
 
 
-def test_a_sample_that_lacks_a_dataset(path: Path) -> None:
+def test_sample_without_a_dataset_is_a_bad_record(path: Path) -> None:
     def groups(file: h5py.File) -> None:
         for at in range(9):
             file[f"s_{at}/image"] = np.full((8, 8, 3), at, np.uint8)
@@ -278,7 +278,7 @@ def test_a_sample_that_lacks_a_dataset(path: Path) -> None:
     assert [isinstance(row, RecordError) for row in backend.get_many(range(9))] == [at in (0, 4) for at in range(9)]
 
 
-def test_a_damaged_sample_costs_its_own_record_only(path: Path) -> None:
+def test_damaged_sample_affects_only_its_record(path: Path) -> None:
     def make(file: h5py.File) -> None:
         for at in range(9):
             group = file.create_group(f"s_{at}")
@@ -298,7 +298,7 @@ def test_a_damaged_sample_costs_its_own_record_only(path: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", ["label_4", "labels/4"])
-def test_a_field_that_lacks_a_sample(path: Path, missing: str) -> None:
+def test_field_without_a_sample_is_an_error(path: Path, missing: str) -> None:
     def make(file: h5py.File) -> None:
         images, labels = ("image_", "label_") if missing == "label_4" else ("images/", "labels/")
         for at in range(9):
@@ -314,7 +314,7 @@ def test_a_field_that_lacks_a_sample(path: Path, missing: str) -> None:
             read(url)
 
 
-def test_a_label_of_another_kind_is_a_bad_record(path: Path) -> None:
+def test_label_of_another_kind_is_a_bad_record(path: Path) -> None:
     def make(file: h5py.File) -> None:
         for at in range(40):
             file[f"s_{at}/image"], file[f"s_{at}/label"] = pixels(1)[0], at if at != 12 else 1.5
@@ -337,7 +337,7 @@ def test_groups_that_are_neither_samples_nor_classes(path: Path) -> None:
         PerSampleHdf5(url)
 
 
-def test_a_file_that_no_layout_fits_is_told_with_what_it_holds(path: Path) -> None:
+def test_error_lists_what_a_file_holds_if_no_layout_fits(path: Path) -> None:
     def make(file: h5py.File) -> None:
         file["weird"], file["gone"] = 3.0, h5py.SoftLink("/nothing")
         file.create_group("inside/deeper")
@@ -358,7 +358,7 @@ def test_a_file_that_no_layout_fits_is_told_with_what_it_holds(path: Path) -> No
         storeds.open_backend(url)
 
 
-def test_a_name_that_is_no_text_is_shown_as_it_is(path: Path) -> None:
+def test_name_that_is_not_utf8_is_shown_as_bytes(path: Path) -> None:
     def make(file: h5py.File) -> None:
         h5py.h5d.create(file.id, b"\xff\xfe", h5py.h5t.STD_I32LE, h5py.h5s.create(h5py.h5s.SCALAR))
 

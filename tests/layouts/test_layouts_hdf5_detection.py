@@ -1,4 +1,4 @@
-"""Which layout a foreign HDF5 file is found to have, by what it holds; where it may have two, both are named."""
+"""Detection of the layout of foreign HDF5 files, by evidence; if two layouts fit, the error names both."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def recognises(cls: Any, path: Path, options: Mapping[str, Any]) -> bool:
         return True  # in several ways
 
 
-def test_what_fits_two_layouts_is_told_of_both(tmp_path: Path) -> None:
+def test_error_shows_both_layouts_that_fit(tmp_path: Path) -> None:
     path = tmp_path / "series.h5"
     with h5py.File(path, "w") as file:
         for at in range(3):
@@ -58,7 +58,7 @@ DIGITS = (
 )
 
 
-def test_digit_named_pictures_of_one_size_may_be_frames_as_well_as_samples(tmp_path: Path) -> None:
+def test_numbered_pictures_of_one_size_are_ambiguous(tmp_path: Path) -> None:
     path = tmp_path / "digits.h5"
     with h5py.File(path, "w") as file:
         for name in ("cat", "dog"):
@@ -85,7 +85,7 @@ FRAMES, SAMPLES = "per_video", "per_sample"
         (SAMPLES, "called by more than numbers", ("cat", "dog"), ("n7_0", "n7_1", "n7_2"), (8, 8, 8)),
     ],
 )
-def test_what_tells_frames_from_samples(
+def test_evidence_for_frames_or_samples(
     tmp_path: Path, layout: str, sort: str, groups: tuple[str, ...], names: tuple[str, ...], sizes: tuple[int, ...]
 ) -> None:
     path = tmp_path / "a.h5"
@@ -112,7 +112,7 @@ def numbered(file: h5py.File, shapes: Mapping[str, tuple[int, ...]]) -> None:
         ({"x": (70, 3), "y": (70,)}, ["parallel", "per_sample"]),
     ],
 )
-def test_what_tells_numbered_samples_from_numbered_columns(
+def test_evidence_for_numbered_samples_or_columns(
     tmp_path: Path, shapes: dict[str, tuple[int, ...]], expected: list[str]
 ) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
@@ -120,7 +120,7 @@ def test_what_tells_numbered_samples_from_numbered_columns(
     assert fits(tmp_path / "a.h5") == expected
 
 
-def test_groups_that_are_stores_of_their_own_are_no_samples(tmp_path: Path) -> None:
+def test_groups_that_are_stores_are_not_samples(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         for subject in range(3):
             file[f"subject_{subject}/x"], file[f"subject_{subject}/y"] = np.zeros((9, 4)), np.zeros(9)
@@ -146,7 +146,7 @@ ONE = np.array([PICTURE], object)
         ({"v/frames": np.zeros((5, 8, 8, 3), "u1"), "w/frames": np.zeros((4, 8, 8, 3), "u1")}, []),
     ],
 )
-def test_what_the_groups_of_a_file_are(tmp_path: Path, names: dict[str, Any], expected: list[str]) -> None:
+def test_evidence_in_groups(tmp_path: Path, names: dict[str, Any], expected: list[str]) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         for group in ("a", "b", "c"):
             for template, value in names.items():
@@ -158,13 +158,13 @@ def test_what_the_groups_of_a_file_are(tmp_path: Path, names: dict[str, Any], ex
     assert fits(tmp_path / "a.h5") == expected
 
 
-def test_the_bytes_of_one_picture_are_no_column(tmp_path: Path) -> None:
+def test_bytes_of_one_picture_are_not_a_column(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["image"], file["label"] = PICTURE, 1
     assert fits(tmp_path / "a.h5") == []
 
 
-def test_datasets_of_one_value_beside_the_frames_are_of_the_video(tmp_path: Path) -> None:
+def test_single_values_beside_frames_are_fields_of_the_video(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         for number in range(2):
             file[f"v{number}/frames"] = np.zeros((2 + number, 8, 8, 3), "u1")
@@ -175,7 +175,7 @@ def test_datasets_of_one_value_beside_the_frames_are_of_the_video(tmp_path: Path
         assert list(backend.column("caption")) == ["№ 0"] * 2 + ["№ 1"] * 3
 
 
-def test_what_libraries_note_of_themselves_is_no_field(tmp_path: Path) -> None:
+def test_attributes_of_libraries_are_not_fields(tmp_path: Path) -> None:
     tables: Any = pytest.importorskip("tables")
     with tables.open_file(str(tmp_path / "a.h5"), "w") as file:
         for name, wider in (("cat", 1), ("dog", 2)):
@@ -185,7 +185,7 @@ def test_what_libraries_note_of_themselves_is_no_field(tmp_path: Path) -> None:
         assert (backend.meta.layout, list(backend.meta.fields)) == ("per_sample", ["array", "label", "key"])
 
 
-def test_a_native_store_is_none_of_these(tmp_path: Path) -> None:
+def test_no_layout_fits_a_native_store(tmp_path: Path) -> None:
     url = f"hdf5://{tmp_path}/native.h5"
     with storeds.open_writer(url, {"x": "int"}) as writer:
         writer.append([{"x": 1}])
@@ -239,7 +239,7 @@ NEITHER: list[str] = []
         (NEITHER, {"mean": 1.0, "std": 2.0}),
     ],
 )
-def test_what_tells_rows_from_one_sample(tmp_path: Path, expected: list[str], datasets: dict[str, Any]) -> None:
+def test_evidence_for_rows_or_one_sample(tmp_path: Path, expected: list[str], datasets: dict[str, Any]) -> None:
     path = write(tmp_path / "a.h5", datasets)
     found = []
     for name, cls in {**CLASSES, "per_file": PerFileHdf5, "per_episode": PerEpisodeHdf5}.items():
@@ -261,7 +261,7 @@ def test_what_tells_rows_from_one_sample(tmp_path: Path, expected: list[str], da
     ],
 )
 @pytest.mark.parametrize("place", ["{part}/pic{at}a", "{part}_{at}"])
-def test_what_tells_pairs_from_samples(
+def test_evidence_for_pairs_or_samples(
     tmp_path: Path, expected: str | None, low: str, high: str, sizes: list[Any], place: str
 ) -> None:
     names: dict[str, Any] = {}
@@ -278,7 +278,7 @@ def test_what_tells_pairs_from_samples(
     assert store.meta == PerSampleHdf5(str(path), sample=expected).meta
 
 
-def test_an_option_that_says_what_a_sample_is_decides(tmp_path: Path) -> None:
+def test_sample_option_decides(tmp_path: Path) -> None:
     path = write(
         tmp_path / "a.h5", {f"g{at}/{name}": np.void(blob(at)) for at in range(4) for name in ("ab", "cd", "ef")}
     )
@@ -286,7 +286,7 @@ def test_an_option_that_says_what_a_sample_is_decides(tmp_path: Path) -> None:
     assert counts == {"dataset": 12, "group": 4, "name": 3}
 
 
-def test_columns_may_name_single_values_which_are_repeated(tmp_path: Path) -> None:
+def test_columns_repeat_single_values(tmp_path: Path) -> None:
     path = write(tmp_path / "a.h5", {"x": np.arange(5), "label": 3, "task": "lift"})
     with ParallelHdf5(str(path), columns={"x": "x", "label": "label", "task": "task"}) as store:
         assert store.column("label").tolist() == [3] * 5
@@ -303,7 +303,7 @@ def test_columns_of_different_lengths_suggest_those_that_agree(tmp_path: Path) -
     assert len(open_backend(path, columns=columns)) == 14
 
 
-def test_links_in_a_circle_of_groups_are_walked_once(tmp_path: Path) -> None:
+def test_circular_group_links_are_walked_once(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["x"], file["obs/y"] = np.arange(5), array(5, 2)
         file["obs/again"] = h5py.SoftLink("/")
@@ -312,7 +312,7 @@ def test_links_in_a_circle_of_groups_are_walked_once(tmp_path: Path) -> None:
         assert list(store.meta.fields) == ["x", "obs_y"]
 
 
-def test_what_nested_groups_hold_that_cannot_be_read_is_listed(tmp_path: Path) -> None:
+def test_unreadable_nested_datasets_are_listed(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["x"], file["obs/y"] = np.arange(5), array(5, 2)
         file["obs/gone"] = h5py.ExternalLink("gone.h5", "/x")
@@ -324,7 +324,7 @@ def test_what_nested_groups_hold_that_cannot_be_read_is_listed(tmp_path: Path) -
         assert mixed.startswith("obs/mixed (a table [5]: of a type that no field holds")
 
 
-def test_what_videos_and_samples_leave_unread_is_listed(tmp_path: Path) -> None:
+def test_unread_datasets_of_videos_and_samples_are_listed(tmp_path: Path) -> None:
     videos = {
         f"v{at}/{name}": value
         for at in range(3)
@@ -341,7 +341,7 @@ def test_what_videos_and_samples_leave_unread_is_listed(tmp_path: Path) -> None:
     ]
 
 
-def test_demonstrations_that_do_not_fit_together_are_errors(tmp_path: Path) -> None:
+def test_inconsistent_demonstrations_are_errors(tmp_path: Path) -> None:
     path = demonstrations(tmp_path / "a.hdf5")
     with h5py.File(path, "a") as file:
         file["mask/lost"] = np.array(["demo_7"], dtype="S")
@@ -356,7 +356,7 @@ def test_demonstrations_that_do_not_fit_together_are_errors(tmp_path: Path) -> N
         PerEpisodeHdf5(str(path))
 
 
-def test_what_no_layout_recognises_shows_what_each_would_give(tmp_path: Path) -> None:
+def test_error_shows_what_named_layouts_would_return(tmp_path: Path) -> None:
     path = write(tmp_path / "a.h5", {f"video_{n}/features": np.full((10 + n, 64), n, "f4") for n in range(6)})
     shown = r"\n  layout='per_sample': 6 records of features .*, key .*"
     with pytest.raises(FormatError, match=rf"(?s)\nA layout that is named reads it as:.*{shown}\nTo convert"):

@@ -1,4 +1,4 @@
-"""What links, external storage and virtual datasets of foreign HDF5 files may lead to, and what is said where they may not."""
+"""Links, external storage and virtual datasets of foreign HDF5 files: what is followed, and the errors."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def elsewhere(file: h5py.File, sort: str, other: str) -> None:
 
 @pytest.mark.parametrize("sort", ["link", "soft link to a link", "external storage", "virtual dataset"])
 @pytest.mark.parametrize("name", ["absolute", "../other.h5"])
-def test_what_leaves_the_folder_is_refused_unless_asked_for(path: Path, sort: str, name: str) -> None:
+def test_links_out_of_the_folder_need_allow_outside(path: Path, sort: str, name: str) -> None:
     other = outside(path)
     url = write(path, lambda file: elsewhere(file, sort, str(other) if name == "absolute" else name))
     options: dict[str, Any] = {"columns": {"x": "columns/x" if sort.startswith("soft") else "x"}}
@@ -76,7 +76,7 @@ def test_what_leaves_the_folder_is_refused_unless_asked_for(path: Path, sort: st
         assert backend.column("x").tolist() == list(range(6))
 
 
-def test_columns_in_files_outside_are_refused_unless_asked_for(path: Path) -> None:
+def test_columns_out_of_the_folder_need_allow_outside(path: Path) -> None:
     outside(path)
     url = write(path, lambda file: file.create_dataset("y", data=range(6)))
     for name in ("../other.h5::x", f"{path.parent.parent}/other.h5::x"):
@@ -86,7 +86,7 @@ def test_columns_in_files_outside_are_refused_unless_asked_for(path: Path) -> No
 
 
 @pytest.mark.parametrize("sort", ["link", "external storage", "virtual dataset"])
-def test_what_stays_in_the_folder_is_read_and_what_is_missing_is_named(path: Path, sort: str) -> None:
+def test_links_inside_the_folder_and_missing_targets(path: Path, sort: str) -> None:
     other = outside(path)
     inside = path.parent / "other.h5"
     os.rename(other, inside)
@@ -103,7 +103,7 @@ def test_what_stays_in_the_folder_is_read_and_what_is_missing_is_named(path: Pat
         storeds.open_backend(url)
 
 
-def test_a_source_that_vanishes_later_is_no_zeros(path: Path) -> None:
+def test_removed_source_of_a_virtual_dataset_is_an_error(path: Path) -> None:
     os.rename(outside(path), path.parent / "other.h5")
     url = write(path, lambda file: elsewhere(file, "virtual dataset", "other.h5"))
     with ParallelHdf5(url, columns={"x": "x"}) as backend:
@@ -113,7 +113,7 @@ def test_a_source_that_vanishes_later_is_no_zeros(path: Path) -> None:
             backend.get_many([3])
 
 
-def test_a_virtual_dataset_with_holes(path: Path) -> None:
+def test_virtual_dataset_with_holes(path: Path) -> None:
     def make(file: h5py.File) -> None:
         file["a"] = np.arange(3)
         layout = h5py.VirtualLayout((6,), "i8")
@@ -124,7 +124,7 @@ def test_a_virtual_dataset_with_holes(path: Path) -> None:
         ParallelHdf5(write(path, make), columns={"x": "x"})
 
 
-def test_links_in_a_circle(path: Path) -> None:
+def test_circular_links(path: Path) -> None:
     def make(file: h5py.File) -> None:
         file["x"], file["y"] = h5py.SoftLink("/y"), h5py.SoftLink("/x")
 

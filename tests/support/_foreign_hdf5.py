@@ -1,4 +1,4 @@
-"""Foreign HDF5 files, written with plain h5py or PyTables as other people's programs write them, and their truth.
+"""Foreign HDF5 files, written with plain h5py or PyTables as other programs write them, and their records.
 
 Nothing here uses `storeds`. Each writer returns the records that must be read from the file, in order.
 """
@@ -35,7 +35,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Store:
-    """A way to lay out a store: the layout that reads it, who writes it at a path, and what must be said to read it."""
+    """How to write a store: its layout, the function that writes it to a path, and the options that read it."""
 
     layout: str
     write: Callable[[Path], Truth]
@@ -43,12 +43,12 @@ class Store:
     pattern: str = "{}.h5"
 
     def url(self, path: Path) -> str:
-        """Return what to open where `write` was given `path`."""
+        """Return the URL to open after ``write(path)``."""
         return self.pattern.format(str(path).removesuffix(".h5"))
 
     @property
     def read_as(self) -> str:
-        """What the layout of the opened store is called."""
+        """The layout of the opened store."""
         return self.layout if self.pattern == "{}.h5" else "concatenated"
 
 
@@ -108,7 +108,7 @@ def opaque_jpeg(path: Path) -> Truth:
 
 
 def string_jpeg(path: Path) -> Truth:
-    """JPEGs as strings of fixed length; HDF5 calls them cut at their first NUL, but wrote all."""
+    """JPEGs as strings of fixed length. HDF5 stores them whole, but returns them up to their first NUL."""
     size = max(len(blob(at)) for at in range(N)) + 1
     kind = h5py.h5t.C_S1.copy()
     kind.set_size(size)
@@ -129,7 +129,7 @@ def string_jpeg_chunked(path: Path) -> Truth:
 
 
 def virtual(path: Path) -> Truth:
-    """A virtual dataset over two files of the folder, labels through a link into one of them."""
+    """A virtual dataset over two files of the folder, and labels through a link into one of them."""
     data = pixels()
     layout = h5py.VirtualLayout(data.shape, "u1")
     for part in range(2):
@@ -144,7 +144,7 @@ def virtual(path: Path) -> Truth:
 
 
 def matlab(path: Path) -> Truth:
-    """As MATLAB 7.3 writes: a block of text before the file, axes in reverse, vectors as matrices, cells by reference."""
+    """As MATLAB 7.3 writes: a user block, reversed axes, vectors as matrices, cells by reference."""
     data, label = np.ascontiguousarray(pixels().transpose(0, 3, 1, 2)), np.arange(N) % 3
     with h5py.File(path, "w", userblock_size=512) as file:
         file.create_dataset("X", data=data, chunks=(5, 3, 16, 24), compression="gzip")
@@ -169,7 +169,7 @@ def matlab(path: Path) -> Truth:
 
 
 def many_files(path: Path) -> Truth:
-    """Columns in several files, read as one by a pattern."""
+    """Columns in several files, which a pattern reads as one store."""
     data = pixels()
     for part, rows in enumerate((range(5), range(5, 6), range(6, N))):
         with h5py.File(f"{str(path).removesuffix('.h5')}_{part}.h5", "w") as file:

@@ -1,4 +1,4 @@
-"""Foreign HDF5 files with datasets or groups for each sample and each video, written with plain h5py, and their truth.
+"""Foreign HDF5 files with datasets or groups for each sample and each video, written with plain h5py, and their records.
 
 Nothing here uses `storeds`. Each writer returns the records that must be read from the file, in order.
 """
@@ -49,7 +49,7 @@ def opaque_samples(path: Path) -> Truth:
 
 
 def class_groups(path: Path) -> Truth:
-    """A group for each class, JPEGs as bytes in it."""
+    """A group of JPEGs, as bytes, for each class."""
     truth = []
     with h5py.File(path, "w") as file:
         for label, name in enumerate(("Ant", "bee")):
@@ -60,7 +60,7 @@ def class_groups(path: Path) -> Truth:
 
 
 def digit_named(path: Path) -> Truth:
-    """A group for each class, its pictures called by numbers, as frames are; their sizes differ, as those of frames do not."""
+    """A group for each class, with numbered pictures of different sizes, which frames of a video never have."""
     truth = []
     with h5py.File(path, "w") as file:
         for label, name in enumerate(("cat", "dog")):
@@ -95,7 +95,7 @@ def sample_groups(path: Path) -> Truth:
 
 
 def sample_groups_with_attributes(path: Path) -> Truth:
-    """`/0/img` …, the label an attribute of the group."""
+    """`/0/img` …; the label is an attribute of the group."""
     with h5py.File(path, "w") as file:
         for at in range(N):
             file.create_dataset(f"{at}/img", data=pixels(at + 1)[at], compression="gzip")
@@ -167,7 +167,7 @@ PER_SAMPLE: dict[str, Callable[[Path], Truth]] = {
 }
 
 LENGTHS = {"walk_2": 3, "walk_10": 5, "run": 1, "jump": 4}
-ORDER = ("jump", "run", "walk_2", "walk_10")  # as people count
+ORDER = ("jump", "run", "walk_2", "walk_10")  # natural order
 
 
 def _videos(image: str, value: Callable[[int], Any], extra: Callable[[str, int], dict[str, Any]]) -> Truth:
@@ -214,7 +214,7 @@ def video_numbered(path: Path) -> Truth:
 
 
 def video_digits(path: Path) -> Truth:
-    """Numbered frames that nothing but the names of their groups tells from the pictures of a class."""
+    """Numbered frames. Only the names of their groups distinguish them from the pictures of a class."""
     every = pixels(7)
     with h5py.File(path, "w") as file:
         for number in range(3):
