@@ -93,12 +93,12 @@ def check_other(blob: bytes) -> Verdict | None:
         - ``missing_eoi``, with `recovered` 1.0: only the end of a PNG or GIF is missing. It decodes as it is.
         - ``truncated_file``, ``truncated_header``, ``corrupt_data``: damage without a repair. `recovered` is the share of
           the rows of a PNG, and 0.0 for other formats. Pillow raises for such files, unless
-          `PIL.ImageFile.LOAD_TRUNCATED_IMAGES` is set.
+          ``PIL.ImageFile.LOAD_TRUNCATED_IMAGES`` is set.
 
     Notes
     -----
     Raises for no bytes, takes time in proportion to their number, and is thread-safe. While
-    `PIL.ImageFile.LOAD_TRUNCATED_IMAGES` is set, Pillow does not report missing rows of a PNG. Then this function counts
+    ``PIL.ImageFile.LOAD_TRUNCATED_IMAGES`` is set, Pillow does not report missing rows of a PNG. Then this function counts
     the rows, which takes about as long as a decode.
     """
     return _check(blob, inflate=ImageFile.LOAD_TRUNCATED_IMAGES)
@@ -108,7 +108,7 @@ def examine_other(blob: bytes) -> Verdict:
     """Judge a picture that is not a JPEG by its structure and by whether it decodes.
 
     ``not_jpeg`` means that Pillow cannot open it, or that Pillow cannot decode it and `check_other` does not support the
-    format: HTML, zeros, empty bytes. While `PIL.ImageFile.LOAD_TRUNCATED_IMAGES` is set, a decode proves nothing. Then
+    format: HTML, zeros, empty bytes. While ``PIL.ImageFile.LOAD_TRUNCATED_IMAGES`` is set, a decode proves nothing. Then
     the structure alone decides, and other formats (ICO, TGA, …) are ``not_jpeg`` too.
 
     Raises for no bytes. Thread-safe. Takes about as long as one decode, or two for a PNG.

@@ -1,6 +1,6 @@
 """Readers build samples from records: `ImageReader`, `ArrayReader`, and `VideoReader` for clips.
 
-Start with `base.py`, then read `image.py`. `decoders.py` turns the stored bytes of an image into pixels.
+Start with ``base.py``, then read ``image.py``. ``decoders.py`` turns the stored bytes of an image into pixels.
 """
 
 from storeds.readers.array import ArrayReader

@@ -1,4 +1,4 @@
-"""The conformance kit: pytest classes that check the contract of backends and readers. Start with `backends.py`.
+"""The conformance kit: pytest classes that check the contract of backends and readers. Start with ``backends.py``.
 
 The whole test of a plug-in is a subclass with a fixture::
 
