@@ -1,7 +1,7 @@
 """What is wrong with a picture, judged by its bytes alone, and the repair of damaged JPEGs.
 
-Start with ``examine.py``: it combines the structure (``triage.py``, ``markers.py``) with one strict decode, and follows the
-Huffman codes (``entropy.py``) of damaged files. ``formats.py`` judges PNG, WebP, GIF, TIFF, BMP, AVIF and JPEG 2000.
+Start with ``examine.py``: it combines the structure (``triage.py``, ``markers.py``) with one strict decode, and follows
+the Huffman codes (``entropy.py``) of damaged files. ``formats.py`` judges other formats: PNG, WebP, GIF, TIFF and so on.
 """
 
 from storeds.jpeg.examine import examine, inspect_jpeg, repair

@@ -247,7 +247,7 @@ ZERO_RUN = 16
 
 _RESTART = re.compile(rb"\xff+[\xd0-\xd7]")
 _STUFFED = re.compile(rb"\xff+\x00")
-# Follow the data in pieces of this many bytes, which limits the memory to about 40 times as much. No MCU exceeds the margin.
+# Follow the data in pieces of this size, which limits the memory to about 40 times as much. No MCU exceeds the margin.
 _CHUNK, _MARGIN = 1 << 16, 1 << 12
 # A walk through a band holds all windows of a scan in memory, and one number per block.
 _MAX_BAND_BYTES, _MAX_BAND_BLOCKS = 1 << 21, 1 << 22
@@ -269,8 +269,8 @@ class Walk(NamedTuple):
     left : int
         Bits left over after the last MCU.
     doubtful : int
-        Number of `units` that may be wrong. Either surplus bytes follow that are not only zeros and ff, or MCUs are missing
-        although the last byte is padded as at a regular end.
+        Number of `units` that may be wrong. Either surplus bytes follow that are not only zeros and ff, or MCUs are
+        missing although the last byte is padded as at a regular end.
     """
 
     units: int
@@ -417,7 +417,7 @@ _Hops = list[tuple[bytes, bytes, bytes]]
 
 
 class _Sequential:
-    """Follows the MCUs of a sequential scan. Each block is a DC code and, with an AC table, codes up to coefficient 64."""
+    """Follows the MCUs of a sequential scan. A block is a DC code and, with an AC table, codes up to coefficient 64."""
 
     def __init__(self, data: bytes, pairs: _Pairs) -> None:
         self._data, self._pairs = data, pairs
@@ -468,7 +468,7 @@ def _hops_of(seen: Array, pairs: _Pairs) -> _Hops:
 
 
 def _hop(hops: _Hops, at: int, limit: int, size: int, units: int) -> tuple[int, int, int | None]:
-    """Follow units from `at` until `limit`; return the end, the number of units, and the bit of an invalid code, if any."""
+    """Follow units from `at` until `limit`; return the end, their number, and the bit of an invalid code, if any."""
     limit = min(limit, size)
     done = 0
     while done < units and at < limit:

@@ -16,7 +16,7 @@ from storeds.records.fields import Verdict
 
 __all__ = ["examine", "inspect_jpeg", "repair"]
 
-# Limit of pixels times scans, the work of decoding a progressive file. A phone's largest picture in ten scans needs half.
+# Limit of pixels times scans, the work of decoding a progressive file: twice a phone's largest picture in ten scans.
 _MAX_WORK = 1 << 31
 # libjpeg ignores the parameters that this warning is about.
 _WITHOUT_EFFECT = "Invalid SOS parameters for sequential JPEG"
@@ -127,10 +127,10 @@ def repair(blob: bytes, finding: Finding | None = None) -> bytes:
     Returns
     -------
     bytes
-        `blob` up to the end of its last whole part, followed by an end marker. The identical object if it is not a JPEG,
-        has no picture, or reaches its end marker. `repair` drops a segment that is cut, since it would swallow the end
-        marker as its data. It guesses no pixel: what was decodable decodes to the same pixels. If invalid data are
-        followed by a restart marker, it keeps all bytes, because decoders continue there by themselves.
+        `blob` up to the end of its last whole part, followed by an end marker. The identical object if it is not a
+        JPEG, has no picture, or reaches its end marker. `repair` drops a segment that is cut, since it would swallow
+        the end marker as its data. It guesses no pixel: what was decodable decodes to the same pixels. If invalid data
+        are followed by a restart marker, it keeps all bytes, because decoders continue there by themselves.
     """
     data = bytes(blob)
     if not data.startswith(SOI):
@@ -167,10 +167,11 @@ def _is_decodable(blob: bytes, frame: Frame) -> bool:
 def _first_message(blob: bytes, frame: Frame, *, strict: bool) -> str | None:
     """Decode at an eighth of the size; return libjpeg-turbo's first error, or warning if `strict`, about the data.
 
-    Pillow hides libjpeg's warnings; simplejpeg raises on each. So this decode finds damage that leaves the structure whole:
-    invalid codes, data that end early, surplus bytes, tables with which no scan can be decoded. It takes half the time of a
-    decode and releases the GIL. Warnings about metadata do not count: an unknown JFIF revision or Adobe transform, a
-    damaged colour profile. The caller limits the pixels: a progressive file takes 2 bytes of memory per sample.
+    Pillow hides libjpeg's warnings; simplejpeg raises on each. So this decode finds damage that leaves the structure
+    whole: invalid codes, data that end early, surplus bytes, tables with which no scan can be decoded. It takes half
+    the time of a decode and releases the GIL. Warnings about metadata do not count: an unknown JFIF revision or Adobe
+    transform, a damaged colour profile. The caller limits the pixels: a progressive file takes 2 bytes of memory per
+    sample.
 
     Raises
     ------

@@ -88,18 +88,18 @@ def check_other(blob: bytes) -> Verdict | None:
     Verdict or None
         None for all other bytes: only a decoder can tell whether they are a picture. Otherwise one of
 
-        - ``intact``, ``trailing_data``: every part is there. Decode it. Data inside a part may still be invalid; then the
-          decoder raises, and `storeds.jpeg.examine` gives the kind.
+        - ``intact``, ``trailing_data``: every part is there. Decode it. Data inside a part may still be invalid; then
+          the decoder raises, and `storeds.jpeg.examine` gives the kind.
         - ``missing_eoi``, with `recovered` 1.0: only the end of a PNG or GIF is missing. It decodes as it is.
-        - ``truncated_file``, ``truncated_header``, ``corrupt_data``: damage without a repair. `recovered` is the share of
-          the rows of a PNG, and 0.0 for other formats. Pillow raises for such files, unless
+        - ``truncated_file``, ``truncated_header``, ``corrupt_data``: damage without a repair. `recovered` is the share
+          of the rows of a PNG, and 0.0 for other formats. Pillow raises for such files, unless
           ``PIL.ImageFile.LOAD_TRUNCATED_IMAGES`` is set.
 
     Notes
     -----
     Raises for no bytes, takes time in proportion to their number, and is thread-safe. While
-    ``PIL.ImageFile.LOAD_TRUNCATED_IMAGES`` is set, Pillow does not report missing rows of a PNG. Then this function counts
-    the rows, which takes about as long as a decode.
+    ``PIL.ImageFile.LOAD_TRUNCATED_IMAGES`` is set, Pillow does not report missing rows of a PNG. Then this function
+    counts the rows, which takes about as long as a decode.
     """
     return _check(blob, inflate=ImageFile.LOAD_TRUNCATED_IMAGES)
 
@@ -107,9 +107,9 @@ def check_other(blob: bytes) -> Verdict | None:
 def examine_other(blob: bytes) -> Verdict:
     """Judge a picture that is not a JPEG by its structure and by whether it decodes.
 
-    ``not_jpeg`` means that Pillow cannot open it, or that Pillow cannot decode it and `check_other` does not support the
-    format: HTML, zeros, empty bytes. While ``PIL.ImageFile.LOAD_TRUNCATED_IMAGES`` is set, a decode proves nothing. Then
-    the structure alone decides, and other formats (ICO, TGA, …) are ``not_jpeg`` too.
+    ``not_jpeg`` means that Pillow cannot open it, or that Pillow cannot decode it and `check_other` does not support
+    the format: HTML, zeros, empty bytes. While ``PIL.ImageFile.LOAD_TRUNCATED_IMAGES`` is set, a decode proves nothing.
+    Then the structure alone decides, and other formats (ICO, TGA, …) are ``not_jpeg`` too.
 
     Raises for no bytes. Thread-safe. Takes about as long as one decode, or two for a PNG.
     """

@@ -1,7 +1,7 @@
 """Walks the markers of a JPEG: its header segments, its frame, its scans and tables, and where the walk ended.
 
-See ITU-T T.81, annex B. `parse` walks a whole file, because ``FF D9`` at its end proves nothing: a thumbnail or a comment
-may hold these bytes. `read_header` and `surely_opens` read only what stands before the data of the first scan.
+See ITU-T T.81, annex B. `parse` walks a whole file, because ``FF D9`` at its end proves nothing: a thumbnail or a
+comment may hold these bytes. `read_header` and `surely_opens` read only what stands before the data of the first scan.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 MAX_PIXELS = 1 << 27
-"""The most pixels that a picture may claim before storeds allocates memory for it. A phone's largest has 108 million."""
+"""Maximum number of pixels for which storeds allocates memory. A phone's largest picture has 108 million."""
 
 SOI, EOI = b"\xff\xd8", b"\xff\xd9"
 
@@ -98,8 +98,8 @@ class Scan(NamedTuple):
     """One scan: its components, its parameters, and the range of its entropy-coded data.
 
     ``parts`` holds (index in the frame, DC table, AC table) for each component. ``tables`` maps (class, identifier) of
-    each Huffman table to the range of its counts and symbols. ``restarts`` holds the last byte of each restart marker in
-    the data, if there is a restart interval.
+    each Huffman table to the range of its counts and symbols. ``restarts`` holds the last byte of each restart marker
+    in the data, if there is a restart interval.
     """
 
     start: int

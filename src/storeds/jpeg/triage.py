@@ -39,9 +39,10 @@ class Finding:
     Attributes
     ----------
     kind : str
-        ``intact`` (the structure is; only a checksum proves bytes), ``trailing_data`` (a whole picture followed by other
-        bytes: no damage), ``missing_eoi`` (only the end marker is missing), ``truncated_scan`` (the picture ends early),
-        ``truncated_header`` (the file ends before any pixel), ``corrupt_data`` (something is invalid), or ``not_jpeg``.
+        ``intact`` (the structure is; only a checksum proves bytes), ``trailing_data`` (a whole picture followed by
+        other bytes: no damage), ``missing_eoi`` (only the end marker is missing), ``truncated_scan`` (the picture ends
+        early), ``truncated_header`` (the file ends before any pixel), ``corrupt_data`` (something is invalid), or
+        ``not_jpeg``.
     reason : str
         One sentence with positions in bytes from the start.
     offset : int or None
@@ -55,8 +56,9 @@ class Finding:
     scan : int or None
         Number of the cut scan, counted from 1.
     recovered : float or None
-        Share of the picture that is there, 0 to 1. None if the bytes are not a JPEG. For one scan, the share of its MCUs.
-        For several scans, the share of the coefficients, where each missing bit of precision halves a coefficient.
+        Share of the picture that is there, 0 to 1. None if the bytes are not a JPEG. For one scan, the share of its
+        MCUs. For several scans, the share of the coefficients, where each missing bit of precision halves a
+        coefficient.
     exact : bool
         Whether `recovered` is exact. Otherwise it is a lower bound.
     format : str or None
@@ -108,12 +110,13 @@ def triage(blob: bytes) -> Finding:
     -------
     Finding
         What is wrong, if anything. A whole structure takes one walk over the markers, a few percent of the time of a
-        decode. If the end is missing, `triage` follows the Huffman codes, which takes about 20 times as long as a decode.
+        decode. If the end is missing, `triage` follows the Huffman codes, which takes about 20 times as long as a
+        decode.
 
     Notes
     -----
-    `triage` does not see errors inside the data of a whole structure; `storeds.jpeg.examine` does. It is a pure function,
-    raises for no bytes, takes time in proportion to their number, and is thread-safe.
+    `triage` does not see errors inside the data of a whole structure; `storeds.jpeg.examine` does. It is a pure
+    function, raises for no bytes, takes time in proportion to their number, and is thread-safe.
     """
     blob = bytes(blob)  # copies a memoryview or bytearray, but not bytes
     if not blob.startswith(SOI):
@@ -133,7 +136,7 @@ def triage(blob: bytes) -> Finding:
 
 
 def _is_jpeg_ls(blob: bytes, at: int) -> bool:
-    """Return whether a JPEG-LS frame header begins at `at`. Its marker alone may be a fill byte FF with one wrong bit."""
+    """Return whether a JPEG-LS frame header begins at `at`. Its marker alone may be a fill byte with one wrong bit."""
     header = blob[at : at + 10]
     return len(header) == 10 and header[1] == _JPEG_LS and int.from_bytes(header[2:4]) == 8 + 3 * header[9]
 
@@ -367,7 +370,7 @@ def _find_in_scan(found: Structure, number: int, walk: Walk, at: int) -> Finding
 
 
 def _share_with_part(found: Structure, number: int, walk: Walk) -> tuple[float, bool]:
-    """Return the share of the picture in the scans before `number` and the walked part of it; and whether it is exact."""
+    """Return the share of the picture up to the walked part of scan `number`, and whether it is exact."""
     before, after = coverage(found, found.scans[:number]), coverage(found, found.scans[: number + 1])
     units = max(units_of(found, found.scans[number]), 1)
     share = after if walk.units == units else before + (after - before) * walk.units / units
@@ -393,8 +396,8 @@ def _compare_endings(blob: bytes, found: Structure) -> Walk:
     """Return how much of the last scan of a cut file is there, if it uses arithmetic coding.
 
     Decodes the picture twice, with the end marker at once and after noise: up to the cut both agree. libjpeg warns in
-    neither case. The walk is ``done`` if the ending changes no pixel, otherwise ``unknown``. With several scans only all
-    or nothing can be determined.
+    neither case. The walk is ``done`` if the ending changes no pixel, otherwise ``unknown``. With several scans only
+    all or nothing can be determined.
     """
     frame = found.frame
     if frame is None or "arithmetic" not in frame.process or frame.width * frame.height > MAX_PIXELS:

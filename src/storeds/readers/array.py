@@ -29,9 +29,9 @@ class ArrayReader(RecordReader):
         (…, channels, height, width); (height, width) becomes (1, height, width). Default: arrays keep their shape. A
         dataset whose transforms take images does this for the arrays to which they apply.
     channels : str or mapping of str to str, optional
-        Position of the channels of the image: ``"last"``, as in (height, width, channels), or ``"first"``. Needed if the
-        shape is ambiguous. It is not if exactly one of the last and the third-last dimension is 1, 3 or 4. A mapping gives
-        the position for each of several elements.
+        Position of the channels of the image: ``"last"``, as in (height, width, channels), or ``"first"``. Needed if
+        the shape is ambiguous. It is not if exactly one of the last and the third-last dimension is 1, 3 or 4. A
+        mapping gives the position for each of several elements.
     """
 
     internal: ClassVar[tuple[str, ...]] = (*RecordReader.internal, "layouts", "views")
@@ -77,7 +77,7 @@ class ArrayReader(RecordReader):
         return replace(self, layouts={**self.layouts, **{name: self.layout(name) for name in names}}, views=views)
 
     def layout(self, name: str) -> Layout:
-        """Return the position of the channels of an element; raise ConfigError if it holds no images or is ambiguous."""
+        """Return the position of the channels; raise ConfigError if the element holds no images or is ambiguous."""
         declared = self._field(name) if name in self.fields else Field("int")
         shape = declared.shape
         if declared.kind != "array" or shape is None or len(shape) < 2:

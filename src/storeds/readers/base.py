@@ -23,8 +23,8 @@ class RecordReader(ABC):
     Parameters
     ----------
     fields : sequence of str, optional
-        Elements of a sample, in order: fields of the store, and ``"index"`` for the index of the sample, unless the store
-        has a field of that name.
+        Elements of a sample, in order: fields of the store, and ``"index"`` for the index of the sample, unless the
+        store has a field of that name.
     """
 
     # Elements that the reader computes, unless the store has a field of that name.

@@ -1,8 +1,8 @@
 """The built-in decoders, which return stored bytes, a Pillow image, or a uint8 tensor.
 
-simplejpeg decodes JPEGs by libjpeg-turbo wherever that gives the pixels that Pillow gives: it reports damage that Pillow
-hides. It always runs with ``strict=True``, because it may otherwise return memory that was never written, such as an
-earlier picture.
+simplejpeg decodes JPEGs by libjpeg-turbo wherever that gives the pixels that Pillow gives: it reports damage that
+Pillow hides. It always runs with ``strict=True``, because it may otherwise return memory that was never written, such
+as an earlier picture.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def check_pixels(width: int, height: int, limit: int) -> None:
     """Raise DecodeError for a picture of more pixels than `limit`, before memory is allocated for it."""
     if width * height > limit:
         error = DecodeError(
-            f"it claims {width:,} x {height:,} pixels, more than max_pixels={limit:,}; if that is right, pass a larger max_pixels"
+            f"it claims {width:,} x {height:,} pixels, more than max_pixels={limit:,}; pass a larger max_pixels if that is right"
         )
         error.kind = "too_large"
         raise error
@@ -94,10 +94,10 @@ def decode_pil(
     Parameters
     ----------
     mode : str
-        A Pillow mode. The image is converted as by ``PIL.Image.Image.convert``: CMYK and YCCK as their file says, palettes
-        to their colours, alpha dropped. But 16-bit samples keep their upper 8 bits, where Pillow clips. Wider integers and
-        floats outside 0 … 255 raise DecodeError. ``"unchanged"`` keeps the mode of the file: palette indices, alpha and 16
-        bits too.
+        A Pillow mode. The image is converted as by ``PIL.Image.Image.convert``: CMYK and YCCK as their file says,
+        palettes to their colours, alpha dropped. But 16-bit samples keep their upper 8 bits, where Pillow clips. Wider
+        integers and floats outside 0 … 255 raise DecodeError. ``"unchanged"`` keeps the mode of the file: palette
+        indices, alpha and 16 bits too.
     orient : bool
         Rotate the image according to its EXIF orientation.
     max_pixels : int
@@ -106,14 +106,14 @@ def decode_pil(
         Raise ValueError for a JPEG that libjpeg-turbo warns of. By default, return what is there of the picture, as
         Pillow does.
     examined : bool
-        `storeds.jpeg.examine` found the picture whole. Then `strict` needs no extra decode at an eighth of the size where
-        Pillow must convert colours.
+        `storeds.jpeg.examine` found the picture whole. Then `strict` needs no extra decode at an eighth of the size
+        where Pillow must convert colours.
 
     Raises
     ------
     DecodeError
-        The header claims too many pixels (before any memory is allocated), or `mode` cannot hold the values. For bytes that
-        Pillow cannot decode, it raises its own errors.
+        The header claims too many pixels (before any memory is allocated), or `mode` cannot hold the values. For bytes
+        that Pillow cannot decode, it raises its own errors.
     """
     try:
         opened = Image.open(io.BytesIO(blob))
@@ -133,7 +133,7 @@ def decode_pil(
 
 
 def _by_simplejpeg(image: Image.Image, blob: bytes, mode: str, max_pixels: int) -> Image.Image | None:
-    """Decode an opened JPEG with simplejpeg. Return None if Pillow must decode it; raise ValueError if it is damaged."""
+    """Decode an opened JPEG with simplejpeg; return None if Pillow must decode it. Raise ValueError for damage."""
     pixels = jpeg_pixels(blob, image.mode if mode == UNCHANGED else mode, max_pixels)
     if pixels is None:
         return None
@@ -209,8 +209,8 @@ def decode_fast(
 ) -> torch.Tensor:
     """Return nearly the same as `decode_tensor`, with libjpeg-turbo's fast DCT and fast upsampling.
 
-    On photographs values differ by 1.3 of 256 levels on average, by at most 8 in 99 of 100 pixels, and by up to 69 where
-    colours change sharply. Anything but a whole JPEG is exact.
+    On photographs values differ by 1.3 of 256 levels on average, by at most 8 in 99 of 100 pixels, and by up to 69
+    where colours change sharply. Anything but a whole JPEG is exact.
     """
     pixels = None if orient else _pixels(blob, mode, max_pixels, strict=strict, shortcuts=True)
     if pixels is not None:
@@ -318,9 +318,9 @@ def jpeg_upper_pixels(
 ) -> Array | None:
     """Return at least the upper `rows` of the pixels of `jpeg_pixels`, or None if the whole picture must be decoded.
 
-    Writes fewer lines into the frame header of a copy, so that libjpeg-turbo stops there. It then warns of the remaining
-    data. Any other warning comes first, and gives None. This finds no damage below the rows, so use it only for pictures
-    that are known to be whole.
+    Writes fewer lines into the frame header of a copy, so that libjpeg-turbo stops there. It then warns of the
+    remaining data. Any other warning comes first, and gives None. This finds no damage below the rows, so use it only
+    for pictures that are known to be whole.
 
     Parameters
     ----------

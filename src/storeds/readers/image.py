@@ -248,7 +248,7 @@ class PictureReader(RecordReader):
     def _whole(
         self, value: bytes, mode: str, header: Header | None, verdict: Verdict | None, window: Window | None
     ) -> Any:
-        """Decode the image, or the part that the window needs; raise ValueError or other errors if it may be damaged."""
+        """Decode the image, or the part that the window needs; raise an error of any type if it may be damaged."""
         assert self._strict is not None
         if self._is_known(value, verdict, window):
             part = None
@@ -372,16 +372,16 @@ class ImageReader(PictureReader):
     Parameters
     ----------
     fields : sequence of str, optional
-        Elements of a sample. Default: the image and, if there is one, the label: the field ``label``, or the only int field
-        whose name ends in label, labels, target or targets.
+        Elements of a sample. Default: the image and, if there is one, the label: the field ``label``, or the only int
+        field whose name ends in label, labels, target or targets.
     decode : str or Decoder
         ``"bytes"`` (unchanged and unchecked), ``"pil"``, ``"tensor"`` (uint8, channels x height x width), ``"fast"``
         (nearly the same as tensor, but faster) or a registered name.
     mode : str
         Pillow mode to which images are converted, or ``"unchanged"``. See `storeds.readers.decode_pil`.
     repair : bool
-        Repair a damaged JPEG before decoding it. The store never changes. If False, damage raises DecodeError. A picture
-        is damaged if the verdict in its store says so or, without a verdict, if its decoder warns.
+        Repair a damaged JPEG before decoding it. The store never changes. If False, damage raises DecodeError. A
+        picture is damaged if the verdict in its store says so or, without a verdict, if its decoder warns.
     min_recovered : float
         A picture of which a smaller share (0 to 1) is there raises DecodeError.
     orient : bool
@@ -389,6 +389,6 @@ class ImageReader(PictureReader):
     max_pixels : int
         An image that claims more pixels raises DecodeError, before memory is allocated for it.
     strided : bool
-        Keep the channels of a tensor last in memory, as the decoder writes them, which saves a copy. Shape and values are
-        the same. A dataset with built-in transforms does this itself, and returns contiguous tensors.
+        Keep the channels of a tensor last in memory, as the decoder writes them, which saves a copy. Shape and values
+        are the same. A dataset with built-in transforms does this itself, and returns contiguous tensors.
     """

@@ -134,9 +134,9 @@ class Runs:
 
     Notes
     -----
-    All processes share the bounds in a memory-mapped index file, and a pickle carries only its key. Otherwise each worker
-    would read the columns again, or the pickle would grow with the store. If no file can be written, each process reads
-    the columns.
+    All processes share the bounds in a memory-mapped index file, and a pickle carries only its key. Otherwise each
+    worker would read the columns again, or the pickle would grow with the store. If no file can be written, each
+    process reads the columns.
     """
 
     def __init__(self, view: Backend, by: str, frame: str | None) -> None:
@@ -191,9 +191,9 @@ class VideoReader(PictureReader):
     Parameters
     ----------
     fields : sequence of str, optional
-        Elements of a sample. Default: the image and, if there is one, the label. Fields of kind image become clips. Fields
-        in `per_frame` become a tensor of one number per frame, or a list. Any other field has the value of the first frame
-        of the sample. ``"decoded"`` is a tensor that tells which frames decoded, see `bad_frames`.
+        Elements of a sample. Default: the image and, if there is one, the label. Fields of kind image become clips.
+        Fields in `per_frame` become a tensor of one number per frame, or a list. Any other field has the value of the
+        first frame of the sample. ``"decoded"`` is a tensor that tells which frames decoded, see `bad_frames`.
     decode, mode, repair, min_recovered, orient, max_pixels
         Apply to each frame, see `ImageReader`. Frames that decode to tensors become one uint8 tensor of shape
         (frames, channels, height, width), or (clips, frames, channels, height, width) for several clips. Other frames
@@ -206,21 +206,21 @@ class VideoReader(PictureReader):
         Number of clips per sample.
     sampling : str, optional
         ``"all"``: every `stride`-th frame, the default without `frames`. ``"random"``: clips that begin anywhere, the
-        default with `frames`. ``"spaced"``: clips at equal distances; a single clip lies in the middle. ``"uniform"``: one
-        clip with frames spread over the whole video.
+        default with `frames`. ``"spaced"``: clips at equal distances; a single clip lies in the middle. ``"uniform"``:
+        one clip with frames spread over the whole video.
     short : str
         How to treat a video with too few frames. ``"repeat"``: repeat the last frame (``"uniform"`` repeats frames
         evenly). ``"pad"``: return a shorter clip, which `storeds.collate` pads, with a mask. ``"error"``: raise
         `DecodeError`, which the dataset's policy handles.
     bad_frames : str
-        How to treat a frame that cannot be decoded. ``"error"``: raise `DecodeError`, which the dataset's policy handles.
-        ``"repeat"``: use the frame before it (or the one after it, for the first). The report counts the frame as repaired,
-        and ``"decoded"`` is False for it. If no frame of a video decodes, raise `DecodeError`.
+        How to treat a frame that cannot be decoded. ``"error"``: raise `DecodeError`, which the dataset's policy
+        handles. ``"repeat"``: use the frame before it (or the one after it, for the first). The report counts the frame
+        as repaired, and ``"decoded"`` is False for it. If no frame of a video decodes, raise `DecodeError`.
     per_frame : sequence of str
         Fields that differ between frames. Default: ``"frame"`` and ``"time"``, if the store has them.
     by : str
-        Field of kind int or str that all frames of a video share. Or a field of kind bytes that holds video files, such as
-        MP4: then each record is one video, and PyAV decodes the frames.
+        Field of kind int or str that all frames of a video share. Or a field of kind bytes that holds video files, such
+        as MP4: then each record is one video, and PyAV decodes the frames.
 
     Notes
     -----
@@ -344,7 +344,8 @@ class VideoReader(PictureReader):
         good: list[bool] = []
         lost: DecodeError | None = None
         for at, record in enumerate(records):
-            # Backends return the same object for a repeated position. Comparing the bytes would take as long as reading.
+            # Backends return the same object for a repeated position. Comparing the bytes would take as long as
+            # reading.
             same = first.setdefault(id(record[name]), at)
             if same != at:
                 good.append(good[same])
@@ -432,5 +433,5 @@ def _flags(count: int, bad: set[int]) -> Any:
 
 
 def _copy(frame: Any) -> Any:
-    """Return a frame that shares no memory. Storing a tensor in a clip copies it, so tensors are returned as they are."""
+    """Return a frame that shares no memory. Tensors are returned unchanged, since storing them in a clip copies."""
     return frame.copy() if hasattr(frame, "copy") else frame

@@ -124,7 +124,7 @@ def _import_av() -> Any:
 
 
 def _decode(blob: bytes, choose: Callable[[int], list[int]], max_pixels: int) -> list[Any]:
-    """Decode the frames that `choose` selects, given their number, to `av.VideoFrame`; raise DecodeError if that fails."""
+    """Decode the frames that `choose` selects, given their number, to `av.VideoFrame`; raise DecodeError on failure."""
     av = _import_av()
     try:
         with av.open(io.BytesIO(blob)) as container:

@@ -27,7 +27,7 @@ __all__ = ["BackendTests", "PickleTests", "ProcessTests"]
 
 
 def _answer(pipe: Connection, backend: Backend | bytes, batches: Sequence[Sequence[int]]) -> None:
-    """Send the fingerprints of batches read with a backend, given as an object or pickled; send a traceback on failure."""
+    """Send the fingerprints of batches read with a backend (an object or a pickle); send a traceback on failure."""
     try:
         # The parent pickled the backend itself, so that the test controls when.
         opened: Backend = pickle.loads(backend) if isinstance(backend, bytes) else backend
@@ -219,8 +219,8 @@ class BackendTests(ReadTests, ArrayTests, WriteTests, PublishTests, PickleTests,
     ``cross_process`` : bool
         False for an engine within one process. Then the suite leaves out the tests with other processes.
 
-    The suite needs a writer with `flush` and `suspend`, as in the protocol `Writer`. It checks the optional capabilities
-    `SupportsColumns` and `SupportsWhere` if a backend has them, and `SupportsBatchArrays` or its default.
+    The suite needs a writer with `flush` and `suspend`, as in the protocol `Writer`. It checks the optional
+    capabilities `SupportsColumns` and `SupportsWhere` if a backend has them, and `SupportsBatchArrays` or its default.
     """
 
     cross_process: ClassVar[bool] = True

@@ -33,8 +33,9 @@ class ReaderTests:
 
     ``refuses`` declares the fields of a store that the reader does not support, or None if it supports any store.
 
-    `comparable` converts a sample to a form that compares equal exactly if samples are equal. The default supports plain
-    values and everything that NumPy can convert to an array (tensors, Pillow images), in mappings, lists and tuples.
+    `comparable` converts a sample to a form that compares equal exactly if samples are equal. The default supports
+    plain values and everything that NumPy can convert to an array (tensors, Pillow images), in mappings, lists and
+    tuples.
     """
 
     refuses: ClassVar[Mapping[str, Any] | None] = {"zzz_unrelated": "json"}

@@ -272,7 +272,7 @@ _NUMBERS: dict[str, Any] = {
 
 
 class ArrayTests(Kit):
-    """Contract of `storeds.protocols.SupportsBatchArrays`, checked for every backend, if need be through the default."""
+    """Contract of `SupportsBatchArrays`, checked for every backend, with the default if it lacks the capability."""
 
     @pytest.mark.parametrize("read", [read_arrays, stack_records])
     def test_arrays_equal_the_records(self, written: Written, read: Any) -> None:

@@ -23,8 +23,8 @@ _INCREMENT = 0x5851F42D4C957F2D14057B7EF767814F  # any odd number; selects one o
 class Albumentations:
     """An albumentations transform as a callable that takes one image.
 
-    albumentations transforms own generators and keep state of their last call. So concurrent calls in threads each use a
-    copy; copies are kept for later calls.
+    albumentations transforms own generators and keep state of their last call. So concurrent calls in threads each use
+    a copy; copies are kept for later calls.
 
     Parameters
     ----------
@@ -52,8 +52,8 @@ class Albumentations:
         Returns
         -------
         PIL.Image.Image, list of them, torch.Tensor or numpy.ndarray
-            The type of `image`, or a tensor if the transform makes one (``ToTensorV2``) or if a Pillow image cannot hold
-            the values.
+            The type of `image`, or a tensor if the transform makes one (``ToTensorV2``) or if a Pillow image cannot
+            hold the values.
         """
         if isinstance(image, torch.Tensor):
             return self._tensor(image, generator)

@@ -179,7 +179,7 @@ def is_albumentations(value: Any) -> bool:
 
 
 def wrap_albumentations(transform: Any) -> Any:
-    """Return an `Albumentations` for a transform or composition of albumentations; return any other transform as it is."""
+    """Wrap a transform or composition of albumentations; return any other transform unchanged."""
     if not is_albumentations(transform):
         return transform
     if not hasattr(transform, "set_random_state"):
@@ -190,7 +190,7 @@ def wrap_albumentations(transform: Any) -> Any:
 
 
 def apply_transform(transform: Transform | None, value: Any, context: SampleContext) -> Any:
-    """Apply `transform` once, as `BoundTransform` does. Bind it first to apply it to many samples. None does nothing."""
+    """Apply `transform` once, as `BoundTransform` does. None does nothing. For many samples, bind it first."""
     if transform is None:
         return value
     bound = transform if isinstance(transform, BoundTransform) else BoundTransform(transform)

@@ -1,4 +1,4 @@
-"""The built-in transforms: `Resize`, `CenterCrop`, `RandomResizedCrop`, `RandomHorizontalFlip`, `ToTensor`, `Normalize`."""
+"""The built-in transforms for Pillow images and tensors."""
 
 from __future__ import annotations
 
@@ -194,8 +194,8 @@ class ToTensor:
         image : PIL.Image.Image, numpy.ndarray or torch.Tensor
             Values of Pillow's 8-bit modes (``L``, ``RGB``, ``RGBA``, ``CMYK``, …) are divided by 255, and mode ``1``
             becomes 0 or 1. Modes ``I;16``, ``I`` and ``F`` keep their values, as int16, int32 and float32. An array has
-            shape (height, width[, channels]); uint8 is divided by 255, other dtypes keep their values. A uint8 tensor is
-            divided by 255. A floating tensor counts as scaled and becomes float32.
+            shape (height, width[, channels]); uint8 is divided by 255, other dtypes keep their values. A uint8 tensor
+            is divided by 255. A floating tensor counts as scaled and becomes float32.
 
         Raises
         ------
@@ -216,7 +216,8 @@ class Normalize:
     Parameters
     ----------
     mean, std : sequence of float
-        One number per channel, or ``[number]`` for all, in the unit of the tensor (after `ToTensor`, values are in [0, 1]).
+        One number per channel, or ``[number]`` for all, in the unit of the tensor (after `ToTensor`, values are in [0,
+        1]).
     inplace : bool
         Change the given tensor and return it.
 
@@ -246,7 +247,8 @@ class Normalize:
         Raises
         ------
         TypeError, ValueError
-            The argument is not a floating tensor or has another number of channels, or a deviation is zero in its dtype.
+            The argument is not a floating tensor or has another number of channels, or a deviation is zero in its
+            dtype.
         """
         return normalize(image, self.mean, self.std, "Normalize", inplace=self.inplace)
 
