@@ -40,7 +40,7 @@ from storeds.transforms import (
     build_transform,
 )
 from storeds.transforms.checks import takes_strided
-from storeds.transforms.deferred import in_order
+from storeds.transforms.functional import in_order
 
 edges = st.integers(1, 64)
 ALL: list[Any] = [

@@ -19,7 +19,7 @@ from storeds.batching.shared_memory import goes_by_value, lent_memory, send_inli
 from storeds.batching.skipped import Skipped
 from storeds.errors import BadSamplesError, ConfigError
 from storeds.protocols import Array
-from storeds.transforms.deferred import DeferredImage
+from storeds.transforms.functional import DeferredImage
 
 __all__ = ["Padded", "collate", "collate_columns", "is_collate"]
 

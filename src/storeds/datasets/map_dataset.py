@@ -38,7 +38,7 @@ from storeds.transforms.checks import (
     takes_strided,
     warn_of_own_generators,
 )
-from storeds.transforms.deferred import in_order
+from storeds.transforms.functional import in_order
 
 __all__ = ["StoreDataset", "check_seed", "open_source"]
 

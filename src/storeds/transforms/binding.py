@@ -21,7 +21,7 @@ from storeds._utils.arguments import plain
 from storeds.errors import ConfigError, MissingDependencyError, suggest
 from storeds.protocols import SampleContext, Transform
 from storeds.transforms.albumentations import Albumentations
-from storeds.transforms.deferred import ToNormalized
+from storeds.transforms.functional import ToNormalized
 from storeds.transforms.images import CenterCrop, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize, ToTensor
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Functions behind `storeds.transforms`: resize, crop, flip and convert Pillow images and tensors.
+"""Functions behind `storeds.transforms`: resize, crop, flip, convert and normalise Pillow images and tensors.
 
 No function changes its argument. If there is nothing to do, it returns the argument itself.
 """
@@ -8,8 +8,9 @@ from __future__ import annotations
 import functools
 import math
 import threading
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +21,8 @@ from storeds.records.fields import layout_of
 
 __all__ = [
     "INTERPOLATIONS",
+    "DeferredImage",
+    "ToNormalized",
     "center_crop",
     "check_normalize",
     "crop",
@@ -27,6 +30,7 @@ __all__ = [
     "draw_uniform",
     "draw_window",
     "flip",
+    "in_order",
     "normalize",
     "resize",
     "shorter_edge",
@@ -275,6 +279,66 @@ def _pillow_array(image: Image.Image, who: str) -> Array:
     else:
         array = np.array(image, {"I": np.int32, "F": np.float32}.get(image.mode, np.uint8))
     return array.reshape(image.height, image.width, len(image.getbands()))
+
+
+@dataclass(frozen=True)
+class DeferredImage:
+    """A uint8 image and the function that scales it to floats when the batch is collated.
+
+    This saves a pass over memory: the floats go directly into the batch.
+
+    Parameters
+    ----------
+    image : torch.Tensor
+        uint8, shape (channels, height, width).
+    scale_into : callable
+        ``scale_into(image, out)`` fills `out`, float32 of the same shape.
+    """
+
+    image: torch.Tensor
+    scale_into: Callable[[torch.Tensor, torch.Tensor], Any]
+
+    def scaled(self) -> torch.Tensor:
+        """Return the floats in a new tensor."""
+        out = torch.empty(self.image.shape, dtype=torch.float32)
+        self.scale_into(self.image, out)
+        return out
+
+
+@dataclass(frozen=True)
+class ToNormalized:
+    """`ToTensor` followed by `Normalize`, in the memory of the first result or, deferred, in that of the batch.
+
+    Parameters
+    ----------
+    mean, std, inplace
+        As for `storeds.transforms.Normalize`.
+    """
+
+    mean: Sequence[float]
+    std: Sequence[float]
+    inplace: bool
+
+    def __call__(self, image: Any) -> torch.Tensor:
+        tensor = to_tensor(image, "ToTensor")
+        own = tensor is not image and not (isinstance(image, torch.Tensor) and image.is_floating_point())
+        return normalize(tensor, self.mean, self.std, "Normalize", inplace=self.inplace or own)
+
+    def later(self, image: Any) -> Any:
+        """Return a `DeferredImage` if collating can scale the image, otherwise the result."""
+        if not isinstance(image, torch.Tensor) or image.dtype != torch.uint8 or image.ndim != 3 or image.is_cuda:
+            return self(image)
+        check_normalize(image, self.mean, self.std, "Normalize")
+        return DeferredImage(image, self.scale_into)
+
+    def scale_into(self, image: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        out.copy_(image).div_(255)
+        return normalize(out, self.mean, self.std, "Normalize", inplace=True)
+
+
+def in_order(image: Any) -> Any:
+    """Return a contiguous tensor; return other values unchanged."""
+    return image.contiguous() if isinstance(image, torch.Tensor) else image
 
 
 class _Scratch(threading.local):

@@ -12,10 +12,10 @@ import torch
 
 from storeds.errors import ConfigError, suggest
 from storeds.protocols import Transform, Windowed
-from storeds.transforms.deferred import ToNormalized
 from storeds.transforms.functional import (
     INTERPOLATIONS,
     ImageT,
+    ToNormalized,
     center_crop,
     crop_and_resize,
     draw_uniform,
