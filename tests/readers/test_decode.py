@@ -66,10 +66,10 @@ def test_a_repaired_picture_is_the_same_for_every_decoder_and_shows_no_earlier_o
     fast = DECODERS.get("simplejpeg")
     other, whole = jpeg(3, (192, 128)), jpeg(0, (192, 128), **options)
     for cut in range(triage(whole).scans and len(whole) // 3, len(whole), 211):
-        mended = repair(whole[:cut])
+        repaired = repair(whole[:cut])
         fast(other, "RGB")  # leaves its pixels in memory that the next picture gets
-        pixels = fast(mended, "RGB")
-        assert torch.equal(pixels, decode_tensor(mended, "RGB"))
+        pixels = fast(repaired, "RGB")
+        assert torch.equal(pixels, decode_tensor(repaired, "RGB"))
 
 
 def test_16_bits_keep_their_upper_8_or_all_if_unchanged() -> None:
@@ -150,7 +150,7 @@ def test_a_warning_raised_as_an_error_says_how_to_exempt_it(tmp_path: Path) -> N
     dataset = storeds.StoreDataset(url, decode="tensor", reader_options={"orient": True})
     with pytest.raises(DecodeError, match=r"UserWarning: .*filterwarnings\('default', module='PIL'\) exempts"):
         dataset[0]
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.filterwarnings("default", module="PIL")
         assert (dataset[0][0] == decode_tensor(jpeg(0), "RGB")).all()
-    assert "Skipping tag 274" in str(told[0].message)
+    assert "Skipping tag 274" in str(caught[0].message)

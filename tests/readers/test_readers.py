@@ -92,8 +92,8 @@ def test_a_jpeg_without_its_end_is_repaired_and_noted() -> None:
     with open_writer("memory://readers-cut", {"image": "image"}, overwrite=True) as writer:
         writer.append([{"image": jpeg(0)[:-2]}, {"image": jpeg(0)}])
     with open_backend("memory://readers-cut") as backend:
-        mended, context = build(ImageReader(), backend, 0)
-        assert (np.asarray(mended["image"]) == decoded(jpeg(0))).all()
+        repaired, context = build(ImageReader(), backend, 0)
+        assert (np.asarray(repaired["image"]) == decoded(jpeg(0))).all()
         assert context.notes
         assert not build(ImageReader(), backend, 1)[1].notes
         with pytest.raises(errors.DecodeError, match="repair is off"):

@@ -67,7 +67,7 @@ class Judged:
 
 
 def foreign(blobs: Sequence[bytes]) -> str:
-    """Return the URL of a store of which nobody has examined a picture."""
+    """Return the URL of a store whose pictures have no verdict."""
     url = f"memory://test_verdict_reading/{next(numbers)}"
     with open_writer(url, {"image": "image"}, check=False) as writer:
         writer.append({"image": blob} for blob in blobs)
@@ -341,10 +341,10 @@ def test_a_checked_picture_that_changes_is_judged_again() -> None:
     pairs = [(WHOLE, "")]
     backend = Judged(pairs)
     dataset = StoreDataset(backend, decode="tensor", transform=RandomResizedCrop(8), seed=1, min_recovered=0.0)
-    for blob, mended in ((WHOLE, 0), (ended(WHOLE), 1), (WHOLE, 1)):
+    for blob, repairs in ((WHOLE, 0), (ended(WHOLE), 1), (WHOLE, 1)):
         backend.inner = open_backend(foreign([blob]))
         dataset[:]
-        assert sum(dataset.report().repaired.values()) == mended
+        assert sum(dataset.report().repaired.values()) == repairs
 
 
 # --- Pillow images ---

@@ -270,7 +270,7 @@ def test_an_undecodable_frame_is_named_and_handled_by_the_policy(tmp_path: Path)
     dataset = videos(url, on_error="skip")
     assert len(collate(dataset[:])[1]) == 3
     assert dataset.report().bad == {"not_jpeg": 1}
-    assert len(videos(url, stride=3)[2][0]) == 3  # frames 0, 3, 6: what is not taken does no harm
+    assert len(videos(url, stride=3)[2][0]) == 3  # frames 0, 3, 6: other frames do no harm
 
 
 @pytest.mark.parametrize(
@@ -345,7 +345,7 @@ def test_frames_of_different_sizes_are_an_error(tmp_path: Path) -> None:
     content = records()
     content[3]["image"] = frame(0, 3, (20, 12))
     with pytest.raises(errors.DecodeError, match=r"frame 3 of video 0 has shape \(3, 12, 20\)"):
-        videos(store(tmp_path / "odd.h5", content))[0]
+        videos(store(tmp_path / "mixed.h5", content))[0]
 
 
 def test_short_videos_follow_the_option(url: str) -> None:

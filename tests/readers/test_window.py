@@ -32,7 +32,7 @@ CROP = RandomResizedCrop(SIZE, scale=(0.05, 1.0))
 
 
 def unseen(transform: Any) -> Any:
-    """Return a transform of which nobody can tell that it begins with a crop, so that whole pictures are decoded."""
+    """Hide that a transform begins with a crop, so that whole pictures are decoded."""
 
     def whole(image: Any, generator: Any = None) -> Any:
         return transform(image, generator)

@@ -103,7 +103,7 @@ def test_a_taken_port_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_server_that_never_answers_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake(tmp_path, monkeypatch, f"exec cat {tmp_path}/pipe")
-    os.mkfifo(tmp_path / "pipe")  # nobody will ever write to it
+    os.mkfifo(tmp_path / "pipe")  # no process writes to it
     launch, launched = mongod.launch, list[Any]()
     monkeypatch.setattr(mongod, "launch", lambda *given: launched.append(launch(*given)) or launched[-1])  # type: ignore[func-returns-value]
     with pytest.raises(UnavailableError, match="did not answer"), run_mongod(tmp_path / "data", deadline=0.3):
