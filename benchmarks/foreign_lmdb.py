@@ -1,7 +1,8 @@
-"""How long a foreign LMDB store of a million keys takes to open, first and later, and what it costs a worker in memory.
+"""Measures opening a foreign LMDB store of a million keys, the memory of its workers, and the unpickling of arrays.
 
-Run as ``python -m benchmarks.foreign_lmdb``. Each opening is timed in a fresh process, its imports done before the clock
-starts: `open_backend`, and the last record read. The first opening finds the keys and writes the index file.
+Run as ``python -m benchmarks.foreign_lmdb``. A fresh process times each opening after its imports: `open_backend`, and
+reading the last record. The first opening finds the keys and writes the index file. Unpickling is compared with
+``pickle.loads``; see docs/decisions/0026-what-describes-a-foreign-lmdb.md.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ READS, BATCH = 25_600, 256
 
 
 def keyed(path: Path, count: int) -> None:
-    """Write keys as those of an image set, each with a few bytes under it."""
+    """Write keys of an image data set with a few bytes each."""
     entries = ((b"train/class_%04d/img_%08d.jpg" % (at // 1000, at), JPEG) for at in range(count))
     _put(path, entries)
 
 
 def pickled(path: Path, count: int) -> None:
-    """Write pickled pairs under numbers, with ``__keys__`` and ``__len__``."""
+    """Write pickled pairs under numbers, and ``__keys__`` and ``__len__``."""
     keys = [b"%d" % at for at in range(count)]
     _put(path, ((key, pickle.dumps((JPEG, at))) for at, key in enumerate(keys)))
     _put(path, [(b"__keys__", pickle.dumps(keys)), (b"__len__", pickle.dumps(count))])
@@ -50,11 +51,10 @@ def _put(path: Path, entries: Any) -> None:
 
 
 def private_mib(store: str) -> dict[str, float]:
-    """Return the memory that belongs to this process alone (USS), in three parts.
+    """Return the private memory of this process (USS) in MiB, in three parts.
 
-    ``anonymous`` is the heap. ``store`` and ``other`` are pages of mapped files, the store's and others', that no other
-    process has mapped at the moment: they are page cache, which the kernel takes back when it likes, and workers that read the
-    same pages share them.
+    ``anonymous`` is the heap. ``store`` and ``other`` are pages of mapped files that no other process maps at the moment.
+    They are page cache: the kernel can free them, and workers that read the same pages share them.
     """
     sizes = {"anonymous": 0, "store": 0, "other": 0}
     part = "other"
@@ -69,12 +69,11 @@ def private_mib(store: str) -> dict[str, float]:
 
 
 def time_opening(url: str, layout: str) -> None:
-    """Print, as JSON, the seconds that this process takes to open `url` and read its last record."""
+    """Print as JSON the seconds that this process needs to open `url` and read its last record."""
     from storeds.backends.opening import open_backend, scheme_of
 
     scheme_of(url, writing=False)
-    import storeds.layouts.lmdb.images
-    import storeds.layouts.lmdb.serialised  # noqa: F401  # so that no import is timed
+    import storeds.layouts.lmdb  # noqa: F401  # so that no import is timed
 
     start = time.perf_counter()
     with open_backend(url, layout=layout) as backend:
@@ -84,7 +83,7 @@ def time_opening(url: str, layout: str) -> None:
 
 
 def measure_worker(pickled_at: str, store: str, seed: int) -> None:
-    """Read at random; then, at every line of input, print as JSON by how much this process's private memory has grown."""
+    """Read random batches; then, for every line of input, print as JSON how much the private memory has grown."""
     import numpy as np
 
     backend = pickle.loads(Path(pickled_at).read_bytes())
@@ -101,7 +100,7 @@ def measure_worker(pickled_at: str, store: str, seed: int) -> None:
 
 
 def run_workers(count: int, state: Path, store: Path) -> list[dict[str, float]]:
-    """Return what `count` workers tell, each asked after all have read and while all are there."""
+    """Return the figures of `count` workers, measured after all have read and while all are running."""
     command = [sys.executable, "-m", "benchmarks.foreign_lmdb", "--worker", str(state), "--store", str(store), "--seed"]
     with contextlib.ExitStack() as running:
         workers = [
@@ -172,6 +171,25 @@ def measure_memory(layout: str, rounds: int, state: Path, store: Path) -> Iterat
     yield Result(f"{layout}: random batch of {BATCH}", "ms", batch, "none", True, "16 bytes a record, nothing decoded")
 
 
+def measure_unpickling(rounds: int) -> Iterator[Result]:
+    """Time arrays of one shape, whose layout is scanned once, and of many shapes."""
+    import numpy as np
+
+    from storeds.layouts.lmdb.unpickler import unpickle
+
+    for name, sizes in (("one shape", [32] * 500), ("500 shapes", range(16, 516))):
+        values = [pickle.dumps((np.zeros((size, 32), np.uint8), 1)) for size in sizes]
+        found, plain = [], []
+        for _ in range(rounds):
+            for times, load in ((found, unpickle), (plain, pickle.loads)):
+                start = time.perf_counter()
+                for value in values:
+                    load(value)
+                times.append((time.perf_counter() - start) / len(values) * 1e6)
+        detail = f"pickle.loads: {Spread.of(plain).median:.1f} us"
+        yield Result(f"unpickling an array, {name}", "us", Spread.of(found), "none", True, detail)
+
+
 def main() -> int:
     options = parser(__doc__ or "", "foreign_lmdb.json")
     options.add_argument("--records", type=int, default=1_000_000)
@@ -194,6 +212,7 @@ def main() -> int:
         results = [
             result for layout in given.layouts for result in measure(layout, given.records, given.rounds, Path(folder))
         ]
+        results += measure_unpickling(given.rounds)
     setup = {
         "records": given.records,
         "record": "16 bytes under a key of 30 characters, or a pickled pair of them and a number",

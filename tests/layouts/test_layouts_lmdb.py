@@ -1,4 +1,4 @@
-"""LMDB stores of other tools, each read against what was written: by hash, in any order, in workers, and converted."""
+"""LMDB stores of other tools: records equal those written, in any order, in workers, and after conversion."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def digest(sample: Any) -> str:
     return hashlib.sha256(pickle.dumps(fingerprint([sample]))).hexdigest()
 
 
-def test_every_record_in_two_orders_and_with_duplicates(case: Case, tmp_path: Path) -> None:
+def test_records_in_any_order_and_with_duplicates(case: Case, tmp_path: Path) -> None:
     truth = [digest(case.record(n)) for n in NUMBERS]
     with opened(case, tmp_path / "s") as backend:
         assert len(backend) == COUNT
@@ -77,7 +77,7 @@ def test_columns_and_pickles(case: Case, tmp_path: Path) -> None:
 
 @dataclass
 class Digests(Dataset[tuple[str, int, str]]):
-    """Every record of every case, read out of its store as a batch asks for them."""
+    """The digest of every record of every case."""
 
     stores: dict[str, ForeignLmdb]
 
@@ -102,7 +102,7 @@ def unchanged(batch: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def read_by_workers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """Return what two spawned workers read of each case, in order of position; starting them takes the most time."""
+    """Return the records of each case as two spawned workers read them; all cases share the workers to save time."""
     folder = tmp_path_factory.mktemp("workers")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STOREDS_CACHE", str(folder / "cache"))
@@ -148,7 +148,7 @@ def test_convert_and_verify(case: Case, tmp_path: Path) -> None:
             assert [digest(record) for record in backend.get_many(NUMBERS)] == truth
 
 
-def test_exactly_its_own_layout_recognises_a_store(case: Case, tmp_path: Path) -> None:
+def test_exactly_one_layout_fits_a_store(case: Case, tmp_path: Path) -> None:
     url = f"lmdb://{case.write(tmp_path / 's')}"
     general = {name: value for name, value in (case.options or {}).items() if name in ("database", "partial")}
     seen = {name: why for name, cls in LAYOUT_CLASSES.items() if (why := cls.guess_can_open(url, **general))}
@@ -158,7 +158,7 @@ def test_exactly_its_own_layout_recognises_a_store(case: Case, tmp_path: Path) -
         assert backend.meta.layout == case.layout
 
 
-def test_a_store_in_use_is_recognised_and_opened_again(tmp_path: Path) -> None:
+def test_detection_of_a_store_that_is_already_open(tmp_path: Path) -> None:
     case = CASES["old-pickles-in-one-file"]
     url = f"lmdb://{case.write(tmp_path / 's')}"
     for readahead in (False, True):
@@ -188,7 +188,7 @@ def test_detection_opens_the_environment_once(case: Case, tmp_path: Path, monkey
         assert len(opened) == 1
 
 
-def test_native_stores_and_other_things_are_not_recognised(tmp_path: Path) -> None:
+def test_no_layout_fits_native_stores_and_other_files(tmp_path: Path) -> None:
     with storeds.open_writer(f"lmdb://{tmp_path}/n.lmdb", {"image": "image"}) as writer:
         writer.append([{"image": JPEGS[0]}])
     (tmp_path / "text").write_text("no store")
@@ -214,7 +214,7 @@ def test_native_stores_and_other_things_are_not_recognised(tmp_path: Path) -> No
             KeyedLmdb(native.url)
 
 
-def test_pyarrow_is_named_with_what_to_do(tmp_path: Path) -> None:
+def test_pyarrow_stores_raise_an_error_with_advice(tmp_path: Path) -> None:
     url = f"lmdb://{pyarrow(tmp_path / 's')}"
     assert "pyarrow.serialize" in (PyarrowLmdb.guess_can_open(url) or "")
     for layout in (None, "pyarrow", "pickled", "tensorpack"):
@@ -222,7 +222,7 @@ def test_pyarrow_is_named_with_what_to_do(tmp_path: Path) -> None:
             storeds.open_backend(url, layout=layout)
 
 
-def test_keys_are_found_once_and_lead_to_positions(
+def test_the_key_index_is_built_once_and_gives_positions(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"lmdb://{CASES['keyed'].write(tmp_path / 's')}"
@@ -246,7 +246,7 @@ def test_keys_are_found_once_and_lead_to_positions(
         assert backend.positions(["image-000000002"]).tolist() == [1]
 
 
-def test_a_store_that_changed_is_told(tmp_path: Path) -> None:
+def test_a_changed_store_raises_unavailable_error(tmp_path: Path) -> None:
     path = CASES["keyed"].write(tmp_path / "s")
     with KeyedLmdb(f"lmdb://{path}") as backend:
         before = backend.meta
@@ -258,7 +258,7 @@ def test_a_store_that_changed_is_told(tmp_path: Path) -> None:
             assert again.meta.id != before.id
 
 
-def test_kinds_follow_what_most_records_hold(tmp_path: Path) -> None:
+def test_kinds_are_inferred_from_most_records(tmp_path: Path) -> None:
     values = [(b"\0damaged" if n == 0 else JPEGS[n], n if n % 2 else n + 0.5, None, [n]) for n in NUMBERS]
     with PickledLmdb(f"lmdb://{pickled(tmp_path / 's', values)}") as backend:
         assert backend.meta.fields == {
@@ -300,7 +300,7 @@ class TestReadingKit(ReadTests, PickleTests):
     test_a_forked_child_reads = ProcessTests.test_a_forked_child_reads_with_its_parents_backend
 
 
-def test_entries_of_mappings_may_be_chosen(tmp_path: Path) -> None:
+def test_fields_selects_entries_of_mappings(tmp_path: Path) -> None:
     path = pickled(tmp_path / "s", [{"Image": JPEGS[n], "Class ID": n, 3: 0.5} for n in range(4)])
     with PickledLmdb(f"lmdb://{path}") as backend:
         assert backend.get_many([2]) == [{"image": JPEGS[2], "class_id": 2, "f3": 0.5}]
@@ -311,7 +311,7 @@ def test_entries_of_mappings_may_be_chosen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["tuples", "tensorpack-pickle", "ocr", "keyed", "datum-raw"])
-def test_records_are_found_by_their_keys(name: str, tmp_path: Path) -> None:
+def test_positions_finds_records_by_key(name: str, tmp_path: Path) -> None:
     with opened(CASES[name], tmp_path / "s") as backend:
         finder: SupportsKeys = backend  # as the type checker sees it
         assert isinstance(backend, SupportsKeys)
@@ -321,14 +321,14 @@ def test_records_are_found_by_their_keys(name: str, tmp_path: Path) -> None:
         assert finder.positions([]).tolist() == []
 
 
-def test_native_stores_have_no_keys_of_their_own(tmp_path: Path) -> None:
+def test_native_stores_do_not_support_keys(tmp_path: Path) -> None:
     with storeds.open_writer(f"lmdb://{tmp_path}/n.lmdb", {"x": "int"}) as writer:
         writer.append([{"x": 1}])
     with storeds.open_backend(f"lmdb://{tmp_path}/n.lmdb") as native:
         assert not isinstance(native, SupportsKeys)
 
 
-def test_a_million_keys_are_no_memory_of_who_reads_them(tmp_path: Path, cache: Path) -> None:
+def test_the_key_index_is_neither_mapped_nor_kept_open(tmp_path: Path, cache: Path) -> None:
     entries = ((b"%07d.jpg" % n, JPEGS[0][:64]) for n in range(100_000))
     url = f"lmdb://{put(tmp_path / 's', entries)}"
     with KeyedLmdb(url) as backend:
@@ -343,7 +343,7 @@ def test_a_million_keys_are_no_memory_of_who_reads_them(tmp_path: Path, cache: P
         assert len(pickle.dumps(backend)) < 2048
 
 
-def test_without_a_folder_to_write_to_keys_are_kept_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_stay_in_memory_without_a_writable_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("STOREDS_CACHE", str(tmp_path / "file" / "cache"))
     with opened(CASES["keyed"], tmp_path / "s") as backend:

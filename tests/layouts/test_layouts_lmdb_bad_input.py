@@ -73,7 +73,7 @@ HARMFUL = {
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 @pytest.mark.parametrize("name", HARMFUL)
-def test_a_pickle_that_calls_is_refused_by_name_before_it_runs(
+def test_unpickle_refuses_foreign_names_before_anything_runs(
     name: str, protocol: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -143,7 +143,7 @@ def test_hostile_operations_of_a_pickle_are_refused(data: bytes, why: str) -> No
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_plain_data_read_as_pickle_reads_them(protocol: int) -> None:
+def test_unpickle_equals_pickle_loads_for_plain_data(protocol: int) -> None:
     arrays = [
         np.arange(6).reshape(2, 3).T,
         np.zeros((0, 4)),
@@ -160,7 +160,7 @@ def test_plain_data_read_as_pickle_reads_them(protocol: int) -> None:
 
 @settings(deadline=None, max_examples=200)
 @given(st.binary(max_size=60), st.integers(0, 5), st.data())
-def test_no_bytes_make_it_raise_anything_else(junk: bytes, protocol: int, data: st.DataObject) -> None:
+def test_random_damage_raises_only_value_error(junk: bytes, protocol: int, data: st.DataObject) -> None:
     whole = bytearray(pickle.dumps((JPEGS[0][:9], 5, np.arange(2), {"a": [1.5]}), protocol))
     whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
     for attempt in (junk, bytes(whole)):
@@ -180,7 +180,7 @@ NESTED = {
 
 
 @pytest.mark.parametrize("name", NESTED)
-def test_what_nests_too_deep_is_refused(name: str) -> None:
+def test_deep_nesting_is_refused(name: str) -> None:
     unpickle(NESTED[name](100) + b".")
     for depth in (101, 1000, 100_000):
         with pytest.raises(PickleError, match="nests deeper than 100 levels"):
@@ -188,12 +188,12 @@ def test_what_nests_too_deep_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("form", [b"}%sNs.", b"}(%sNu.", b"(%sNd."])
-def test_a_key_that_nests_too_deep_is_refused_before_its_hash_overflows_the_stack(form: bytes) -> None:
+def test_deeply_nested_keys_are_refused_before_they_are_hashed(form: bytes) -> None:
     with pytest.raises(PickleError, match="nests deeper than 100 levels"):
         unpickle(form % (b"N" + b"\x85" * 1_000_000))
 
 
-def test_what_nests_less_deep_reads() -> None:
+def test_nesting_below_the_limit_is_read() -> None:
     value: Any = 1
     for _ in range(33):
         value = [(value,), {"a": value}, 2]
@@ -207,7 +207,7 @@ def test_what_nests_less_deep_reads() -> None:
 
 
 @pytest.mark.parametrize("axes", [(0, 1), (0, 1, 1), (0, 1, 3), (0, 1, -1), [0, 1, 2], (0, 1, 2.0), "012"])
-def test_axes_that_are_no_permutation(axes: Any) -> None:
+def test_axes_that_are_not_a_permutation_are_refused(axes: Any) -> None:
     array = np.arange(24, dtype="u1").reshape(2, 3, 4)
     with pytest.raises(PickleError, match="axes"):
         rebuild_array(array.tobytes(), PickledDtype("u1"), array.shape, "K", axes)
@@ -225,7 +225,7 @@ def test_bytearrays_and_strided_arrays_of_every_protocol(protocol: int) -> None:
 
 
 @pytest.mark.parametrize("depth", [150, 100_000])
-def test_msgpack_that_nests_too_deep_is_an_error_in_its_place(depth: int, tmp_path: Path) -> None:
+def test_deeply_nested_msgpack_gives_record_errors(depth: int, tmp_path: Path) -> None:
     deep = [Raw(start * depth + b"\xc0") for start in (b"\x91", b"\x81\xa1a")]
     points = [[1, [[2]]], *deep, [3, [[4]]]]
     with TensorpackLmdb(f"lmdb://{tensorpack(tmp_path / 't', points, numpy_to_msgpack)}") as tensors:
@@ -234,13 +234,13 @@ def test_msgpack_that_nests_too_deep_is_an_error_in_its_place(depth: int, tmp_pa
     assert all(why == "refused: its msgpack nests deeper than 100 levels" for why in bad.values())
 
 
-def test_a_pickle_that_nests_too_deep_is_an_error_in_its_place(tmp_path: Path) -> None:
+def test_a_deeply_nested_pickle_gives_a_record_error(tmp_path: Path) -> None:
     values = [(1, [[2]]), Raw(b"\x80\x02" + b"]" * 9000 + b"a" * 8999 + b"."), (3, [[4]])]
     with PickledLmdb(f"lmdb://{pickled(tmp_path / 'p', values)}") as backend:
         assert faults(backend) == {1: "refused: it nests deeper than 100 levels"}
 
 
-def test_records_that_do_not_read_are_errors_in_their_places(tmp_path: Path) -> None:
+def test_unreadable_records_give_record_errors(tmp_path: Path) -> None:
     values = [
         SAMPLES[0],
         Raw(pickle.dumps(SAMPLES[1])[:-9]),
@@ -261,7 +261,7 @@ def test_records_that_do_not_read_are_errors_in_their_places(tmp_path: Path) -> 
         assert sorted(faults(tensors)) == [1, 2]
 
 
-def test_a_store_of_objects_names_their_class(tmp_path: Path) -> None:
+def test_a_store_of_objects_raises_an_error_with_their_class(tmp_path: Path) -> None:
     path = pickled(tmp_path / "s", [torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)])
     with pytest.raises(FormatError, match=r"record 0.*torch\.nn\.modules\.linear\.Linear.*\nTo convert it by hand:\n"):
         PickledLmdb(f"lmdb://{path}")
@@ -289,20 +289,20 @@ def test_a_store_of_objects_names_their_class(tmp_path: Path) -> None:
         ({"said": Runs(os.system, "x")}, r"__len__ cannot be read.*system"),
     ],
 )
-def test_counts_and_keys_that_lie(how: dict[str, Any], why: str, tmp_path: Path) -> None:
+def test_wrong_counts_and_key_lists_raise_format_error(how: dict[str, Any], why: str, tmp_path: Path) -> None:
     path = pickled(tmp_path / "s", SAMPLES, **how)
     with pytest.raises(FormatError, match=why):
         PickledLmdb(f"lmdb://{path}")
 
 
-def test_a_partial_store_opens_when_asked_to(tmp_path: Path) -> None:
+def test_partial_opens_an_incomplete_store(tmp_path: Path) -> None:
     path = pickled(tmp_path / "p", SAMPLES, keys=[b"%d" % n for n in range(8)], said=9)
     with PickledLmdb(f"lmdb://{path}?partial=true") as backend:
         assert len(backend) == 8
         assert faults(backend) == {n: f"its key '{n}' is missing from the database" for n in (6, 7)}
 
 
-def test_text_recognition_that_lies(tmp_path: Path) -> None:
+def test_text_recognition_with_a_wrong_count(tmp_path: Path) -> None:
     labelled = [(JPEGS[n], f"w{n}") for n in range(4)]
     for said, why in ((5, "says 5, so 11 entries are expected, and it has 9"), (3, "says 3, so 7 entries")):
         url = f"lmdb://{ocr(tmp_path / str(said), labelled, said=said)}"
@@ -320,7 +320,7 @@ def test_text_recognition_that_lies(tmp_path: Path) -> None:
         OcrLmdb(f"lmdb://{put(tmp_path / 'y', [(b'a', b'b')])}")
 
 
-def test_text_recognition_that_was_interrupted(tmp_path: Path) -> None:
+def test_text_recognition_without_a_count(tmp_path: Path) -> None:
     """The count is written last: without it, half a store must not pass for a whole one, nor for one of images alone."""
     samples = [(JPEGS[n % 6], f"w{n}") for n in range(50)]
     for form in ("09", ""):
@@ -347,21 +347,21 @@ def test_text_recognition_that_was_interrupted(tmp_path: Path) -> None:
         assert faults(backend) == {0: missing("image-000000001"), 2: missing("label-000000003")}
 
 
-def test_images_that_are_numbered_and_have_no_labels_are_images(tmp_path: Path) -> None:
+def test_numbered_images_without_labels_are_keyed(tmp_path: Path) -> None:
     path = put(tmp_path / "s", [(b"image-%09d" % n, JPEGS[n]) for n in range(6)])
     with storeds.open_backend(f"lmdb://{path}") as backend:
         assert backend.meta.layout == "keyed"
         assert len(backend) == 6
 
 
-def test_images_and_something_else_are_not_taken_for_images_alone(tmp_path: Path) -> None:
+def test_images_mixed_with_other_values_fit_no_layout(tmp_path: Path) -> None:
     images = [(b"%04d" % n, JPEGS[n]) for n in range(6)]
     url = f"lmdb://{put(tmp_path / 's', [*images, *((b'text-%04d' % n, b'words') for n in range(6))])}"
     with pytest.raises(FormatError, match="looked for: caffe, frames, json, keyed"):
         storeds.open_backend(url)
 
 
-def test_a_count_without_keys_that_lies(tmp_path: Path) -> None:
+def test_a_wrong_count_without_a_key_list(tmp_path: Path) -> None:
     numbers = [(b"%d" % n, pickle.dumps(SAMPLES[n])) for n in range(6)]
     names = [(b"n%d" % n, pickle.dumps(SAMPLES[n])) for n in range(6)]
     for number, entries in enumerate((numbers, names)):
@@ -392,7 +392,7 @@ def test_keys_of_datum_messages_that_are_not_text(tmp_path: Path) -> None:
         assert backend.keys().tolist() == ["a", "\\xff\\xfe"]
 
 
-def test_a_list_beside_the_data_that_lies(tmp_path: Path) -> None:
+def test_a_wrong_meta_info_file(tmp_path: Path) -> None:
     images = {f"{n}.png": JPEGS[n] for n in range(4)}
     for listed in (["0.png", "1.png"], [*images, "absent.png"]):
         path = basicsr(tmp_path / str(len(listed)), images, listed=listed)
@@ -404,7 +404,7 @@ def test_a_list_beside_the_data_that_lies(tmp_path: Path) -> None:
             assert list(faults(backend)) == ([4] if len(listed) == 5 else [])
 
 
-def test_a_datum_cut_short_or_unlike_the_others(tmp_path: Path) -> None:
+def test_damaged_and_differing_datum_messages(tmp_path: Path) -> None:
     whole = datum(bytes(12), 3, (3, 2, 2))
     bad = [whole[:-3], whole[:9], b"", datum(bytes(11), 3, (3, 2, 2)), datum(JPEGS[0], 1, encoded=True), b"\xff" * 30]
     messages = [whole, *bad, whole, datum(bytes(12), 3, (3, 4, 1))]
@@ -439,7 +439,7 @@ def test_empty_stores(tmp_path: Path) -> None:
         assert backend.column("label").tolist() == []
 
 
-def test_what_is_not_there(tmp_path: Path) -> None:
+def test_missing_stores_and_databases(tmp_path: Path) -> None:
     path = put(tmp_path / "s", [(b"a", JPEGS[0])], database=b"train")
     with pytest.raises(ConfigError, match="no database 'test'.*'train'"):
         KeyedLmdb(f"lmdb://{path}", database="test")
@@ -507,13 +507,13 @@ class Stored:
         (torch.zeros(2, requires_grad=True).to_sparse(), "refused"),
     ],
 )
-def test_what_a_pickled_tensor_may_try(tensor: Any, why: str) -> None:
+def test_hostile_tensors_are_refused(tensor: Any, why: str) -> None:
     with pytest.raises(PickleError, match=why):
         unpickle(pickle.dumps(tensor))
 
 
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
-def test_tensors_read_as_torch_reads_them(protocol: int) -> None:
+def test_tensors_equal_those_of_torch(protocol: int) -> None:
     kinds = [torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool]
     plain = [torch.arange(24).reshape(2, 3, 4).to(kind) for kind in (*kinds, torch.complex64)]
     views = [plain[0].mT, plain[1][:, 1:, ::2], plain[2][1, 2], torch.zeros(0, 3)]
@@ -527,7 +527,7 @@ def test_tensors_read_as_torch_reads_them(protocol: int) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.data())
-def test_no_damage_to_a_pickled_tensor_makes_it_raise_anything_else(data: st.DataObject) -> None:
+def test_damaged_tensors_raise_only_pickle_error(data: st.DataObject) -> None:
     blob = bytearray(pickle.dumps({"x": torch.arange(6.0).reshape(2, 3)}))
     for _ in range(data.draw(st.integers(1, 4))):
         blob[data.draw(st.integers(0, len(blob) - 1))] = data.draw(st.integers(0, 255))
@@ -547,12 +547,12 @@ def test_no_damage_to_a_pickled_tensor_makes_it_raise_anything_else(data: st.Dat
         (decode_npz, b"PK\x03\x04", "npz is damaged"),
     ],
 )
-def test_values_that_are_damaged(decode: Callable[[bytes], Any], value: bytes, why: str) -> None:
+def test_damaged_values_raise_value_error(decode: Callable[[bytes], Any], value: bytes, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         decode(value)
 
 
-def test_values_that_unfold_to_too_much_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_that_decompress_to_too_much_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_lmdb_values, "_MOST", 1 << 16)
     archive = io.BytesIO()
     np.savez_compressed(archive, x=np.zeros(1 << 20, np.uint8))
@@ -563,7 +563,7 @@ def test_values_that_unfold_to_too_much_are_refused(monkeypatch: pytest.MonkeyPa
         decode_npz(archive.getvalue())
 
 
-def test_values_in_lz4_say_which_package_they_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lz4_values_name_the_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = [(b"%d" % n, lz4.frame.compress(numpy_to_msgpack({"x": n}))) for n in range(3)]
     url = f"lmdb://{put(tmp_path / 's', values)}"
     monkeypatch.setitem(sys.modules, "lz4.frame", None)
@@ -578,7 +578,7 @@ def test_an_npz_of_objects_is_refused() -> None:
         decode_npz(archive.getvalue())
 
 
-def test_an_environment_that_no_layout_fits_is_told_with_what_it_holds(tmp_path: Path) -> None:
+def test_the_error_for_an_unknown_environment_shows_its_content(tmp_path: Path) -> None:
     put(tmp_path / "words", [(b"foo", b"bar"), (b"z\xff", b"bar")])
     with pytest.raises(FormatError, match=r"it holds 2 entries under the keys 'foo', 'z\\\\xff'"):
         storeds.open_backend(tmp_path / "words")

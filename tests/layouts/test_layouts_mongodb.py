@@ -124,7 +124,7 @@ def hashes(backend: Any, positions: Sequence[int]) -> Truth:
 
 
 @pytest.mark.parametrize("layout", OPENERS)
-def test_every_layout_gives_the_truth_in_every_mode_and_converts(
+def test_every_layout_reads_and_converts_in_every_mode(
     layout: str, database: Any, mongodb_database: str, tmp_path: Path
 ) -> None:
     backend, truth = OPENERS[layout](database, mongodb_database, tmp_path)
@@ -229,7 +229,7 @@ def test_ids_of_any_type(make: Callable[[int], Any], database: Any, mongodb_data
         assert backend.select({"x": [5, 2]}).tolist() == sorted(map(in_order.index, (5, 2)))
 
 
-def test_an_unpickled_layout_without_its_index_file_resolves_anew_and_refuses_what_changed(
+def test_an_unpickled_layout_without_an_index_file_resolves_again_and_detects_changes(
     database: Any, mongodb_database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STOREDS_CACHE", "/proc/nowhere")
@@ -256,7 +256,7 @@ def test_ids_and_builds(database: Any, mongodb_database: str, tmp_path: Path) ->
         first.get_many([0])
 
 
-def test_recognise_says_what_was_seen(database: Any, mongodb_database: str, tmp_path: Path) -> None:
+def test_guess_can_open_gives_its_reason(database: Any, mongodb_database: str, tmp_path: Path) -> None:
     index = open_named(database, mongodb_database, tmp_path)[0]._settings.index
     open_gridfs(database, mongodb_database, tmp_path)
     named, photos = (with_path(mongodb_database, name) for name in ("named", "photos"))

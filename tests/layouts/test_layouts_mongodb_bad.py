@@ -44,7 +44,7 @@ def test_names_that_are_missing_are_listed_or_skipped(
         NamedLayout(url, index=none, missing="skip")
 
 
-def test_names_of_several_documents_are_told(
+def test_names_with_several_documents_are_listed(
     database: Any, mongodb_database: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     url, names = with_path(mongodb_database, "named"), fill_named(database, lambda n: n)
@@ -69,7 +69,7 @@ def test_names_of_several_documents_are_told(
         ('{"path_list"', "cannot be read as JSON"),
     ],
 )
-def test_an_index_that_is_malformed(
+def test_a_malformed_index_raises_config_error(
     text: str, message: str, database: Any, mongodb_database: str, tmp_path: Path
 ) -> None:
     fill_named(database)
@@ -78,7 +78,7 @@ def test_an_index_that_is_malformed(
         NamedLayout(with_path(mongodb_database, "named"), index=str(tmp_path / "i.json"))
 
 
-def test_an_index_or_a_field_that_is_not_there(database: Any, mongodb_database: str, tmp_path: Path) -> None:
+def test_a_missing_index_or_field(database: Any, mongodb_database: str, tmp_path: Path) -> None:
     url, names = with_path(mongodb_database, "named"), fill_named(database)
     with pytest.raises(errors.StoreNotFoundError, match="no index at"):
         NamedLayout(url, index=str(tmp_path / "none.json"))
@@ -182,9 +182,7 @@ def test_a_view_is_a_collection_too(database: Any, mongodb_database: str) -> Non
         assert backend.get_many([2, 0]) == [{"x": 5}, {"x": 1}]
 
 
-def test_what_is_deleted_behind_our_back_is_an_error_in_its_place(
-    database: Any, mongodb_database: str, tmp_path: Path
-) -> None:
+def test_deleted_documents_give_record_errors(database: Any, mongodb_database: str, tmp_path: Path) -> None:
     names = fill_named(database)
     index = write_index(tmp_path / "i.json", names, [0] * len(names))
     with NamedLayout(with_path(mongodb_database, "named"), index=index) as backend:
@@ -198,7 +196,7 @@ def test_what_is_deleted_behind_our_back_is_an_error_in_its_place(
         assert "no field 'bson_img'" in str(lacking)
 
 
-def test_gridfs_files_that_are_not_whole(
+def test_incomplete_gridfs_files_give_record_errors(
     database: Any, mongodb_database: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     bucket = gridfs.GridFSBucket(database, chunk_size_bytes=100)
@@ -238,7 +236,7 @@ def test_gridfs_files_that_are_not_whole(
         GridfsLayout(url)
 
 
-def test_what_exists_is_told_with_its_buckets(database: Any, mongodb_database: str) -> None:
+def test_the_error_for_a_missing_collection_lists_buckets(database: Any, mongodb_database: str) -> None:
     gridfs.GridFSBucket(database).upload_from_stream("a", b"1")
     url = with_path(mongodb_database, "none")
     with pytest.raises(errors.StoreNotFoundError, match=r"has the collections fs \(GridFS\)$"):
@@ -254,7 +252,7 @@ def test_what_exists_is_told_with_its_buckets(database: Any, mongodb_database: s
             storeds.open_backend(with_path(mongodb_database, no_bucket))
 
 
-def test_a_bucket_that_no_layout_recognises_is_told_to_be_one(database: Any, mongodb_database: str) -> None:
+def test_the_error_for_an_unknown_bucket(database: Any, mongodb_database: str) -> None:
     database.create_collection("empty.files")
     database.create_collection("empty.chunks")
     url = with_path(mongodb_database, "empty")
@@ -282,13 +280,13 @@ def test_no_server_is_unavailable_and_no_password_is_shown(tmp_path: Path) -> No
             assert "hunter2" not in str(raised.value)
 
 
-def test_a_collection_that_no_layout_fits_is_told_with_what_it_holds(database: Any, mongodb_database: str) -> None:
+def test_the_error_for_an_unknown_collection_shows_its_content(database: Any, mongodb_database: str) -> None:
     database["numbers"].insert_many([{"a": 1}, {"b": 2}])
     with pytest.raises(errors.StoredsError, match=r"its first document has the fields .*a.*option 'index' is needed"):
         storeds.open_backend(f"{mongodb_database}/numbers")
 
 
-def test_elements_that_are_gone_are_errors_in_their_places(database: Any, mongodb_database: str) -> None:
+def test_missing_elements_give_record_errors(database: Any, mongodb_database: str) -> None:
     database.pages.insert_many({"_id": n, "crops": [{"image": IMAGES[0], "n": k} for k in range(3)]} for n in range(2))
     with QueryLayout(with_path(mongodb_database, "pages"), unwind="crops") as backend:
         assert [record["n"] for record in backend.get_many(range(6), ("n",)) if isinstance(record, dict)] == [
@@ -321,7 +319,7 @@ def test_lists_of_documents_inside_documents_and_columns_of_them(database: Any, 
         QueryLayout(url, unwind="found.crop")
 
 
-def test_labels_of_another_collection_that_nobody_can_find(database: Any, mongodb_database: str) -> None:
+def test_labels_that_cannot_be_joined(database: Any, mongodb_database: str) -> None:
     bucket = gridfs.GridFSBucket(database)
     ids = [bucket.upload_from_stream(f"{n}.jpg", IMAGES[n]) for n in range(3)]
     database.both.insert_many({"id": ids[n], "name": f"{n}.jpg", "label": n} for n in range(3))
@@ -341,7 +339,7 @@ def test_labels_of_another_collection_that_nobody_can_find(database: Any, mongod
         assert backend.column("label").tolist() == [0, 1, 2]
 
 
-def test_what_an_index_leaves_unread_is_told(database: Any, mongodb_database: str, tmp_path: Path) -> None:
+def test_unread_documents_and_fields_are_listed(database: Any, mongodb_database: str, tmp_path: Path) -> None:
     database.photos.insert_many({"img_name": f"{n}", "bson_img": IMAGES[n], "box": [n]} for n in range(3))
     index = write_index(tmp_path / "i.json", ["0", "1"], [0, 1])
     with NamedLayout(with_path(mongodb_database, "photos"), index=index) as backend:

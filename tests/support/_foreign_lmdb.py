@@ -1,4 +1,4 @@
-"""Writes LMDB stores as other people's tools write them, with the package ``lmdb`` alone."""
+"""Writes LMDB stores in the formats of other tools, with only the package ``lmdb``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = [
 def put(
     path: Path, entries: Iterable[tuple[bytes, bytes]], *, folder: bool = True, database: bytes | None = None
 ) -> Path:
-    """Write keys and values, committing now and then."""
+    """Write keys and values in several transactions."""
     env = lmdb.open(str(path), subdir=folder, map_size=1 << 31, max_dbs=4, lock=False)
     db = env.open_db(database) if database else None
     walk, left = iter(entries), True
@@ -53,7 +53,7 @@ def put(
 
 
 def encoded(number: int, form: str = "JPEG") -> bytes:
-    """Return a small picture, a different one for each number."""
+    """Return a small image that depends on `number`."""
     pixels = np.random.default_rng(number).integers(0, 256, (8 + number % 5, 9, 3), np.uint8)
     out = io.BytesIO()
     Image.fromarray(pixels).save(out, form)
@@ -83,7 +83,7 @@ def pickled(
 
 
 class Raw(bytes):
-    """A value that is written as it is."""
+    """A value that is already serialised."""
 
 
 def ocr(
@@ -96,9 +96,9 @@ def ocr(
     counted: bool = True,
     **how: Any,
 ) -> Path:
-    """Write what deep-text-recognition-benchmark's ``create_lmdb_dataset.py`` writes; a label of None is left out.
+    """Write the format of deep-text-recognition-benchmark's ``create_lmdb_dataset.py``; a label of None is left out.
 
-    Not `counted`, it is what that tool leaves when it is interrupted.
+    With ``counted=False``, write what the tool leaves if it is interrupted.
     """
 
     def entries() -> Iterator[tuple[bytes, bytes]]:
@@ -129,7 +129,7 @@ def datum(
     floats: Sequence[float] = (),
     packed: bool = False,
 ) -> bytes:
-    """Return a Caffe ``Datum`` as protocol buffers serialise it."""
+    """Return a serialised Caffe ``Datum``."""
     out = b"".join(_varint(tag << 3) + _varint(size) for tag, size in zip((1, 2, 3), shape, strict=True) if size)
     if data:
         out += _varint(4 << 3 | 2) + _varint(len(data)) + data
@@ -150,19 +150,19 @@ def _varint(value: int) -> bytes:
 
 
 def caffe(path: Path, messages: Sequence[bytes], **how: Any) -> Path:
-    """Write what Caffe's ``convert_imageset`` writes: ``00000000_name.jpg`` → Datum."""
+    """Write the format of Caffe's ``convert_imageset``: ``00000000_name.jpg`` → Datum."""
     return put(path, ((b"%08d_n%d.jpg" % (n, n), message) for n, message in enumerate(messages)), **how)
 
 
 def tensorpack(path: Path, points: Sequence[Any], dumps: Callable[[Any], bytes], **how: Any) -> Path:
-    """Write what tensorpack's ``LMDBSerializer.save`` writes."""
+    """Write the format of tensorpack's ``LMDBSerializer.save``."""
     keys = [f"{n:08}".encode("ascii") for n in range(len(points))]
     values = (point if isinstance(point, Raw) else dumps(point) for point in points)
     return put(path, [*zip(keys, values, strict=True), (b"__keys__", dumps(keys))], **how)
 
 
 def numpy_to_msgpack(value: Any) -> bytes:
-    """Pack as msgpack does after ``msgpack_numpy.patch()``, with ``use_bin_type=True``."""
+    """Pack like msgpack after ``msgpack_numpy.patch()``, with ``use_bin_type=True``."""
     return msgspec.msgpack.encode(_msgpack_form(value))
 
 
@@ -183,7 +183,7 @@ def _unpack(text: str) -> bytes:
     return zlib.decompress(base64.b64decode(text))
 
 
-# What pyarrow 10.0.1 made of 3 and of [b"0", b"1", b"2"].
+# pyarrow.serialize of pyarrow 10.0.1 for 3 and [b"0", b"1", b"2"].
 ARROW_LEN = _unpack(
     "eNqFUMENAiEQHO7wJBdieFwMDwvwaazAQmzAxJ8+fFqeD4uxAx2W5YLExE1gdwZ2YAf4jjfjxRwEjfAYsIBjxTCWGESOu9WdtOY7"
     "e4lWkfVWuY7rxrVTfD5drhCNpJyVkkK5C9V7Zq0u/WOjveVsr/0OS+2HOcifJ+KBrBeUZzAm5dho5P/YmUtzP5gnxR5rndyLGnor"
@@ -198,6 +198,6 @@ ARROW_KEYS = _unpack(
 
 
 def pyarrow(path: Path) -> Path:
-    """Write as xunge/pytorch_lmdb_imagenet does, with what pyarrow.serialize left of three records."""
+    """Write the format of xunge/pytorch_lmdb_imagenet: three records of pyarrow.serialize."""
     values = [(b"%d" % n, ARROW_LEN) for n in range(3)]
     return put(path, [*values, (b"__keys__", ARROW_KEYS), (b"__len__", ARROW_LEN)])

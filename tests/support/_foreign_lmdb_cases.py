@@ -1,4 +1,4 @@
-"""Stores as other tools write them, one for each layout and each way of it, with what their records are."""
+"""Stores in the formats of other tools, one for each layout and variant, with their expected records."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def strided(number: int) -> np.ndarray[Any, Any]:
 
 @dataclass(frozen=True)
 class Case:
-    """A way to write a store, the layout that reads it, and what its records then are."""
+    """A way to write a store, the layout that reads it, and the expected records."""
 
     layout: str
     write: Callable[[Path], Path]
