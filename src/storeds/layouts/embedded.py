@@ -1,14 +1,18 @@
-"""Recognises images and videos by their first bytes, also images in base64 text."""
+"""Recognises images and videos by their first bytes, images in base64 text, and lists of numbers."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import re
+from typing import Any
+
+import numpy as np
 
 from storeds.jpeg import sniff
+from storeds.protocols import Array
 
-__all__ = ["image_of_text", "is_image", "is_video"]
+__all__ = ["image_of_text", "is_image", "is_video", "numbers_of"]
 
 _PICTURES = {"PNG", "GIF", "TIFF", "JPEG 2000", "JPEG XL", "WebP", "AVIF", "HEIC", "HEIF", "QOI"}
 _MATROSKA = b"\x1a\x45\xdf\xa3"
@@ -47,3 +51,14 @@ def _decoded(text: str) -> bytes | None:
         return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
     except (binascii.Error, ValueError):
         return None
+
+
+def numbers_of(value: Any) -> Array | None:
+    """Return a list of numbers, or of equally long such lists, as an array; None for anything else."""
+    if not isinstance(value, list):
+        return None
+    try:
+        found = np.array(value)
+    except ValueError:  # ragged
+        return None
+    return found if found.dtype.kind in "bif" else None

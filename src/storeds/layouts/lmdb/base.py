@@ -216,6 +216,11 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
         """Return the keys of all records in order, for a layout with `IndexedKeys`."""
         return record_keys(reader)
 
+    @property
+    def _settings(self) -> Any:
+        """The options, of type `Options`."""
+        return self._opener.settings
+
     # Opening.
 
     def _is_stale(self, handle: ForeignHandle) -> bool:
@@ -242,13 +247,13 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
 
     def _id(self, handle: ForeignHandle, info: LayoutInfo) -> str:
         _, size, modified = handle.build.split("-")
-        facts: list[JSON] = [self.layout, self._opener.settings.database, size, modified, info.keys.count]
+        facts: list[JSON] = [self.layout, self._settings.database, size, modified, info.keys.count]
         return xxhash.xxh3_128_hexdigest(canonical_json([*facts, fields_to_json(info.fields)]).encode())
 
     def _index_keys(self, reader: LmdbReader, *more: JSON) -> IndexedKeys:
         others: JSON = [*sorted(key.hex() for key in entries_of(reader).keys)]
         path = index_path(
-            "lmdb-keys", self.layout, self._opener.path, reader.build, self._opener.settings.database, others, *more
+            "lmdb-keys", self.layout, self._opener.path, reader.build, self._settings.database, others, *more
         )
         return IndexedKeys(path, lambda: self._find_keys(reader))
 
@@ -260,7 +265,7 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
 
     def _check_count(self, reader: LmdbReader, expected: int, why: str) -> None:
         """Raise FormatError unless the database has as many entries as it should."""
-        if reader.entries != expected and not self._opener.settings.partial:
+        if reader.entries != expected and not self._settings.partial:
             raise FormatError(
                 f"{reader.url} does not match its own count: {why}, so {expected} entries are expected, and it has "
                 f"{reader.entries}; copy it again, or open it with partial=True, which reads the entries that it lists"
@@ -367,7 +372,7 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
     def handle_settings(self) -> dict[str, JSON]:
         # docstring inherited
         how: dict[str, JSON] = {"readonly": True, "lock": False, "file_system": file_system(self._opener.path)}
-        return {**how, "readahead": self._opener.settings.readahead, "database": self._opener.settings.database}
+        return {**how, "readahead": self._settings.readahead, "database": self._settings.database}
 
     def advice(self) -> list[str]:
         # docstring inherited

@@ -150,12 +150,6 @@ class CaffeLmdb(ForeignLmdb):
     layout = "caffe"
     Options: ClassVar[type[ForeignOptions]] = CaffeOptions
 
-    @property
-    def _settings(self) -> CaffeOptions:
-        settings = self._opener.settings
-        assert isinstance(settings, CaffeOptions)
-        return settings
-
     @classmethod
     def _guess(cls, reader: LmdbReader) -> str | None:
         first = sample_records(reader, 2)[:2]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from storeds.errors import MissingDependencyError
+from storeds.layouts.embedded import numbers_of
 from storeds.layouts.lmdb.entries import KEYS, sample_records
 from storeds.layouts.lmdb.environment import LmdbReader
 from storeds.layouts.lmdb.images import clips_of
@@ -34,7 +35,6 @@ __all__ = ["JsonLmdb", "MsgpackLmdb", "NpzLmdb"]
 
 _GLANCES = 3
 _ARRAY = "__ndarray__"  # ase's key for an array in JSON: shape, dtype and numbers
-_NUMBERS = "bif"
 
 
 class _Documents(SerialisedLmdb):
@@ -96,7 +96,7 @@ class JsonLmdb(_Documents):
         return {name: _array_of(item) for name, item in content.items()} if isinstance(content, dict) else content
 
     def _merged(self, values: list[Any]) -> Field:
-        arrays = [_numbers(value) for value in values]
+        arrays = [numbers_of(value) for value in values]
         if not all(array is not None for array in arrays):
             return super()._merged(values)
         # Empty lists have no type. Integers occur among reals because JSON writers drop ".0".
@@ -123,17 +123,6 @@ def _array_of(item: Any) -> Any:
         return item
     shape, dtype, numbers = item[_ARRAY]
     return np.array(numbers, np.dtype(str(dtype))).reshape(shape)
-
-
-def _numbers(value: Any) -> np.ndarray[Any, Any] | None:
-    """Return a list of numbers, or of equally long such lists, as an array; None for anything else."""
-    if not isinstance(value, list):
-        return None
-    try:
-        found = np.array(value)
-    except ValueError:  # ragged
-        return None
-    return found if found.dtype.kind in _NUMBERS else None
 
 
 class MsgpackLmdb(_Documents):

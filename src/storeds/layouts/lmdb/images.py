@@ -89,7 +89,7 @@ class OcrLmdb(ForeignLmdb):
         start = min(int(first), 1)
         last = max(int(key[len(_IMAGE) :]) for key in reader.walk() if _NUMBERED_IMAGE.fullmatch(key))
         count = last - start + 1
-        if not self._opener.settings.partial:
+        if not self._settings.partial:
             raise FormatError(
                 f"{reader.url} has image-{first} and label-{first} but no entry {_COUNT.decode()!r}, which tools write last, so it "
                 f"may be incomplete; write it again, add {_COUNT.decode()!r}, or open it with "
@@ -199,9 +199,7 @@ class KeyedLmdb(ForeignLmdb):
 
     @property
     def _as_hex(self) -> bool:
-        settings = self._opener.settings
-        assert isinstance(settings, KeyedOptions)
-        return settings.keys == "hex"
+        return bool(self._settings.keys == "hex")
 
     def _values(self, reader: LmdbReader, key: bytes, fields: tuple[str, ...]) -> dict[str, Any]:
         values: dict[str, Any] = {"key": self._key_text(key)}
@@ -278,9 +276,8 @@ class ResolutionsLmdb(ForeignLmdb):
         return LayoutInfo(NumberedKeys(said, width=_WIDTH), {"image": Field("image")}, how=resolution, unread=unread)
 
     def _chosen(self, reader: LmdbReader, found: list[int]) -> int:
-        settings = self._opener.settings
-        assert isinstance(settings, ResolutionsOptions)
-        chosen = found[0] if settings.resolution is None and len(found) == 1 else settings.resolution
+        wanted: int | None = self._settings.resolution
+        chosen = found[0] if wanted is None and len(found) == 1 else wanted
         if chosen not in found:
             what = "has no such resolution" if chosen is not None else "holds each image in several resolutions"
             raise ConfigError(

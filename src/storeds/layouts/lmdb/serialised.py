@@ -140,12 +140,6 @@ class SerialisedLmdb(ForeignLmdb):
         """Convert a part of a value to the form of its field's kind."""
         return coerce(field, value)
 
-    @property
-    def _settings(self) -> SerialisedOptions:
-        settings = self._opener.settings
-        assert isinstance(settings, SerialisedOptions)
-        return settings
-
     @abstractmethod
     def _load(self, value: memoryview) -> Any:
         """Return the content of a value; raises ValueError."""

@@ -13,7 +13,7 @@ import numpy as np
 from bson import Decimal128, ObjectId, json_util
 
 from storeds.jpeg import sniff
-from storeds.layouts.embedded import image_of_text
+from storeds.layouts.embedded import image_of_text, numbers_of
 from storeds.protocols import JSON, Array, Field
 
 __all__ = ["Column", "infer", "looks_like_image", "paths_of", "pick", "projection_of", "to_json"]
@@ -99,7 +99,7 @@ def infer(values: Sequence[Any]) -> tuple[Field, bool]:
         return Field("image" if all(image_of_text(value) is not None for value in values) else "str"), False
     if _all(values, (str, *_TEXTUAL)):
         return Field("str"), True
-    arrays = [_numbers(value) for value in values]
+    arrays = [numbers_of(value) for value in values]
     if all(numbers is not None for numbers in arrays):
         return _array_field([numbers for numbers in arrays if numbers is not None]) or Field("json"), False
     return Field("json"), False
@@ -107,17 +107,6 @@ def infer(values: Sequence[Any]) -> tuple[Field, bool]:
 
 def _all(values: Sequence[Any], types: type | tuple[type, ...]) -> bool:
     return all(isinstance(value, types) for value in values)
-
-
-def _numbers(value: Any) -> Array | None:
-    """Return a list of numbers, or of equally long such lists, as an array; None for anything else."""
-    if not isinstance(value, list):
-        return None
-    try:
-        found = np.array(value)
-    except ValueError:  # ragged
-        return None
-    return found if found.dtype.kind in "bif" else None
 
 
 def _array_field(arrays: Sequence[Array]) -> Field | None:
@@ -179,7 +168,7 @@ def _truth(value: Any, column: Column) -> bool:
 
 def _array(value: Any, column: Column) -> Array:
     dtype, shape = np.dtype(column.field.dtype), column.field.shape or ()
-    numbers = _numbers(value)
+    numbers = numbers_of(value)
     if numbers is None:
         raise TypeError("found no list of numbers")
     if numbers.size and not np.can_cast(numbers.dtype, dtype):
