@@ -111,7 +111,7 @@ def test_unpickle_refuses_foreign_names_before_anything_runs(
         (b"(" * 101 + b".", "nests"),
         (b"N", "cut short"),
         (b"NN.", "more than one value"),
-        (b"N.x", "more is there"),
+        (b"N.x", "bytes follow its value"),
         (b"0.", "cut short"),
         (b"a.", "cut short"),
         (b"NNa.", "not a container"),

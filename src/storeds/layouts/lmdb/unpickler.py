@@ -44,7 +44,7 @@ def unpickle(data: bytes | memoryview) -> Any:
     Parameters
     ----------
     data : bytes or memoryview
-        One pickle of protocol 0 to 5, and nothing after it. Text of Python 2 comes as bytes, and so does a bytearray.
+        One pickle of protocol 0 to 5, and nothing after it. Text of Python 2 and bytearrays are returned as bytes.
 
     Raises
     ------
@@ -56,7 +56,7 @@ def unpickle(data: bytes | memoryview) -> Any:
         return _finish(_build(view, _Unpickler))
     scan = _scanned(view, 0, _Unpickler)
     if scan.at != len(view):
-        raise PickleError("the pickle is damaged: bytes follow its value, so more is there than one value")
+        raise PickleError("the pickle is damaged: bytes follow its value")
     value = _build(view, _Unpickler)
     if not scan.builds:
         return value
@@ -70,7 +70,7 @@ def _scanned(view: memoryview, start: int, unpickler: type[pickle.Unpickler]) ->
     try:
         scan.run()
     except (ValueError, IndexError, KeyError) as error:
-        # A name that is refused says more. 0 is no operation, so that the unpickler stops where the scan did.
+        # The error about a refused name says more. The unpickler stops at byte 0, which is not an operation.
         accepted = bytes(view[start : scan.accepted]).ljust(len(view) - start, b"\0")
         _build(memoryview(accepted), unpickler, part=True)
         if isinstance(error, PickleError):
@@ -80,7 +80,7 @@ def _scanned(view: memoryview, start: int, unpickler: type[pickle.Unpickler]) ->
 
 
 def _build(view: memoryview, unpickler: type[pickle.Unpickler], *, part: bool = False) -> Any:
-    """Return what the C unpickler builds; of a `part` of a pickle nothing, but it raises PickleError for names too."""
+    """Return the value that the C unpickler builds; from `part` of a pickle nothing, except the error about a refused name."""
     try:
         return unpickler(_Source(view), fix_imports=False, encoding="bytes").load()
     except PickleError:
@@ -98,7 +98,8 @@ def _build(view: memoryview, unpickler: type[pickle.Unpickler], *, part: bool = 
             raise PickleError(f"the pickle is damaged: {error}") from None
 
 
-# Records of one store mostly differ in their long values only. The layout of such a pickle is scanned once.
+# Records of one store often differ only in their long values, so their common layout is scanned once:
+# 8 instead of 30 microseconds for an array of 3 KB (benchmarks/foreign_lmdb.py).
 
 _BLOB = 256  # bytes of a value that is not part of the layout
 _LAYOUTS = 64
@@ -122,7 +123,7 @@ def _remember_layout(view: memoryview, scan: _Scan) -> None:
 
 
 class _Source:
-    """A file for the C unpickler that gives all bytes at once, by `peek`, so that the unpickler copies no more than it needs."""
+    """A file for the C unpickler; its first `peek` returns all bytes, so that the unpickler parses one buffer without a copy."""
 
     __slots__ = ("_data",)
 
@@ -170,7 +171,7 @@ class _StorageHead(tuple[Constructor, int]):
 
 
 def _load_storage(*given: Any) -> Storage:
-    """Return what ``torch.save`` wrote of one storage: five pickles end to end, a count, and the numbers."""
+    """Return a storage in the format of ``torch.save``: five pickles end to end, a count, and the numbers."""
     if len(given) != 1 or not isinstance(given[0], (bytes, bytearray)):
         raise PickleError("the pickle is damaged: a storage without its bytes")
     view, at, found = memoryview(given[0]), 0, []
@@ -190,12 +191,12 @@ CONSTRUCTORS["torch.storage", "_load_from_bytes"] = Constructor("torch.storage._
 def _finish(value: Any) -> Any:
     try:
         return _finished(value, set())
-    except RecursionError:  # the scan does not see how deep graphs nest
+    except RecursionError:  # the scan does not follow the nesting of graphs
         raise _nests() from None
 
 
 def _finished(value: Any, seen: set[int]) -> Any:
-    """Return `value` with finished arrays and graphs; `seen` has the ids of the containers so far."""
+    """Return a copy of `value` with finished arrays and graphs; `seen` holds the ids of visited containers."""
     kind = type(value)
     if kind in _PLAIN or isinstance(value, np.generic) or kind is _StorageHead or value == ():
         return value
@@ -216,11 +217,11 @@ def _finished(value: Any, seen: set[int]) -> Any:
 
 
 def _shared() -> PickleError:
-    # A few bytes that double a list forty times would not fit into any memory once the list is copied.
+    # A few bytes can double a list forty times, and a copy of it would not fit into memory.
     return PickleError("refused: it uses one list, dict or tuple in several places; plain records do not")
 
 
-# What stands on the stack of a scan: flags, and above them how deep a container nests. 0 is a plain value.
+# Items on the stack of a scan: flags in the low bits, the nesting depth of a container above them. 0 is a plain value.
 _LIST, _DICT, _TUPLE, _NAME, _OBJECT, _FLAGS = 1, 2, 4, 8, 16, 5
 _TOO_DEEP = (MAX_DEPTH + 1) << _FLAGS
 
