@@ -230,6 +230,15 @@ class TestSameBytes:
             assert b"".join(one_by_one(rows)) == data.tobytes()
         assert by_library == []
 
+    def test_checksums_without_numcodecs(
+        self, path: Path, by_library: list[Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(chunks_module, "find_spec", lambda _: None)
+        write(path, images(4), 2, fletcher32=True)
+        with rows_of(path) as rows:
+            assert b"".join(one_by_one(rows)) == images(4).tobytes()
+        assert by_library != []
+
 
 def filtered(data: Any, filters: Sequence[int]) -> bytes:
     """Return one chunk as libhdf5 writes it with these filters."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -248,6 +249,30 @@ def test_evidence_for_rows_or_one_sample(tmp_path: Path, expected: list[str], da
         except FormatError:
             assert expected == NEITHER
     assert sorted(found) == expected
+    if "parallel" in found and ParallelHdf5.rules_out_others(str(path)):
+        assert found == ["parallel"]
+
+
+def test_plain_columns_open_the_file_once_and_ask_no_other_layout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "a.h5", {"data": array(60, 784), "label": array(60)})
+    opened: list[str] = []
+    open_file = os.open
+
+    def note(name: Any, *args: Any, **options: Any) -> int:
+        opened.append(str(name))
+        return open_file(name, *args, **options)
+
+    def guess(*_: object, **__: object) -> None:
+        raise AssertionError("asked although the columns are certain")
+
+    monkeypatch.setattr(os, "open", note)
+    for cls in (PerEpisodeHdf5, PerFileHdf5, PerSampleHdf5, PerVideoHdf5):
+        monkeypatch.setattr(cls, "guess_can_open", guess)
+    with open_backend(path) as backend:
+        assert opened.count(str(path)) == 1
+        assert backend.meta.layout == "parallel"
 
 
 @pytest.mark.parametrize(
