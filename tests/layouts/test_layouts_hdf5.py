@@ -194,8 +194,8 @@ def test_columns_in_several_files(tmp_path: Path) -> None:
         assert list(backend.meta.fields) == ["image", "label"]
         check_reads(backend, truth)
         check_reads(pickle.loads(pickle.dumps(backend)), truth)
-    told = "columns=image:x,label:split_train_y.h5::y"
-    with open_backend(f"hdf5://{tmp_path}/split_train_x.h5?{told}", layout="parallel") as backend:
+    options = "columns=image:x,label:split_train_y.h5::y"
+    with open_backend(f"hdf5://{tmp_path}/split_train_x.h5?{options}", layout="parallel") as backend:
         check_reads(backend, truth)
     with open_backend(tmp_path / "split_train_x.h5", columns=columns) as found:
         assert found.meta.layout == "parallel"

@@ -77,13 +77,13 @@ FRAMES, SAMPLES = "per_video", "per_sample"
 @pytest.mark.parametrize(
     ("layout", "sort", "groups", "names", "sizes"),
     [
-        (FRAMES, "called frames", ("cat", "dog"), ("frame_0", "frame_1", "frame_2"), (8, 9, 9)),
-        (FRAMES, "in groups called clips", ("clip_0", "clip_1"), ("0", "1", "2"), (8, 8, 8)),
+        (FRAMES, "named frames", ("cat", "dog"), ("frame_0", "frame_1", "frame_2"), (8, 9, 9)),
+        (FRAMES, "in groups named clips", ("clip_0", "clip_1"), ("0", "1", "2"), (8, 8, 8)),
         (FRAMES, "in groups with attributes", ("cat", "dog"), ("0", "1", "2"), (8, 8, 8)),
-        (SAMPLES, "in groups called classes", ("class_0", "class_1"), ("0", "1", "2"), (8, 8, 8)),
+        (SAMPLES, "in groups named classes", ("class_0", "class_1"), ("0", "1", "2"), (8, 8, 8)),
         (SAMPLES, "of different sizes", ("cat", "dog"), ("0", "1", "2"), (8, 9, 8)),
         (SAMPLES, "not counted in equal steps", ("cat", "dog"), ("3", "4", "17"), (8, 8, 8)),
-        (SAMPLES, "called by more than numbers", ("cat", "dog"), ("n7_0", "n7_1", "n7_2"), (8, 8, 8)),
+        (SAMPLES, "with more than numbers in names", ("cat", "dog"), ("n7_0", "n7_1", "n7_2"), (8, 8, 8)),
     ],
 )
 def test_evidence_for_frames_or_samples(
@@ -136,12 +136,12 @@ ONE = np.array([PICTURE], object)
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
-        ({"image": np.zeros((3, 8, 8), "f4"), "label": 1}, ["per_sample"]),  # called an image, whatever its axes
+        ({"image": np.zeros((3, 8, 8), "f4"), "label": 1}, ["per_sample"]),  # named an image, whatever its axes
         ({"data": np.zeros((8, 8, 3), "f4"), "label": 1}, ["per_sample"]),  # in colour
         ({"image": ONE, "label": 1}, ["per_sample"]),  # one in each group: no video
         ({"wave": np.zeros(70), "text": "a word"}, ["per_sample"]),
         ({"tom {}.jpg": PICTURE, "rex {}.jpg": PICTURE}, ["per_sample"]),  # classes of pictures, though not numbered
-        ({"left.jpg": PICTURE, "right.jpg": PICTURE}, ["per_sample"]),  # each called the same: samples of two
+        ({"left.jpg": PICTURE, "right.jpg": PICTURE}, ["per_sample"]),  # the same names in each: samples of two
         ({"frames": np.zeros((5, 8, 8, 3), "u1"), "label": 1}, ["per_video"]),
         ({"frame_0/image": PICTURE, "frame_1/image": PICTURE}, []),  # videos of a sort that no layout reads
         ({"v/frames": np.zeros((5, 8, 8, 3), "u1"), "w/frames": np.zeros((4, 8, 8, 3), "u1")}, []),
