@@ -60,8 +60,8 @@ lint: $(READY) ## check rules, format, types, the order of the packages, Markdow
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
 
-types: $(READY) ## check with pyright that every public name has a complete type
-	$(BIN)/pyright --verifytypes storeds --ignoreexternal
+types: $(READY) ## check with pyright that every public name declares its type
+	$(BIN)/python scripts/check_types.py
 
 bench: server ## measure reading, opening, packing, triage and shuffling; tables here, JSON in build/bench
 	$(BIN)/python -m benchmarks.reading

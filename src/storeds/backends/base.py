@@ -29,7 +29,7 @@ __all__ = ["BackendOptions", "FileOpener", "Handle", "HandleBackend", "StoreBack
 class BackendOptions(BaseModel):
     """Options of a backend, from the URL's ``?…`` or from keywords; a subclass lists its own."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
 Opts = TypeVar("Opts", bound=BackendOptions)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -43,7 +43,14 @@ class Skipped:
             "pass collate_fn=storeds.collate, or use on_error='replace'"
         )
 
-    __len__ = __iter__ = __getitem__ = _refuse
+    def __len__(self) -> int:
+        self._refuse()
+
+    def __iter__(self) -> Iterator[Any]:
+        self._refuse()
+
+    def __getitem__(self, index: Any) -> Any:
+        self._refuse()
 
 
 def _refuse_batch(batch: Sequence[Skipped], **_: Any) -> NoReturn:

@@ -53,13 +53,13 @@ __all__ = [
 ]
 
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     no_args_is_help=True,
     context_settings=_SETTINGS,
     pretty_exceptions_show_locals=False,  # they may contain passwords of URLs
     help="One dataset over HDF5, LMDB and MongoDB.",
 )
-config_app = typer.Typer(no_args_is_help=True, context_settings=_SETTINGS, help="Work with config files.")
+config_app: typer.Typer = typer.Typer(no_args_is_help=True, context_settings=_SETTINGS, help="Work with config files.")
 app.add_typer(config_app, name="config")
 
 

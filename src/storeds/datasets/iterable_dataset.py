@@ -162,6 +162,12 @@ class StoreIterable(IterableDataset[Any]):
     iterator that was made last. Up to ``(read_ahead + 1) * read_batch`` samples are in memory.
     """
 
+    datasets: tuple[StoreDataset, ...]
+    read_batch: int
+    read_ahead: int
+    num_replicas: int
+    rank: int
+
     def __init__(
         self,
         sources: SourceLike | Iterable[SourceLike],
@@ -178,10 +184,10 @@ class StoreIterable(IterableDataset[Any]):
         **dataset_arguments: Any,
     ) -> None:
         super().__init__()
-        self.cycle_length = integer("cycle_length", cycle_length, 1)
-        self.block_length = integer("block_length", block_length, 1)
-        self.shuffle_buffer = integer("shuffle_buffer", shuffle_buffer, 0)
-        self.seed = None if seed is None else integer("seed", seed)
+        self.cycle_length: int = integer("cycle_length", cycle_length, 1)
+        self.block_length: int = integer("block_length", block_length, 1)
+        self.shuffle_buffer: int = integer("shuffle_buffer", shuffle_buffer, 0)
+        self.seed: int | None = None if seed is None else integer("seed", seed)
         if remainder not in get_args(Remainder):
             raise ConfigError(f"unknown remainder {remainder!r}; {suggest(remainder, get_args(Remainder), 'values')}")
         self.remainder = remainder

@@ -307,10 +307,11 @@ class StoreDataset(Dataset[Any]):
             reader_options=reader_options,
         )
         policy = Policy(settings.on_error, settings.max_bad, settings.max_bad_fraction)
-        self.transform = _build_transforms(settings.transform)
-        self.target_transform = build_transform(settings.target_transform, "target_transform")
-        self.as_dict, self.seed = settings.as_dict, check_seed(settings.seed)
-        self.backend = open_source(settings.url, settings.layout, settings.options)
+        self.transform: Transforms = _build_transforms(settings.transform)
+        self.target_transform: Transform | None = build_transform(settings.target_transform, "target_transform")
+        self.as_dict: bool = settings.as_dict
+        self.seed: int | None = check_seed(settings.seed)
+        self.backend: Backend = open_source(settings.url, settings.layout, settings.options)
         self._view: Backend = self.backend if settings.where is None else Selection(self.backend, settings.where)
         bound = _make_reader(settings).bind(self._view)
         declared = self.backend.meta.fields

@@ -22,7 +22,9 @@ _MOST_VALUES = 1_000_000
 class Settings(BaseModel):
     """Base of everything that comes from a config: frozen, strict about keys, and shown without secrets."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, hide_input_in_errors=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        frozen=True, extra="forbid", arbitrary_types_allowed=True, hide_input_in_errors=True
+    )
     where_from: ClassVar[str] = "config"
 
     @classmethod

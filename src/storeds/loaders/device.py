@@ -29,7 +29,8 @@ class to_device:  # noqa: N801  # users call it like a function; it is an object
     """
 
     def __init__(self, loader: Any, device: str | torch.device) -> None:
-        self.loader, self.device = loader, torch.device(device)
+        self.loader: Any = loader
+        self.device: torch.device = torch.device(device)
         self._states: deque[Any] = deque()
 
     def __len__(self) -> int:

@@ -148,6 +148,16 @@ class EpochSampler(Sampler[int]):
     this sampler's next pass would. Other threads may take the state.
     """
 
+    count: int
+    store: str | None
+    seed: int | None
+    shuffle: bool
+    drop_last: bool
+    block_size: int | None
+    window: int | None
+    num_replicas: int
+    rank: int
+
     def __init__(
         self,
         data: Sized | int,

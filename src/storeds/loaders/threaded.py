@@ -72,7 +72,8 @@ class ThreadLoader(StoreLoader):
         if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0:
             raise ConfigError(f"ThreadLoader: num_workers is a number of threads, 0 or more, got {num_workers!r}")
         super().__init__(dataset, num_workers=0, **arguments)
-        self.num_threads, self.threads_ahead = num_workers, prefetch_factor
+        self.num_threads: int = num_workers
+        self.threads_ahead: int = prefetch_factor
         self._memory = BufferPool(num_workers * (prefetch_factor + 1) + 2)
 
     def __iter__(self) -> Any:

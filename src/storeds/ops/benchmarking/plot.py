@@ -35,7 +35,7 @@ class BenchPlot:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path: Path = Path(path)
         if self.path.suffix.lower() != ".png":
             raise ConfigError(f"a plot is a PNG, but {os.fspath(path)!r} does not end in .png")
         try:

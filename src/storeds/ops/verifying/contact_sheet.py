@@ -79,7 +79,7 @@ class ContactSheet:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path: Path = Path(path)
         if self.path.suffix.lower() != ".png":
             raise ConfigError(f"a contact sheet is a PNG, but {os.fspath(path)!r} does not end in .png")
         if self.path.is_dir():

@@ -290,8 +290,9 @@ class ImageFolderSource(FileList):
             )
         # A class whose name is not UTF-8 is a problem but keeps its place; the labels after it must not change.
         names_as_json: list[JSON] = [show(name) for name in classes]
-        self.attrs = {"classes": names_as_json}
-        self.problems, self.notes = tuple(walk.problems), (*class_notes(classes), *walk.hidden.notes())
+        self.attrs: Mapping[str, JSON] = {"classes": names_as_json}
+        self.problems: Sequence[Problem] = tuple(walk.problems)
+        self.notes: tuple[str, ...] = (*class_notes(classes), *walk.hidden.notes())
         self._finish("imagefolder")
 
 
@@ -323,7 +324,8 @@ class FlatFolderSource(FileList):
         folders_in(os.fspath(root))
         if not self._add(walk.files("")) and not walk.problems:
             raise ConfigError(f"{root} contains no images ({_SUFFIXES}), not even in folders below it{_skipped(walk)}")
-        self.problems, self.notes = tuple(walk.problems), walk.hidden.notes()
+        self.problems: Sequence[Problem] = tuple(walk.problems)
+        self.notes: tuple[str, ...] = walk.hidden.notes()
         self._finish("flat")
 
 

@@ -292,8 +292,8 @@ class FilesSource(FileList):
         for path, label in zip(known.paths, known.labels, strict=True):
             self._add([(os.path.relpath(path, known.root).replace(os.sep, "/"), *file_state(path))], label)
         named: list[JSON] = list(known.classes or ())
-        self.attrs = {"classes": named} if known.classes is not None else {}
-        self.notes = (*class_notes(known.classes or ()), *known.notes)
+        self.attrs: Mapping[str, JSON] = {"classes": named} if known.classes is not None else {}
+        self.notes: tuple[str, ...] = (*class_notes(known.classes or ()), *known.notes)
         self._finish("files")
 
 
