@@ -29,6 +29,37 @@ os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
 
 ENGINES = ("lmdb", "hdf5", "mongodb", "memory")
 
+PROCESS_FILES = frozenset(
+    f"test_{name}.py"
+    for name in [
+        "crashes",
+        "connections",
+        "distributed",
+        "examples",
+        "failover",
+        "forks",
+        "handles",
+        "lent",
+        "loader",
+        "modes",
+        "modes_bad_input",
+        "mongod",
+        "plugin_example",
+        "processes",
+        "random_failover",
+        "repeats",
+        "sampling",
+        "seeds",
+        "sending",
+        "two_writers",
+        "verify_damage",
+    ]
+)
+"""Files whose tests get the marker ``process``."""
+
+SLOW_FILES = frozenset(("test_bad_stores.py", "test_crashes.py", "test_examples.py", "test_never_silent.py"))
+"""Files whose tests get the marker ``slow``; other slow tests carry it themselves."""
+
 
 def pytest_report_header() -> str:
     """Print what repeats this run."""
@@ -37,11 +68,15 @@ def pytest_report_header() -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the tests that need a MongoDB server, and keep the share of the cases that `share` markers ask for."""
+    """Add the markers ``mongodb``, ``process`` and ``slow``, and keep the share of the cases that ``share`` asks for."""
     cases: dict[tuple[str, int], list[pytest.Item]] = {}
     for item in items:
         if needs_mongodb(item):
             item.add_marker("mongodb")
+        if item.path.name in PROCESS_FILES:
+            item.add_marker("process")
+        if item.path.name in SLOW_FILES:
+            item.add_marker("slow")
         if marker := item.get_closest_marker("share"):
             cases.setdefault((item.nodeid.partition("[")[0], *marker.args), []).append(item)
     skipped: set[pytest.Item] = set()
