@@ -98,8 +98,8 @@ def resolve(app: Sphinx, env: BuildEnvironment, node: Any, contnode: Any) -> Any
 
 
 def _link(app: Sphinx, env: BuildEnvironment, node: Any, name: str, contnode: Any) -> Any:
-    if node["reftype"] == "obj" and name.isidentifier() and name.islower():
-        return contnode  # `positions`: a parameter or a method; whatever has a capital or a dot must resolve
+    if node["reftype"] == "obj" and ((name.isidentifier() and name.islower()) or name.endswith(".py")):
+        return contnode  # a parameter, a method or a file; names with a capital or another dot must resolve
     domain = env.domains.python_domain
     for wanted in (name, name.rpartition(".")[0]):  # `Meta.id`: an attribute is described with its class
         short = wanted.rpartition(".")[2]
