@@ -232,7 +232,7 @@ def test_incomplete_gridfs_files_give_record_errors(
     with pytest.raises(errors.StoreNotFoundError, match="no document matches"):
         GridfsLayout(url, query={"filename": "9"})
     chunks.drop()
-    with pytest.raises(errors.FormatError, match=r"no 'fs\.chunks'"):
+    with pytest.raises(errors.FormatError, match=r"not 'fs\.chunks'"):
         GridfsLayout(url)
 
 
