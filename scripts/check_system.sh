@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Says by name which Debian packages are missing, and how to install them.
+# Names the Debian packages that are missing, and how to install them.
 #
 #   check_system.sh python PYTHON   before there is a virtual environment: Python and what makes one
 #   check_system.sh server PYTHON   in the virtual environment of PYTHON: the libraries of its MongoDB server

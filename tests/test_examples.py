@@ -1,4 +1,4 @@
-"""The examples: each trains in a process of its own and says whether stopping and going on gave the same weights."""
+"""Runs the examples: each trains in its own process and prints whether a resumed training ends with the same weights."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 STEPS = 57
-"""An epoch's, of one process."""
+"""Steps of an epoch in one process."""
 
 
 def run(folder: Path, script: str, *arguments: object, ranks: int = 0) -> str:
-    """Run an example to its end, under torchrun if there are ranks; return what it printed."""
+    """Run an example, under torchrun if there are ranks; return its output."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks else []
     command = [sys.executable, *torchrun, str(EXAMPLES / script), str(folder), *map(str, arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -30,7 +30,7 @@ def weights(printed: str) -> list[str]:
     return re.findall(r"weights ([0-9a-f]{16})", printed)
 
 
-def test_torchdatas_loader_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_stateful_dataloader_resumes(tmp_path: Path) -> None:
     pytest.importorskip("torchdata")
     pytest.importorskip("sklearn")
     printed = run(tmp_path, "resume_stateful.py", "--stop", STEPS + 13)
@@ -42,7 +42,7 @@ def test_torchdatas_loader_goes_on_where_it_was(tmp_path: Path) -> None:
 
 # In the middle of the second epoch, and at the end of the first.
 @pytest.mark.parametrize("stop", [STEPS + 13, STEPS])
-def test_lightning_goes_on_where_it_was(tmp_path: Path, stop: int) -> None:
+def test_lightning_resumes(tmp_path: Path, stop: int) -> None:
     pytest.importorskip("lightning")
     pytest.importorskip("sklearn")
     printed = run(tmp_path, "train_lightning.py", "--stop", stop)
@@ -53,21 +53,19 @@ def test_lightning_goes_on_where_it_was(tmp_path: Path, stop: int) -> None:
 
 
 @pytest.mark.parametrize(("ranks", "steps", "stop"), [(0, STEPS, STEPS), (2, 29, 40)], ids=["one", "two"])
-def test_accelerate_goes_on_where_it_was_in_one_process_or_two(
-    tmp_path: Path, ranks: int, steps: int, stop: int
-) -> None:
+def test_accelerate_resumes_in_one_process_or_two(tmp_path: Path, ranks: int, steps: int, stop: int) -> None:
     pytest.importorskip("accelerate")
     pytest.importorskip("sklearn")
     printed = run(tmp_path, "train_accelerate.py", "--stop", stop, ranks=ranks)
     whole, resumed = weights(printed)
     assert whole == resumed
     assert re.findall(r"(\d+) steps", printed) == [str(2 * steps), str(2 * steps - stop)]
-    assert "seen without a stop: [1797, 1797]" in printed  # neither dealt out twice nor not at all
+    assert "seen without a stop: [1797, 1797]" in printed  # each sample once an epoch
     assert printed.endswith("the same weights\n")
 
 
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
-def test_an_example_is_short_and_says_what_it_is(example: Path) -> None:
+def test_an_example_is_short_and_has_a_docstring(example: Path) -> None:
     text = example.read_text()
     assert ast.get_docstring(ast.parse(text))
     assert len(text.splitlines()) < 90

@@ -1,4 +1,4 @@
-"""A TCP proxy before a MongoDB server that withholds the answers to queries for as long as a test wants."""
+"""A TCP proxy in front of a MongoDB server that holds back answers to queries until a test releases them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Self
 
 __all__ = ["Gate"]
 
-_ANSWER = b"firstBatch"  # what the answer to a query holds, and that to a heartbeat does not
+_ANSWER = b"firstBatch"  # part of every answer to a query, and of no answer to a heartbeat
 
 
 class Gate:
@@ -19,11 +19,11 @@ class Gate:
     Attributes
     ----------
     port : int
-        Where it listens on the loopback interface.
+        The port of the loopback interface that it listens on.
     withheld : threading.Event
-        Set once an answer is being withheld.
+        Set while it holds an answer back.
     threads : list of threading.Thread
-        Those that it runs.
+        The threads that it runs.
     """
 
     def __init__(self, address: tuple[str, int]) -> None:
@@ -37,12 +37,12 @@ class Gate:
         self._start(self._accept)
 
     def shut(self) -> None:
-        """Withhold answers from now on."""
+        """Hold answers back from now on."""
         self.withheld.clear()
         self._open.clear()
 
     def open(self) -> None:
-        """Let every answer pass."""
+        """Forward every answer."""
         self._open.set()
 
     def _start(self, target: object, *arguments: object) -> None:

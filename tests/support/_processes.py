@@ -1,7 +1,7 @@
-"""What the process tests run in other processes: a module of its own, so that spawned ones can import it.
+"""Functions that the process tests run in other processes. Spawned processes can import this module.
 
-As a script, ``python _processes.py START_METHOD URL…``, it reads all stores through one loader, prints the digest of what
-came out of each of two epochs, and leaves everything open for the interpreter's exit.
+As a script, ``python _processes.py START_METHOD URL…`` reads all stores through one loader, prints a digest of each of two
+epochs, and leaves everything open when the interpreter exits.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ __all__ = [
 ]
 
 Row = tuple[int, str, int]
-"""Index, hash of the image's bytes, label: what is compared with the truth."""
+"""Index, hash of the image's bytes, and label of a sample."""
 
 
 def row(sample: tuple[bytes, int, int]) -> Row:
-    """Return what identifies a sample of the fields image, label and index."""
+    """Return the row of a sample with the fields image, label and index."""
     image, label, index = sample
     return index, xxhash.xxh3_128_hexdigest(image), label
 
 
 def rows(samples: Iterable[tuple[bytes, int, int]]) -> tuple[int, list[Row]]:
-    """Collate: the process that read the samples, and what they are."""
+    """Collate samples to the process that read them and their rows."""
     return os.getpid(), [row(sample) for sample in samples]
 
 
@@ -60,7 +60,7 @@ def loader(dataset: Dataset[Any], start_method: str, **arguments: Any) -> DataLo
 
 
 def read_until_told(pipe: Connection, dataset: StoreDataset, truth: Sequence[Row]) -> None:
-    """Read over and over, and compare; says when it has begun, and at the end whether all was right."""
+    """Read and compare in a loop; send ``"reading"`` at the start, and at the end whether every sample was right."""
     right = [row(sample) for sample in dataset[:]] == truth
     pipe.send("reading")
     while not pipe.poll():
