@@ -126,7 +126,7 @@ def test_a_picture_cut_before_any_pixel_is_an_error_with_its_position() -> None:
 
 @pytest.mark.parametrize("bad", [-0.1, 1.1, True])
 def test_min_recovered_is_a_share(bad: float) -> None:
-    with pytest.raises(errors.ConfigError, match="share from 0 to 1"):
+    with pytest.raises(errors.ConfigError, match="number from 0 to 1"):
         ImageReader(min_recovered=bad)
 
 
