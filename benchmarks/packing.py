@@ -1,8 +1,8 @@
-"""Packing a folder of photos against ``cp -r`` and ``insert_many``, and the memory that packing small records takes.
+"""Compares packing a folder of photos with ``cp -r`` and ``insert_many``, and measures the memory of packing.
 
 Run as ``python -m benchmarks.packing``; ``--scale 0.1`` for a quick look, ``--work /dev/shm`` for a file system in memory.
-The tree of photos is made of real ones: every file is a crop of its own bytes, no link. Each time that is compared with
-``cp -r`` ends with a sync, so that both ways have everything on disk. The MongoDB server is a real one, on this machine.
+The photos are crops of real ones, each file with its own bytes. Comparisons with ``cp -r`` include a sync, so that both
+have everything on disk. The MongoDB server is a real one on this machine.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ FILES = ("lmdb", "hdf5")
 PHOTOS, SMALL = 20_000, 200_000
 WORKERS = (0, 2)
 COPY_SPEED, INSERT_SPEED, MEMORY_MIB = 0.5, 0.7, 600
-_INSERTED = 100  # documents in one insert_many, about 4 MiB: faster than more
-_DISTINCT = 512  # crops that are encoded; a comment makes each file's bytes its own
-_A_FOLDER = 1000
+_INSERTED = 100  # documents per insert_many, about 4 MiB; more are slower
+_DISTINCT = 512  # encoded crops; a comment makes the bytes of each file unique
+_PER_FOLDER = 1000
 _SAMPLE_SECONDS = 0.05
 _MIB = 1 << 20
 
@@ -45,28 +45,28 @@ def crops(size: tuple[int, int], quality: int) -> list[bytes]:
     """Return JPEGs of random parts of scikit-image's photographs."""
     rng = np.random.default_rng(0)
     photos = [Image.fromarray(getattr(skimage.data, name)()) for name in ("astronaut", "coffee", "rocket", "chelsea")]
-    # Those that are too small are scaled up to have room for a crop.
+    # Photos that are too small for a crop are scaled up.
     scales = [max(1.0, 1.2 * size[0] / photo.width, 1.2 * size[1] / photo.height) for photo in photos]
     large = [
         photo.resize((round(photo.width * by), round(photo.height * by)))
         for photo, by in zip(photos, scales, strict=True)
     ]
-    made = []
+    encoded = []
     for at in range(_DISTINCT):
         photo = large[at % len(large)]
         left, top = (int(rng.integers(most + 1)) for most in (photo.width - size[0], photo.height - size[1]))
         buffer = io.BytesIO()
         photo.crop((left, top, left + size[0], top + size[1])).save(buffer, "JPEG", quality=quality)
-        made.append(buffer.getvalue())
-    return made
+        encoded.append(buffer.getvalue())
+    return encoded
 
 
 def write_images(root: Path, count: int, images: Sequence[bytes]) -> list[str]:
     """Write `count` JPEGs into one folder per class below `root`; return their paths."""
     paths = []
     for at in range(count):
-        path = f"class_{at // _A_FOLDER:04}/image_{at:08}.jpg"
-        if at % _A_FOLDER == 0:
+        path = f"class_{at // _PER_FOLDER:04}/image_{at:08}.jpg"
+        if at % _PER_FOLDER == 0:
             (root / path).parent.mkdir(parents=True)
         comment = f"image {at:08}".encode()
         segment = b"\xff\xfe" + (len(comment) + 2).to_bytes(2, "big") + comment
@@ -77,18 +77,18 @@ def write_images(root: Path, count: int, images: Sequence[bytes]) -> list[str]:
 
 
 def check_same(url: str, root: Path, count: int) -> None:
-    """Raise unless the store at `url` holds `count` of the files below `root`, byte for byte in a sample."""
+    """Raise unless the store at `url` has `count` records whose sampled bytes equal the files below `root`."""
     with open_backend(url) as backend:
         if len(backend) != count:
-            raise AssertionError(f"{url} holds {len(backend)} records, not {count}")
+            raise AssertionError(f"{url} has {len(backend)} records, not {count}")
         for position, record in enumerate(backend.get_many(range(0, count, 100))):
             if isinstance(record, Exception) or record["image"] != (root / record["key"]).read_bytes():
-                raise AssertionError(f"position {100 * position} came back as {record!r:.100}")
+                raise AssertionError(f"position {100 * position} was read as {record!r:.100}")
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of memory, shared pages divided among their users: all, and what is no page of a file."""
+    """Bytes of memory with shared pages divided among their users: all, and without pages of files."""
 
     all: int = 0
     own: int = 0
@@ -98,7 +98,7 @@ class Memory:
 
 
 def tree_memory(root: int) -> Memory:
-    """Return the memory of process `root` and all below it."""
+    """Return the memory of process `root` and its descendants."""
     parents = {}
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
@@ -124,7 +124,7 @@ def _memory(process: int) -> Memory:
 
 
 def peak_memory(source: Path, url: str, workers: int) -> Memory:
-    """Pack in a fresh process and return the most memory that it and its workers took together, each number apart."""
+    """Pack in a fresh process and return the peak of each memory figure over it and its workers."""
     command = [sys.executable, "-m", "benchmarks.packing", "--pack", str(source), url, str(workers)]
     peak = Memory()
     with subprocess.Popen(command) as process:
@@ -162,12 +162,12 @@ def measure_memory(count: int, engines: Sequence[str], work: Path) -> Iterator[R
 
 
 def sync(path: Path) -> None:
-    """Wait until everything on the disk of `path` is there."""
+    """Flush the file system of `path`."""
     subprocess.run(["sync", "--file-system", str(path)], check=True)
 
 
 def timed(action: Callable[[], object], target: Path) -> float:
-    """Return the seconds that `action`, which makes `target`, and a sync take; remove `target`."""
+    """Return the seconds for `action`, which creates `target`, and a sync; then remove `target`."""
     sync(target.parent)
     start = time.perf_counter()
     action()
@@ -193,7 +193,7 @@ def measure_speed(count: int, engines: Sequence[str], rounds: int, work: Path) -
         pack(tree, f"{engine}://{targets[engine]}")
         check_same(f"{engine}://{targets[engine]}", tree, count)
         targets[engine].unlink()
-    run("cp")  # all files are in the page cache from here on
+    run("cp")  # puts all files into the page cache
     for number in range(rounds):
         names = list(times)
         for name in names[number % len(names) :] + names[: number % len(names)]:
@@ -207,10 +207,10 @@ def measure_speed(count: int, engines: Sequence[str], rounds: int, work: Path) -
 
 
 def insert_files(collection: pymongo.collection.Collection[dict[str, Any]], tree: Path, paths: Sequence[str]) -> None:
-    """Read the files and insert them, with what `pack` keeps of each but no checksum."""
+    """Read the files and insert them with the fields that `pack` stores, but without checksums."""
     for start in range(0, len(paths), _INSERTED):
         documents = [
-            {"_id": at, "image": (tree / path).read_bytes(), "label": at // _A_FOLDER, "key": path}
+            {"_id": at, "image": (tree / path).read_bytes(), "label": at // _PER_FOLDER, "key": path}
             for at, path in enumerate(paths[start : start + _INSERTED], start)
         ]
         collection.insert_many(documents, ordered=False)
@@ -247,10 +247,10 @@ def measure_mongodb(count: int, rounds: int, work: Path) -> Iterator[Result]:
 def main() -> int:
     options = parser(__doc__ or "", "packing.json")
     options.set_defaults(rounds=5)
-    options.add_argument("--scale", type=float, default=1.0, help="share of the photos and of the small records")
+    options.add_argument("--scale", type=float, default=1.0, help="share of the photos and small records to use")
     options.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
-    options.add_argument("--only", choices=("memory", "speed"), help="leave the other one out")
-    options.add_argument("--pack", nargs=3, metavar=("SOURCE", "URL", "WORKERS"), help="pack in this process and end")
+    options.add_argument("--only", choices=("memory", "speed"), help="run only this part")
+    options.add_argument("--pack", nargs=3, metavar=("SOURCE", "URL", "WORKERS"), help="pack in this process and exit")
     given = options.parse_args()
     if given.pack:
         source, url, workers = given.pack
@@ -270,10 +270,10 @@ def main() -> int:
     setup = {
         "scale": given.scale,
         "rounds": given.rounds,
-        "speed": "storeds.pack of an ImageFolder tree, or cp -r of it; then sync --file-system; in turn in each round",
-        "mongodb": "storeds.pack of the same tree, or insert_many (unordered, default write concern) of its bytes, in turn",
+        "speed": "storeds.pack of an ImageFolder tree, or cp -r of it, then sync --file-system; alternating in each round",
+        "mongodb": "storeds.pack of the same tree, or insert_many (unordered, default write concern) of its bytes, alternating",
         "memory": f"PSS of a fresh process and all its children, summed, every {_SAMPLE_SECONDS} s; a JSONL manifest",
-        "page_cache": "warm: the source was written and copied once just before",
+        "page_cache": "warm: the source was written and copied just before",
         "file_system": subprocess.run(
             ["stat", "--file-system", "--format=%T", given.work or tempfile.gettempdir()],
             check=True,

@@ -9,7 +9,6 @@ import os
 import sys
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,7 @@ from storeds.ops.packing.sources.stores import StoreSource
 from storeds.ops.packing.sources.tables import TableSource, dataset_tables
 from storeds.protocols import JSON, Field, Record
 
-__all__ = ["ChainedSource", "FilesSource", "KnownFiles", "PickedSource", "dataset_source", "find_files"]
+__all__ = ["FilesSource", "dataset_source"]
 
 # Attributes in which datasets of torchvision and others keep (path, label) pairs, or paths and labels.
 _PAIRS = ("samples", "imgs", "_samples")
@@ -104,14 +103,13 @@ def _original(dataset: Any, options: Mapping[str, Any]) -> PackSource | None:
         return _stored(dataset)
     if _is(dataset, "torch.utils.data", "Subset"):
         inner = _original(dataset.dataset, options)
-        return None if inner is None or not len(dataset.indices) else PickedSource(inner, dataset.indices)
+        return None if inner is None or not len(dataset.indices) else _PickedSource(inner, dataset.indices)
     if _is(dataset, "torch.utils.data", "ConcatDataset"):
         parts = [_original(part, options) for part in dataset.datasets]
         known = [part for part in parts if part is not None]
         same = len(known) == len(parts) and all(part.fields == known[0].fields for part in known)
-        return ChainedSource(known) if same else None
-    known_files = find_files(dataset)
-    return None if known_files is None else FilesSource(known_files)
+        return _ChainedSource(known) if same else None
+    return _find_files(dataset)
 
 
 def _is(dataset: Any, module: str, name: str) -> bool:
@@ -129,30 +127,8 @@ def _stored(dataset: Any) -> PackSource | None:
     return source
 
 
-@dataclass(frozen=True)
-class KnownFiles:
-    """The files that a dataset reads, in its order.
-
-    Parameters
-    ----------
-    paths : list of str
-        Absolute.
-    labels : list of int
-    classes : list of str or None
-    root : str
-        The folder that keys are relative to.
-    notes : tuple of str
-    """
-
-    paths: list[str]
-    labels: list[int]
-    classes: list[str] | None
-    root: str
-    notes: tuple[str, ...]
-
-
-def find_files(dataset: Any) -> KnownFiles | None:
-    """Return the files that a map-style dataset reads, or None if this is not certain.
+def _find_files(dataset: Any) -> FilesSource | None:
+    """Return the source for the files that a map-style dataset reads, or None if these are not certain.
 
     The first, the middle and the last sample, without transforms, must be pairs of the picture in the file and its label.
     """
@@ -173,7 +149,7 @@ def find_files(dataset: Any) -> KnownFiles | None:
             return None
     applied = any(getattr(dataset, name, None) is not None for name in ("transform", "transforms"))
     notes = (_NOT_APPLIED.format(what="files"),) if applied and not _has_only_target_transform(dataset) else ()
-    return KnownFiles(paths, [int(label) for label in labels], _classes(dataset), _root(dataset, paths), notes)
+    return FilesSource(paths, [int(label) for label in labels], _classes(dataset), _root(dataset, paths), notes)
 
 
 def _has_only_target_transform(dataset: Any) -> bool:
@@ -283,21 +259,28 @@ class FilesSource(FileList):
 
     Parameters
     ----------
-    known : KnownFiles
-        From `find_files`.
+    paths : list of str
+        Absolute paths.
+    labels : list of int
+    classes : list of str or None
+    root : str
+        The folder that keys are relative to.
+    notes : tuple of str
     """
 
-    def __init__(self, known: KnownFiles) -> None:
-        super().__init__(known.root, has_labels=True)
-        for path, label in zip(known.paths, known.labels, strict=True):
-            self._add([(os.path.relpath(path, known.root).replace(os.sep, "/"), *file_state(path))], label)
-        named: list[JSON] = list(known.classes or ())
-        self.attrs: Mapping[str, JSON] = {"classes": named} if known.classes is not None else {}
-        self.notes: tuple[str, ...] = (*class_notes(known.classes or ()), *known.notes)
+    def __init__(
+        self, paths: list[str], labels: list[int], classes: list[str] | None, root: str, notes: tuple[str, ...]
+    ) -> None:
+        super().__init__(root, has_labels=True)
+        for path, label in zip(paths, labels, strict=True):
+            self._add([(os.path.relpath(path, root).replace(os.sep, "/"), *file_state(path))], label)
+        named: list[JSON] = list(classes or ())
+        self.attrs: Mapping[str, JSON] = {"classes": named} if classes is not None else {}
+        self.notes: tuple[str, ...] = (*class_notes(classes or ()), *notes)
         self._finish("files")
 
 
-class PickedSource:
+class _PickedSource:
     """Some items of another source in a given order, as PyTorch's Subset.
 
     Parameters
@@ -340,7 +323,7 @@ class PickedSource:
         return self._source.read(self._indices[index])
 
 
-class ChainedSource:
+class _ChainedSource:
     """Several sources one after another, as PyTorch's ConcatDataset.
 
     Parameters
