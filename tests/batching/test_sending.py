@@ -20,11 +20,11 @@ from torch.utils.data import DataLoader, Subset, default_collate
 import storeds
 from storeds import StoreDataset, StoreLoader, open_writer
 from storeds.batching.shared_memory import (
-    MOST_BY_VALUE,
+    MAX_INLINE,
     ReceivedBuffers,
     SharedBufferPool,
     _InlineTensor,
-    _known,
+    _received,
     send_inline,
 )
 
@@ -67,7 +67,7 @@ def received(tensor: torch.Tensor) -> torch.Tensor:
         torch.tensor([True, False]),
         torch.rand(5).to(torch.bfloat16),
         torch.rand(5, dtype=torch.complex64),
-        torch.rand(MOST_BY_VALUE // 4),
+        torch.rand(MAX_INLINE // 4),
     ],
     ids=lambda tensor: f"{tensor.dtype} {tuple(tensor.shape)}",
 )
@@ -84,7 +84,7 @@ def test_small_tensors_go_by_value(in_worker: None, tensor: torch.Tensor) -> Non
 @pytest.mark.parametrize(
     "tensor",
     [
-        torch.rand(MOST_BY_VALUE // 4 + 1),
+        torch.rand(MAX_INLINE // 4 + 1),
         torch.rand(3, 4).T,
         torch.rand(3).requires_grad_(),
         torch.rand(3).to_sparse(),
@@ -186,7 +186,7 @@ def test_pieces_go_with_the_worker(url: str) -> None:
         next(abandoned)
         del abandoned
     gc.collect()
-    assert len(_known) == 0
+    assert len(_received) == 0
     assert len(open_files() - before) == 0
 
 
@@ -214,13 +214,13 @@ def test_larger_batches_take_the_place_of_smaller_ones() -> None:
         for index, batch in enumerate(loader):
             assert batch.shape == (1, 60_000 + 30_000 * index)
             assert (batch == index).all()
-        assert 0 < len(_known) <= 16
+        assert 0 < len(_received) <= 16
 
 
 KILLED = """
 import gc, os, signal, sys
 from storeds import StoreDataset, StoreLoader
-from storeds.batching.shared_memory import _known
+from storeds.batching.shared_memory import _received
 
 gate, key = os.pipe()
 
@@ -236,7 +236,7 @@ def read():
     loader = StoreLoader(Dies(sys.argv[1], reader="array"), batch_size=16, num_workers=1, persistent_workers=True)
     batches = iter(loader)
     held = next(batches)
-    assert len(_known) > 0
+    assert len(_received) > 0
     try:
         os.write(key, b"x")
         # Of a worker that is still dying torch may tell a broken connection instead.
@@ -250,7 +250,7 @@ def read():
 
 held = read()
 gc.collect()
-assert len(_known) == 0
+assert len(_received) == 0
 assert held[1].tolist() == list(range(16)) and (held[0] == held[0][:, :1]).all()
 loader = StoreLoader(StoreDataset(sys.argv[1], reader="array"), batch_size=16, num_workers=1)
 print(sum(int(labels.sum()) for _, labels in loader))
@@ -308,21 +308,21 @@ def test_no_more_is_kept_than_files_may_be_open(monkeypatch: pytest.MonkeyPatch)
     words[0][4] = 1
     pieces.add(7, 12, words[11], words[11])
     assert words[11][3] == 1
-    inner = pieces._workers[7].pieces
+    inner = pieces._workers[7].buffers
     pieces.clear()  # as a forked child does
     assert not inner
 
 
 def test_small_pieces_leave_room_for_large_ones_and_are_not_many() -> None:
-    lender = SharedBufferPool()
+    pool = SharedBufferPool()
     for size in (1 << 20, 5 << 20, 1 << 15, 5 << 20):
         held = []
-        while (tensor := lender.empty((size,), torch.uint8)) is not None:
+        while (tensor := pool.empty((size,), torch.uint8)) is not None:
             held.append(tensor)
             received(tensor)
         assert len(held) == (8 if size > 4 << 20 else 16)
         del tensor, held
-    assert sum(len(piece.bytes) for piece in lender._pieces) <= 16 * (4 << 20) + 8 * (5 << 20)
+    assert sum(len(piece.bytes) for piece in pool._buffers) <= 16 * (4 << 20) + 8 * (5 << 20)
 
 
 class Wanting(torch.utils.data.Dataset[Any]):

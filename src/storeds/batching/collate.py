@@ -1,4 +1,4 @@
-"""Makes a batch of samples: drops skipped ones, pads what varies in length, copies each value once."""
+"""`collate`: makes a batch of samples, drops skipped ones, pads values that vary in length, copies each value once."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from torch.utils.data import get_worker_info
 from torch.utils.data._utils.collate import collate as torch_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from storeds.batching.buffer_pool import reused_memory
-from storeds.batching.shared_memory import goes_by_value, lent_memory, send_inline
+from storeds.batching.shared_memory import batch_memory, fits_inline, send_inline
 from storeds.batching.skipped import Skipped
 from storeds.errors import BadSamplesError, ConfigError
 from storeds.protocols import Array
@@ -27,14 +26,14 @@ _Map: TypeAlias = dict[Any, Callable[..., Any]]
 
 
 class Padded(NamedTuple):
-    """Values of different lengths, as one tensor.
+    """Values of different lengths as one tensor.
 
     Attributes
     ----------
     values : torch.Tensor
-        Shape (batch, longest, …); zero (False) beyond each one's length.
+        Shape (batch, longest, …); zero (False) beyond the length of each.
     mask : torch.Tensor
-        bool, shape (batch, longest): where a value is.
+        bool, shape (batch, longest): True where there is a value.
     """
 
     values: torch.Tensor
@@ -42,26 +41,26 @@ class Padded(NamedTuple):
 
 
 def collate(batch: Sequence[Any], *, pad: Collection[str | int] = ()) -> Any:
-    """Return the batch of some samples, as PyTorch's ``default_collate`` does, but for two things.
+    """Return a batch of samples, as PyTorch's ``default_collate`` does, with two differences.
 
-    A `Skipped` in the place of a bad sample, or in one that a StackDataset made, is dropped. Arrays and tensors that
-    differ in their first dimension alone are padded with zeros at its end: they become `Padded`; in a dict sample
-    ``{"clip": …}`` the values stay under ``clip``, and the mask comes beside them under ``clip_mask``.
+    It drops a `Skipped` in the place of a bad sample, or inside one that a StackDataset made. And it pads arrays and
+    tensors that differ in their first dimension only, with zeros at the end: they become `Padded`. In a dict sample
+    ``{"clip": …}`` the values stay under ``clip``, and the mask is added under ``clip_mask``.
 
     Parameters
     ----------
     batch : sequence
         Samples: tuples, dicts or single values.
     pad : collection of str or int
-        Elements that are padded, with a mask, in every batch, even where all lengths happen to be equal; by name in a
-        dict, by place in a tuple. Pass ``functools.partial(storeds.collate, pad=["clip"])`` as ``collate_fn``, or write
+        Elements to pad, with a mask, in every batch, even if all lengths are equal; by name in a dict, by place in a
+        tuple. Pass ``functools.partial(storeds.collate, pad=["clip"])`` as ``collate_fn``, or write
         ``pad`` into the ``[loader]`` table of a config.
 
     Returns
     -------
     Any
-        Of the structure of a sample. A worker makes large tensors in memory that the training process sees, and sends
-        small ones by value.
+        The structure of a sample. In a worker, large tensors are in memory that the training process sees, and small
+        ones are sent inline.
 
     Raises
     ------
@@ -73,14 +72,14 @@ def collate(batch: Sequence[Any], *, pad: Collection[str | int] = ()) -> Any:
     skips = [_skip_in(sample) for sample in batch]
     samples = [sample for sample, skip in zip(batch, skips, strict=True) if skip is None]
     if not skips:
-        raise ConfigError("a batch needs at least one sample, and was given none")
+        raise ConfigError("a batch needs at least one sample, and received none")
     if not samples:
         skip = skips[0]
         first = f"; the first: sample {skip.index} of {skip.url}, {skip.reason}" if skip is not None else ""
         raise BadSamplesError(
-            f"all {len(batch)} samples of a batch were skipped{first}. A StoreDataset puts others in their place where it is "
-            "asked for the batch as a whole; ConcatDataset and the like ask for one sample at a time: open the stores as one "
-            "dataset, StoreDataset([url, …]), or use on_error='replace'"
+            f"all {len(batch)} samples of a batch were skipped{first}. A StoreDataset that reads the whole batch replaces "
+            "them, but ConcatDataset and the like read one sample at a time: open the stores as one dataset, "
+            "StoreDataset([url, …]), or use on_error='replace'"
         )
     first = samples[0]
     if isinstance(first, Mapping):
@@ -101,7 +100,7 @@ def collate_columns(columns: Mapping[str, Array], as_dict: bool) -> Any:
 
 def _tensor(column: Array) -> torch.Tensor:
     tensor = torch.from_numpy(column)
-    memory = _kept_memory(tuple(tensor.shape), tensor.dtype) if get_worker_info() is not None else None
+    memory = batch_memory(tuple(tensor.shape), tensor.dtype) if get_worker_info() is not None else None
     return send_inline(tensor.contiguous()) if memory is None else memory.copy_(tensor)
 
 
@@ -111,7 +110,7 @@ def is_collate(collate_fn: Any) -> bool:
 
 
 def _skip_in(sample: Any) -> Skipped | None:
-    """Return the sentinel that a sample is, or holds: a StackDataset makes one sample of several."""
+    """Return the `Skipped` that a sample is, or contains: a StackDataset makes one sample of several."""
     parts = sample.values() if isinstance(sample, Mapping) else sample if type(sample) in (tuple, list) else (sample,)
     return next((part for part in parts if isinstance(part, Skipped)), None)
 
@@ -124,7 +123,7 @@ def _collate_dicts(samples: Sequence[Mapping[str, Any]], pad: Collection[str | i
             mask = f"{name}_mask"
             if mask in samples[0]:
                 raise ConfigError(
-                    f"the mask of {name!r} would replace the element {mask!r}; leave that out or rename it"
+                    f"the mask of {name!r} would replace the element {mask!r}: leave that element out or rename it"
                 )
             batch[name], batch[mask] = value
         else:
@@ -142,19 +141,19 @@ def _collate_values(values: Sequence[Any], always_pad: bool) -> Any:
     if always_pad:
         values = [value.scaled() if isinstance(value, DeferredImage) else value for value in values]
         return _pad([torch.as_tensor(value) for value in values])
-    made = torch_collate(values, collate_fn_map=_MAP)
-    return send_inline(made) if isinstance(made, torch.Tensor) else made
+    batch = torch_collate(values, collate_fn_map=_MAP)
+    return send_inline(batch) if isinstance(batch, torch.Tensor) else batch
 
 
 def _stack(values: Sequence[torch.Tensor | DeferredImage], *, collate_fn_map: Any = None) -> Any:
     tensors = [value.scaled() if isinstance(value, DeferredImage) else value for value in values]
     if len({tensor.shape for tensor in tensors}) == 1:
         alike = len({tensor.dtype for tensor in tensors}) == 1 and all(map(_is_plain, tensors))
-        memory = _kept_memory((len(tensors), *tensors[0].shape), tensors[0].dtype) if alike else None
+        memory = batch_memory((len(tensors), *tensors[0].shape), tensors[0].dtype) if alike else None
         if memory is not None:
             torch.stack(tensors, out=memory.as_subclass(torch.Tensor))
             return memory
-        if alike and goes_by_value(tensors[0].nbytes * len(tensors)):
+        if alike and fits_inline(tensors[0].nbytes * len(tensors)):
             return torch.stack(tensors)
         return default_collate_fn_map[torch.Tensor](tensors, collate_fn_map=collate_fn_map)
     _check_channels(tensors)
@@ -162,44 +161,38 @@ def _stack(values: Sequence[torch.Tensor | DeferredImage], *, collate_fn_map: An
 
 
 def _check_channels(tensors: Sequence[torch.Tensor]) -> None:
-    """Refuse to pad what looks like images that differ in their channels: grey ones would lack green and blue."""
+    """Refuse to pad images that differ in their channels: grey ones would lack green and blue."""
     counts = {len(tensor) for tensor in tensors if tensor.ndim == 3 and tensor.dtype in (torch.uint8, torch.float32)}
     if len(counts) > 1 and counts <= {1, 2, 3, 4}:
         raise ConfigError(
             f"images of {' and '.join(map(str, sorted(counts)))} channels make no batch: read them in one mode, mode='RGB' or "
-            "'L'. If they are no images but runs that differ in length, name their element in pad"
+            "'L'. If they are sequences of different lengths, name their element in pad"
         )
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a copy of the values in ordinary memory is all there is to a tensor."""
+    """Return whether a copy of the values in ordinary memory is equivalent to the tensor."""
     return tensor.is_cpu and tensor.layout == torch.strided and not tensor.requires_grad
 
 
 def _scale(images: Sequence[Any], *, collate_fn_map: Any = None) -> Any:
-    """Return float images in one piece of memory, where processes share it if this is a worker."""
+    """Return float images in one tensor, in memory that the training process sees if this is a worker."""
     shapes = {image.image.shape if isinstance(image, DeferredImage) else None for image in images}
-    if len(shapes) > 1:  # or some were floats already
+    if len(shapes) > 1:  # or some are floats already
         return _stack(images, collate_fn_map=collate_fn_map)
-    batch = _fresh((len(images), *images[0].image.shape), torch.float32)
+    batch = _empty((len(images), *images[0].image.shape), torch.float32)
     for image, out in zip(images, batch, strict=True):
         image.scale_into(image.image, out)
     return batch
 
 
-def _kept_memory(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
-    """Return a tensor to be filled in memory that is used again, where there is some for this thread or process."""
-    reused = reused_memory()
-    return lent_memory(size, dtype) if reused is None else reused.empty(size, dtype)
-
-
-def _fresh(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return a tensor to be filled, where the training process sees it if this is a worker and it is not small."""
-    memory = _kept_memory(size, dtype)
+def _empty(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return an uninitialised tensor, in memory that the training process sees if this is a worker and it is not small."""
+    memory = batch_memory(size, dtype)
     if memory is not None:
         return memory
     nbytes = math.prod(size) * dtype.itemsize
-    if get_worker_info() is None or goes_by_value(nbytes):
+    if get_worker_info() is None or fits_inline(nbytes):
         return torch.empty(size, dtype=dtype)
     storage = torch.UntypedStorage._new_shared(nbytes)  # type: ignore[no-untyped-call]  # torch leaves it without types
     strides = torch.empty(size, device="meta").stride()
@@ -213,14 +206,14 @@ def _stack_arrays(arrays: Sequence[np.ndarray[Any, Any]], *, collate_fn_map: Any
 
 
 def _stack_dicts(values: Sequence[Mapping[Any, Any]], *, collate_fn_map: Any = None) -> Any:
-    """Return a dict of batches, or a list where keys differ, as they may in JSON."""
+    """Return a dict of batches, or a list if keys differ, as they may in JSON."""
     if any(value.keys() != values[0].keys() for value in values):
         return list(values)
     return {key: torch_collate([value[key] for value in values], collate_fn_map=collate_fn_map) for key in values[0]}
 
 
 def _stack_lists(values: Sequence[list[Any]], *, collate_fn_map: Any = None) -> Any:
-    """Return a list of batches, or of the lists themselves where lengths differ, as they may in JSON."""
+    """Return a list of batches, or of the lists themselves if lengths differ, as they may in JSON."""
     if any(len(value) != len(values[0]) for value in values):
         return list(values)
     return [torch_collate(column, collate_fn_map=collate_fn_map) for column in zip(*values, strict=True)]
@@ -230,13 +223,13 @@ def _pad(tensors: Sequence[torch.Tensor]) -> Padded:
     if not all(tensor.ndim for tensor in tensors) or len({tensor.shape[1:] for tensor in tensors}) > 1:
         shapes = ", ".join(sorted({str(tuple(tensor.shape)) for tensor in tensors}))
         raise ConfigError(
-            f"values of shapes {shapes} make no batch, as more than their lengths differ: let a transform give them one size "
-            "(Resize, RandomResizedCrop), or pass a collate_fn of your own"
+            f"values of shapes {shapes} make no batch, because they differ in more than their length: add a transform that "
+            "unifies their size (Resize, RandomResizedCrop), or pass a custom collate_fn"
         )
     lengths = [len(tensor) for tensor in tensors]
     size = (len(tensors), max(lengths), *tensors[0].shape[1:])
     dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
-    values, mask = _fresh(size, dtype), _fresh(size[:2], torch.bool)
+    values, mask = _empty(size, dtype), _empty(size[:2], torch.bool)
     values.zero_()
     mask.zero_()
     for row, (tensor, length) in enumerate(zip(tensors, lengths, strict=True)):
@@ -247,8 +240,8 @@ def _pad(tensors: Sequence[torch.Tensor]) -> Padded:
 
 def _refuse_images(images: Sequence[Any], **_: Any) -> NoReturn:
     raise ConfigError(
-        "Pillow images make no batch: use decode='tensor', or a transform that gives tensors (ToTensor), or a collate_fn of "
-        "your own"
+        "Pillow images make no batch: use decode='tensor', a transform that returns tensors (ToTensor), or a custom "
+        "collate_fn"
     )
 
 

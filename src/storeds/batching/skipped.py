@@ -1,4 +1,4 @@
-"""What stands in a batch where a bad sample was left out."""
+"""`Skipped`: takes the place of a bad sample that was left out."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ __all__ = ["Skipped"]
 
 @dataclass(frozen=True)
 class Skipped:
-    """Stands where a bad sample would: `storeds.collate` drops it, and anything that takes it for a sample says so.
+    """Takes the place of a bad sample. `storeds.collate` drops it; using it as a sample raises ConfigError.
 
     Parameters
     ----------
     index : int
         The sample's index.
     url : str
-        The store, secrets removed.
+        The store, with secrets removed.
     position : int
         The record's position in the store.
     fault : str
-        What sort of fault it is, as in ``StoreDataset.report()``.
+        The kind of fault, as in ``StoreDataset.report()``.
     reason : str
-        What is wrong.
+        What is wrong with the sample.
     """
 
     index: int
@@ -39,7 +39,7 @@ class Skipped:
 
     def _refuse(self, *_: Any) -> NoReturn:
         raise ConfigError(
-            f"sample {self.index} of {self.url} was skipped ({self.reason}), and this collate_fn cannot leave it out: "
+            f"sample {self.index} of {self.url} was skipped ({self.reason}), and this collate_fn cannot drop it: "
             "pass collate_fn=storeds.collate, or use on_error='replace'"
         )
 
@@ -57,5 +57,5 @@ def _refuse_batch(batch: Sequence[Skipped], **_: Any) -> NoReturn:
     batch[0]._refuse()
 
 
-# Where the first sample of a batch was skipped, torch's default_collate asks here; else it asks the sentinel's length.
+# If the first sample of a batch was skipped, torch's default_collate calls this function; else it calls len() of it.
 default_collate_fn_map[Skipped] = _refuse_batch

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, Subset, get_worker_info
 
 from storeds._utils.text import some
-from storeds.batching.buffer_pool import BufferPool, use_buffer_pool
 from storeds.batching.collate import collate, collate_columns, is_collate
+from storeds.batching.shared_memory import BufferPool, use_buffer_pool
 from storeds.datasets.epoch import use_epoch
 from storeds.datasets.map_dataset import StoreDataset
 from storeds.errors import ConfigError

@@ -39,16 +39,16 @@ def delivered(tensor: torch.Tensor) -> torch.Tensor:
     return received
 
 
-def lent(lender: SharedBufferPool, value: float = 1.0) -> SharedBatchTensor:
-    tensor = lender.empty(SHAPE, torch.float32)
+def lent(pool: SharedBufferPool, value: float = 1.0) -> SharedBatchTensor:
+    tensor = pool.empty(SHAPE, torch.float32)
     assert tensor is not None
     tensor.fill_(value)
     return tensor
 
 
 def test_a_piece_is_used_again_once_the_batch_was_let_go() -> None:
-    lender = SharedBufferPool()
-    sent = lent(lender)
+    pool = SharedBufferPool()
+    sent = lent(pool)
     place = sent.data_ptr()
     batch = delivered(sent)
     del sent
@@ -56,58 +56,58 @@ def test_a_piece_is_used_again_once_the_batch_was_let_go() -> None:
     assert (batch == 1).all()
     view = batch[1, 2].T
     del batch
-    other = lent(lender, 2)
+    other = lent(pool, 2)
     assert other.data_ptr() != place  # the view is still held
     assert (view == 1).all()
     delivered(other)
     del view, other
-    assert lender.empty(SHAPE, torch.float32).data_ptr() == place  # type: ignore[union-attr]  # a piece is free
+    assert pool.empty(SHAPE, torch.float32).data_ptr() == place  # type: ignore[union-attr]  # a piece is free
 
 
 def test_once_something_else_was_sent_than_the_batch_nothing_is_lent() -> None:
-    lender = SharedBufferPool()
-    tensor = lent(lender)
+    pool = SharedBufferPool()
+    tensor = lent(pool)
     part = tensor[2:]
     array = part.numpy()
     assert type(part) is torch.Tensor
     assert type(tensor * 2) is torch.Tensor
     delivered(part)  # torch moves it, and the array stays behind
     del tensor, part
-    assert lender.empty(SHAPE, torch.float32) is None
+    assert pool.empty(SHAPE, torch.float32) is None
     assert (array == 1).all()
 
 
 def test_held_batches_keep_their_values_and_beyond_some_nothing_is_lent() -> None:
-    lender = SharedBufferPool()
+    pool = SharedBufferPool()
     batches: list[torch.Tensor] = []
-    while (tensor := lender.empty(SHAPE, torch.float32)) is not None:
+    while (tensor := pool.empty(SHAPE, torch.float32)) is not None:
         tensor.fill_(len(batches))
         batches.append(delivered(tensor))
         del tensor
         assert len(batches) < 100
     assert [float(batch.sum()) for batch in batches] == [at * batches[0].numel() for at in range(len(batches))]
     del batches[3]
-    assert lender.empty(SHAPE, torch.float32) is not None
+    assert pool.empty(SHAPE, torch.float32) is not None
 
 
 def test_small_tensors_are_not_worth_it_and_larger_ones_replace_a_piece() -> None:
-    lender = SharedBufferPool()
-    assert lender.empty((10,), torch.int64) is None
-    first = lent(lender)
+    pool = SharedBufferPool()
+    assert pool.empty((10,), torch.int64) is None
+    first = lent(pool)
     small = first.data_ptr()
     delivered(first)
     del first
-    large = lender.empty((8, *SHAPE[1:]), torch.float32)
+    large = pool.empty((8, *SHAPE[1:]), torch.float32)
     assert large is not None
     assert large.data_ptr() % 64 == 0
     place = large.data_ptr()
     assert place != small
-    assert len(lender._pieces) == 1
+    assert len(pool._buffers) == 1
 
 
 def test_a_tensor_changed_in_place_into_another_view_is_sent_as_it_is() -> None:
-    lender = SharedBufferPool()
-    tensor = lent(lender)
+    pool = SharedBufferPool()
+    tensor = lent(pool)
     tensor.copy_(torch.arange(tensor.numel()).reshape(SHAPE))
     expected = tensor.as_subclass(torch.Tensor).clone().transpose(0, 3)
     tensor.transpose_(0, 3)
@@ -115,16 +115,16 @@ def test_a_tensor_changed_in_place_into_another_view_is_sent_as_it_is() -> None:
 
 
 def test_a_child_that_lets_go_of_its_copy_frees_nothing() -> None:
-    lender = SharedBufferPool()
-    batch = delivered(lent(lender, 7))
-    place = lender._pieces[0].bytes.ctypes.data
+    pool = SharedBufferPool()
+    batch = delivered(lent(pool, 7))
+    place = pool._buffers[0].bytes.ctypes.data
     child = os.fork()
     if child == 0:
         del batch
         gc.collect()
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-    assert lent(lender, 8).data_ptr() != place
+    assert lent(pool, 8).data_ptr() != place
     assert (batch == 7).all()
 
 
@@ -221,8 +221,8 @@ def test_what_the_loop_changes_in_a_batch_stays_there(url: str) -> None:
 
 
 def test_a_child_of_the_training_process_keeps_the_batch_that_it_inherited() -> None:
-    lender = SharedBufferPool()
-    batch = delivered(lent(lender, 7))
+    pool = SharedBufferPool()
+    batch = delivered(lent(pool, 7))
     inherited = batch.numpy()  # torch's threads do not exist in the child
     told, tell = os.pipe()
     child = os.fork()
@@ -232,11 +232,11 @@ def test_a_child_of_the_training_process_keeps_the_batch_that_it_inherited() -> 
         os._exit(0 if (inherited == 7).all() else 1)
     del batch, inherited  # the parent lets go, and the worker goes on
     for value in range(20):
-        delivered(lent(lender, value))
+        delivered(lent(pool, value))
     os.close(told)
     os.close(tell)
     assert os.waitpid(child, 0)[1] == 0
-    assert len(lender._pieces) < 3
+    assert len(pool._buffers) < 3
 
 
 def test_a_tensor_that_wants_gradients_is_sent_so() -> None:
@@ -253,9 +253,9 @@ def test_copies_and_pickles_are_plain_tensors() -> None:
 
 def test_files_in_shared_memory_are_not_lent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("storeds.batching.shared_memory.get_worker_info", lambda: object())
-    assert storeds.batching.shared_memory.lent_memory(SHAPE, torch.float32) is not None
+    assert storeds.batching.shared_memory.batch_memory(SHAPE, torch.float32) is not None
     monkeypatch.setattr("storeds.batching.shared_memory.get_sharing_strategy", lambda: "file_system")
-    assert storeds.batching.shared_memory.lent_memory(SHAPE, torch.float32) is None
+    assert storeds.batching.shared_memory.batch_memory(SHAPE, torch.float32) is None
 
 
 class Pasted:
