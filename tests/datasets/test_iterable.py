@@ -910,7 +910,7 @@ class TestBadInput:
         [
             ([], "at least one source"),
             ({"a", "b"}, "a set has none"),
-            ({"url": "a"}, "a mapping is no source: give Source.parse"),
+            ({"url": "a"}, "a mapping is not a source: pass Source.parse"),
             (3, "not int"),
             ([3], "not int"),
         ],
@@ -945,7 +945,7 @@ class TestBadInput:
             stream([urls[0], ready])
 
     def test_arguments_for_datasets_that_are_made(self, urls: list[str]) -> None:
-        with pytest.raises(errors.ConfigError, match="as_dict belong"):
+        with pytest.raises(errors.ConfigError, match="as_dict are for making datasets"):
             StoreIterable(StoreDataset(urls[0], reader="array"), as_dict=True)
 
     def test_a_closed_stream(self, urls: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""The iterable-style Dataset: many stores as one stream, interleaved, shuffled, shared out, resumed anywhere."""
+"""`StoreIterable`, the iterable-style dataset: many stores as one stream, interleaved, shuffled, sharded, resumable."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def listed(sources: SourceLike | Iterable[SourceLike]) -> list[SourceLike]:
     if isinstance(sources, (str, os.PathLike, Source, StoreDataset, Backend)):
         return [sources]
     if isinstance(sources, AbstractSet):
-        raise ConfigError("sources have an order, and a set has none: give a list")
+        raise ConfigError("sources have an order, and a set has none: pass a list")
     if isinstance(sources, Mapping):
-        raise ConfigError("a mapping is no source: give Source.parse(mapping), or its URLs as a list")
+        raise ConfigError("a mapping is not a source: pass Source.parse(mapping), or its URLs as a list")
     if not isinstance(sources, Iterable):
         raise ConfigError(f"sources are URLs, paths, backends, Sources or StoreDatasets, not {type(sources).__name__}")
     return list(sources)
@@ -54,7 +54,7 @@ def listed(sources: SourceLike | Iterable[SourceLike]) -> list[SourceLike]:
 def single(
     sources: Sequence[SourceLike], arguments: Mapping[str, Any]
 ) -> Iterator[tuple[SourceLike, Mapping[str, Any]]]:
-    """Yield each source with the arguments of its dataset; a pattern is the files that match, which are open already."""
+    """Yield each source with the arguments of its dataset; a pattern yields the matching files, which are open already."""
     opening = {"layout": arguments.get("layout"), **(arguments.get("options") or {})}
     others = {name: value for name, value in arguments.items() if name not in ("layout", "options")}
     for source in sources:
@@ -62,7 +62,7 @@ def single(
             yield source, arguments
             continue
         whole = open_backend(source, **opening)
-        # A file of exactly that name may have come since.
+        # A file of exactly that name may have appeared since.
         members = whole.members() if isinstance(whole, ConcatenatedBackend) else [whole]
         yield from ((member, others) for member in members)
 
@@ -75,17 +75,17 @@ def seed_of(seed: int | None, number: int) -> int | None:
 
 
 def check_alike(first: StoreDataset, other: StoreDataset) -> None:
-    """Raise ConfigError unless the samples of both can stand in one batch, and their labels mean the same."""
-    for what, one, two in zip(("fields", "kinds", "as_dict"), _looks(first), _looks(other), strict=True):
+    """Raise ConfigError unless the samples of both can be in one batch, and their labels mean the same."""
+    for what, one, two in zip(("fields", "kinds", "as_dict"), _description(first), _description(other), strict=True):
         if one != two:
             raise ConfigError(
-                f"the samples of one stream are alike: {what} are {one} in {first.url}, {two} in {other.url}"
+                f"the samples of one stream must be alike: {what} are {one} in {first.url}, {two} in {other.url}"
             )
     if first.reader.target is not None:
         check_same_classes(first.backend, other.backend)
 
 
-def _looks(dataset: StoreDataset) -> tuple[Any, ...]:
+def _description(dataset: StoreDataset) -> tuple[Any, ...]:
     stored = dataset.backend.meta.fields
     kinds = [(stored[name].kind, stored[name].dtype) if name in stored else name for name in dataset.reader.fields]
     return dataset.reader.fields, kinds, dataset.as_dict
@@ -100,39 +100,38 @@ class StoreIterable(IterableDataset[Any]):
     Parameters
     ----------
     sources : str, path, Backend, Source or StoreDataset, or a sequence of these
-        What is streamed; each is opened as a `StoreDataset`, unless it is one. A pattern such as ``hdf5://data/*.h5`` is as
-        many sources as files match; a `Source` is one.
+        The stores to stream; each is opened as a `StoreDataset`, unless it is one. A pattern such as
+        ``hdf5://data/*.h5`` makes one source of each matching file; a `Source` is one source.
     cycle_length : int
         How many sources are open at once.
     block_length : int
-        How many consecutive samples of one source come before it is the next one's turn.
+        How many consecutive samples of one source come before those of the next.
     shuffle_buffer : int
-        Shuffle the stream in a buffer of so many samples. What the buffer holds is where samples are,
-        not the samples.
+        Shuffle the stream in a buffer of this many samples. The buffer holds addresses, not samples.
     seed : int, optional
         Shuffles the sources in each epoch, and the stream, if there is a buffer. It is also the seed of the datasets
-        opened here: the first source's has it as it is, each other one's a number made from it, so that samples of the
-        same index in different sources do not share their randomness. Without one, sources come in their order, unless
-        there is a buffer: then a seed for the order is drawn from torch's default generator when the stream is made, the
-        same for all ranks; and the samples' randomness begins with each pass at what that generator gives.
+        opened here: the first source uses it unchanged, each other one a number derived from it, so that samples of the
+        same index in different sources have different randomness. Without a seed, sources keep their order, unless
+        there is a buffer: then the stream draws a seed for the order from torch's default generator when it is made, the
+        same for all ranks. The randomness of samples then comes from that generator at the start of each pass.
     remainder : str
-        What happens when the ranks cannot all have the same number of samples. ``"keep"``: some have one more.
-        ``"drop"``: the last ``total % num_replicas`` samples are left out. ``"pad"``: as many come twice as it takes.
+        What happens if the ranks cannot all have the same number of samples. ``"keep"``: some have one more.
+        ``"drop"``: the last ``total % num_replicas`` samples are left out. ``"pad"``: as many as needed come twice.
     read_batch : int
-        How many samples are read together, in one storage call for each source among them.
+        How many samples to read together, in one storage call for each of their sources.
     read_ahead : int
-        How many read batches are under way, each in a thread, beyond the one in use; 0 reads without threads.
+        How many read batches to prepare, each in a thread, beyond the one in use; 0 reads without threads.
     num_replicas, rank : int, optional
-        How many processes share an epoch, and which of them this is: torch.distributed's where it is initialised, else 1
-        and 0.
+        How many processes share an epoch, and which of them this is. By default those of torch.distributed if it is
+        initialised, otherwise 1 and 0.
     **dataset_arguments
         For each `StoreDataset` opened here: ``transform``, ``decode``, ``where`` and so on. With ``on_error="skip"`` a bad
-        sample is left out of the stream. ``max_bad`` and ``max_bad_fraction`` count over all that are opened here.
+        sample is left out of the stream. ``max_bad`` and ``max_bad_fraction`` count over all datasets opened here.
 
     Attributes
     ----------
     datasets : tuple of StoreDataset
-        The sources. The stream's samples are theirs: sample i of source k is ``datasets[k][i]``.
+        The sources. Sample i of source k is ``datasets[k][i]``.
 
     Raises
     ------
@@ -143,23 +142,23 @@ class StoreIterable(IterableDataset[Any]):
 
     Notes
     -----
-    *Shares*: all samples stand in a row, source by source. The row is cut into equal parts for the ranks, in order, and
-    each part likewise for the rank's workers; each worker interleaves what lies in its part, as
-    ``tf.data.Dataset.interleave`` does, and shuffles that. Parts differ by one sample at most. With a seed and more than
-    one part, the row begins at another place in each epoch. A worker without samples yields none.
+    *Shards*: all samples form a row, source by source. The row is cut into equal parts for the ranks, in order, and
+    each part into equal parts for the rank's workers. Each worker interleaves the sources in its part, as
+    ``tf.data.Dataset.interleave`` does, and shuffles the result. Parts differ by one sample at most. With a seed and
+    more than one part, the row begins at another place in each epoch. A worker without samples yields none.
 
-    *Epochs*: a pass begins with its first sample; ``iter()`` alone changes nothing. The first pass is epoch 0, and each later
-    one the epoch after the pass that began last, with workers that are kept or not. `set_epoch` chooses the epoch of the
-    next pass, and counting goes on from there. A stream does not know its loaders: passes of several are counted together.
+    *Epochs*: a pass begins with its first sample; ``iter()`` alone changes nothing. The first pass is epoch 0. Each later
+    pass is the epoch after the pass that began last, with persistent workers or not. `set_epoch` sets the epoch of the
+    next pass, and counting continues from there. A stream does not know its loaders, so it counts their passes together.
 
     *Order*: a function of the stores, the arguments, the epoch, the rank and the worker, and nothing else.
 
-    *State*: `state_dict` counts what was yielded in the process that it is called in. Without workers it is exact with any
-    DataLoader; with workers, use torchdata's ``StatefulDataLoader``, which keeps one for each.
+    *State*: `state_dict` counts the samples that were yielded in the process that calls it. Without workers it is exact
+    with any DataLoader. With workers, use torchdata's ``StatefulDataLoader``, which keeps one state for each.
 
-    *Processes and threads*: works in the process that made it and in workers of every start method; no handle is ever
-    shared. An iterator belongs to one thread and owns its reading threads, which end with it. State and epoch follow the
-    iterator that was made last. Up to ``(read_ahead + 1) * read_batch`` samples are in memory.
+    *Processes and threads*: works in the process that made it and in workers of every start method; processes never
+    share a handle. An iterator belongs to one thread and owns its reading threads, which end with it. State and epoch
+    belong to the iterator that was made last. Up to ``(read_ahead + 1) * read_batch`` samples are in memory.
     """
 
     datasets: tuple[StoreDataset, ...]
@@ -193,7 +192,7 @@ class StoreIterable(IterableDataset[Any]):
         self.remainder = remainder
         self.read_batch, self.read_ahead = integer("read_batch", read_batch, 1), integer("read_ahead", read_ahead, 0)
         self.num_replicas, self.rank = ranks(num_replicas, rank)
-        # One of each for all datasets opened here: under spawn, each takes a descriptor.
+        # All datasets opened here share one of each: under spawn, each takes a descriptor.
         self._epoch, self._counters, self._passes = SharedEpoch(), SampleCounters(), SharedPasses()
         self.datasets = self._open(listed(sources), dataset_arguments)
         self._draws = seed is None and self.shuffle_buffer > 1
@@ -207,7 +206,9 @@ class StoreIterable(IterableDataset[Any]):
         if not sources:
             raise ConfigError("a stream needs at least one source, and there are none")
         if arguments and all(isinstance(source, StoreDataset) for source in sources):
-            raise ConfigError(f"{', '.join(arguments)} belong to the making of datasets, and these are made already")
+            raise ConfigError(
+                f"{', '.join(arguments)} are for making datasets, and these are made already: leave them out"
+            )
         datasets: list[StoreDataset] = []
         opened: list[StoreDataset] = []
         for number, (source, own) in enumerate(single(sources, arguments)):
@@ -222,17 +223,17 @@ class StoreIterable(IterableDataset[Any]):
 
     @property
     def epoch(self) -> int:
-        """The epoch that the order and the randomness of samples belong to."""
+        """The epoch, which the order and the randomness of samples depend on."""
         return self._passes.number
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next pass, for persistent workers too; what was loaded for another one is dropped."""
+        """Set the epoch of the next pass, for persistent workers too; drops a loaded state of another epoch."""
         self._passes.set(integer("epoch", epoch, 0, MAX_EPOCH))
         for dataset in self.datasets:
             dataset.set_epoch(epoch)
 
     def __len__(self) -> int:
-        """Return how many samples this rank has, over all of its workers; skipped ones are among them."""
+        """Return the number of samples of this rank over all of its workers, skipped ones included."""
         first, last = rank_bounds(sum(map(len, self.datasets)), self._shard(), self.remainder)
         return last - first
 
@@ -244,7 +245,7 @@ class StoreIterable(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         if self._loaded is not None:
-            self._check(self._loaded)  # it may have been loaded in another process than this, which has another share
+            self._check(self._loaded)  # another process, with another shard, may have loaded it
         else:
             self._place = None
         return Samples(self.datasets, self._begin, read_batch=self.read_batch, read_ahead=self.read_ahead)
@@ -259,7 +260,7 @@ class StoreIterable(IterableDataset[Any]):
         self._place, self._loaded = place, None
         for dataset in self.datasets:
             dataset._epoch.enter(place.epoch)
-        # Threads read ahead, and could draw from a global generator in any order.
+        # Threads read ahead, and would draw from a global generator in no fixed order.
         seed = draw_seed() if any(dataset.seed is None for dataset in self.datasets) else None
         return StreamPass(self._addresses(place.epoch).walk(place.position), place, seed)
 
@@ -270,18 +271,18 @@ class StoreIterable(IterableDataset[Any]):
         return Addresses(own, self.cycle_length, self.block_length, self.shuffle_buffer, *key)
 
     def _resumed_place(self) -> Place | None:
-        """Return where the next pass begins if a state says so."""
+        """Return the place of a loaded state where the next pass begins, if there is one."""
         if self._loaded is None:
             return None
         place = Place(self._loaded["epoch"], self._loaded["position"])
         if get_worker_info() is not None:
-            return place  # what is left to this worker, which may be nothing where others have something left
+            return place  # the rest of this worker, which may be empty although others have samples left
         if self._passes.is_requested:
             return place if self._passes.number == place.epoch else None
         return place if place.position < len(self._addresses(place.epoch)) else None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the pass is that began last, as a small dict that JSON takes."""
+        """Return the place of the pass that began last, as a small dict that JSON can hold."""
         requested = self._passes.is_requested and get_worker_info() is None
         if self._loaded is not None and not (requested and self._passes.number != self._loaded["epoch"]):
             place = Place(self._loaded["epoch"], self._loaded["position"])
@@ -292,15 +293,15 @@ class StoreIterable(IterableDataset[Any]):
         return {"version": _VERSION, **self._agreed(), "epoch": place.epoch, "position": place.position}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next pass go on from where `state_dict` was taken; the one after it is the next epoch.
+        """Resume with the next pass where `state_dict` was called; the pass after it is the next epoch.
 
-        Where the state's epoch was over, the next pass is the next epoch, or a later one that has been set. In a worker,
-        which may have come to its end before others, it is nothing.
+        If the state's epoch was over, the next pass is the next epoch, or a later one that has been set. In a worker,
+        which may end before others, it is empty.
 
         Raises
         ------
         ConfigError
-            The state is another version's, malformed, or of a stream of other stores, arguments, ranks or workers.
+            The state has another version, is malformed, or is of other stores, arguments, ranks or workers.
         """
         self._check(state)
         if self._draws:
@@ -314,14 +315,14 @@ class StoreIterable(IterableDataset[Any]):
         self._loaded = dict(state)
 
     def _agreed(self) -> dict[str, Any]:
-        """Return what two streams must agree on for a position in the one to mean the same in the other."""
+        """Return the settings that two streams must share for a position to mean the same in both."""
         shard = self._shard()
         names = ("cycle_length", "block_length", "shuffle_buffer", "seed", "remainder", "num_replicas", "rank")
         arguments = {name: getattr(self, name) for name in names}
         return {"stores": self._fingerprint(), **arguments, "num_workers": shard.workers, "worker": shard.worker}
 
     def _fingerprint(self) -> str:
-        """Return a checksum over what the sources hold, wherever they are, and in which order they were given."""
+        """Return a checksum of the sources' contents and order, independent of their paths."""
         contents = [(dataset.backend.meta.id, len(dataset), dataset.where or {}) for dataset in self.datasets]
         return xxhash.xxh3_128_hexdigest(repr(contents).encode())
 
@@ -341,19 +342,21 @@ class StoreIterable(IterableDataset[Any]):
         integer("epoch", state["epoch"], 0, MAX_EPOCH)
 
     def report(self) -> SampleReport:
-        """Return what was read, mended and bad so far, here and in the workers started from here, over all sources.
+        """Return how many samples were requested, repaired and bad so far, in this process and its workers.
 
         Raises
         ------
         ConfigError
-            A source was given as a `StoreDataset`, which counts for itself.
+            A source was passed as a `StoreDataset`, which has counters of its own.
         """
         if any(dataset._pipeline.counters is not self._counters for dataset in self.datasets):
-            raise ConfigError("sources that were given as StoreDatasets count for themselves: ask each for its report")
+            raise ConfigError(
+                "sources passed as StoreDatasets have counters of their own: call report() on each of them"
+            )
         return replace(self.datasets[0].report(), url=self._named())
 
     def close(self) -> None:
-        """Let go of all stores; reading raises `ClosedError` from then on."""
+        """Close all stores; reading raises `ClosedError` from then on."""
         for dataset in self.datasets:
             dataset.close()
 

@@ -116,7 +116,7 @@ def _cut(row: Sequence[IndexRange], first: int, last: int) -> list[IndexRange]:
 
 
 class _Turn(NamedTuple):
-    """What one sequence gives when it is its turn."""
+    """Consecutive elements of one sequence."""
 
     sequence: int
     offset: int
@@ -124,24 +124,24 @@ class _Turn(NamedTuple):
 
 
 class Interleave:
-    """Position in the interleaved order → which sequence, and where in it.
+    """Maps a position in the interleaved order to a sequence and an offset in it.
 
     Parameters
     ----------
     lengths : sequence of int
-        How long each sequence is.
+        The length of each sequence.
     cycle_length : int
-        How many are open at once.
+        How many sequences are open at once.
     block_length : int
-        How many consecutive elements each gives when it is its turn.
+        How many consecutive elements of a sequence come in its turn.
 
     Notes
     -----
-    As ``tf.data.Dataset.interleave`` has it: a sequence that has less than a block left ends its turn early, and the next
-    one that waits takes its place when the turn comes round.
+    The order is that of ``tf.data.Dataset.interleave``: a sequence that has less than a block left ends its turn early,
+    and the next waiting sequence takes its place in the next round.
 
-    Turns between two ends of sequences repeat, so what is held is one round of each such stretch: as much as there are
-    sequences, not elements.
+    Between two ends of sequences, rounds of turns repeat. Only one round of each such stretch is kept, so the memory
+    depends on the number of sequences, not of elements.
     """
 
     def __init__(self, lengths: Sequence[int], cycle_length: int, block_length: int) -> None:
@@ -176,13 +176,13 @@ class Interleave:
 
 
 def _stretches(lengths: Sequence[int], cycle_length: int, block: int) -> Iterator[tuple[list[_Turn], int]]:
-    """Yield one round of turns, and how often it comes with offsets that grow by a block each time."""
+    """Yield one round of turns, and how often it repeats; offsets grow by a block each time."""
     taken = [0] * len(lengths)
     cycle: list[int | None] = [None] * cycle_length
     opened = 0
     while opened < len(lengths) or any(each is not None for each in cycle):
         running = [each for each in cycle if each is not None]
-        # Alike until one comes to its end, unless one that waits is about to take a place.
+        # Rounds are alike until a sequence ends, unless a waiting one is about to take a place.
         waits = opened < len(lengths) and len(running) < cycle_length
         alike = 0 if waits else min((lengths[each] - taken[each]) // block for each in running)
         if alike:
@@ -211,23 +211,23 @@ _CHUNK = 1024
 
 
 class ShuffleBuffer:
-    """Position in the shuffled order → position in the order that enters the buffer.
+    """Maps a position in the shuffled order to a position in the order that enters the buffer.
 
     Parameters
     ----------
     count : int
-        How many elements go through.
+        The number of elements.
     size : int
-        How many the buffer holds; 0 and 1 shuffle nothing, `count` and more shuffle everything.
+        The number of slots; 0 and 1 shuffle nothing, `count` and more shuffle everything.
     key : object
-        What the order is a function of.
+        The order is a function of it.
 
     Notes
     -----
-    The buffer is filled; then an element leaves it at random and the next one takes its slot, over and over; at the end
-    what is left comes out in random order. Which slot is emptied at a position depends on the key and that position alone.
-    So what a slot holds is known from when it was last emptied, and going on at a position takes about ``size * log(size)``
-    draws, not all that came before.
+    The buffer fills; then a random element leaves it and the next one takes its slot, again and again. At the end, the
+    remaining elements leave in random order. The slot that is emptied at a position depends on the key and that position
+    only. So the content of a slot follows from when it was last emptied, and resuming at a position takes about
+    ``size * log(size)`` draws instead of all draws before it.
     """
 
     def __init__(self, count: int, size: int, *key: object) -> None:
@@ -237,7 +237,7 @@ class ShuffleBuffer:
         self._drain_keys = round_keys("storeds.buffer.drain", 1, *key)
 
     def walk(self, start: int) -> Iterator[int]:
-        """Yield what leaves the buffer from position `start` on."""
+        """Yield the elements that leave the buffer from position `start` on."""
         if self._size == 1:
             yield from range(start, self._count)
             return
@@ -257,13 +257,13 @@ class ShuffleBuffer:
         return permute(positions, MAX_COUNT, self._draw_keys) % np.uint64(self._size)
 
     def _slots(self, position: int) -> Array:
-        """Return what every slot holds before a position: what came in when it was last emptied, or what was there first."""
+        """Return the content of every slot before a position: the element that came in when it was last emptied, or the first."""
         emptied = np.full(self._size, -1, dtype=np.int64)
         last = position
         while last > 0 and (emptied < 0).any():
             first = max(0, last - max(self._size, _CHUNK))
             latest = np.full(self._size, -1, dtype=np.int64)
-            latest[self._drawn(first, last)] = np.arange(first, last)  # of one slot's positions the last is kept
+            latest[self._drawn(first, last)] = np.arange(first, last)  # NumPy keeps the last position of each slot
             np.copyto(emptied, latest, where=emptied < 0)
             last = first
         return np.where(emptied < 0, np.arange(self._size), emptied + self._size)
@@ -275,14 +275,14 @@ Address: TypeAlias = tuple[int, int]
 
 @dataclass
 class Place:
-    """How far a pass through an epoch has come: how many addresses it has done with, those of skipped samples too."""
+    """How many addresses of an epoch a pass is past, those of skipped samples included."""
 
     epoch: int
     position: int = 0
 
 
 class StreamPass(NamedTuple):
-    """A pass that has begun: the addresses from its place on, and the seed of samples whose dataset has none."""
+    """A pass that has begun: its remaining addresses, its place, and the seed of samples whose dataset has none."""
 
     addresses: Iterator[Address]
     place: Place
@@ -290,18 +290,18 @@ class StreamPass(NamedTuple):
 
 
 class Addresses:
-    """The addresses of a worker's samples in their order: interleaved, then shuffled; nothing is read for it.
+    """The addresses of a worker's samples in their order: interleaved, then shuffled. Reads nothing.
 
     Parameters
     ----------
     pieces : sequence of IndexRange
-        What the worker reads.
+        The samples of the worker.
     cycle_length, block_length
         As for `StoreIterable`.
     shuffle_buffer : int
-        How many addresses the buffer holds.
+        The number of addresses in the buffer.
     key : object
-        What shuffling is a function of.
+        The order is a function of it.
     """
 
     def __init__(
@@ -322,20 +322,20 @@ class Addresses:
 
 
 class Samples(Iterator[Any]):
-    """The samples at some addresses, skipped ones left out.
+    """Iterates over the samples at some addresses, without skipped ones.
 
     Parameters
     ----------
     datasets : sequence of StoreDataset
         The sources.
     begin : callable
-        Begins the pass; called for its first sample.
+        Begins the pass; called when the first sample is requested.
     read_batch, read_ahead
         As for `StoreIterable`.
 
     Notes
     -----
-    An error ends the iterator and comes behind the samples that stand before it. `place` stays before what it is about.
+    An error is raised after the samples before it, and ends the iterator. The place stays before the bad sample.
     """
 
     def __init__(
@@ -354,7 +354,7 @@ class Samples(Iterator[Any]):
     def _reading(self) -> ReadAhead[Any, Any]:
         addresses, self._place, seed = self._begin()
         batches = iter(lambda: list(itertools.islice(addresses, self._read_batch)), [])
-        # The function must not hold this object: threads that wait for work would keep it from being collected.
+        # The function must not refer to this object: threads that wait for work would keep it alive.
         read = partial(_read_for, self._place.epoch, seed, self._datasets)
         return ReadAhead(read, batches, self._read_ahead)
 
@@ -373,14 +373,14 @@ class Samples(Iterator[Any]):
                 return sample
 
     def close(self) -> None:
-        """End the iterator, and its threads with it."""
+        """End the iterator and its threads."""
         self._ready.clear()
         if self._reads is not None:
             self._reads.close()
 
 
 class _Failure(NamedTuple):
-    """Stands in the place of a sample that could not be made, until it is its turn to be raised."""
+    """Takes the place of a sample that could not be made, until its error is raised in turn."""
 
     error: Exception
 
@@ -388,7 +388,7 @@ class _Failure(NamedTuple):
 def _read_for(
     epoch: int, seed: int | None, datasets: Sequence[StoreDataset], addresses: Sequence[Address]
 ) -> list[Any]:
-    """Return what `_read` does, in this epoch; the seed is for datasets that have none."""
+    """Return what `_read` returns, in this epoch; the seed is for datasets that have none."""
     with use_epoch(epoch, seed):
         return _read(datasets, addresses)
 
@@ -406,9 +406,9 @@ def _read(datasets: Sequence[StoreDataset], addresses: Sequence[Address]) -> lis
 
 
 def _read_source(dataset: StoreDataset, indices: list[int]) -> list[Any]:
-    """Return the samples of one source; from the first that cannot be had on, the error in the place of each."""
+    """Return the samples of one source; from the first bad one on, its error in the place of each."""
     try:
         samples, bad = dataset._samples_until_error(indices)
-    except Exception as error:  # raised where it is its turn, in the thread that iterates
+    except Exception as error:  # raised in turn, in the thread that iterates
         return [_Failure(error)] * len(indices)
     return samples if bad is None else samples + [_Failure(bad)] * (len(indices) - len(samples))
