@@ -1,16 +1,16 @@
-"""The exceptions storeds raises, each built from one string so that a DataLoader worker can hand it on.
+"""The exceptions that storeds raises. Each is built from one string, so that a DataLoader worker can pass it on.
 
 StoredsError
-├── ConfigError (ValueError)               something asked for is unknown, malformed or contradictory
+├── ConfigError (ValueError)               an argument, option, URL or config is unknown, malformed or contradictory
 ├── MissingDependencyError (ImportError)   a package that this feature needs is not installed
-├── StoreNotFoundError (FileNotFoundError) nothing is at that path or collection
-├── StoreExistsError (FileExistsError)     a target, or what an interrupted writer left, is in the way
-├── FormatError (ValueError)               something is there, but it is not a whole store of that kind
-├── UnavailableError (ConnectionError)     the engine cannot be reached, a file not be read, or the store was replaced
-├── BadSamplesError (RuntimeError)         more samples were bad than the policy allows, or none was good
+├── StoreNotFoundError (FileNotFoundError) nothing exists at that path or collection
+├── StoreExistsError (FileExistsError)     the target, or an interrupted write of it, exists already
+├── FormatError (ValueError)               something exists there, but it is not a complete store of that kind
+├── UnavailableError (ConnectionError)     the engine cannot be reached, a file cannot be read, or the store was replaced
+├── BadSamplesError (RuntimeError)         more samples were bad than the policy allows, or no sample was good
 ├── ClosedError (ValueError)               a backend or writer was used after ``close()``
-└── RecordError (ValueError)               one record is bad; the only branch an ``on_error`` policy deals with
-    ├── DecodeError                        its bytes do not decode
+└── RecordError (ValueError)               one record is bad; `on_error` policies handle only this branch
+    ├── DecodeError                        its bytes cannot be decoded
     └── TransformError                     a transform failed on it
 """
 
@@ -37,28 +37,28 @@ __all__ = [
 ]
 
 
-# What stands in front of user and password, also in a URL that is misspelt: mongo db://, mongodb//, mongodb:/, "://".
+# Precedes user and password, in misspelt URLs too: mongo db://, mongodb//, mongodb:/, "://".
 _SLASHES = re.compile(r":/+|//+")
 _FILE_URL = re.compile(r"\s*(lmdb|hdf5):/", re.IGNORECASE)
-# A path with a : in its first part and an @ behind it. A drive, as in C:/ and C:\, is no user.
-# Behind a blank only if a host and a path follow: "key: value @x" is prose.
+# A path with a : in its first part and a later @. A drive, as in C:/ and C:\, is not a user.
+# After a blank only if a host and a path follow: "key: value @x" is prose.
 _USER_FIRST = re.compile(r"\s*[^\s/:?]*:(?:(?![/\\\s])|(?=\s.*@[^\s@/]+/))", re.DOTALL)
 
 _WORD = re.compile(r"\S+")
-# What stands in front of a password. In none of the three can a scan run past the next colon, so a search is linear.
-# A user's name may hold @ and, where the path is no file's, / too. Quotes and the like are what messages put around a
-# URL; a / is not among them, because file names may hold : and @.
+# Precedes a password. None of the three alternatives scans past the next colon, so a search takes linear time.
+# A user name may contain @ and, in the URL of a server, also /. Messages put quotes and brackets around a URL; / is not
+# among these delimiters, because file names may contain : and @.
 _BEFORE_PASSWORD = re.compile(
     r"""mongodb(?:\+srv)?:/[^:]*:"""
     r"""|(?:://+|(?<=[\w+.-][\w+.-]):/)[^:/]*:"""
     r"""|(?<![^'"`()\[\]{}<>=,;&?|])[^'"`()\[\]{}<>=,;&?|:/]*:(?=[^/\\])""",
     re.IGNORECASE,
 )
-# The lookahead makes sure that whatever name is tried is followed by a value: no second try, so linear again.
+# The lookahead ensures that a value follows any name that is tried: no second attempt, so linear time again.
 _HIDDEN_NAME = (
     r"(?=[\w.-]+=[^&;\s])(?:[\w.-]*(?:pass|pwd|secret|token|credential|apikey)[\w.-]*|authMechanismProperties)="
 )
-_NOT_HIDDEN = r"(?!\*{3}(?:[^\w*\s]|$))"  # what was hidden before keeps the punctuation behind it
+_NOT_HIDDEN = r"(?!\*{3}(?:[^\w*\s]|$))"  # a value that is hidden already keeps the punctuation after it
 _SECRET_OPTION = re.compile(rf"([?&;\s]{_HIDDEN_NAME}){_NOT_HIDDEN}[^&;\s]+", re.IGNORECASE)
 _SECRET_OPTION_OF_URL = re.compile(rf"([?&;]{_HIDDEN_NAME}){_NOT_HIDDEN}[^&;]+", re.IGNORECASE)
 
@@ -66,11 +66,11 @@ _SECRET_OPTION_OF_URL = re.compile(rf"([?&;]{_HIDDEN_NAME}){_NOT_HIDDEN}[^&;]+",
 def redact(url: str) -> str:
     """Return a URL with passwords, tokens and other secrets in it replaced by ``***``.
 
-    Also where they hold blanks, where the URL lacks a slash or its scheme, and where its scheme is misspelt. Of a text
-    that may be more than one URL, everything between the first password's start and the last one's end is hidden.
+    Works for secrets with blanks, and for URLs with a missing slash or a missing or misspelt scheme. If the text may hold
+    several URLs, everything from the start of the first password to the end of the last one is hidden.
     """
     hidden = redact_message(_SECRET_OPTION_OF_URL.sub(r"\1***", _without_any_password(url)))
-    return _without_any_password(hidden)  # what stood before the password may be gone, and another one be the first
+    return _without_any_password(hidden)  # the text before the password may have changed, so another one may be first
 
 
 def _without_any_password(url: str) -> str:
@@ -79,20 +79,20 @@ def _without_any_password(url: str) -> str:
 
 
 def password_start(url: str) -> int | None:
-    """Return where in a URL the password begins, which ends at the last @; None where there is none."""
+    """Return the index where the password of a URL begins, or None without one; it ends at the last @."""
     at = url.rfind("@")
     user = _USER_FIRST.match(url)
     slashes = None if user else _SLASHES.search(url, 0, max(at, 0))
     colon = url.find(":", slashes.end(), at) if slashes else user.end() - 1 if user else -1
     if slashes and _FILE_URL.match(url) and "/" in url[slashes.end() : colon]:
-        return None  # the names of files may hold both
+        return None  # file names may contain both
     return colon + 1 if 0 <= colon < at - 1 else None
 
 
 def redact_message(text: str) -> str:
     """Return `text` with the secrets of any URL in it replaced by ``***``.
 
-    Also where a URL lacks a slash, ``mongodb:/user:password@host``, or its scheme, ``user:password@host``.
+    Works for a missing slash, ``mongodb:/user:password@host``, and for a missing scheme, ``user:password@host``.
     """
     return _SECRET_OPTION.sub(
         r"\1***", _WORD.sub(lambda word: _without_password(word[0]), text) if "@" in text else text
@@ -100,21 +100,21 @@ def redact_message(text: str) -> str:
 
 
 def _without_password(word: str) -> str:
-    # Up to the *last* @: a password that should have been percent-encoded may hold @, / and ? itself.
+    # Up to the *last* @: a password that is not percent-encoded may contain @, / and ?.
     at = word.rfind("@")
     before = _BEFORE_PASSWORD.search(word, 0, at) if at >= 0 else None
     return f"{word[: before.end()]}***{word[at:]}" if before else word
 
 
 class StoredsError(Exception):
-    """Base of every exception that storeds raises on purpose; its message shows no password of a URL."""
+    """Base of every exception that storeds raises on purpose; its message hides the passwords of URLs."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(redact_message(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class ConfigError(StoredsError, ValueError):
-    """Something asked for is unknown, malformed or contradictory."""
+    """An argument, option, URL or config is unknown, malformed or contradictory."""
 
 
 class MissingDependencyError(StoredsError, ImportError):
@@ -126,19 +126,19 @@ class StoreNotFoundError(StoredsError, FileNotFoundError):
 
 
 class StoreExistsError(StoredsError, FileExistsError):
-    """The target, or what an interrupted writer left of it, already exists."""
+    """The target, or an interrupted write of it, exists already."""
 
 
 class FormatError(StoredsError, ValueError):
-    """What is stored there is not a whole store of the expected kind."""
+    """Something exists there, but it is not a complete store of the expected kind."""
 
 
 class UnavailableError(StoredsError, ConnectionError):
-    """The engine cannot be reached, a file may not be read, or the opened store is no longer there; no policy swallows it."""
+    """The engine cannot be reached, a file cannot be read, or the opened store was replaced; no policy handles it."""
 
 
 class BadSamplesError(StoredsError, RuntimeError):
-    """More samples were bad than ``max_bad`` or ``max_bad_fraction`` allow, or no good one was found in their place."""
+    """More samples were bad than ``max_bad`` or ``max_bad_fraction`` allow, or no good sample was found to replace one."""
 
 
 class ClosedError(StoredsError, ValueError):
@@ -155,16 +155,16 @@ class RecordError(StoredsError, ValueError):
     position : int or None
         The record's position in the store.
     key : str or None
-        The record's own name, where the store has one.
+        The record's name, if the store has names.
     reason : str
         What is wrong with it.
     kind : str
-        The sort of fault, for counting: ``record``, ``decode``, ``transform``, or what triage called it.
+        The kind of fault, for counting: ``record``, ``decode``, ``transform``, or the kind of damage that triage found.
 
     Notes
     -----
-    PyTorch re-raises a worker's exception as ``type(error)(message)``: the attributes are then None and
-    the message still says everything.
+    PyTorch re-raises a worker's exception as ``type(error)(message)``: then the attributes are None, and
+    the message contains everything.
     """
 
     url: str | None = None
@@ -175,7 +175,7 @@ class RecordError(StoredsError, ValueError):
 
     @classmethod
     def at(cls, url: str, position: int, reason: str, *, key: str | None = None, kind: str | None = None) -> Self:
-        """Build the error for one place in one store."""
+        """Build the error for one position of one store."""
         named = f" (key {key!r})" if key is not None else ""
         error = cls(f"record {position}{named} of {url}: {reason}")
         error.url, error.position, error.key, error.reason = url, position, key, reason
@@ -184,7 +184,7 @@ class RecordError(StoredsError, ValueError):
 
 
 class DecodeError(RecordError):
-    """The bytes of a record do not decode to what they claim to be."""
+    """The bytes of a record cannot be decoded."""
 
     kind = "decode"
 

@@ -134,7 +134,7 @@ def test_leaving_most_of_a_store_unread_is_an_error_with_what_and_how_much() -> 
 
 
 def test_none_that_fits_is_the_native_error_and_what_was_looked_for(tmp_path: Path) -> None:
-    with pytest.raises(errors.FormatError, match=r"no native store.*looked for: blue, fails, red"):
+    with pytest.raises(errors.FormatError, match=r"no native store.*tried: blue, fails, red"):
         storeds.open_backend(foreign(tmp_path / "green.h5"))
 
 
@@ -194,7 +194,7 @@ def test_an_option_that_no_layout_has_is_told_with_the_nearest_that_one_has(tmp_
 def test_an_option_of_another_layout_is_told_beside_the_layout_that_fits(tmp_path: Path) -> None:
     url = keyed(tmp_path / "s")
     why = (
-        "option 'fields' is one of caffe, json, msgpack, npz, pickled, tensorpack, not of native stores; no foreign layout recognises it .*"
+        "option 'fields' is one of caffe, json, msgpack, npz, pickled, tensorpack, not of native stores; no foreign layout fits .*"
         "keyed: it fits .images under keys.*., but has no option 'fields'; the options are database, exclude, keys, partial"
     )
     for given, options in ((url, {"fields": "picture"}), (f"{url}?fields=picture", {})):

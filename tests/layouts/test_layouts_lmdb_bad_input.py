@@ -357,7 +357,7 @@ def test_numbered_images_without_labels_are_keyed(tmp_path: Path) -> None:
 def test_images_mixed_with_other_values_fit_no_layout(tmp_path: Path) -> None:
     images = [(b"%04d" % n, JPEGS[n]) for n in range(6)]
     url = f"lmdb://{put(tmp_path / 's', [*images, *((b'text-%04d' % n, b'words') for n in range(6))])}"
-    with pytest.raises(FormatError, match="looked for: caffe, frames, json, keyed"):
+    with pytest.raises(FormatError, match="tried: caffe, frames, json, keyed"):
         storeds.open_backend(url)
 
 

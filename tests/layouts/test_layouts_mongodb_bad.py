@@ -256,7 +256,7 @@ def test_the_error_for_an_unknown_bucket(database: Any, mongodb_database: str) -
     database.create_collection("empty.files")
     database.create_collection("empty.chunks")
     url = with_path(mongodb_database, "empty")
-    with pytest.raises(errors.FormatError, match=r"is a GridFS bucket.*looked for: gridfs, named, query") as raised:
+    with pytest.raises(errors.FormatError, match=r"is a GridFS bucket.*tried: gridfs, named, query") as raised:
         storeds.open_backend(url)
     assert "interrupted" not in str(raised.value)
     storeds.open_writer(url, {"x": "int"}).suspend()

@@ -1,7 +1,7 @@
-"""What every backend does alike: checking requests, ordering reads, projecting fields, pickling, closing.
+"""Common behaviour of backends: checks requests, orders reads, selects fields, pickles and closes.
 
-`StoreBackend` is for any engine, `HandleBackend` for one that keeps something open. An engine adds how to read
-`Meta`, sorted records and columns. Authors of plug-ins may build on both.
+`StoreBackend` is the base for any engine, `HandleBackend` for engines that keep a handle open. An engine implements how
+to read `Meta`, sorted records and columns. Plug-ins may use both as base classes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["BackendOptions", "FileOpener", "Handle", "HandleBackend", "StoreBack
 
 
 class BackendOptions(BaseModel):
-    """Options of a backend, from the URL's ``?…`` or from keywords; a subclass lists its own."""
+    """Options of a backend, from the URL's ``?…`` or from keywords; a subclass declares its own."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
@@ -47,11 +47,11 @@ def parse_options(cls: type[Opts], in_url: Mapping[str, str], keywords: Mapping[
     try:
         return cls(**given)
     except ValidationError as error:
-        wrong = "; ".join(map(_told, error.errors()))
-    raise ConfigError(f"{shown}: {wrong}")  # outside of the handler: pydantic's error holds the values
+        wrong = "; ".join(map(_describe_error, error.errors()))
+    raise ConfigError(f"{shown}: {wrong}")  # outside the handler: pydantic's error contains the values
 
 
-def _told(item: Any) -> str:
+def _describe_error(item: Any) -> str:
     name = ".".join(map(str, item["loc"]))
     return f"option {name!r} is needed" if item["type"] == "missing" else f"{name}: {item['msg']}"
 
@@ -79,7 +79,7 @@ class StoreBackend(ABC):
 
     @abstractmethod
     def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
-        """Return the records at `positions`, which ascend strictly; more fields than asked for may come back."""
+        """Return the records at `positions`, which ascend strictly; records may contain more fields than requested."""
 
     @abstractmethod
     def _column(self, name: str, field: Field) -> Array:
@@ -90,7 +90,7 @@ class StoreBackend(ABC):
 
     @abstractmethod
     def _recipe(self) -> tuple[Any, ...]:
-        """Return the arguments from which `_restore` makes an equal backend without any I/O."""
+        """Return the arguments from which `_restore` rebuilds an equal backend without I/O."""
 
     @classmethod
     @abstractmethod
@@ -133,7 +133,7 @@ class StoreBackend(ABC):
         by_position = dict(zip(ascending, found, strict=True))
         if len(ascending) == len(positions):
             return list(map(by_position.__getitem__, positions))
-        return _spread(by_position, positions)
+        return _copies_for(by_position, positions)
 
     def column(self, name: str, /) -> Array:
         # docstring inherited
@@ -156,30 +156,30 @@ class StoreBackend(ABC):
             raise FormatError(f"{self.url}: {error}; copy the store again from its source") from None
 
     def stored_bytes(self) -> int | None:
-        """Return how many bytes the store takes in its engine, or None where that cannot be told."""
+        """Return the size of the store in its engine, in bytes, or None if that is unknown."""
         return None
 
     def handle_settings(self) -> dict[str, JSON]:
-        """Return how handles of this store are opened."""
+        """Return the settings with which handles of this store are opened."""
         return {}
 
     def advice(self) -> list[str]:
-        """Return what about the store, its place or its settings may hurt, and what to do; nothing when all is well."""
+        """Return advice about the store, its location or its settings; empty when nothing needs attention."""
         return []
 
     def unread(self) -> list[str]:
-        """Return what of the store no record holds: groups, datasets, keys, collections, columns, each with a reason.
+        """Return the parts of the store that no record contains: groups, datasets, keys, collections, columns, each with a reason.
 
         A foreign layout overrides this; use `storeds.backends.readings.bounded`, so that the list stays short. It may read the store.
         """
         return []
 
     def leftovers(self) -> str | None:
-        """Return where an interrupted writer of this store left its work, or None."""
+        """Return the location of an interrupted write of this store, or None."""
         return None
 
     def writer(self) -> str | None:
-        """Return which process is writing this store again at the moment, or None."""
+        """Return the process that is currently rewriting this store, or None."""
         return None
 
     def _check_fields(self, fields: Sequence[str] | None) -> tuple[str, ...]:
@@ -192,7 +192,7 @@ class StoreBackend(ABC):
         return tuple(dict.fromkeys(fields))
 
     def _sources(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the stored fields from which the wanted ones are made."""
+        """Return the stored fields that the wanted fields need."""
         derived = self._derived
         return tuple(dict.fromkeys(derived[name].source if name in derived else name for name in wanted))
 
@@ -218,7 +218,7 @@ class StoreBackend(ABC):
         if asked.dtype is _INT64 and asked.ndim == 1 and int(np.maximum.reduce(asked.view(_UINT64))) < self.meta.count:
             return asked
         if asked.ndim == 1 and asked.dtype.kind in "fO" and all(isinstance(at, (int, np.integer)) for at in positions):
-            asked = np.array(positions, object)  # too large for any integer type of NumPy, so outside
+            asked = np.array(positions, object)  # too large for NumPy's integer types, so out of range
         elif asked.ndim != 1 or asked.dtype.kind not in "iu":
             raise TypeError(f"positions must be a sequence of integers, got {asked.dtype} of shape {asked.shape}")
         self._check_bounds(int(asked.min()), int(asked.max()))
@@ -230,7 +230,7 @@ class StoreBackend(ABC):
             raise IndexError(f"position {bad} is outside [0, {self.meta.count}) of {self.url}")
 
     def _unsealed(self, position: int, sealed: memoryview | bytes | None, places: Places) -> Record | RecordError:
-        """Return the record in a packed map with its seal behind it, or what is wrong with it; None stands for no bytes."""
+        """Return the record of a packed map followed by its seal, or its error; None means that the bytes are missing."""
         try:
             if sealed is None:
                 raise ValueError("it is missing from the store")
@@ -244,14 +244,14 @@ class StoreBackend(ABC):
 
 
 def open_with(target: Any, url: StoreURL, opened: OpenStore | None, options: Mapping[str, Any]) -> Backend:
-    """Open a store with the class of a backend or layout; one of another package gets the URL as it was written."""
+    """Open a store with the class of a backend or layout; a class of another package gets the URL as written."""
     if getattr(target, "shares_open_store", False):
         return cast("Backend", target(url, opened=opened, **options))
     return cast("Backend", target(url.text, **options))
 
 
 class Handle(Protocol):
-    """An open engine handle that knows which store it leads to."""
+    """An open engine handle with the meta of its store."""
 
     @property
     def meta(self) -> Meta: ...
@@ -262,7 +262,7 @@ Open = TypeVar("Open", bound=Opener[Any])
 
 
 class _BuildLease(Generic[H]):
-    """A lease of a backend's handle, checked to lead to the build that the backend opened."""
+    """A lease of a backend's handle, after a check that the store is still the build that the backend opened."""
 
     __slots__ = ("_backend", "_lease")
 
@@ -295,7 +295,7 @@ class _BuildLease(Generic[H]):
 class HandleBackend(StoreBackend, Generic[H, Open]):
     """A backend that reads through a handle of a `HandlePool`, opened on first use in each process.
 
-    Opening reads `Meta` through a handle and lets it go again, so a parent usually holds none when workers start.
+    The constructor reads `Meta` through a handle and releases it, so a parent usually holds no handle when workers start.
     """
 
     pool: ClassVar[HandlePool[Any]]
@@ -317,15 +317,15 @@ class HandleBackend(StoreBackend, Generic[H, Open]):
         super().__init__(opener.url, meta)
 
     def _is_stale(self, handle: H) -> bool:
-        """Whether a handle that others opened earlier leads to a store that was replaced since."""
+        """Whether a handle that another backend opened earlier reads a store that was replaced since."""
         return False
 
     def _probe(self, handle: H) -> Meta:
-        """Return the meta of a store that is being opened; the place for checks that a worker need not repeat."""
+        """Return the meta of a store that is being opened; override it for checks that workers need not repeat."""
         return handle.meta
 
     def _build_of(self, handle: H) -> str:
-        """Return the build of the store that a handle leads to."""
+        """Return the build of the store that a handle reads."""
         return handle.meta.build
 
     def _recipe(self) -> tuple[Any, ...]:
@@ -341,7 +341,7 @@ class HandleBackend(StoreBackend, Generic[H, Open]):
         return backend
 
     def _lease(self) -> _BuildLease[H]:
-        """Keep the handle open for the body of a ``with``; raises UnavailableError unless it leads to what was opened."""
+        """Keep the handle open for the body of a ``with``; raises UnavailableError if the store was replaced."""
         return _BuildLease(self)
 
     def close(self) -> None:
@@ -349,8 +349,8 @@ class HandleBackend(StoreBackend, Generic[H, Open]):
         self._ref.close()
 
 
-def _spread(found: Mapping[int, Record | RecordError], asked: Sequence[int]) -> list[Record | RecordError]:
-    # A record asked for twice is given twice: changing one must not change the other.
+def _copies_for(found: Mapping[int, Record | RecordError], asked: Sequence[int]) -> list[Record | RecordError]:
+    # A record requested twice is returned as two copies: changing one must not change the other.
     out: list[Record | RecordError] = []
     given: set[int] = set()
     for position in asked:
@@ -371,7 +371,7 @@ Settings = TypeVar("Settings", bound=BackendOptions)
 
 @dataclass(frozen=True)
 class FileOpener(Generic[Settings]):
-    """Base of openers: a subclass names its engine and opens a handle.
+    """Base of openers of files: a subclass names its engine and opens a handle.
 
     Parameters
     ----------
@@ -394,7 +394,7 @@ class FileOpener(Generic[Settings]):
         return self.path
 
     def key(self, opened: OpenStore | None = None) -> Hashable:
-        # By inode: h5py and py-lmdb hold one file once, whatever the path; py-lmdb refuses to open one a second time.
+        # By inode: h5py and py-lmdb open a file once, whatever its path; py-lmdb refuses to open it a second time.
         check = check_file if opened is None else opened.check_file
         status = check(self.data_path, self.engine, self.url)
         return status.st_dev, status.st_ino

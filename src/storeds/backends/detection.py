@@ -1,4 +1,4 @@
-"""Finds the foreign layout of a store that is not a native one, by what the layouts themselves say they see."""
+"""Detects the layout of a store that another tool wrote, by asking each layout of the engine."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _LOG = logging.getLogger("storeds")
 
 
 @dataclass(frozen=True)
-class _Looked:
-    """What one layout said of a store: what speaks for it, several ways to read it, or why it cannot."""
+class _Answer:
+    """The answer of one layout about a store: why it fits, several ways to read it, or why it cannot."""
 
     name: str
     target: Any
@@ -77,16 +77,16 @@ def detect_layout(url: StoreURL, opened: OpenStore, options: Mapping[str, Any], 
     foreign = _foreign_options(url, unknown, native, dict(_loaded(scheme, names))) if unknown else {}
     if isinstance(why_not_native, ConfigError) and not foreign:
         raise why_not_native  # foreign layouts would report the same
-    looked = [*_look_at_all(scheme, names, bare, opened, given)]
-    fitting = [one for one in looked if one.fits is not None or one.readings]
+    answers = [*_ask_all(scheme, names, bare, opened, given)]
+    fitting = [one for one in answers if one.fits is not None or one.readings]
     if not fitting:
-        targets = {one.name: one.target for one in looked}
+        targets = {one.name: one.target for one in answers}
         seen = _say(targets, ("describe", "glimpse"), bare, opened, given)
-        wrong_option = bool(foreign) or any(one.option for one in looked)
+        wrong_option = bool(foreign) or any(one.option for one in answers)
         script = [] if wrong_option else _say(targets, ("conversion_script", "by_hand"), bare, opened, given)
         # In HDF5, opening reads names alone; elsewhere it would read all keys or documents.
-        named = [*_named(looked, bare, given)] if scheme == "hdf5" and not wrong_option else []
-        raise _none_fits(url, looked, foreign, why_not_native, seen, named, script) from why_not_native
+        named = [*_named(answers, bare, given)] if scheme == "hdf5" and not wrong_option else []
+        raise _none_fits(url, answers, foreign, why_not_native, seen, named, script) from why_not_native
     if len(fitting) > 1 or fitting[0].readings:
         raise ambiguous(url.redacted, [*_readings(fitting, bare, given)])
     (found,) = fitting
@@ -142,16 +142,16 @@ def _fields_of(target: Any) -> Iterable[str]:
     return getattr(getattr(target, "Options", None), "model_fields", ())
 
 
-def _look_at_all(
+def _ask_all(
     scheme: str, names: list[str], url: StoreURL, opened: OpenStore, given: Mapping[str, Any]
-) -> Iterator[_Looked]:
+) -> Iterator[_Answer]:
     """Ask each layout, up to a built-in one that rules the other built-in ones out; what is not asked is not imported."""
     settled = False
     for name in names:
         if settled and LAYOUTS.is_built_in(f"{scheme}/{name}"):
             continue
         for _, target in _loaded(scheme, [name]):
-            one = _look(name, target, url, opened, given)
+            one = _ask_one(name, target, url, opened, given)
             yield one
             if one.fits is not None and hasattr(target, "rules_out_others"):
                 own = _options_of(target)
@@ -159,10 +159,10 @@ def _look_at_all(
                 settled = settled or _ask(target, "rules_out_others", url, opened, known)
 
 
-def _look(name: str, target: Any, url: StoreURL, opened: OpenStore, given: Mapping[str, Any]) -> _Looked:
-    """Ask one layout what it sees in the store, with those of the options that it has."""
+def _ask_one(name: str, target: Any, url: StoreURL, opened: OpenStore, given: Mapping[str, Any]) -> _Answer:
+    """Ask one layout whether it fits the store, with the options that it has."""
     if not hasattr(target, "guess_can_open"):
-        return _Looked(name, target)
+        return _Answer(name, target)
     own = sorted(_options_of(target))
     lacking = [option for option in given if option not in own and not _takes_any(target)]
     try:
@@ -171,23 +171,25 @@ def _look(name: str, target: Any, url: StoreURL, opened: OpenStore, given: Mappi
     except UnavailableError:
         raise
     except AmbiguousError as error:
-        return _Looked(name, target, readings=error.readings)
+        return _Answer(name, target, readings=error.readings)
     except StoredsError as error:
-        return _Looked(name, target, refusal=str(error), option=isinstance(error, ConfigError))
+        return _Answer(name, target, refusal=str(error), option=isinstance(error, ConfigError))
     except Exception as error:  # an error in a plug-in
-        error.add_note(f"layout {name!r} ({target.__module__}.{target.__qualname__}) was asked whether {url} is one")
+        error.add_note(
+            f"layout {name!r} ({target.__module__}.{target.__qualname__}) raised this while storeds asked whether it fits {url}"
+        )
         raise
     if why and lacking:
-        return _Looked(
+        return _Answer(
             name,
             target,
             refusal=f"it fits ({why}), but has no option {lacking[0]!r}; {suggest(lacking[0], own, 'options')}",
         )
-    return _Looked(name, target, fits=why or None)
+    return _Answer(name, target, fits=why or None)
 
 
-def _readings(fitting: list[_Looked], url: StoreURL, given: Mapping[str, Any]) -> Iterator[Reading]:
-    """Yield the ways in which layouts can read a store, each with the argument that selects it among all of them."""
+def _readings(fitting: list[_Answer], url: StoreURL, given: Mapping[str, Any]) -> Iterator[Reading]:
+    """Yield the ways in which layouts can read a store, each with the argument that selects it."""
     for one in fitting:
         layout = f"layout={one.name!r}"
         if one.fits is not None:
@@ -214,9 +216,9 @@ def _say(
     return []
 
 
-def _named(looked: list[_Looked], url: StoreURL, given: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what each layout gives that does not recognise a store, but opens it when it is named."""
-    for one in looked:
+def _named(answers: list[_Answer], url: StoreURL, given: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what each layout returns that does not claim a store, but can open it when it is named."""
+    for one in answers:
         if one.refusal is None:
             with contextlib.suppress(Exception):  # the error that this would add to says what is wrong
                 yield f"\n  layout={one.name!r}: {given_by(functools.partial(open_with, one.target, url, None, given))}"
@@ -224,34 +226,32 @@ def _named(looked: list[_Looked], url: StoreURL, given: Mapping[str, Any]) -> It
 
 def _none_fits(
     url: StoreURL,
-    looked: list[_Looked],
+    answers: list[_Answer],
     foreign: Mapping[str, list[str]],
     why_not_native: StoredsError,
     seen: list[str],
     named: list[str],
     by_hand: list[str],
 ) -> StoredsError:
-    """Return the error for a store that no layout recognises: what lies in it, what each said, how to read or convert it."""
+    """Return the error for a store that no layout fits: its content, each refusal, and how to read or convert it."""
     start, either = str(why_not_native), " either"
-    if isinstance(
-        why_not_native, ConfigError
-    ):  # that the native layout lacks an option, which need not be what is wrong
+    if isinstance(why_not_native, ConfigError):  # the native layout lacks an option, which need not be the problem
         options = (
             f"option {option!r} is one of {', '.join(names)}, not of native stores" for option, names in foreign.items()
         )
         start, either = f"{url}: {'; '.join(options)}", ""
-    names = ", ".join(one.name for one in looked)
-    hint = f"no foreign layout recognises it{either} (looked for: {names}; layout= names one)"
-    message = "; ".join([start, hint, *seen, *_refusals(looked, str(why_not_native))])
+    names = ", ".join(one.name for one in answers)
+    hint = f"no foreign layout fits{either} (tried: {names}; layout= names one)"
+    message = "; ".join([start, hint, *seen, *_refusals(answers, str(why_not_native))])
     if named:
         message += f"\nA layout that is named reads it as:{''.join(named)}"
     return type(why_not_native)("\n".join([message, *(f"To convert it by hand:\n{loop}" for loop in by_hand)]))
 
 
-def _refusals(looked: list[_Looked], message: str) -> Iterator[str]:
-    """Yield why layouts refused, each reason once, without the one in the main message."""
+def _refusals(answers: list[_Answer], message: str) -> Iterator[str]:
+    """Yield why layouts refused: each reason once, except the one in the main message."""
     reasons: dict[str, list[str]] = {}
-    for one in looked:
+    for one in answers:
         if one.refusal is not None and one.refusal != message:
             reasons.setdefault(one.refusal, []).append(one.name)
     for reason, names in reasons.items():

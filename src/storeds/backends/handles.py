@@ -1,11 +1,11 @@
-"""Owns every live engine handle of a process: sharing, bounded count, leases, and what happens at a fork.
+"""Owns every open engine handle of a process: sharing, a bounded count, leases, and forks.
 
 A handle (an LMDB environment, a file descriptor, a MongoClient) is used and closed only in the process that
-opened it. Equal backends share one; the least recently used is closed when there are too many; none is ever
-closed under a reader. Each engine has its own pool, made *after* the engine was imported: fork hooks run
-last-registered first, so ours take the pool's lock before h5py takes libhdf5's, the order in which an opening
-thread takes them (the other order deadlocks). Pid-checked lazy handles follow s3torchconnector; the
-LRU of handles with picklable openers follows xarray's ``CachingFileManager``.
+opened it. Equal backends share one. When too many are open, the pool closes the least recently used; it never closes
+one that a reader uses. Each engine has its own pool, created *after* the engine is imported: fork hooks run in reverse
+order of registration, so ours take the pool's lock before h5py takes libhdf5's. An opening thread takes them in the
+same order; the other order deadlocks. Handles that check the process id follow s3torchconnector; the LRU of handles
+with picklable openers follows xarray's ``CachingFileManager``.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ H = TypeVar("H")
 
 
 class Opener(Protocol[H]):
-    """How to open one handle; holds configuration only."""
+    """Opens one handle; holds configuration only."""
 
     @property
     def url(self) -> str:
-        """Where the handle leads, secrets removed."""
+        """The store or server, secrets removed."""
         ...
 
     def key(self) -> Hashable:
-        """Return what the handle is a handle *of*: two openers with equal keys share one."""
+        """Return the identity of the opened resource: two openers with equal keys share one handle."""
         ...
 
     def options(self) -> Hashable:
-        """Return the settings that sharers must agree on."""
+        """Return the settings that all users of a shared handle must agree on."""
         ...
 
     def open(self) -> H: ...
@@ -49,7 +49,7 @@ class Opener(Protocol[H]):
     def close(self, handle: H, /) -> None: ...
 
     def abandon_after_fork(self, handle: H, /) -> None:
-        """Let go, in a forked child, of a handle that the parent opened, without harming the parent."""
+        """Release, in a forked child, a handle that the parent opened, without affecting the parent."""
         ...
 
 
@@ -73,7 +73,7 @@ class _Entry(Generic[H]):
 
 
 class Lease(Generic[H]):
-    """A context in which a handle stays open. A class, because a generator takes longer than some reads."""
+    """A context in which a handle stays open. A class, because a generator costs more than some reads."""
 
     __slots__ = ("_entry", "_ref")
 
@@ -106,7 +106,7 @@ class _Exclusive:
 
 
 class HandleRef(Generic[H]):
-    """One backend's claim on a handle that it may not have needed yet.
+    """One backend's reference to a handle, which opens on first use.
 
     While `opened` is set, the pool passes it to the opener's ``key`` and ``open``, which then open no file twice.
     """
@@ -118,19 +118,19 @@ class HandleRef(Generic[H]):
         self.closed = False
 
     def lease(self) -> Lease[H]:
-        """Open the handle if need be and keep it open for the body of a ``with``."""
+        """Open the handle if necessary and keep it open for the body of a ``with``."""
         return Lease(self)
 
     def release(self) -> None:
-        """Hold nothing until the next lease."""
+        """Hold no handle until the next lease."""
         self.pool.forget(self)
 
     def invalidate(self) -> None:
-        """Let go, and let nobody else share the handle: what it leads to was replaced."""
+        """Release the handle, and stop sharing it: the store was replaced."""
         self.pool.invalidate(self)
 
     def close(self) -> None:
-        """Give the claim up for good; the handle closes once nobody owns or reads it."""
+        """Release the handle for good; it closes once no other reference or lease uses it."""
         self.closed = True
         self.pool.forget(self)
 
@@ -141,10 +141,10 @@ class HandlePool(Generic[H]):
     Parameters
     ----------
     limit : int
-        How many handles may be open while none of them is being read.
+        Maximum number of open handles that no lease uses.
     quiesce : bool
-        Whether a fork waits for an open, close or read under way: needed where the engine keeps global state
-        about open files (LMDB, HDF5), unwanted where they may wait for a network.
+        Whether a fork waits until opens, closes and reads end. Engines with global state about open files (LMDB, HDF5)
+        need it; engines that may wait for a network must not use it.
     """
 
     def __init__(self, *, limit: int, quiesce: bool) -> None:
@@ -158,8 +158,8 @@ class HandlePool(Generic[H]):
         atexit.register(self.close_all)
 
     def _start(self) -> None:
-        # Garbage collection may run finalizers inside our own critical section, also ones that close another pool's
-        # handle, which may have a claim on one of ours. The lock lets their thread in; `_inside` has them leave a note.
+        # Garbage collection may run finalizers inside our own critical section. The lock is reentrant, so they do not
+        # block; with `_inside` set they only queue their reference for `_sweep`.
         self._lock = threading.RLock()
         self._inside = False
         self._pid = os.getpid()
@@ -168,7 +168,7 @@ class HandlePool(Generic[H]):
         self._changed = threading.Condition(self._lock)
 
     def ref(self, owner: object, opener: Opener[H]) -> HandleRef[H]:
-        """Return a claim that ends with `owner`, or earlier by `HandleRef.close`."""
+        """Return a reference that ends with `owner`, or earlier by `HandleRef.close`."""
         ref = HandleRef(self, opener)
         weakref.finalize(owner, self._drop, ref).atexit = False
         return ref
@@ -199,7 +199,7 @@ class HandlePool(Generic[H]):
         key = opener.key(*shared)
         entry = self._entries.get(key)
         if entry is not None and type(entry.opener) is not type(opener) and entry.leases == 0:
-            # Opened as another layout, which may have been a mistake; who still wants that opens it anew.
+            # Another layout opened it, perhaps during detection; its backend opens it again if needed.
             self._remove(entry)
             entry = None
         if entry is None:
@@ -223,7 +223,7 @@ class HandlePool(Generic[H]):
                 self._changed.notify_all()
             if entry.doomed and entry.leases == 0:
                 self._remove(entry)
-            if len(self._entries) > self._limit:  # more than that were being read at once
+            if len(self._entries) > self._limit:  # more leases than that existed at once
                 self._evict(self._limit)
             self._sweep()
 
@@ -242,7 +242,7 @@ class HandlePool(Generic[H]):
             self._forget(ref)
 
     def close_all(self) -> None:
-        """Close every handle that is not being read; claims stay valid and reopen on their next use."""
+        """Close every handle that no lease uses; references stay valid and reopen on their next use."""
         with self._exclusive():
             self._sweep()
             for entry in [entry for entry in self._entries.values() if entry.leases == 0]:
@@ -254,10 +254,10 @@ class HandlePool(Generic[H]):
     def _exclusive(self) -> _Exclusive:
         return _Exclusive(self)
 
-    # The methods below run inside of it.
+    # The methods below run inside the critical section.
 
     def _wait(self) -> None:
-        self._inside = False  # for those who are inside meanwhile
+        self._inside = False  # other threads may enter while this one waits
         self._changed.wait()
         self._inside = True
 
@@ -267,7 +267,7 @@ class HandlePool(Generic[H]):
             self._remove(entry)
 
     def _abandon_inherited(self, ref: HandleRef[H]) -> None:
-        """Let go of a handle that the parent invalidated before the fork, so that no list has it."""
+        """Abandon a handle that the parent invalidated before the fork; no list contains it."""
         if ref.entry is not None and ref.entry.pid != os.getpid():
             ref.entry.abandon_after_fork()
             ref.entry = None
@@ -305,8 +305,8 @@ class HandlePool(Generic[H]):
                 self._lock.release()
 
     def _lock_for_fork(self) -> None:
-        # py-lmdb's close waits for operations under way; in the child, those of threads that did not come along
-        # never end. New leases wait meanwhile, so a thread must not ask for one while it has one.
+        # py-lmdb's close waits for running operations; in the child, operations of the parent's other threads never
+        # end. New leases wait meanwhile, so a thread must not request a second lease while it holds one.
         self._lock.acquire()
         self._inside = True
         while self._leases > 0:
@@ -350,14 +350,14 @@ class OpenStore:
                 yield own
 
     def share(self, name: Hashable, open: Callable[[], T], close: Callable[[T], object]) -> T:
-        """Return the object called `name`; the first caller opens it."""
+        """Return the shared object `name`; the first caller opens it."""
         if name not in self._shared:
             self._shared[name] = open(), close
         found: T = self._shared[name][0]
         return found
 
     def take(self, name: Hashable) -> None:
-        """Make the caller the owner of the object called `name`: it closes it from now on."""
+        """Transfer the shared object `name` to the caller, who must close it."""
         del self._shared[name]
 
     def descriptor(self, path: str) -> int:
@@ -365,7 +365,7 @@ class OpenStore:
         return self.share(path, lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC), os.close)
 
     def inspect_file(self, path: str, url: str) -> tuple[os.stat_result, str | None]:
-        """Return the status of what lies at `path`, and its engine by its magic bytes: ``lmdb``, ``hdf5`` or None.
+        """Return the status of the file or folder at `path`, and its engine by its magic bytes: ``lmdb``, ``hdf5`` or None.
 
         Raises
         ------
@@ -382,7 +382,7 @@ class OpenStore:
             if not stat.S_ISDIR(status.st_mode):
                 try:
                     descriptor = self.descriptor(path)
-                    # Of the opened file, which may have replaced the one that `stat` saw.
+                    # The status of the opened file: it may have replaced the one that `stat` saw.
                     status = os.fstat(descriptor)
                     engine = sniff_descriptor(descriptor, status.st_size)
                 except OSError as error:
@@ -397,7 +397,7 @@ class OpenStore:
         return status
 
     def close(self) -> None:
-        """Close everything that nobody has taken, in reverse order."""
+        """Close all shared objects that were not taken, in reverse order."""
         while self._shared:
             _, (found, close) = self._shared.popitem()
             close(found)

@@ -1,4 +1,4 @@
-"""Opens stores for reading and writing: from a URL, a path, a pattern or a list of them to the backend that serves it."""
+"""Opens stores for reading and writing, from a URL, a path, a pattern or a list of these."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["open_backend", "open_writer", "scheme_of", "with_scheme"]
 
 _LMDB_DATA = "data.mdb"
 _NATIVE = ("storeds/1", "native")
-_OPTIONS = re.compile(r"\w+=[^&?/]*(&\w+=[^&?/]*)*")  # a slash: the ? is part of a folder's name
+_OPTIONS = re.compile(r"\w+=[^&?/]*(&\w+=[^&?/]*)*")  # with a slash, the ? is part of a folder's name
 _SUFFIXES = {
     ".lmdb": "lmdb",
     ".mdb": "lmdb",
@@ -45,30 +45,30 @@ def open_backend(
     ----------
     url : str or path, or a list of them
         ``lmdb://path``, ``hdf5://path``, ``mongodb://host/db/collection``, ``memory://name``, the URL of a registered
-        backend, or a bare path, which opens as what the file *is*: its magic bytes first, its suffix second. ``?`` starts
-        options, also behind a bare path, unless a file has that very name.
+        backend, or a bare path, whose engine is detected by its magic bytes first and its suffix second. ``?`` starts
+        options, after a bare path too, unless a file has exactly that name.
 
-        A path may hold ``*``, ``[…]`` and ``**`` for any number of files, taken once, in the order of their paths' bytes;
-        if a file of exactly that name exists, it alone is meant. A list, which may hold patterns too, mixes engines at will.
-        Both give a `storeds.backends.concatenated.ConcatenatedBackend`.
+        A path may contain ``*``, ``[…]`` and ``**``: all files that match are read as one store, in the byte order of
+        their paths. If a file of exactly that name exists, only that file is opened. A list may contain patterns and mix
+        engines. Both return a `storeds.backends.concatenated.ConcatenatedBackend`.
     layout : str, optional
-        ``"storeds/1"`` for the native one, or a registered foreign one. By default a native store is opened as such, and
-        another with the one foreign layout that recognises it, which is logged.
+        ``"storeds/1"`` for the native layout, or the name of a registered foreign layout. By default, a native store opens
+        as such, and any other store with the one foreign layout that fits, which is logged.
     **options
-        The backend's own: `LmdbOptions`, `Hdf5Options`, `MongodbBackend`. Every store of a list is given all of them.
+        Options of the backend: `LmdbOptions`, `Hdf5Options`, `MongodbBackend`. Every store of a list gets all of them.
 
     Returns
     -------
     Backend
-        It has read `Meta` and holds no handle until its first read. Thread-safe, picklable, usable after a fork.
+        It holds `Meta`, and no open handle until its first read. Thread-safe, picklable, usable after a fork.
 
     Raises
     ------
     ConfigError
         The URL, the scheme, the layout or an option is unknown or malformed; a foreign store can be read in several ways,
-        or most of it would not be read: the message shows the argument that decides.
+        or most of it would not be read. The message shows the argument that decides.
     StoreNotFoundError, FormatError, UnavailableError
-        Nothing is there, or matches; something else is there; the server cannot be reached.
+        Nothing exists there, or no file matches; something else exists there; the server cannot be reached.
     """
     backend = _open(url, layout, options)
     if isinstance(backend, StoreBackend):
@@ -189,30 +189,30 @@ def open_writer(
     index: Sequence[str] = (),
     **options: Any,
 ) -> Writer:
-    """Open a store for writing; it appears under `url` when the writer publishes, whole and in one step.
+    """Open a store for writing; it appears at `url` in one step when the writer publishes.
 
     Parameters
     ----------
     url : str or path
-        As for `open_backend`; a bare path is of the engine that its suffix names.
+        As for `open_backend`; the suffix of a bare path names its engine.
     fields : mapping
         Name → kind, in order: ``{"image": "image", "label": "int"}``; an array as `Field` or
         ``{"kind": "array", "dtype": "float32", "shape": [3, None]}``.
     overwrite : bool
-        Replace a store that exists, and drop what an interrupted writer left.
+        Replace an existing store, and discard an interrupted write.
     resume : bool
-        Go on after the last durable record of an interrupted writer; ``writer.count`` says where.
+        Continue after the last durable record of an interrupted write; ``writer.count`` is its number of records.
     commit_every : int
         Records per durable batch.
     check : bool
-        Examine each picture once and store the verdict beside it, see `storeds.jpeg.examine`: about two thirds of the time
-        of a decode, in threads where `Writer.append` is given a list. A record that has its verdict already, in the reserved
-        field ``_verdict_<image>``, keeps it. Without the check readers examine what they read, every time.
+        Examine each image once and store the verdict with it, see `storeds.jpeg.examine`. It takes about two thirds of the
+        time of a decode, and uses threads if `Writer.append` gets a list. A record that has a verdict already, in the
+        reserved field ``_verdict_<image>``, keeps it. Without the check, readers examine images on every read.
     plan : JSON, optional
-        What is being written, beyond its fields: a writer that resumes must bring an equal one.
+        Describes the source of the records: a resuming writer must pass an equal plan.
     index : sequence of str
-        Fields that the server indexes, each by itself, for queries of your own; ``where=`` of a native store reads columns.
-        For MongoDB alone.
+        For MongoDB only: fields for which the server builds an index each, for your own queries. ``where=`` of a native
+        store reads columns and needs no index.
 
     Returns
     -------
@@ -222,7 +222,7 @@ def open_writer(
     Raises
     ------
     StoreExistsError
-        The target exists, an interrupted writer left something, or another writer is at it.
+        The target or an interrupted write of it exists, or another writer is writing it.
     ConfigError
         A field, kind or option is unknown, or the resumed writer had other fields; the URL is a pattern or a list.
     """
@@ -262,14 +262,14 @@ def open_writer(
 
 
 def scheme_of(url: str | os.PathLike[str] | StoreURL, *, writing: bool) -> str:
-    """Return the scheme of a URL, or the one a bare path has by its content or suffix, a pattern by its first match."""
+    """Return the scheme of a URL, or the engine of a bare path by its content or suffix, of a pattern by its first match."""
     parsed = StoreURL.parse(url)
     if parsed.scheme is not None:
         return parsed.scheme
     if writing:
         return _engine_of_suffix(parsed)
     pattern = glob_of(parsed)
-    if pattern is not None:  # what matches may be of several engines, all of which keep files
+    if pattern is not None:  # the matches may belong to several engines that keep files
         return _scheme_of_match(pattern.paths()[0], pattern)
     with OpenStore() as opened:
         return _engine_of_path(parsed, opened)
@@ -287,7 +287,7 @@ def _engine_of_suffix(url: StoreURL) -> str:
 
 def _engine_of_path(url: StoreURL, opened: OpenStore) -> str:
     path = os.path.abspath(os.path.expanduser(url.path))
-    if os.path.isfile(os.path.join(path, _LMDB_DATA)):  # an environment that is a folder
+    if os.path.isfile(os.path.join(path, _LMDB_DATA)):  # an LMDB environment in a folder
         return "lmdb"
     status, engine = opened.inspect_file(path, path)
     if engine is not None:

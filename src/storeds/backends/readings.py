@@ -1,4 +1,4 @@
-"""Reports that a store can be read in several ways: what each would give, and the argument that selects it."""
+"""Reports what detection found: several ways to read a store, and the parts that a layout does not read."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Reading:
     Attributes
     ----------
     argument : str
-        What selects it, as a user writes it: ``"layout='parallel'"``, ``"sample='file'"``.
+        The argument that selects it, as a user writes it: ``"layout='parallel'"``, ``"sample='file'"``.
     why : str
-        What speaks for it.
+        Why it fits.
     open : callable
-        Opens the store so.
+        Opens the store in this way.
     """
 
     argument: str
@@ -53,7 +53,7 @@ class Reading:
 class AmbiguousError(ConfigError):
     """A store can be read in several ways, and no option says which; `readings` are these ways.
 
-    Layouts raise it when they open a store, and when detection calls them. Detection adds the readings of other layouts.
+    Layouts raise it from their constructor and from ``guess_can_open``. Detection adds the readings of other layouts.
     """
 
     readings: tuple[Reading, ...] = ()
@@ -63,7 +63,7 @@ class AmbiguousError(ConfigError):
 
 
 def ambiguous(url: str, readings: Sequence[Reading]) -> AmbiguousError:
-    """Return the error that shows each reading of the store at `url`, a redacted one, in a line."""
+    """Return the error that describes each reading of the store at `url`, which is redacted, in one line."""
     lines = [f"\n  {reading.argument}: {_given(reading)} ({reading.why})" for reading in readings]
     error = AmbiguousError(f"{url} can be read in {len(lines)} ways; pass the argument of one of them:{''.join(lines)}")
     error.readings = tuple(readings)
@@ -78,7 +78,7 @@ def _given(reading: Reading) -> str:
 
 
 def given_by(opener: Callable[[], Backend]) -> str:
-    """Return what a way to read a store gives: how many records, of which fields, and the first one."""
+    """Describe the result of one way to read a store: its number of records, their fields, and the first one."""
     with opener() as backend:
         fields = backend.meta.fields
         names = list(fields)[:_FIELDS]
@@ -108,7 +108,7 @@ def _shown_field(name: str, field: Field) -> str:
 
 
 def shown_value(value: Any) -> str:
-    """Return how a value begins, in one short line."""
+    """Return the beginning of a value, in one short line."""
     if isinstance(value, np.ndarray):
         first = ", ".join(str(item) for item in value.reshape(-1)[:3].tolist())
         return f"{value.dtype.name} {list(value.shape)} [{first}{', …' if value.size > 3 else ''}]"
@@ -127,9 +127,9 @@ _MORE = re.compile(r"and (\d+) more")
 
 
 def bounded(entries: Iterable[str], most: int = _MOST) -> list[str]:
-    """Return at most so many entries, each cut to one short line; the last one counts those that are missing.
+    """Return at most `most` entries, each shortened to one line; a last entry counts the omitted ones.
 
-    The entries may be such lists themselves: their counts are added up.
+    Entries that count omitted ones themselves are added up.
     """
     out: list[str] = []
     more = 0
@@ -145,13 +145,13 @@ def bounded(entries: Iterable[str], most: int = _MOST) -> list[str]:
 
 
 def log_unread(url: str, unread: Sequence[str]) -> None:
-    """Log one warning that names the first things that are left unread; nothing where all is read."""
+    """Log one warning that names the first unread parts of a store."""
     if unread:
         _LOG.warning("%s: not read: %s; `storeds info` lists all", url, "; ".join(bounded(unread, _SHOWN)))
 
 
 def check_most_is_read(url: str, unread: Sequence[str], left: int, total: int, unit: str, advice: str) -> None:
-    """Raise ConfigError where a layout would leave most of a store unread.
+    """Raise ConfigError if a layout would not read most of a store.
 
     Parameters
     ----------
@@ -160,16 +160,16 @@ def check_most_is_read(url: str, unread: Sequence[str], left: int, total: int, u
     unread : sequence of str
         As `StoreBackend.unread` returns it.
     left, total : int
-        How much is left unread, and how much there is.
+        The unread amount, and the total.
     unit : str
-        What they count: ``"bytes"``, ``"entries"``, ``"fields"``.
+        Their unit: ``"bytes"``, ``"entries"``, ``"fields"``.
     advice : str
-        The exact argument that reads what is left, and the one that leaves it out.
+        The exact argument that reads the rest, and the one that ignores it.
 
     Raises
     ------
     ConfigError
-        More than half is left.
+        More than half is unread.
     """
     if 2 * left > total:
         raise ConfigError(
