@@ -308,9 +308,9 @@ def test_what_tests_register_is_forgotten(clean: None) -> None:
     ],
 )
 def test_a_name_that_nothing_could_ask_for_is_refused(clean: None, register: Any, name: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name!r} is no name for a"):
+    with pytest.raises(ConfigError, match=f"{name!r} is not a valid name for a"):
         register(name, MemoryBackend)
-    with pytest.raises(ConfigError, match="'hdf5/a b' is no name for a layout"):
+    with pytest.raises(ConfigError, match="'hdf5/a b' is not a valid name for a layout"):
         storeds.register_layout("hdf5", "a b", MemoryBackend)
 
 

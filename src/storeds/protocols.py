@@ -1,4 +1,4 @@
-"""The contracts everything else keeps: what a backend, a writer, a reader and a decoder promise.
+"""The interfaces of backends, writers, readers and decoders.
 
 Read this file first. A *backend* returns records by position; a *reader* turns records into samples;
 neither knows the other. `storeds.testing.BackendTests` checks the promises made here.
@@ -90,7 +90,7 @@ class Field:
 
     @property
     def is_blob(self) -> bool:
-        """Whether values can be large enough that reading them for nothing would hurt."""
+        """Whether values can be large, so that unneeded reads are costly."""
         return self.kind in ("image", "bytes", "array")
 
     @property
@@ -132,7 +132,7 @@ class Meta:
 
 
 class Note(NamedTuple):
-    """Something odd that a reader mended: its sort, for counting, and what was done, in words."""
+    """A repair by a reader: its kind, for counting, and a description."""
 
     kind: str
     message: str
@@ -156,7 +156,7 @@ class SampleContext:
     epoch: int = 0
     seed: int | None = None
     notes: list[Note] = field(default_factory=list, compare=False, repr=False)
-    """What the reader found odd and mended; the dataset sees to it that somebody hears of it."""
+    """The repairs of the reader, which the dataset reports."""
 
     @property
     def sample_seed(self) -> int | None:
@@ -307,7 +307,7 @@ class SupportsKeys(Protocol):
         Raises
         ------
         ConfigError
-            There is no such key.
+            A key does not exist.
         """
         ...
 
@@ -329,7 +329,7 @@ class Writer(Protocol):
     Attributes
     ----------
     count : int
-        Records taken so far, those of a resumed writer included: where a resuming caller goes on from.
+        Number of records so far, including those of a resumed write: a resuming caller continues there.
     note : JSON
         What the last `flush` with a note left, in this writer or in the one that it resumes.
     """
@@ -396,7 +396,7 @@ class Reader(Protocol[S_co]):
     def target(self) -> str | None: ...
 
     def bind(self, backend: Backend, /) -> Reader[S_co]:
-        """Return a reader for `backend`; may read columns. Raises `ConfigError` for fields it cannot serve."""
+        """Return a reader for `backend`; may read columns. Raises `ConfigError` for fields that it cannot read."""
         ...
 
     def __len__(self) -> int:
@@ -408,18 +408,18 @@ class Reader(Protocol[S_co]):
         ...
 
     def build(self, records: Sequence[Record], context: SampleContext, /) -> S_co:
-        """Make the sample from its records; raises `DecodeError` when their bytes do not decode.
+        """Build the sample from its records; raises `DecodeError` if their bytes cannot be decoded.
 
-        A mapping *name → value* for each of `fields` lets `StoreDataset` apply transforms and make tuples.
+        A mapping *name → value* for each of `fields` lets `StoreDataset` apply transforms and build tuples.
         """
         ...
 
 
 class Decoder(Protocol):
-    """Makes an image from its encoded bytes. Picklable and thread-safe."""
+    """Decodes images. Picklable and thread-safe."""
 
     def __call__(self, blob: bytes, mode: str, /) -> Any:
-        """Decode `blob`; `mode` is a Pillow mode such as ``"RGB"``. Any exception means that it cannot be decoded."""
+        """Decode `blob`; `mode` is a Pillow mode such as ``"RGB"``. Any exception means that decoding failed."""
         ...
 
 

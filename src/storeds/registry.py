@@ -1,7 +1,7 @@
 """Finds backends, layouts, readers and decoders by name: built in, registered at run time, or from entry points.
 
-Names lead to import strings, so that nothing is imported before it is used (the idea is fsspec's), and an entry
-point of another package that cannot be loaded warns and harms nobody (xarray's).
+Names map to import strings, as in fsspec, so nothing is imported before it is used. An entry point of another package
+that cannot be loaded only logs a warning, as in xarray.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ _IMPORT_STRING = re.compile(r"[\w.]+\s*:\s*[\w.]+\s*(\[.*\])?")
 @dataclass(frozen=True)
 class _Known:
     target: Any
-    """An object, or where to import it from: ``package.module:name``."""
+    """An object, or its import string, ``package.module:name``."""
     needs: str
-    """What the user must install for it."""
+    """The package that the user must install for it."""
     origin: str
-    """Who says so: ``built in``, ``registered`` or a distribution."""
+    """``built in``, ``registered`` or the name of a distribution."""
 
 
 @dataclass
 class Registry:
-    """Names of one sort of plug-in.
+    """The names of one kind of plug-in.
 
     Parameters
     ----------
     what : str
-        How messages call one, for example ``backend``.
+        The kind, for messages: ``backend``.
     group : str
-        The entry-point group that other packages fill.
+        The entry-point group.
     form : re.Pattern
-        What names look like.
+        The pattern of valid names.
     """
 
     what: str
@@ -69,9 +69,9 @@ class Registry:
     def add(
         self, name: str, target: Any, *, needs: str = "", clobber: bool = False, origin: str = "registered"
     ) -> None:
-        """Register `target`, a callable or an import string; raises ConfigError if the name is taken or makes no sense."""
+        """Register `target`, a callable or an import string; raises ConfigError if the name is taken or invalid."""
         if not isinstance(name, str) or not self.form.fullmatch(name):
-            raise ConfigError(f"{name!r} is no name for a {self.what}, which must match {self.form.pattern}")
+            raise ConfigError(f"{name!r} is not a valid name for a {self.what}: it must match {self.form.pattern}")
         if not callable(target) and not isinstance(target, str):
             raise ConfigError(f"{self.what} {name!r} is a class, a function or package.module:name, not {target!r}")
         if not clobber and name in self._all():
@@ -81,7 +81,7 @@ class Registry:
         self._known[name] = _Known(target, needs, origin)
 
     def get(self, name: str) -> Any:
-        """Return what `name` stands for, imported now if need be.
+        """Return the object registered as `name`, and import it if necessary.
 
         Raises
         ------
@@ -103,7 +103,7 @@ class Registry:
             raise MissingDependencyError(
                 f"{self.what} {name!r} ({known.origin}) cannot be imported: {error}{hint}"
             ) from error
-        except Exception as error:  # a stranger's module may raise anything while it is imported
+        except Exception as error:  # another package may raise anything during its import
             raise ConfigError(
                 f"{self.what} {name!r} ({known.origin}) cannot be loaded: {type(error).__name__}: {error}"
             ) from error
@@ -123,7 +123,7 @@ class Registry:
             try:
                 self.get(name)
                 state = "ok"
-            except Exception as error:  # whatever a stranger's module raises
+            except Exception as error:  # another package may raise anything
                 state = f"{type(error).__name__}: {error}"
             yield {"name": name, "origin": known.origin, "needs": known.needs, "state": state}
 
@@ -131,13 +131,13 @@ class Registry:
         with self._lock:
             faults = [] if self._scanned else list(self._scan())
             self._scanned = True
-        # Afterwards, because a warning may be an exception, which must not leave half of the names unknown.
+        # After the scan: a warning may be turned into an exception, which must not interrupt it.
         for fault in faults:
             warnings.warn(fault, RuntimeWarning, stacklevel=4)
         return self._known
 
     def _scan(self) -> Iterator[str]:
-        """Take in the entry points of other packages; yield what is wrong with those that cannot be used."""
+        """Register the entry points of other packages; yield the faults of unusable ones."""
         for point in entry_points(group=self.group):
             origin = point.dist.name if point.dist else "entry point"
             if point.name in self._known:

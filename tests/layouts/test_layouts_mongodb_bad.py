@@ -260,7 +260,7 @@ def test_the_error_for_an_unknown_bucket(database: Any, mongodb_database: str) -
         storeds.open_backend(url)
     assert "interrupted" not in str(raised.value)
     storeds.open_writer(url, {"x": "int"}).suspend()
-    with pytest.raises(errors.FormatError, match=r"'empty.partial.\w+' is what an interrupted writer left"):
+    with pytest.raises(errors.FormatError, match=r"'empty.partial.\w+' is an interrupted write"):
         storeds.open_backend(url)
 
 

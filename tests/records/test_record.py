@@ -390,7 +390,7 @@ def test_records_at_each_others_places_are_noticed(count: int) -> None:
     made = RecordCodec(parse_fields({"label": "int"}))
     stored = [sealed(made.pack({"label": label}), label) for label in range(count)]
     stored[0], stored[1] = stored[1], stored[0]
-    with pytest.raises(ValueError, match="the record that lies there belongs to position 1"):
+    with pytest.raises(ValueError, match="the record there belongs to position 1"):
         opened_all(made, stored)
 
 
@@ -614,18 +614,18 @@ def test_at_least_one_field_is_declared(fields: Any) -> None:
         ({"kind": "int", "dtype": "f4"}, "only an array has a dtype"),
         ({"kind": "int", "size": 3}, "expected kind, dtype and shape"),
         ({"dtype": "f4", "shape": [1]}, "expected kind, dtype and shape"),
-        (array("object", 2), "cannot be kept"),
-        (array("longdouble", 2), "cannot be kept"),
-        (array("clongdouble", 2), "cannot be kept"),
-        (array("str", 2), "cannot be kept"),
-        (array("U5", 2), "cannot be kept"),
-        (array("S5", 2), "cannot be kept"),
-        (array("V8", 2), "cannot be kept"),
-        (array("M8[s]", 2), "cannot be kept"),
-        (array("f4,i4", 2), "cannot be kept"),
-        (array("float33", 2), "is no NumPy dtype"),
-        (array("(2,", 2), "is no NumPy dtype"),
-        (array("i4,,", 2), "is no NumPy dtype"),
+        (array("object", 2), "cannot be stored"),
+        (array("longdouble", 2), "cannot be stored"),
+        (array("clongdouble", 2), "cannot be stored"),
+        (array("str", 2), "cannot be stored"),
+        (array("U5", 2), "cannot be stored"),
+        (array("S5", 2), "cannot be stored"),
+        (array("V8", 2), "cannot be stored"),
+        (array("M8[s]", 2), "cannot be stored"),
+        (array("f4,i4", 2), "cannot be stored"),
+        (array("float33", 2), "is not a NumPy dtype"),
+        (array("(2,", 2), "is not a NumPy dtype"),
+        (array("i4,,", 2), "is not a NumPy dtype"),
         ({"kind": "array", "dtype": "f4", "shape": 3}, "must be a list of sizes or None"),
         ({"kind": "array", "dtype": "f4", "shape": "34"}, "must be a list of sizes or None"),
         ({"kind": "array", "dtype": "f4", "shape": [-1]}, "must be a list of sizes or None"),

@@ -1,4 +1,7 @@
-"""Parses store URLs, and rejects those whose password would be taken for something else."""
+"""Finds stores: parses URLs, expands patterns, and identifies files by their first bytes.
+
+Rejects URLs whose password would be taken for something else.
+"""
 
 from __future__ import annotations
 
@@ -198,11 +201,11 @@ def _parse_query(query: str, url: str) -> dict[str, str]:
 
 
 class DamagedStoreError(FormatError):
-    """A native store is damaged; no foreign layout need be looked for."""
+    """A native store is damaged, so foreign layouts are not tried."""
 
 
 class CutShortError(FormatError):
-    """A file ends before its own end: no layout can read it."""
+    """A file is truncated: no layout can read it."""
 
 
 _HDF5 = b"\x89HDF\r\n\x1a\n"
@@ -285,13 +288,13 @@ def check_status(path: str, status: os.stat_result, engine: str | None, kind: st
 
 
 def refused(what: str, done: str, error: OSError) -> StoredsError:
-    """Return the error for a path at which the system does not let us look: nobody may take it for one where nothing is."""
-    never = error.errno in (errno.ENAMETOOLONG, errno.ELOOP)  # no store can be there
+    """Return the error for a failed system call: permission errors are not reported as missing files."""
+    never = error.errno in (errno.ENAMETOOLONG, errno.ELOOP)  # no store can exist there
     return (StoreNotFoundError if never else UnavailableError)(f"{what} cannot be {done}: {error.strerror}")
 
 
 def nearest(path: str) -> str:
-    """Say which part of `path`, an absolute path to nothing, does exist, and what is there."""
+    """Return which part of a missing absolute `path` exists, and what its folder contains."""
     missing, folder = path, os.path.dirname(path)
     while not os.path.isdir(folder):
         missing, folder = folder, os.path.dirname(folder)
@@ -313,7 +316,7 @@ _MAGIC = re.compile(r"\*|\[!?\]?[^\]]*\]")
 
 @dataclass(frozen=True)
 class Glob:
-    """A pattern for files, and how to open what matches it.
+    """A pattern for files, and how to open the matches.
 
     Attributes
     ----------
@@ -322,9 +325,9 @@ class Glob:
     pattern : str
         Absolute.
     options : mapping
-        What is behind the ``?`` of the URL.
+        The options after the ``?`` of the URL.
     written : str
-        The absolute path that would be meant if nothing in it were magic.
+        The absolute path without expansion of special characters.
     """
 
     scheme: str | None
@@ -333,12 +336,12 @@ class Glob:
     written: str = ""
 
     def paths(self) -> list[str]:
-        """Return what matches, in the order of the paths' bytes.
+        """Return the matching paths, in byte order.
 
         Raises
         ------
         StoreNotFoundError
-            Nothing does, or a folder on the way cannot be listed.
+            Nothing matches, or a folder cannot be listed.
         """
         found = sorted(set(_walk("/", self.pattern.strip("/").split("/"))), key=os.fsencode)
         if not found:
@@ -361,7 +364,7 @@ def glob_of(url: str | os.PathLike[str] | StoreURL) -> Glob | None:
     if path.startswith("~"):
         home, slash, path = path.partition("/")
         path = glob.escape(os.path.expanduser(home)) + slash + path
-    # What stands in front of a relative path was not written by the user, so nothing in it is magic.
+    # The user did not write the current folder, so its special characters are escaped.
     return Glob(scheme, os.path.normpath(os.path.join(glob.escape(os.getcwd()), path)), parsed.options, written)
 
 
@@ -383,7 +386,7 @@ def _names(folder: str, part: str) -> list[str]:
         return [part]
     plain = "".join("[?]" if piece == "?" else piece for piece in _PIECE.findall(part))
     accepts = re.compile(fnmatch.translate(plain)).match
-    # As in a shell, * matches no leading dot: behind it are what interrupted writers left.
+    # As in a shell, * matches no leading dot: the names of interrupted writes begin with one.
     return [
         entry.name
         for entry in _list(folder)
@@ -392,7 +395,7 @@ def _names(folder: str, part: str) -> list[str]:
 
 
 def _descend(folder: str, rest: Sequence[str]) -> Iterator[str]:
-    """Yield what `rest` matches in `folder` and in every folder below; links are not entered, since they may lead back."""
+    """Yield what `rest` matches in `folder` and in every folder below; symbolic links may form a cycle and are not followed."""
     if rest:
         yield from _walk(folder, rest)
     for entry in _list(folder):
@@ -412,17 +415,17 @@ def _list(folder: str) -> list[os.DirEntry[str]]:
         raise refused(folder, "listed", error) from None
 
 
-# Where locks, mappings or caches of other machines make a database file unsafe or slow.
+# File systems on which locks, mappings or caches of other machines make a database file unsafe or slow.
 _NETWORK = ("9p", "afs", "ceph", "cifs", "fuse.sshfs", "glusterfs", "lustre", "nfs", "nfs4", "smb3", "smbfs")
 
 
 def file_system(path: str) -> str:
-    """Return the type of the file system that holds `path`, for example ``ext4``; ``unknown`` where that is hidden."""
+    """Return the type of the file system that holds `path`, for example ``ext4``; ``unknown`` if the system does not report it."""
     return file_system_of(path)[0]
 
 
 def file_system_of(path: str) -> tuple[str, str]:
-    """Return the type of the file system that holds `path`, and where it is mounted."""
+    """Return the type of the file system that holds `path`, and its mount point."""
     path, best, kind = os.path.realpath(path), "", "unknown"
     try:
         with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as mounts:

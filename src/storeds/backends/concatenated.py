@@ -37,7 +37,7 @@ __all__ = ["CONCATENATED", "BackendTable", "BackendTableBuilder", "ConcatenatedB
 
 
 class BackendTable:
-    """Backends by number, made anew at every `revive`; that opens nothing, as unpickling a backend never does.
+    """Backends by number, unpickled at every `revive`, which opens nothing.
 
     Parameters
     ----------
@@ -152,7 +152,7 @@ class ConcatenatedBackend(StoreBackend):
     Parameters
     ----------
     members : iterable of Backend
-        In order; drawn one by one. Each is closed once it has told what it holds, and made anew when it is read.
+        In order, consumed one by one. Each is closed after its meta is read, and unpickled again for reading.
     url : str, optional
         What to call the whole; the first members' URLs by default.
 
@@ -247,8 +247,8 @@ class ConcatenatedBackend(StoreBackend):
 
     def advice(self) -> list[str]:
         # docstring inherited
-        told = [member.advice() for _, member in self._members() if isinstance(member, StoreBackend)]
-        return list(dict.fromkeys(text for texts in told for text in texts))
+        advice = [member.advice() for _, member in self._members() if isinstance(member, StoreBackend)]
+        return list(dict.fromkeys(text for texts in advice for text in texts))
 
     def unread(self) -> list[str]:
         # docstring inherited

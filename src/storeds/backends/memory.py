@@ -129,7 +129,7 @@ class MemoryWriter(StoreWriter):
             fresh = left
         elif left is not None and not overwrite:
             raise StoreExistsError(
-                f"{url} was begun and not published; pass resume=True to go on or overwrite=True to start anew"
+                f"{url} was begun and not published; pass resume=True to continue or overwrite=True to start again"
             )
         self._partial = _PARTIAL[self._name] = fresh
         self.note = fresh.note

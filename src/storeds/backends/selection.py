@@ -1,4 +1,4 @@
-"""A backend that shows only some records of another: those that ``where=`` selects."""
+"""A view of the records of a backend that ``where=`` selects."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ _LOG = logging.getLogger("storeds")
 
 
 class Selection:
-    """Some records of a backend under new positions ``0..len-1``, in their old order.
+    """Selected records of a backend, at positions ``0..len-1`` in their original order.
 
     Parameters
     ----------
     backend : Backend
-        Kept open for as long as the selection; closing one closes the other.
+        Closing the selection closes it too.
     where : mapping
-        Field → the value, or list of values, that it must have.
+        Field → the value, or list of accepted values.
 
     Notes
     -----
-    The positions lie in a memory-mapped index file; a pickle carries only what leads there. `Meta` is the whole
-    store's except for ``count``.
+    The positions are in a memory-mapped index file; a pickle contains only its path. `Meta` is that of the whole
+    store, except ``count``.
     """
 
     def __init__(self, backend: Backend, where: Mapping[str, Any]) -> None:
@@ -116,5 +116,5 @@ class Selection:
 
 def _accepted(backend: Backend, where: Mapping[str, Any]) -> dict[str, list[Any]]:
     if not where:
-        raise ConfigError("where: an empty mapping selects nothing in particular; leave it out to take every record")
+        raise ConfigError("where: an empty mapping selects nothing; leave it out to read every record")
     return check_where(where, readable_fields(backend.meta), backend.url)

@@ -1,4 +1,4 @@
-"""Builds a file store aside: a folder beside the target, one writer at a time, published by one rename."""
+"""Builds a file store in a folder beside its target, with one writer at a time, and publishes it by one rename."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ __all__ = [
 
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_LITTLE = 1 << 16  # bytes; with fewer free, a disk is full to whatever writes on
-_ACTIVE: set[str] = set()  # POSIX locks do not keep two writers of one process apart
+_LITTLE = 1 << 16  # bytes; a disk with less free space counts as full
+_ACTIVE: set[str] = set()  # POSIX locks do not exclude two writers of one process
 # Reentrant: the garbage collector may end a dropped writer in the middle of another's critical section.
 _ACTIVE_LOCK = threading.RLock()
 
 
 def _renew_lock() -> None:
     global _ACTIVE_LOCK
-    _ACTIVE_LOCK = threading.RLock()  # a thread that did not come along may have held the old one
+    _ACTIVE_LOCK = threading.RLock()  # a thread of the parent may have held the old one
 
 
 os.register_at_fork(after_in_child=_renew_lock)
@@ -67,7 +67,7 @@ def sync_path(path: str | Path) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Make `path` hold `text`, durably and in one step: a death leaves the old text or the new one."""
+    """Replace the content of `path` with `text`, durably and in one step."""
     fresh = path.with_name(f"{path.name}.fresh")
     fresh.write_text(text)
     sync_path(fresh)
@@ -76,7 +76,7 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def kept_places(folder: Path) -> Places:
-    """Return the places for the writer in `folder`: with an interrupted writer's salt, or a new one, made durable."""
+    """Return the places for the writer in `folder`, with the salt of an interrupted write or a new, durable one."""
     file = folder / "salt"
     if not file.exists():
         replace_text(file, Places().text)
@@ -100,7 +100,7 @@ def copy_range(source: int, start: int, target: int, place: int, size: int) -> N
 
 
 def written_ranges(descriptor: int, at: int) -> Iterator[tuple[int, int]]:
-    """Yield the ranges from `at` on that are no holes."""
+    """Yield the ranges from `at` on that contain data, not holes."""
     while True:
         try:
             start = os.lseek(descriptor, at, os.SEEK_DATA)
@@ -113,7 +113,7 @@ def written_ranges(descriptor: int, at: int) -> Iterator[tuple[int, int]]:
 
 
 def _write_owner(descriptor: int) -> None:
-    with contextlib.suppress(OSError):  # a full disk, for example: messages then name no process
+    with contextlib.suppress(OSError):  # for example a full disk: messages then name no process
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(Owner.here().to_json()).encode(), 0)
 
@@ -126,9 +126,9 @@ def _read_owner(descriptor: int) -> Owner | None:
 
 
 def active_writer(target: str | Path) -> str | None:
-    """Say which process is writing `target` now; None if no process is, or if the system does not report it."""
+    """Return which process is writing `target`, or None if none is or the system does not report it."""
     folder = staging_folder(target)
-    # Closing the file would end this process's own lock on it, so no writer may begin here meanwhile.
+    # Closing the file ends this process's own lock on it, so no writer may start here meanwhile.
     with _ACTIVE_LOCK, contextlib.suppress(OSError):
         if str(folder) in _ACTIVE:
             return "another writer of this process"
@@ -149,18 +149,18 @@ class Staging:
     Parameters
     ----------
     target : str
-        Absolute path of the store to be.
+        Absolute path of the store.
     url : str
-        How messages call it.
+        For messages.
     plan : JSON
-        What is being built; a resuming writer must bring an equal one.
+        Describes the write; a resuming writer must pass an equal plan.
     overwrite, resume : bool
-        Replace a target that exists; go on from what an interrupted writer left.
+        Replace an existing target; continue an interrupted write.
 
     Attributes
     ----------
     resumed : bool
-        Whether the folder holds an earlier writer's work.
+        Whether the folder contains an interrupted write.
     """
 
     def __init__(self, target: str, url: str, plan: Any, *, overwrite: bool, resume: bool) -> None:
@@ -170,7 +170,7 @@ class Staging:
         try:
             self.target.parent.mkdir(parents=True, exist_ok=True)
             self._lock_file = self._lock()
-        except StoredsError:  # some of ours are OSErrors too
+        except StoredsError:  # some storeds errors are OSErrors too
             raise
         except OSError as error:
             raise self._refused(error) from None
@@ -245,8 +245,8 @@ class Staging:
             return True
         if plan_file.exists() and not overwrite:
             raise StoreExistsError(
-                f"{self.folder} holds what an interrupted writer of {self.url} left; pass resume=True (--resume) to go on "
-                "from there, or overwrite=True (--overwrite) to start anew"
+                f"{self.folder} holds an interrupted write of {self.url}; pass resume=True (--resume) to continue "
+                "it, or overwrite=True (--overwrite) to start again"
             )
         self._empty()
         replace_text(plan_file, json.dumps(plan))
@@ -257,13 +257,13 @@ class Staging:
             found = json.loads(plan_file.read_text())
         except ValueError:
             raise FormatError(
-                f"{plan_file} is damaged, so {self.url} cannot be resumed; start anew with overwrite=True"
+                f"{plan_file} is damaged, so {self.url} cannot be resumed; start again with overwrite=True"
             ) from None
         if found != plan:
             raise other_plan(self.url, found, plan)
 
     def _empty(self) -> None:
-        # The plan first: without it, no writer resumes from what a death in the middle of this leaves.
+        # The plan first: without it, no writer resumes from a folder that was emptied in part.
         (self.folder / "plan.json").unlink(missing_ok=True)
         for entry in self.folder.iterdir():
             if entry.name != "lock":
@@ -280,7 +280,7 @@ class Staging:
         self.discard()
 
     def _replace(self, built: Path) -> None:
-        # The folder keeps the file under its own name, for a writer that goes on after a death before all was done.
+        # The folder keeps the file under its own name, so that a writer can resume after a crash at this point.
         second = built.with_name(f"{built.name}.second")
         second.unlink(missing_ok=True)
         try:
@@ -292,19 +292,19 @@ class Staging:
         os.replace(second, self.target)
 
     def separate(self, file: Path) -> None:
-        """Make `file` of the folder one that is not the target, where a writer died after it had published it."""
+        """Give `file` of the folder its own copy if it is the target too, because a writer crashed after publishing it."""
         if file.exists() and file.stat().st_nlink > 1:
             fresh = file.with_name(f"{file.name}.fresh")
             try:
                 shutil.copyfile(file, fresh)
                 sync_path(fresh)
             except BaseException:
-                fresh.unlink(missing_ok=True)  # half of it, on a disk that may be full
+                fresh.unlink(missing_ok=True)  # an incomplete copy, on a disk that may be full
                 raise
             os.replace(fresh, file)
 
     def _link(self, built: Path) -> None:
-        # A rename would replace a target that appeared since the writer began; a link refuses to.
+        # A rename would replace a target that appeared since the writer began; a link fails.
         try:
             os.link(built, self.target)
         except FileExistsError:
@@ -316,12 +316,12 @@ class Staging:
             os.rename(built, self.target)
 
     def explain(self, error: BaseException, needed: int) -> str:
-        """Say why a step that needed about this many bytes failed: in plain words where the disk is full."""
+        """Return why a step that needed about this many bytes failed, and explain a full disk."""
         try:
             free = disk_space(self.target.parent)
         except OSError:
             return str(error)
-        # A write that is cut short is an "Input/output error" to LMDB.
+        # LMDB reports an incomplete write as "Input/output error".
         is_full = "No space left" in str(error) or ("Input/output" in str(error) and free < max(needed, _LITTLE))
         if not is_full and getattr(error, "errno", None) not in _FULL:
             return str(error)
@@ -331,7 +331,7 @@ class Staging:
 
     def discard(self) -> None:
         """Remove the folder."""
-        # Without the lock, which goes last, all that is there may be another writer's.
+        # The lock goes last: without it, the files may belong to another writer.
         with contextlib.suppress(OSError):
             self._empty()
             (self.folder / "lock").unlink()
@@ -339,13 +339,13 @@ class Staging:
         self.release()
 
     def __del__(self, exiting: Callable[[], bool] = sys.is_finalizing) -> None:
-        # A writer that was dropped without being closed must not keep its target from the next one. When the interpreter
-        # exits, this module's globals may be gone, and the kernel releases the lock.
+        # A writer that was dropped unclosed must not block the next one. When the interpreter exits, this module's globals
+        # may be gone, and the kernel releases the lock.
         if hasattr(self, "_lock_file") and not exiting():
             self.release()
 
     def release(self) -> None:
-        """Let another writer in; the folder stays."""
+        """Release the lock for another writer; the folder stays."""
         with _ACTIVE_LOCK:
             if self._lock_file >= 0:
                 _ACTIVE.discard(str(self.folder))
@@ -360,11 +360,11 @@ class Owner:
     Attributes
     ----------
     host, pid, since : str, int, str
-        What messages show; `since` is when the writer was opened, in UTC.
+        For messages; `since` is when the writer was opened, in UTC.
     machine : str
-        The boot of a kernel and the namespace of its process ids; empty where there is no ``/proc``.
+        The boot id of the kernel and the PID namespace; empty without ``/proc``.
     ticks : int
-        When the process started, by its kernel's clock: process ids are used again.
+        Start time of the process by its kernel's clock, because process ids are reused.
     """
 
     host: str
@@ -393,14 +393,14 @@ class Owner:
 
     @property
     def is_here(self) -> bool:
-        """Whether this is the present process."""
+        """Whether this is the current process."""
         return (self.pid, self.machine, self.host) == (os.getpid(), _machine(), socket.gethostname()) and (
             self.ticks == _start(self.pid)[0]
         )
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process has certainly ended; a process of another machine or container may have."""
+        """Whether the process has certainly ended; False for processes of other machines and containers."""
         if not self.machine or self.machine != _machine():
             return False
         try:
@@ -408,7 +408,7 @@ class Owner:
         except ProcessLookupError:
             return True
         except OSError:
-            pass  # somebody else's process
+            pass  # another user's process
         ticks, state = _start(self.pid)
         return ticks != 0 and (ticks != self.ticks or state in "ZX")
 

@@ -1,4 +1,4 @@
-"""What every writer does alike: validating records, batching them, and the life from first append to publish."""
+"""Common behaviour of writers: validates and batches records, from the first append to publishing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BATCH_BYTES = 32 << 20
 
 
 def target_exists(url: str, is_left: bool) -> StoreExistsError:
-    """Return the error for a target that is not to be replaced; `is_left` says that an interrupted writer left its work."""
+    """Return the error for a target that must not be replaced; `is_left` means that an interrupted write of it exists."""
     goes_on = "; with resume=True (--resume) as well, that continues the interrupted writer's work" if is_left else ""
     return StoreExistsError(
         f"{url} exists, and a published store never changes. To add records, write them to a store of another name and read "
@@ -38,12 +38,12 @@ def target_exists(url: str, is_left: bool) -> StoreExistsError:
 
 
 def other_plan(url: str, begun: JSON, now: JSON) -> ConfigError:
-    """Return the error for a writer that cannot go on with another's work, because it was to write something else."""
+    """Return the error for a writer that cannot resume an interrupted write, because its arguments differ."""
     differing = [
         f"{name} was {json.dumps(old)} and is {json.dumps(new)}" for name, old, new in _differences(begun, now)
     ]
     return ConfigError(
-        f"{url} cannot be resumed, as it was begun with other arguments: {'; '.join(differing)}; use the same, or start anew "
+        f"{url} cannot be resumed, because it began with other arguments: {'; '.join(differing)}; use the same, or start again "
         "with overwrite=True (--overwrite), without resume=True"
     )
 
@@ -58,19 +58,19 @@ def _differences(old: JSON, new: JSON, name: str = "") -> Iterator[tuple[str, JS
 
 
 def _verdict(blob: bytes | bytearray | memoryview) -> str:
-    from storeds.jpeg import examine  # a writer without pictures needs no decoder
+    from storeds.jpeg import examine  # a writer without images needs no decoder
 
     return examine(bytes(blob)).to_text()
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedRecord:
-    """One validated record on its way into a store.
+    """One validated and encoded record.
 
     Attributes
     ----------
     packed : bytes
-        Its msgpack map; empty where the engine does not need it.
+        Its msgpack map; empty if the engine does not need it.
     size : int
         Bytes of that map.
     """
@@ -82,7 +82,7 @@ class EncodedRecord:
 
 
 class StoreWriter(ABC):
-    """Base of the native writers: an engine adds how a batch becomes durable, and how all becomes visible.
+    """Base of the native writers: an engine implements how a batch becomes durable, and how the store becomes visible.
 
     Parameters
     ----------
@@ -93,14 +93,14 @@ class StoreWriter(ABC):
     commit_every : int
         Records per durable batch; a batch also ends at 32 MiB.
     check : bool
-        Examine each picture that comes without a verdict, in threads where several records come at once.
+        Examine each image without a verdict, in threads if several records arrive at once.
 
     Attributes
     ----------
     fields : dict
-        What each record is stored with: the declared fields, then the verdicts on pictures.
+        The stored fields: the declared fields, then the verdicts on images.
     note : JSON
-        What the last `flush` with a note left, in this writer or in the one that it resumes.
+        The note of the last `flush` that had one, in this writer or in the write that it resumes.
     """
 
     def __init__(self, url: str, fields: Mapping[str, Any], commit_every: int, *, check: bool = True) -> None:
@@ -119,27 +119,27 @@ class StoreWriter(ABC):
         self.note: JSON = None
         self._codec = RecordCodec(self.fields)
         self._content = ContentHash()
-        self._batch: list[EncodedRecord] = []  # without what `_write_part` took
+        self._batch: list[EncodedRecord] = []  # without the records that `_write_part` took
         self._batch_bytes = self._part_bytes = 0
         self._durable = self._taken = 0
         self._state: Literal["open", "published", "closed"] = "open"
         self._pid = os.getpid()
 
     engine_errors: ClassVar[tuple[type[Exception], ...]] = (OSError,)
-    """What the engine raises when it cannot write."""
+    """The exceptions that the engine raises when it cannot write."""
 
     part_bytes: ClassVar[int] = BATCH_BYTES
-    """About how many bytes of records `_write_part` takes at a time; an engine that keeps this default needs none."""
+    """Approximate number of bytes that `_write_part` takes at a time; an engine that keeps the default needs no parts."""
 
     needs_packed: ClassVar[bool] = True
-    """Whether the engine uses `EncodedRecord.packed`; else it is not held, which saves half of a batch's memory."""
+    """Whether the engine uses `EncodedRecord.packed`; otherwise it is not kept, which halves the memory of a batch."""
 
     @abstractmethod
     def _commit(self, batch: list[EncodedRecord], first: int) -> None:
-        """Make `batch`, whose first record has position `first`, durable, and what `_write_part` took before."""
+        """Make `batch`, whose first record has position `first`, durable, with the parts that `_write_part` took before."""
 
     def _write_part(self, part: list[EncodedRecord], first: int) -> None:
-        """Take the next part of a batch early, so that it need not be held; it may become durable with the rest."""
+        """Write the next part of a batch early, to save memory; it may become durable with the rest of the batch."""
         raise NotImplementedError
 
     @abstractmethod
@@ -148,7 +148,7 @@ class StoreWriter(ABC):
 
     @abstractmethod
     def _publish(self, meta: Meta) -> None:
-        """Make everything committed visible under the target, in one step, and clean up."""
+        """Make all committed records visible at the target in one step, and clean up."""
 
     @abstractmethod
     def _discard(self) -> None:
@@ -156,7 +156,7 @@ class StoreWriter(ABC):
 
     @abstractmethod
     def _suspend(self) -> None:
-        """Let go of the engine and keep what is durable, for a later ``resume=True``."""
+        """Close the engine and keep the durable records, for a later ``resume=True``."""
 
     @property
     def count(self) -> int:
@@ -181,7 +181,7 @@ class StoreWriter(ABC):
         return self.count - before
 
     def _examined(self, records: Iterable[Record]) -> Iterable[Record]:
-        """Return the records with verdicts on their pictures; a record that has one keeps it."""
+        """Return the records with verdicts on their images; a record that has a verdict keeps it."""
         if not self._verdicts:
             return records
         if not self._check_pictures or not isinstance(records, Sequence) or len(records) < _WORTH_THREADS:
@@ -196,7 +196,7 @@ class StoreWriter(ABC):
 
     def _with_verdicts(self, record: Record) -> Record:
         if not isinstance(record, Mapping) or self._verdicts.keys() - record.keys():
-            return record  # which the codec refuses, with the reason
+            return record  # the codec rejects it with the reason
         found: dict[str, Any] = {}
         for image, name in self._verdicts.items():
             blob = record[image]
@@ -215,7 +215,7 @@ class StoreWriter(ABC):
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Keep what is durable when the engine fails: a full disk or a lost server must not cost hours of work."""
+        """Keep the durable records when the engine fails: a full disk or a lost server must not cost hours of work."""
         try:
             yield
         except UnavailableError:
@@ -227,13 +227,13 @@ class StoreWriter(ABC):
             reason = self._reason(error)
             self.suspend()
             raise StoredsError(
-                f"{self.url} cannot be written: {reason}; the first {self._durable} records are safe: make room, then go on "
+                f"{self.url} cannot be written: {reason}; the first {self._durable} records are safe: make room, then continue "
                 "with resume=True (--resume)"
             ) from error
 
     @contextmanager
     def _opening(self) -> Iterator[None]:
-        """Let go of the target when the engine cannot begin, or go on from what an earlier writer left."""
+        """Release the target when the engine cannot begin or resume."""
         try:
             yield
         except BaseException as error:
@@ -241,17 +241,17 @@ class StoreWriter(ABC):
             self.suspend()
             if isinstance(error, self.engine_errors) and not isinstance(error, StoredsError):
                 raise StoredsError(
-                    f"{self.url} cannot be written: {reason}; what an earlier writer made durable is safe: make room, then "
-                    "go on with resume=True (--resume)"
+                    f"{self.url} cannot be written: {reason}; the durable records of the interrupted write are safe: make room, then "
+                    "continue with resume=True (--resume)"
                 ) from error
             raise
 
     def _reason(self, error: BaseException) -> str:
-        """Say why the engine cannot write; an engine that keeps files looks whether their disk is full."""
+        """Return why the engine cannot write; engines that keep files check whether the disk is full."""
         return str(error)
 
     def flush(self, note: JSON = None) -> None:
-        """Make everything appended so far durable, and then `note`, if one is given: where its caller would go on."""
+        """Make all appended records durable, then `note`, in which a caller can save where to continue."""
         self._check_open()
         if self._batch or self._taken:
             self._hand_over(self._commit)
@@ -298,7 +298,7 @@ class StoreWriter(ABC):
             self._discard()
 
     def suspend(self) -> None:
-        """Stop without publishing and keep what is durable; ``open_writer(…, resume=True)`` goes on from there."""
+        """Stop without publishing and keep the durable records; ``open_writer(…, resume=True)`` continues from there."""
         if self._is_mine_and_open():
             self._state = "closed"
             self._batch = []
@@ -313,9 +313,9 @@ class StoreWriter(ABC):
         if error is None and self._state == "open":
             self.publish()
         elif isinstance(error, Exception):
-            with suppress(UnavailableError):  # what led here matters more; the leftovers are told to the next writer
+            with suppress(UnavailableError):  # the first error matters more; the next writer reports the leftovers
                 self.abort()
-        else:  # Ctrl-C and SystemExit: hours of work may be durable
+        else:  # Ctrl-C and SystemExit: keep hours of durable work
             self.suspend()
 
     def __repr__(self) -> str:
@@ -334,13 +334,13 @@ class StoreWriter(ABC):
         return EncodedRecord(stored, packed if self.needs_packed else b"", checksum(packed), len(packed))
 
     def _resume_from(self, count: int, checksums: Iterable[bytes]) -> None:
-        """Take over `count` durable records with these concatenated checksums."""
+        """Continue after `count` durable records with these concatenated checksums."""
         for part in checksums:
             self._content.update(part)
         self._durable = count
 
     def _is_mine_and_open(self) -> bool:
-        return self._state == "open" and self._pid == os.getpid()  # what a forked child has is its parent's
+        return self._state == "open" and self._pid == os.getpid()  # a forked child must not touch its parent's writer
 
     def _check_open(self) -> None:
         if self._pid != os.getpid():

@@ -1,7 +1,10 @@
-"""The one canonical encoding of a record: msgpack, checksum, content id.
+"""Encodes and checks records: canonical values, msgpack, checksum, content id, and seals.
 
-The checksum of a record is the xxh3-64 of the msgpack map of its fields in declared order; as every engine
-uses it, a record copied between engines keeps it. `docs/format.md` specifies the encoding.
+The checksum of a record is the xxh3-64 of the msgpack map of its fields in declared order. Every engine uses it, so a
+record keeps its checksum when it is copied between engines. `docs/format.md` specifies the encoding.
+
+A *seal* binds a stored record to its position and its store. It is a 64-bit number: the record's checksum XOR the
+store's salt XOR the record's position. ``docs/decisions/0027`` compares alternatives.
 """
 
 from __future__ import annotations
@@ -25,25 +28,25 @@ from storeds.records.fields import fields_to_json
 __all__ = ["SEAL", "ContentHash", "Places", "RecordCodec", "canonical_json", "canonical_value", "checksum", "preview"]
 
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
-_MAX_DEPTH = 100  # so that JSON which one process wrote never exhausts the stack of another
+_MAX_DEPTH = 100  # so that valid JSON never exhausts the stack of a reader
 
 
 def canonical_value(field: Field, value: Any) -> Any:
     """Return `value` in stored form: JSON as its text, arrays little-endian.
 
-    Raises ValueError, TypeError or OverflowError for what a store would not give back equal.
+    Raises ValueError, TypeError or OverflowError for values that a store could not return unchanged.
     """
     return _CANONICAL[field.kind](field, value)
 
 
 def canonical_json(value: JSON) -> str:
-    """Return the one text that stands for `value`: sorted keys, no spaces, no NaN. Raises ValueError."""
+    """Return the canonical JSON text of `value`: sorted keys, no spaces, no NaN. Raises ValueError."""
     _check_json(value, 0)
     return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def _check_json(value: object, depth: int) -> None:
-    # json.dumps would turn tuples into lists and other keys into strings without a word.
+    # json.dumps silently turns tuples into lists and other keys into strings.
     if depth > _MAX_DEPTH:
         raise ValueError(f"JSON nested deeper than {_MAX_DEPTH} levels")
     if isinstance(value, dict):
@@ -71,7 +74,7 @@ def _check_text(value: str) -> None:
 
 
 def preview(value: object) -> str:
-    """Return a value for a message: short, whatever it is, and with its type."""
+    """Return a short representation of a value and its type, for messages."""
     if isinstance(value, np.ndarray):
         text = f"array of {value.dtype} {value.shape}"
     elif isinstance(value, (str, bytes, bytearray)):
@@ -84,7 +87,7 @@ def preview(value: object) -> str:
 def _short_repr(value: object) -> str:
     try:
         return _REPR.repr(value)
-    except Exception:  # an integer of 5000 digits, or a stranger's __repr__
+    except Exception:  # an integer of 5000 digits, or a faulty __repr__
         return f"<{type(value).__name__}>"
 
 
@@ -95,7 +98,7 @@ _REPR.maxlevel, _REPR.maxother, _REPR.maxlong, _REPR.maxstring = 4, 70, 70, 70
 def _canonical_bytes(field: Field, value: Any) -> bytes:
     if type(value) is bytes:
         return value
-    if isinstance(value, (bytes, bytearray, memoryview)):  # np.bytes_ and bson.Binary are bytes that msgpack refuses
+    if isinstance(value, (bytes, bytearray, memoryview)):  # msgpack rejects np.bytes_ and bson.Binary
         return bytes(memoryview(value))
     raise TypeError("expected bytes")
 
@@ -104,7 +107,7 @@ def _canonical_str(field: Field, value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError("expected str")
     _check_text(value)
-    return str.__str__(value)  # its characters: the __str__ of an enumeration gives the member's name
+    return str.__str__(value)  # not str(value): for an enumeration that returns the name of the member
 
 
 def _canonical_int(field: Field, value: Any) -> int:
@@ -175,13 +178,13 @@ def checksum(packed: bytes) -> bytes:
 
 
 class ContentHash:
-    """Computes `Meta.id` while records stream by."""
+    """Computes `Meta.id` incrementally."""
 
     def __init__(self) -> None:
         self._records = xxhash.xxh3_128()
 
     def update(self, checksums: bytes) -> None:
-        """Take the 8-byte checksums of the next records, concatenated in order."""
+        """Add the concatenated 8-byte checksums of the next records."""
         self._records.update(checksums)
 
     def finish(self, fields: Mapping[str, Field], attrs: Mapping[str, JSON]) -> str:
@@ -238,19 +241,19 @@ class RecordCodec:
         return _encode(stored)
 
     def open_sealed(self, sealed: memoryview | bytes, position: int, places: Places) -> Record:
-        """Return the record of a packed map with its seal behind it, after checking both; raises ValueError."""
+        """Return the record of a packed map followed by its seal, after checking both; raises ValueError."""
         return self.open_all([memoryview(sealed)], [position], places)[0]
 
     def open_all(self, sealed: Sequence[memoryview], positions: Sequence[int], places: Places) -> list[Record]:
-        """Return the records of packed maps with their seals behind them, after checking all; raises ValueError.
+        """Return the records of packed maps followed by their seals, after checking all; raises ValueError.
 
         Parameters
         ----------
         sealed : sequence of memoryview
         positions : sequence of int
-            Where they lie.
+            Their positions.
         places : Places
-            Of the store.
+            The places of the store.
         """
         records: list[Record] = []
         digests: list[bytes] = []
@@ -258,7 +261,7 @@ class RecordCodec:
         try:
             for each in sealed:
                 packed = each[_PACKED]
-                # Decoding first is faster: it fetches the bytes from memory, and the checksum then finds them in the cache.
+                # Decoding first is faster: it loads the bytes into the CPU cache for the checksum.
                 records.append(_decode(packed))
                 digests.append(_digest(packed))
                 seals.append(each[_SEAL])
@@ -273,7 +276,7 @@ class RecordCodec:
         return records
 
     def _open_unusual(self, sealed: memoryview, position: int, places: Places) -> Record:
-        # Another writer may have packed the same record with longer headers; only the values decide.
+        # Another writer may have packed the record with longer headers, so compare the values.
         try:
             found = _decode(sealed[_PACKED])
             record = {name: found[name] for name in self.fields}
@@ -290,9 +293,9 @@ class RecordCodec:
         return self.revive(record)
 
     def revive(self, record: Record) -> Record:
-        """Turn unpacked values into what the user gave: arrays own writable memory, JSON is parsed.
+        """Convert unpacked values to user values: arrays own writable memory, JSON is parsed.
 
-        Raises ValueError for what another writer packed otherwise than it declared.
+        Raises ValueError for values that do not match their declaration.
         """
         if self._special:
             for name in self._arrays:
@@ -302,16 +305,16 @@ class RecordCodec:
         return record
 
     def revive_stored(self, stored: Record) -> Record:
-        """Turn a stored record, whose arrays are arrays already, into what the user gave."""
+        """Convert a stored record, whose arrays are arrays already, to user values."""
         for name in self._json:
             if name in stored:
                 stored[name] = _revive_json(stored[name])
         return stored
 
     def needs_whole(self, fields: Sequence[str]) -> bool:
-        """Whether a request for `fields` is answered from the whole, verified record.
+        """Whether a request for `fields` reads and verifies the whole record.
 
-        It is when it asks for a blob, or for everything anyway.
+        It does for a blob, and for all fields.
         """
         return len(set(fields)) == len(self.fields) or any(self.fields[name].is_blob for name in fields)
 
@@ -347,20 +350,20 @@ def _revive_json(text: str) -> Any:
 
 
 SEAL = "_seal"
-_SALTS = 1 << 62  # below the sign of an int64, which some engines have alone
+_SALTS = 1 << 62  # fits into an int64 without its sign: some engines have no other integers
 _MISMATCH = "its checksum does not match its bytes, or it belongs to another store"
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The places where the records of one store lie.
+    """The salt and size of one store, which seal its records.
 
     Attributes
     ----------
     salt : int
-        Of the store: random, below 2**62.
+        Random, below 2**62.
     count : int
-        How many records it has; 0 while a writer does not know yet.
+        Number of records; 0 while a writer does not know it yet.
     """
 
     salt: int = field(default_factory=lambda: secrets.randbelow(_SALTS))
@@ -368,7 +371,7 @@ class Places:
 
     @classmethod
     def of(cls, text: Any, count: int, url: str) -> Self:
-        """Return the places of a store of `count` records with the salt that its meta gives; raises FormatError."""
+        """Return the places of a store of `count` records with the salt of its meta; raises FormatError."""
         try:
             salt = int(text, 16)
         except (TypeError, ValueError):
@@ -379,7 +382,7 @@ class Places:
 
     @property
     def text(self) -> str:
-        """The salt as meta has it, 16 hexadecimal digits."""
+        """The salt as in the meta: 16 hexadecimal digits."""
         return f"{self.salt:016x}"
 
     def seal(self, digest: bytes, position: int) -> bytes:
@@ -387,13 +390,13 @@ class Places:
         return (int.from_bytes(digest, "big") ^ self.salt ^ position).to_bytes(8, "big")
 
     def seals(self, digests: Sequence[bytes], first: int) -> Array:
-        """Return the seals, uint64, of records with these checksums, of which the first lies at `first`."""
+        """Return the seals, uint64, of consecutive records with these checksums, starting at position `first`."""
         marks = self._marks(np.arange(first, first + len(digests)))
         seals: Array = marks ^ np.frombuffer(b"".join(digests), ">u8")
         return seals
 
     def digests(self, seals: Array, positions: Array) -> bytes:
-        """Return the checksums, end to end, of records with these uint64 seals at these int64 positions."""
+        """Return the concatenated checksums of records with these uint64 seals at these int64 positions."""
         return (self._marks(positions) ^ seals).astype(">u8").tobytes()
 
     def hold(self, digests: Sequence[bytes], seals: Sequence[bytes | memoryview], positions: Sequence[int]) -> bool:
@@ -408,12 +411,12 @@ class Places:
         return marks
 
     def fault(self, seal: Any, digest: bytes, position: int) -> str | None:
-        """Return what is wrong with the record at `position`, whose checksum is `digest`, or None if it has this seal."""
+        """Return the fault of the record at `position` with this seal and checksum, or None if they match."""
         if type(seal) is not int:
             return "it has no seal"
         place = seal ^ int.from_bytes(digest, "big") ^ self.salt
         if place == position:
             return None
         if 0 <= place < self.count:
-            return f"the record that lies there belongs to position {place}, or its seal is damaged"
+            return f"the record there belongs to position {place}, or its seal is damaged"
         return _MISMATCH

@@ -1,4 +1,4 @@
-"""Makes one array of one field of all records, whether or not the engine has a fast way to it."""
+"""Reads columns, selects records by their values, and caches positions in memory-mapped files."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def read_column(backend: Backend, name: str) -> Array:
     Raises
     ------
     ConfigError
-        There is no such field, or it has no column.
+        The field does not exist, or has no column.
     RecordError
         A record on the way is bad.
     """
@@ -92,14 +92,14 @@ _Read: TypeAlias = Callable[[Sequence[int], Sequence[str] | None], dict[str, Arr
 
 
 def read_arrays(backend: Backend, positions: Sequence[int], fields: Sequence[str] | None = None) -> dict[str, Array]:
-    """Return what `SupportsBatchArrays.get_arrays` promises, made of records where a backend lacks it; raises as that does."""
+    """Return the same as `SupportsBatchArrays.get_arrays`, from records if the backend lacks that method."""
     # Asking the protocol itself takes as long as copying a hundred rows.
     read: _Read | None = getattr(backend, "get_arrays", None)
     return stack_records(backend, positions, fields) if read is None else read(positions, fields)
 
 
 def stack_records(backend: Backend, positions: Sequence[int], fields: Sequence[str] | None = None) -> dict[str, Array]:
-    """Return the same, made of records."""
+    """Return the same as `read_arrays`, from records."""
     names = stackable(backend, fields)
     records = []
     for record in backend.get_many(positions, names):
@@ -150,9 +150,9 @@ def matching_positions(backend: Backend, where: Mapping[str, Sequence[Any]]) -> 
 
 def _equals(column: Array, value: Any) -> Any:
     try:
-        # NumPy makes of a Python text one that has lost the NULs at its end.
+        # NumPy strips trailing NULs when it converts a Python str.
         return column == (np.array(value, TEXT) if isinstance(value, str) else value)
-    except (UnicodeEncodeError, OverflowError):  # a lone surrogate, 10**400: nothing that a store holds
+    except (UnicodeEncodeError, OverflowError):  # a lone surrogate, 10**400: no store holds such a value
         return np.zeros(len(column), dtype=bool)
 
 
@@ -160,10 +160,10 @@ _WHERE_TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float
 
 
 def check_where(where: Mapping[str, Any], fields: Mapping[str, Field], url: str) -> dict[str, list[Any]]:
-    """Return field → accepted values; raises ConfigError for what cannot be compared.
+    """Return field → accepted values; raises ConfigError for values that cannot be compared.
 
-    A value stands for equality, a list for membership. What equals nothing is left out: NaN, and values that no store
-    holds, such as 10**400 and text with a lone surrogate, which engines would refuse, each in its own words.
+    A value means equality, a list membership. Values that no record can equal are dropped: NaN, and values that no store
+    accepts, such as 10**400 and text with a lone surrogate.
     """
     checked: dict[str, list[Any]] = {}
     for name, wanted in where.items():
@@ -190,7 +190,7 @@ def _equals_something(field: Field, value: Any) -> bool:
     return bool(stored == value)
 
 
-_KEPT = 30 * 86_400  # seconds since it was last opened
+_KEPT = 30 * 86_400  # seconds since the last use
 
 
 def cache_folder() -> Path:
@@ -201,12 +201,12 @@ def cache_folder() -> Path:
 
 
 def index_path(*key: JSON) -> Path:
-    """Return the file for a list that depends on `key` alone: the store's URL and build, and what was asked."""
+    """Return the cache file for `key`: the URL and build of the store, and the query."""
     return cache_folder() / f"{xxhash.xxh3_128_hexdigest(canonical_json(list(key)).encode())}.npy"
 
 
 def load_index(path: Path) -> Array | None:
-    """Return the int64 positions in `path`, memory-mapped and read-only, or None if it is absent or damaged."""
+    """Return the int64 positions in `path`, memory-mapped and read-only, or None if the file is missing or damaged."""
     try:
         positions = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError):
@@ -217,9 +217,9 @@ def load_index(path: Path) -> Array | None:
 
 
 def save_index(path: Path, positions: Array) -> Array:
-    """Write `positions` to `path` in one step and return them mapped; where nothing can be written, as they are.
+    """Write `positions` to `path` in one step and return them memory-mapped, or unchanged if writing fails.
 
-    Files of the folder that nobody has opened for 30 days are removed: stores change, and their lists with them.
+    Removes files of the folder that were not used for 30 days, because their stores may have changed.
     """
     with contextlib.suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Reads and writes the declaration of a store's fields: which names and kinds there are, in which order."""
+"""Describes the fields of records: the declaration of a store, verdicts on images, and spatial elements."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = [
     "wrong_verdict",
 ]
 
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,99}")  # short enough for every engine's keys and file names
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,99}")  # short enough for the keys and file names of every engine
 _DTYPE_KINDS = "biufc"
 
 
@@ -53,7 +53,7 @@ def fields_to_json(fields: Mapping[str, Field]) -> JSON:
 
 
 def fields_from_json(rows: Any) -> dict[str, Field]:
-    """Return the fields that `fields_to_json` wrote; raises ConfigError for anything else."""
+    """Return the fields that `fields_to_json` wrote; raises ConfigError for invalid rows."""
     return parse_fields({row["name"]: {key: row[key] for key in row if key != "name"} for row in rows})
 
 
@@ -63,7 +63,7 @@ def parse_fields(fields: Mapping[str, Any]) -> dict[str, Field]:
     Raises
     ------
     ConfigError
-        A name or kind is not allowed, or there is no field at all.
+        A name or kind is invalid, or there is no field.
     """
     if not isinstance(fields, Mapping) or not fields:
         raise ConfigError(f"fields: expected a mapping of at least one name to its kind, got {fields!r}")
@@ -87,7 +87,7 @@ def _parse_field(name: object, spec: object) -> Field:
     if spec.kind == "array":
         return _parse_array_field(name, spec)
     if spec.dtype is not None or spec.shape is not None:
-        raise ConfigError(f"field {name!r}: only an array has a dtype and a shape, {spec.kind} has not")
+        raise ConfigError(f"field {name!r}: only an array has a dtype and a shape, not {spec.kind}")
     return spec
 
 
@@ -99,10 +99,10 @@ def _parse_array_field(name: str, spec: Field) -> Field:
     try:
         dtype = np.dtype(spec.dtype)
     except (TypeError, ValueError, SyntaxError) as error:  # NumPy evaluates the text of some dtypes
-        raise ConfigError(f"field {name!r}: {spec.dtype!r} is no NumPy dtype ({error})") from None
+        raise ConfigError(f"field {name!r}: {spec.dtype!r} is not a NumPy dtype ({error})") from None
     if dtype.kind not in _DTYPE_KINDS or dtype.itemsize > 16 or dtype.char in "gG":
         raise ConfigError(
-            f"field {name!r}: dtype {dtype} cannot be kept; booleans, integers, floats up to 64 bit and complex can"
+            f"field {name!r}: dtype {dtype} cannot be stored; booleans, integers, floats up to 64 bit and complex can"
         )
     if not isinstance(spec.shape, (list, tuple)) or not all(map(_is_size, spec.shape)):
         raise ConfigError(f"field {name!r}: shape {spec.shape!r} must be a list of sizes or None")
@@ -114,7 +114,7 @@ def _is_size(size: object) -> bool:
 
 
 UNCHECKED = ""
-"""What stands for no verdict: nobody examined the picture."""
+"""The text of a missing verdict: the image was not examined."""
 
 _WHOLE = ("intact", "trailing_data")
 _AT_LEAST = ">="
@@ -122,19 +122,19 @@ _AT_LEAST = ">="
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What examining one picture found.
+    """The result of examining one image.
 
     Parameters
     ----------
     kind : str
-        ``intact``, ``trailing_data`` (a whole picture, then other bytes), or the kind of damage, see
+        ``intact``, ``trailing_data`` (a complete image followed by other bytes), or the kind of damage, see
         `storeds.jpeg.Finding`.
     recovered : float
-        The share of the picture that is there and decodes, 0 to 1.
+        The fraction of the image that decodes, 0 to 1.
     exact : bool
-        Whether `recovered` is that share; else it is a lower bound.
+        Whether `recovered` is exact; otherwise it is a lower bound.
     reason : str
-        One sentence about what is wrong and where; no part of what is stored or compared.
+        One sentence that describes the damage and its place; neither stored nor compared.
     """
 
     kind: str
@@ -144,25 +144,25 @@ class Verdict:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the picture has no damage."""
+        """Whether the image has no damage."""
         return self.kind in _WHOLE
 
     @property
     def share(self) -> str:
         """`recovered` for people: ``62 %`` or ``at least 40 %``."""
-        # Rounded down, so that only a whole picture is 100 %.
+        # Rounded down, so that only a complete image is 100 %.
         return f"{'' if self.exact else 'at least '}{math.floor(1000 * self.recovered) / 10:g} %"
 
     def to_text(self) -> str:
-        """Return the verdict as a store keeps it: ``intact``, ``truncated_scan 0.62``, ``truncated_scan >=0.4``."""
+        """Return the verdict as stored: ``intact``, ``truncated_scan 0.62``, ``truncated_scan >=0.4``."""
         if self.recovered == 1.0 and self.exact:
             return self.kind
         return f"{self.kind} {'' if self.exact else _AT_LEAST}{self.recovered!r}"
 
     @classmethod
     def from_text(cls, text: str) -> Self | None:
-        """Return the verdict that `to_text` wrote, None for an empty text; raises ValueError for another text."""
-        if text == "intact":  # nearly always
+        """Return the verdict that `to_text` wrote, None for an empty text; raises ValueError for any other text."""
+        if text == "intact":  # the most common verdict
             return cls("intact")
         if text == UNCHECKED:
             return None
@@ -172,7 +172,7 @@ class Verdict:
         except ValueError:
             recovered = math.nan
         if not kind.isidentifier() or not 0.0 <= recovered <= 1.0:
-            raise ValueError(f"{text!r} is no verdict on a picture")
+            raise ValueError(f"{text!r} is not a verdict on an image")
         return cls(kind, recovered, not share.startswith(_AT_LEAST))
 
 
@@ -182,15 +182,15 @@ _TEXT = Field("str")
 
 @dataclass(frozen=True, slots=True)
 class Derived:
-    """A column that is computed from verdicts.
+    """A column computed from verdicts.
 
     Parameters
     ----------
     source : str
-        The reserved field that holds the verdicts.
+        The reserved field of the verdicts.
     part : str
-        ``finding``: the kind, an empty text where nobody examined the picture. ``recovered``: the share that is there, NaN
-        where nobody examined it.
+        ``finding``: the kind, empty for an image that was not examined. ``recovered``: the fraction that decodes, NaN for an
+        image that was not examined.
     """
 
     source: str
@@ -198,11 +198,11 @@ class Derived:
 
     @property
     def field(self) -> Field:
-        """What a value of it is."""
+        """The declaration of its values."""
         return Field("str") if self.part == "finding" else Field("float")
 
     def of(self, text: str) -> str | float:
-        """Return the value for one verdict; raises ValueError for what is none."""
+        """Return the value for one verdict; raises ValueError for an invalid one."""
         verdict = Verdict.from_text(text)
         if self.part == "finding":
             return "" if verdict is None else verdict.kind
@@ -216,19 +216,19 @@ class Derived:
 
 
 def verdict_field(image: str) -> str:
-    """Return the name of the reserved field that holds the verdicts on an image field."""
+    """Return the name of the reserved field with the verdicts on an image field."""
     return _PREFIX + image
 
 
 def stored_fields(meta: Meta) -> dict[str, Field]:
-    """Return what each record of a store has: the declared fields, then the verdicts."""
+    """Return all stored fields: the declared fields, then the verdicts."""
     return {**meta.fields, **{verdict_field(image): _TEXT for image in meta.verdicts}}
 
 
 def split_fields(rows: Any) -> tuple[list[Any], tuple[str, ...]]:
     """Return the declared fields among the rows of a stored declaration, and the image fields that have verdicts.
 
-    Raises ConfigError for a verdict on what is no image field.
+    Raises ConfigError for a verdict on a field that is not an image.
     """
     declared = [row for row in rows if not row["name"].startswith("_")]
     images = {row["name"] for row in declared if row["kind"] == "image"}
@@ -243,7 +243,7 @@ def split_fields(rows: Any) -> tuple[list[Any], tuple[str, ...]]:
 
 
 def derived_fields(meta: Meta) -> dict[str, Derived]:
-    """Return name → derived column; a declared field of the same name takes its place."""
+    """Return name → derived column; a declared field of the same name has priority."""
     alone = sum(field.kind == "image" for field in meta.fields.values()) == 1
     parts: tuple[Literal["finding", "recovered"], ...] = ("finding", "recovered")
     found = {
@@ -255,7 +255,7 @@ def derived_fields(meta: Meta) -> dict[str, Derived]:
 
 
 def wrong_verdict(record: Record, meta: Meta) -> str | None:
-    """Return what is wrong with a verdict in a record that was read with `stored_fields`, None for nothing."""
+    """Return the fault of a verdict in a record that was read with `stored_fields`, or None."""
     try:
         for image in meta.verdicts:
             Verdict.from_text(record[verdict_field(image)])
@@ -265,7 +265,7 @@ def wrong_verdict(record: Record, meta: Meta) -> str | None:
 
 
 def readable_fields(meta: Meta) -> Mapping[str, Field]:
-    """Return every field that can be asked for by name: declared, stored beside them, or derived."""
+    """Return every field that can be requested by name: declared, reserved or derived."""
     if not meta.verdicts:
         return meta.fields
     return {**stored_fields(meta), **{name: derived.field for name, derived in derived_fields(meta).items()}}
@@ -277,15 +277,14 @@ _CHANNELS = (1, 3, 4)
 _WORD = re.compile(r"[a-z]+")
 _MASK = re.compile("(mask|seg|segm|segmentation|semantic|labelmap|trimap|label|target)s?")
 _IN_IMAGES = re.compile("(mask|bbox|keypoint|landmark|polygon|contour)(e?s)?|box(es)?")
-_LEAST = 8  # pixels: what is lower or narrower is a table, such as boxes of shape (n, 4)
+_LEAST = 8  # pixels: a smaller array is a table, such as boxes of shape (n, 4)
 
 
 def layout_of(shape: Sequence[int | None]) -> Layout | None:
-    """Return where the channels are in arrays of that shape; None where that cannot be known.
+    """Return where the channels are in arrays of that shape, or None if that is ambiguous.
 
-    ``"none"`` is a single channel, shape (height, width). Else one of the last three dimensions is 1, 3 or 4, and the other
-    end is not: ``"last"`` or ``"first"``. Dimensions before these count frames. One that differs from record to record,
-    None, counts as no channels.
+    ``"none"``: a single channel, shape (height, width). ``"last"`` or ``"first"``: of the last three dimensions, exactly that
+    end is 1, 3 or 4. Earlier dimensions count frames. A dimension of None, which varies between records, is not channels.
     """
     if len(shape) == 2:
         return "none"
@@ -295,18 +294,18 @@ def layout_of(shape: Sequence[int | None]) -> Layout | None:
 
 
 def is_mask(name: str) -> bool:
-    """Whether an element is called as masks of classes are: ``mask``, ``seg_map``, ``labels``."""
+    """Whether the name of an element is typical for masks of classes: ``mask``, ``seg_map``, ``labels``."""
     return any(map(_MASK.fullmatch, _WORD.findall(name)))
 
 
 def is_image_like(field: Field) -> bool:
-    """Whether the shape of an array says that it is an image with channels, or a run of frames."""
+    """Whether the shape of an array is that of an image with channels, or of a sequence of frames."""
     shape = field.shape or ()
     return len(shape) > 2 and layout_of(shape) is not None and any(_fits(size, []) for size in _spatial_sizes(shape))
 
 
 def is_spatial(name: str, field: Field, data: Field | None) -> bool:
-    """Whether an element lies in the plane of an image: a picture, a map of pixels, places in them."""
+    """Whether an element has image coordinates: an image, a map of pixels, boxes or points."""
     if field.kind == "image":
         return True
     if field.is_scalar or field.kind == "str":
@@ -318,7 +317,7 @@ def is_spatial(name: str, field: Field, data: Field | None) -> bool:
 
 
 def _fits(size: tuple[int | None, int | None], images: list[tuple[int | None, int | None]]) -> bool:
-    """Whether a map of that size may belong to images of one of those: none says more than its aspect ratio."""
+    """Whether a map of that size may belong to images of one of these sizes; without sizes, any large enough map may."""
     height, width = size
     if any(edge is not None and edge < _LEAST for edge in size):
         return False
@@ -331,12 +330,12 @@ def _fits(size: tuple[int | None, int | None], images: list[tuple[int | None, in
 
 
 def holds_integers(field: Field) -> bool:
-    """Whether the values of an element may be numbers of classes."""
+    """Whether the values of an element may be class numbers."""
     return field.kind == "image" or (field.dtype or "").lstrip("<>|=")[:1] in ("b", "i", "u")
 
 
 def _spatial_sizes(shape: Sequence[int | None]) -> list[tuple[int | None, int | None]]:
-    """Return what (height, width) of images of that shape may be; nothing for what has fewer than two dimensions."""
+    """Return what (height, width) of images of that shape may be; empty for fewer than two dimensions."""
     if len(shape) < 2:
         return []
     layout = layout_of(shape)

@@ -1,4 +1,4 @@
-"""Writes `Meta` the way engines store it, as one JSON text or as a flat row, and reads it back verified."""
+"""Converts `Meta` to and from its stored forms, a JSON text or a flat row, and verifies its checksum."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 
 
 class Count(int):
-    """An int below 2**64; pickled, it takes 8 bytes."""
+    """An int below 2**64 whose pickle has a fixed size of 8 bytes."""
 
     def __reduce__(self) -> tuple[Callable[[bytes], Count], tuple[bytes]]:
         return _unpickle, (self.to_bytes(8, "little"),)
@@ -42,36 +42,36 @@ WRITTEN_BY = "native stores are written by storeds.open_writer, `storeds pack` o
 
 
 def new_build() -> str:
-    """Return a random name for one published state of a store."""
+    """Return a random id for one published state of a store."""
     return secrets.token_hex(16)
 
 
 def meta_to_text(meta: Meta, **extra: JSON) -> str:
-    """Return canonical JSON of `meta` and `extra`, its ``check`` included."""
+    """Return canonical JSON of `meta` and `extra`, with their checksum, ``check``."""
     return canonical_json(_body(meta, extra))
 
 
 def meta_from_text(text: str | bytes, url: str) -> tuple[Meta, Mapping[str, Any]]:
-    """Return the `Meta` in `text` and the whole JSON object; raises FormatError when it was damaged."""
+    """Return the `Meta` in `text` and the whole JSON object; raises FormatError if it is damaged."""
     return _verified(lambda: json.loads(text), url)
 
 
 def meta_to_row(meta: Meta, **extra: JSON) -> dict[str, str | int]:
-    """Return `meta` and `extra` as name → text or number, for engines whose users like to see it so."""
+    """Return `meta` and `extra` as name → text or number, for engines whose users inspect it."""
     row = _body(meta, extra)
     return {name: value if isinstance(value, (str, int)) else canonical_json(value) for name, value in row.items()}
 
 
 def meta_from_row(row: Mapping[str, Any], extra: Iterable[str], url: str) -> tuple[Meta, Mapping[str, Any]]:
-    """Return the `Meta` that `meta_to_row` laid out, and all values; raises FormatError when it was damaged.
+    """Return the `Meta` of a row that `meta_to_row` returned, and all values; raises FormatError when it was damaged.
 
     Parameters
     ----------
     row : mapping
     extra : iterable of str
-        What else was laid out.
+        The names of the extra values.
     url : str
-        What messages call it.
+        For messages.
     """
 
     def body() -> dict[str, Any]:

@@ -63,7 +63,7 @@ class SqliteOpener:
         return None
 
     def open(self) -> Handle:
-        """Open the file, read-only; raises FormatError if it is no store of this kind."""
+        """Open the file, read-only; raises FormatError if it is not a store of this kind."""
         # A published file never changes, so `immutable`: no locks, of which a fork would make a mess.
         place = f"file:{quote(self.path)}?mode=ro&immutable=1"
         with damage_told(self.url):
@@ -115,4 +115,4 @@ def damage_told(url: str) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        raise FormatError(f"{url} is no whole SQLite store: {error}") from error
+        raise FormatError(f"{url} is not a complete SQLite store: {error}") from error

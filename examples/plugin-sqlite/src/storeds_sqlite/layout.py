@@ -32,7 +32,7 @@ class TableOpener(SqliteOpener):
                 raise FormatError(f"{self.url}: column {name!r} is of type {kind!r}, not one of {', '.join(_KINDS)}")
         fields = {name: Field(_KINDS[kind.upper()]) for name, kind in columns}
         rowids = np.fromiter((row[0] for row in db.execute(f'SELECT rowid FROM "{table}" ORDER BY rowid')), np.int64)
-        # What is no UTF-8 is told of its record, and not of all that are read with it.
+        # Invalid UTF-8 is reported for its own record, not for the whole batch.
         db.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
         build = str(os.stat(self.path).st_mtime_ns)
         return Handle(db, Meta(build, build, len(rowids), f"sqlite/{table}", fields), rowids=rowids)

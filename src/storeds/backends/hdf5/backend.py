@@ -50,7 +50,7 @@ class Hdf5Options(BackendOptions):
 
 @dataclass(frozen=True)
 class Hdf5Handle:
-    """An open descriptor, where everything lies in it, and the libhdf5 file if some dataset needs that."""
+    """An open descriptor, the file offsets of all datasets, and the libhdf5 file if a dataset needs it."""
 
     descriptor: int
     mapped: FileMap
@@ -124,7 +124,7 @@ class Hdf5Opener(FileOpener[Hdf5Options]):
         os.close(handle.descriptor)
 
     def abandon_after_fork(self, handle: Hdf5Handle, /) -> None:
-        # h5py holds libhdf5's lock over a fork, so no read was under way: closing the copy leaves the parent's alone.
+        # h5py holds libhdf5's lock during a fork, so no read was running. Closing the copy does not affect the parent.
         self.close(handle)
 
 
@@ -165,12 +165,12 @@ class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
     Raises
     ------
     StoreNotFoundError, FormatError, ConfigError
-        Nothing is there; it is no whole native HDF5 store; an option is unknown.
+        Nothing exists there; it is not a complete native HDF5 store; an option is unknown.
 
     Notes
     -----
-    Only the header goes through libhdf5. Records are read with positional reads at their offset in the file, in
-    parallel threads and free of libhdf5's global lock, unless another tool has chunked or filtered the datasets.
+    Only the header is read through libhdf5. Records are read by positional reads at their file offset, in parallel
+    threads and without libhdf5's global lock, unless another tool has chunked or filtered the datasets.
     """
 
     Options: ClassVar[type[Hdf5Options]] = Hdf5Options
@@ -224,7 +224,7 @@ class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
         wanted = np.array(positions, np.int64)
         with self._lease() as handle:
             names, columns = fields, None if whole else _read_alone(handle, wanted, fields)
-            if columns is None:  # of a damaged block, the seals of whole records tell which are good
+            if columns is None:  # a block is damaged: the seals of whole records show which are good
                 whole, names = True, tuple(self._stored)
                 columns = [read_values(handle.columns[name], wanted) for name in names]
             seals = gather(handle.seals, wanted)[0].view(_SEAL)[:, 0] if whole else None
@@ -234,7 +234,7 @@ class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
         try:
             if seals is not None and b"".join(digests.of_records(records)) == places.digests(seals, wanted):
                 return [*map(self._codec.revive_stored, records)] if self._codec.has_json else [*records]
-        except (TypeError, ValueError, AttributeError):  # a value could not be read, or makes no sense
+        except (TypeError, ValueError, AttributeError):  # a value could not be read, or is invalid
             pass
         each = [None] * len(positions) if seals is None else seals.tolist()
         return [
@@ -262,7 +262,7 @@ class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
         names = stackable(self, fields)
         asked = self._check_positions(positions)
         arrays = self._gather_arrays(asked, names) if len(asked) else None
-        # What is wrong, and with which record, is told by reading them one by one.
+        # Reading the records one by one reports which one is bad.
         return stack_records(self, asked, names) if arrays is None else arrays  # type: ignore[arg-type]  # an array is a sequence
 
     def _gather_arrays(self, positions: Array, names: tuple[str, ...]) -> dict[str, Array] | None:
@@ -303,7 +303,7 @@ class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
             if offsets[0] < 0 or (np.diff(offsets) < 0).any() or offsets[-1] > len(text):
                 raise ValueError
             return text_column(text, offsets.tolist())
-        except ValueError:  # in a file that another tool wrote, without checksums
+        except ValueError:  # another tool wrote the file, without checksums
             raise FormatError(f"{self.url}: the offsets of field {name!r} are damaged; copy it again") from None
 
     def _whole(self, name: str, rows: Rows, blocks: Blocks | None) -> bytes:

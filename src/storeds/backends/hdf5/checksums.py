@@ -2,8 +2,8 @@ r"""Checks an HDF5 file's metadata before libhdf5 sees it, because libhdf5 may c
 
 A single flipped bit in a B-tree or a heap is enough (HDF5 2.0.0). A published store therefore ends with a *stamp*,
 behind the end that the HDF5 superblock knows of: which byte ranges are metadata (all but the raw data of datasets,
-which record and column checksums cover), and a checksum over them. HDF5 tools do not see the stamp, and one that
-opens the file for writing cuts it off, so that what they change is not taken for damage.
+which record and column checksums cover), and a checksum over them. HDF5 tools ignore the stamp, and a tool that
+opens the file for writing cuts it off, so its changes are not reported as damage.
 
 The stamp, numbers as little-endian uint64: start and stop of each range; xxh3-64 over these and the bytes of the
 ranges; the number of ranges; ``storeds\x02``.
@@ -41,7 +41,7 @@ _MAGIC = b"storeds\x02"
 _RANGE = struct.Struct("<QQ")
 _FOOT = struct.Struct("<8sQ8s")
 _CUT = re.compile(r"truncated file: eof = (\d+).*stored_eof = (\d+)")
-_MOST = 1 << 16  # ranges; a field makes three at most
+_MOST = 1 << 16  # ranges; a field has at most three
 
 
 def check_hdf5_file(descriptor: int, url: str) -> None:
@@ -60,7 +60,7 @@ def check_hdf5_file(descriptor: int, url: str) -> None:
 
 
 def not_opened(url: str, error: Exception) -> FormatError:
-    """Return the error for a file that libhdf5 does not open, in plain words where the file was cut short."""
+    """Return the error for a file that libhdf5 does not open, with a plain message for a truncated file."""
     cut = _CUT.search(str(error))
     if cut is None:
         return FormatError(f"{url} cannot be opened by HDF5: {error}")
@@ -97,7 +97,7 @@ def _complement(raw: Iterable[tuple[int, int]], size: int) -> list[tuple[int, in
 def _digest(descriptor: int, table: bytes) -> bytes:
     hasher = xxhash.xxh3_64(table)
     for start, stop in _RANGE.iter_unpack(table):
-        # A damaged table may name any range, and is to be found out, not obeyed.
+        # A damaged table may name any range, and must not be trusted.
         size = min(stop, os.fstat(descriptor).st_size) - start
         if size > 0:
             hasher.update(os.pread(descriptor, min(size, _METADATA), start))

@@ -77,7 +77,7 @@ class Hdf5Writer(StoreWriter):
             self._staging.separate(path)
             self._files[name] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             if end and os.fstat(self._files[name]).st_size < self._begin(name) + end:
-                raise FormatError(f"{path} is shorter than its durable {end} bytes; start anew with overwrite=True")
+                raise FormatError(f"{path} is shorter than its durable {end} bytes; start again with overwrite=True")
             os.ftruncate(self._files[name], self._begin(name) + end)
         seals = np.frombuffer(_read(self._files[SEAL], count * 8), "<u8")
         self._resume_from(count, [self._places.digests(seals, np.arange(count))])
@@ -266,11 +266,11 @@ def _to_bytes(value: str | bytes | Array) -> bytes:
 def _scratch_file() -> BinaryIO:
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("storeds-hdf5"), "w+b")
-    return cast("BinaryIO", tempfile.TemporaryFile())  # where there are no files in memory
+    return cast("BinaryIO", tempfile.TemporaryFile())  # on systems without files in memory
 
 
 def _create_flat(group: h5py.Group, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> h5py.Dataset:
-    """Create a contiguous dataset whose room is allocated now and filled by nobody."""
+    """Create a contiguous dataset whose space is allocated now and written later."""
     creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     creation.set_layout(h5py.h5d.CONTIGUOUS)
     creation.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)

@@ -55,11 +55,11 @@ class LmdbOptions(BackendOptions):
     Attributes
     ----------
     readahead : bool
-        Let the kernel read ahead: faster for whole passes in order, slower for random reads of a file larger
-        than memory.
+        Let the kernel read ahead: faster for sequential passes, slower for random reads of a file larger than
+        memory.
     read : str
-        ``map``: LMDB maps the file, which is fast; a damaged page can end the process. ``safe``: storeds reads the file by
-        itself and checks every page, so that all damage is an error; several times as slow.
+        ``map``: LMDB maps the file, which is fast, but a damaged page can crash the process. ``safe``: storeds reads the
+        file itself and checks every page, so all damage raises errors; several times slower.
     """
 
     readahead: bool = False
@@ -67,17 +67,17 @@ class LmdbOptions(BackendOptions):
 
 
 def position_key(position: int) -> bytes:
-    """Return the 8 big-endian bytes under which a record lies."""
+    """Return the key of a record: its position as 8 big-endian bytes."""
     return position.to_bytes(8, "big")
 
 
 def text_offsets_key(name: str) -> bytes:
-    """Return the key of a text column's offsets; its characters lie under the field's own name."""
+    """Return the key of a text column's offsets; the key of its characters is the field's name."""
     return f"{name}.offsets".encode()
 
 
 def open_environment(path: str, settings: LmdbOptions, *, databases: int) -> Any:
-    """Open a file that nobody writes to: read-only, and without a lock file."""
+    """Open a published file read-only and without a lock file."""
     return lmdb.open(
         path,
         subdir=False,
@@ -91,7 +91,7 @@ def open_environment(path: str, settings: LmdbOptions, *, databases: int) -> Any
 
 @dataclass(frozen=True)
 class LmdbHandle:
-    """An open environment and its databases, and what the store says about itself."""
+    """An open environment, its databases, and the meta of the store."""
 
     env: Any
     records: Any
@@ -107,7 +107,7 @@ class LmdbHandle:
 
 @dataclass(frozen=True)
 class SafeHandle:
-    """The same, of a file that is read without LMDB."""
+    """An open file that is read without LMDB; see `LmdbHandle`."""
 
     descriptor: int
     pages: LmdbPages
@@ -180,8 +180,8 @@ class LmdbOpener(FileOpener[LmdbOptions]):
         return found
 
     def check_top(self, opened: OpenStore) -> None:
-        """Raise FormatError unless the pages at the top of the file's trees are what LMDB writes; safe reads need no such check."""
-        self.key(opened)  # raises where there is no such file
+        """Raise FormatError unless the top pages of the file's trees are valid; safe reads check every page anyway."""
+        self.key(opened)  # raises if the file does not exist
         if self.settings.read == "safe":
             return
         with _damage_is_format_error(self.url):
@@ -196,7 +196,7 @@ class LmdbOpener(FileOpener[LmdbOptions]):
         handle.close()
 
     def abandon_after_fork(self, handle: LmdbHandle | SafeHandle, /) -> None:
-        # Without a lock file nothing is shared with the parent; unclosed, the inode could not be opened again here.
+        # Without a lock file, nothing is shared with the parent. If it stayed open, LMDB would not open the inode again here.
         handle.close()
 
 
@@ -213,7 +213,7 @@ class LmdbBackend(HandleBackend[LmdbHandle | SafeHandle, LmdbOpener]):
     Raises
     ------
     StoreNotFoundError, FormatError, ConfigError
-        Nothing is there; it is no whole native LMDB store; an option is unknown.
+        Nothing exists there; it is not a complete native LMDB store; an option is unknown.
 
     Notes
     -----
@@ -277,7 +277,7 @@ class LmdbBackend(HandleBackend[LmdbHandle | SafeHandle, LmdbOpener]):
 
     def _read_one(self, handle: LmdbHandle, position: int) -> Record | RecordError:
         try:
-            # A transaction of its own: after an error of LMDB's, one gives nothing else any more.
+            # A separate transaction: after an error of LMDB, a transaction returns nothing else.
             with handle.env.begin(db=handle.records, buffers=True) as txn:
                 return self._unsealed(position, txn.get(position_key(position)), handle.places)
         except lmdb.Error as error:
@@ -303,7 +303,7 @@ class LmdbBackend(HandleBackend[LmdbHandle | SafeHandle, LmdbOpener]):
 
     @contextmanager
     def _columns(self, handle: LmdbHandle | SafeHandle) -> Iterator[_Get]:
-        """Give what returns the value of a key of database ``columns``."""
+        """Yield a function that returns the value of a key of database ``columns``."""
         with _damage_is_format_error(self.url):
             if isinstance(handle, SafeHandle):
                 yield partial(handle.pages.get, handle.columns)

@@ -1,9 +1,12 @@
-"""Checks an LMDB file's header before it is mapped, because LMDB itself crashes on a damaged or shortened one.
+"""Reads and checks the pages of LMDB files, because LMDB itself crashes on damaged or truncated ones.
 
-A file cut short kills its reader with SIGBUS at the first touch of a missing page, and a flipped byte in a meta
-page can abort it. The two meta pages therefore are compared with the file's size, and a published store carries a
-*stamp* in the unused end of its first page: the last transaction's id, and a checksum over both meta pages and the root
-page of the main database. A stamp of another transaction says nothing: some tool has written since.
+A truncated file kills its reader with SIGBUS at the first access to a missing page, and a flipped byte in a meta page
+can abort it. `read_header` therefore compares the two meta pages with the file's size. A published store also has a
+*stamp* in the unused end of its first page: the id of the last transaction, and a checksum over both meta pages and the
+root page of the main database. A stamp of another transaction is ignored: a tool has written since.
+
+`LmdbPages` reads without a memory map and checks every page, so damage is a ValueError. It is several times slower, so
+storeds uses it for damaged files (``?read=safe``), and for the top pages of the trees when a store is opened.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ _HEAD = _META_AT + _META.size + 2 * _DB.size + _TAIL.size
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the newer meta page says: size of a page, root of the main database, last page, id of the last transaction."""
+    """The newer meta page: page size, root of the main database, last page, id of the last transaction."""
 
     page_size: int
     root: int
@@ -42,14 +45,14 @@ class Header:
 
 
 def read_header(descriptor: int, url: str) -> Header:
-    """Return the header of an open LMDB file; raises FormatError unless the file is as long as that says, and its stamp holds."""
+    """Return the header of an open LMDB file; raises FormatError if the file is shorter, or its stamp does not match."""
     size = os.fstat(descriptor).st_size
     page_size, pages = _meta_pages(descriptor, size, url)
     metas = [_parse(page, number, url) for number, page in enumerate(pages)]
     root, last, transaction = max(metas, key=lambda meta: meta[2])
     if (last + 1) * page_size > size:
         raise FormatError(
-            f"{url} is cut short: its header speaks of {(last + 1) * page_size} bytes, the file has {size}; copy it again"
+            f"{url} is cut short: its header says {(last + 1) * page_size} bytes, the file has {size}; copy it again"
         )
     if root != _NO_PAGE and not 1 < root <= last:
         raise FormatError(f"{url}: the header points outside the file; copy it again")
@@ -61,7 +64,7 @@ def read_header(descriptor: int, url: str) -> Header:
 
 
 def stamp_lmdb_file(path: str) -> None:
-    """Write the stamp into the LMDB file at `path`, which nobody may have open."""
+    """Write the stamp into the LMDB file at `path`, which must not be open anywhere."""
     descriptor = os.open(path, os.O_RDWR)
     try:
         page_size, pages = _meta_pages(descriptor, os.fstat(descriptor).st_size, path)
@@ -115,7 +118,7 @@ Page = tuple[bytes, int, list[int]]  # bytes, flags, places of its nodes
 
 
 class DamagedPageError(ValueError):
-    """A page is not what LMDB writes."""
+    """A page is damaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +130,7 @@ class Tree:
 
 
 class LmdbPages:
-    """The pages of an LMDB file, which must not change meanwhile. Thread-safe.
+    """The pages of an LMDB file that does not change. Thread-safe.
 
     Parameters
     ----------
@@ -139,7 +142,7 @@ class LmdbPages:
     Raises
     ------
     FormatError
-        The file has no LMDB header, or is shorter than that says.
+        The file has no LMDB header, or is shorter than the header says.
     """
 
     def __init__(self, descriptor: int, url: str) -> None:
@@ -149,7 +152,7 @@ class LmdbPages:
         self._kept: dict[int, Page] = {}
 
     def tree(self, name: bytes) -> Tree | None:
-        """Return a named database, or None if there is none of that name; raises DamagedPageError."""
+        """Return the named database, or None if it does not exist; raises DamagedPageError."""
         found = self._find(self._main, name)
         if found is None:
             return None
@@ -170,7 +173,7 @@ class LmdbPages:
         return value
 
     def check_top(self, tree: Tree, most: int) -> None:
-        """Raise DamagedPageError unless up to `most` pages at the top of a tree are what LMDB writes."""
+        """Raise DamagedPageError if one of the top `most` pages of a tree is damaged."""
         waiting = deque([] if tree.root == _NO_PAGE else [tree.root])
         seen: set[int] = set()
         while waiting and len(seen) < most:
@@ -185,7 +188,7 @@ class LmdbPages:
                 raise DamagedPageError(f"page {number}: {error}") from None
 
     def _children(self, page: Page) -> Iterator[int]:
-        """Check all nodes of a page, and yield the pages that a branch page leads to."""
+        """Check all nodes of a page, and yield the child pages of a branch page."""
         data, flags, places = page
         previous = b""
         for at, place in enumerate(places):
@@ -218,7 +221,7 @@ class LmdbPages:
         raise DamagedPageError("a tree is deeper than LMDB's limit")
 
     def _search(self, page: Page, key: bytes, *, first: int) -> int:
-        """Return how many nodes of a page, of which the `first` ones have no key, have a key that is not greater."""
+        """Return the number of nodes of a page with a key up to `key`; the `first` nodes have no key."""
         data, _, places = page
         low, high = first, len(places)
         while low < high:
@@ -248,7 +251,7 @@ class LmdbPages:
         return flags, data[begin : begin + length]
 
     def _node(self, data: bytes, place: int) -> tuple[int, int, int, int]:
-        # Checked at each use: one damaged node of a page costs its own record alone.
+        # Checked at each use: a damaged node loses only its own record.
         if not int.from_bytes(data[14:16], "little") <= place <= len(data) - _NODE_SIZE:
             raise DamagedPageError("a node lies outside of its page")
         node: tuple[int, int, int, int] = _NODE.unpack_from(data, place)
@@ -269,7 +272,7 @@ class LmdbPages:
         return number
 
     def _overflow(self, number: int, length: int) -> bytes:
-        """Return a value that has pages of its own."""
+        """Return a value that is stored in overflow pages."""
         if length > (self._last + 1 - number) * self._size - _HEADER_SIZE:
             raise DamagedPageError(f"a value of {length} bytes at page {number} ends outside of the file")
         data = self._read(number, _HEADER_SIZE + length)
@@ -280,7 +283,7 @@ class LmdbPages:
         return data[_HEADER_SIZE:]
 
     def _page(self, number: int) -> Page:
-        """Return a branch or leaf page, its header and the places of its nodes checked."""
+        """Return a branch or leaf page after checks of its header and of the places of its nodes."""
         kept = self._kept.get(number)
         if kept is not None:
             return kept

@@ -151,7 +151,7 @@ def pymongo_errors(location: Location | ClientOpener) -> Iterator[None]:
     except PyMongoError as error:
         code = error.code if isinstance(error, OperationFailure) else None
         what = _REFUSED.get(code or 0, "MongoDB refused" if code else "MongoDB cannot be reached")
-        # The text of a server selection error goes on with a dump of the whole topology.
+        # The text of a server selection error ends with a dump of the whole topology.
         reason = str(error).partition(", Timeout:")[0].partition(", full error:")[0]
         reason = _scrub(re.sub(r"(to execute command) \{ (\w+):.*", r"\1 \2", reason, flags=re.DOTALL), location.uri)
         raise UnavailableError(f"{location.url}: {what}: {reason}") from error
@@ -165,7 +165,7 @@ def leased_database(ref: HandleRef[Any], location: Location) -> Iterator[Any]:
             yield client[location.database]
         except OperationFailure as error:
             if _REFUSED.get(error.code or 0) == _UNAUTHENTICATED:
-                # To PyMongo the server is now unknown, so the next use of this client would be told of a timeout.
+                # PyMongo now considers the server unknown, so the next use of this client would fail with a timeout.
                 ref.invalidate()
             raise
 

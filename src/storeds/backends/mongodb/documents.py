@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 DOCUMENT_BYTES = 15 << 20  # below MongoDB's 16 MiB, with room for names
-GUESSED_BYTES = 64 << 10  # of a document whose size nobody knows
+GUESSED_BYTES = 64 << 10  # assumed for a document of unknown size
 CHUNK_BYTES = 255 * 1024  # GridFS's default
 _REFERENCE = "_gridfs"
 _SUM = 8  # bytes

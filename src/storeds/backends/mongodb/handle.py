@@ -71,7 +71,7 @@ def guarded_find(database: Any, command: Mapping[str, Any], identity: Any) -> An
 
 
 def is_other_collection(error: OperationFailure) -> bool:
-    """Whether the collection of that name is no longer the one that was opened."""
+    """Whether the collection of that name was replaced since it was opened."""
     return error.code == _OTHER_UUID
 
 
@@ -208,7 +208,7 @@ def _begun(database: Any, name: str) -> str:
     left = find_partial(database, name)
     if left is None:
         return ""
-    return f"; {left.collection!r} is what an interrupted writer left: go on with resume=True (--resume)"
+    return f"; {left.collection!r} is an interrupted write; continue it with resume=True (--resume)"
 
 
 def _existing(database: str, collections: Collection[str]) -> str:

@@ -65,7 +65,7 @@ def with_retries(location: Location, operation: Callable[[], T], knows_server: C
         Must do the same however often it is called, and end as PyMongo's own time limit says.
     knows_server : callable
         Whether a server has been found. While none has, an attempt has no longer than looking for one may take, which
-        PyMongo itself does not heed within a time limit.
+        PyMongo itself ignores within a time limit.
 
     Raises
     ------

@@ -263,8 +263,8 @@ class MongodbWriter(StoreWriter):
             raise target_exists(self.url, left is not None)
         if left is not None and not resume:
             raise StoreExistsError(
-                f"collection {left.collection!r} holds what an interrupted writer of {self.url} left; pass resume=True "
-                "(--resume) to go on from there, or overwrite=True (--overwrite) to start again"
+                f"collection {left.collection!r} holds an interrupted write of {self.url}; pass resume=True "
+                "(--resume) to continue it, or overwrite=True (--overwrite) to start again"
             )
         if left is None:
             self._start(database)
@@ -465,6 +465,6 @@ def _check_index(index: Sequence[str], fields: Mapping[str, Any], url: str) -> t
             raise ConfigError(f"{url}: index: there is no field {name!r}; {suggest(name, fields, 'fields')}")
         if fields[name].is_blob:
             raise ConfigError(
-                f"{url}: index: field {name!r} is of kind {fields[name].kind}, which nobody looks up by value"
+                f"{url}: index: field {name!r} is of kind {fields[name].kind}, which cannot be indexed by value"
             )
     return names
