@@ -129,7 +129,7 @@ def test_a_killed_writer_is_resumed_on_another_primary(
         assert writer.stdout.readline() == "written\n"
         writer.kill()
     harmed_set.wait_for_primary().kill()
-    with pytest.raises(errors.StoreNotFoundError, match="interrupted writer"):
+    with pytest.raises(errors.StoreNotFoundError, match="interrupted write"):
         storeds.open_backend(set_place.url(user="reader"))
     with storeds.open_writer(
         set_place.url(), {"image": "image", "label": "int"}, resume=True, commit_every=100
