@@ -48,9 +48,7 @@ class SqliteWriter(plugins.StoreWriter):
             raise StoreExistsError(f"{self.url} cannot be begun, as by a second writer: {error}") from None
         left = dict(self._db.execute("SELECT name, text FROM storeds_meta").fetchall())
         if left and not (resume or overwrite):
-            raise StoreExistsError(
-                f"{self.url} has an interrupted write; pass resume=True to continue it, or overwrite=True to start again"
-            )
+            raise StoreExistsError(f"{self.url} has an interrupted write; pass resume=True or overwrite=True")
         if left and resume and left["plan"] != plan:
             raise ConfigError(f"{self.url} cannot be resumed: it was begun with {left['plan']}, now it is {plan}")
         with self._db:
