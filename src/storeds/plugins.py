@@ -1,4 +1,4 @@
-"""What the authors of backends and layouts build on, in one place; ``docs/extending.md`` shows how."""
+"""Re-exports the base classes and helpers for third-party backends and layouts; see ``docs/extending.md``."""
 
 from storeds._utils.locations import file_path, redact
 from storeds.backends.base import BackendOptions, HandleBackend, StoreBackend, parse_options

@@ -1,7 +1,7 @@
 """The interfaces of backends, writers, readers and decoders.
 
-Read this file first. A *backend* returns records by position; a *reader* turns records into samples;
-neither knows the other. `storeds.testing.BackendTests` checks the promises made here.
+Read this file first. A *backend* returns records by position; a *reader* turns records into samples. Neither knows the
+other. `storeds.testing.BackendTests` checks the rules stated here.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ KINDS: tuple[str, ...] = get_args(Kind)
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """What one field of every record holds.
+    """The type of one field, the same in every record.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ class Field:
     dtype : str or None
         For an array: its little-endian NumPy dtype, for example ``"<f4"``.
     shape : tuple of (int or None), or None
-        For an array: its shape; None stands for a dimension that may differ from record to record.
+        For an array: its shape; None marks a dimension that may differ between records.
     """
 
     kind: Kind
@@ -85,7 +85,7 @@ class Field:
 
     @property
     def is_scalar(self) -> bool:
-        """Whether a column of it is one number a record."""
+        """Whether the field holds one number per record."""
         return self.kind in ("int", "float", "bool")
 
     @property
@@ -101,25 +101,25 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """What a store says about itself; small, whatever the number of records.
+    """The description of a store; its size does not depend on the number of records.
 
     Parameters
     ----------
     id : str
-        Content: xxh3-128 over fields, attrs and all record checksums; equal in every engine.
+        A content hash: xxh3-128 over fields, attrs and all record checksums. Equal in every engine.
     build : str
-        Random, new at every publish: tells a store that was replaced behind a reader's back.
+        A random value, new at every publish, that shows when an open store was replaced.
     count : int
         Number of records.
     layout : str
         ``"storeds/1"``, or the name of a foreign layout.
     fields : mapping of str to Field
-        The fields every record has, in declared order.
+        The fields of every record, in declared order.
     attrs : mapping of str to JSON
-        Class names, provenance and the like.
+        User data, such as class names and provenance.
     verdicts : tuple of str
-        The image fields of which each record has a verdict, see `storeds.jpeg.Verdict`; the text lies in the reserved field
-        ``_verdict_<image>``, which `Backend.get_many` returns where it is asked for by name.
+        The image fields that have a verdict in each record, see `storeds.jpeg.Verdict`. The reserved field
+        ``_verdict_<image>`` holds its text; `Backend.get_many` returns it only if named in ``fields``.
     """
 
     id: str
@@ -132,7 +132,7 @@ class Meta:
 
 
 class Note(NamedTuple):
-    """A repair by a reader: its kind, for counting, and a description."""
+    """A repair made by a reader: its kind, for counting, and a description."""
 
     kind: str
     message: str
@@ -140,23 +140,23 @@ class Note(NamedTuple):
 
 @dataclass(frozen=True)
 class SampleContext:
-    """Which sample is being made, and the randomness that belongs to it alone.
+    """The sample being built, and its own source of randomness.
 
     Parameters
     ----------
     index : int
         The sample's index in its dataset.
     epoch : int
-        The epoch it is made for.
+        The current epoch.
     seed : int or None
-        The run's seed; None leaves randomness to the global generators.
+        The seed of the run; with None, transforms use the global generators.
     """
 
     index: int
     epoch: int = 0
     seed: int | None = None
     notes: list[Note] = field(default_factory=list, compare=False, repr=False)
-    """The repairs of the reader, which the dataset reports."""
+    """The reader's repairs, which the dataset reports."""
 
     @property
     def sample_seed(self) -> int | None:
@@ -168,7 +168,7 @@ class SampleContext:
     @property
     def generator(self) -> torch.Generator | None:
         """The sample's own `torch.Generator`, or None without a seed."""
-        # Not a functools.cached_property: up to Python 3.11 it has a lock, one for all, which a fork could catch closed.
+        # Not functools.cached_property: up to Python 3.11 it has one lock for all instances, which a fork may copy locked.
         made: torch.Generator | None = self.__dict__.get("_generator")
         seed = self.sample_seed if made is None else None
         if seed is not None:
@@ -183,22 +183,23 @@ S_co = TypeVar("S_co", covariant=True)
 
 @runtime_checkable
 class Backend(Protocol):
-    """Reads records by dense position ``0..count-1`` out of one storage engine.
+    """Reads records by dense position ``0..count-1`` from one storage engine.
 
     Obligations on implementers
     ---------------------------
-    *Threads*: every method may be called from several threads at once.
-    *Processes*: usable in the process that made it, after a fork, and after pickling into another process;
-    a handle is used and closed only in the process that opened it.
-    *Pickling*: configuration and `Meta` only; unpickling opens nothing; small whatever ``count`` is.
-    *Determinism*: the same positions give the same records. *Memory*: results own theirs.
+    *Threads*: several threads may call any method at once.
+    *Processes*: a backend works in the process that created it, after a fork, and after pickling into another process.
+    A handle is used and closed only in the process that opened it.
+    *Pickling*: a pickle holds configuration and `Meta` only, so its size does not depend on ``count``; unpickling opens
+    nothing.
+    *Determinism*: the same positions return the same records. *Memory*: results own their memory.
 
     Attributes
     ----------
     url : str
-        Where the store is, secrets removed: safe to print.
+        The store's location without secrets; safe to print.
     meta : Meta
-        Read once, when the backend was made.
+        Read once, when the backend is created.
     """
 
     @property
@@ -217,13 +218,13 @@ class Backend(Protocol):
         positions : sequence of int
             Any order, duplicates allowed, NumPy integers accepted.
         fields : sequence of str, optional
-            Which fields to return; all of them by default.
+            The fields to return; all of them by default.
 
         Returns
         -------
         list
-            ``out[j]`` belongs to ``positions[j]``. A damaged or missing record is a `RecordError` *value*
-            in its place, so that one bad record costs a batch nothing.
+            ``out[j]`` belongs to ``positions[j]``. A damaged or missing record becomes a `RecordError` *value* in its
+            place, so one bad record does not lose the others.
 
         Raises
         ------
@@ -239,7 +240,7 @@ class Backend(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the engine; idempotent. A read under way in another thread finishes first."""
+        """Release the engine; idempotent. Waits for reads in progress in other threads."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -251,7 +252,7 @@ class Backend(Protocol):
 
 @runtime_checkable
 class SupportsColumns(Protocol):
-    """A backend that reads one field of every record without touching blobs."""
+    """A backend that reads one field of every record without reading blobs."""
 
     def column(self, name: str, /) -> Array:
         """Return field `name` of all records, shape ``(count,)`` (``(count, *shape)`` for fixed-shape arrays).
@@ -263,12 +264,12 @@ class SupportsColumns(Protocol):
 
 @runtime_checkable
 class SupportsBatchArrays(Protocol):
-    """A backend that reads fields of fixed size of many records at once, without making records of them."""
+    """A backend that reads fixed-size fields of many records as arrays, without building records."""
 
     def get_arrays(self, positions: Sequence[int], /, fields: Sequence[str] | None = None) -> dict[str, Array]:
-        """Return fields as arrays of shape ``(len(positions), *shape)``, writable, sharing no memory with the store.
+        """Return fields as writable arrays of shape ``(len(positions), *shape)`` that share no memory with the store.
 
-        dtypes: int64, float64, bool, or the array's own; in the byte order of the machine. Records are verified as by
+        dtypes: int64, float64, bool, or the array's own, in the machine's byte order. Records are verified as by
         ``get_many`` for the same fields.
 
         Parameters
@@ -276,17 +277,17 @@ class SupportsBatchArrays(Protocol):
         positions : sequence of int
             Any order, duplicates allowed, NumPy integers accepted.
         fields : sequence of str, optional
-            Which fields; by default all that are of fixed size: ``int``, ``float``, ``bool`` and arrays of fixed shape.
+            The fields to return; by default all of fixed size: ``int``, ``float``, ``bool`` and fixed-shape arrays.
 
         Raises
         ------
         IndexError
             A position is outside ``[0, count)``.
         ConfigError
-            A field does not exist, or is of another kind.
+            A field does not exist, or has no fixed size.
         RecordError
-            That of the first record, in the order asked for, that cannot be read whole or does not match its checksum.
-            ``get_many`` gives the others, and errors as values.
+            A record is incomplete or does not match its checksum. This is the error of the first such record in
+            ``positions``; ``get_many`` returns the good records, with errors as values.
         UnavailableError, ClosedError
             As for ``get_many``.
         """
@@ -295,14 +296,14 @@ class SupportsBatchArrays(Protocol):
 
 @runtime_checkable
 class SupportsKeys(Protocol):
-    """A backend whose records have keys of their own in the store: names under which they can be found."""
+    """A backend whose store finds records by key as well as by position."""
 
     def keys(self) -> Array:
         """Return the key of every record as text, shape ``(count,)``, `numpy.dtypes.StringDType`."""
         ...
 
     def positions(self, keys: Sequence[str], /) -> Array:
-        """Return the int64 positions of the records with these keys, in the order asked for, duplicates allowed.
+        """Return the int64 positions of the records with these keys, in the same order; duplicates allowed.
 
         Raises
         ------
@@ -314,24 +315,24 @@ class SupportsKeys(Protocol):
 
 @runtime_checkable
 class SupportsWhere(Protocol):
-    """A backend whose engine selects records itself."""
+    """A backend whose engine can select records."""
 
     def select(self, where: Mapping[str, Any], /) -> Array:
-        """Return the int64 positions, ascending, of records whose fields equal (or are in) the given values."""
+        """Return the ascending int64 positions of records whose fields equal (or are in) the given values."""
         ...
 
 
 class Writer(Protocol):
-    """Builds a store aside and publishes it in one atomic step.
+    """Builds a store in a temporary place and publishes it in one atomic step.
 
-    A context manager: a clean exit publishes, an exception aborts. For one thread of one process.
+    A context manager: a clean exit publishes, an exception aborts. Use it in one thread of one process.
 
     Attributes
     ----------
     count : int
-        Number of records so far, including those of a resumed write: a resuming caller continues there.
+        Number of records so far, including those of a resumed write; a caller that resumes continues at this record.
     note : JSON
-        What the last `flush` with a note left, in this writer or in the one that it resumes.
+        The note of the last `flush` that had one, in this writer or in the one that it resumes.
     """
 
     @property
@@ -341,26 +342,26 @@ class Writer(Protocol):
     def note(self) -> JSON: ...
 
     def flush(self, note: JSON = None) -> None:
-        """Make everything appended so far durable, and then `note`, if one is given."""
+        """Make all appended records durable, then `note`, if given."""
         ...
 
     def append(self, records: Iterable[Record], /) -> int:
-        """Add records and return how many; raises `RecordError` for one that a field refuses.
+        """Add records and return how many; raises `RecordError` for a value that its field does not accept.
 
-        Records before the refused one have been added.
+        Records before the rejected one have been added.
         """
         ...
 
     def publish(self, attrs: Mapping[str, JSON] | None = None) -> Meta:
-        """Make the store visible under its URL, whole, and return its `Meta`."""
+        """Make the complete store visible under its URL and return its `Meta`."""
         ...
 
     def abort(self) -> None:
-        """Drop everything written; the target stays absent or as it was."""
+        """Drop everything written; the target stays absent or unchanged."""
         ...
 
     def suspend(self) -> None:
-        """Stop and keep what is durable, for ``open_writer(…, resume=True)``."""
+        """Stop and keep the durable records for ``open_writer(…, resume=True)``."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -371,12 +372,12 @@ class Writer(Protocol):
 
 
 class Reader(Protocol[S_co]):
-    """Turns records into samples; knows no engine. Picklable, stateless between calls, thread-safe.
+    """Turns records of any engine into samples. Picklable, stateless between calls, thread-safe.
 
     Attributes
     ----------
     fields : tuple of str
-        The names of the sample's elements, in order; ``"index"`` and ``"key"`` may be among them.
+        The names of the sample's elements, in order; may include ``"index"`` and ``"key"``.
     stored : tuple of str
         The record fields that `build` needs.
     data, target : str or None
@@ -396,7 +397,7 @@ class Reader(Protocol[S_co]):
     def target(self) -> str | None: ...
 
     def bind(self, backend: Backend, /) -> Reader[S_co]:
-        """Return a reader for `backend`; may read columns. Raises `ConfigError` for fields that it cannot read."""
+        """Return a reader for `backend`; may read columns. Raises `ConfigError` for fields of an unsupported kind."""
         ...
 
     def __len__(self) -> int:
@@ -404,7 +405,7 @@ class Reader(Protocol[S_co]):
         ...
 
     def locate(self, index: int, context: SampleContext, /) -> Sequence[int]:
-        """Return the positions of the records that make sample `index`; no I/O."""
+        """Return the positions of the records for sample `index`; no I/O."""
         ...
 
     def build(self, records: Sequence[Record], context: SampleContext, /) -> S_co:
@@ -419,7 +420,7 @@ class Decoder(Protocol):
     """Decodes images. Picklable and thread-safe."""
 
     def __call__(self, blob: bytes, mode: str, /) -> Any:
-        """Decode `blob`; `mode` is a Pillow mode such as ``"RGB"``. Any exception means that decoding failed."""
+        """Decode `blob`; `mode` is a Pillow mode such as ``"RGB"``. Any exception counts as a decoding failure."""
         ...
 
 
@@ -428,23 +429,23 @@ Window: TypeAlias = tuple[int, int, int, int]
 
 
 class Cropper(Protocol):
-    """A transform that crops a window and resizes it, and can choose the window from the size of the image alone.
+    """A transform that crops and resizes an image, and can choose the crop window from the image size alone.
 
-    The decoder then skips the pixels outside the window.
+    The decoder then skips pixels outside the window.
     """
 
     @property
     def edges(self) -> tuple[int, int]:
-        """Height and width of its output, in pixels."""
+        """Height and width of the output, in pixels."""
         ...
 
     def window(self, height: int, width: int, generator: torch.Generator | None = None) -> Window:
-        """Draw a window of an image of this size."""
+        """Draw a random window for an image of this size."""
         ...
 
 
 class Windowed(NamedTuple):
-    """The decoded part of an image, and the window, in pixels of `image`."""
+    """The decoded part of an image, and the window in pixel coordinates of `image`."""
 
     image: torch.Tensor
     window: Window

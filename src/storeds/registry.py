@@ -1,7 +1,7 @@
 """Finds backends, layouts, readers and decoders by name: built in, registered at run time, or from entry points.
 
-Names map to import strings, as in fsspec, so nothing is imported before it is used. An entry point of another package
-that cannot be loaded only logs a warning, as in xarray.
+Names map to import strings, as in fsspec, so a module is imported only when it is used. An unusable entry point of
+another package only causes a warning, as in xarray.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _IMPORT_STRING = re.compile(r"[\w.]+\s*:\s*[\w.]+\s*(\[.*\])?")
 @dataclass(frozen=True)
 class _Known:
     target: Any
-    """An object, or its import string, ``package.module:name``."""
+    """An object, its import string ``package.module:name``, or its entry point."""
     needs: str
     """The package that the user must install for it."""
     origin: str
@@ -69,7 +69,7 @@ class Registry:
     def add(
         self, name: str, target: Any, *, needs: str = "", clobber: bool = False, origin: str = "registered"
     ) -> None:
-        """Register `target`, a callable or an import string; raises ConfigError if the name is taken or invalid."""
+        """Register `target`, a callable or an import string; raises ConfigError for a taken or invalid name."""
         if not isinstance(name, str) or not self.form.fullmatch(name):
             raise ConfigError(f"{name!r} is not a valid name for a {self.what}: it must match {self.form.pattern}")
         if not callable(target) and not isinstance(target, str):
@@ -81,15 +81,15 @@ class Registry:
         self._known[name] = _Known(target, needs, origin)
 
     def get(self, name: str) -> Any:
-        """Return the object registered as `name`, and import it if necessary.
+        """Return the object registered as `name`, importing it if necessary.
 
         Raises
         ------
         ConfigError
-            The name is unknown; the message lists what exists and the nearest match. Or another package's plug-in
+            The name is unknown; the message lists the known names and the nearest match. Or a third-party plug-in
             cannot be loaded.
         MissingDependencyError
-            Its module needs a package that is not installed; the message says what to install.
+            The module needs a package that is not installed; the message names it.
         """
         known = self._all().get(name)
         if known is None:
@@ -103,7 +103,7 @@ class Registry:
             raise MissingDependencyError(
                 f"{self.what} {name!r} ({known.origin}) cannot be imported: {error}{hint}"
             ) from error
-        except Exception as error:  # another package may raise anything during its import
+        except Exception as error:  # a third-party package may raise anything during its import
             raise ConfigError(
                 f"{self.what} {name!r} ({known.origin}) cannot be loaded: {type(error).__name__}: {error}"
             ) from error
@@ -117,13 +117,13 @@ class Registry:
         return self._known[name].origin == "built in"
 
     def describe(self) -> Iterator[dict[str, str]]:
-        """Yield name, origin, what it needs, and whether it can be imported, for each known name."""
+        """Yield the name, origin, required package and import state of each known name."""
         for name in self.names():
             known = self._known[name]
             try:
                 self.get(name)
                 state = "ok"
-            except Exception as error:  # another package may raise anything
+            except Exception as error:  # a third-party package may raise anything
                 state = f"{type(error).__name__}: {error}"
             yield {"name": name, "origin": known.origin, "needs": known.needs, "state": state}
 
@@ -131,13 +131,13 @@ class Registry:
         with self._lock:
             faults = [] if self._scanned else list(self._scan())
             self._scanned = True
-        # After the scan: a warning may be turned into an exception, which must not interrupt it.
+        # Warn after the scan: a warning filter may raise, which must not interrupt the scan.
         for fault in faults:
             warnings.warn(fault, RuntimeWarning, stacklevel=4)
         return self._known
 
     def _scan(self) -> Iterator[str]:
-        """Register the entry points of other packages; yield the faults of unusable ones."""
+        """Register the entry points of other packages; yield a message for each unusable one."""
         for point in entry_points(group=self.group):
             origin = point.dist.name if point.dist else "entry point"
             if point.name in self._known:
@@ -215,15 +215,15 @@ def register_backend(scheme: str, target: Any, *, needs: str = "", clobber: bool
     Parameters
     ----------
     scheme : str
-        Lower case, as it stands in URLs.
+        The scheme in lower case.
     target : type or str
-        A class called as ``target(url, **options)`` that keeps `storeds.Backend`, and where the store can be written
-        has a static method ``open_writer(url, fields, *, overwrite, resume, commit_every, **options)``; or where to
-        import it from, ``"package.module:name"``.
+        A class that implements `storeds.Backend` and is called as ``target(url, **options)``, or its import string
+        ``"package.module:name"``. A backend that can write also has a static method
+        ``open_writer(url, fields, *, overwrite, resume, commit_every, **options)``.
     needs : str
-        What to install when the import fails.
+        The package to install if the import fails.
     clobber : bool
-        Replace a scheme that exists.
+        Replace an existing scheme.
     """
     BACKENDS.add(scheme, target, needs=needs, clobber=clobber)
 
@@ -234,10 +234,10 @@ def register_layout(backend: str, name: str, target: Any, *, needs: str = "", cl
 
 
 def register_reader(name: str, target: Callable[..., Any] | str, *, needs: str = "", clobber: bool = False) -> None:
-    """Make ``StoreDataset(reader=name)`` use ``target(**options)``, which keeps `storeds.Reader`."""
+    """Make ``StoreDataset(reader=name)`` use ``target(**options)``, which implements `storeds.Reader`."""
     READERS.add(name, target, needs=needs, clobber=clobber)
 
 
 def register_decoder(name: str, target: Callable[..., Any] | str, *, needs: str = "", clobber: bool = False) -> None:
-    """Make ``decode=name`` use `target`, which keeps `storeds.Decoder`."""
+    """Make ``decode=name`` use `target`, which implements `storeds.Decoder`."""
     DECODERS.add(name, target, needs=needs, clobber=clobber)
