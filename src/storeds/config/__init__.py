@@ -1,4 +1,7 @@
-"""Training chosen by config: `load_config`, then `build_dataset` and `build_loader`."""
+"""Builds datasets and loaders from a config file: `load_config`, then `build_dataset` and `build_loader`.
+
+`Config` and `Loader` are the validated tables. `overrides.py` applies ``key=value`` texts, `splits.py` selects splits.
+"""
 
 from __future__ import annotations
 
@@ -33,38 +36,38 @@ _SHOWN, _LONG = 8, 60  # values in a message, characters of one
 
 
 class Loader(Settings):
-    """The ``[loader]`` table: arguments of `torch.utils.data.DataLoader`; what is left out is picked and logged."""
+    """The ``[loader]`` table: arguments of `torch.utils.data.DataLoader`; `build_loader` picks and logs missing ones."""
 
     where_from: ClassVar[str] = "[loader]"
 
-    batch_size: int | None = Field(32, ge=1, description="Samples a batch; null for samples that are not batched.")
-    shuffle: bool = Field(False, description="A new order each epoch, repeated by a run of the same dataset seed.")
-    block_size: int | None = Field(None, ge=1, description="Shuffle blocks of so many neighbours, for cold disks.")
+    batch_size: int | None = Field(32, ge=1, description="Samples per batch; null for single samples.")
+    shuffle: bool = Field(False, description="A new order each epoch; runs with the same dataset seed repeat it.")
+    block_size: int | None = Field(None, ge=1, description="Shuffle blocks of this many neighbours, for cold disks.")
     window: int | None = Field(None, ge=1, description="Blocks whose samples are mixed; 8 by default.")
-    drop_last: bool = Field(False, description="Drop the last batch when it is short, and what not every rank gets.")
+    drop_last: bool = Field(False, description="Drop a short last batch, and samples that would leave ranks unequal.")
     collate: str = Field("storeds", description="storeds, default, or the dotted path of a function.")
     pad: list[str | int] = Field(
         default_factory=list,
-        description="Elements that storeds.collate pads in every batch: names, or places in a tuple.",
+        description="Elements that storeds.collate pads in every batch: names, or tuple indices.",
     )
     num_workers: int | None = Field(
-        None, ge=0, description="Workers; by default as many as the CPUs this process may use."
+        None, ge=0, description="Workers; by default one per CPU that this process may use."
     )
     start_method: Literal["fork", "spawn", "forkserver", "thread"] | None = Field(
         None, description="How workers start; thread makes them threads of this process."
     )
     persistent_workers: bool | None = Field(
-        None, description="Keep workers between epochs; by default if there are any."
+        None, description="Keep workers between epochs; the default when there are workers."
     )
     prefetch_factor: int | None = Field(None, ge=1, description="Batches loaded ahead by each worker.")
     pin_memory: bool | None = Field(None, description="Copy batches to pinned memory; by default with CUDA.")
     timeout: float = Field(0, ge=0, description="Seconds to wait for a batch from a worker; 0 for no limit.")
-    in_order: bool = Field(True, description="Give batches in the sampler's order, whichever is ready first.")
+    in_order: bool = Field(True, description="Return batches in the sampler's order; false returns ready ones first.")
     worker_init_fn: str | None = Field(None, description="The dotted path of a function called in each worker.")
 
 
 def _named_by_text(splits: Any) -> Any:
-    """Return the tables of splits by names that are text: in YAML, ``0:`` is a number."""
+    """Return the split tables with text keys: YAML reads ``0:`` as a number."""
     return {str(name): table for name, table in splits.items()} if isinstance(splits, Mapping) else splits
 
 
@@ -76,7 +79,7 @@ class Config(Settings):
     dataset : Source
     loader : Loader
     splits : dict
-        Split name → what differs for it.
+        Split name → settings that differ for this split.
     allow_overlap : bool
         Whether two splits may have records in common.
     """
@@ -84,27 +87,27 @@ class Config(Settings):
     dataset: Source
     loader: Loader = Loader()
     splits: Annotated[dict[str, Split], BeforeValidator(_named_by_text)] = Field(default_factory=dict)
-    allow_overlap: bool = Field(False, description="Two splits may have records in common; else that is an error.")
+    allow_overlap: bool = Field(False, description="Allow two splits to share records, which is an error otherwise.")
 
     def source_for(self, split: str | int | None, fields: Mapping[str, StoreField] | None = None) -> Source:
-        """Return the dataset's description for one split; no I/O.
+        """Return the dataset settings for one split; no I/O.
 
-        It is what ``[splits.NAME.dataset]`` makes of ``[dataset]``, with ``{split}`` in the URL replaced. Where neither
-        the URL has a ``{split}`` nor the table a ``url`` or a ``where``, the split is further limited to records whose
-        field ``split`` has its name.
+        ``[splits.NAME.dataset]`` overrides ``[dataset]``, and the split's name replaces ``{split}`` in the URL. If the
+        URL has no ``{split}`` and the table has no ``url`` or ``where``, the split selects the records whose field
+        ``split`` equals its name.
 
         Parameters
         ----------
         split : str, int or None
-            None for ``[dataset]`` as it is.
+            None for ``[dataset]`` unchanged.
         fields : mapping, optional
-            The fields of the store. If ``split`` is not among them, nothing is limited. If it holds integers, the name is
-            read as one. Without `fields`, it is taken to be there and to hold text.
+            The fields of the store. Without a field ``split``, nothing is filtered. If ``split`` holds integers, the
+            name is read as an integer. Without `fields`, the store is assumed to have a text field ``split``.
 
         Raises
         ------
         ConfigError
-            There is no such split, or its table is wrong.
+            The split does not exist, or its table is invalid.
         """
         if split is None:
             return self.dataset
@@ -140,7 +143,7 @@ class Config(Settings):
 
 
 class Split(Settings):
-    """What differs from ``[dataset]`` and ``[loader]`` in one split."""
+    """The settings of one split that differ from ``[dataset]`` and ``[loader]``."""
 
     where_from: ClassVar[str] = "[splits]"
 
@@ -154,10 +157,10 @@ Config.model_rebuild()
 def load_config(
     path_or_mapping: str | os.PathLike[str] | Mapping[str, Any], *, overrides: Iterable[str] = ()
 ) -> Config:
-    """Return the validated config in a TOML, YAML or JSON file, or in a mapping.
+    """Load and validate a config from a TOML, YAML or JSON file, or from a mapping.
 
-    ``${NAME}`` in any text stands for that environment variable, so that no secret needs to stand in a file. In a
-    mapping, an OmegaConf ``DictConfig`` is resolved by OmegaConf's own rules instead.
+    ``${NAME}`` in any text is replaced by that environment variable, so secrets can stay out of the file. OmegaConf
+    resolves an OmegaConf ``DictConfig`` by its own rules instead.
 
     Parameters
     ----------
@@ -165,19 +168,19 @@ def load_config(
         A mapping may be, or hold, an OmegaConf ``DictConfig``.
     overrides : iterable of str
         Values to change, in order: ``"loader.batch_size=16"``, ``"splits.val.dataset.transform=null"``. Each value is
-        read as TOML, else as YAML; a number in the path is a place in a list.
+        read as TOML, else as YAML; a number in the path is a list index.
 
     Raises
     ------
     ConfigError
-        It cannot be parsed, a key is unknown, a value is of the wrong type, a variable is not set; it is a URL; an
-        override is malformed.
+        The config cannot be parsed, a key is unknown, a value has the wrong type, a variable is not set, the path is a
+        URL, or an override is malformed.
     StoreNotFoundError
-        There is no such file.
+        The file does not exist.
     """
     mapping = path_or_mapping if isinstance(path_or_mapping, Mapping) else read_mapping(path_or_mapping)
     config = Config.parse(override(mapping, overrides) if overrides else mapping)
-    for split in config.splits:  # say now what is wrong, not when the split is used
+    for split in config.splits:  # report errors now, not when a split is first used
         config.source_for(split)
         config.loader_for(split)
     return config
@@ -195,20 +198,20 @@ def config_schema() -> dict[str, Any]:
 def build_dataset(
     config: Config | str | os.PathLike[str] | Mapping[str, Any], split: str | int | None = None
 ) -> StoreDataset:
-    """Return the dataset that a config describes.
+    """Build the dataset that a config describes.
 
     Parameters
     ----------
     config : Config, str, path or mapping
-        Anything but a `Config` goes through `load_config`.
+        `load_config` loads anything that is not a `Config`.
     split : str or int, optional
         See `Config.source_for`.
 
     Raises
     ------
     ConfigError
-        No record at all has the split, or another value that `where` asks for; the message lists those that there are.
-        Or another split of the config has some of the same records, and ``allow_overlap`` is not true.
+        No record has the split or another value in `where`; the message lists the existing values. Or another split
+        selects some of the same records, and ``allow_overlap`` is not true.
     """
     from storeds.datasets.map_dataset import StoreDataset, open_source
 
@@ -220,7 +223,7 @@ def build_dataset(
     source = config.source_for(split, backend.meta.fields)
     if split is not None and not config.allow_overlap:
         _check_overlap(config, str(split), source, backend)
-    arguments = {**source.arguments(), "layout": None, "options": None}  # those of opening are used
+    arguments = {**source.arguments(), "layout": None, "options": None}  # the open backend already has these
     dataset = StoreDataset(backend, **arguments)
     if not len(dataset):
         for name, wanted in (dataset.where or {}).items():
@@ -238,7 +241,7 @@ def _check_unsplit(config: Config) -> None:
 
 
 def _check_overlap(config: Config, split: str, source: Source, backend: Backend) -> None:
-    """Raise ConfigError if another split of the config has some of the records of `split`."""
+    """Raise ConfigError if another split of the config selects some of the records of `split`."""
     for other in config.splits:
         if other == split:
             continue
@@ -254,8 +257,8 @@ def _check_overlap(config: Config, split: str, source: Source, backend: Backend)
 
 
 def _check_values(dataset: StoreDataset, name: str, wanted: list[Any]) -> None:
-    """Raise ConfigError if no record at all has one of these values: else nothing would tell of a misspelt one."""
-    there = {value for value in read_column(dataset.backend, name).tolist() if value == value}  # NaN is like nothing
+    """Raise ConfigError if no record has one of these values, so that a misspelt value is reported."""
+    there = {value for value in read_column(dataset.backend, name).tolist() if value == value}  # leaves out NaN
     if wanted and there.isdisjoint(wanted):
         values = ", ".join(repr(value)[:_LONG] for value in wanted[:_SHOWN])
         names = [str(value)[:_LONG] for value in sorted(there)]
@@ -267,14 +270,15 @@ def _check_values(dataset: StoreDataset, name: str, wanted: list[Any]) -> None:
 def build_loader(
     config: Config | str | os.PathLike[str] | Mapping[str, Any], split: str | int | None = None
 ) -> StoreLoader:
-    """Return a `DataLoader` over `build_dataset` and an `EpochSampler`; what the config leaves open is picked and logged.
+    """Build a `DataLoader` over `build_dataset` and an `EpochSampler`; logs the settings that it picks.
 
-    Workers: as many as the CPUs this process may use, shared with the ranks beside it. Persistent if there are any. Pinned memory with CUDA. The order of
-    an epoch is that of the dataset's seed; without one it differs between runs. It is shared between the ranks of torch.distributed. Each new pass is the next
-    epoch: see `StoreLoader`.
+    Defaults: one worker per CPU that this process may use, divided among the ranks of this machine. Workers are
+    persistent. Batches go to pinned memory if CUDA is available.
 
-    Where it has no batch at all, because the store is empty, nothing is selected of it, or `drop_last` drops everything,
-    a warning says so.
+    The dataset's seed sets the order of an epoch; without a seed the order differs between runs. The ranks of
+    torch.distributed divide each epoch. Each new iteration is the next epoch: see `StoreLoader`.
+
+    Logs a warning if the loader has no batch: the store is empty, no record is selected, or `drop_last` drops all.
     """
     import torch
 
@@ -301,7 +305,7 @@ def build_loader(
     }
     make = _threaded if settings.start_method == "thread" else _with_processes
     loader = make(settings, dataset, workers, arguments)
-    selects_none = not len(dataset) and len(dataset.backend)  # of which the dataset has warned
+    selects_none = not len(dataset) and len(dataset.backend)  # the dataset has already warned about this
     if not len(loader) and not selects_none:
         _LOG.warning("there is no batch to load: %s", _why_none(dataset, sampler.num_replicas, settings))
     return loader
@@ -314,7 +318,7 @@ def _why_none(dataset: StoreDataset, ranks: int, settings: Loader) -> str:
     shared = f", shared by {ranks} ranks," if ranks > 1 else ""
     return (
         f"{len(dataset)} samples of {dataset.url}{shared} make no whole batch of "
-        f"{settings.batch_size or 1}, and drop_last drops others; take smaller batches, or keep the last one"
+        f"{settings.batch_size or 1}, and drop_last drops a smaller one; reduce batch_size, or set drop_last = false"
     )
 
 
@@ -344,7 +348,7 @@ def _threaded(settings: Loader, dataset: StoreDataset, workers: int, arguments: 
 
 
 def _cpus_of_this_rank() -> int:
-    """Return how many CPUs this process may use, shared with the other ranks of this machine as torchrun tells."""
+    """Return how many CPUs this process may use, divided among the ranks that torchrun started on this machine."""
     cpus = len(os.sched_getaffinity(0))
     return max(cpus // max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1), 1)
 

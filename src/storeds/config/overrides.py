@@ -1,4 +1,4 @@
-"""Changes single values of a config from texts such as ``loader.batch_size=16``."""
+"""Changes single config values from texts such as ``loader.batch_size=16``."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def override(config: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, A
     """Return a copy of `config` in which each override ``table.key=value`` is set, in order.
 
     The value is read as TOML, else as YAML: ``16``, ``true``, ``null``, ``[8, 8]``, ``{name = "Resize", size = 8}``, and
-    text with or without quotes. A number in the path is a place in a list: ``dataset.transform.0.size=128``.
+    text with or without quotes. A number in the path is a list index: ``dataset.transform.0.size=128``.
 
     Raises
     ------
     ConfigError
-        An override has no ``=``, its value is malformed, or its path leads through something that is neither a table nor
-        a list; a split is not one of the config's. Messages show no value. Unknown keys are left to the config.
+        An override has no ``=``, its value is malformed, its path passes through a value that is neither a table nor a
+        list, or it names an unknown split. Messages show no values. `Config` rejects unknown keys later.
     """
     if isinstance(overrides, str):
         raise ConfigError("overrides: expected a list of texts such as 'loader.batch_size=16', got one text")
@@ -42,12 +42,12 @@ def override(config: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, A
 
 
 def _start(text: Any) -> str:
-    """Return what of a malformed override can be shown: a secret would stand behind the first of these characters."""
+    """Return the part of a malformed override that is safe to show: a secret can only follow these characters."""
     return repr(re.split(r"[=:@/\s]", text)[0][:_SHOWN]) + "…" if isinstance(text, str) else f"a {type(text).__name__}"
 
 
 def _check_split(config: Mapping[str, Any], keys: list[str], path: str) -> None:
-    """Refuse a misspelt split, which would otherwise become a new one."""
+    """Raise ConfigError for a misspelt split, which would otherwise create a new one."""
     splits = config.get("splits")
     if keys[0] == "splits" and len(keys) > 1 and isinstance(splits, Mapping) and splits:
         names = [str(name) for name in splits]
@@ -56,7 +56,7 @@ def _check_split(config: Mapping[str, Any], keys: list[str], path: str) -> None:
 
 
 def _with(node: Any, keys: list[str], value: Any, path: str) -> Any:
-    """Return a copy of `node` in which what `keys` lead to is `value`."""
+    """Return a copy of `node` with the item at path `keys` set to `value`."""
     if not keys:
         return value
     key, rest = keys[0], keys[1:]

@@ -1,4 +1,4 @@
-"""Decides which records a split takes by the field ``split``, and finds records that two splits share."""
+"""Selects the records of a split by the field ``split``, and finds records that two splits share."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _FILES = (None, "lmdb", "hdf5")
 
 
 def split_value(name: str, fields: Mapping[str, Field] | None) -> str | int | None:
-    """Return what the field ``split`` holds for split `name`, or None where a store of these `fields` has no such field.
+    """Return the value of the field ``split`` for split `name`, or None if `fields` has no such field.
 
-    Without `fields`, it is taken to be text. Raises ConfigError if it holds integers and `name` is none.
+    Without `fields`, the field is assumed to be text. Raises ConfigError if it holds integers and `name` is not one.
     """
     kind = "str" if fields is None else fields[SPLIT].kind if SPLIT in fields else None
     if kind == "int":
@@ -42,7 +42,7 @@ def split_value(name: str, fields: Mapping[str, Field] | None) -> str | int | No
 
 
 def with_split(where: Mapping[str, Any] | None, value: str | int) -> dict[str, Any]:
-    """Return `where` with the further condition that the field ``split`` is `value`; raises ConfigError."""
+    """Return `where` with the added condition that the field ``split`` is `value`; raises ConfigError if none match."""
     if where is not None and SPLIT in where:
         taken = where[SPLIT]
         if value not in (taken if isinstance(taken, (list, tuple)) else [taken]):
@@ -54,7 +54,7 @@ def with_split(where: Mapping[str, Any] | None, value: str | int) -> dict[str, A
 
 
 class Shared(NamedTuple):
-    """Records that two selections have in common: how many, and the first one."""
+    """The records that two selections share: how many, and the first one."""
 
     records: int
     url: str
@@ -63,11 +63,11 @@ class Shared(NamedTuple):
 
 
 def shared_records(one: Source, backend: Backend, other: Source) -> Shared | None:
-    """Return what `one`, whose store is open as `backend`, has in common with `other`, or None.
+    """Return the records that `one`, whose store is open as `backend`, shares with `other`, or None.
 
-    Stores are the same if they are one file (by device and inode), one collection, one name in memory, or two native
-    stores of equal content. What is found by other means, such as pictures that were packed twice, is not compared.
-    Reads at most the columns that both ask for. A store of `other` that cannot be opened shares nothing.
+    Two stores are the same if they are one file (by device and inode), one collection, one name in memory, or two
+    native stores of equal content. Duplicate images under different records are not detected. Reads at most the columns
+    that both conditions use. A store of `other` that cannot be opened shares nothing.
     """
     try:
         condition = _both(one.where, other.where, backend)
@@ -108,7 +108,7 @@ class _Unit(NamedTuple):
 
     place: tuple[Any, ...]
     how: str
-    """The layout and the options, on which it depends which records there are."""
+    """The layout and the options, because they affect which records the store has."""
     url: str
 
 
@@ -128,7 +128,7 @@ def _same_stores(one: Source, backend: Backend, other: Source) -> Iterator[Backe
 
 
 def _may_be_copy(mine: _Unit, their: _Unit) -> bool:
-    """Whether the other is another store that can be opened without another server, which may be slow, or down."""
+    """Whether `their` is a different store on the same server or machine: another server may be slow or down."""
     near = their.place[0] in ("file", "memory") or mine.place[:2] == their.place[:2]
     return near and mine.place != their.place
 

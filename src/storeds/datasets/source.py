@@ -20,7 +20,7 @@ _MOST_VALUES = 1_000_000
 
 
 class Settings(BaseModel):
-    """Base of everything that comes from a config: frozen, strict about keys, and shown without secrets."""
+    """Base of all config tables: frozen, without unknown keys, and with secrets hidden in `repr`."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(
         frozen=True, extra="forbid", arbitrary_types_allowed=True, hide_input_in_errors=True
@@ -29,28 +29,28 @@ class Settings(BaseModel):
 
     @classmethod
     def parse(cls, mapping: Any) -> Self:
-        """Validate a mapping; raises ConfigError that names each wrong key and the nearest right one."""
+        """Expand variables and validate a mapping; raises ConfigError with each wrong key and its nearest match."""
         if not isinstance(mapping, Mapping):
             raise ConfigError(f"{cls.where_from}: expected a mapping of keys to values, got {type(mapping).__name__}")
         return cls.validated(expand(mapping))
 
     @classmethod
     def validated(cls, mapping: Mapping[str, Any]) -> Self:
-        """Validate a mapping whose variables are expanded already; raises ConfigError."""
+        """Validate a mapping whose variables are already expanded; raises ConfigError."""
         try:
             return cls.model_validate(mapping)
         except ValidationError as error:
             wrong = f"{cls.where_from}: {explain(error, cls)}"
-        raise ConfigError(wrong)  # outside of the handler, since pydantic's error holds the values
+        raise ConfigError(wrong)  # outside the handler: pydantic's error as context would show the values
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
         return [(name, _hide(value)) for name, value in super().__repr_args__()]
 
 
 class Source(Settings):
-    """What `StoreDataset` needs to know, validated; also the ``[dataset]`` table of a config.
+    """The validated settings of a `StoreDataset`; also the ``[dataset]`` table of a config.
 
-    ``url`` (or ``source``) is where the store is; every other key is the argument of the same name of `StoreDataset`.
+    ``url`` (or ``source``) locates the store; every other key is the `StoreDataset` argument of the same name.
     """
 
     where_from: ClassVar[str] = "[dataset]"
@@ -58,9 +58,9 @@ class Source(Settings):
     url: str | list[str] = Field(
         validation_alias=AliasChoices("url", "source"),
         min_length=1,
-        description="The store's URL or path, a pattern of many, or a list of them.",
+        description="The URL or path of a store, a glob pattern, or a list of these.",
     )
-    layout: str | None = Field(None, description="A foreign layout; the native one by default.")
+    layout: str | None = Field(None, description="A foreign layout; detected by default.")
     options: dict[str, Any] = Field(default_factory=dict, description="Options of the backend.")
     reader: str = Field("image", description="image, array, video, or a registered reader.")
     reader_options: dict[str, Any] = Field(default_factory=dict, description="Further arguments of the reader.")
@@ -70,20 +70,20 @@ class Source(Settings):
         description="pil, tensor, bytes, or a registered decoder; pil for images and tensor for videos by default.",
     )
     channels: Literal["first", "last"] | dict[str, Literal["first", "last"]] | None = Field(
-        None, description="Where the channels of array images lie; a table for several arrays."
+        None, description="The position of the channels in array images; a table for several arrays."
     )
     mode: str | dict[str, str] = Field(
         "RGB", description="The Pillow mode of the image, or unchanged; a table of modes for several images."
     )
     transform: Any = Field(
         None,
-        description="A list of transforms: names, or tables with name and arguments. Or a table: element → such a list.",
+        description="A list of transforms: names, or tables with name and arguments. Or a table of element → list.",
     )
     target_transform: Any = Field(None, description="The same, for the label.")
     as_dict: bool = Field(False, description="Samples as dicts instead of tuples.")
     repair: bool = Field(True, description="Repair a damaged JPEG before decoding it.")
     min_recovered: float = Field(
-        0.5, ge=0, le=1, description="A repaired picture of which a smaller fraction is left is bad."
+        0.5, ge=0, le=1, description="A repaired image with less than this fraction recovered is bad."
     )
     on_error: Literal["raise", "skip", "replace"] = Field("raise", description="What happens to a bad sample.")
     max_bad: int | None = Field(None, ge=0, description="More bad samples in an epoch stop the run.")
@@ -91,7 +91,7 @@ class Source(Settings):
         None, ge=0, le=1, description="A larger fraction of bad samples stops the run."
     )
     where: dict[str, Any] | None = Field(None, description="Field → the value, or list of values, to select.")
-    seed: int | None = Field(None, description="Makes a sample's randomness depend on (seed, epoch, index) alone.")
+    seed: int | None = Field(None, description="Makes a sample's randomness depend only on (seed, epoch, index).")
 
     def arguments(self) -> dict[str, Any]:
         """Return the keyword arguments for `StoreDataset`."""
@@ -104,9 +104,9 @@ class Source(Settings):
 
     @classmethod
     def unchecked(cls, url: Any, **settings: Any) -> Source:
-        """Return the settings of a `StoreDataset`, which may hold objects; `StoreDataset` checks them.
+        """Return settings without validation, since they may hold objects; `StoreDataset` checks them.
 
-        `url` may be a `Source`: it provides every setting that is left at its default.
+        `url` may be a `Source`, which provides every setting left at its default here.
         """
         given = {name: plain(value) for name, value in settings.items()}
         url = plain(url)
@@ -118,26 +118,26 @@ class Source(Settings):
     @classmethod
     def _is_default(cls, name: str, value: Any) -> bool:
         default = cls.default(name)
-        # Other values are not compared: an array has no single truth value.
+        # Compare only str and float: comparing arrays gives no single truth value.
         return value is None or value is default or (type(value) in (str, float) and bool(value == default))
 
 
 def expand(value: Any) -> Any:
     """Return `value` with each ``${NAME}`` in its texts replaced by that environment variable.
 
-    What OmegaConf made is resolved by OmegaConf instead.
+    OmegaConf resolves its own containers instead.
 
     Raises
     ------
     ConfigError
-        A variable is not set, an integer has more than 64 bits, or `value` is nested more than 64 deep, holds itself or
-        repeats its parts more than a million times.
+        A variable is not set, an integer has more than 64 bits, or `value` contains itself, is nested more than 64 deep
+        or has more than a million parts, counting repeated ones.
     """
     return _Expansion().of(value, ())
 
 
 class _Expansion:
-    """One walk over a config, which ends however often its parts refer to each other."""
+    """One walk over a config, limited in size so that shared or cyclic parts cannot make it endless."""
 
     def __init__(self) -> None:
         self._left = _MOST_VALUES
@@ -173,7 +173,7 @@ def _variable(match: re.Match[str]) -> str:
 
 
 def explain(error: ValidationError, cls: type[BaseModel]) -> str:
-    """Return what is wrong, key by key, without showing values, which may be secret."""
+    """Return the problem of each key, without values, which may be secret."""
     lines = []
     for item in error.errors():
         place = ".".join(map(str, item["loc"]))
@@ -182,7 +182,7 @@ def explain(error: ValidationError, cls: type[BaseModel]) -> str:
                 f"unknown key {place!r}; {suggest(item['loc'][-1], _known_keys(cls, item['loc'][:-1]), 'keys')}"
             )
         else:
-            # Neither TOML nor YAML has tuples, nor need who writes Python.
+            # TOML and YAML have no tuples, and Python users may pass lists too.
             told = item["msg"].replace("valid tuple", "list")
             lines.append(f"{place or 'it'}: {told[0].lower()}{told[1:]}")
     return redact_message("; ".join(lines))
