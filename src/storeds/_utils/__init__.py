@@ -1,1 +1,1 @@
-"""Helpers that know nothing of stores: paths, processes, text, random permutations."""
+"""Helpers that do not depend on stores: arguments, locations, permutations, prefetching and text."""

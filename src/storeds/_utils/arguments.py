@@ -1,7 +1,7 @@
-"""Checks arguments: single values, and config files in TOML, YAML and JSON.
+"""Checks single arguments, and parses config files in TOML, YAML and JSON.
 
-A config file may come from anyone, so parsing takes bounded time. Messages show keys and line numbers, never values: any
-value may be a secret. No error keeps the parser's exception as its context, because that quotes the file.
+Config files may be untrusted, so parsing takes bounded time. Any value may be a secret, so messages show only keys and
+line numbers. Errors drop the parser's exception as context, because it quotes the file.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ __all__ = [
 ]
 
 
-DEEPEST = 64  # tables and lists inside each other
+DEEPEST = 64  # levels of nested tables and lists
 _MOST_BYTES = 1 << 20  # of a file
-_MOST_EXPANDED = 16 << 20  # characters of YAML once each alias is written out
-_NODE = 320  # characters that a node counts for: PyYAML composes 50,000 nodes in two seconds or so
-_MOST_DIGITS = 400  # of a number; a float64 needs 325 at most
-_MOST_PARTS = 64  # of a dotted key: tomllib needs time in proportion to their square
+_MOST_EXPANDED = 16 << 20  # characters of YAML after expanding every alias
+_NODE = 320  # characters that each node counts as: PyYAML composes 50,000 nodes in about two seconds
+_MOST_DIGITS = 400  # of a number; a float64 needs at most 325
+_MOST_PARTS = 64  # of a dotted key: tomllib takes quadratic time in the number of parts
 
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # one slash: of two, a Path keeps one
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # one slash: Path collapses two into one
 _QUOTED_BY_YAML = re.compile(r"(alias|anchor|tag|handle) (['\"]).*\2")
 _NUMBER_TAGS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 
-# Texts and comments. What is not closed runs to the end, so that no search starts twice at one place.
+# Texts and comments. An unclosed one extends to the end, so that matching takes linear time.
 _JSON_TEXT = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _TOML_TEXT = re.compile(
     r'"""(?:[^"\\]++|\\.|"(?!""))*+(?:""")?'
@@ -67,9 +67,9 @@ def read_mapping(path: str | os.PathLike[str]) -> dict[str, Any]:
     Raises
     ------
     StoreNotFoundError
-        There is no such file.
+        The file does not exist.
     ConfigError
-        It cannot be parsed, is too large or too deep, repeats a key, holds no mapping, or is a URL.
+        The file cannot be parsed, is too large or too deep, repeats a key or holds no mapping; or the path is a URL.
     """
     path = Path(path)
     shown = redact(str(path))
@@ -121,7 +121,7 @@ def _parse_json(text: str) -> Any:
 
 
 def _check(text: str, quoted: re.Pattern[str], *, dotted_keys: bool) -> None:
-    """Refuse what parsers take very long for, or raise RecursionError for; raises ValueError with the place."""
+    """Raise ValueError, with the line and column, for text that would make a parser very slow or recurse too deeply."""
     bare = quoted.sub(lambda found: re.sub(r"[^\n]", "_", found[0]), text)
     depth = 0
     for bracket in _BRACKET.finditer(bare):
@@ -139,7 +139,7 @@ def _at(text: str, position: int) -> str:
 
 
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the pairs as a dict; json.loads would keep the last of several equal keys and say nothing."""
+    """Return the pairs as a dict; raises ValueError for a repeated key, where json.loads would keep the last one."""
     made = dict(pairs)
     if len(made) != len(pairs):
         keys = [key for key, _ in pairs]
@@ -152,18 +152,18 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class _YamlLoader(yaml.SafeLoader):
-    """PyYAML's safe loader, with bounds for what aliases expand to, for nesting and for numbers, and without repeated keys.
+    """PyYAML's safe loader with limits on alias expansion, nesting and digits; rejects repeated keys.
 
-    Each error says the place. For a value that does not fit its tag, PyYAML raises any exception, with the value in it.
+    Each error gives line and column. Exceptions that PyYAML raises for invalid values are replaced, since they quote them.
     """
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self._depth = self._size = 0
-        self._sizes: dict[int, int] = {}  # id of a finished node → what it expands to
+        self._sizes: dict[int, int] = {}  # id of a finished node → its size with aliases expanded
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        event = self.peek_event()  # type: ignore[no-untyped-call]  # PyYAML leaves it without types
+        event = self.peek_event()  # type: ignore[no-untyped-call]  # PyYAML has no annotation here
         before = self._size
         self._depth += 1
         if self._depth > DEEPEST:
@@ -197,7 +197,7 @@ class _YamlLoader(yaml.SafeLoader):
 
 
 def _check_keys(node: yaml.MappingNode) -> None:
-    """Refuse a key that is there twice: PyYAML would keep the last one and say nothing."""
+    """Raise an error for a repeated key, where PyYAML would silently keep the last one."""
     seen = set()
     for key, _ in node.value:
         if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE_TAG:
@@ -211,12 +211,12 @@ def _wrong(text: str, mark: Any) -> yaml.MarkedYAMLError:
 
 
 def parse_yaml(text: str) -> Any:
-    """Return the one document in `text`; raises yaml.YAMLError."""
+    """Return the single document in `text`; raises yaml.YAMLError."""
     return _YamlLoader(text).get_single_data()
 
 
 def _explain_yaml(error: yaml.MarkedYAMLError) -> str:
-    """Return what is wrong and where, without PyYAML's excerpt of the file, which may hold a secret, or part of one."""
+    """Return the problem and its line, without PyYAML's excerpt of the file, which may contain a secret."""
     parts = [(error.context, error.context_mark), (error.problem, error.problem_mark)]
     lines = [f"{_place(mark)}{text}" for text, mark in parts if text]
     return "; ".join(_QUOTED_BY_YAML.sub(r"\1 ***", line) for line in lines)
@@ -236,17 +236,17 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
 
 def is_omegaconf(value: Any) -> bool:
     """Whether `value` is a `DictConfig` or a `ListConfig`."""
-    omegaconf = sys.modules.get("omegaconf")  # without that import there can be no instance
+    omegaconf = sys.modules.get("omegaconf")  # instances exist only if somebody imported it
     return omegaconf is not None and isinstance(value, (omegaconf.DictConfig, omegaconf.ListConfig))
 
 
 def plain(value: Any) -> Any:
-    """Return `value` with every OmegaConf container in it as a dict or a list, its interpolations resolved.
+    """Return `value` with every OmegaConf container converted to a dict or list and its interpolations resolved.
 
     Raises
     ------
     ConfigError
-        A value is missing (``???``), or an interpolation cannot be resolved; the message names the key, never a value.
+        A value is missing (``???``), or an interpolation cannot be resolved; the message shows the key, not the value.
     """
     if "omegaconf" not in sys.modules:
         return value
@@ -294,7 +294,7 @@ def integer(name: str, value: Any, least: int | None = None, most: int | None = 
 
 
 def ranks(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
-    """Return (how many processes, which of them); torch.distributed's where it is initialised, else (1, 0)."""
+    """Return (number of processes, rank); by default those of torch.distributed if it is initialised, else (1, 0)."""
     import torch.distributed
 
     running = torch.distributed.is_available() and torch.distributed.is_initialized()

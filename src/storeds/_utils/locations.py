@@ -350,9 +350,9 @@ class Glob:
 
 
 def glob_of(url: str | os.PathLike[str] | StoreURL) -> Glob | None:
-    """Return the pattern that a URL or a bare path is, or None where it names one store.
+    """Return the glob pattern in a URL or bare path, or None if it names one store.
 
-    It names one if it has no special characters, if its engine keeps no files, or if a file of exactly that name exists.
+    It names one store if it has no special characters, its engine stores no files, or a file with exactly that name exists.
     """
     parsed = StoreURL.parse(url)
     scheme, path = parsed.scheme, parsed.path

@@ -1,4 +1,4 @@
-"""The order of an epoch as a keyed permutation, computed position by position and never held as a list."""
+"""Shuffles an epoch by a keyed permutation, computed position by position without storing the order."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ __all__ = ["MAX_COUNT", "Order", "permute", "round_keys"]
 Uints: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint64]]
 
 MAX_COUNT = 2**62
-"""The largest set that is permuted: sums of two positions still fit into 64 bits."""
+"""The largest range to permute: the sum of two positions still fits into 64 bits."""
 
 _ROUNDS = 10
 _CHUNK = 4096
-# A Feistel network with two bits a side prefers some orders (measured), so so few elements are ranked by a hash.
+# A small Feistel network favours some orders (measured), so up to this many elements are ordered by hash instead.
 _RANKED = 64
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
 
 
 def round_keys(*key: object) -> Uints:
-    """Return the keys of all rounds: a function of the texts of `key`, the same on every machine."""
+    """Return the key of each round, derived from the text of `key`; the same on every machine."""
     text = "/".join(map(str, key))
     return np.array([xxhash.xxh3_64_intdigest(f"{text}/{at}".encode()) for at in range(_ROUNDS)], dtype=np.uint64)
 
@@ -37,20 +37,20 @@ def permute(values: Uints, count: int, keys: Uints, tweak: Uints | None = None, 
     Parameters
     ----------
     values : uint64 array
-        Any of the range, in any order; each is mapped on its own.
+        Values of the range, in any order; each is mapped independently.
     count : int
         At most `MAX_COUNT`.
     keys : uint64 array
-        From `round_keys`: which bijection.
+        From `round_keys`; selects the bijection.
     tweak : uint64 array, optional
-        As long as `values`: chooses another bijection for each value.
+        One per value; selects a different bijection for each value.
     inverse : bool
-        Map back.
+        Apply the inverse.
 
     Notes
     -----
-    A Feistel network over the smallest power of two that holds `count`, its round function the finaliser of splitmix64;
-    what falls outside the range goes round again until it is inside (cycle walking, Black and Rogaway 2002).
+    A Feistel network over the smallest power of two that is at least `count`, with splitmix64's finaliser as its round
+    function. Results outside the range are mapped again until inside (cycle walking, Black and Rogaway 2002).
     """
     if count < 2 or not values.size:
         return values
@@ -72,7 +72,7 @@ def _mix(values: Uints) -> Uints:
 
 
 def _rank(values: Uints, count: int, keys: Uints, tweak: Uints, inverse: bool) -> Uints:
-    """Map each value to the rank of its hash among those of the whole range; the hash is a bijection, so none tie."""
+    """Map each value to the rank of its hash within the range; the hash is a bijection, so there are no ties."""
     everything = np.arange(count, dtype=np.uint64)
     hashes = _mix(_mix((everything ^ tweak[:, None]) + keys[0]) + keys[1])
     rows, at = np.arange(len(values)), values.astype(np.intp)
@@ -84,7 +84,7 @@ def _rank(values: Uints, count: int, keys: Uints, tweak: Uints, inverse: bool) -
 
 
 def _feistel(values: Uints, bits: int, keys: Uints, tweak: Uints, inverse: bool) -> Uints:
-    """Return a bijection of ``[0, 2**bits)``; the sides take turns, so they need not be equally wide."""
+    """Apply a bijection of ``[0, 2**bits)``; the halves alternate, so they may differ in width."""
     low = np.uint64(bits // 2)
     low_mask, high_mask = np.uint64(2 ** (bits // 2) - 1), np.uint64(2 ** (bits - bits // 2) - 1)
     left, right = values >> low, values & low_mask
@@ -103,12 +103,11 @@ class Order:
     Parameters
     ----------
     count, seed, epoch
-        How many samples, and which of the shuffles.
+        The number of samples, and what selects the shuffle.
     shuffle : bool
-        Without, the order is that of the indices.
+        If false, indices are in ascending order.
     block_size, window : int, optional
-        Shuffle blocks of so many consecutive indices, and then the samples within every `window` blocks that came to
-        stand in a row.
+        Shuffle blocks of `block_size` consecutive indices, then the samples within each run of `window` shuffled blocks.
     """
 
     count: int
@@ -123,7 +122,7 @@ class Order:
         object.__setattr__(self, "_keys", round_keys("storeds.order", 1, self.seed, self.epoch))
 
     def indices(self, positions: Uints) -> Uints:
-        """Return the index at each of `positions`, all of which are in ``[0, count)``."""
+        """Return the index at each of `positions`, which lie in ``[0, count)``."""
         if not self.shuffle or self.count < 2:
             return positions
         if self.block_size is None:
@@ -131,7 +130,7 @@ class Order:
         return self._in_blocks.indices(positions)
 
     def walk(self, first: int, stride: int, steps: int) -> Iterator[int]:
-        """Yield the index at every `stride`-th position, and at positions past the end from the beginning again."""
+        """Yield the index at every `stride`-th position from `first`, wrapping around at the end."""
         for done in range(0, steps, _CHUNK):
             step = np.arange(done, min(done + _CHUNK, steps), dtype=np.uint64)
             positions = (step * np.uint64(stride) + np.uint64(first)) % np.uint64(self.count)
@@ -145,9 +144,9 @@ class Order:
 
 
 class _Blocks:
-    """Blocks of consecutive indices in a shuffled row of *slots*, and samples shuffled within windows of slots.
+    """Shuffles blocks of consecutive indices into *slots*, then samples within windows of slots.
 
-    All blocks are `size` long but the last, which is shorter by `missing` and stands at slot `ragged` of the row.
+    Every block has `size` indices except the last, which has `missing` fewer and lies in slot `ragged`.
     """
 
     def __init__(self, count: int, size: int, window: int, block_keys: Uints, sample_keys: Uints) -> None:
@@ -166,19 +165,19 @@ class _Blocks:
         first = self._start(window * self.window)
         lengths = np.minimum(self._start((window + np.uint64(1)) * self.window), np.uint64(self.count)) - first
         places = positions - first
-        for length in np.unique(lengths):  # all alike, but for the ragged window and the last one
+        for length in np.unique(lengths):  # equal except for the window with the short block and the last window
             same = np.flatnonzero(lengths == length)
             places[same] = permute(places[same], int(length), self.sample_keys, window[same])
         return self._at(first + places)
 
     def _start(self, slots: Uints) -> Uints:
-        """Return how many samples stand before each slot."""
+        """Return the number of samples before each slot."""
         behind = slots > self.ragged
         starts: Uints = slots * self.size - self.missing * behind
         return starts
 
     def _slot(self, places: Uints) -> Uints:
-        """Return the slot that each place in the row of all samples falls in."""
+        """Return the slot that contains each place in the sequence of all samples."""
         behind = places >= (self.ragged + np.uint64(1)) * self.size - self.missing
         slots: Uints = (places + self.missing * behind) // self.size
         return slots
@@ -187,6 +186,6 @@ class _Blocks:
         return self._slot(positions) // self.window
 
     def _at(self, places: Uints) -> Uints:
-        """Return the index at each place of the row of blocks, before samples were shuffled."""
+        """Return the index at each place of the shuffled blocks, before samples are shuffled."""
         slots = self._slot(places)
         return permute(slots, self.blocks, self.block_keys) * self.size + (places - self._start(slots))

@@ -1,4 +1,4 @@
-"""Runs a function over jobs in threads, some ahead of what was asked for, and gives the results in order."""
+"""Runs a function over jobs in threads, ahead of the consumer, and yields the results in order."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ class ReadAhead(Generic[J, R]):
     Parameters
     ----------
     function : callable
-        Called in several threads at once. Must not lead back to this iterator, which could then never be collected.
+        Called in several threads at once. It must not refer to this iterator, which could then never be collected.
     jobs : iterator
-        Taken from in the thread that iterates.
+        Consumed in the thread that iterates.
     ahead : int
-        How many jobs are under way or done beyond the one that is asked for; with 0 there are no threads.
+        How many jobs run or are finished ahead of the consumer; 0 uses no threads.
     threads : int, optional
-        How many threads share them; one each by default.
+        Number of threads; `ahead` by default.
     begin : callable, optional
-        What each thread does first.
+        Called once at the start of each thread.
 
     Notes
     -----
-    The threads start with the first result asked for and end with the last, with an error, with `close`, or after the
-    iterator was collected. For one thread of the process that made it.
+    The threads start with the first ``next`` and end after the last result, an error, `close`, or garbage collection.
+    Use an iterator only in one thread of the process that created it.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class ReadAhead(Generic[J, R]):
     def _result(self) -> R:
         if not self._ahead:
             return self._function(next(self._jobs))
-        if self._pool is not None and self._pid != os.getpid():  # its threads did not come along
+        if self._pool is not None and self._pid != os.getpid():  # a fork does not copy threads
             raise ClosedError("an iterator is for the process that made it: make another here with iter()")
         self._submit(self._ahead)
         if not self._pending:
@@ -94,27 +94,27 @@ class ReadAhead(Generic[J, R]):
             self._pending.append(self._pool.submit(_do, self._function, job, self._begun, self._failed))
 
     def close(self, *, wait: bool = True) -> None:
-        """Give nothing more, and wait for jobs under way, or leave them to end by themselves."""
+        """Stop iterating; with `wait`, block until running jobs end."""
         self._stop(wait=wait)
 
     def _stop(self, *, wait: bool, exiting: Callable[[], bool] = sys.is_finalizing) -> None:
         self._closed = True
-        if exiting():  # this module's globals may be gone, and the interpreter has joined the threads already
+        if exiting():  # module globals may be gone, and the interpreter has already joined the threads
             return
         self._pending.clear()
         pool, self._pool = self._pool, None
-        # In a forked child, the pool's lock may be held by a thread that did not come along.
+        # In a forked child, a thread that no longer exists may hold the pool's lock.
         if pool is not None and self._pid == os.getpid():
             pool.shutdown(wait=wait, cancel_futures=True)
 
     def __del__(self) -> None:
-        # Not waiting: the collector runs anywhere, also where a lock is held that a job under way waits for.
+        # Do not wait: garbage collection may run while this thread holds a lock that a job needs.
         if hasattr(self, "_pool"):
             self._stop(wait=False)
 
 
 def _do(function: Callable[[J], R], job: J, number: int, failed: list[float]) -> R:
-    """Do a job, unless one before it failed, which ends the iteration: it might wait for the same lost server again."""
+    """Run a job unless an earlier one failed: iteration ends there, and this job might wait for the same lost server."""
     if failed[0] < number:
         raise ClosedError("an earlier job failed")
     try:

@@ -1,4 +1,4 @@
-"""Text for people: names made safe for a terminal, counts with the right plural, sizes with units."""
+"""Formats text for people: terminal-safe names, counts with plurals, sizes with units."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def printable(text: str, keep: str = "") -> str:
     Parameters
     ----------
     text : str
-        Any text: names of files and keys of records may hold sequences that steer a terminal.
+        Any text: file names and record keys may contain terminal escape sequences.
     keep : str
-        Characters that stay, such as the line ends of a message.
+        Control characters to keep, such as line breaks.
     """
     if text.isprintable():
         return text
@@ -35,7 +35,7 @@ def counted(count: int, one: str, many: str | None = None) -> str:
 
 
 def byte_size(count: int) -> str:
-    """Return a number of bytes in the unit that suits it, and exactly: ``1.2 MB (1,234,567 bytes)``."""
+    """Return a number of bytes with a unit, and the exact number: ``1.2 MB (1,234,567 bytes)``."""
     exact = counted(count, "byte")
     if count < 1000:
         return exact
@@ -46,6 +46,6 @@ def byte_size(count: int) -> str:
 
 
 def some(names: Iterable[str], most: int = 4) -> str:
-    """Return the first names of a list, made printable, and whether there are more."""
+    """Return the first `most` names, made printable, with ``…`` if there are more."""
     listed = list(names)
     return ", ".join(map(printable, listed[:most])) + (", …" if len(listed) > most else "")
