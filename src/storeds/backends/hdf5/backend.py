@@ -39,9 +39,9 @@ class Hdf5Options(BackendOptions):
     ----------
     locking : str
         HDF5 file locking while the header is read: ``auto`` (HDF5's default and ``HDF5_USE_FILE_LOCKING``), ``true``,
-        ``false`` (for network file systems that refuse locks) or ``best-effort``.
+        ``false`` (for network file systems without locks) or ``best-effort``.
     cache_bytes : int
-        Chunk cache per dataset, in bytes; used for datasets that are chunked.
+        Size of the chunk cache of each chunked dataset, in bytes.
     """
 
     locking: Literal["auto", "true", "false", "best-effort"] = "auto"
@@ -50,7 +50,7 @@ class Hdf5Options(BackendOptions):
 
 @dataclass(frozen=True)
 class Hdf5Handle:
-    """An open descriptor, the file offsets of all datasets, and the libhdf5 file if a dataset needs it."""
+    """An open file: its descriptor, the location of all datasets, and the libhdf5 file if a dataset needs it."""
 
     descriptor: int
     mapped: FileMap
@@ -76,7 +76,7 @@ class Hdf5Opener(FileOpener[Hdf5Options]):
                 handle = self._find_columns(file, descriptor)
             except StoredsError:
                 raise
-            except Exception as error:  # a damaged file makes libhdf5 raise almost anything
+            except Exception as error:  # libhdf5 raises almost anything for a damaged file
                 raise FormatError(f"{self.url} is damaged: {type(error).__name__}: {error}; copy it again") from error
             store.take(self.path)
             if handle.file is not None:
@@ -87,7 +87,7 @@ class Hdf5Opener(FileOpener[Hdf5Options]):
         locking = {"auto": None, "true": True, "false": False}.get(self.settings.locking, self.settings.locking)
         try:
             return h5py.File(self.path, "r", locking=locking, rdcc_nbytes=self.settings.cache_bytes)
-        except Exception as error:  # a damaged header makes libhdf5 raise almost anything
+        except Exception as error:  # libhdf5 raises almost anything for a damaged header
             raise not_opened(self.url, error) from error
 
     def _find_columns(self, file: h5py.File, descriptor: int) -> Hdf5Handle:
@@ -124,7 +124,7 @@ class Hdf5Opener(FileOpener[Hdf5Options]):
         os.close(handle.descriptor)
 
     def abandon_after_fork(self, handle: Hdf5Handle, /) -> None:
-        # h5py holds libhdf5's lock during a fork, so no read was running. Closing the copy does not affect the parent.
+        # h5py holds libhdf5's lock during a fork, so no read is interrupted. The parent's file stays open.
         self.close(handle)
 
 
@@ -139,7 +139,7 @@ def _find_column(name: str, field: Field, n: int, rows: Callable[..., Rows]) -> 
 
 
 def _with_blocks(columns: Mapping[str, Column], rows: Rows, checksum: str, url: str) -> dict[str, Column]:
-    """Return the columns with their parts of the table of checksums in `rows`."""
+    """Return the columns, each with its part of the checksum table in `rows`."""
     found, table, start = dict(columns), Table(rows, checksum), 0
     for name, dataset in column_datasets({name: column.field for name, column in columns.items()}):
         column, offsets = found[name], dataset.endswith("/offsets")
@@ -160,17 +160,21 @@ class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
     url : str
         ``hdf5://relative/path``, ``hdf5:///absolute/path`` or a path, with ``?locking=false`` and the like.
     **options
-        See `Hdf5Options`; they may stand in the URL instead.
+        See `Hdf5Options`; the URL may hold them instead.
 
     Raises
     ------
-    StoreNotFoundError, FormatError, ConfigError
-        Nothing exists there; it is not a complete native HDF5 store; an option is unknown.
+    StoreNotFoundError
+        The file does not exist.
+    FormatError
+        The file is not a complete native HDF5 store.
+    ConfigError
+        An option is unknown.
 
     Notes
     -----
-    Only the header is read through libhdf5. Records are read by positional reads at their file offset, in parallel
-    threads and without libhdf5's global lock, unless another tool has chunked or filtered the datasets.
+    libhdf5 reads only the header. Records are read at their file offsets, by several threads at once and without
+    libhdf5's global lock, unless another tool has chunked or filtered the datasets.
     """
 
     Options: ClassVar[type[Hdf5Options]] = Hdf5Options
@@ -224,17 +228,17 @@ class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
         wanted = np.array(positions, np.int64)
         with self._lease() as handle:
             names, columns = fields, None if whole else _read_alone(handle, wanted, fields)
-            if columns is None:  # a block is damaged: the seals of whole records show which are good
+            if columns is None:  # a block is damaged: read whole records, whose seals show which are good
                 whole, names = True, tuple(self._stored)
                 columns = [read_values(handle.columns[name], wanted) for name in names]
             seals = gather(handle.seals, wanted)[0].view(_SEAL)[:, 0] if whole else None
             digests, places = handle.digests, handle.places
         rows = zip(*columns, strict=True) if columns else ((),) * len(positions)
-        records = [dict(zip(names, row)) for row in rows]  # noqa: B905  # as many as there are columns, checked for each
+        records = [dict(zip(names, row)) for row in rows]  # noqa: B905  # strict=True would check every row again
         try:
             if seals is not None and b"".join(digests.of_records(records)) == places.digests(seals, wanted):
                 return [*map(self._codec.revive_stored, records)] if self._codec.has_json else [*records]
-        except (TypeError, ValueError, AttributeError):  # a value could not be read, or is invalid
+        except (TypeError, ValueError, AttributeError):  # a value is unreadable or invalid
             pass
         each = [None] * len(positions) if seals is None else seals.tolist()
         return [
@@ -245,7 +249,7 @@ class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
     def _checked(
         self, position: int, record: Record, seal: int | None, digests: RecordDigests, places: Places
     ) -> Record | RecordError:
-        """Return a record, checked where there is a seal: else only some fields were read."""
+        """Return a record, verified if `seal` is given; there is none if only some fields were read."""
         for value in record.values():
             if isinstance(value, ValueError):
                 return self._fault(position, value, record)
@@ -262,11 +266,11 @@ class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
         names = stackable(self, fields)
         asked = self._check_positions(positions)
         arrays = self._gather_arrays(asked, names) if len(asked) else None
-        # Reading the records one by one reports which one is bad.
+        # Read the records one by one to report which one is bad.
         return stack_records(self, asked, names) if arrays is None else arrays  # type: ignore[arg-type]  # an array is a sequence
 
     def _gather_arrays(self, positions: Array, names: tuple[str, ...]) -> dict[str, Array] | None:
-        """Return the arrays, or None if a record is bad, or must be read whole and is not of fixed size."""
+        """Return the arrays, or None if a record is bad, or must be read completely and has variable-size fields."""
         whole, declared = self._codec.needs_whole(names), self._stored
         if whole and not all(field.is_fixed for field in declared.values()):
             return None
@@ -303,7 +307,7 @@ class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
             if offsets[0] < 0 or (np.diff(offsets) < 0).any() or offsets[-1] > len(text):
                 raise ValueError
             return text_column(text, offsets.tolist())
-        except ValueError:  # another tool wrote the file, without checksums
+        except ValueError:  # another tool wrote the file without checksums
             raise FormatError(f"{self.url}: the offsets of field {name!r} are damaged; copy it again") from None
 
     def _whole(self, name: str, rows: Rows, blocks: Blocks | None) -> bytes:
@@ -322,7 +326,7 @@ class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
 
 
 def _read_alone(handle: Hdf5Handle, positions: Array, fields: tuple[str, ...]) -> list[list[Any]] | None:
-    """Return columns of values without the records that they belong to; None if a block of one is damaged."""
+    """Return columns of values without reading whole records; None if a block is damaged."""
     try:
         return [read_values(handle.columns[name], positions, alone=True) for name in fields]
     except BlockError:

@@ -1,4 +1,4 @@
-"""Reads the stored values of one field of a native HDF5 store at many positions at once."""
+"""Reads the stored values of one field of a native HDF5 store at many positions in one call."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CUT = ValueError("its bytes are cut short, or its offsets are damaged")
 
 @dataclass(frozen=True)
 class Column:
-    """Where the values of one field lie: rows of fixed size, or ``rows`` of bytes cut by ``offsets``."""
+    """Where the values of one field lie: fixed-size rows, or ``rows`` of bytes divided by ``offsets``."""
 
     field: Field
     rows: Rows
@@ -37,9 +37,9 @@ class Column:
 
 
 def read_values(column: Column, positions: Array, *, alone: bool = False) -> list[Any]:
-    """Return stored values, in the order of `positions`, which ascend; a ValueError in the place of an unreadable one.
+    """Return stored values at ascending `positions`, with a ValueError in place of an unreadable one.
 
-    Those that are read `alone`, without the records that they belong to, are checked: raises BlockError.
+    With `alone`, the caller does not read whole records, so block checksums are verified: raises BlockError.
     """
     field = column.field
     if column.offsets is None:
@@ -63,35 +63,35 @@ def read_values(column: Column, positions: Array, *, alone: bool = False) -> lis
 
 
 def check_alone(column: Column, positions: Array) -> None:
-    """Raise BlockError unless values of fixed size lie in blocks that are what was written."""
+    """Raise BlockError unless the blocks of these fixed-size values match their checksums."""
     if column.blocks is not None and not column.blocks.all_good:
         column.blocks.check_rows(positions, positions + 1)
 
 
 def read_raw(column: Column, positions: Array) -> Array | None:
-    """Return the bytes of values of fixed size, shape (n, size), in any order; None if one cannot be read whole."""
+    """Return the bytes of fixed-size values, shape (n, size), in any order; None if one is incomplete."""
     return gather_any(column.rows, positions)
 
 
 def typed(raw: Array, field: Field) -> Array:
-    """Return values of fixed size made of their bytes, shape (n, *shape)."""
+    """Return fixed-size values from their bytes, shape (n, *shape)."""
     dtype = np.dtype(field.dtype) if field.kind == "array" else SCALARS[field.kind]
     shape = len(raw), *(size or 0 for size in field.shape or ())
-    if dtype.kind == "b":  # a byte other than 0 and 1 makes a bool that NumPy computes with wrongly
+    if dtype.kind == "b":  # NumPy computes wrong results with bools other than 0 and 1
         raw = (raw != 0).view(np.uint8)
     values: Array = raw.reshape(-1).view(dtype).reshape(shape).astype(dtype.newbyteorder("="), copy=False)
     return values
 
 
 def _between(rows: Rows, starts: Array, stops: Array, good: Array) -> list[Any]:
-    """Return the bytes between `starts` and `stops` where that is `good`."""
+    """Return the bytes between `starts` and `stops` of the `good` values."""
     if good.all() and (starts[1:] >= stops[:-1]).all():
         found: list[Any] = read_spans(rows, starts, stops)
         lengths = (stops - starts).tolist()
         if list(map(len, found)) == lengths:
             return found
         return [data if len(data) == length else _CUT for data, length in zip(found, lengths, strict=True)]
-    # Offsets of a damaged store need not ascend; reads must.
+    # Reads must ascend, but the offsets of a damaged store may not.
     order = sorted((int(starts[at]), int(stops[at]), int(at)) for at in np.flatnonzero(good))
     values: list[Any] = [_CUT] * len(good)
     for (start, stop, at), data in zip(order, rows.read([(start, stop) for start, stop, _ in order]), strict=True):
@@ -112,7 +112,7 @@ def _fixed(raw: Array, whole: Array, field: Field) -> list[Any]:
 def _texts(values: list[Any], field: Field) -> list[Any]:
     try:
         return [value.decode() for value in values]
-    except (UnicodeDecodeError, AttributeError):  # a ValueError stands in the place of one
+    except (UnicodeDecodeError, AttributeError):  # AttributeError: a value is a ValueError
         return [_variable(value, field, None) for value in values]
 
 
@@ -129,13 +129,13 @@ def _variable(value: Any, field: Field, shape: Any) -> Any:
 
 _encode = msgspec.msgpack.Encoder().encode
 _SHORT, _MIDDLE, _LONG = (struct.Struct(layout).pack for layout in (">BB", ">BH", ">BI"))
-_LARGE = 24 << 10  # bytes; to copy a smaller value costs less than the calls that it takes to hash it where it lies
+_LARGE = 24 << 10  # bytes; copying a smaller value is cheaper than the calls to hash it in place
 
 
 class RecordDigests:
-    """The checksums of records of one declaration: those of the maps that `RecordCodec.pack` makes.
+    """Computes record checksums equal to those of the maps that `RecordCodec.pack` returns.
 
-    A large value is hashed where it lies: packing would copy it, twice. What lies between such values is packed.
+    Large values are hashed in place, since packing would copy them twice. The values between them are packed.
 
     Parameters
     ----------
@@ -166,14 +166,14 @@ class RecordDigests:
         return self._of_parts(parts)
 
     def of_columns(self, columns: Mapping[str, Array], raw: Mapping[str, Array]) -> list[bytes]:
-        """Return the checksums of records, of which every field is of fixed size.
+        """Return the checksums of records whose fields all have a fixed size.
 
         Parameters
         ----------
         columns : mapping
             The values of each field, shape (n, *shape).
         raw : mapping
-            Their bytes as they are stored, shape (n, size).
+            The stored bytes of each field, shape (n, size).
         """
         parts: list[Iterable[Any]] = []
         for key, names in self._steps:
@@ -187,11 +187,11 @@ class RecordDigests:
         return self._of_parts(parts)
 
     def _of_parts(self, parts: Iterable[Iterable[Any]]) -> list[bytes]:
-        """Return the checksums of records, of each of which every one of `parts` has the next bytes."""
+        """Return the checksums of records; each of `parts` yields the next bytes of every record."""
         hasher, header = xxhash.xxh3_64(), self._header
-        reset, update, digest = hasher.reset, hasher.update, hasher.digest  # one hasher, used again for each
+        reset, update, digest = hasher.reset, hasher.update, hasher.digest  # reused for all records
         digests = []
-        for pieces in zip(*parts):  # noqa: B905  # what repeats has no length
+        for pieces in zip(*parts):  # noqa: B905  # itertools.repeat is endless
             reset()
             update(header)
             for piece in pieces:
@@ -201,7 +201,7 @@ class RecordDigests:
 
 
 def _steps(fields: Mapping[str, Field]) -> Iterator[tuple[bytes, tuple[str, ...]]]:
-    """Yield each field that is hashed where it lies, with its packed key, and runs of those that are packed, without."""
+    """Yield the packed key and name of each field hashed in place, and runs of packed fields with an empty key."""
     for blob, names in itertools.groupby(fields, lambda name: fields[name].is_blob):
         if blob:
             yield from ((_encode(name), (name,)) for name in names)
@@ -210,7 +210,7 @@ def _steps(fields: Mapping[str, Field]) -> Iterator[tuple[bytes, tuple[str, ...]
 
 
 def _packed(values: Record) -> bytes:
-    """Return keys and values as they stand in the middle of a map."""
+    """Return packed keys and values without the map header."""
     return _encode(values)[_header_size(len(values)) :]
 
 

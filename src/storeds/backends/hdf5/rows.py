@@ -1,7 +1,7 @@
-"""Reads rows of HDF5 datasets: by file offset where the bytes lie flat in the file, through libhdf5 elsewhere.
+"""Reads rows of HDF5 datasets: by file offset if they are contiguous in the file, else through libhdf5.
 
-Positional reads release the GIL and bypass libhdf5's global lock; datasets that are chunked or filtered (a store
-that h5repack rewrote, say) still read right, only slower. Many small rows at once are copied out of a mapping.
+Positional reads release the GIL and bypass libhdf5's global lock. Chunked or filtered datasets, such as those that
+h5repack writes, are read correctly but more slowly. Batches of small rows are copied from a memory mapping.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from storeds.protocols import Array
 __all__ = ["FileMap", "FlatRows", "LibraryRows", "Rows", "gather", "gather_any", "open_rows", "read_spans"]
 
 
-# On others a page may be lost to another machine, or to a program that ends, whatever the size says; an overlay may lie
-# over any of them.
+# Only these are mapped. On others, another machine or an ending FUSE process can make a page disappear, which ends this
+# process by SIGBUS. An overlay may have such a file system below it.
 _LOCAL = {
     "bcachefs",
     "btrfs",
@@ -40,20 +40,20 @@ _LOCAL = {
     "xfs",
     "zfs",
 }
-_PAGE_SIZED = 512  # bytes; of smaller rows, many are likely to share what one fault reads
-_ANNOUNCED = 15  # calls
+_PAGE_SIZED = 512  # bytes; one page fault is likely to read many smaller rows
+_ANNOUNCED = 15  # calls that use readahead after one that waited for the disk
 
 
 class FileMap:
-    """A read-only mapping of an open file, made when it is first needed.
+    """A read-only mapping of an open file, created on first use.
 
-    Thread-safe. It belongs to a handle, which is closed once nobody reads; arrays of rows keep the mapping alive, so they
-    must not outlast the call that asked for them.
+    Thread-safe. It belongs to a handle, which closes when no read is in progress. Arrays of rows keep the mapping
+    alive, so they must not outlive the read call.
 
     Parameters
     ----------
     descriptor : int
-        Of the file; stays the caller's.
+        Of the file; the caller closes it.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -63,18 +63,18 @@ class FileMap:
         self._announce = 0
 
     def bytes(self, offset: int, size: int) -> Array | None:
-        """Return `size` bytes of the file, uint8, or None where they must be read otherwise."""
+        """Return `size` bytes of the file, uint8, or None if the mapping cannot be used."""
         if self._refused or os.fstat(self._descriptor).st_size < offset + size:
             return None
         mapped = self._bytes
         if mapped is None:
             mapped = self._bytes = self._open()
-        if mapped is None or len(mapped) < offset + size:  # it was longer, then shorter, and is long again
+        if mapped is None or len(mapped) < offset + size:  # the file has grown since it was mapped
             return None
         return mapped[offset : offset + size]
 
     def take(self, first: Array, offset: int, size: int, count: int, wide: int) -> Array | None:
-        """Return `wide` of `count` rows from each of the rows `first` on, shape (n, wide * size), or None."""
+        """Return `wide` rows starting at each of the rows `first`, shape (n, wide * size), or None."""
         found = self.bytes(offset, size * count)
         if found is None:
             return None
@@ -87,7 +87,7 @@ class FileMap:
         return taken
 
     def close(self) -> None:
-        """Let go of the mapping; it ends with the last array of its rows."""
+        """Release the mapping; it is unmapped with the last array of its rows."""
         self._bytes, self._refused = None, True
 
     def _open(self) -> Array | None:
@@ -96,13 +96,13 @@ class FileMap:
                 mapped = mmap.mmap(self._descriptor, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
                 mapped.madvise(mmap.MADV_RANDOM)
                 return np.frombuffer(mapped, np.uint8)
-        except (OSError, ValueError):  # no address space for it is left, or none is allowed
+        except (OSError, ValueError):  # no address space left, or not allowed
             pass
         self._refused = True
         return None
 
     def _begin(self, first: Array, offset: int, size: int, wide: int) -> int:
-        """Return how often this thread waited for a disk so far; where it did lately, have all rows read at once."""
+        """Return how often this thread has waited for a disk; request readahead of all rows if it waited recently."""
         if self._announce:
             self._announce -= 1
             for at in first.tolist():
@@ -114,16 +114,16 @@ def _waits() -> int:
     return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
 
 
-_GAP = 4096  # reading a page for nothing is cheaper than another call
-_GROUP = 1 << 20
+_GAP = 4096  # bytes; reading an unneeded page is cheaper than another call
+_GROUP = 1 << 20  # bytes of one read
 _MANY = 128  # rows; for fewer, NumPy's calls cost more than they save
-_MAPPED_MANY = 4  # the same, of rows that are mapped
-_MAPPED_MOST = 64 << 10  # bytes of a row; of larger ones, the copy is what costs
-_MAPPED_SPAN = 256  # bytes, on average; a span takes as many indices as bytes
+_MAPPED_MANY = 4  # the same for mapped rows
+_MAPPED_MOST = 64 << 10  # bytes per row; for larger rows the copy dominates
+_MAPPED_SPAN = 256  # mean bytes per span; indexing needs one index per byte
 
 
 class Rows(Protocol):
-    """A dataset seen as ``count`` rows of ``size`` bytes."""
+    """A dataset as ``count`` rows of ``size`` bytes."""
 
     @property
     def count(self) -> int: ...
@@ -132,12 +132,12 @@ class Rows(Protocol):
     def size(self) -> int: ...
 
     def read(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Return the bytes of row ranges ``[start, stop)``, which ascend; shorter where the file ends early."""
+        """Return the bytes of ascending row ranges ``[start, stop)``; fewer bytes if the file ends early."""
         ...
 
 
 class FlatRows:
-    """Rows that lie end to end in the file, read with ``pread``, or copied out of `mapped` where it can be."""
+    """Rows that are contiguous in the file, read with ``pread`` or copied from `mapped` if possible."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class FlatRows:
         return out
 
     def apart(self, starts: Array, stops: Array) -> list[bytes] | None:
-        """Return what `read` does where every range is a read of its own; None where some are near, or the file ends."""
+        """Read each range with its own call; None if ranges are close together or the file ends early."""
         if (starts[1:] - stops[:-1] <= _GAP // max(self.size, 1)).any():
             return None
         sizes = ((stops - starts) * self.size).tolist()
@@ -173,13 +173,13 @@ class FlatRows:
         return out if list(map(len, out)) == sizes else None
 
     def take(self, first: Array, wide: int = 1) -> Array | None:
-        """Return `wide` rows from each of the rows `first` on, in any order; None where the mapping is of no use."""
+        """Return `wide` rows starting at each of the rows `first`, in any order; None if the mapping does not help."""
         if self.mapped is None or len(first) < _MAPPED_MANY or not 0 < wide * self.size <= _MAPPED_MOST:
             return None
         return self.mapped.take(first, self._offset, self.size, self.count, wide)
 
     def cut(self, starts: Array, stops: Array) -> list[bytes] | None:
-        """Return the bytes of short row ranges; None where the mapping is of no use."""
+        """Return the bytes of short row ranges; None if the mapping does not help."""
         lengths = (stops - starts) * self.size
         ends = np.cumsum(lengths)
         if self.mapped is None or len(starts) < _MAPPED_MANY or ends[-1] > len(starts) * _MAPPED_SPAN:
@@ -192,10 +192,10 @@ class FlatRows:
         return [data[begin:end] for begin, end in itertools.pairwise([0, *ends.tolist()])]
 
     def gather(self, first: Array, wide: int) -> tuple[Array, Array]:
-        """Return what the function `gather` does."""
+        """Return the result of the function `gather`, reading neighbouring rows together."""
         starts, length = first * self.size, wide * self.size
         out, whole = np.zeros((len(first), length), np.uint8), np.ones(len(first), bool)
-        # As `_groups` does: what lies near is read at once, up to so many bytes.
+        # Group as `_groups` does: one read serves neighbouring rows, up to `_GROUP` bytes.
         apart = (np.diff(starts) > _GAP + length) | (np.diff((starts - starts[0]) // _GROUP) > 0)
         bounds = [0, *(np.flatnonzero(apart) + 1).tolist(), len(first)]
         for low, high in itertools.pairwise(bounds):
@@ -211,7 +211,7 @@ class FlatRows:
 
 
 class LibraryRows:
-    """Rows that only libhdf5 can find: chunked, compressed or otherwise filtered."""
+    """Rows that only libhdf5 can read: chunked, compressed or otherwise filtered."""
 
     def __init__(self, dataset: h5py.Dataset, size: int, count: int) -> None:
         self._dataset = dataset
@@ -225,18 +225,18 @@ class LibraryRows:
                 first = group[0][0]
                 data = np.ascontiguousarray(self._dataset[first : group[-1][1]])
                 out.extend(data[start - first : stop - first].tobytes() for start, stop in group)
-            except OSError:  # a damaged chunk: what lies in others is still good
+            except OSError:  # a damaged chunk: rows in other chunks are still good
                 out.extend(b"" if len(group) == 1 else self.read([span])[0] for span in group)
         return out
 
 
 def gather(rows: Rows, first: Array, wide: int = 1) -> tuple[Array, Array]:
-    """Return `wide` rows from each of the rows `first` on, which ascend, and which of them could be read whole.
+    """Read `wide` rows starting at each of the ascending rows `first`.
 
     Returns
     -------
     Array, Array
-        Shape (n, wide * size), uint8, zero where it could not be read; shape (n,), bool.
+        The bytes, shape (n, wide * size), uint8, zero where unreadable; and which are complete, shape (n,), bool.
     """
     if isinstance(rows, FlatRows):
         taken = rows.take(first, wide)
@@ -251,7 +251,7 @@ def gather(rows: Rows, first: Array, wide: int = 1) -> tuple[Array, Array]:
 
 
 def gather_any(rows: Rows, positions: Array) -> Array | None:
-    """Return the rows at `positions`, in any order, shape (n, size), writable; None if one cannot be read whole."""
+    """Return the rows at `positions`, in any order, shape (n, size), writable; None if one is incomplete."""
     taken = rows.take(positions) if isinstance(rows, FlatRows) else None
     if taken is not None:
         return taken
@@ -261,7 +261,7 @@ def gather_any(rows: Rows, positions: Array) -> Array | None:
 
 
 def read_spans(rows: Rows, starts: Array, stops: Array) -> list[bytes]:
-    """Return the bytes of the row ranges between `starts` and `stops`, which ascend, as `Rows.read` does."""
+    """Return the bytes of ascending row ranges, as `Rows.read` does."""
     found = (rows.cut(starts, stops) or rows.apart(starts, stops)) if isinstance(rows, FlatRows) else None
     return rows.read(list(zip(starts.tolist(), stops.tolist(), strict=True))) if found is None else found
 
@@ -278,7 +278,7 @@ def _pread(descriptor: int, size: int, offset: int) -> bytes:
 
 
 def _groups(spans: Sequence[tuple[int, int]], size: int) -> list[list[tuple[int, int]]]:
-    """Join neighbours into groups that one read serves."""
+    """Join neighbouring spans into groups that need one read each."""
     gap, most = _GAP // max(size, 1), _GROUP // max(size, 1)
     groups: list[list[tuple[int, int]]] = []
     group: list[tuple[int, int]] = []
@@ -331,12 +331,12 @@ def _local_dataset(file: h5py.File, name: str, url: str) -> h5py.Dataset:
         if link is None:
             raise FormatError(f"{url}: {at} is missing; copy it again")
         if not isinstance(link, h5py.HardLink):
-            # h5py would follow it into any file it names.
+            # h5py would follow the link into any file.
             raise FormatError(f"{url}: {at} is a link to elsewhere, which a native store never holds")
     dataset = file[name]
     if not isinstance(dataset, h5py.Dataset):
         raise FormatError(f"{url}: /{name} is no dataset")
     if dataset.is_virtual or dataset.external:
-        # A virtual dataset gives zeros for a missing source; external storage reads any file it names.
+        # A virtual dataset reads zeros for a missing source; external storage can name any file.
         raise FormatError(f"{url}: dataset {name} keeps its bytes in other files, which a native store never does")
     return dataset

@@ -1,9 +1,8 @@
-"""Writes native HDF5 stores: columns grow as plain files, and one HDF5 file is laid around them at publish.
+"""Writes native HDF5 stores: columns grow as plain files, and publishing builds one HDF5 file around them.
 
-libhdf5 leaves an unreadable file when its process dies, so nothing is written through it until everything is
-known; append-only files with a durable count survive any death. The file of the first column of images or bytes, which
-is nearly all of most stores, has room for a header in front and becomes the store: all else is copied around it, to
-where libhdf5 lays it.
+libhdf5 leaves an unreadable file when its process dies, so it is only used when all records are known. Append-only
+files with a durable count survive a crash. The file of the first image or bytes column holds most of a typical store.
+It has room for a header at its start and becomes the store; other columns are copied to where libhdf5 allocates them.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ from storeds.records.meta import meta_to_row
 
 __all__ = ["Hdf5Writer"]
 
-_ROOM = 1 << 14  # in front of the column that becomes the store; libhdf5 puts 3 KiB there
-_WORTH = 1 << 16  # bytes of a column from which on it is left in place
-_VECTORS = 1024  # buffers in one call, Linux's limit
+_ROOM = 1 << 14  # bytes before the column that becomes the store; libhdf5 writes 3 KiB there
+_WORTH = 1 << 16  # bytes; a smaller column is copied instead of becoming the store
+_VECTORS = 1024  # Linux's limit of buffers in one call
 
 
 class Hdf5Writer(StoreWriter):
@@ -83,13 +82,13 @@ class Hdf5Writer(StoreWriter):
         self._resume_from(count, [self._places.digests(seals, np.arange(count))])
 
     def _take_state(self) -> int:
-        """Take over what is durable; return how many records."""
+        """Adopt the durable records and return their number."""
         state_file = self._folder / "state.json"
         if not state_file.exists():
             return 0
         state = json.loads(state_file.read_text())
         if self._body is not None and state["ends"][self._body] and not self._path(self._body).exists():
-            # It became the target, where no hard link kept a second name for it: all else here is worth nothing.
+            # It became the target on a file system without hard links, so the other columns are useless.
             state_file.unlink()
             sync_path(self._folder)
             return 0
@@ -133,7 +132,7 @@ class Hdf5Writer(StoreWriter):
                 self._append(f"{name}.shapes", [np.array([value.shape for value in values], "<i8").tobytes()])
 
     def _append(self, name: str, blobs: list[bytes]) -> None:
-        # At the durable end, not at the file's: a batch that failed half-way is written over.
+        # Write at the durable end, not the file's end, to overwrite a batch that failed half-way.
         for start in range(0, len(blobs), _VECTORS):
             self._ends[name] += _write_all(
                 self._files[name], blobs[start : start + _VECTORS], self._begin(name) + self._ends[name]
@@ -146,8 +145,8 @@ class Hdf5Writer(StoreWriter):
         replace_text(self._folder / "state.json", json.dumps({"count": count, "ends": self._ends, "note": note}))
 
     def _publish(self, meta: Meta) -> None:
-        (self._folder / "built.h5").unlink(missing_ok=True)  # it may be the target too, of a writer that died
-        # libhdf5 lays it out in memory, where rooms take none: a disk that is full under libhdf5 can kill the process.
+        (self._folder / "built.h5").unlink(missing_ok=True)  # a crashed writer may have linked it to the target
+        # libhdf5 writes to a sparse file in memory: a full disk under libhdf5 can kill the process.
         with _scratch_file() as laid:
             places, raw = self._lay_out(laid, meta)
             laid.flush()
@@ -166,18 +165,18 @@ class Hdf5Writer(StoreWriter):
         self._staging.publish(built)
 
     def _fill(self, target: int, laid: int, stays: str | None) -> None:
-        """Copy to `target` what libhdf5 wrote in `laid`, around the column that `stays` in its file."""
+        """Copy what libhdf5 wrote in `laid` to `target`, around the column `stays`, which is already there."""
         begin, end = (0, 0) if stays is None else (_ROOM, _ROOM + self._ends[stays])
-        os.ftruncate(target, end)  # nothing of an earlier try stays behind it
+        os.ftruncate(target, end)  # removes leftovers of an earlier attempt
         os.ftruncate(target, os.fstat(laid).st_size)
         copy_range(laid, 0, target, 0, begin)
         for start, stop in written_ranges(laid, end):
             copy_range(laid, start, target, start, stop - start)
 
     def _lay_out(self, laid: BinaryIO, meta: Meta) -> tuple[dict[str, int], list[tuple[int, int]]]:
-        """Write the HDF5 file `laid`, with room for every column.
+        """Write the HDF5 file `laid` with space for every column.
 
-        Returns column name → offset of its room, and the byte ranges of all raw data.
+        Returns column name → offset of its space, and the byte ranges of all raw data.
         """
         n, places = meta.count, {}
         blocks = np.array(list(self._block_digests(n)), "<u8")
@@ -194,7 +193,7 @@ class Hdf5Writer(StoreWriter):
                 return dataset
 
             data = {}
-            if self._body is not None:  # first, so that nothing else takes its place
+            if self._body is not None:  # first, so that libhdf5 allocates it at offset `_ROOM`
                 data[self._body] = room(self._body.replace(".", "/"), self._body, (self._ends[self._body],), "u1")
             file.attrs.update(row)
             for name, field in self.fields.items():
@@ -216,7 +215,7 @@ class Hdf5Writer(StoreWriter):
         return places, raw
 
     def _alignment(self) -> dict[str, int]:
-        """Return the options with which libhdf5 gives the body its place; small things are not aligned."""
+        """Return the h5py options that align the body to `_ROOM`; smaller objects are not aligned."""
         size = 0 if self._body is None else self._ends[self._body]
         return {"alignment_threshold": size, "alignment_interval": _ROOM} if size >= _WORTH else {}
 
@@ -225,7 +224,7 @@ class Hdf5Writer(StoreWriter):
         return np.concatenate((np.zeros(1, "<i8"), stops))
 
     def _block_digests(self, n: int) -> Iterator[int]:
-        """Yield the checksums of the blocks of all columns: seals do not cover a column that is read alone."""
+        """Yield the block checksums of all columns; they protect columns that are read without whole records."""
         for name, dataset in column_datasets(self.fields):
             if dataset.endswith("/offsets"):
                 yield from block_digests([self._offsets(name, n).tobytes()])
@@ -266,11 +265,11 @@ def _to_bytes(value: str | bytes | Array) -> bytes:
 def _scratch_file() -> BinaryIO:
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("storeds-hdf5"), "w+b")
-    return cast("BinaryIO", tempfile.TemporaryFile())  # on systems without files in memory
+    return cast("BinaryIO", tempfile.TemporaryFile())  # for systems without memfd
 
 
 def _create_flat(group: h5py.Group, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> h5py.Dataset:
-    """Create a contiguous dataset whose space is allocated now and written later."""
+    """Create a contiguous dataset whose space is allocated now and filled later."""
     creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     creation.set_layout(h5py.h5d.CONTIGUOUS)
     creation.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
@@ -297,10 +296,10 @@ def _parts(descriptor: int, size: int, step: int = 1 << 20) -> Iterator[bytes]:
 
 
 def _write_all(descriptor: int, blobs: list[bytes], at: int) -> int:
-    """Write `blobs` end to end from `at` on; return how many bytes they are."""
+    """Write `blobs` one after another at offset `at`; return their total size."""
     size = sum(map(len, blobs))
     written = os.pwritev(descriptor, blobs, at)
-    if written < size:  # the disk is full, which the next call says, or there are more bytes than one call takes
+    if written < size:  # more bytes than one call takes, or the disk is full, in which case the next call raises
         rest = memoryview(b"".join(blobs))[written:]
         while rest:
             rest = rest[os.pwrite(descriptor, rest, at + size - len(rest)) :]
