@@ -1,4 +1,4 @@
-"""The MongoDB engine: a native store is one collection with a document a record, its meta in ``<collection>.meta``."""
+"""The MongoDB engine: a native store is a collection with one document per record, and ``<collection>.meta``."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ __all__ = ["MongodbBackend", "pipelined"]
 P = TypeVar("P")
 R = TypeVar("R")
 
-_THREADS = 4  # for several readers in one process; each has one part here and one in its own thread
+_THREADS = 4  # shared by all readers of this process; each reads one part here and one in its own thread
 
 
 def pipelined(function: Callable[[P], R], parts: Iterable[P]) -> Iterator[R]:
-    """Yield ``function(part)`` of each part in order, two at a time; nothing is under way when it raises."""
+    """Yield ``function(part)`` for each part in order, two at a time; no call is running when it raises."""
     remaining = iter(parts)
     while pair := list(islice(remaining, 2)):
         if len(pair) == 1:
             yield function(pair[0])
             return
-        # The second may have to wait for a thread, and must not have the whole deadline once the first has spent it.
+        # One deadline for both: the second may wait for a thread, and must not start a new deadline then.
         with shared_deadline():
             try:
                 second = _threads(os.getpid()).submit(contextvars.copy_context().run, function, pair[1])
-            except RuntimeError:  # the interpreter is ending, and takes no more work
+            except RuntimeError:  # the interpreter is shutting down and accepts no more work
                 both = [function(part) for part in pair]
             else:
                 try:
@@ -64,15 +64,15 @@ def pipelined(function: Callable[[P], R], parts: Iterable[P]) -> Iterator[R]:
 
 @functools.lru_cache(maxsize=1)
 def _threads(process: int) -> ThreadPoolExecutor:
-    # Of each process its own: threads do not come along in a fork.
+    # One pool per process: a fork does not copy threads.
     return ThreadPoolExecutor(_THREADS, "storeds-mongodb")
 
 
 T = TypeVar("T")
 
-_REPLY_BYTES = 16 << 20  # what a server puts into one reply
-_WORTH_TWO = 512 << 10
-_SMALL = 256  # bytes of a document without blobs, about
+_REPLY_BYTES = 16 << 20  # the most that a server puts into one reply
+_WORTH_TWO = 512 << 10  # bytes; a larger batch is read by two queries at once
+_SMALL = 256  # approximate bytes of a document without blobs
 
 
 class MongodbBackend(HandleBackend[MongodbHandle, MongodbOpener]):
@@ -84,27 +84,32 @@ class MongodbBackend(HandleBackend[MongodbHandle, MongodbOpener]):
         ``mongodb://`` or ``mongodb+srv://``, ``[user:password@]hosts/database/collection[?options]``; every option
         goes to PyMongo.
     client_factory : callable, optional
-        Makes the client from PyMongo's part of the URL; must be picklable for workers that are spawned.
+        Creates the client from PyMongo's part of the URL; must be picklable for spawned workers.
 
     Raises
     ------
-    StoreNotFoundError, FormatError, ConfigError, UnavailableError
-        No such collection; not written by storeds; a malformed URL; no server within ``serverSelectionTimeoutMS``
-        (10 s unless given), no name server that knows it, or it refuses.
+    StoreNotFoundError
+        The collection does not exist.
+    FormatError
+        storeds did not write the collection.
+    ConfigError
+        The URL is malformed.
+    UnavailableError
+        No server answers within ``serverSelectionTimeoutMS`` (default 10 s), its name is unknown, or it refuses.
 
     Notes
     -----
-    One client a process and URI, made with ``connect=False`` and a pool of two, whatever the number of backends.
-    A batch is one ``$in`` query by ``_id``, which also tells whether the collection was replaced meanwhile; a batch of
-    more than 16 MiB is several. A query that a failover, a frozen node or a cut network ends is repeated until
-    ``timeoutMS`` (30 s unless given) have passed, then it is an UnavailableError.
+    All backends of a process share one client per URI, created with ``connect=False`` and a pool of two connections.
+    A batch is one ``$in`` query by ``_id``, which also detects that the collection was replaced; a batch above 512 KiB
+    is two concurrent queries or more. A query that fails by a failover, a frozen node or a network fault is repeated;
+    after ``timeoutMS`` (default 30 s) it raises UnavailableError.
     """
 
     Options: ClassVar[type[BackendOptions]] = BackendOptions
     shares_open_store = True
     pool: ClassVar[HandlePool[MongodbHandle]] = HandlePool(limit=64, quiesce=False)
 
-    _document_bytes: int | None = None  # until a batch needs it
+    _document_bytes: int | None = None  # read when a batch first needs it
 
     def __init__(
         self,
@@ -151,7 +156,7 @@ class MongodbBackend(HandleBackend[MongodbHandle, MongodbOpener]):
             return {
                 "max_pool_size": pool,
                 "nodes": nodes,
-                # PyMongo watches each node over one connection and measures its round trip over another.
+                # PyMongo monitors each node over one connection and measures round-trip times over another.
                 "connections_per_process": pool + 2 * nodes,
                 "deadline_s": self._opener.location.deadline,
                 "server_selection_timeout_s": options.server_selection_timeout,
@@ -181,7 +186,7 @@ class MongodbBackend(HandleBackend[MongodbHandle, MongodbOpener]):
             return str(writing) if writing else None
 
     def _with_retries(self, operation: Callable[[MongodbHandle], T]) -> T:
-        """Return what `operation` returns; it is repeated, with a new lease, while the server may come back."""
+        """Return the result of `operation`, repeated with a new lease after transient failures."""
 
         def attempt() -> T:
             with self._lease() as handle:
@@ -214,9 +219,9 @@ class MongodbBackend(HandleBackend[MongodbHandle, MongodbOpener]):
         return [self._record(position, documents.get(position), wanted, large, seals, whole) for position in positions]
 
     def _parts(self, positions: Sequence[int], *, blobs: bool) -> Iterator[Sequence[int]]:
-        """Cut a batch into queries of which each is answered at once, and so has the whole deadline.
+        """Divide a batch into queries whose reply fits into one message, so that each has the whole deadline.
 
-        One that is not small is cut in two, which are asked for together.
+        A batch above `_WORTH_TWO` becomes at least two queries, which run concurrently.
         """
         size = self._mean_size() if blobs else _SMALL
         step = max(1, _REPLY_BYTES // max(1, size))
@@ -226,7 +231,7 @@ class MongodbBackend(HandleBackend[MongodbHandle, MongodbOpener]):
             yield positions[start : start + step]
 
     def _mean_size(self) -> int:
-        # Not a functools.cached_property: it has a lock, which a fork could catch in another thread's hands.
+        # Not functools.cached_property: up to Python 3.11 it has a lock, which a fork may copy locked.
         if self._document_bytes is None:
             self._document_bytes = self._with_retries(lambda handle: handle.document_bytes)
         return self._document_bytes
@@ -255,7 +260,7 @@ class MongodbBackend(HandleBackend[MongodbHandle, MongodbOpener]):
     def _column(self, name: str, field: Field) -> Array:
         if field.is_blob:
             return column_from_records(self, name)
-        # Pages keep every query short, so that no cursor lives on between them.
+        # Read pages, so that every query is short and no cursor stays open.
         values: list[Any] = []
         step = _REPLY_BYTES // _SMALL
         for start in range(0, self.meta.count, step):

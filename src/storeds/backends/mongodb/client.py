@@ -1,4 +1,4 @@
-"""Reads MongoDB URLs, makes clients for them, and turns PyMongo's exceptions into ours without any secret."""
+"""Parses MongoDB URLs, creates clients, and converts PyMongo's exceptions to ours, with secrets removed."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ __all__ = [
 
 ClientFactory = Callable[[str], Any]
 
-# Small on purpose: workers × ranks clients come together at the server. A user's URI overrides each.
+# Small on purpose: a server has workers × ranks clients. The URL overrides each value.
 SELECTION = 10.0  # seconds
 _CLOSING = 0.5  # seconds
-DEADLINE = 30.0  # seconds; more than an election takes
+DEADLINE = 30.0  # seconds; longer than an election
 _DEFAULTS = {"maxPoolSize": 2, "serverSelectionTimeoutMS": int(SELECTION * 1000), "appName": "storeds"}
 _UNAUTHENTICATED = "authentication failed"
 _REFUSED = {13: "not authorised", 18: _UNAUTHENTICATED, 8000: _UNAUTHENTICATED}
 
-# PyMongo draws request ids, pauses and the choice between servers from Python's global generator, depending on the
-# log level and the number of servers. That would change what a seeded training program draws next.
+# PyMongo draws request ids, pauses and servers from Python's global generator, which would change the random numbers of
+# a seeded training program.
 for _name, _module in list(sys.modules.items()):
     if _name.startswith("pymongo.") and getattr(_module, "random", None) is random:
         _module.random = random.SystemRandom()  # type: ignore[attr-defined]  # a module of another package
@@ -55,9 +55,9 @@ class Location:
     Attributes
     ----------
     deadline : float or None
-        Seconds that one operation, its repetitions included, may take: the URL's ``timeoutMS``. None for no limit.
+        Seconds that one operation may take with all its attempts: the URL's ``timeoutMS``. None for no limit.
     selection : float
-        Seconds that a server is looked for at a time: the URL's ``serverSelectionTimeoutMS``.
+        Seconds that one search for a server may take: the URL's ``serverSelectionTimeoutMS``.
     """
 
     uri: str = field(repr=False)
@@ -69,10 +69,10 @@ class Location:
 
 
 def parse_location(url: str | StoreURL) -> Location:
-    """Split ``mongodb://hosts/db/collection?options``; raises ConfigError, options checked strictly.
+    """Split ``mongodb://hosts/db/collection?options``; raises ConfigError, also for unknown options.
 
-    The last segment of the path is ours; the rest goes to PyMongo, ``/db`` included, so that ``authSource`` keeps
-    its default.
+    The last path segment is the collection. The rest goes to PyMongo, with ``/db``, so that ``authSource`` keeps its
+    default.
     """
     parsed = StoreURL.parse(url)
     shown, scheme = parsed.redacted, parsed.scheme
@@ -96,24 +96,24 @@ def parse_location(url: str | StoreURL) -> Location:
 
 def _check_uri(uri: str, query: str, shown: str) -> Mapping[str, Any]:
     names = [part.partition("=")[0].lower() for part in query.split("&")]
-    for name in set(names) - {"readpreferencetags"}:  # which is meant to be repeated
+    for name in set(names) - {"readpreferencetags"}:  # the one option that may be repeated
         if names.count(name) > 1:
             raise ConfigError(f"{shown}: option {name!r} is given twice")
     try:
-        # PyMongo only warns of an unknown option or a bad value; a typing error must not pass unseen.
+        # By default PyMongo only warns about an unknown option or a bad value, so a misspelling could go unnoticed.
         options = uri_parser.split_options(query, validate=True, warn=False) if query else {}
-        # An SRV URI is resolved when it connects: here its user and database are checked, without any option.
+        # An SRV URI is resolved on connecting: check only its user and database here, without options.
         plain = uri if uri.startswith("mongodb://") else f"mongodb://{uri.partition('://')[2].partition('?')[0]}"
         uri_parser.parse_uri(plain, validate=True, warn=False)
-    except (PyMongoError, ValueError, TypeError, OSError) as error:  # OSError: a certificate's file
+    except (PyMongoError, ValueError, TypeError, OSError) as error:  # OSError: a certificate file
         wrong = f"{shown}: {_scrub(str(error), uri)}"
     else:
         return options
-    raise ConfigError(wrong)  # outside of the handler: PyMongo's error quotes parts of the URL
+    raise ConfigError(wrong)  # outside the handler: PyMongo's error as context would quote the URL
 
 
 def _scrub(text: str, uri: str) -> str:
-    """Return `text` without any secret of `uri`, however it is encoded."""
+    """Return `text` with every secret of `uri` removed, in any encoding."""
     userinfo = uri.partition("://")[2].rpartition("@")[0]
     secrets = {userinfo.partition(":")[2]}
     for option in uri.partition("?")[2].split("&"):
@@ -127,21 +127,21 @@ def _scrub(text: str, uri: str) -> str:
 
 
 def is_lookup_failure(error: BaseException | None) -> bool:
-    """Whether the name servers gave no hosts for a ``mongodb+srv://`` URL, which PyMongo calls a configuration error."""
-    dns = sys.modules.get("dns.exception")  # PyMongo itself imports it no sooner than it looks a name up
+    """Whether the DNS lookup of a ``mongodb+srv://`` URL failed, which PyMongo reports as a configuration error."""
+    dns = sys.modules.get("dns.exception")  # PyMongo imports it on the first lookup
     if dns is None or not isinstance(error, ConfigurationError):
         return False
-    cause = error.__cause__ or error.__context__  # which of them depends on the version of PyMongo
-    # What dns.name raises is about a name that cannot be anyone's, such as one with an empty part.
+    cause = error.__cause__ or error.__context__  # which one depends on PyMongo's version
+    # dns.name raises for invalid names, such as one with an empty label; these are configuration errors.
     return isinstance(cause, dns.DNSException) and type(cause).__module__ != "dns.name"
 
 
 @contextmanager
 def pymongo_errors(location: Location | ClientOpener) -> Iterator[None]:
-    """Turn PyMongo's exceptions into UnavailableError or ConfigError that name the store, secrets removed."""
+    """Convert PyMongo's exceptions to UnavailableError or ConfigError that name the store without secrets."""
     try:
         yield
-    except StoredsError:  # some of ours are ValueErrors too
+    except StoredsError:  # some of ours are also ValueErrors
         raise
     except (ConfigurationError, ValueError) as error:
         reason = _scrub(str(error), location.uri)
@@ -151,7 +151,7 @@ def pymongo_errors(location: Location | ClientOpener) -> Iterator[None]:
     except PyMongoError as error:
         code = error.code if isinstance(error, OperationFailure) else None
         what = _REFUSED.get(code or 0, "MongoDB refused" if code else "MongoDB cannot be reached")
-        # The text of a server selection error ends with a dump of the whole topology.
+        # A server selection error ends with a dump of the whole topology; drop it.
         reason = str(error).partition(", Timeout:")[0].partition(", full error:")[0]
         reason = _scrub(re.sub(r"(to execute command) \{ (\w+):.*", r"\1 \2", reason, flags=re.DOTALL), location.uri)
         raise UnavailableError(f"{location.url}: {what}: {reason}") from error
@@ -159,20 +159,20 @@ def pymongo_errors(location: Location | ClientOpener) -> Iterator[None]:
 
 @contextmanager
 def leased_database(ref: HandleRef[Any], location: Location) -> Iterator[Any]:
-    """Lease the client of `ref` and give the location's database; PyMongo's exceptions leave as ours."""
+    """Lease the client of `ref` and yield the location's database; converts PyMongo's exceptions to ours."""
     with ref.lease() as client, pymongo_errors(location):
         try:
             yield client[location.database]
         except OperationFailure as error:
             if _REFUSED.get(error.code or 0) == _UNAUTHENTICATED:
-                # PyMongo now considers the server unknown, so the next use of this client would fail with a timeout.
+                # PyMongo now considers the server unknown, so this client's next operation would time out.
                 ref.invalidate()
             raise
 
 
 @dataclass(frozen=True)
 class ClientOpener:
-    """Makes one client per process and URI; it connects on its first operation."""
+    """Creates one client per process and URI, which connects on its first operation."""
 
     uri: str = field(repr=False)
     url: str
@@ -188,7 +188,7 @@ class ClientOpener:
         try:
             return self._client()
         except ConfigurationError:
-            # PyMongo before 4.12 looks the name of a mongodb+srv:// URL up here, and so may a factory's client.
+            # PyMongo before 4.12 resolves a mongodb+srv:// name here, and a factory may do so too.
             with pymongo_errors(self):
                 raise
 
@@ -200,23 +200,23 @@ class ClientOpener:
         return pymongo.MongoClient(self.uri, connect=False, **defaults)
 
     def close(self, handle: Any, /) -> None:
-        # PyMongo tells the server that its sessions end; one that is gone is not waited for.
+        # PyMongo reports ended sessions to the server; do not wait for a server that is gone.
         with pymongo.timeout(_CLOSING):
             handle.close()
 
     def abandon_after_fork(self, handle: Any, /) -> None:
-        # Closing would talk to the server over the parent's connections; dropping it would warn that it is unclosed.
+        # Keep a reference: closing would use the parent's connections, and collecting it would log a warning.
         _INHERITED.append(handle)
 
 
 def knows_server(client: Any) -> bool:
-    """Whether the client has found a server that it may read from, so that an operation goes out at once."""
-    if not isinstance(client, pymongo.MongoClient):  # a factory's, such as mongomock's
+    """Whether the client has found a server that it may read from, so that an operation starts at once."""
+    if not isinstance(client, pymongo.MongoClient):  # from a factory, such as mongomock's
         return True
     return client.topology_description.has_readable_server(client.read_preference)
 
 
 _INHERITED: list[Any] = []
 
-# A fork never waits for a server: opening and closing a client may.
+# No quiescing: opening and closing a client may wait for a server, and a fork must not.
 CLIENTS: HandlePool[Any] = HandlePool(limit=16, quiesce=False)

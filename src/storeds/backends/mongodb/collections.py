@@ -1,4 +1,4 @@
-"""Names the collections that one MongoDB store consists of, and tells one of them from a later one of the same name."""
+"""Names the collections of a MongoDB store, and identifies and removes what interrupted writers left."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def partial_collection(name: str, token: str) -> str:
 
 
 def buckets_of(collections: Iterable[str]) -> list[str]:
-    """Return the GridFS buckets that these collections make, without those of native stores' large values."""
+    """Return the GridFS buckets among these collections, without those of native stores' large values."""
     names = set(collections)
     buckets = (name.removesuffix(".files") for name in names if name.endswith(".files"))
     return sorted(name for name in buckets if f"{name}.chunks" in names and not _holds_values(name, names))
@@ -54,15 +54,15 @@ def _holds_values(bucket: str, collections: Iterable[str]) -> bool:
 
 
 def identity_of(database: Any, name: str) -> Any:
-    """Return what tells this collection from a later one of the same name, or None when it does not exist.
+    """Return an id that differs from that of a later collection of the same name, or None if it does not exist.
 
-    That is its UUID, which a rename carries along. A server without UUIDs (mongomock) gives its name instead.
+    The id is the collection's UUID, which a rename keeps. A server without UUIDs (mongomock) gives the name instead.
     """
     return identities_of(database, f"^{re.escape(name)}$").get(name)
 
 
 def identities_of(database: Any, pattern: str) -> dict[str, Any]:
-    """Return name → identity, see `identity_of`, of the collections whose names match a regular expression."""
+    """Return name → identity (see `identity_of`) of the collections whose names match a regular expression."""
     try:
         listed = list(database.list_collections(filter={"name": {"$regex": pattern}}))
     except NotImplementedError:
@@ -71,15 +71,15 @@ def identities_of(database: Any, pattern: str) -> dict[str, Any]:
 
 
 _IDS = 10_000  # in one command
-# A collection of that name, or a bucket, may hold documents that are not storeds'.
+# A collection of that name, or a bucket, may hold documents of other programs.
 _OURS = {"values": {"$exists": True}, "$or": [{"plan": {"$exists": True}}, {"layout": NATIVE}]}
 _PART_ID = re.compile("[0-9a-f]{32}/[0-9]+/")
-_UNFINISHED = {"token": "", "plan": "", "note": "", "adopted": ""}  # what an entry has while its store is being written
+_UNFINISHED = {"token": "", "plan": "", "note": "", "adopted": ""}  # keys of an entry only while its store is written
 
 
 @dataclass(frozen=True)
 class Partial:
-    """What an interrupted writer left to continue from: a collection, and its entry in meta."""
+    """An interrupted write that can be continued: its collection and its entry in the meta collection."""
 
     collection: str
     identity: Any
@@ -95,13 +95,13 @@ class _State:
 
     @property
     def live(self) -> set[Any]:
-        """The identities of the collections that count."""
+        """The identities of the collections in use."""
         chosen = self.chosen.identity if self.chosen else None
         return {self.target, chosen} - {None}
 
     @property
     def builds(self) -> list[str]:
-        """The names under which large values are in use."""
+        """The builds whose large values are in use."""
         used = [self.entries.get(identity, {}) for identity in self.live]
         return [build for entry in used if entry for build in (entry["values"], *entry.get("adopted", ()))]
 
@@ -124,12 +124,12 @@ def _inspect(database: Any, name: str) -> _State:
 
 
 def find_partial(database: Any, name: str) -> Partial | None:
-    """Return what an interrupted writer of the store `name` left to continue from."""
+    """Return the interrupted write of the store `name` that can be continued, or None."""
     return _inspect(database, name).chosen
 
 
 def stale_parts(database: Any, name: str) -> list[str]:
-    """Say what interrupted writers of the store `name` left, in words."""
+    """Describe, in words, what interrupted writers of the store `name` left."""
     state = _inspect(database, name)
     stale = [f"collection {collection}" for collection in sorted(state.partials)]
     orphans = len(state.entries.keys() - state.live)
@@ -141,9 +141,9 @@ def stale_parts(database: Any, name: str) -> list[str]:
 
 
 def sweep(database: Any, name: str, *, keep_partial: bool) -> Partial | None:
-    """Remove everything of the store `name` that is neither published nor, if `keep_partial`, to be continued.
+    """Remove everything of the store `name` except the published collection and, if `keep_partial`, a partial write.
 
-    Returns what is to be continued. Only the holder of the store's lease may call it.
+    Returns the kept partial write. Only the holder of the store's lease may call it.
     """
     state = _inspect(database, name)
     if not keep_partial:
@@ -153,7 +153,7 @@ def sweep(database: Any, name: str, *, keep_partial: bool) -> Partial | None:
             database[collection].drop()
     metas = database[meta_collection(name)]
     metas.delete_many({"_id": {"$in": [identity for identity in state.entries if identity not in state.live]}})
-    if "plan" in state.entries.get(state.target, {}):  # its writer died just after it had published
+    if "plan" in state.entries.get(state.target, {}):  # its writer died just after publishing
         metas.update_one({"_id": state.target}, {"$unset": _UNFINISHED})
     remove_values(database, name, state.stale_values)
     _remove_orphans(database, name)
@@ -168,17 +168,17 @@ def remove_values(database: Any, name: str, query: dict[str, Any]) -> None:
 
 
 def remove_values_from(database: Any, name: str, build: str, position: int) -> None:
-    """Remove the large values of a build whose records lie at `position` or after."""
+    """Remove the large values of a build that belong to records at `position` or later."""
     files = database[f"{values_collection(name)}.files"]
     ids = [row["_id"] for row in files.find({"metadata.build": build}, {"_id": True})]
     remove_values(database, name, {"_id": {"$in": [id for id in ids if int(id.split("/")[1]) >= position]}})
 
 
 def _remove_orphans(database: Any, name: str) -> None:
-    """Remove parts of large values whose writer died before it wrote the rest."""
+    """Remove chunks of large values whose writer died before it wrote the file document."""
     files, chunks = (database[f"{values_collection(name)}.{part}"] for part in ("files", "chunks"))
     known = {row["_id"] for row in files.find({}, {"_id": True})}
-    # Sorted as the index of GridFS is, so that the server walks the index and reads no chunk.
+    # Sort by the key of GridFS's index, so that the server scans the index and reads no chunk.
     grouped = chunks.aggregate([{"$sort": {"files_id": 1}}, {"$group": {"_id": "$files_id"}}])
     found = (row["_id"] for row in grouped)
     _delete(chunks, "files_id", [id for id in found if id not in known and _PART_ID.match(str(id))])

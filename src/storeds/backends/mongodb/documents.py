@@ -1,4 +1,4 @@
-"""Turns records into MongoDB documents and back; what is too large for a document goes to GridFS, by reference."""
+"""Converts records to MongoDB documents and back; documents refer to GridFS for values that are too large."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class LargeValue:
-    """A value that goes to GridFS under `id`."""
+    """A value to store in GridFS under `id`."""
 
     id: str
     data: bytes
@@ -46,7 +46,7 @@ class LargeValue:
 def to_document(
     position: int, sealed: EncodedRecord, fields: Mapping[str, Field], build: str, seals: DocumentSeals
 ) -> tuple[dict[str, Any], list[LargeValue]]:
-    """Return the document of a record and the values that it only refers to."""
+    """Return the document of a record, and the large values that it refers to."""
     document: dict[str, Any] = {"_id": Int64(position)}
     for name, field in fields.items():
         document[name] = _to_bson(field, sealed.stored[name])
@@ -63,17 +63,18 @@ def to_document(
 
 
 class DocumentSeals:
-    """Makes and checks the seals of the documents of one store.
+    """Creates and verifies the seals of the documents of one store.
 
-    The seal of a document begins with the record's checksum and its seal, 8 bytes each. A checksum of 8 bytes follows for
-    each field that is no blob: a field that is read alone is checked too, and holds for no other record or store.
+    A document's seal begins with the record's checksum and the record's seal, 8 bytes each. An 8-byte checksum follows
+    for each field that is not a blob, so that fields read without the record are verified. It is only valid for this
+    record of this store.
 
     Parameters
     ----------
     fields : mapping of str to Field
         In declared order.
     places : Places
-        Of the store.
+        The store's positions.
     """
 
     def __init__(self, fields: Mapping[str, Field], places: Places) -> None:
@@ -92,7 +93,7 @@ class DocumentSeals:
         return xxhash.xxh3_64_digest(_encode(value), self._places.salt ^ position)
 
     def digest(self, document: Mapping[str, Any], position: int) -> bytes | None:
-        """Return the checksum of the record at `position`, or None if this document has no seal of that place."""
+        """Return the checksum of the record at `position`, or None if this document has no seal for that position."""
         seal = document.get(SEAL)
         if not isinstance(seal, bytes) or len(seal) != self._size:
             return None
@@ -100,14 +101,14 @@ class DocumentSeals:
         return digest if self._places.seal(digest, position) == seal[_SUM : 2 * _SUM] else None
 
     def check_record(self, seal: Any, digest: bytes, position: int) -> None:
-        """Raise ValueError unless the record at `position`, whose checksum is `digest`, has this seal."""
+        """Raise ValueError unless `seal` is that of the record at `position` with checksum `digest`."""
         self._check_size(seal)
         fault = self._places.fault(int.from_bytes(seal[_SUM : 2 * _SUM], "big"), digest, position)
         if fault is not None:
             raise ValueError(fault)
 
     def check_values(self, seal: Any, stored: Record, position: int) -> None:
-        """Raise ValueError unless these small values of the record at `position` have their checksums in this seal."""
+        """Raise ValueError unless `seal` holds the checksums of these small values of the record at `position`."""
         self._check_size(seal)
         for name, value in stored.items():
             at = self._at[name]
@@ -183,7 +184,7 @@ def from_document(document: Mapping[str, Any], fields: Mapping[str, Field], larg
         if name not in document:
             raise ValueError(f"its document has no field {name!r}")
         value = document[name]
-        if type(value) is _PLAIN.get(field.kind):  # most; the others are looked at more closely
+        if type(value) is _PLAIN.get(field.kind):  # the fast path for most values
             record[name] = value
         else:
             record[name] = _from_bson(name, field, value, large)
@@ -228,14 +229,14 @@ def _text(value: Any, field: Field) -> str:
 def _blob(value: Any, field: Field) -> bytes:
     if not isinstance(value, bytes):
         raise TypeError(f"found {type(value).__name__}")
-    return bytes(value)  # other subtypes than 0 come as bson.Binary
+    return bytes(value)  # PyMongo returns subtypes other than 0 as bson.Binary
 
 
 def _array(value: Any, field: Field) -> Any:
     return np.frombuffer(value["data"], field.dtype).reshape([int(size) for size in value["shape"]]).copy()
 
 
-# What BSON gives of these kinds is what a record has.
+# Kinds whose BSON type needs no conversion.
 _PLAIN = {"image": bytes, "bytes": bytes, "str": str, "json": str, "int": int, "float": float, "bool": bool}
 
 _FROM_BSON = {

@@ -1,4 +1,4 @@
-"""One collection as its reader sees it: which it is, what its meta says, and queries that reach no other."""
+"""The reader's handle on one collection: its identity, its meta, and queries that fail if it was replaced."""
 
 from __future__ import annotations
 
@@ -38,29 +38,29 @@ from storeds.records.meta import WRITTEN_BY, meta_from_row
 __all__ = ["NO_UUID", "MongodbHandle", "MongodbOpener", "guarded_find", "is_other_collection"]
 
 
-_BATCH_SIZE = 100_000  # the server ends a reply at 16 MiB anyway
+_BATCH_SIZE = 100_000  # the server limits a reply to 16 MiB anyway
 _OTHER_UUID = 361  # CollectionUUIDMismatch
-NO_UUID = (40415, 323)  # an unknown field, before MongoDB 6.0; refused by a strict Stable API
+NO_UUID = (40415, 323)  # unknown field, before MongoDB 6.0; not allowed by the strict Stable API
 
 
 def guarded_find(database: Any, command: Mapping[str, Any], identity: Any) -> Any:
-    """Return a cursor over what a ``find`` command finds, or None if the server cannot compare UUIDs.
+    """Run a ``find`` command and return its cursor, or None if the server cannot compare UUIDs.
 
     Parameters
     ----------
     identity : optional
-        The UUID of the collection that was opened, which the server compares in the same round trip (MongoDB 6.0 and
-        later). None for any.
+        The UUID of the opened collection, which the server compares in the same round trip (MongoDB 6.0 and later).
+        None skips the comparison.
 
     Raises
     ------
     OperationFailure
-        Whatever MongoDB refuses; `is_other_collection` tells whether it is another collection.
+        The command fails; `is_other_collection` says whether the collection was replaced.
     """
     guarded = {**command, "batchSize": _BATCH_SIZE}
     if identity is not None:
         guarded["collectionUUID"] = identity
-    if database.read_concern.level is not None:  # which PyMongo adds to its own commands alone
+    if database.read_concern.level is not None:  # PyMongo adds it only to its own commands
         guarded["readConcern"] = database.read_concern.document
     try:
         return database.cursor_command(guarded, read_preference=database.read_preference)
@@ -71,7 +71,7 @@ def guarded_find(database: Any, command: Mapping[str, Any], identity: Any) -> An
 
 
 def is_other_collection(error: OperationFailure) -> bool:
-    """Whether the collection of that name was replaced since it was opened."""
+    """Whether a collection was replaced since it was opened."""
     return error.code == _OTHER_UUID
 
 
@@ -84,14 +84,14 @@ class _Facts:
 
 
 class MongodbHandle:
-    """A claim on the process's client for a URI, and what the collection says about itself. Thread-safe.
+    """A reference to the process's client for a URI, and the collection's meta. Thread-safe.
 
-    The server is asked when that is first needed, and not while the pool of handles is locked.
+    The meta is read on first use, not while the handle pool is locked.
     """
 
     def __init__(self, opener: MongodbOpener) -> None:
         self.location = opener.location
-        # A factory may make a client that knows no commands, as mongomock does.
+        # A factory may return a client without commands, such as mongomock's.
         self.checks_uuid = opener.factory is None
         self.ref: HandleRef[Any] = CLIENTS.ref(
             self, ClientOpener(opener.location.uri, opener.location.url, opener.factory)
@@ -101,22 +101,22 @@ class MongodbHandle:
 
     @property
     def meta(self) -> Meta:
-        """What the collection said when it was first asked."""
+        """The meta of the collection when it was first read."""
         return self._facts.meta
 
     @property
     def identity(self) -> Any:
-        """Which collection it is; see `identity_of`."""
+        """The collection's identity; see `identity_of`."""
         return self._facts.identity
 
     @property
     def seals(self) -> DocumentSeals:
-        """What checks that its documents are its own."""
+        """Verifies that documents belong to this collection."""
         return self._facts.seals
 
     @property
     def document_bytes(self) -> int:
-        """What a document takes, on average."""
+        """The mean size of a document."""
         return self._facts.document_bytes
 
     @property
@@ -133,15 +133,15 @@ class MongodbHandle:
 
     @contextmanager
     def database(self) -> Iterator[Any]:
-        """Lease the client and give its database; PyMongo's exceptions leave as ours."""
+        """Lease the client and yield its database; converts PyMongo's exceptions to ours."""
         with leased_database(self.ref, self.location) as database:
             yield database
 
     def find(self, query: Mapping[str, Any], fields: Iterable[str] | None) -> tuple[dict[int, Any], dict[str, bytes]]:
-        """Return position → document with its seal, and the large values they refer to; all fields where `fields` is None.
+        """Return position → document with its seal, and the large values they refer to; by default all fields.
 
-        Raises UnavailableError if the collection is another than the one that was opened. The server itself makes
-        sure, in the same round trip: a find may name the UUID that it expects (MongoDB 6.0 and later).
+        Raises UnavailableError if the collection was replaced. From MongoDB 6.0 on, the server checks this in the same
+        round trip, because the command names the expected UUID.
         """
         name = self.location.collection
         command: dict[str, Any] = {"find": name, "filter": query}
@@ -158,7 +158,7 @@ class MongodbHandle:
             return documents, _read_large(database, name, references(found))
 
     def _find_guarded(self, database: Any, command: Mapping[str, Any]) -> list[Any] | None:
-        """Return what is found, or None if the server cannot compare UUIDs."""
+        """Return the matching documents, or None if the server cannot compare UUIDs."""
         try:
             cursor = guarded_find(database, command, self.identity)
             return None if cursor is None else list(cursor)
@@ -174,7 +174,7 @@ class MongodbHandle:
         """Whether the collection is still the one that was opened."""
         name = self.location.collection
         row = database[meta_collection(name)].find_one({"_id": self.identity}) or {}
-        # The build is for a server without UUIDs.
+        # Compare the build for servers without UUIDs.
         return identity_of(database, name) == self.identity and row.get("build") == self.meta.build
 
     def _find_facts(self) -> _Facts:
@@ -194,7 +194,7 @@ class MongodbHandle:
 
 
 def _absent(database: Any, name: str, url: str) -> StoredsError:
-    """Return the error for a name that no collection has."""
+    """Return the error for a collection that does not exist."""
     collections, begun = database.list_collection_names(), _begun(database, name)
     if name in buckets_of(collections):
         return FormatError(f"{url} is a GridFS bucket, but no native store; {WRITTEN_BY}{begun}")
@@ -218,7 +218,7 @@ def _existing(database: str, collections: Collection[str]) -> str:
 
 
 def _read_large(database: Any, name: str, ids: list[str]) -> dict[str, bytes]:
-    """Return GridFS id → bytes, all files in one query."""
+    """Return GridFS id → bytes, read in one query."""
     if not ids:
         return {}
     parts: dict[str, list[bytes]] = {}
@@ -230,7 +230,7 @@ def _read_large(database: Any, name: str, ids: list[str]) -> dict[str, bytes]:
 
 @dataclass(frozen=True)
 class MongodbOpener:
-    """Makes the handle of one collection, through the process's client for its URI."""
+    """Opens the handle of one collection on the process's client for its URI."""
 
     location: Location
     factory: ClientFactory | None = None
@@ -252,4 +252,4 @@ class MongodbOpener:
         handle.ref.close()
 
     def abandon_after_fork(self, handle: MongodbHandle, /) -> None:
-        pass  # the client itself is abandoned by its own pool
+        pass  # the pool of clients abandons the client itself
