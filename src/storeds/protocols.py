@@ -168,7 +168,7 @@ class SampleContext:
     @property
     def generator(self) -> torch.Generator | None:
         """The sample's own `torch.Generator`, or None without a seed."""
-        # Not functools.cached_property: up to Python 3.11 it has one lock for all instances, which a fork may copy locked.
+        # Not functools.cached_property: up to Python 3.11 all instances share a lock, which a fork may copy locked.
         made: torch.Generator | None = self.__dict__.get("_generator")
         seed = self.sample_seed if made is None else None
         if seed is not None:

@@ -154,7 +154,7 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 class _YamlLoader(yaml.SafeLoader):
     """PyYAML's safe loader with limits on alias expansion, nesting and digits; rejects repeated keys.
 
-    Each error gives line and column. Exceptions that PyYAML raises for invalid values are replaced, since they quote them.
+    Errors give line and column. PyYAML's exceptions for invalid values are replaced, since they quote the values.
     """
 
     def __init__(self, text: str) -> None:

@@ -352,7 +352,7 @@ class Glob:
 def glob_of(url: str | os.PathLike[str] | StoreURL) -> Glob | None:
     """Return the glob pattern in a URL or bare path, or None if it names one store.
 
-    It names one store if it has no special characters, its engine stores no files, or a file with exactly that name exists.
+    It names one store if it has no special characters, its engine stores no files, or a file of that name exists.
     """
     parsed = StoreURL.parse(url)
     scheme, path = parsed.scheme, parsed.path

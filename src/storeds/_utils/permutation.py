@@ -107,7 +107,7 @@ class Order:
     shuffle : bool
         If false, indices are in ascending order.
     block_size, window : int, optional
-        Shuffle blocks of `block_size` consecutive indices, then the samples within each run of `window` shuffled blocks.
+        Shuffle blocks of `block_size` consecutive indices, then the samples within each `window` shuffled blocks.
     """
 
     count: int

@@ -114,7 +114,7 @@ class ReadAhead(Generic[J, R]):
 
 
 def _do(function: Callable[[J], R], job: J, number: int, failed: list[float]) -> R:
-    """Run a job unless an earlier one failed: iteration ends there, and this job might wait for the same lost server."""
+    """Run a job unless an earlier one failed, which ends the iteration; this job might wait for the same server."""
     if failed[0] < number:
         raise ClosedError("an earlier job failed")
     try:
