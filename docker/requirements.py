@@ -1,4 +1,4 @@
-"""Prints what pyproject.toml demands to build and run storeds, and those packages of its ``dev`` that are named.
+"""Print the packages that pyproject.toml requires to build and run storeds, and the named ones of its groups.
 
 python requirements.py pytest hypothesis > requirements.txt
 """
@@ -12,11 +12,12 @@ from pathlib import Path
 
 
 def requirements(pyproject: Path, named: list[str]) -> list[str]:
-    """Return the requirements; raises SystemExit for a name that ``dev`` does not have."""
+    """Return the requirements; raise SystemExit for a name that no dependency group has."""
     tables = tomllib.loads(pyproject.read_text())
-    by_name = {re.split(r"[^\w.-]", line)[0]: line for line in tables["project"]["optional-dependencies"]["dev"]}
+    lines = [line for group in tables["dependency-groups"].values() for line in group if isinstance(line, str)]
+    by_name = {re.split(r"[^\w.-]", line)[0]: line for line in lines}
     if unknown := sorted(set(named) - set(by_name)):
-        raise SystemExit(f"{pyproject}: dev has no {', '.join(unknown)}; it has {', '.join(sorted(by_name))}")
+        raise SystemExit(f"{pyproject}: no group has {', '.join(unknown)}; they have {', '.join(sorted(by_name))}")
     needed: list[str] = [*tables["build-system"]["requires"], *tables["project"]["dependencies"]]
     return needed + [by_name[name] for name in named]
 
