@@ -1,4 +1,4 @@
-# storeds, its integration tests, and what they and a short training on the CPU need; docker-compose.yml runs it.
+# storeds, its integration tests, and the packages for these and a short training on the CPU. docker-compose.yml runs it.
 ARG PYTHON_IMAGE=python:3.12-slim
 FROM ${PYTHON_IMAGE}
 
@@ -9,9 +9,9 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=igno
 RUN useradd --create-home --home-dir /storeds storeds
 WORKDIR /storeds
 
-# What changes least comes first. An image that brings its own wheels is not sent to another index for torch.
+# What changes least comes first. An image with its own wheels (PIP_FIND_LINKS) needs no other index for torch.
 RUN if [ -n "${PIP_FIND_LINKS:-}" ]; then pip install "$TORCH"; else pip install --index-url "$TORCH_INDEX" "$TORCH"; fi
-# Of the extra `dev`, only these.
+# Of the dependency groups, only these.
 ARG TEST_PACKAGES="hypothesis pytest pytest-timeout scikit-image scikit-learn"
 COPY pyproject.toml docker/requirements.py ./
 RUN python requirements.py $TEST_PACKAGES >/tmp/requirements.txt && pip install -r /tmp/requirements.txt

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Brings up docker-compose.yml, lets its service `tests` run and then docker/network.sh, removes containers, networks and
-# volumes, and exits as the tests did. Passwords are made for this run, and never shown.
+# Starts docker-compose.yml, runs its service `tests` and then docker/network.sh, removes containers, networks and volumes,
+# and exits with the status of the tests. It generates passwords for this run, and never shows them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -22,7 +22,7 @@ for name in STOREDS_{ADMIN,WRITER,READER}_PASSWORD; do
     printf -v "$name" %s "$(head -c 16 /dev/urandom | od -An -tx1 | tr -d ' \n')"
 done
 
-# A project of its own, so that it leaves alone what a plain `up` in this folder has brought up.
+# A separate project, so that a plain `up` in this folder is not affected.
 compose+=(--project-name "storeds-compose-test-$$")
 clean_up() {
     "${compose[@]}" down --volumes --remove-orphans >/dev/null 2>&1 || echo "compose-test could not clean up" >&2
@@ -31,7 +31,7 @@ trap clean_up EXIT
 
 run_tests() {
     local tests
-    # Detached, because the servers are to outlive the tests.
+    # Detached, because docker/network.sh needs the servers after the tests.
     "${compose[@]}" up --build --detach tests || return
     tests=$("${compose[@]}" ps --all --quiet tests) || return
     docker logs --follow "$tests"
@@ -42,7 +42,7 @@ start=$SECONDS
 status=0
 run_tests && bash docker/network.sh "${compose[@]}" || status=$?
 if ((status)); then
-    # Of a server that ended before it was healthy, `up` shows nothing.
+    # `up` shows no output of a server that ended before it was healthy.
     "${compose[@]}" logs --no-color --tail=20 mongo1 mongo2 mongo3 init
 fi
 echo "== compose-test: exit code $status after $((SECONDS - start)) s"

@@ -1,4 +1,4 @@
-"""Reads an epoch of the digits twice, stopping in the second for what docker/network.sh does to the network meanwhile."""
+"""Read an epoch of the digits twice, and pause the second one while docker/network.sh changes the network."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def main() -> None:
     """Read the command line and both epochs; they must be the same."""
     parser = argparse.ArgumentParser(description="Read the digits twice; in the second epoch, wait for signals.")
     parser.add_argument("stops", type=int, nargs="*", help="batches of the second epoch to stop before")
-    parser.add_argument("--timeout-ms", type=int, help="the URL's timeoutMS, unless it is to be the default")
+    parser.add_argument("--timeout-ms", type=int, help="the URL's timeoutMS; the default if not given")
     arguments = parser.parse_args()
-    # Before there are workers, so that a signal that comes early waits to be asked for.
+    # Workers inherit the mask, and a signal that comes early stays pending until sigwait.
     signal.pthread_sigmask(signal.SIG_BLOCK, {GO_ON})
     url = URL.format(os.environ["STOREDS_READER_PASSWORD"])
     if arguments.timeout_ms is not None:
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def read_epoch(loader: DataLoader[Any], url: str, stops: Collection[int]) -> str:
-    """Return the digest of all samples; before each batch in `stops`, say so and wait for the signal to go on."""
+    """Return the digest of all samples; before each batch in `stops`, print a line and wait for the signal."""
     digest, start = hashlib.sha256(), time.monotonic()
     for number, (images, labels) in enumerate(loader):
         if number in stops:

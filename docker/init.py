@@ -1,4 +1,4 @@
-"""Makes the three servers one replica set and creates its users, says so in /tmp/ready, and waits to be stopped."""
+"""Start a replica set of the three servers, create its users, write /tmp/ready, and wait for a stop signal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from urllib.parse import quote_plus
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure
 
-READY = Path("/tmp/ready")  # noqa: S108  # a container's own, and what its healthcheck looks for
+READY = Path("/tmp/ready")  # noqa: S108  # inside a container, for its health check
 HOSTS = ["mongo1:27017", "mongo2:27017", "mongo3:27017"]
 SET = "rs0"
 SECONDS = 60
@@ -23,7 +23,7 @@ STOPPED = {signal.SIGTERM, signal.SIGINT}
 UNAUTHORIZED, AUTHENTICATION_FAILED, ALREADY_INITIALIZED = 13, 18, 23
 PRIMARY, SECONDARY = 1, 2
 
-# All that storeds needs, and on one database only.
+# storeds needs no other roles, and only on one database.
 DATABASE = "storeds"
 ROLES = {"writer": "readWrite", "reader": "read"}
 
@@ -31,7 +31,7 @@ Client = MongoClient[dict[str, Any]]
 
 
 def main() -> int:
-    """Bring the set up; run again on volumes that are kept, it gives the users the passwords of this run."""
+    """Start the set; on volumes of an earlier run, give the users the passwords of this run."""
     passwords = {name: read_password(name) for name in ("admin", *ROLES)}
     local: Client = MongoClient("127.0.0.1", directConnection=True)
     with local:
@@ -50,7 +50,7 @@ def main() -> int:
 
 
 def read_password(user: str) -> str:
-    """Return the password of a user from the environment, where it must fit into a URL as it stands."""
+    """Return the password of a user from the environment; it must need no escaping in a URL."""
     variable = f"STOREDS_{user.upper()}_PASSWORD"
     password = os.environ[variable]
     if not password or quote_plus(password) != password:
@@ -59,8 +59,8 @@ def read_password(user: str) -> str:
 
 
 def initiate(local: Client) -> None:
-    """Start the replica set; on kept volumes there is one already, and it refuses whoever is not logged in."""
-    # mongo1 is preferred, because its port is the published one and only its localhost is ours.
+    """Start the replica set. On volumes of an earlier run it exists already, and rejects clients without a login."""
+    # Prefer mongo1: its port is published, and this container shares only its localhost.
     members = [{"_id": at, "host": host, "priority": 1 if at else 2} for at, host in enumerate(HOSTS)]
     try:
         local.admin.command("replSetInitiate", {"_id": SET, "members": members})
@@ -88,7 +88,7 @@ def may_enter(password: str) -> bool:
 
 
 def create_admin(local: Client, password: str) -> None:
-    """Create the first user, which a server allows its localhost as long as it has none."""
+    """Create the first user; a server without users allows that from its localhost."""
     wait("mongo1 is the primary", lambda: bool(local.admin.command("hello")["isWritablePrimary"]))
     try:
         local.admin.command("createUser", "admin", pwd=password, roles=["root"])
@@ -96,7 +96,7 @@ def create_admin(local: Client, password: str) -> None:
         if error.code != UNAUTHORIZED:
             raise
         raise SystemExit(
-            "init: the volumes are of a run with another STOREDS_ADMIN_PASSWORD; set that one, or remove them with "
+            "init: the volumes come from a run with another STOREDS_ADMIN_PASSWORD; set that one, or remove them with "
             "docker-compose down --volumes"
         ) from None
 
@@ -108,18 +108,18 @@ def all_joined(admin: Client) -> bool:
 
 
 def put_user(admin: Client, name: str, password: str, role: str) -> None:
-    """Create a user, or bring the one that exists up to date."""
+    """Create a user, or update the existing one."""
     exists = admin.admin.command("usersInfo", name)["users"]
     roles = [{"role": role, "db": DATABASE}]
     admin.admin.command("updateUser" if exists else "createUser", name, pwd=password, roles=roles)
 
 
 def wait(what: str, ready: Callable[[], bool]) -> None:
-    """Ask again until it is so; end the program when that takes more than `SECONDS`."""
+    """Wait until `ready` returns True; end the program after `SECONDS`."""
     deadline = time.monotonic() + SECONDS
     while not ready():
         if time.monotonic() > deadline:
-            raise SystemExit(f"init: waited {SECONDS} s until {what}; docker-compose logs tells why not")
+            raise SystemExit(f"init: waited {SECONDS} s until {what}; docker-compose logs shows why not")
         time.sleep(0.2)
 
 

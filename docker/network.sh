@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Takes nodes of the replica set off their network while docker/epochs.py is in the middle of an epoch.
-# Usage: network.sh COMPOSE…, the command and project with which the services are up and the digits packed.
+# Disconnects nodes of the replica set from their network while docker/epochs.py is in the middle of an epoch.
+# Usage: network.sh COMPOSE…, the command and project that started the services and packed the digits.
 set -euo pipefail
 compose=("$@")
 nodes=(mongo1 mongo2 mongo3)
-patience=60 # seconds for whatever is waited for
+patience=60 # the longest wait, in seconds
 
 declare -A id network
 for node in "${nodes[@]}"; do
@@ -22,7 +22,7 @@ cut_off() { # cut_off NODE…
 connect() { # connect NODE…
     local node
     for node; do
-        # Its service's name is an alias that is lost with the network.
+        # Disconnecting removes the alias, which is the name of the service.
         docker network connect --alias "$node" "${network[$node]}" "${id[$node]}"
     done
 }
@@ -33,7 +33,7 @@ log() {
 
 fail() { # fail WHAT
     log >&2
-    echo "network: what docker/epochs.py said is above; $1" >&2
+    echo "network: the output of docker/epochs.py is above; $1" >&2
     exit 1
 }
 
@@ -65,7 +65,7 @@ ends_with() { # ends_with CODE
 
 has_recovered() {
     ends_with 0
-    [[ $(log) == *' answers again, after '* ]] || fail 'it did not miss the network'
+    [[ $(log) == *' answers again, after '* ]] || fail 'it did not notice that the network was cut'
 }
 
 timed() { # timed WHAT COMMAND…
@@ -89,9 +89,9 @@ primary_cut_off_and_back() {
 }
 
 all_cut_off() {
-    local deadline=4 start said told
-    told='mongodb://reader:\*\*\*@mongo1,mongo2,mongo3/storeds/digits_train\?.*'
-    told+="tried: [0-9]+ attempts within [0-9.]+ s; the deadline is timeoutMS=${deadline}000"
+    local deadline=4 start said expected
+    expected='mongodb://reader:\*\*\*@mongo1,mongo2,mongo3/storeds/digits_train\?.*'
+    expected+="tried: [0-9]+ attempts within [0-9.]+ s; the deadline is timeoutMS=${deadline}000"
     read_epochs 20 --timeout-ms "${deadline}000"
     cut_off "${nodes[@]}"
     start=$SECONDS
@@ -99,8 +99,8 @@ all_cut_off() {
     ends_with 1
     ((SECONDS - start <= deadline + 4)) || fail "it ended $((SECONDS - start)) s after, with a deadline of $deadline s"
     said=$(log)
-    (($(grep --count '^storeds.errors.UnavailableError: mongodb' <<<"$said") == 1)) || fail 'it does not tell of one error'
-    [[ ${said##*$'\n'} =~ ^storeds.errors.UnavailableError:\ $told ]] || fail 'the error does not say what was tried'
+    (($(grep --count '^storeds.errors.UnavailableError: mongodb' <<<"$said") == 1)) || fail 'it does not report exactly one error'
+    [[ ${said##*$'\n'} =~ ^storeds.errors.UnavailableError:\ $expected ]] || fail 'the error does not say what was tried'
     [[ $said != *'the password'* ]] || fail 'it shows the password'
     connect "${nodes[@]}"
 }
@@ -109,7 +109,7 @@ all_cut_off_and_back() {
     read_epochs 20
     cut_off "${nodes[@]}"
     go_on
-    sleep 5 # how long there is no network
+    sleep 5 # seconds without a network
     connect "${nodes[@]}"
     has_recovered
 }
@@ -117,5 +117,5 @@ all_cut_off_and_back() {
 # First, because while nodes come back another may become the primary at any moment.
 timed 'the primary off the network in mid-epoch and back, the same digest' primary_cut_off_and_back
 timed 'all nodes off the network for good in mid-epoch, one error in time' all_cut_off
-# That this one begins at all shows that the error was the network's.
+# This one can begin, so the error before it came from the network.
 timed 'all nodes off the network for 5 s in mid-epoch, the same digest' all_cut_off_and_back

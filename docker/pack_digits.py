@@ -1,4 +1,4 @@
-"""Packs the 1,797 handwritten digits of scikit-learn into two stores, one a split."""
+"""Pack the 1,797 handwritten digits of scikit-learn into two stores, one per split."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SPLITS = ("train", "val")
 
 
 def draw(folder: Path) -> None:
-    """Write the digits as PNGs, one sub-folder a class; every fifth is for validation."""
+    """Write the digits as PNGs, one sub-folder per class; every fifth is for validation."""
     digits = load_digits()
     for number, (pixels, label) in enumerate(zip(digits.images, digits.target, strict=True)):
         place = folder / SPLITS[number % 5 == 0] / f"digit-{label}"

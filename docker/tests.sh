@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What the service `tests` does: the integration tests, then a training on a store that it packs first.
+# The service `tests`: runs the integration tests, packs a store, and trains on it.
 set -euo pipefail
 
 database=mongo1,mongo2,mongo3/storeds
@@ -25,5 +25,5 @@ run() {
         python examples/train.py --config docker/digits.toml --epochs 4 --min-accuracy 0.9
 }
 
-# A failed test shows its variables, URIs among them, whole or cut off anywhere.
+# The output of a failed test includes variables such as URIs, complete or truncated.
 run 2>&1 | sed -uE 's#(writer|reader):[A-Za-z0-9._~-]+#\1:***#g; s#[A-Za-z0-9._~*-]*@mongo1#***@mongo1#g'
