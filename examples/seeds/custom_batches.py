@@ -1,4 +1,4 @@
-"""Batches of a type of one's own, pinned for the GPU, and workers that a function sets up."""
+"""Make batches of a custom type, pin them for the GPU, and set up workers with a function."""
 
 from __future__ import annotations
 

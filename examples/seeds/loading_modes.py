@@ -1,4 +1,4 @@
-"""Every way of PyTorch's DataLoader to ask a dataset for samples: batched or not, by sampler, by stream, with workers."""
+"""Use every way in which a DataLoader requests samples: batched or not, by sampler, by stream, with workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many HDF5 files with `data` and `label`, as plain h5py wrote them, read as one dataset with workers."""
+"""Read many HDF5 files with `data` and `label`, which plain h5py wrote, as one dataset with workers."""
 
 from __future__ import annotations
 
