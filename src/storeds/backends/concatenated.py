@@ -1,4 +1,4 @@
-"""Many stores as one backend: one address space over files, collections and engines of any mixture."""
+"""Reads many stores as one backend, with one range of positions over any mix of files, collections and engines."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ __all__ = ["CONCATENATED", "BackendTable", "BackendTableBuilder", "ConcatenatedB
 
 
 class BackendTable:
-    """Backends by number, unpickled at every `revive`, which opens nothing.
+    """Pickled backends by number; `revive` unpickles one and opens nothing.
 
     Parameters
     ----------
     pickles : bytes
-        One behind the other.
+        All pickles, one after another.
     ends : array of int64
-        Where each ends.
+        The end of each pickle.
     common : sequence
-        What they refer to by number: fields, attrs, options, classes.
+        Shared objects that pickles refer to by number: fields, attrs, options, classes.
     """
 
     def __init__(self, pickles: bytes, ends: Array, common: Sequence[Any]) -> None:
@@ -56,13 +56,13 @@ class BackendTable:
         return len(self._ends)
 
     def revive(self, number: int) -> Backend:
-        """Return a new backend that reads what number `number` read."""
+        """Return a new backend from pickle `number`."""
         start = int(self._ends[number - 1]) if number else 0
         backend: Backend = _Unpickler(self._pickles[start : int(self._ends[number])], self._common).load()
         return backend
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Paths of one folder and pickles of one class are nearly equal, so they shrink to what differs.
+        # Pickles of one class and paths of one folder are nearly equal, so they compress well.
         packed = zlib.compress(self._pickles, 1), zlib.compress(self._ends.tobytes(), 1)
         return type(self)._restore, (*packed, self._common)
 
@@ -72,7 +72,7 @@ class BackendTable:
 
 
 class BackendTableBuilder:
-    """Builds `BackendTable`."""
+    """Builds a `BackendTable`."""
 
     def __init__(self) -> None:
         self._file = io.BytesIO()
@@ -81,7 +81,7 @@ class BackendTableBuilder:
         self._numbers: dict[Hashable, int] = {}
 
     def add(self, backend: Backend) -> None:
-        """Add one; raises ConfigError if it does not pickle, for example because a lambda is among its options."""
+        """Add a backend; raises ConfigError if it does not pickle, for example because an option is a lambda."""
         pickler = _Pickler(self._file, self, backend)
         try:
             pickler.dump(backend)
@@ -99,7 +99,7 @@ class BackendTableBuilder:
         return self._numbers[key]
 
     def finish(self) -> BackendTable:
-        """Return what was added."""
+        """Return the table of all added backends."""
         return BackendTable(self._file.getvalue(), np.array(self._ends, np.int64), self._common)
 
 
@@ -133,48 +133,48 @@ class _Unpickler(pickle.Unpickler):
 
 CONCATENATED = "concatenated"
 _SHOWN = 2
-# Backends, not handles, of which each engine's pool allows far fewer: a backend that waits for its turn takes some KiB.
+# Backends kept in memory, some KiB each; each engine's pool limits open handles to far fewer.
 _LIVE = 512
 
 
 class Place(NamedTuple):
-    """Where a record of a concatenation lies: the store, and its position there."""
+    """The store that holds a record of a concatenation, and the position in it."""
 
     url: str
     position: int
 
 
 class ConcatenatedBackend(StoreBackend):
-    """Reads several stores as if they were one: the records of the first, then those of the second, and so on.
+    """Reads several stores as one: the records of the first, then those of the second, and so on.
 
-    `open_backend` makes one of a list of URLs, and of a pattern such as ``hdf5://data/*.h5``.
+    `open_backend` returns one for a list of URLs, or for a pattern such as ``hdf5://data/*.h5``.
 
     Parameters
     ----------
     members : iterable of Backend
         In order, consumed one by one. Each is closed after its meta is read, and unpickled again for reading.
     url : str, optional
-        What to call the whole; the first members' URLs by default.
+        The name of the whole; by default the URLs of the first members.
 
     Raises
     ------
     ConfigError
-        There are no members; their class names differ; one of them does not pickle.
+        There are no members, their class names differ, or one of them does not pickle.
     FormatError
-        They do not have the same fields in the same order.
+        Members differ in their fields or in the order of the fields.
 
     Notes
     -----
-    ``meta.id`` is a checksum over the members' ids in order, and ``meta.build`` over their builds. Of their attrs it has
-    those that are equal in all.
+    ``meta.id`` is a checksum over the members' ids in order, and ``meta.build`` over their builds. ``meta.attrs`` holds
+    the attrs that are equal in all members.
 
-    A `RecordError` has this backend's ``url`` and position, which belong together; its message and its ``reason`` name the
-    member and the position there as well.
+    A `RecordError` has this backend's ``url`` and position. Its message and ``reason`` also name the member and the
+    position in it.
 
-    The members that a call touches are read one after the other, with one ``get_many`` each.
+    A call reads the members that it needs one after the other, with one ``get_many`` each.
     """
 
-    _unread: list[str] | None  # no part of a pickle
+    _unread: list[str] | None  # not pickled
 
     def __init__(self, members: Iterable[Backend], url: str | None = None) -> None:
         packer, survey = BackendTableBuilder(), _Survey()
@@ -193,8 +193,8 @@ class ConcatenatedBackend(StoreBackend):
         self._packed, self._counts = packed, counts
         self._ends = np.cumsum(counts)
         self._starts = self._ends - counts
-        # This cache needs no lock, which a fork could catch in another thread's hands, and refers to no part of `self`,
-        # so that the handles go when `self` does. A backend that falls out of it while it is read is closed afterwards.
+        # lru_cache has no lock that a fork could copy locked. It does not refer to `self`, so handles are released with
+        # `self`. A backend that is evicted during a read is closed after it.
         self._member: Callable[[int], Backend] = functools.lru_cache(_LIVE)(packed.revive)
         self._closed = False
         self._unread = None
@@ -212,15 +212,15 @@ class ConcatenatedBackend(StoreBackend):
         return f"ConcatenatedBackend({self.url!r}, count={self.meta.count}, members={len(self._counts)})"
 
     def place(self, position: int) -> Place:
-        """Return where the record at `position` lies; no I/O. Raises IndexError."""
+        """Return the store and position of the record at `position`; no I/O. Raises IndexError."""
         (at,) = self._check_positions([position]).tolist()
         number = int(np.searchsorted(self._ends, at, side="right"))
         return Place(self._member(number).url, at - int(self._starts[number]))
 
     def select(self, where: Mapping[str, Any], /) -> Array:
-        """Return the int64 positions, ascending, of records whose fields equal (or are in) the given values.
+        """Return the ascending int64 positions of records whose fields equal (or are in) the given values.
 
-        Each member's engine selects by itself where it can.
+        Each member's engine selects its records if it can.
         """
         checked = check_where(where, readable_fields(self.meta), self.url)
         found = [self._select(member, checked) + start for start, member in self._members()]
@@ -229,7 +229,7 @@ class ConcatenatedBackend(StoreBackend):
     def close(self) -> None:
         # docstring inherited
         self._closed = True
-        self._member.cache_clear()  # type: ignore[attr-defined]  # it is a cache, which its type hides
+        self._member.cache_clear()  # type: ignore[attr-defined]  # declared as a plain callable
 
     def stored_bytes(self) -> int | None:
         # docstring inherited
@@ -267,7 +267,7 @@ class ConcatenatedBackend(StoreBackend):
         return (member for _, member in self._members())
 
     def _members(self) -> Iterator[tuple[int, Backend]]:
-        """Yield each member and the position at which it begins."""
+        """Yield the start position of each member, and the member."""
         self._check_open()
         for number, start in enumerate(self._starts.tolist()):
             yield start, self._member(number)
@@ -288,7 +288,7 @@ class ConcatenatedBackend(StoreBackend):
         return out
 
     def _select(self, member: Backend, where: Mapping[str, Sequence[Any]]) -> Array:
-        """Return the positions of one member; all of its pictures are unexamined where it lacks verdicts."""
+        """Return the matching positions of one member; without verdicts, all of its images count as unchecked."""
         rest = dict(where)
         for name, values in where.items():
             derived = self._derived.get(name)
@@ -299,13 +299,13 @@ class ConcatenatedBackend(StoreBackend):
         return matching_positions(member, rest) if rest else np.arange(len(member), dtype=np.int64)
 
     def _lacking(self, member: Backend, fields: Sequence[str]) -> dict[str, str]:
-        """Return the verdict fields that this member lacks, though others have them, each with what stands for none."""
+        """Return the verdict fields that only other members have, each with the value for unchecked images."""
         missing = (verdict_field(image) for image in self.meta.verdicts if image not in member.meta.verdicts)
         return {name: UNCHECKED for name in missing if name in fields}
 
     def _shares(self, positions: Array) -> Iterator[tuple[Backend, int, Array]]:
-        """Yield each member of ascending `positions`, the place of its first one among them, and where they lie in it."""
-        numbers = np.searchsorted(self._ends, positions, side="right")  # members without records are passed over
+        """Yield each member of ascending `positions`, the index of its first position, and its own positions."""
+        numbers = np.searchsorted(self._ends, positions, side="right")  # skips empty members
         inside = positions - self._starts[numbers]
         cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(positions)]
         for first, last in itertools.pairwise(cuts):
@@ -322,7 +322,7 @@ class ConcatenatedBackend(StoreBackend):
                 found = read_arrays(member, inside, names)  # type: ignore[arg-type]  # an array is a sequence
                 for name, array in found.items():
                     out[name][order[first : first + len(inside)]] = array
-        except RecordError:  # which of them is the first one asked for, and what it is called here, the records tell
+        except RecordError:  # read records instead, to raise the first error in the caller's order, with its URL
             return stack_records(self, asked, names)  # type: ignore[arg-type]  # the same
         return out
 
@@ -349,7 +349,7 @@ class ConcatenatedBackend(StoreBackend):
 
 
 def _columns_of(member: Backend) -> dict[str, str]:
-    """Return field → dataset of a foreign HDF5 file of columns, and nothing for another store."""
+    """Return field → dataset of a foreign HDF5 file with parallel datasets; empty for other stores."""
     if member.meta.layout != "parallel" or not isinstance(member, StoreBackend):
         return {}
     where = member.handle_settings().get("where")
@@ -362,7 +362,7 @@ def _empty(field: Field, count: int) -> Array:
 
 
 class _Survey:
-    """Gathers what members say about themselves, and refuses those that do not belong together."""
+    """Combines the metas of members, and raises an error for members that do not fit together."""
 
     def __init__(self) -> None:
         self.counts: list[int] = []
@@ -373,7 +373,7 @@ class _Survey:
         self._attrs: dict[str, JSON] = {}
         self._with_classes: Backend | None = None
         self._columns: dict[str, str] = {}
-        self.unread: dict[str, None] = {}  # what equal stores leave unread is listed once
+        self.unread: dict[str, None] = {}  # each unread part once, as equal stores have the same
 
     def add(self, member: Backend) -> None:
         meta = member.meta
@@ -421,7 +421,7 @@ class _Survey:
         )
 
     def _side_by_side(self, member: Backend) -> str:
-        """Return how to read two files whose columns are of the same records, as PatchCamelyon's are; or nothing."""
+        """Return advice on reading two files that hold columns of the same records, as PatchCamelyon's; or ``""``."""
         columns, first = _columns_of(member), self._urls[0]
         same_folder = os.path.dirname(first) == os.path.dirname(member.url)
         apart = columns.keys().isdisjoint(self._columns)
@@ -440,7 +440,7 @@ class _Survey:
 
 
 def check_same_classes(one: Backend, other: Backend) -> None:
-    """Raise ConfigError if both stores name their classes, and name them differently."""
+    """Raise ConfigError if both stores name their classes and the names differ."""
     names, others = (_text(each.meta.attrs, "classes") for each in (one, other))
     if names is not None and others is not None and names != others:
         raise ConfigError(
@@ -450,7 +450,7 @@ def check_same_classes(one: Backend, other: Backend) -> None:
 
 
 def _text(attrs: Mapping[str, JSON], name: str) -> str | None:
-    # Python holds 1, 1.0 and True to be equal; texts do not.
+    # Compare as text: in Python, 1, 1.0 and True are equal.
     return json.dumps(attrs[name], sort_keys=True) if name in attrs else None
 
 

@@ -1,4 +1,4 @@
-"""Lets one writer at a time build a MongoDB store: a lease in the store's meta, renewed for as long as its owner lives."""
+"""Allows one writer at a time per MongoDB store: a lease in the meta collection that its owner keeps renewing."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from storeds.errors import StoredsError, StoreExistsError
 
 __all__ = ["LEASE_ID", "WriterLease", "live_writer"]
 
-LEASE_ID = "writer"  # in the collection of metas, whose other ids are UUIDs
-_SECONDS = 60  # more than an election takes; a writer waits as long after a crash
+LEASE_ID = "writer"  # in the meta collection, whose other ids are UUIDs
+_SECONDS = 60  # longer than an election; after a crash, the next writer waits this long
 _RENEWAL = _SECONDS / 3
-_PATIENCE = 2.0  # seconds for giving a lease back; it ends by itself
+_PATIENCE = 2.0  # seconds for releasing a lease, which otherwise expires
 _HELD: set[str] = set()  # tokens of this process's open writers
 _LOG = logging.getLogger("storeds")
 
 
 class WriterLease:
-    """The right to build one store. A thread renews it, so that a caller who pauses keeps it.
+    """The exclusive right to write one store. A thread renews it, so a caller that pauses keeps it.
 
     Attributes
     ----------
     token : str
-        Fences writes: part of the name of the collection that the writer fills, and of its entry in meta.
+        A fencing token: part of the name of the writer's collection, and of its entry in the meta collection.
     """
 
     def __init__(self, location: Location, opener: ClientOpener) -> None:
@@ -47,7 +47,7 @@ class WriterLease:
         weakref.finalize(self, _HELD.discard, self.token).atexit = False
 
     def take(self, database: Any) -> None:
-        """Become the store's only writer; raises StoreExistsError while another one lives."""
+        """Acquire the lease and start renewing it; raises StoreExistsError while another writer is alive."""
         metas = self._metas(database)
         while True:
             held = metas.find_one({"_id": LEASE_ID}) or {}
@@ -100,12 +100,12 @@ class WriterLease:
         held = self._metas(database).find_one({"_id": LEASE_ID}) or {}
         taker = Owner.from_json(held.get("owner")) or "another writer, which has ended"
         return StoredsError(
-            f"{self._location.url}: this writer stood still for longer than its lease of {_SECONDS} s, and its work was taken "
-            f"over by {taker}; nothing that it wrote since then counts, and it cannot publish"
+            f"{self._location.url}: this writer did not renew its lease of {_SECONDS} s in time, and the write was "
+            f"taken over by {taker}; records written since then are lost, and this writer cannot publish"
         )
 
     def release(self) -> None:
-        """Let another writer in; where the server is away, the lease ends by itself."""
+        """Release the lease for the next writer; if the server is unreachable, the lease expires instead."""
         self._stopped.set()
         _HELD.discard(self.token)
         if self._ref.closed:
@@ -117,7 +117,7 @@ class WriterLease:
                 with leased_database(self._ref, self._location) as database, pymongo.timeout(_PATIENCE):
                     self._metas(database).delete_one({"_id": LEASE_ID, "token": self.token})
         except StoredsError as error:
-            _LOG.debug("the lease of %s was not given back: %s", self._location.url, error)
+            _LOG.debug("the lease of %s was not released: %s", self._location.url, error)
         finally:
             self._ref.close()
 
@@ -143,7 +143,7 @@ def _renew(stopped: threading.Event, lease: weakref.ref[WriterLease]) -> None:
 
 
 def live_writer(database: Any, name: str) -> Owner | None:
-    """Return the process that is writing the store `name`, unless it is dead or its lease has ended."""
+    """Return the process that is writing the store `name`, or None if it is dead or its lease has expired."""
     held = database[meta_collection(name)].find_one({"_id": LEASE_ID})
     owner = Owner.from_json(held.get("owner")) if held else None
     if held is None or owner is None or (owner.has_ended if not owner.is_here else held["token"] not in _HELD):
@@ -152,9 +152,9 @@ def live_writer(database: Any, name: str) -> Owner | None:
 
 
 def _now(database: Any) -> datetime.datetime:
-    """Return the server's time, by which leases end."""
+    """Return the server's time, which decides when leases expire."""
     try:
         now: datetime.datetime = database.command("hello")["localTime"]
-    except NotImplementedError:  # mongomock, which has this process's
+    except NotImplementedError:  # mongomock, which uses this process's clock
         return datetime.datetime.now(datetime.UTC).replace(tzinfo=None)
     return now

@@ -1,4 +1,4 @@
-"""Repeats what a failover, a frozen node or a cut network ended, with backoff and jitter, inside one deadline."""
+"""Repeats operations after transient MongoDB failures, with backoff and jitter, within one deadline."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _since: ContextVar[float | None] = ContextVar("_since", default=None)
 
 @contextmanager
 def shared_deadline() -> Iterator[None]:
-    """Give all operations in the body, and in copies of its context, one deadline together."""
+    """Make all operations in the body, and in copies of its context, share one deadline."""
     token = _since.set(time.monotonic())
     try:
         yield
@@ -41,36 +41,36 @@ def shared_deadline() -> Iterator[None]:
         _since.reset(token)
 
 
-# A frozen node answers nothing and closes nothing: only a time limit tells. The first attempt gets a share of the deadline,
-# each later one twice as much as the one before, so that a slow answer still has its time.
+# Only a time limit detects a frozen node. The first attempt gets a part of the deadline, and each later one twice as
+# much as the one before, so that a slow answer still gets through.
 _FIRST_SHARE = 1 / 6
 _PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds
-# A failover must not change what a seeded program draws next, nor may forked workers all pause alike.
+# Not the global generator: a failover must not change a program's random numbers, and forked workers must differ.
 _DRAW = random.SystemRandom()
-# A server that is not there at all is not waited for longer than serverSelectionTimeoutMS says, a few times.
+# Give up after this many server selections in a row that found no server.
 _SELECTIONS = 3
-# Beyond those of PyMongo: an interrupted or killed operation, a cursor that died with its server.
+# In addition to PyMongo's own: an interrupted or killed operation, a cursor that was lost with its server.
 _TRANSIENT = frozenset((6, 7, 43, 50, 89, 91, 133, 134, 175, 189, 202, 237, 262, 290, 9001))
 _TRANSIENT |= frozenset((10107, 11600, 11601, 11602, 13435, 13436))
 
 
 def with_retries(location: Location, operation: Callable[[], T], knows_server: Callable[[], bool]) -> T:
-    """Return what `operation` returns, repeated until it succeeds while what stops it may pass.
+    """Call `operation` until it succeeds, and return its result; only transient failures are repeated.
 
     Parameters
     ----------
     location : Location
-        Its `deadline` is what all attempts together may take.
+        Its `deadline` limits all attempts together.
     operation : callable
-        Must do the same however often it is called, and end as PyMongo's own time limit says.
+        Must be idempotent and respect ``pymongo.timeout``.
     knows_server : callable
-        Whether a server has been found. While none has, an attempt has no longer than looking for one may take, which
-        PyMongo itself ignores within a time limit.
+        Whether a server has been found. Until then, `Location.selection` limits each attempt, because PyMongo ignores
+        ``serverSelectionTimeoutMS`` within ``pymongo.timeout``.
 
     Raises
     ------
     UnavailableError
-        The deadline has passed, or the cause is not one that passes: refused, replaced.
+        The deadline has passed, or the failure is permanent, such as a refusal or a replaced collection.
     """
     start, selections, attempt = _since.get() or time.monotonic(), 0, 0
     limit = None if location.deadline is None else location.deadline * _FIRST_SHARE
@@ -87,10 +87,10 @@ def with_retries(location: Location, operation: Callable[[], T], knows_server: C
             selections = selections + 1 if isinstance(cause, ServerSelectionTimeoutError) else 0
             if limit is not None and isinstance(cause, PyMongoError) and cause.timeout:
                 limit *= 2
-            pause = min(_LONGEST_PAUSE, _PAUSE * 2**attempt) * _DRAW.uniform(0.5, 1)  # keeps workers apart
+            pause = min(_LONGEST_PAUSE, _PAUSE * 2**attempt) * _DRAW.uniform(0.5, 1)
             left = _left(location, start)
             if is_lookup_failure(cause):
-                # A name server may say at once that there is no such name: a few attempts would be no time at all.
+                # A failed DNS lookup may return at once, so limit these attempts by time, not by number.
                 left = _shorter(left, _SELECTIONS * location.selection - (time.monotonic() - start))
             if selections >= _SELECTIONS or (left is not None and left <= pause):
                 spent = f"{attempt} attempts within {time.monotonic() - start:.1f} s"
@@ -114,7 +114,7 @@ def _left(location: Location, start: float) -> float | None:
 
 
 def _positive(limit: float | None) -> float | None:
-    return limit if limit is None else max(limit, 0.001)  # to PyMongo, 0 is no limit
+    return limit if limit is None else max(limit, 0.001)  # PyMongo reads 0 as no limit
 
 
 def _shorter(one: float | None, other: float | None) -> float | None:

@@ -1,4 +1,4 @@
-"""Writes native MongoDB stores: into a temporary collection, renamed over the target in one step."""
+"""Writes native MongoDB stores to a temporary collection, which replaces the target by one rename."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ _FILES = 1000
 
 
 def insert_missing(collection: Any, documents: Sequence[Mapping[str, Any]]) -> None:
-    """Insert `documents`, of which earlier attempts may have inserted some; raises PyMongo's OperationFailure."""
+    """Insert the `documents` that an earlier attempt has not inserted; raises PyMongo's OperationFailure."""
     try:
         collection.insert_many(documents, ordered=False)
     except BulkWriteError as error:
@@ -77,9 +77,9 @@ def insert_missing(collection: Any, documents: Sequence[Mapping[str, Any]]) -> N
 
 
 def insert_fenced(collection: Any, documents: Sequence[Mapping[str, Any]], identity: Any) -> bool:
-    """Do the same, if the collection still has this UUID and this name; False if the server cannot compare UUIDs.
+    """Do the same if the collection still has this UUID and name; return False if the server cannot compare UUIDs.
 
-    All documents go into one command, so they may take 16 MiB together.
+    One command holds all documents, so their total size is limited to 16 MiB.
     """
     command = {"insert": collection.name, "documents": documents, "ordered": False, "collectionUUID": identity}
     try:
@@ -99,7 +99,7 @@ def _check_failures(errors: list[dict[str, Any]]) -> None:
 
 
 def arrived_digests(collection: Any, seals: DocumentSeals) -> Iterator[bytes]:
-    """Yield the checksums of records 0, 1, …, up to the first that is not there, or that another writer sent."""
+    """Yield the checksums of records 0, 1, …, up to the first that is missing or that another writer sent."""
     for position, row in enumerate(collection.find({}, {SEAL: True}).sort("_id", 1)):
         digest = seals.digest(row, position) if row["_id"] == position else None
         if digest is None:
@@ -108,19 +108,19 @@ def arrived_digests(collection: Any, seals: DocumentSeals) -> Iterator[bytes]:
 
 
 def count_documents(collection: Any, expected: int) -> int:
-    """Return how many documents there are; at once where the server's own estimate is what was expected."""
+    """Return the number of documents; fast if the server's estimate equals `expected`."""
     if collection.estimated_document_count() == expected:
         return expected
-    return int(collection.count_documents({}))  # the estimate may be off after a crash
+    return int(collection.count_documents({}))  # the estimate may be wrong after a crash
 
 
 def check_arrived(read: Callable[[Callable[[Any], Any]], Any], meta: Meta, seals: DocumentSeals, url: str) -> None:
-    """Raise StoredsError unless exactly the records of `meta` have arrived, each from this writer.
+    """Raise StoredsError unless exactly the records of `meta` have arrived, all from this writer.
 
     Parameters
     ----------
     read : callable
-        Gives the collection to a function and returns what that returns, repeating it as need be.
+        Calls a function with the collection, with retries, and returns its result.
     """
     arrived = read(lambda collection: count_documents(collection, meta.count))
     if arrived != meta.count:
@@ -139,12 +139,12 @@ def check_arrived(read: Callable[[Callable[[Any], Any]], Any], meta: Meta, seals
 
 
 def check_large(read: Callable[[Callable[[Any], Any]], Any], bucket: str, build: str, url: str) -> None:
-    """Raise StoredsError unless every large value of a build has arrived whole in a GridFS bucket.
+    """Raise StoredsError unless every large value of a build is complete in a GridFS bucket.
 
     Parameters
     ----------
     read : callable
-        Gives the database to a function and returns what that returns, repeating it as need be.
+        Calls a function with the database, with retries, and returns its result.
     """
     wanted = {"length": True, "chunkSize": True}
     files = read(lambda database: list(database[f"{bucket}.files"].find({"metadata.build": build}, wanted)))
@@ -160,7 +160,7 @@ def check_large(read: Callable[[Callable[[Any], Any]], Any], bucket: str, build:
 
 
 def _parts(database: Any, name: str, ids: list[str]) -> dict[str, int]:
-    """Return how many parts there are of each GridFS file."""
+    """Return the number of chunks of each GridFS file."""
     group = {"_id": "$files_id", "parts": {"$sum": 1}}
     found = database[name].aggregate([{"$match": {"files_id": {"$in": ids}}}, {"$group": group}])
     return {row["_id"]: row["parts"] for row in found}
@@ -173,7 +173,7 @@ def _page(collection: Any, start: int, stop: int, seals: DocumentSeals) -> list[
 
 
 _DURABLE = WriteConcern(w="majority", j=True)
-_HEADER = 1024  # bytes of a document beyond its values, with room to spare
+_HEADER = 1024  # bytes; an upper estimate of a document's size beyond its values
 _NO_COLLECTION = 26
 
 T = TypeVar("T")
@@ -182,24 +182,25 @@ T = TypeVar("T")
 class MongodbWriter(StoreWriter):
     """The `Writer` of ``mongodb://``; see `storeds.open_writer`.
 
-    The collection ``<collection>.partial.<token>`` holds what is being written; its entry in ``<collection>.meta`` is
-    keyed by the collection's UUID, which the rename carries along. A lease there keeps other writers out. One that takes
-    over from a writer that seemed dead renames the collection, and every insert names the UUID that it expects, so what
-    the first one still sends is refused. Every write is acknowledged by the majority, from its
-    journal, and each step may be repeated: a primary that dies or steps down is waited for, until ``timeoutMS`` have
-    passed. Nothing is published before every record's checksum was found to have arrived.
+    The collection ``<collection>.partial.<token>`` holds the records being written. Its entry in ``<collection>.meta``
+    has the collection's UUID as its key, which the rename keeps. A lease in the same place excludes other writers. A
+    writer that takes over from one that seemed dead renames the collection. Every insert names the collection and UUID
+    that it expects, so the server rejects later inserts of the first writer.
+
+    The majority of nodes acknowledges every write from its journal. Each step can be repeated: the writer waits up to
+    ``timeoutMS`` for a new primary. `publish` first checks that every record's checksum has arrived.
 
     Parameters
     ----------
     url, fields, overwrite, resume, commit_every, plan
         As for `storeds.open_writer`.
     index : sequence of str, optional
-        Fields to index, each by itself, for queries of your own.
+        Fields to index, one index per field, for your own queries.
     client_factory : callable, optional
         As for the backend.
     """
 
-    needs_packed, part_bytes = False, 4 << 20  # in one command; larger ones are slower, as no cache holds them
+    needs_packed, part_bytes = False, 4 << 20  # per command; larger ones do not fit into CPU caches and are slower
 
     def __init__(
         self,
@@ -228,7 +229,7 @@ class MongodbWriter(StoreWriter):
         opener = ClientOpener(self._location.uri, self.url, client_factory)
         self._lease = WriterLease(self._location, opener)
         self._partial = partial_collection(self._name, self._lease.token)
-        self._fences = client_factory is None  # a factory may make a client that knows no commands
+        self._fences = client_factory is None  # a factory may return a client without commands, such as mongomock's
         self._ref: HandleRef[Any] = CLIENTS.ref(self, opener)
         try:
             with self._database() as database:
@@ -243,7 +244,7 @@ class MongodbWriter(StoreWriter):
             yield _durable(database)
 
     def _with_retries(self, operation: Callable[[Any], T]) -> T:
-        """Return what `operation` returns, given the database; it is repeated while the server may come back."""
+        """Call `operation` with the database and return its result, repeated after transient failures."""
 
         def attempt() -> T:
             with self._database() as database:
@@ -270,9 +271,9 @@ class MongodbWriter(StoreWriter):
             self._start(database)
         else:
             self._take_over(database, left)
-        for name in self._index:  # before the records: to index many at once may take longer than a deadline
+        for name in self._index:  # before the records, since indexing many may exceed the deadline
             database[self._partial].create_index(name)
-        self._lease.renew(database)  # all of this may have taken long
+        self._lease.renew(database)  # the steps above may take long
 
     def _start(self, database: Any) -> None:
         database.create_collection(self._partial)
@@ -284,13 +285,13 @@ class MongodbWriter(StoreWriter):
         self._metas(database).replace_one({"_id": self._identity}, entry, upsert=True)
 
     def _take_over(self, database: Any, left: Partial) -> None:
-        """Continue another writer's work, and fence that writer off: it may be alive after all."""
+        """Continue another writer's work, and fence that writer off, since it may still be alive."""
         if left.entry["plan"] != self._plan:
             raise other_plan(self.url, json.loads(left.entry["plan"]), json.loads(self._plan))
         self._identity, self._salt = left.identity, str(left.entry.get("salt"))
         self._seals = DocumentSeals(self.fields, Places.of(self._salt, 0, self.url))
-        # From here on the other writer can complete no entry; from the rename on, insert no record and publish nothing.
-        # Its large values are adopted, so that any that arrive later belong to no store.
+        # From here on, the other writer cannot complete its entry. After the rename, it can neither insert nor publish.
+        # Its large values move to this build, so that those arriving later belong to no store.
         adopted = [*left.entry.get("adopted", ()), left.entry["values"]]
         mine = {"token": self._lease.token, "values": self._values, "adopted": adopted}
         if not self._metas(database).update_one({"_id": left.identity}, {"$set": mine}).matched_count:
@@ -305,14 +306,14 @@ class MongodbWriter(StoreWriter):
         self._metas(database).update_one(self._own, {"$unset": {"adopted": ""}})
         self.note = json.loads(left.entry.get("note", "null"))
         digests = list(arrived_digests(database[self._partial], self._seals))
-        # What is after a gap came without its neighbours: a batch is inserted in any order.
+        # Drop records after a gap: a batch is inserted in any order.
         database[self._partial].delete_many({"_id": {"$gte": len(digests)}})
         remove_values_from(database, self._name, self._values, len(digests))
         self._resume_from(len(digests), digests)
 
     @property
     def _own(self) -> dict[str, Any]:
-        """The entry in meta, for as long as no other writer has taken it over."""
+        """The query for this writer's meta entry, which finds nothing after another writer has taken over."""
         return {"_id": self._identity, "token": self._lease.token}
 
     def _change_own(self, database: Any, change: dict[str, Any]) -> None:
@@ -320,7 +321,7 @@ class MongodbWriter(StoreWriter):
             raise self._lease.lost(database)
 
     def _commit(self, batch: list[EncodedRecord], first: int) -> None:
-        if batch:  # every part is durable already
+        if batch:  # inserted records are durable already
             self._write_part(batch, first)
 
     def _write_part(self, part: list[EncodedRecord], first: int) -> None:
@@ -370,23 +371,23 @@ class MongodbWriter(StoreWriter):
             arrived = partial(check_arrived, meta=meta, seals=self._seals, url=self.url)
             arrived(lambda read: self._with_retries(lambda database: read(database[self._partial])))
         except StoredsError:
-            self._with_retries(self._lease.renew)  # a writer that took over is the better reason
+            self._with_retries(self._lease.renew)  # raises the more helpful error if another writer took over
             raise
         row = {**meta_to_row(meta, salt=self._salt), "values": self._values, "document_bytes": self._document_bytes()}
-        # Beside the plan, without which a writer could not be resumed if the rename failed.
+        # Keep the plan in the entry, so that the write can be resumed if the rename fails.
         self._with_retries(lambda database: self._change_own(database, {"$set": row}))
         self._with_retries(self._rename)
         self._with_retries(lambda database: self._clean_up(database, row))
         self._release()
 
     def _document_bytes(self) -> int:
-        """Return what a document takes, on average over those sent from here; readers cut batches by it."""
+        """Return the mean size of the documents sent by this writer, by which readers divide batches."""
         return -(-self._sent_bytes // self._sent) if self._sent else GUESSED_BYTES
 
     def _rename(self, database: Any) -> None:
         target = identity_of(database, self._name)
         if target == self._identity:
-            return  # an earlier attempt, whose answer was lost, did it
+            return  # an earlier attempt succeeded, but its reply was lost
         self._replaced = target, self._entry(database, target).get("values")
         try:
             database[self._partial].rename(self._name, dropTarget=self._overwrite)
@@ -405,7 +406,7 @@ class MongodbWriter(StoreWriter):
 
     def _clean_up(self, database: Any, row: Mapping[str, Any]) -> None:
         published = self._identity if _is_uuid(self._identity) else identity_of(database, self._name)
-        # Another writer may have replaced it already, and its entry with it.
+        # Another writer may already have replaced the collection and its entry.
         self._metas(database).replace_one({"_id": published}, {"_id": published, **row}, upsert=not _is_uuid(published))
         replaced, values = self._replaced
         for identity in {replaced, self._identity} - {published, None}:
@@ -434,7 +435,7 @@ class MongodbWriter(StoreWriter):
 
 
 def _commands(documents: list[dict[str, Any]], sizes: list[int]) -> Iterator[list[dict[str, Any]]]:
-    """Cut `documents` into what fits into one command each."""
+    """Divide `documents` into parts that fit into one command each."""
     some: list[dict[str, Any]] = []
     room = DOCUMENT_BYTES
     for document, size in zip(documents, sizes, strict=True):
@@ -447,14 +448,14 @@ def _commands(documents: list[dict[str, Any]], sizes: list[int]) -> Iterator[lis
 
 
 def _is_uuid(identity: Any) -> bool:
-    return not isinstance(identity, str)  # mongomock has names alone
+    return not isinstance(identity, str)  # mongomock has only names
 
 
 def _durable(database: Any) -> Any:
     try:
-        # From the primary, whatever the URL prefers: a secondary need not have yet what the majority has.
+        # Read from the primary, whatever the URL prefers: a secondary may lag behind the majority.
         return database.with_options(write_concern=_DURABLE, read_preference=ReadPreference.PRIMARY)
-    except NotImplementedError:  # mongomock, which loses nothing either
+    except NotImplementedError:  # mongomock, which needs no write concern
         return database
 
 
