@@ -1,6 +1,6 @@
 """FFCV: one file, a compiled pipeline on threads.
 
-FFCV takes pixels, so its JPEGs are encoded anew, at the photos' quality and to about their size.
+FFCV takes pixels, so its JPEGs are encoded again, at the photos' quality and to about their size.
 """
 
 from __future__ import annotations
