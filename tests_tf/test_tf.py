@@ -448,7 +448,7 @@ def test_a_pass_that_is_left_ends_its_threads(urls: dict[str, str]) -> None:
 def test_empty_stores_and_wrong_arguments(tmp_path: Path, urls: dict[str, str]) -> None:
     url = write(f"lmdb://{tmp_path}/empty.lmdb", [])
     assert list(to_tf_dataset(url, reader="array", fields=["label", "wave"], batch_size=2, ragged=True)) == []
-    with pytest.raises(ConfigError, match="cannot be told: there are none"):
+    with pytest.raises(ConfigError, match="cannot be inferred: there are none"):
         to_tf_dataset(url)
     dataset, stream = StoreDataset(urls["lmdb"]), StoreIterable(urls["lmdb"])
     wrong: list[tuple[Any, dict[str, Any], str]] = [
@@ -460,7 +460,7 @@ def test_empty_stores_and_wrong_arguments(tmp_path: Path, urls: dict[str, str]) 
         (urls["lmdb"], {"cycle_length": 2, "shuffle": True}, "shuffle_buffer"),
         (urls["lmdb"], {"ragged": ["imgae"]}, "'imgae'.*'image'"),
         (urls["lmdb"], {"shapes": {"imgae": (1,)}}, "'imgae'.*'image'"),
-        (dataset, {"decode": "bytes"}, "made already"),
+        (dataset, {"decode": "bytes"}, "exists already"),
         (urls["lmdb"], {"ragged": "wave"}, r"a list of elements, such as \['image'\]"),
         (urls["lmdb"], {"shapes": {"image": 224}}, r"that of 'image' is a tuple"),
         (urls["lmdb"], {"shapes": {"image": (224, "a", 3)}}, "a length of 'image' must be an int"),
@@ -468,8 +468,8 @@ def test_empty_stores_and_wrong_arguments(tmp_path: Path, urls: dict[str, str]) 
         (urls["lmdb"], {"shapes": [("image", (8,))]}, "shapes is a mapping"),
         (urls["lmdb"], {"drop_remainder": True}, "pass batch_size"),
         (urls["lmdb"], {"on_error": "skip", "batch_size": 2, "drop_remainder": True}, "use 'replace'"),
-        (stream, {"seed": 1}, "when it is made"),
-        (stream, {"block_length": 2}, "when it is made"),
+        (stream, {"seed": 1}, "when you create it"),
+        (stream, {"block_length": 2}, "when you create it"),
     ]
     for source, how, match in wrong:
         with pytest.raises(ConfigError, match=match):

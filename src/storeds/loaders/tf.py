@@ -1,8 +1,8 @@
-"""Hands the samples of a store to TensorFlow: a ``tf.data.Dataset`` over the same reads, decoding and policies.
+"""Provides the samples of a store as a ``tf.data.Dataset``, with the same reads, decoding and policies.
 
-Blocks of samples are read with one storage call each, laid out as NumPy arrays in threads of ours, and handed over whole:
-what a call from TensorFlow into Python costs is paid once a block. What differs in shape from sample to sample crosses as
-its values end to end, and its shapes; on the other side it becomes single tensors again, or a ragged one.
+Each block of samples is read with one storage call, converted to NumPy arrays in storeds' threads, and passed to
+TensorFlow as a whole, so a call from TensorFlow into Python is paid once per block. Values of varying shape are passed
+as one flat array and their shapes; TensorFlow turns them into single tensors or a ragged tensor again.
 """
 
 from __future__ import annotations
@@ -47,43 +47,45 @@ def to_tf_dataset(
     read_ahead: int = 2,
     **dataset_arguments: Any,
 ) -> tf.data.Dataset:
-    """Return a ``tf.data.Dataset`` of the samples that a `StoreDataset` or a `StoreIterable` gives, bit for bit.
+    """Return a ``tf.data.Dataset`` with exactly the samples of a `StoreDataset` or a `StoreIterable`.
 
     Parameters
     ----------
     source : str, path, sequence of them, Backend, Source, StoreDataset or StoreIterable
-        What a `StoreDataset` takes, or one; a list or a pattern is one dataset, unless there is a `cycle_length`. A
-        `StoreIterable` keeps its own order.
+        The source of a `StoreDataset`, or a finished dataset. A list or a pattern is read as one dataset, unless
+        `cycle_length` is given. A `StoreIterable` keeps its own order.
     batch_size : int, optional
-        Give batches of so many samples, each of which is read in one storage call; single samples by default.
+        Samples per batch, read in one storage call; single samples by default.
     drop_remainder : bool
-        Leave out a last batch that is smaller, so that all shapes are known.
+        Drop a smaller last batch, so that the batch dimension is static.
     ragged : bool or collection of str
-        Whether elements (or which) that differ in shape make a ``tf.RaggedTensor`` in a batch. If not, the samples of a
-        batch must be of one shape.
+        Whether elements of varying shape become a ``tf.RaggedTensor`` in a batch, or the names of such elements.
+        Otherwise the samples of a batch must have equal shapes.
     shapes : mapping of str to sequence, optional
-        An element's shape, None for what differs: instead of what would be found out, see Notes.
+        Shapes of elements, with None for a varying dimension, instead of the inferred ones; see Notes.
     shuffle : bool
-        A new order each epoch, that of `EpochSampler`: a function of (count, seed, epoch). Takes no memory. Needs a seed.
+        Shuffle each epoch as `EpochSampler` does: the order depends on (count, seed, epoch) and needs no memory.
+        Requires a seed.
     seed : int, optional
-        Of the order, and of the samples' randomness, for which a given `StoreDataset` has its own.
+        Seed of the order and of the samples' randomness. A `StoreDataset` passed as `source` keeps its own seed for the
+        samples.
     epoch : int, optional
-        Of the first pass, by default that which `source` is in, or 0; each further pass that is begun is of the next epoch.
+        Epoch of the first pass; by default the current epoch of `source`, or 0. Each new pass is the next epoch.
     cycle_length, block_length, shuffle_buffer : int
-        With a `cycle_length`, the stores of a list or a pattern are interleaved, and shuffled in a buffer, as by
-        `StoreIterable`, which also says what `seed` then does.
+        With `cycle_length`, the stores of a list or a pattern are interleaved and shuffled in a buffer as by
+        `StoreIterable`, which also documents the effect of `seed`.
     read_batch : int
-        How many samples are read together where there is no `batch_size`.
+        Samples per storage call when there is no `batch_size`.
     read_ahead : int
-        How many blocks are under way, each in a thread.
+        Number of blocks read ahead, each in its own thread.
     **dataset_arguments
         For `StoreDataset`: ``reader``, ``transform``, ``on_error``, ``as_dict`` and so on.
 
     Returns
     -------
     tf.data.Dataset
-        Of tuples, or of dicts with ``as_dict=True``. Of known cardinality, unless ``on_error="skip"`` may leave samples
-        out; batches are smaller by those then.
+        Yields tuples, or dicts with ``as_dict=True``. Its cardinality is known, except with ``on_error="skip"``, which
+        leaves out bad samples and makes their batches smaller.
 
     Raises
     ------
@@ -92,18 +94,16 @@ def to_tf_dataset(
     ConfigError
         An argument is malformed or contradicts another.
     StoreNotFoundError, FormatError, UnavailableError
-        From opening the store. What goes wrong later reaches TensorFlow as one of its own errors, whose message ends
-        with ours.
+        The store cannot be opened. Later errors are raised by TensorFlow as its own types, with our message at the end.
 
     Notes
     -----
-    *Elements*: images are channels-last, uint8 where nothing transforms them: Pillow images, and the tensors of an image
-    element, which are channels-first; what a transform gives as a NumPy array stays as it is. int, float and bool are
-    int64, float64 and bool. str, bytes and json (its canonical text) are ``tf.string``; so are images with
-    ``decode="bytes"``. Arrays have their own dtype.
+    *Elements*: Pillow images and channels-first image tensors become channels-last; they are uint8 unless a transform
+    changes that. NumPy arrays from a transform stay unchanged. int, float and bool become int64, float64 and bool. str,
+    bytes, json (as canonical text) and images with ``decode="bytes"`` become ``tf.string``. Arrays keep their dtype.
 
-    *Shapes* come from the store's fields; images differ in height and width. For what a transform or another reader
-    makes, a few samples are looked at, and a dimension that is the same in all of them is taken for fixed.
+    *Shapes* come from the store's fields; images vary in height and width. The shapes of values from a transform or
+    another reader are inferred from a few samples: a dimension that is equal in all of them counts as fixed.
     """
     tensorflow = _tensorflow()
     order = {"cycle_length": cycle_length, "block_length": block_length, "shuffle_buffer": shuffle_buffer}
@@ -112,10 +112,10 @@ def to_tf_dataset(
     skips = any(dataset._pipeline.policy.on_error == "skip" for dataset in plan.datasets)
     drop = bool(drop_remainder)
     if drop and batch_size is None:
-        raise ConfigError("drop_remainder leaves out a last batch, and there are none: pass batch_size")
+        raise ConfigError("drop_remainder drops a smaller last batch, and there are no batches: pass batch_size")
     if drop and skips:
         raise ConfigError(
-            "drop_remainder makes all batches alike, and on_error='skip' leaves samples out: use 'replace'"
+            "drop_remainder needs batches of equal size, and on_error='skip' makes some smaller: use 'replace'"
         )
     elements = elements_of(plan.datasets, {} if shapes is None else shapes, ragged, batched=batch_size is not None)
     passes = itertools.count(plan.epoch if epoch is None else integer("epoch", epoch, 0))
@@ -156,18 +156,18 @@ def _tensorflow() -> Any:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What is read, and in which order in an epoch."""
+    """The datasets to read, and the order of their samples in an epoch."""
 
     datasets: tuple[StoreDataset, ...]
     addresses: Callable[[int], Iterator[Address]]
     count: int
     epoch: int
-    """The one that the source is in."""
+    """The current epoch of the source."""
 
     def blocks(
         self, epoch: int, elements: Sequence[Element], size: int, ahead: int, *, batched: bool, drop: bool
     ) -> Iterator[tuple[Parts, ...]]:
-        """Yield the blocks of one pass; an error comes behind what stands before it."""
+        """Yield the blocks of one pass; raises an error after yielding the samples before it."""
         addresses = self.addresses(epoch)
         jobs = iter(lambda: list(itertools.islice(addresses, size)), [])
         if drop:
@@ -186,7 +186,7 @@ class _Plan:
 def _plan(source: Any, shuffle: bool, seed: int | None, order: Mapping[str, Any], arguments: dict[str, Any]) -> _Plan:
     if isinstance(source, StoreIterable) or order["cycle_length"] is not None:
         if shuffle:
-            raise ConfigError("shuffle orders one dataset; a stream is shuffled by its seed and shuffle_buffer")
+            raise ConfigError("shuffle is for one dataset; to shuffle a stream, set its seed and shuffle_buffer")
         stream = _stream(source, seed, order, arguments)
         return _Plan(stream.datasets, lambda epoch: stream._addresses(epoch).walk(), len(stream), stream.epoch)
     if order["shuffle_buffer"] or order["block_length"] != 1:
@@ -196,7 +196,7 @@ def _plan(source: Any, shuffle: bool, seed: int | None, order: Mapping[str, Any]
     if not isinstance(source, StoreDataset):
         source = StoreDataset(source, seed=seed, **arguments)
     elif arguments:
-        raise ConfigError(f"{', '.join(arguments)} belong to the making of a dataset, and this one is made already")
+        raise ConfigError(f"pass {', '.join(arguments)} when you create the StoreDataset; this one exists already")
     seed, count = source.seed if seed is None else seed, len(source)
     if shuffle and seed is None:
         raise ConfigError("shuffle=True needs a seed")
@@ -211,11 +211,11 @@ def _stream(source: Any, seed: int | None, order: Mapping[str, Any], arguments: 
     if not isinstance(source, StoreIterable):
         return StoreIterable(source, seed=seed, **order, **arguments)
     if arguments or seed is not None or order != {"cycle_length": None, "block_length": 1, "shuffle_buffer": 0}:
-        raise ConfigError("the order, the seed and the datasets of a StoreIterable are given when it is made")
+        raise ConfigError("pass the order, seed and dataset arguments of a StoreIterable when you create it")
     if source._loaded is not None:
         raise ConfigError(
-            "a state was loaded into this stream, and a tf.data.Dataset begins at the beginning of an epoch: give a stream "
-            "without one, epoch=, and skip(n) what was done"
+            "a state was loaded into this stream, but a tf.data.Dataset starts at the beginning of an epoch: pass a "
+            "stream without a loaded state and epoch=, then skip(n) the samples already seen"
         )
     return source
 
@@ -223,7 +223,7 @@ def _stream(source: Any, seed: int | None, order: Mapping[str, Any], arguments: 
 def _read_block(
     datasets: Sequence[StoreDataset], epoch: int, elements: Sequence[Element], addresses: Sequence[Address]
 ) -> tuple[tuple[Parts, ...], Exception | None]:
-    """Return the samples at some addresses, laid out element by element, and what came in the way of the rest."""
+    """Return the samples at `addresses`, laid out by element, and the error that stopped reading, or None."""
     names = [element.name for element in elements]
     kept: list[Any] = []
     error = None

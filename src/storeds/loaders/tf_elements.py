@@ -1,4 +1,4 @@
-"""The elements of samples as TensorFlow sees them: types, shapes, and how a block of values crosses over."""
+"""Describes the elements of samples for TensorFlow: types, shapes, and how to pass a block of values."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ __all__ = ["TEXT", "Element", "Parts", "elements_of", "to_array", "values_of"]
 
 
 TEXT = np.dtype(object)
-"""What NumPy holds strings of bytes in on their way to tf.string."""
+"""The NumPy dtype of byte strings that become tf.string."""
 
 
 def values_of(sample: Any, names: Sequence[str]) -> list[Any]:
-    """Return the values of a sample, element by element."""
+    """Return the values of a sample in the order of `names`; raises ConfigError for other samples."""
     if isinstance(sample, Mapping):
         return [sample[name] for name in names]
     if isinstance(sample, tuple) and len(sample) == len(names):
         return list(sample)
-    raise ConfigError(f"the reader makes {type(sample).__name__}, and not a value for each of {', '.join(names)}")
+    raise ConfigError(f"the reader returns {type(sample).__name__}, expected a value for each of {', '.join(names)}")
 
 
 def to_array(value: Any, name: str, *, is_image: bool, is_json: bool) -> Array:
-    """Return the value of an element as an array; raises ConfigError for what TensorFlow has no type for."""
+    """Return the value of an element as an array; raises ConfigError if TensorFlow has no type for it."""
     if is_json:
         return _text(canonical_json(value).encode())
     if isinstance(value, torch.Tensor):
@@ -47,7 +47,7 @@ def to_array(value: Any, name: str, *, is_image: bool, is_json: bool) -> Array:
     if isinstance(value, (bytes, str)):
         return _text(value if isinstance(value, bytes) else value.encode())
     if isinstance(value, int) and not isinstance(value, bool):
-        return np.asarray(value, np.int64)  # an int beyond it would become an object or a uint64
+        return np.asarray(value, np.int64)  # without a dtype, a larger int would become object or uint64
     array = np.asarray(value)
     if array.dtype.kind not in "?biufc":
         raise _no_type(name, f"{type(value).__name__} of dtype {array.dtype}")
@@ -57,7 +57,7 @@ def to_array(value: Any, name: str, *, is_image: bool, is_json: bool) -> Array:
 def _of_tensor(value: torch.Tensor, name: str, *, is_image: bool) -> Array:
     try:
         array: Array = value.detach().cpu().numpy()
-    except TypeError:  # bfloat16 and other types that NumPy lacks
+    except TypeError:  # NumPy lacks the type, such as bfloat16
         raise _no_type(name, str(value.dtype)) from None
     return np.moveaxis(array, -3, -1) if is_image and array.ndim >= 3 else array
 
@@ -66,8 +66,8 @@ def _of_list(arrays: Sequence[Array], name: str) -> Array:
     shapes = list(dict.fromkeys(array.shape for array in arrays))
     if len(shapes) > 1:
         raise ConfigError(
-            f"element {name!r} is a list of values of shapes {', '.join(map(str, shapes[:3]))}, which make no array; "
-            "a transform can unify them"
+            f"element {name!r} is a list of values of shapes {', '.join(map(str, shapes[:3]))}, which cannot be "
+            "stacked; a transform can make them equal"
         )
     return np.stack(arrays)
 
@@ -91,23 +91,23 @@ _SCALARS: dict[str, Any] = {"int": "<i8", "float": "<f8", "bool": "?", "str": "O
 
 @dataclass(frozen=True)
 class Element:
-    """One element of all samples, and how a block of its values crosses over.
+    """One element of all samples, and how a block of its values is passed to TensorFlow.
 
     Attributes
     ----------
     name : str
         Its name in the sample.
     dtype : numpy.dtype
-        ``object`` for strings of bytes.
+        ``object`` for byte strings.
     shape : tuple of (int or None)
-        Of one value; None for what differs.
+        Of one value; None for a varying dimension.
     is_image : bool
-        Whether tensors are channels-first, and become channels-last.
+        Whether to convert channels-first tensors to channels-last.
     is_json : bool
         Whether values are JSON.
     way : str
-        ``"dense"``: one stacked array. ``"ragged"``, for a batch: the values end to end, and the lengths of the rows of
-        each ragged dimension. ``"packed"``, to be cut apart again: the values end to end, and their shapes.
+        ``"dense"``: one stacked array. ``"ragged"``, for batches: the flat values, and the row lengths of each ragged
+        dimension. ``"packed"``, for single samples: the flat values and their shapes.
     """
 
     name: str
@@ -119,24 +119,24 @@ class Element:
 
     @property
     def _rank(self) -> int:
-        """How many dimensions a ragged tensor has that are ragged: all down to the last that differs."""
+        """The number of ragged dimensions: all up to the last that varies."""
         return max(at for at, size in enumerate(self.shape) if size is None) + 1
 
     def array(self, value: Any) -> Array:
-        """Return a value as an array of this element's type and shape; raises ConfigError for one of another."""
+        """Return a value as an array; raises ConfigError if its dtype or shape is not the element's."""
         found = to_array(value, self.name, is_image=self.is_image, is_json=self.is_json)
         if found.dtype != self.dtype:
             raise ConfigError(f"element {self.name!r} is of dtype {found.dtype}, where others are of {self.dtype}")
         fits = [want in (None, got) for want, got in zip(self.shape, found.shape, strict=False)]
         if not all(fits) or found.ndim != len(self.shape):
             raise ConfigError(
-                f"element {self.name!r} has shape {found.shape}, not {self.shape}; say what differs: "
+                f"element {self.name!r} has shape {found.shape}, expected {self.shape}; if its shape varies, pass "
                 f"shapes={{{self.name!r}: {(None,) * found.ndim}}}"
             )
         return found
 
     def lay_out(self, values: Sequence[Array]) -> Parts:
-        """Return a block of values as the arrays that cross over."""
+        """Return the arrays that pass a block of values to TensorFlow."""
         if self.way == "dense":
             return (self._stack(values),)
         shapes = np.array([value.shape for value in values], np.int64)
@@ -144,20 +144,20 @@ class Element:
             return np.concatenate([value.reshape(-1) for value in values]), shapes
         rank = self._rank
         flat = np.concatenate([value.reshape(-1, *value.shape[rank:]) for value in values])
-        # A row of dimension `at` comes once for everything above it.
+        # Each length of dimension `at` repeats for every row of the dimensions before it.
         return flat, *(np.repeat(shapes[:, at], shapes[:, :at].prod(axis=1)) for at in range(rank))
 
     def _stack(self, values: Sequence[Array]) -> Array:
         shapes = sorted({value.shape for value in values})
         if len(shapes) > 1:
             raise ConfigError(
-                f"values of element {self.name!r} of shapes {', '.join(map(str, shapes[:3]))} make no dense batch: pass "
-                "ragged=True, or give them one size by a transform"
+                f"values of element {self.name!r} of shapes {', '.join(map(str, shapes[:3]))} cannot be stacked: pass "
+                "ragged=True, or make their sizes equal with a transform"
             )
         return np.stack(values)
 
     def transport(self, tf: Any, size: int | None) -> tuple[Any, ...]:
-        """Return the specs of what `lay_out` gives of blocks of `size` samples, or of any number."""
+        """Return the TensorSpecs of `lay_out`'s result for blocks of `size` samples; None means any number."""
         dtype = tf.string if self.dtype == TEXT else tf.as_dtype(self.dtype)
         if self.way == "dense":
             return (tf.TensorSpec((size, *self.shape), dtype),)
@@ -167,14 +167,14 @@ class Element:
         return tf.TensorSpec((None, *self.shape[self._rank :]), dtype), *rows
 
     def cut(self, tf: Any, parts: Sequence[Any]) -> tuple[Any, ...]:
-        """Return a block, in the graph, so that its first dimension is that of the samples."""
+        """Return a block, in the graph, whose first dimension is the samples."""
         if self.way == "dense":
             return tuple(parts)
         flat, shapes = parts
         return tf.RaggedTensor.from_row_lengths(flat, tf.reduce_prod(shapes, axis=1), validate=False), shapes
 
     def assemble(self, tf: Any, parts: Sequence[Any]) -> Any:
-        """Return the element, in the graph: of a batch, or of a single sample that was cut out of a block."""
+        """Return the element, in the graph, of a batch or of a single sample cut from a block."""
         if self.way == "dense":
             return parts[0]
         if self.way == "ragged":
@@ -189,12 +189,13 @@ def elements_of(
     *,
     batched: bool,
 ) -> list[Element]:
-    """Return the elements of the samples of datasets that are alike: from their fields or, where those do not tell, from a few samples.
+    """Return the elements of samples, from the fields of the datasets or, if these do not suffice, from a few samples.
 
     Raises
     ------
     ConfigError
-        `shapes` or `ragged` is malformed or names no element; there is no sample to look at; those looked at differ in type.
+        `shapes` or `ragged` is malformed or names an unknown element, the datasets are empty, or samples differ in
+        type.
     """
     names = datasets[0].reader.fields
     stated = _stated(shapes, names)
@@ -214,7 +215,7 @@ def elements_of(
 
 
 def _stated(shapes: Mapping[str, Any], names: Sequence[str]) -> dict[str, Shape]:
-    """Return the argument `shapes` as it should be; raises ConfigError."""
+    """Validate and return the argument `shapes`; raises ConfigError."""
     if not isinstance(shapes, Mapping):
         raise ConfigError(
             f"shapes is a mapping of elements to shapes, such as {{{names[0]!r}: (None,)}}, not {shapes!r}"
@@ -236,15 +237,15 @@ def _check_names(argument: str, given: Iterable[str], names: Sequence[str]) -> N
 
 
 def _way(shape: Shape, ragged: bool, *, batched: bool) -> str:
-    """Return how values of a shape cross over."""
+    """Return the `Element.way` for values of this shape."""
     if batched:
         return "ragged" if ragged and None in shape else "dense"
-    # What has no values is packed too: TensorFlow's `unbatch` ends the process by a segmentation fault on rows of it.
+    # Empty arrays are packed too: TensorFlow's `unbatch` crashes with a segmentation fault on them.
     return "packed" if None in shape or 0 in shape else "dense"
 
 
 def _declared_by_all(datasets: Sequence[StoreDataset], name: str) -> Element | None:
-    """Return an element as all of the stores have it, or None for one that something is made of."""
+    """Return an element as all stores declare it, or None if the stored value is decoded or transformed."""
     found = [_declared(dataset, name) for dataset in datasets]
     shapes = {each.shape: dataset.url for each, dataset in zip(found, datasets, strict=True) if each is not None}
     if found[0] is None or None in found:
@@ -253,7 +254,7 @@ def _declared_by_all(datasets: Sequence[StoreDataset], name: str) -> Element | N
 
 
 def _common(name: str, shapes: Mapping[Shape, str]) -> Shape:
-    """Return the shape that fits all of some; they are the keys, and the values where they were found."""
+    """Return the shape that fits all `shapes`, a mapping of shape → where it was found; raises ConfigError."""
     ranks = {len(shape): f"{shape} in {where}" for shape, where in shapes.items()}
     if len(ranks) > 1:
         raise ConfigError(
@@ -263,11 +264,11 @@ def _common(name: str, shapes: Mapping[Shape, str]) -> Shape:
 
 
 def _declared(dataset: StoreDataset, name: str) -> Element | None:
-    """Return an element that is a field as the store has it, or None for one that something is made of."""
+    """Return an element as the store declares its field, or None if the stored value is decoded or transformed."""
     reader = dataset.reader
     if type(reader) not in (ImageReader, ArrayReader) or name in [each for each, _ in dataset._pipeline.transforms]:
         return None
-    field = dataset.backend.meta.fields.get(name, Field("int"))  # of what the reader makes, the index
+    field = dataset.backend.meta.fields.get(name, Field("int"))  # the index is not a field
     if field.kind == "image" and isinstance(reader, ImageReader):
         return Element(name, TEXT, ()) if reader.decode == "bytes" else None
     if field.kind == "array":
@@ -277,10 +278,10 @@ def _declared(dataset: StoreDataset, name: str) -> Element | None:
 
 
 def _looks(datasets: Sequence[StoreDataset]) -> list[list[Any]]:
-    """Return the values of a few good samples from all over some of the datasets; nobody counts them."""
+    """Return the values of a few good samples, spread over some of the datasets, without counting bad ones."""
     full = [dataset for dataset in datasets if len(dataset)]
     if not full:
-        raise ConfigError(f"{datasets[0].url}: the type of its samples cannot be told: there are none")
+        raise ConfigError(f"{datasets[0].url}: the type of its samples cannot be inferred: there are none")
     each = _LOOKS if len(full) == 1 else _LOOKS // 2  # a sample may be a long clip
     looks: list[list[Any]] = []
     bad: RecordError | None = None
@@ -293,13 +294,13 @@ def _looks(datasets: Sequence[StoreDataset]) -> list[list[Any]]:
                 looks.append(values_of(made.sample, dataset.reader.fields))
     if not looks:
         raise ConfigError(
-            f"{full[0].url}: the type of its samples cannot be told: those looked at are bad: {bad}"
+            f"{full[0].url}: the type of its samples cannot be inferred: the inspected samples are bad: {bad}"
         ) from bad
     return looks
 
 
 def _spread(count: int, wanted: int) -> list[int]:
-    """Return a few of so many places, from the first to the last."""
+    """Return at most `wanted` of `count` indices, evenly spaced from the first to the last."""
     return sorted({at * (count - 1) // (wanted - 1) for at in range(wanted)})
 
 
@@ -314,5 +315,5 @@ def _looked_at(datasets: Sequence[StoreDataset], name: str, values: Sequence[Any
         raise ConfigError(f"{url}: element {name!r} is {' here and '.join(types)} there; a transform can unify them")
     shape = _common(name, {array.shape: url for array in arrays})
     if is_image and len(shape) >= 3 and not transformed:
-        shape = (*shape[:-3], None, None, shape[-1])  # nothing gives all images of a store one size
+        shape = (*shape[:-3], None, None, shape[-1])  # images of a store may vary in size
     return Element(name, arrays[0].dtype, shape, is_image, is_json)
