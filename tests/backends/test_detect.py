@@ -101,10 +101,10 @@ def test_the_readings_of_one_layout_are_shown_beside_those_of_another(
         storeds.open_backend(foreign(tmp_path / "red-blue.h5"))
 
 
-def test_a_store_that_no_layout_recognises_says_how_to_convert_it_by_hand(
+def test_a_store_that_no_layout_fits_shows_how_to_convert_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LooksRed, "by_hand", lambda url, **_: "for x in y: ...", raising=False)
+    monkeypatch.setattr(LooksRed, "conversion_script", lambda url, **_: "for x in y: ...", raising=False)
     with pytest.raises(errors.FormatError, match=r"\nTo convert it by hand:\nfor x in y: \.\.\.$"):
         storeds.open_backend(foreign(tmp_path / "green.h5"))
 

@@ -6,9 +6,9 @@ import contextlib
 import functools
 import inspect
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from storeds._utils.locations import CutShortError, DamagedStoreError, StoreURL
 from storeds.backends.base import open_with
@@ -23,9 +23,6 @@ from storeds.errors import (
     suggest,
 )
 from storeds.registry import BACKENDS, LAYOUTS
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["detect_layout", "layouts_of"]
 
@@ -81,12 +78,12 @@ def detect_layout(url: StoreURL, opened: OpenStore, options: Mapping[str, Any], 
     fitting = [one for one in answers if one.fits is not None or one.readings]
     if not fitting:
         targets = {one.name: one.target for one in answers}
-        seen = _say(targets, ("describe", "glimpse"), bare, opened, given)
+        seen = _say(targets, "describe", bare, opened, given)
         wrong_option = bool(foreign) or any(one.option for one in answers)
-        script = [] if wrong_option else _say(targets, ("conversion_script", "by_hand"), bare, opened, given)
+        scripts = [] if wrong_option else _say(targets, "conversion_script", bare, opened, given)
         # In HDF5, opening reads names alone; elsewhere it would read all keys or documents.
         named = [*_named(answers, bare, given)] if scheme == "hdf5" and not wrong_option else []
-        raise _none_fits(url, answers, foreign, why_not_native, seen, named, script) from why_not_native
+        raise _none_fits(url, answers, foreign, why_not_native, seen, named, scripts) from why_not_native
     if len(fitting) > 1 or fitting[0].readings:
         raise ambiguous(url.redacted, [*_readings(fitting, bare, given)])
     (found,) = fitting
@@ -201,18 +198,17 @@ def _readings(fitting: list[_Answer], url: StoreURL, given: Mapping[str, Any]) -
 
 
 def _say(
-    targets: Mapping[str, Any], methods: Sequence[str], url: StoreURL, opened: OpenStore, given: Mapping[str, Any]
+    targets: Mapping[str, Any], method: str, url: StoreURL, opened: OpenStore, given: Mapping[str, Any]
 ) -> list[str]:
-    """Return what the first layout that has one of these class methods reports of a store that no layout fits."""
+    """Return what the first layout that has one class method reports of a store that no layout fits."""
     for target in targets.values():
-        for method in methods:
-            if hasattr(target, method):
-                own = _options_of(target)
-                try:
-                    known = {name: value for name, value in given.items() if name in own}
-                    return [_ask(target, method, url, opened, known)]
-                except Exception:  # the error that this would add to says what is wrong
-                    return []
+        if hasattr(target, method):
+            own = _options_of(target)
+            try:
+                known = {name: value for name, value in given.items() if name in own}
+                return [_ask(target, method, url, opened, known)]
+            except Exception:  # the error that this would add to says what is wrong
+                return []
     return []
 
 
@@ -231,7 +227,7 @@ def _none_fits(
     why_not_native: StoredsError,
     seen: list[str],
     named: list[str],
-    by_hand: list[str],
+    scripts: list[str],
 ) -> StoredsError:
     """Return the error for a store that no layout fits: its content, each refusal, and how to read or convert it."""
     start, either = str(why_not_native), " either"
@@ -245,7 +241,7 @@ def _none_fits(
     message = "; ".join([start, hint, *seen, *_refusals(answers, str(why_not_native))])
     if named:
         message += f"\nA layout that is named reads it as:{''.join(named)}"
-    return type(why_not_native)("\n".join([message, *(f"To convert it by hand:\n{loop}" for loop in by_hand)]))
+    return type(why_not_native)("\n".join([message, *(f"To convert it by hand:\n{loop}" for loop in scripts)]))
 
 
 def _refusals(answers: list[_Answer], message: str) -> Iterator[str]:
