@@ -74,6 +74,26 @@ def test_every_lazy_name_is_exported_and_a_wrong_one_is_an_attribute_error() -> 
         storeds.StoreDataSet  # noqa: B018
 
 
+PACKAGES = [module for module, path in MODULES.items() if path.name == "__init__.py" and module != "storeds._utils"]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_name_of_a_package_can_be_imported(package: str) -> None:
+    found = importlib.import_module(package)
+    assert [name for name in getattr(found, "__all__", ()) if not hasattr(found, name)] == []
+    with pytest.raises(AttributeError, match=f"module '{package}' has no attribute 'Nothing'"):
+        found.Nothing  # noqa: B018
+
+
+@pytest.mark.parametrize("package", ["backends", "datasets", "records", "batching", "loaders", "layouts", "testing"])
+def test_importing_a_package_loads_no_engine_and_not_torch(package: str) -> None:
+    below = [name for name in PACKAGES if name.startswith("storeds.backends.")] if package == "backends" else []
+    code = f"import sys, {', '.join([f'storeds.{package}', *below])}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert not set(done.stdout.split()) & {"torch", "lmdb", "h5py", "pymongo", "PIL", "pydantic", "pytest"}
+
+
 def test_importing_storeds_loads_no_engine_and_not_torch() -> None:
     code = "import sys, storeds; print(*sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60)

@@ -1,6 +1,6 @@
 """Re-exports the base classes and helpers for third-party backends and layouts; see ``docs/extending.md``."""
 
-from storeds._utils.locations import file_path, redact
+from storeds._utils.locations import StoreURL, file_path, file_url, redact, redact_message
 from storeds.backends.base import BackendOptions, HandleBackend, StoreBackend, parse_options
 from storeds.backends.handles import HandlePool, Opener
 from storeds.backends.writer import COMMIT_EVERY, EncodedRecord, StoreWriter
@@ -20,6 +20,7 @@ __all__ = [
     "Places",
     "RecordReader",
     "StoreBackend",
+    "StoreURL",
     "StoreWriter",
     "check_where",
     "checksum",
@@ -27,9 +28,11 @@ __all__ = [
     "fields_from_json",
     "fields_to_json",
     "file_path",
+    "file_url",
     "meta_from_text",
     "meta_to_text",
     "parse_fields",
     "parse_options",
     "redact",
+    "redact_message",
 ]

@@ -10,7 +10,7 @@ import importlib
 import re
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -158,6 +158,18 @@ def import_object(path: str) -> Any:
         return getattr(importlib.import_module(module), name)
     except AttributeError:
         raise ImportError(f"module {module!r} has no {name!r}") from None
+
+
+def export_lazily(package: str, modules: Mapping[str, tuple[str, ...]]) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a package: it imports a module when one of the names listed for it is first used."""
+    module_of = {name: module for module, names in modules.items() for name in names}
+
+    def find(name: str) -> Any:
+        if name not in module_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f"{package}.{module_of[name]}"), name)
+
+    return find
 
 
 BACKENDS = Registry("backend", "storeds.backends", _SCHEME)

@@ -1,1 +1,71 @@
-"""The storage engines."""
+"""The storage engines, and what every engine and foreign layout builds on.
+
+Start with ``opening.py``, which turns a URL into a backend, then ``base.py``. Each engine has a package of its own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from storeds.registry import export_lazily
+
+if TYPE_CHECKING:
+    from storeds.backends.base import BackendOptions, FileOpener, HandleBackend, StoreBackend, parse_options
+    from storeds.backends.concatenated import CONCATENATED, ConcatenatedBackend, Place
+    from storeds.backends.detection import detect_layout, layouts_of
+    from storeds.backends.handles import HandlePool, HandleRef, Opener, OpenStore
+    from storeds.backends.memory import MemoryBackend, MemoryWriter
+    from storeds.backends.opening import open_backend, open_writer, scheme_of
+    from storeds.backends.readings import AmbiguousError, Reading, ambiguous, bounded, check_most_is_read
+    from storeds.backends.selection import Selection
+    from storeds.backends.staging import Staging, copy_range
+    from storeds.backends.writer import COMMIT_EVERY, EncodedRecord, StoreWriter
+
+__all__ = [
+    "COMMIT_EVERY",
+    "CONCATENATED",
+    "AmbiguousError",
+    "BackendOptions",
+    "ConcatenatedBackend",
+    "EncodedRecord",
+    "FileOpener",
+    "HandleBackend",
+    "HandlePool",
+    "HandleRef",
+    "MemoryBackend",
+    "MemoryWriter",
+    "OpenStore",
+    "Opener",
+    "Place",
+    "Reading",
+    "Selection",
+    "Staging",
+    "StoreBackend",
+    "StoreWriter",
+    "ambiguous",
+    "bounded",
+    "check_most_is_read",
+    "copy_range",
+    "detect_layout",
+    "layouts_of",
+    "open_backend",
+    "open_writer",
+    "parse_options",
+    "scheme_of",
+]
+
+__getattr__ = export_lazily(
+    __name__,
+    {
+        "base": ("BackendOptions", "FileOpener", "HandleBackend", "StoreBackend", "parse_options"),
+        "concatenated": ("CONCATENATED", "ConcatenatedBackend", "Place"),
+        "detection": ("detect_layout", "layouts_of"),
+        "handles": ("HandlePool", "HandleRef", "OpenStore", "Opener"),
+        "memory": ("MemoryBackend", "MemoryWriter"),
+        "opening": ("open_backend", "open_writer", "scheme_of"),
+        "readings": ("AmbiguousError", "Reading", "ambiguous", "bounded", "check_most_is_read"),
+        "selection": ("Selection",),
+        "staging": ("Staging", "copy_range"),
+        "writer": ("COMMIT_EVERY", "EncodedRecord", "StoreWriter"),
+    },
+)

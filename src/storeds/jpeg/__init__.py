@@ -6,7 +6,7 @@ the Huffman codes (``entropy.py``) of damaged files. ``formats.py`` judges other
 
 from storeds.jpeg.examine import examine, inspect_jpeg, repair
 from storeds.jpeg.formats import check_other, sniff
-from storeds.jpeg.markers import MAX_PIXELS, Frame
+from storeds.jpeg.markers import MAX_PIXELS, Frame, read_header, surely_opens
 from storeds.jpeg.triage import Finding, triage
 from storeds.records.fields import Verdict
 
@@ -18,7 +18,9 @@ __all__ = [
     "check_other",
     "examine",
     "inspect_jpeg",
+    "read_header",
     "repair",
     "sniff",
+    "surely_opens",
     "triage",
 ]

@@ -1,1 +1,36 @@
-"""Loaders and samplers: batches in the training loop, positions, resumption."""
+"""Loaders and samplers: batches for the training loop, their order, and resuming within an epoch.
+
+Start with ``loader.py``, then ``sampler.py``. ``tf.py`` hands samples to TensorFlow instead.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from storeds.registry import export_lazily
+
+if TYPE_CHECKING:
+    from storeds.loaders.device import to_device
+    from storeds.loaders.loader import StoreLoader
+    from storeds.loaders.sampler import EpochSampler
+    from storeds.loaders.tf import to_tf_dataset
+    from storeds.loaders.threaded import ThreadLoader
+
+__all__ = [
+    "EpochSampler",
+    "StoreLoader",
+    "ThreadLoader",
+    "to_device",
+    "to_tf_dataset",
+]
+
+__getattr__ = export_lazily(
+    __name__,
+    {
+        "device": ("to_device",),
+        "loader": ("StoreLoader",),
+        "sampler": ("EpochSampler",),
+        "tf": ("to_tf_dataset",),
+        "threaded": ("ThreadLoader",),
+    },
+)

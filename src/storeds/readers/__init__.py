@@ -5,8 +5,19 @@ Start with ``base.py``, then read ``image.py``. ``decoders.py`` turns the stored
 
 from storeds.readers.array import ArrayReader
 from storeds.readers.base import RecordReader
-from storeds.readers.decoders import decode_pil, decode_tensor
+from storeds.readers.decoders import decode_bytes, decode_fast, decode_pil, decode_tensor, decode_window
 from storeds.readers.image import ImageReader
-from storeds.readers.video import VideoReader
+from storeds.readers.video import ClipPlan, VideoReader
 
-__all__ = ["ArrayReader", "ImageReader", "RecordReader", "VideoReader", "decode_pil", "decode_tensor"]
+__all__ = [
+    "ArrayReader",
+    "ClipPlan",
+    "ImageReader",
+    "RecordReader",
+    "VideoReader",
+    "decode_bytes",
+    "decode_fast",
+    "decode_pil",
+    "decode_tensor",
+    "decode_window",
+]

@@ -7,24 +7,56 @@ The whole test of a plug-in is a subclass with a fixture::
         def make_url(self, tmp_path):
             return lambda: f"mine://{tmp_path}/{uuid4().hex}"
 
-The kit needs ``pytest`` and ``hypothesis``. `storeds.testing.mongod`, which runs a MongoDB server, needs neither.
+The kit needs ``pytest`` and ``hypothesis``. `run_mongod`, which runs a MongoDB server, needs neither.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from storeds.registry import export_lazily
 
 if TYPE_CHECKING:
-    from storeds.testing.backends import BackendTests as BackendTests
-    from storeds.testing.readers import ReaderTests as ReaderTests
+    from storeds.testing.backends import BackendTests, PickleTests, ProcessTests
+    from storeds.testing.kit import FIELDS, MakeUrl, assert_same, fingerprint, frozen, kept, make_records, reference_id
+    from storeds.testing.mongod import find_mongod, run_mongod
+    from storeds.testing.properties import PropertyTests, contents
+    from storeds.testing.readers import ReaderTests
+    from storeds.testing.reads import ArrayTests, ReadTests
+    from storeds.testing.writes import PublishTests, WriteTests
 
-__all__ = ["BackendTests", "ReaderTests"]
+__all__ = [
+    "FIELDS",
+    "ArrayTests",
+    "BackendTests",
+    "MakeUrl",
+    "PickleTests",
+    "ProcessTests",
+    "PropertyTests",
+    "PublishTests",
+    "ReadTests",
+    "ReaderTests",
+    "WriteTests",
+    "assert_same",
+    "contents",
+    "find_mongod",
+    "fingerprint",
+    "frozen",
+    "kept",
+    "make_records",
+    "reference_id",
+    "run_mongod",
+]
 
-_LAZY = {"BackendTests": "storeds.testing.backends", "ReaderTests": "storeds.testing.readers"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'storeds.testing' has no attribute {name!r}")
-    return getattr(importlib.import_module(_LAZY[name]), name)
+__getattr__ = export_lazily(
+    __name__,
+    {
+        "backends": ("BackendTests", "PickleTests", "ProcessTests"),
+        "kit": ("FIELDS", "MakeUrl", "assert_same", "fingerprint", "frozen", "kept", "make_records", "reference_id"),
+        "mongod": ("find_mongod", "run_mongod"),
+        "properties": ("PropertyTests", "contents"),
+        "readers": ("ReaderTests",),
+        "reads": ("ArrayTests", "ReadTests"),
+        "writes": ("PublishTests", "WriteTests"),
+    },
+)

@@ -6,8 +6,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from storeds.registry import export_lazily
 
 if TYPE_CHECKING:
     from storeds.layouts.hdf5.files import ForeignOptions
@@ -31,11 +32,14 @@ __all__ = [
     "PerVideoOptions",
 ]
 
-_MODULES = {"Foreign": "files", "Parallel": "parallel", "PerEpisode": "per_episode", "PerFile": "per_file"}
-_MODULES |= {"PerSample": "per_sample", "PerVideo": "per_video"}
-
-
-def __getattr__(name: str) -> Any:  # each layout is imported when it is needed
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name.removesuffix('Options').removesuffix('Hdf5')]}"), name)
+__getattr__ = export_lazily(
+    __name__,
+    {
+        "files": ("ForeignOptions",),
+        "parallel": ("ParallelHdf5", "ParallelOptions"),
+        "per_episode": ("PerEpisodeHdf5", "PerEpisodeOptions"),
+        "per_file": ("PerFileHdf5", "PerFileOptions"),
+        "per_sample": ("PerSampleHdf5", "PerSampleOptions"),
+        "per_video": ("PerVideoHdf5", "PerVideoOptions"),
+    },
+)

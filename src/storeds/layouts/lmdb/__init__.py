@@ -9,6 +9,7 @@ from storeds.layouts.lmdb.caffe import CaffeLmdb
 from storeds.layouts.lmdb.documents import JsonLmdb, MsgpackLmdb, NpzLmdb
 from storeds.layouts.lmdb.images import FramesLmdb, KeyedLmdb, OcrLmdb, ResolutionsLmdb
 from storeds.layouts.lmdb.serialised import PickledLmdb, PyarrowLmdb, TensorpackLmdb
+from storeds.layouts.lmdb.unpickler import PickleError, unpickle
 
 __all__ = [
     "CaffeLmdb",
@@ -19,8 +20,10 @@ __all__ = [
     "MsgpackLmdb",
     "NpzLmdb",
     "OcrLmdb",
+    "PickleError",
     "PickledLmdb",
     "PyarrowLmdb",
     "ResolutionsLmdb",
     "TensorpackLmdb",
+    "unpickle",
 ]
