@@ -73,7 +73,7 @@ def main(folder: str) -> None:
 
 def read_with_tensorflow(paths: list[str], images: str, lengths: list[int]) -> None:
     """Read batches of whole videos, and single images of one size, whose shape is known beforehand."""
-    from storeds.loaders.tf import to_tf_dataset
+    from storeds.loaders import to_tf_dataset
 
     order = {"cycle_length": 3, "block_length": 2, "shuffle_buffer": 16, "seed": 0}
     videos = to_tf_dataset(paths, reader="video", batch_size=5, ragged=True, **order)

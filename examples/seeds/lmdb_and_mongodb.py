@@ -19,7 +19,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 import storeds
-from storeds.testing.mongod import run_mongod
+from storeds.testing import run_mongod
 
 COUNT = 60
 BAD = "truncated_scan"
