@@ -15,7 +15,7 @@ from hypothesis import settings
 
 from _torchvision import enable_torchvision
 from shares import FULL, SEED, share
-from storeds.testing.mongod import run_mongod
+from storeds.testing import run_mongod
 
 # CI tries the same examples each time; elsewhere, every run looks for new ones.
 settings.register_profile("ci", derandomize=True)

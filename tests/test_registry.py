@@ -15,7 +15,7 @@ import pytest
 
 import storeds
 from storeds import registry
-from storeds.backends.memory import MemoryBackend
+from storeds.backends import MemoryBackend
 from storeds.errors import ConfigError, MissingDependencyError
 from storeds.registry import BACKENDS, DECODERS, LAYOUTS, READERS, Registry
 
@@ -144,7 +144,7 @@ def test_a_backend_that_cannot_write_says_so(clean: None) -> None:
 # Entry points of other distributions
 
 GOOD = """
-    from storeds.backends.memory import MemoryBackend
+    from storeds.backends import MemoryBackend
     import storeds
 
     class GoodBackend(MemoryBackend):
@@ -222,7 +222,7 @@ def test_the_good_plug_in_works_and_the_broken_ones_only_warn(site: Path) -> Non
                 storeds.open_backend(f"{scheme}://x")
             except storeds.errors.StoredsError as error:
                 errors[scheme] = [type(error).__name__, str(error)]
-        from storeds.backends.lmdb.backend import LmdbBackend
+        from storeds.backends.lmdb import LmdbBackend
         from storeds.registry import BACKENDS
         print(json.dumps({
             "records": records, "count": count, "said": said, "errors": errors,

@@ -75,7 +75,7 @@ from datasets import Audio, ClassLabel, Dataset, DatasetDict, Features, List, Va
 from photographs import jpeg
 from storeds import errors
 from storeds.protocols import SupportsBatchArrays
-from storeds.testing.mongod import run_mongod
+from storeds.testing import run_mongod
 
 FILE_ENGINES = ("lmdb", "hdf5")
 ENGINES = (*FILE_ENGINES, "mongodb")

@@ -1,4 +1,7 @@
-"""The samples that TensorFlow gets are those of a StoreDataset, by digest, in the same order; with real TensorFlow."""
+"""The samples that TensorFlow gets are those of a StoreDataset, by digest, in the same order; with real TensorFlow.
+
+Imports the private order of streams to compare it with TensorFlow's.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,8 @@ import storeds
 from storeds import StoreDataset, StoreIterable
 from storeds.datasets.stream import Interleave
 from storeds.errors import ConfigError, MissingDependencyError
-from storeds.loaders.sampler import EpochSampler
-from storeds.loaders.tf import to_tf_dataset
-from storeds.records.codec import canonical_json
+from storeds.loaders import EpochSampler, to_tf_dataset
+from storeds.records import canonical_json
 
 COUNT = 41
 FIELDS: dict[str, Any] = {
@@ -173,7 +175,7 @@ def test_batches(urls: dict[str, str], drop: bool) -> None:
 
 
 def test_one_storage_call_a_batch(urls: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from storeds.backends.lmdb.backend import LmdbBackend
+    from storeds.backends.lmdb import LmdbBackend
 
     calls, original = [], LmdbBackend._read
 
@@ -265,7 +267,7 @@ def films(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def test_clips_of_many_files_are_interleaved_and_ragged_and_each_file_is_opened_once(
     films: list[str], batch_size: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from storeds.backends.hdf5.backend import Hdf5Opener
+    from storeds.backends.hdf5 import Hdf5Opener
 
     order: dict[str, Any] = {"cycle_length": 2, "block_length": 2, "shuffle_buffer": 6, "seed": 3}
     opened, original = [], Hdf5Opener.open

@@ -11,11 +11,10 @@ import mongomock
 import pytest
 from mongomock.store import ServerStore
 
-from storeds.backends.mongodb.writer import MongodbWriter
-from storeds.backends.staging import Staging
+from storeds.backends import Staging
+from storeds.backends.mongodb import MongodbWriter
 from storeds.errors import StoredsError, UnavailableError
-from storeds.testing import BackendTests
-from storeds.testing.kit import FIELDS, MakeUrl, assert_same, kept, make_records, reference_id
+from storeds.testing import FIELDS, BackendTests, MakeUrl, assert_same, kept, make_records, reference_id
 
 MakeEngineUrl = Callable[[str], str]
 

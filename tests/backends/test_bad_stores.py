@@ -31,7 +31,7 @@ from storeds.errors import (
     StoreNotFoundError,
     UnavailableError,
 )
-from storeds.records.meta import meta_to_row, meta_to_text
+from storeds.records import meta_to_row, meta_to_text
 
 SCHEMES = ("lmdb", "hdf5")
 SUFFIX = {"lmdb": ".lmdb", "hdf5": ".h5"}

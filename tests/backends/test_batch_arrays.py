@@ -1,4 +1,7 @@
-"""Batches of arrays: the same values as record by record, from mapped files too, and no crash when a file is cut short."""
+"""Batches of arrays: the same values as record by record, from mapped files too, and no crash when a file is cut short.
+
+Imports private modules, because only they show how rows of a file are mapped and merged.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +29,8 @@ from storeds.backends.hdf5.columns import RecordDigests
 from storeds.backends.hdf5.rows import FileMap, FlatRows, gather, gather_any, read_spans
 from storeds.protocols import SupportsBatchArrays
 from storeds.readers import ArrayReader
-from storeds.records.codec import RecordCodec, checksum
-from storeds.records.columns import read_arrays
-from storeds.records.fields import parse_fields
-from storeds.testing.kit import assert_same
-from storeds.testing.properties import contents
+from storeds.records import RecordCodec, checksum, parse_fields, read_arrays
+from storeds.testing import assert_same, contents
 
 N = 40
 FIELDS: dict[str, Any] = {

@@ -22,7 +22,7 @@ from photographs import jpeg
 from shares import FULL, SEED
 from storeds import Meta, errors
 from storeds.ops import Progress
-from storeds.testing.mongod import run_mongod
+from storeds.testing import run_mongod
 
 MakeUrl = Callable[[str], str]
 ENGINES = ("lmdb", "hdf5", "mongodb")

@@ -14,9 +14,7 @@ import pytest
 import storeds
 from _foreign_lmdb import encoded, put
 from storeds import errors, registry
-from storeds.backends.base import StoreBackend
-from storeds.backends.memory import MemoryBackend
-from storeds.backends.readings import Reading, ambiguous, bounded, check_most_is_read
+from storeds.backends import MemoryBackend, Reading, StoreBackend, ambiguous, bounded, check_most_is_read
 
 
 class Looks(MemoryBackend):
@@ -101,9 +99,7 @@ def test_the_readings_of_one_layout_are_shown_beside_those_of_another(
         storeds.open_backend(foreign(tmp_path / "red-blue.h5"))
 
 
-def test_a_store_that_no_layout_fits_shows_how_to_convert_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_no_layout_fits_shows_how_to_convert_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LooksRed, "conversion_script", lambda url, **_: "for x in y: ...", raising=False)
     with pytest.raises(errors.FormatError, match=r"\nTo convert it by hand:\nfor x in y: \.\.\.$"):
         storeds.open_backend(foreign(tmp_path / "green.h5"))

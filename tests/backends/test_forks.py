@@ -25,7 +25,7 @@ from _gate import Gate
 from _processes import Row, loader, open_rows, read_until_told
 from _stores import CHUNKED, COUNT, DEADLINE, ENGINES, START_METHODS, TRUTH, handle_of, read_all, record, written
 from storeds import StoreDataset, errors
-from storeds._utils.locations import file_path
+from storeds.plugins import file_path
 
 FORKS = 30
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from storeds.backends.handles import HandlePool, HandleRef
+from storeds.backends import HandlePool, HandleRef
 from storeds.errors import ClosedError, ConfigError
 
 DEADLINE = 60.0
@@ -416,7 +416,7 @@ def test_owners_dropped_by_one_thread_while_others_open(pool: HandlePool[Handle]
 
 def test_handles_close_when_the_interpreter_ends() -> None:
     code = """
-        from storeds.backends.handles import HandlePool
+        from storeds.backends import HandlePool
 
         class Opener:
             url = "fake://a"

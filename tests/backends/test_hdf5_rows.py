@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from storeds.backends.hdf5.rows import FlatRows, gather
+from storeds.backends.hdf5 import FlatRows, gather
 
 OFFSET = 13
 

@@ -14,7 +14,7 @@ import pytest
 from plain_formats import ATTRS, ENGINES, READ, WRITE, check, checksum, content_id, database_of, declared, stored_row
 from storeds import open_backend, open_writer
 from storeds.protocols import Backend
-from storeds.testing.kit import FIELDS, frozen, make_records
+from storeds.testing import FIELDS, frozen, make_records
 
 MakeEngineUrl = Callable[[str], str]
 

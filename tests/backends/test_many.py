@@ -1,4 +1,7 @@
-"""Many stores as one: patterns, lists, positions, meta, errors, handles, and the conformance kit over all of it."""
+"""Many stores as one: patterns, lists, positions, meta, errors, handles, and the conformance kit over all of it.
+
+Imports the private parser of patterns to list what each pattern matches.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +26,12 @@ from torch.utils.data import ConcatDataset
 import storeds
 from storeds import StoreDataset, StoreIterable
 from storeds._utils.locations import glob_of
-from storeds.backends.concatenated import CONCATENATED, ConcatenatedBackend
-from storeds.backends.hdf5.backend import Hdf5Backend
-from storeds.backends.lmdb.backend import LmdbBackend
-from storeds.backends.memory import MemoryBackend
-from storeds.backends.opening import scheme_of
+from storeds.backends import CONCATENATED, ConcatenatedBackend, MemoryBackend, scheme_of
+from storeds.backends.hdf5 import Hdf5Backend
+from storeds.backends.lmdb import LmdbBackend
 from storeds.errors import ClosedError, ConfigError, FormatError, RecordError, StoreNotFoundError, UnavailableError
 from storeds.protocols import JSON, Array, Backend, Meta, Record, SupportsColumns, SupportsWhere
-from storeds.testing import BackendTests
-from storeds.testing.kit import MakeUrl, assert_same
+from storeds.testing import BackendTests, MakeUrl, assert_same
 
 FIELDS = {"image": "image", "label": "int", "text": "str"}
 
@@ -88,7 +88,7 @@ class ReadOnlyTests(BackendTests):
 
 def _without(*names: str) -> Callable[[type], type]:
     def strip(cls: type) -> type:
-        from storeds.testing.writes import PublishTests, WriteTests
+        from storeds.testing import PublishTests, WriteTests
 
         writing = [name for part in (WriteTests, PublishTests) for name in vars(part) if name.startswith("test_")]
         for name in (*writing, *names):

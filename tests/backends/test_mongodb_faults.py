@@ -21,10 +21,9 @@ import pytest
 import storeds
 from conftest import with_path
 from storeds import errors
-from storeds.backends.mongodb.client import parse_location
-from storeds.backends.mongodb.retry import with_retries
-from storeds.layouts.mongodb.base import Connection
-from storeds.testing.mongod import run_mongod
+from storeds.backends.mongodb import parse_location, with_retries
+from storeds.layouts.mongodb import Connection
+from storeds.testing import run_mongod
 
 
 def connect(uri: str) -> pymongo.MongoClient[dict[str, Any]]:

@@ -15,8 +15,7 @@ from pymongo.errors import (
     ServerSelectionTimeoutError,
 )
 
-from storeds.backends.mongodb.client import parse_location, pymongo_errors
-from storeds.backends.mongodb.retry import shared_deadline, with_retries
+from storeds.backends.mongodb import parse_location, pymongo_errors, shared_deadline, with_retries
 from storeds.errors import UnavailableError
 
 URL = "mongodb://user:hunter2@127.0.0.1:9/db/c?timeoutMS=1000&serverSelectionTimeoutMS=50"

@@ -21,7 +21,7 @@ from _disks import small_disk
 from _writing import die_at_file_operation
 from shares import FULL
 from storeds import errors
-from storeds.backends.staging import Staging, copy_range
+from storeds.backends import Staging, copy_range
 
 FIELDS = {"x": "int"}
 SCHEMES = ("lmdb", "hdf5")

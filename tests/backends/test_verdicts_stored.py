@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from storeds import Skipped, StoreDataset, convert, info, open_backend, open_writer, pack, repair, verify
-from storeds.backends.selection import Selection
+from storeds.backends import Selection
 from storeds.errors import ConfigError, FormatError, RecordError
 from storeds.jpeg import Verdict
 

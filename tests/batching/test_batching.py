@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, default_collate
 import storeds
 from photographs import photograph
 from storeds import Skipped, collate, errors
-from storeds.batching.collate import Padded
+from storeds.batching import Padded
 
 SKIPPED = Skipped(7, "lmdb://x", 7, "decode", "it is empty")
 

@@ -1,4 +1,7 @@
-"""What workers send: small tensors by value, larger ones in memory that the training process is sent once."""
+"""What workers send: small tensors by value, larger ones in memory that the training process is sent once.
+
+Imports private modules, because loaders do not show which memory a worker sends.
+"""
 
 from __future__ import annotations
 

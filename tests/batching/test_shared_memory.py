@@ -18,10 +18,9 @@ import torch
 from torch.utils.data import DataLoader, Subset
 
 import storeds
-import storeds.batching.shared_memory
 from photographs import jpeg
 from storeds import EpochSampler, StoreDataset, StoreLoader, open_writer
-from storeds.batching.shared_memory import SharedBatchTensor, SharedBufferPool
+from storeds.batching import SharedBatchTensor, SharedBufferPool, batch_memory
 from storeds.readers import ImageReader
 from storeds.transforms import Compose, build_transform
 
@@ -253,9 +252,9 @@ def test_copies_and_pickles_are_plain_tensors() -> None:
 
 def test_files_in_shared_memory_are_not_lent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("storeds.batching.shared_memory.get_worker_info", lambda: object())
-    assert storeds.batching.shared_memory.batch_memory(SHAPE, torch.float32) is not None
+    assert batch_memory(SHAPE, torch.float32) is not None
     monkeypatch.setattr("storeds.batching.shared_memory.get_sharing_strategy", lambda: "file_system")
-    assert storeds.batching.shared_memory.batch_memory(SHAPE, torch.float32) is None
+    assert batch_memory(SHAPE, torch.float32) is None
 
 
 class Pasted:

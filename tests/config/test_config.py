@@ -19,7 +19,7 @@ from pydantic import ValidationError
 import storeds
 from photographs import jpeg
 from storeds import build_dataset, build_loader, errors, load_config
-from storeds.backends.lmdb.backend import LmdbBackend
+from storeds.backends.lmdb import LmdbBackend
 from storeds.config import config_schema
 
 TOML = """

@@ -18,7 +18,7 @@ from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, RandomSamp
 import storeds
 from photographs import jpeg, photograph
 from storeds import SampleContext, Skipped, StoreDataset, errors
-from storeds.backends.selection import Selection
+from storeds.backends import Selection
 from storeds.readers import ArrayReader
 
 COUNT = 24
@@ -47,7 +47,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that grows by the size of each storage call."""
-    from storeds.backends.lmdb.backend import LmdbBackend
+    from storeds.backends.lmdb import LmdbBackend
 
     sizes: list[int] = []
     original = LmdbBackend.get_many

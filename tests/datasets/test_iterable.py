@@ -1,4 +1,7 @@
-"""StoreIterable: order, shares of ranks and workers, storage calls, threads, epochs, states, bad samples."""
+"""StoreIterable: order, shares of ranks and workers, storage calls, threads, epochs, states, bad samples.
+
+Imports private modules, because the order of a stream is checked part by part against independent models.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +28,8 @@ from photographs import jpeg
 from storeds import StoreDataset, errors
 from storeds._utils.permutation import permute, round_keys
 from storeds._utils.prefetch import ReadAhead
-from storeds.backends.memory import MemoryBackend
-from storeds.datasets.iterable_dataset import StoreIterable
+from storeds.backends import MemoryBackend
+from storeds.datasets import StoreIterable
 from storeds.datasets.stream import (
     Addresses,
     IndexRange,

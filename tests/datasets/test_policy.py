@@ -1,4 +1,7 @@
-"""What becomes of bad samples under each policy, and that the report tells the truth."""
+"""What becomes of bad samples under each policy, and that the report tells the truth.
+
+Imports the private counters to test them at their limits.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from conftest import with_path
 from photographs import jpeg
 from storeds import Skipped, StoreDataset, errors
 from storeds.datasets.report import SampleCounters
-from storeds.testing.mongod import run_mongod
+from storeds.testing import run_mongod
 
 COUNT = 60
 SIZE = (48, 32)

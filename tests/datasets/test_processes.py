@@ -34,8 +34,8 @@ from _stores import (
 )
 from photographs import jpeg
 from storeds import StoreDataset, errors
-from storeds._utils.locations import file_path
-from storeds.backends.base import HandleBackend
+from storeds.backends import HandleBackend
+from storeds.plugins import file_path
 
 
 @pytest.fixture(scope="module")

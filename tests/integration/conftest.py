@@ -14,7 +14,7 @@ import pytest
 
 from integration._places import GIVEN, GIVEN_READONLY, KINDS, Place
 from replica_set import ReplicaSet, run_replica_set
-from storeds.testing.mongod import find_mongod, run_mongod
+from storeds.testing import find_mongod, run_mongod
 
 
 @pytest.fixture(scope="package")

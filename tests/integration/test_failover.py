@@ -20,9 +20,9 @@ from integration._refusals import SLACK
 from photographs import jpeg
 from replica_set import Member, ReplicaSet, run_replica_set
 from storeds import errors
-from storeds._utils.locations import redact
 from storeds.ops import Progress
-from storeds.testing.mongod import find_mongod
+from storeds.plugins import redact
+from storeds.testing import find_mongod
 
 ROWS = Rows(2000, 1024)
 MID_EPOCH, LATER = 20, 80  # of 100 batches

@@ -15,7 +15,7 @@ from _processes import loader, open_rows
 from _stores import TRUTH, read_all, record, write
 from integration._places import KINDS, Place
 from storeds.cli import app
-from storeds.testing.kit import FIELDS, frozen, kept, make_records
+from storeds.testing import FIELDS, frozen, kept, make_records
 
 MEBIBYTE = 1 << 20
 RECORDS = make_records(40)

@@ -1,4 +1,7 @@
-"""Foreign HDF5 layouts read what was written: any order, duplicates, workers, columns, conversion, detection."""
+"""Foreign HDF5 layouts read what was written: any order, duplicates, workers, columns, conversion, detection.
+
+Imports a private class to count the reads of a chunk.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from storeds import StoreDataset, open_backend
 from storeds.layouts.hdf5 import ParallelHdf5, PerSampleHdf5, PerVideoHdf5
 from storeds.protocols import Backend, SupportsColumns
 from storeds.readers import VideoReader
-from storeds.testing.kit import assert_same, fingerprint
+from storeds.testing import assert_same, fingerprint
 
 CLASSES = {"parallel": ParallelHdf5, "per_sample": PerSampleHdf5, "per_video": PerVideoHdf5}
 

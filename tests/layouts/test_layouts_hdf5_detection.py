@@ -15,7 +15,7 @@ import storeds
 from _foreign_hdf5 import blob
 from _traps_hdf5 import demonstrations, write
 from storeds import open_backend
-from storeds.backends.readings import AmbiguousError
+from storeds.backends import AmbiguousError
 from storeds.errors import ConfigError, FormatError, StoredsError
 from storeds.layouts.hdf5 import ParallelHdf5, PerEpisodeHdf5, PerFileHdf5, PerSampleHdf5, PerVideoHdf5
 

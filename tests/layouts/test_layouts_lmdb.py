@@ -23,9 +23,7 @@ from storeds.errors import ConfigError, FormatError, StoreNotFoundError, Unavail
 from storeds.layouts.lmdb import ForeignLmdb, KeyedLmdb, OcrLmdb, PickledLmdb, PyarrowLmdb
 from storeds.protocols import Field, SupportsKeys
 from storeds.registry import LAYOUTS
-from storeds.testing.backends import PickleTests, ProcessTests
-from storeds.testing.kit import fingerprint
-from storeds.testing.reads import ReadTests
+from storeds.testing import PickleTests, ProcessTests, ReadTests, fingerprint
 
 LAYOUT_CLASSES: dict[str, type[ForeignLmdb]] = {
     name.removeprefix("lmdb/"): LAYOUTS.get(name) for name in LAYOUTS.names() if name.startswith("lmdb/")

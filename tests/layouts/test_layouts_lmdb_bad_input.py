@@ -28,11 +28,19 @@ from hypothesis import strategies as st
 import storeds
 from _foreign_lmdb import Raw, basicsr, caffe, datum, encoded, numpy_to_msgpack, ocr, pickled, put, tensorpack
 from storeds.errors import ConfigError, FormatError, MissingDependencyError, RecordError, StoreNotFoundError
-from storeds.layouts.lmdb import CaffeLmdb, ForeignLmdb, KeyedLmdb, OcrLmdb, PickledLmdb, TensorpackLmdb
+from storeds.layouts.lmdb import (
+    CaffeLmdb,
+    ForeignLmdb,
+    KeyedLmdb,
+    OcrLmdb,
+    PickledLmdb,
+    PickleError,
+    TensorpackLmdb,
+    unpickle,
+)
 from storeds.layouts.lmdb import values as _lmdb_values
 from storeds.layouts.lmdb.caffe import parse_datum
 from storeds.layouts.lmdb.pickled_values import PickledDtype, rebuild_array
-from storeds.layouts.lmdb.unpickler import PickleError, unpickle
 from storeds.layouts.lmdb.values import decode_json, decode_npz, decompress
 
 JPEGS = [encoded(number) for number in range(6)]

@@ -24,7 +24,6 @@ from _processes import loader
 from conftest import with_path
 from storeds import StoreDataset, errors
 from storeds.layouts.mongodb import GridfsLayout, MongodbLayout, NamedLayout, QueryLayout
-from storeds.registry import LAYOUTS, _Known
 
 Truth = list[tuple[str, int]]
 """Of each record: the hash of its image, and its label."""
@@ -166,10 +165,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("layout", OPENERS)
 def test_a_converted_store_has_the_same_records_and_verifies(
-    layout: str, database: Any, mongodb_database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    layout: str, database: Any, mongodb_database: str, tmp_path: Path
 ) -> None:
     backend, truth = OPENERS[layout](database, mongodb_database, tmp_path)
-    monkeypatch.setitem(LAYOUTS._known, f"mongodb/{layout}", _Known(type(backend), "pymongo", "tests"))
     options = OPTIONS[layout] or {"index": tmp_path / "train.json"}
     url = with_path(mongodb_database, backend.url.rpartition("/")[2])
     target = f"lmdb://{tmp_path}/copy.lmdb"

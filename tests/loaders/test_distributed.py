@@ -19,7 +19,7 @@ from PIL import Image
 
 import storeds
 from _distributed import Job, Pair, Step, jobs_to_json, pairs, read_log, read_state
-from storeds.loaders.sampler import EpochSampler
+from storeds.loaders import EpochSampler
 
 COUNT, BATCH, SEED = 47, 4, 3
 BAD = {2, 11, 19, 28, 40}

@@ -24,7 +24,7 @@ from storeds import (
     load_config,
     to_device,
 )
-from storeds.loaders.loader import StoreLoader
+from storeds.loaders import StoreLoader
 
 COUNT = 50
 

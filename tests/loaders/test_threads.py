@@ -15,7 +15,7 @@ import torch
 import storeds
 from photographs import jpeg
 from storeds import StoreDataset, ThreadLoader, build_loader, errors, load_config
-from storeds.batching.shared_memory import BufferPool
+from storeds.batching import BufferPool
 from storeds.transforms import CenterCrop, Compose, Normalize, RandomHorizontalFlip, Resize, ToTensor
 
 COUNT = 40

@@ -1,4 +1,7 @@
-"""bench: what is measured, what counts as cold, which part of the work it names, and what it leaves out."""
+"""bench: what is measured, what counts as cold, which part of the work it names, and what it leaves out.
+
+Imports private modules, because a report does not show the rules behind its advice.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ from _foreign_lmdb import put
 from photographs import jpeg
 from storeds import StoreDataset, errors
 from storeds._utils.locations import file_system
-from storeds.backends.memory import MemoryBackend
+from storeds.backends import MemoryBackend
 from storeds.cli import app
 from storeds.errors import RecordError
 from storeds.ops import Bottleneck, Measurement, Progress, bench

@@ -20,7 +20,10 @@ from photographs import jpeg, photograph
 from storeds import errors
 from storeds.cli import app
 from storeds.ops import ContactSheet, Finding
-from storeds.ops.verifying.contact_sheet import _COLUMNS, _GAP, _HEADING, _LINE, _LINES, _MAX_TILES, _SIDE
+
+# What a sheet looks like: pixels, then tiles in a row, lines below a tile, and tiles on a sheet.
+_SIDE, _GAP, _LINE, _HEADING = 160, 12, 15, 30
+_COLUMNS, _LINES, _MAX_TILES = 10, 3, 200
 
 
 def run(*arguments: object, code: int = 0) -> str:

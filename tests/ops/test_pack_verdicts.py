@@ -22,11 +22,11 @@ from _damaged import PICTURES, write
 from _foreign_lmdb import put
 from photographs import jpeg
 from storeds import StoreDataset, errors, open_backend
-from storeds.backends.lmdb.writer import LmdbWriter
-from storeds.backends.selection import Selection
+from storeds.backends import Selection
+from storeds.backends.lmdb import LmdbWriter
 from storeds.cli import app
 from storeds.ops import Progress, info
-from storeds.records.codec import RecordCodec
+from storeds.records import RecordCodec
 
 MakeUrl = Callable[[str], str]
 COUNTS = dict(Counter(picture.finding for picture in PICTURES.values()))

@@ -20,9 +20,9 @@ import storeds
 from jpeg_encodings import ENCODINGS, encode
 from photographs import jpeg
 from storeds import errors
-from storeds.backends.lmdb.writer import LmdbWriter
-from storeds.backends.staging import Staging
-from storeds.jpeg.markers import surely_opens
+from storeds.backends import Staging
+from storeds.backends.lmdb import LmdbWriter
+from storeds.jpeg import surely_opens
 from storeds.ops.packing.sources import BadItem, Problem, read_file
 from storeds.protocols import JSON, Field, Record
 

@@ -22,9 +22,9 @@ from photographs import jpeg
 from storeds import StoreDataset, errors
 from storeds.cli import app
 from storeds.ops import Progress, repair
-from storeds.ops.common import _BATCH
 
 MakeUrl = Callable[[str], str]
+BATCH = 64  # records that `repair` reads at once
 # "huge" is repaired as well, and nothing had to change.
 MENDED = [key for key, picture in PICTURES.items() if picture.mended]
 BEYOND = [key for key, picture in PICTURES.items() if not picture.is_readable and key != "huge"]
@@ -247,13 +247,13 @@ def test_truncated_pictures_are_damaged_even_with_load_truncated_images(
 
 @pytest.mark.parametrize("engine", ["lmdb", "hdf5"])
 def test_an_interrupted_repair_resumes_to_the_same_copy_and_report(tmp_path: Path, engine: str) -> None:
-    many = {f"{key} {n}": picture for n in range(_BATCH // 4) for key, picture in PICTURES.items()}
+    many = {f"{key} {n}": picture for n in range(BATCH // 4) for key, picture in PICTURES.items()}
     src, url = f"lmdb://{tmp_path}/a.lmdb", f"{engine}://{tmp_path}/cut"
     write(src, many)
     whole = repair(src, f"{engine}://{tmp_path}/whole")
 
     def interrupt(state: Progress) -> None:
-        if state.done > _BATCH:
+        if state.done > BATCH:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

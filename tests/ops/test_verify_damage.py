@@ -1,6 +1,8 @@
 """Stores with flipped bits: `verify` tells of damage, or there is none, and the process that calls it survives.
 
 Of each engine 40 damaged copies are verified; `make test-full` (``STOREDS_TEST_FULL``) verifies 1,000.
+
+Imports the private module of the child processes to make them crash.
 """
 
 from __future__ import annotations

@@ -14,14 +14,13 @@ import pytest
 import torch
 from PIL import Image, ImageFile
 
-import storeds.readers.image
 from jpeg_corpus import cases
 from photographs import jpeg, photograph
 from storeds import Skipped, StoreDataset, open_backend, open_writer
 from storeds.errors import DecodeError
 from storeds.jpeg import examine
 from storeds.protocols import Meta, Record
-from storeds.readers.decoders import decode_pil, decode_tensor, decode_window
+from storeds.readers import decode_pil, decode_tensor, decode_window
 from storeds.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
 
 DECODERS = ["pil", "tensor", "fast", "simplejpeg"]
@@ -305,7 +304,7 @@ def test_later_epochs_of_a_foreign_store_draw_the_crop_first_and_give_the_same(
         calls.append(args)
         return decode_window(*args)
 
-    monkeypatch.setattr(storeds.readers.image, "decode_window", counted)
+    monkeypatch.setattr("storeds.readers.image.decode_window", counted)
     blobs = [jpeg(number, (80, 120)) for number in range(6)]
     crop = RandomResizedCrop(
         60, scale=(0.2, 0.6)

@@ -19,9 +19,9 @@ from torch.utils.data import DataLoader
 import storeds
 from photographs import jpeg
 from storeds import SampleContext, StoreDataset, collate, errors, open_backend, open_writer, pack
-from storeds.backends.hdf5.backend import Hdf5Backend
+from storeds.backends.hdf5 import Hdf5Backend
 from storeds.ops.packing.sources import FrameFolderSource, open_source
-from storeds.readers.video import ClipPlan, VideoReader
+from storeds.readers import ClipPlan, VideoReader
 from storeds.testing import ReaderTests
 
 FIELDS: dict[str, Any] = {

@@ -22,7 +22,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from storeds import StoreIterable, errors, open_backend, open_writer, pack
-from storeds.backends.hdf5.backend import Hdf5Backend, Hdf5Opener
+from storeds.backends.hdf5 import Hdf5Backend, Hdf5Opener
 from storeds.ops.packing.sources import BadItem, VideoSource, open_source
 from storeds.readers import VideoReader
 

@@ -1,4 +1,7 @@
-"""Test crops drawn before decoding: they give the same samples as whole pictures."""
+"""Test crops drawn before decoding: they give the same samples as whole pictures.
+
+Imports private functions, because samples do not show how much of a picture was decoded.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from jpeg_corpus import cases, groups
 from jpeg_encodings import ENCODINGS, encode
 from photographs import jpeg, photograph
 from storeds import StoreDataset, open_backend, open_writer
-from storeds.jpeg.markers import read_header
+from storeds.jpeg import read_header
 from storeds.readers import ImageReader, decode_tensor
 from storeds.readers.decoders import divisor, jpeg_upper_pixels, scaled_down
 from storeds.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop, ToTensor

@@ -18,8 +18,16 @@ from hypothesis import strategies as st
 
 from storeds.errors import ConfigError
 from storeds.protocols import KINDS, Field
-from storeds.records.codec import ContentHash, Places, RecordCodec, canonical_json, checksum
-from storeds.records.fields import fields_from_json, fields_to_json, parse_fields
+from storeds.records import (
+    ContentHash,
+    Places,
+    RecordCodec,
+    canonical_json,
+    checksum,
+    fields_from_json,
+    fields_to_json,
+    parse_fields,
+)
 
 
 class Colour(str, enum.Enum):  # noqa: UP042  # StrEnum prints its value; the older idiom prints the member's name

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 import storeds
-import storeds.backends.mongodb.backend  # before run_mongod asks its server whether it is ready
 from photographs import jpeg
 from storeds import errors
-from storeds.testing.mongod import run_mongod
+from storeds.backends.mongodb import MongodbBackend  # noqa: F401  # before run_mongod asks its server whether it is ready
+from storeds.testing import run_mongod
 
 
 def drawn_next() -> tuple[float, float, float]:

@@ -17,8 +17,8 @@ import storeds
 from _processes import Row, row
 from conftest import with_path
 from storeds import StoreDataset
-from storeds.backends.base import HandleBackend
-from storeds.backends.mongodb.client import parse_location
+from storeds.backends import HandleBackend
+from storeds.backends.mongodb import parse_location
 
 __all__ = [
     "CHUNKED",

@@ -19,7 +19,7 @@ import pymongo
 import xxhash
 from bson import Binary, Int64
 
-from storeds.testing.kit import FIELDS
+from storeds.testing import FIELDS
 
 __all__ = [
     "ATTRS",

@@ -1,4 +1,7 @@
-"""A private MongoDB replica set whose nodes can be killed, frozen and restarted."""
+"""A private MongoDB replica set whose nodes can be killed, frozen and restarted.
+
+Imports private functions of `storeds.testing.mongod`, which starts single servers the same way.
+"""
 
 from __future__ import annotations
 

@@ -14,8 +14,7 @@ import pymongo
 import pytest
 
 from storeds.errors import MissingDependencyError, UnavailableError
-from storeds.testing import mongod
-from storeds.testing.mongod import find_mongod, run_mongod
+from storeds.testing import find_mongod, mongod, run_mongod
 
 
 def server_pid(uri: str) -> int:

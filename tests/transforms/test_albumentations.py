@@ -1,4 +1,7 @@
-"""Test albumentations transforms with all kinds of images, and the search for generators without a seed."""
+"""Test albumentations transforms with all kinds of images, and the search for generators without a seed.
+
+Imports private checks, because they only log warnings.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Test which transforms move pixels, and where the channels of arrays are."""
+"""Test which transforms move pixels, and where the channels of arrays are.
+
+Imports private modules, because datasets only report the result of these checks.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from torchvision.transforms import v2
 
 from storeds.errors import ConfigError
 from storeds.protocols import Field
-from storeds.records.fields import is_mask, is_spatial, layout_of
+from storeds.records import is_mask, is_spatial, layout_of
 from storeds.transforms import CenterCrop, Compose, Normalize, RandomHorizontalFlip, Resize, ToTensor
 from storeds.transforms.checks import Moves, check_spatial, moves
 

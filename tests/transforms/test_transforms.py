@@ -1,6 +1,8 @@
 """Test the built-in transforms, their configs, and calls with a seed.
 
 Small independent references replace torchvision, which cannot be installed beside CPU torch.
+
+Imports private functions to compare the memory layout of results.
 """
 
 from __future__ import annotations

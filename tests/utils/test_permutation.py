@@ -1,4 +1,7 @@
-"""The order of an epoch: a bijection of any size, the same everywhere, that shuffles well, in blocks too."""
+"""The order of an epoch: a bijection of any size, the same everywhere, that shuffles well, in blocks too.
+
+Imports a private module: the permutation is a part of `EpochSampler` that needs tests of its own.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Threads that work ahead: what an error of one job means for the others."""
+"""Threads that work ahead: what an error of one job means for the others.
+
+Imports a private module: the threads have no public name.
+"""
 
 from __future__ import annotations
 

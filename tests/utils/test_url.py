@@ -21,11 +21,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import storeds
-from storeds._utils.locations import StoreURL, file_path, file_url, redact, redact_message
-from storeds.backends.mongodb.client import ClientOpener, Location, parse_location
-from storeds.backends.mongodb.handle import MongodbOpener
+from storeds.backends.mongodb import ClientOpener, Location, MongodbOpener, parse_location
 from storeds.errors import ConfigError, StoredsError
 from storeds.ops.packing import pack
+from storeds.plugins import StoreURL, file_path, file_url, redact, redact_message
 
 PRINTABLE = "".join(sorted(set(string.printable) - set(string.whitespace)))
 PASSWORDS = st.text(PRINTABLE, min_size=4)
