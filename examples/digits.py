@@ -1,4 +1,4 @@
-"""What the other examples train on: the 1,797 handwritten digits that scikit-learn carries, packed as PNGs."""
+"""The data of the other examples: the 1,797 handwritten digits of scikit-learn, packed as PNGs."""
 
 from __future__ import annotations
 
@@ -46,6 +46,6 @@ def network() -> nn.Module:
 
 
 def digest(network: nn.Module) -> str:
-    """Return a hash of all weights: equal only if they are equal bit by bit."""
+    """Return a hash of all weights, which is equal only for weights that are equal bit by bit."""
     weights = [weight.detach().numpy().tobytes() for weight in network.parameters()]
     return hashlib.sha256(b"".join(weights)).hexdigest()[:16]

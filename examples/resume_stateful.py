@@ -1,4 +1,4 @@
-"""Stop in the middle of an epoch and go on exactly there, with torchdata's StatefulDataLoader.
+"""Stop in the middle of an epoch and resume exactly there, with torchdata's StatefulDataLoader.
 
     python examples/resume_stateful.py FOLDER
 
@@ -23,14 +23,14 @@ EPOCHS = 2
 
 
 def make_loader(url: str) -> StatefulDataLoader:
-    """Return a loader whose state says which samples the training loop was given."""
+    """Return a loader whose state records which samples the training loop received."""
     dataset = storeds.build_dataset(digits.config(url))
     sampler = storeds.EpochSampler(dataset, seed=7)
     return StatefulDataLoader(dataset, sampler=sampler, batch_size=32, num_workers=2, collate_fn=storeds.collate)
 
 
 def train(url: str, checkpoint: Path, stop: int | None = None) -> str:
-    """Train from `checkpoint` on, if there is one, and leave one after `stop` steps; return the weights' digest."""
+    """Train from `checkpoint` if it exists, and write it after `stop` steps; return the weights' digest."""
     network, loader = digits.network(), make_loader(url)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
     first, step = 0, 0
@@ -56,8 +56,8 @@ def train(url: str, checkpoint: Path, stop: int | None = None) -> str:
 
 
 def main() -> int:
-    """Train both ways; the exit code says whether they agree."""
-    parser = argparse.ArgumentParser(description="Stop in the middle of an epoch and go on exactly there.")
+    """Train both ways; exit with 0 if the weights are equal."""
+    parser = argparse.ArgumentParser(description="Stop in the middle of an epoch and resume exactly there.")
     parser.add_argument("folder", type=Path, help="where the store and the checkpoint go")
     parser.add_argument("--stop", type=int, default=70, help="after so many steps; an epoch has 57")
     given = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Train a small network on any store: the data is chosen by the config alone.
+"""Train a small network on any store; the config alone selects the data.
 
     python examples/train.py --config config.toml --epochs 4 --set loader.batch_size=16
 
@@ -66,14 +66,14 @@ def train(config_file: str, epochs: int, overrides: Sequence[str] = ()) -> float
 
 @torch.no_grad()
 def evaluate(network: nn.Module, loader: torch.utils.data.DataLoader) -> float:
-    """Return the share of samples that `network` classifies right."""
+    """Return the fraction of samples that `network` classifies correctly."""
     network.eval()
     right = sum((network(images).argmax(1) == labels).sum().item() for images, labels in loader)
     return right / len(loader.dataset)
 
 
 def main() -> int:
-    """Read the command line and train; the exit code says whether the accuracy was reached."""
+    """Read the command line and train; exit with 0 if the accuracy was reached."""
     parser = argparse.ArgumentParser(description="Train a small network on the store that a config names.")
     parser.add_argument("--config", required=True, help="a TOML, YAML or JSON config")
     parser.add_argument("--epochs", type=int, default=4)

@@ -1,4 +1,4 @@
-"""Stop in the middle of an epoch and go on exactly there, with Accelerate, in one process or several.
+"""Stop in the middle of an epoch and resume exactly there, with Accelerate, in one process or several.
 
     python examples/train_accelerate.py FOLDER
     accelerate launch --cpu --num_processes 2 examples/train_accelerate.py FOLDER
@@ -27,8 +27,8 @@ EPOCHS = 2
 def train(url: str, checkpoint: Path, *, resume: bool = False, stop: int | None = None) -> tuple[str, list[int]]:
     """Train; return the weights' digest, and the number of different samples that all processes saw in each epoch."""
     accelerator = Accelerator(cpu=True)
-    # Not through `prepare`, which would deal the batches out a second time, look one batch ahead of the training loop,
-    # and count the epochs from 0 after a resume. It is `EpochSampler` that shares epochs between the processes.
+    # Do not pass it to `prepare`, which would shard the batches again, fetch one batch ahead of the training loop, and
+    # count the epochs from 0 after a resume. `EpochSampler` shards epochs between the processes.
     loader = storeds.build_loader(digits.config(url, fields=("image", "label", "index")))
     accelerator.register_for_checkpointing(loader)
     network = digits.network()
@@ -55,8 +55,8 @@ def train(url: str, checkpoint: Path, *, resume: bool = False, stop: int | None 
 
 
 def main() -> int:
-    """Train both ways; the exit code says whether they agree."""
-    parser = argparse.ArgumentParser(description="Stop in the middle of an epoch and go on exactly there.")
+    """Train both ways; exit with 0 if the weights are equal."""
+    parser = argparse.ArgumentParser(description="Stop in the middle of an epoch and resume exactly there.")
     parser.add_argument("folder", type=Path, help="where the store and the checkpoint go, the same for all processes")
     parser.add_argument("--stop", type=int, default=40, help="after so many steps; an epoch has 57 over all processes")
     given = parser.parse_args()

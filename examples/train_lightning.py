@@ -1,4 +1,4 @@
-"""Stop in the middle of an epoch and go on exactly there, with Lightning.
+"""Stop in the middle of an epoch and resume exactly there, with Lightning.
 
     python examples/train_lightning.py FOLDER
 
@@ -26,7 +26,7 @@ QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": 
 
 
 class Classifier(lightning.LightningModule):
-    """The network, and where its samples come from."""
+    """A network, and the loader of its samples."""
 
     def __init__(self, url: str) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Classifier(lightning.LightningModule):
     def train_dataloader(self) -> torch.utils.data.DataLoader:
         """Return a loader whose state Lightning puts into its checkpoints, because it has `state_dict`.
 
-        Made here, where Lightning has said to torch.distributed which rank this process is.
+        It is made here because Lightning has initialised torch.distributed by now.
         """
         return storeds.build_loader(digits.config(self.url))
 
@@ -52,7 +52,7 @@ class Classifier(lightning.LightningModule):
 def train(url: str, checkpoint: Path | None = None, **options: Any) -> str:
     """Train from `checkpoint` on; return the weights' digest."""
     model = Classifier(url)
-    # Lightning's own distributed sampler would share out each rank's share once more.
+    # Lightning's own distributed sampler would shard each rank's samples again.
     trainer = lightning.Trainer(accelerator="cpu", devices=1, use_distributed_sampler=False, **QUIET, **options)
     trainer.fit(model, ckpt_path=checkpoint)
     print(f"{trainer.global_step} steps, weights {digits.digest(model)}", flush=True)
@@ -60,14 +60,14 @@ def train(url: str, checkpoint: Path | None = None, **options: Any) -> str:
 
 
 def main() -> int:
-    """Train both ways; the exit code says whether they agree."""
-    parser = argparse.ArgumentParser(description="Stop in the middle of an epoch and go on exactly there.")
+    """Train both ways; exit with 0 if the weights are equal."""
+    parser = argparse.ArgumentParser(description="Stop in the middle of an epoch and resume exactly there.")
     parser.add_argument("folder", type=Path, help="where the store and the checkpoint go")
     parser.add_argument("--stop", type=int, default=70, help="after so many steps; an epoch has 57")
     given = parser.parse_args()
     url = digits.pack(given.folder)
     whole = train(url, max_epochs=EPOCHS, enable_checkpointing=False)
-    # Kept while the loop is running. `trainer.save_checkpoint` after a stop would take the epoch that was left for done.
+    # Saves while the loop is running: after a stop, `trainer.save_checkpoint` would treat the unfinished epoch as done.
     keep = ModelCheckpoint(given.folder, "checkpoint", every_n_train_steps=given.stop, enable_version_counter=False)
     train(url, max_steps=given.stop, callbacks=[keep])
     resumed = train(url, given.folder / "checkpoint.ckpt", max_epochs=EPOCHS, enable_checkpointing=False)

@@ -1,6 +1,6 @@
-"""Pack films, then tell from a random clip of eight frames which film it is from.
+"""Pack films, then train a network that recognises the film of a random clip of eight frames.
 
-Run as ``python examples/videos.py FILMS WORK``: FILMS has one folder a class, each with films; stores go to WORK.
+Run as ``python examples/videos.py FILMS WORK``: FILMS has one folder of films per class; stores go to WORK.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def config(url: str, sampling: str, clips: int) -> storeds.Config:
         "transform": [crop],
         "seed": 7,
     }
-    # Films differ in size, and a batch is one tensor: hence the crop.
+    # Films differ in size; the crop gives all clips of a batch one size.
     return storeds.load_config({"dataset": dataset, "loader": {"batch_size": 3, "shuffle": True}})
 
 

@@ -1,4 +1,4 @@
-"""The plug-in under examples/: installed as a stranger would, it is found, and the conformance kit passes."""
+"""Tests of the plug-in under examples/: storeds finds the installed package, and the conformance kit passes."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_it_passes_the_conformance_kit(installed: Path, tmp_path: Path) -> None:
     shutil.copy(PLUGIN / "tests" / "test_sqlite.py", tmp_path)
-    # Half of the time would be waiting for a disk: every commit of SQLite's does.
+    # In memory, because every commit of SQLite waits for the disk, which would double the time.
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="storeds-plugin-", dir=memory) as stores:
-        # A folder of its own: neither this repository's settings nor its conftest are a stranger's.
+        # A separate folder: the settings and the conftest of this repository must not apply.
         kit = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", tmp_path, f"--basetemp={stores}/of-tests"]
         printed = run(installed, *kit, folder=tmp_path)
     assert re.search(r"\b1[0-9]{2} passed", printed), printed
@@ -93,8 +93,8 @@ def test_its_own_build_makes_the_same_package(installed: Path, tmp_path: Path) -
     run(installed.parent, *pip, "--target", place, source, folder=tmp_path)
     names = "entry_points.txt"
     (built,) = place.glob("*.dist-info")
-    (by_hand,) = installed.glob("*.dist-info")
-    assert (built / names).read_text().split() == (by_hand / names).read_text().split()
+    (written,) = installed.glob("*.dist-info")
+    assert (built / names).read_text().split() == (written / names).read_text().split()
     for module in (installed / "storeds_sqlite").iterdir():
         assert (place / "storeds_sqlite" / module.name).read_bytes() == module.read_bytes()
 

@@ -35,7 +35,7 @@ def main(folder: str) -> None:
     shuffled = [int(label) for (batch,) in DataLoader(labels, batch_size=8, shuffle=True) for label in batch]
     assert sorted(shuffled) == list(range(COUNT))
 
-    # A batch sampler of one's own: here, batches of even and of odd ones.
+    # A custom batch sampler: batches of even and of odd indices.
     halves = [list(range(0, COUNT, 2)), list(range(1, COUNT, 2))]
     assert [len(batch) for (batch,) in DataLoader(labels, batch_sampler=halves)] == [20, 20]
 

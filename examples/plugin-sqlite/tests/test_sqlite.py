@@ -1,4 +1,4 @@
-"""The plug-in's whole test: the conformance kit, and a table that another tool wrote."""
+"""Tests of the plug-in: the conformance kit, and a table that another tool wrote."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TestSqlite(BackendTests):
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """Return a database that no storeds wrote: rows were removed, one has no label."""
+    """Return a database that storeds did not write; it has gaps in its row ids and one row without a label."""
     path = tmp_path / "photos.db"
     with sqlite3.connect(path) as db:
         db.execute("CREATE TABLE photos (image BLOB, label INTEGER, name TEXT)")
@@ -49,14 +49,13 @@ def test_a_table_is_recognised_and_read(photos: Path) -> None:
         assert "record 5 of sqlite://" in str(asked[2])
 
 
-def test_an_unknown_table_is_an_error_that_lists_those_there_are(photos: Path) -> None:
-    """So is a native store that is asked for as a table."""
+def test_an_unknown_table_raises_an_error_that_lists_the_tables(photos: Path) -> None:
     with pytest.raises(storeds.errors.ConfigError, match="photos"):
         storeds.open_backend(f"sqlite://{photos}?table=phtos", layout="table")
 
 
 def test_a_text_that_is_not_utf8_is_one_bad_record(photos: Path) -> None:
-    """The others of its batch are read."""
+    """The other records of the batch are read."""
     with sqlite3.connect(photos) as db:
         db.execute("UPDATE photos SET name = CAST(x'ff41' AS TEXT) WHERE label = 2")
     db.close()
@@ -67,8 +66,8 @@ def test_a_text_that_is_not_utf8_is_one_bad_record(photos: Path) -> None:
     assert "'name' is not UTF-8" in str(bad)
 
 
-def test_a_table_that_is_changed_while_it_is_open_is_not_read_on(photos: Path) -> None:
-    """Positions could mean other rows; opening it again finds what is there now."""
+def test_reading_a_table_that_changed_raises_unavailable_error(photos: Path) -> None:
+    """Positions could mean other rows. Opening it again reads the new rows."""
     with storeds.open_backend(f"sqlite://{photos}") as backend:
         assert backend.get_many([0], ["label"]) == [{"label": 1}]
         with sqlite3.connect(photos) as db:
@@ -80,7 +79,7 @@ def test_a_table_that_is_changed_while_it_is_open_is_not_read_on(photos: Path) -
             assert again.get_many([0], ["label"]) == [{"label": 2}]
 
 
-def test_tables_of_sqlite_itself_are_not_asked_about(tmp_path: Path) -> None:
+def test_internal_tables_of_sqlite_are_ignored(tmp_path: Path) -> None:
     """AUTOINCREMENT makes one."""
     path = tmp_path / "numbered.db"
     with sqlite3.connect(path) as db:

@@ -1,4 +1,4 @@
-"""The backend: reads a file with one row a record, which is the packed record with its checksum."""
+"""The backend: reads a file with one row per record, which holds the encoded record and its seal."""
 
 import json
 import os
@@ -17,14 +17,14 @@ from storeds_sqlite.writer import SqliteWriter
 
 
 class SqliteOptions(plugins.BackendOptions):
-    """What may stand behind the ``?`` of a URL, or be given as keywords."""
+    """The options after ``?`` in a URL, or as keyword arguments."""
 
     table: str | None = None
 
 
 @dataclass(frozen=True)
 class Handle:
-    """An open database, and what the store in it says about itself."""
+    """An open database, and the meta of the store in it."""
 
     db: sqlite3.Connection
     meta: Meta
@@ -33,40 +33,40 @@ class Handle:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def rows(self, query: str, wanted: list[int]) -> list[Any]:
-        """Return what a query finds; threads take turns."""
+        """Return the rows of a query; threads take turns."""
         with self.lock:
             return self.db.execute(query, [json.dumps(wanted)]).fetchall()
 
 
 @dataclass(frozen=True)
 class SqliteOpener:
-    """How to open a handle: configuration only, so that it pickles."""
+    """Opens handles; holds only configuration, so it pickles."""
 
     path: str
     settings: SqliteOptions
 
     @property
     def url(self) -> str:
-        """Where the store is."""
+        """The path of the store."""
         return f"sqlite://{self.path}" + (f"?table={self.settings.table}" if self.settings.table else "")
 
     def key(self) -> Hashable:
-        """Return what it is a handle of: backends with equal keys share one."""
+        """Return the key of the handle; backends with equal keys share one."""
         if not os.path.isfile(self.path):
             raise StoreNotFoundError(f"no store at {self.url}")
         status = os.stat(self.path)
-        # A table that another tool changed in place is another one: SQLite does not look for changes in what is immutable.
+        # A table that another tool changed in place needs a new handle: SQLite detects no changes with `immutable`.
         return type(self), status.st_dev, status.st_ino, status.st_mtime_ns, self.settings.table
 
     def options(self) -> Hashable:
-        """Return the settings that sharers of a handle must agree on."""
+        """Return the settings that must be equal to share a handle."""
         return None
 
     def open(self) -> Handle:
         """Open the file, read-only; raises FormatError if it is not a store of this kind."""
-        # A published file never changes, so `immutable`: no locks, of which a fork would make a mess.
+        # A published file never changes, so open it `immutable`: without locks, which are not safe in a forked process.
         place = f"file:{quote(self.path)}?mode=ro&immutable=1"
-        with damage_told(self.url):
+        with explain_damage(self.url):
             db = sqlite3.connect(place, uri=True, check_same_thread=False)
             try:
                 return self.describe(db)
@@ -75,7 +75,7 @@ class SqliteOpener:
                 raise
 
     def describe(self, db: sqlite3.Connection) -> Handle:
-        """Return the handle of a database that was just opened."""
+        """Return the handle of a database that has just been opened."""
         if self.settings.table is not None:
             raise FormatError(f"{self.url}: a native store has no table to choose")
         row = db.execute("SELECT text FROM storeds_meta WHERE name = 'meta'").fetchone()
@@ -101,7 +101,7 @@ class SqliteBackend(plugins.HandleBackend[Handle, SqliteOpener]):
 
     def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
         query = "SELECT position, body FROM records WHERE position IN (SELECT value FROM json_each(?))"
-        with self._lease() as handle, damage_told(self.url):
+        with self._lease() as handle, explain_damage(self.url):
             found, places = dict(handle.rows(query, positions)), handle.places
         return [self._unsealed(position, found.get(position), places) for position in positions]
 
@@ -110,8 +110,8 @@ class SqliteBackend(plugins.HandleBackend[Handle, SqliteOpener]):
 
 
 @contextmanager
-def damage_told(url: str) -> Iterator[None]:
-    """Raise what SQLite says about a damaged or foreign file as storeds says it."""
+def explain_damage(url: str) -> Iterator[None]:
+    """Turn SQLite's errors about a damaged or foreign file into FormatError."""
     try:
         yield
     except sqlite3.Error as error:

@@ -1,4 +1,4 @@
-"""The layout ``sqlite/table``: a table as any tool writes it; a row is a record, a column a field."""
+"""The layout ``sqlite/table``: a table that any tool wrote; each row is a record, each column a field."""
 
 import os
 import sqlite3
@@ -8,7 +8,7 @@ import numpy as np
 
 from storeds.errors import ConfigError, FormatError, RecordError
 from storeds.protocols import Field, Kind, Meta, Record
-from storeds_sqlite.backend import Handle, SqliteBackend, SqliteOpener, damage_told
+from storeds_sqlite.backend import Handle, SqliteBackend, SqliteOpener, explain_damage
 
 _KINDS: dict[str, Kind] = {"INTEGER": "int", "REAL": "float", "TEXT": "str", "BLOB": "image"}
 _TYPES = {"int": int, "float": float, "str": str, "image": bytes}
@@ -18,11 +18,11 @@ class TableOpener(SqliteOpener):
     """Opens one table of a database."""
 
     def describe(self, db: sqlite3.Connection) -> Handle:
-        """Return a handle with the row of each position: 8 bytes a record."""
+        """Return a handle with the row id of each position, 8 bytes per record."""
         if os.path.exists(f"{self.path}-wal"):
             raise FormatError(f"{self.url} is being written: there is a write-ahead log beside it")
         tables = db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")
-        names = [name for (name,) in tables if not name.startswith("sqlite_")]  # those are SQLite's own
+        names = [name for (name,) in tables if not name.startswith("sqlite_")]  # SQLite's internal tables
         table = self.settings.table or (names[0] if len(names) == 1 else None)
         if table not in names:
             raise ConfigError(f"{self.url}: choose one of its tables with ?table=…: {', '.join(names) or 'none'}")
@@ -32,7 +32,7 @@ class TableOpener(SqliteOpener):
                 raise FormatError(f"{self.url}: column {name!r} is of type {kind!r}, not one of {', '.join(_KINDS)}")
         fields = {name: Field(_KINDS[kind.upper()]) for name, kind in columns}
         rowids = np.fromiter((row[0] for row in db.execute(f'SELECT rowid FROM "{table}" ORDER BY rowid')), np.int64)
-        # Invalid UTF-8 is reported for its own record, not for the whole batch.
+        # Report invalid UTF-8 for its record, not for the whole batch.
         db.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
         build = str(os.stat(self.path).st_mtime_ns)
         return Handle(db, Meta(build, build, len(rowids), f"sqlite/{table}", fields), rowids=rowids)
@@ -55,8 +55,8 @@ class TableBackend(SqliteBackend):
     def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
         columns, table = ", ".join(f'"{name}"' for name in fields), self.meta.layout.partition("/")[2]
         query = f'SELECT rowid, {columns} FROM "{table}" WHERE rowid IN (SELECT value FROM json_each(?))'
-        with self._lease() as handle, damage_told(self.url):
-            rowids = handle.rowids[positions].tolist()  # type: ignore[index]  # describe sees to it
+        with self._lease() as handle, explain_damage(self.url):
+            rowids = handle.rowids[positions].tolist()  # type: ignore[index]  # describe sets it
             found = {row[0]: dict(zip(fields, row[1:], strict=True)) for row in handle.rows(query, rowids)}
         return [self._checked(at, found.get(rowid)) for at, rowid in zip(positions, rowids, strict=True)]
 
