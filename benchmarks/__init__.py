@@ -1,1 +1,1 @@
-"""Measurements of storeds against what one would write without it; `README.md` says how to run and read them."""
+"""Benchmarks that compare storeds with code that works without it. `README.md` says how to run and read them."""

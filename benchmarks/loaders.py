@@ -1,4 +1,4 @@
-"""An epoch of small arrays, in batches of tensors, by every loader, against a Dataset as people write it.
+"""Compares an epoch of small arrays by every loader with a typical Dataset.
 
 Run as ``python -m benchmarks.loaders``. The arrays lie in a contiguous HDF5 dataset that another tool could have written.
 The Dataset of the other side opens the file in each worker when it first reads, and reads one item by h5py at a time.
@@ -27,7 +27,7 @@ _SHAPES: dict[str, tuple[tuple[int, ...], str, int, int]] = {
 
 
 class Plain(Dataset[tuple[torch.Tensor, int]]):
-    """What stands in many training scripts."""
+    """The Dataset of many training scripts."""
 
     def __init__(self, path: str) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""How long a large store takes to open, and how small what a DataLoader worker is sent stays.
+"""Measures how long a large store takes to open, and the size of what a DataLoader worker receives.
 
 Run as ``python -m benchmarks.opening``. Each opening is timed in a fresh process, its imports done before the clock
 starts and reported apart: `open_backend`, and the last record read.

@@ -1,4 +1,4 @@
-"""What a shuffled epoch of a very large store costs: memory of the workers, size of the state, time to the first batch.
+"""Measures a shuffled epoch of a very large store: workers' memory, size of the state, time to the first batch.
 
 Run as ``python -m benchmarks.shuffling``. The store is simulated: a backend that makes each small record when it is read,
 so that nothing but the library grows with the number of records. Every record of an epoch goes through the workers, and

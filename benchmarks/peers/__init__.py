@@ -1,1 +1,1 @@
-"""storeds and its peers, side by side on the same photographs: one small module a peer, one process for each."""
+"""storeds and its peers, side by side on the same photographs: one small module and one process per peer."""

@@ -61,7 +61,7 @@ def start(entrant: Entrant, folder: Path, job: dict[str, Any], given: argparse.N
 
 
 class Run:
-    """The entrants that are left, their rates so far, and what became of the others."""
+    """The remaining entrants, their rates so far, and why the others failed."""
 
     def __init__(self, photos: int) -> None:
         self.photos = photos
@@ -125,7 +125,7 @@ def measure(run: Run, entrants: Sequence[Entrant], folder: Path, job: dict[str, 
 
 @contextlib.contextmanager
 def server(folder: Path) -> Any:
-    """Yield the URL of a MongoDB server, or None where there is none to start."""
+    """Yield the URL of a MongoDB server, or None if none is installed."""
     with contextlib.ExitStack() as stack:
         try:
             url = stack.enter_context(run_mongod(folder))

@@ -1,4 +1,4 @@
-"""The process of one entrant: gets its store ready, then runs a checked epoch for every line that it reads.
+"""The process of one entrant: prepares its store, then runs a checked epoch for every line that it reads.
 
 Started by the runner, in the Python that has the library. The first line on its standard input is the job; every answer
 is one line of JSON, on what was standard output: libraries print there, so that goes to standard error.
@@ -76,19 +76,19 @@ def versions(packages: tuple[str, ...]) -> dict[str, str]:
 
 
 def decoder(job: Job) -> dict[str, str]:
-    """Return which decoder torchvision's users got, where this is one of them."""
+    """Return the decoder, if the entrant uses torchvision."""
     shared = sys.modules.get("benchmarks.peers._torchvision")
     return {"decoder": shared.decoder_name(job.decoder)} if shared else {}
 
 
 def written(work: Path) -> dict[str, int]:
-    """Return how large its own files are, if it has some."""
+    """Return the size of the entrant's own files, if it has any."""
     size = sum(path.stat().st_size for path in work.rglob("*") if path.is_file())
     return {"bytes_written": size} if size else {}
 
 
 def timed(epoch: Epoch, output: str, count: int) -> float:
-    """Run one epoch and return its seconds, from asking for the first batch to having the last."""
+    """Run one epoch and return its seconds, from the request for the first batch to the arrival of the last."""
     seen = []
     start = time.perf_counter()
     for images, numbers in epoch():

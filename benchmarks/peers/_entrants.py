@@ -1,4 +1,4 @@
-"""Who takes part, and which rates are held against which: to add an entrant or a ratio is to add a line here."""
+"""Lists the entrants and the ratios between them. To add an entrant or a ratio, add a line here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From seconds an epoch to rates, to ratios of entrants that ran in the same rounds, and to a plot of them."""
+"""Computes rates from the seconds of epochs, and ratios of entrants that ran in the same rounds; plots the rates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def fastest(rates: Rates, wanted: frozenset[str]) -> Entrant | None:
 
 
 def rate_rows(rates: Rates, order: Iterable[Entrant], processor: Mapping[str, Sequence[float]]) -> list[Result]:
-    """Return each entrant's images a second; beside it the processor time a photo, which a busy machine sways less."""
+    """Return each entrant's images a second; beside it the processor time per photo, which varies less on a busy machine."""
     return [
         Result(
             one.name,
@@ -35,7 +35,7 @@ def rate_rows(rates: Rates, order: Iterable[Entrant], processor: Mapping[str, Se
 
 
 def ratio_rows(rates: Rates, ratios: Iterable[Ratio]) -> list[Result]:
-    """Return the ratios, each the median of those of the rounds; what cannot be told has no figure."""
+    """Return the ratios, each the median of those of the rounds; leave out ratios that lack a rate."""
     rows = []
     for ratio in ratios:
         over, under = fastest(rates, ratio.over), fastest(rates, ratio.under)

@@ -1,4 +1,4 @@
-"""What the process of an entrant is told, and what its module has to offer."""
+"""The job that an entrant's process receives, and the functions that its module defines."""
 
 from __future__ import annotations
 

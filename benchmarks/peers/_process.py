@@ -1,4 +1,4 @@
-"""The runner's end of an entrant's process: it is told its job, asked for epochs, and ended with all that it started."""
+"""The runner's side of an entrant's process: sends its job, requests epochs, and ends it with all its children."""
 
 from __future__ import annotations
 

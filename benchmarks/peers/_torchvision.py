@@ -1,4 +1,4 @@
-"""What the peers that hand out bytes share: torchvision's fastest decoding and transforms on the CPU."""
+"""For the peers that return bytes: torchvision's fastest decoding and transforms on the CPU."""
 
 from __future__ import annotations
 
