@@ -112,11 +112,11 @@ _AT_ONCE = 16  # blocks; a column of fewer is checked whole
 
 
 class BlockError(ValueError):
-    """A block of a column, or the table of checksums, is not what was written."""
+    """A block of a column, or the table of checksums, does not match its checksum."""
 
 
 def column_datasets(fields: Mapping[str, Field]) -> Iterator[tuple[str, str]]:
-    """Yield field and dataset, in the order of the table, of all columns: values of fixed size, and texts."""
+    """Yield field and dataset of each column that has checksums (fixed-size values and texts), in table order."""
     for name, field in fields.items():
         if field.is_fixed:
             yield name, name
@@ -131,7 +131,7 @@ def block_count(size: int) -> int:
 
 
 def block_digests(parts: Iterable[bytes]) -> list[int]:
-    """Return the xxh3-64 of each block of a dataset, of which each part but the last is whole blocks."""
+    """Return the xxh3-64 of each block of a dataset; every part but the last must be a multiple of the block size."""
     return [
         xxhash.xxh3_64_intdigest(memoryview(part)[at : at + BLOCK])
         for part in parts
@@ -140,12 +140,12 @@ def block_digests(parts: Iterable[bytes]) -> list[int]:
 
 
 class Table:
-    """The checksums of all blocks of a file, read when they are first needed.
+    """The checksums of all blocks of a file, read on first use.
 
     Parameters
     ----------
     rows : Rows
-        Numbers of 8 bytes.
+        The checksums, 8 bytes each.
     checksum : str
         The xxh3-64 of all of them, in hexadecimal.
     """
@@ -154,7 +154,7 @@ class Table:
         self._rows, self._checksum = rows, checksum
 
     def part(self, start: int, stop: int) -> Array:
-        """Return some of the numbers; raises BlockError unless all are what was written."""
+        """Return checksums `start` to `stop`; raises BlockError if the table is damaged."""
         (data,) = self._rows.read([(0, self._rows.count)])
         if xxhash.xxh3_64_hexdigest(data) != self._checksum:
             raise BlockError("the checksums of its columns are damaged")
@@ -162,7 +162,7 @@ class Table:
 
 
 class Blocks:
-    """The blocks of one column, and which of them were found to be good. Thread-safe: all threads find the same.
+    """Verifies the blocks of one column, and remembers the good ones. Thread-safe, since all threads find the same.
 
     Parameters
     ----------
@@ -170,14 +170,14 @@ class Blocks:
         The column.
     table : Table
     start : int
-        Of its checksums in the table.
+        The index of its first checksum in the table.
 
     Attributes
     ----------
     count : int
-        How many there are.
+        The number of blocks.
     all_good : bool
-        Whether all were found to be good, so that nothing is left to check.
+        Whether all blocks have been verified, so that nothing is left to check.
     """
 
     def __init__(self, rows: Rows, table: Table, start: int) -> None:
@@ -188,7 +188,7 @@ class Blocks:
         self.all_good = not self.count
 
     def check_rows(self, starts: Array, stops: Array) -> None:
-        """Raise BlockError unless the blocks that hold the row ranges between `starts` and `stops` are what was written."""
+        """Raise BlockError unless the blocks that hold these row ranges match their checksums."""
         if self.all_good:
             return
         filled = stops > starts
@@ -206,7 +206,7 @@ class Blocks:
         self.all_good = bool(self._good.all())
 
     def check_all(self, data: bytes) -> None:
-        """Raise BlockError unless `data`, all bytes of the column, are what was written."""
+        """Raise BlockError unless `data`, all bytes of the column, matches the checksums."""
         for number in range(self.count):
             self._check(number, memoryview(data)[number * BLOCK : (number + 1) * BLOCK])
         self.all_good = True
