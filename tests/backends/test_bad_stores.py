@@ -203,8 +203,8 @@ def _zeros(path: Path) -> None:
 
 WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "folder": (_folder, "is a folder"),
-    "pipe": (os.mkfifo, "is no regular file"),
-    "socket": (_socket, "is no regular file"),
+    "pipe": (os.mkfifo, "is not a regular file"),
+    "socket": (_socket, "is not a regular file"),
     "text": (_text, "12000 bytes.*does not begin as one"),
     "zeros": (_zeros, "does not begin as one"),
     "empty": (Path.touch, "0 bytes.*does not begin as one"),
@@ -242,7 +242,9 @@ def test_a_bare_path_to_no_store_without_a_suffix(what: str, tmp_path: Path, mon
 def test_another_engines_file_says_which(copy: Store) -> None:
     scheme, path, _ = copy
     other = "hdf5" if scheme == "lmdb" else "lmdb"
-    with pytest.raises(FormatError, match=rf"is no {other} store.* is a store of {scheme}; write {scheme}:// instead"):
+    with pytest.raises(
+        FormatError, match=rf"is not an {other} store.* is a store of {scheme}; write {scheme}:// instead"
+    ):
         storeds.open_backend(f"{other}://{path}")
 
 

@@ -130,7 +130,7 @@ def test_leaving_most_of_a_store_unread_is_an_error_with_what_and_how_much() -> 
 
 
 def test_none_that_fits_is_the_native_error_and_what_was_looked_for(tmp_path: Path) -> None:
-    with pytest.raises(errors.FormatError, match=r"no native store.*tried: blue, fails, red"):
+    with pytest.raises(errors.FormatError, match=r"not a native store.*tried: blue, fails, red"):
         storeds.open_backend(foreign(tmp_path / "green.h5"))
 
 

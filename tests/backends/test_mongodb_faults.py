@@ -118,7 +118,7 @@ def test_a_collection_that_is_not_ours_and_one_that_is_absent(mongodb: str, mong
     database = mongodb_database.rpartition("/")[2].partition("?")[0]
     with connect(mongodb) as client:
         client[database]["theirs"].insert_one({"a": 1})
-    with pytest.raises(errors.FormatError, match="no native store"):
+    with pytest.raises(errors.FormatError, match="not a native store"):
         storeds.open_backend(with_path(mongodb_database, "theirs"))
     with pytest.raises(errors.StoreNotFoundError, match="has the collections theirs"):
         storeds.open_backend(with_path(mongodb_database, "none"))

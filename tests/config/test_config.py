@@ -253,9 +253,9 @@ def test_the_command_line_shows_no_password_of_a_url_given_as_config(tmp_path: P
         ("dataset:\n  password: !secret!x y", ["line 2, column 13: found undefined tag handle"]),
         ("&secret a: 1\n&secret b: 2", ["line 1, column 1: found duplicate anchor", "line 2, column 1: second"]),
         ("{secret: 1}: 2", ["line 1, column 1: found unhashable key"]),
-        ("dataset:\n  seed: !!int secret", ["line 2, column 9: this is no valid int"]),
-        ("dataset:\n  repair: !!bool secret", ["line 2, column 11: this is no valid bool"]),
-        ("dataset:\n  seed: !!timestamp secret", ["line 2, column 9: this is no valid timestamp"]),
+        ("dataset:\n  seed: !!int secret", ["line 2, column 9: this is not a valid int"]),
+        ("dataset:\n  repair: !!bool secret", ["line 2, column 11: this is not a valid bool"]),
+        ("dataset:\n  seed: !!timestamp secret", ["line 2, column 9: this is not a valid timestamp"]),
         ("a: 1\n---\nsecret: 1", ["line 2, column 1: but found another document"]),
         ("password: \asecret", ["unacceptable character", "position 10"]),
     ],
@@ -530,7 +530,7 @@ def test_no_split_of_several_is_said_in_the_log(tmp_path: Path, caplog: pytest.L
         build_dataset(config_of(f"{tmp_path}/{{split}}.lmdb", {}))
 
 
-# Keys that are there twice, aliases
+# Keys that appear twice, aliases
 
 
 @pytest.mark.parametrize(
@@ -538,7 +538,7 @@ def test_no_split_of_several_is_said_in_the_log(tmp_path: Path, caplog: pytest.L
     [("c.yaml", "dataset: {url: x}\ndataset: {url: y}"), ("c.json", '{"dataset": {"url": "x", "url": "y"}}')],
 )
 def test_a_key_that_is_there_twice_is_refused(tmp_path: Path, name: str, text: str) -> None:
-    with pytest.raises(errors.ConfigError, match="there twice"):
+    with pytest.raises(errors.ConfigError, match="appears twice"):
         load_config(write(tmp_path / name, text))
 
 

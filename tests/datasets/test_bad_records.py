@@ -150,24 +150,24 @@ def mocked() -> Mocked:
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"image": "text"}, "field 'image' of its document is no image (found str)"),
-        ({"image": None}, "field 'image' of its document is no image (found NoneType)"),
+        ({"image": "text"}, "field 'image' of its document is not of kind image (found str)"),
+        ({"image": None}, "field 'image' of its document is not of kind image (found NoneType)"),
         (
             {"image": {"_gridfs": "nowhere"}},
-            "field 'image' of its document is no image (its large value nowhere is missing",
+            "field 'image' of its document is not of kind image (its large value nowhere is missing",
         ),
-        ({"label": "3"}, "field 'label' of its document is no int (found str)"),
-        ({"label": True}, "field 'label' of its document is no int (found bool)"),
-        ({"label": 3.0}, "field 'label' of its document is no int (found float)"),
-        ({"key": 3}, "field 'key' of its document is no str (found int)"),
-        ({"score": 1}, "field 'score' of its document is no float (found int)"),
-        ({"good": 1}, "field 'good' of its document is no bool (found int)"),
-        ({"note": [3]}, "field 'note' of its document is no json (found list)"),
+        ({"label": "3"}, "field 'label' of its document is not of kind int (found str)"),
+        ({"label": True}, "field 'label' of its document is not of kind int (found bool)"),
+        ({"label": 3.0}, "field 'label' of its document is not of kind int (found float)"),
+        ({"key": 3}, "field 'key' of its document is not of kind str (found int)"),
+        ({"score": 1}, "field 'score' of its document is not of kind float (found int)"),
+        ({"good": 1}, "field 'good' of its document is not of kind bool (found int)"),
+        ({"note": [3]}, "field 'note' of its document is not of kind json (found list)"),
         ({"label": 4}, "its checksum does not match its bytes"),
         ({"image": b"other"}, "its checksum does not match its bytes"),
-        ({"_seal": b"12345678"}, "its document has no whole seal"),
-        ({"_seal": "12345678"}, "its document has no whole seal"),
-        ({"_seal": 8}, "its document has no whole seal"),
+        ({"_seal": b"12345678"}, "its document has no complete seal"),
+        ({"_seal": "12345678"}, "its document has no complete seal"),
+        ({"_seal": 8}, "its document has no complete seal"),
     ],
     ids=lambda value: repr(value)[:30],
 )
@@ -183,7 +183,7 @@ def test_a_bad_mongodb_document_is_an_error_in_its_place(mocked: Mocked, values:
 @pytest.mark.parametrize("name", ["image", "label", "_seal"])
 def test_a_mongodb_document_that_lacks_something_is_an_error(mocked: Mocked, name: str) -> None:
     mocked.change(3, {}, remove=(name,))
-    says = "its document has no whole seal" if name == "_seal" else f"its document has no field '{name}'"
+    says = "its document has no complete seal" if name == "_seal" else f"its document has no field '{name}'"
     assert says in str(mocked.read()[3])
 
 

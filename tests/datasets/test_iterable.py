@@ -601,7 +601,7 @@ class TestThreads:
         next(samples)
         with monkeypatch.context() as child:
             child.setattr("storeds._utils.prefetch.os.getpid", lambda: -1)
-            with pytest.raises(errors.ClosedError, match="process that made it"):
+            with pytest.raises(errors.ClosedError, match="process that created it"):
                 next(samples)
         wait_for_no_threads()
 

@@ -137,7 +137,7 @@ def test_nothing_there(place: Place, caplog: pytest.LogCaptureFixture) -> None:
 def test_a_collection_that_is_not_ours(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     with place.database() as database:
         database[f"{place.prefix}_store"].insert_one({"their": "own"})
-    refuse(place, errors.FormatError, "no native store", caplog)
+    refuse(place, errors.FormatError, "not a native store", caplog)
 
 
 def test_meta_without_records(place: Place, caplog: pytest.LogCaptureFixture) -> None:
@@ -151,7 +151,7 @@ def test_records_without_meta(place: Place, caplog: pytest.LogCaptureFixture) ->
     write(place.url())
     with place.database() as database:
         database.drop_collection(f"{place.prefix}_store.meta")
-    refuse(place, errors.FormatError, "no native store", caplog)
+    refuse(place, errors.FormatError, "not a native store", caplog)
 
 
 def test_documents_deleted_and_changed_behind_our_back(place: Place, caplog: pytest.LogCaptureFixture) -> None:

@@ -106,7 +106,11 @@ def test_a_collate_function_is_named_by_its_path(url: str) -> None:
     assert loader(url, collate="default").collate_fn is default_collate
     for path in ("torch.utils.data.default_collate", "torch.utils.data:default_collate"):
         assert loader(url, collate=path).collate_fn is default_collate
-    for path, reason in (("nowhere.at_all", "No module"), ("torch.no_such", "no_such"), ("torch.pi", "is no function")):
+    for path, reason in (
+        ("nowhere.at_all", "No module"),
+        ("torch.no_such", "no_such"),
+        ("torch.pi", "is not a function"),
+    ):
         with pytest.raises(errors.ConfigError, match=reason):
             loader(url, collate=path)
 

@@ -144,7 +144,7 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(made) != len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in made if keys.count(key) > 1)
-        raise ValueError(f"the key {redact(twice)!r} is there twice")
+        raise ValueError(f"the key {redact(twice)!r} appears twice")
     return made
 
 
@@ -172,7 +172,7 @@ class _YamlLoader(yaml.SafeLoader):
         self._depth -= 1
         if isinstance(event, yaml.AliasEvent):
             if id(node) not in self._sizes:
-                raise _wrong("this alias stands inside what it refers to", event.start_mark)
+                raise _wrong("this alias is part of the value that it refers to", event.start_mark)
             self._size += self._sizes[id(node)]
         else:
             self._size += _NODE + (len(node.value) if isinstance(node, yaml.ScalarNode) else 0)
@@ -193,7 +193,7 @@ class _YamlLoader(yaml.SafeLoader):
             raise
         except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
             pass
-        raise _wrong(f"this is no valid {kind}", node.start_mark)
+        raise _wrong(f"this is not a valid {kind}", node.start_mark)
 
 
 def _check_keys(node: yaml.MappingNode) -> None:
@@ -202,7 +202,7 @@ def _check_keys(node: yaml.MappingNode) -> None:
     for key, _ in node.value:
         if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE_TAG:
             if (key.tag, key.value) in seen:
-                raise _wrong("this key is there twice", key.start_mark)
+                raise _wrong("this key appears twice", key.start_mark)
             seen.add((key.tag, key.value))
 
 

@@ -272,7 +272,7 @@ def stat_store(path: str, url: str) -> os.stat_result:
     except OSError as error:
         raise refused(url, "looked at", error) from None
     if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
-        raise FormatError(f"{url} is no regular file")
+        raise FormatError(f"{url} is not a regular file")
     return status
 
 
@@ -284,7 +284,7 @@ def check_status(path: str, status: os.stat_result, engine: str | None, kind: st
         raise FormatError(f"{url} is a folder; a native {kind} store is one file")
     if engine != kind:
         what = f"is a store of {engine}; write {engine}:// instead" if engine else "does not begin as one"
-        raise FormatError(f"{url} is no {kind} store: the file ({status.st_size} bytes) {what}")
+        raise FormatError(f"{url} is not an {kind} store: the file ({status.st_size} bytes) {what}")
 
 
 def refused(what: str, done: str, error: OSError) -> StoredsError:

@@ -73,7 +73,9 @@ class ReadAhead(Generic[J, R]):
         if not self._ahead:
             return self._function(next(self._jobs))
         if self._pool is not None and self._pid != os.getpid():  # a fork does not copy threads
-            raise ClosedError("an iterator is for the process that made it: make another here with iter()")
+            raise ClosedError(
+                "this iterator belongs to the process that created it: create another one here with iter()"
+            )
         self._submit(self._ahead)
         if not self._pending:
             raise StopIteration

@@ -376,5 +376,5 @@ def _function(key: str, path: str | None) -> Callable[..., Any] | None:
     except (ImportError, ValueError) as error:
         raise ConfigError(f"[loader]: {key} {path!r} cannot be imported: {error}") from error
     if not callable(found):
-        raise ConfigError(f"[loader]: {key} {path!r} is no function but a {type(found).__name__}")
+        raise ConfigError(f"[loader]: {key} {path!r} is not a function but a {type(found).__name__}")
     return cast("Callable[..., Any]", found)

@@ -95,7 +95,7 @@ class Hdf5Opener(FileOpener[Hdf5Options]):
             raise FormatError(f"{self.url} was replaced while it was being opened; open it again")
         if "layout" not in file.attrs:
             raise FormatError(
-                f"{self.url} is an HDF5 file, but no native store: it has no root attribute 'layout'; {WRITTEN_BY}"
+                f"{self.url} is an HDF5 file, but not a native store: it has no root attribute 'layout'; {WRITTEN_BY}"
             )
         meta, body = meta_from_row(file.attrs, ("blocks", "salt"), self.url)
         n, mapped, stored = meta.count, FileMap(descriptor), stored_fields(meta)

@@ -124,7 +124,7 @@ def _variable(value: Any, field: Field, shape: Any) -> Any:
             return value.decode()
         return np.frombuffer(value, field.dtype).reshape(shape).copy()
     except ValueError as error:
-        return ValueError(f"its bytes are no {field.kind}: {error}")
+        return ValueError(f"its bytes are not of kind {field.kind}: {error}")
 
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -335,7 +335,7 @@ def _local_dataset(file: h5py.File, name: str, url: str) -> h5py.Dataset:
             raise FormatError(f"{url}: {at} is a link to elsewhere, which a native store never holds")
     dataset = file[name]
     if not isinstance(dataset, h5py.Dataset):
-        raise FormatError(f"{url}: /{name} is no dataset")
+        raise FormatError(f"{url}: /{name} is not a dataset")
     if dataset.is_virtual or dataset.external:
         # A virtual dataset reads zeros for a missing source; external storage can name any file.
         raise FormatError(f"{url}: dataset {name} keeps its bytes in other files, which a native store never does")

@@ -174,7 +174,7 @@ class LmdbOpener(FileOpener[LmdbOptions]):
             tree = pages.tree(name)
             if tree is None:
                 raise FormatError(
-                    f"{self.url} is an LMDB file, but no native store: it has no database {name.decode()!r}; {WRITTEN_BY}"
+                    f"{self.url} is an LMDB file, but not a native store: it has no database {name.decode()!r}; {WRITTEN_BY}"
                 )
             found.append(tree)
         return found
@@ -330,7 +330,7 @@ def _damage_is_format_error(url: str) -> Iterator[None]:
     try:
         yield
     except lmdb.NotFoundError as error:
-        raise FormatError(f"{url} is an LMDB file, but no native store: {error}; {WRITTEN_BY}") from error
+        raise FormatError(f"{url} is an LMDB file, but not a native store: {error}; {WRITTEN_BY}") from error
     except lmdb.Error as error:
         raise FormatError(f"{url} cannot be read by LMDB: {error}; copy it again") from error
     except DamagedPageError as error:

@@ -119,7 +119,7 @@ class DocumentSeals:
 
     def _check_size(self, seal: Any) -> None:
         if not isinstance(seal, bytes) or len(seal) != self._size:
-            raise ValueError("its document has no whole seal")
+            raise ValueError("its document has no complete seal")
 
 
 def _to_bson(field: Field, value: Any) -> Any:
@@ -197,7 +197,7 @@ def _from_bson(name: str, field: Field, value: Any, large: Mapping[str, bytes]) 
             value = _resolve(value, large)
         return _FROM_BSON[field.kind](value, field)
     except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise ValueError(f"field {name!r} of its document is no {field.kind} ({error})") from None
+        raise ValueError(f"field {name!r} of its document is not of kind {field.kind} ({error})") from None
 
 
 def _resolve(value: Mapping[str, Any], large: Mapping[str, bytes]) -> Any:

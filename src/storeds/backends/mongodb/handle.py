@@ -186,7 +186,7 @@ class MongodbHandle:
             row = database[meta_collection(name)].find_one({"_id": identity})
         if row is None or "layout" not in row:
             raise FormatError(
-                f"{url} is a collection, but no native store: {meta_collection(name)} has no entry for it; {WRITTEN_BY}"
+                f"{url} is a collection, but not a native store: {meta_collection(name)} has no entry for it; {WRITTEN_BY}"
             )
         meta, body = meta_from_row(row, ("salt",), url)
         seals = DocumentSeals(stored_fields(meta), Places.of(body["salt"], meta.count, url))
@@ -197,7 +197,7 @@ def _absent(database: Any, name: str, url: str) -> StoredsError:
     """Return the error for a collection that does not exist."""
     collections, begun = database.list_collection_names(), _begun(database, name)
     if name in buckets_of(collections):
-        return FormatError(f"{url} is a GridFS bucket, but no native store; {WRITTEN_BY}{begun}")
+        return FormatError(f"{url} is a GridFS bucket, but not a native store; {WRITTEN_BY}{begun}")
     return StoreNotFoundError(f"no store at {url}: {_existing(database.name, collections)}{begun}")
 
 
