@@ -234,6 +234,8 @@ def test_a_bare_path_to_no_store_without_a_suffix(what: str, tmp_path: Path, mon
         "a folder without data.mdb.*`storeds pack`"
         if (tmp_path / "x").is_dir()
         else "neither an LMDB nor an HDF5 file.*`storeds pack`"
+        if (tmp_path / "x").is_file()
+        else "is not a regular file"
     )
     with pytest.raises(FormatError, match=says):
         storeds.open_backend(tmp_path / "x")
