@@ -112,10 +112,11 @@ class HandleRef(Generic[H]):
     """
 
     def __init__(self, pool: HandlePool[H], opener: Opener[H]) -> None:
-        self.pool, self.opener = pool, opener
+        self.pool: HandlePool[H] = pool
+        self.opener: Opener[H] = opener
         self.opened: OpenStore | None = None
         self.entry: _Entry[H] | None = None
-        self.closed = False
+        self.closed: bool = False
 
     def lease(self) -> Lease[H]:
         """Open the handle if necessary and keep it open for the body of a ``with``."""

@@ -48,7 +48,9 @@ class Selection:
 
     def __init__(self, backend: Backend, where: Mapping[str, Any]) -> None:
         self.backend = backend
-        self.where = {name: sorted(values, key=repr) for name, values in _accepted(backend, where).items()}
+        self.where: dict[str, list[Any]] = {
+            name: sorted(values, key=repr) for name, values in _accepted(backend, where).items()
+        }
         self._index = index_path(backend.url, backend.meta.build, repr(self.where))  # JSON has no infinities
         self._positions: Array | None = None
         self.meta: Meta = replace(backend.meta, count=Count(len(self.positions)))

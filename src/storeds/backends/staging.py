@@ -164,8 +164,10 @@ class Staging:
     """
 
     def __init__(self, target: str, url: str, plan: Any, *, overwrite: bool, resume: bool) -> None:
-        self.target, self.url, self.overwrite = Path(target), url, overwrite
-        self.folder = staging_folder(target)
+        self.target: Path = Path(target)
+        self.url: str = url
+        self.overwrite: bool = overwrite
+        self.folder: Path = staging_folder(target)
         self._check_target()
         try:
             self.target.parent.mkdir(parents=True, exist_ok=True)
@@ -175,7 +177,7 @@ class Staging:
         except OSError as error:
             raise self._refused(error) from None
         try:
-            self.resumed = self._enter(plan, overwrite=overwrite, resume=resume)
+            self.resumed: bool = self._enter(plan, overwrite=overwrite, resume=resume)
         except BaseException as error:
             self.release()
             if isinstance(error, OSError) and not isinstance(error, StoredsError):

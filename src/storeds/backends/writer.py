@@ -113,7 +113,7 @@ class StoreWriter(ABC):
         images = (name for name, field in self._declared.items() if field.kind == "image")
         self._verdicts = {name: verdict_field(name) for name in images}
         self._check_pictures = check
-        self.fields = {**self._declared, **{name: Field("str") for name in self._verdicts.values()}}
+        self.fields: dict[str, Field] = {**self._declared, **{name: Field("str") for name in self._verdicts.values()}}
         self.commit_every = commit_every
         self.meta: Meta | None = None
         self.note: JSON = None

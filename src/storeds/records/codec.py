@@ -208,10 +208,10 @@ class RecordCodec:
     """
 
     def __init__(self, fields: Mapping[str, Field]) -> None:
-        self.fields = dict(fields)
+        self.fields: dict[str, Field] = dict(fields)
         self._arrays = [name for name, field in self.fields.items() if field.kind == "array"]
         self._json = [name for name, field in self.fields.items() if field.kind == "json"]
-        self.has_json = bool(self._json)
+        self.has_json: bool = bool(self._json)
         self._special = bool(self._arrays or self._json)
 
     def canonical(self, record: Mapping[str, Any]) -> Record:

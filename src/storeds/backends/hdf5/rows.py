@@ -147,8 +147,11 @@ class FlatRows:
         count: int,
         mapped: FileMap | None = None,
     ) -> None:
-        self.descriptor, self._offset, self.mapped = descriptor, offset, mapped
-        self.size, self.count = size, count
+        self.descriptor: int = descriptor
+        self._offset = offset
+        self.mapped: FileMap | None = mapped
+        self.size: int = size
+        self.count: int = count
 
     def read(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
         # docstring inherited

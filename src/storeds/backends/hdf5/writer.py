@@ -12,7 +12,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, ClassVar, cast
 
 import h5py
 import numpy as np
@@ -41,7 +41,8 @@ _VECTORS = 1024  # Linux's limit of buffers in one call
 class Hdf5Writer(StoreWriter):
     """The `Writer` of ``hdf5://``; see `storeds.open_writer`."""
 
-    part_bytes, needs_packed = 1 << 20, False
+    part_bytes: ClassVar[int] = 1 << 20
+    needs_packed: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -92,7 +93,8 @@ class Hdf5Writer(StoreWriter):
             state_file.unlink()
             sync_path(self._folder)
             return 0
-        self._ends, self.note = state["ends"], state["note"]
+        self._ends = state["ends"]
+        self.note: JSON = state["note"]
         return int(state["count"])
 
     def _path(self, column: str) -> Path:

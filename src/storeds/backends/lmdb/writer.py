@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import lmdb
 import numpy as np
@@ -43,8 +43,8 @@ _TREE_PAGES, _HEADER = 64, 128
 class LmdbWriter(StoreWriter):
     """The `Writer` of ``lmdb://``; see `storeds.open_writer`."""
 
-    engine_errors = (OSError, lmdb.Error)
-    part_bytes = 1 << 20
+    engine_errors: ClassVar[tuple[type[Exception], ...]] = (OSError, lmdb.Error)
+    part_bytes: ClassVar[int] = 1 << 20
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class LmdbWriter(StoreWriter):
         with self._env.begin() as txn:
             count = txn.stat(self._records)["entries"]
             self._resume_from(count, list(self._read_parts(txn, _DIGESTS)))
-            self.note = json.loads(txn.get(_NOTE, db=self._parts) or b"null")
+            self.note: JSON = json.loads(txn.get(_NOTE, db=self._parts) or b"null")
 
     def _create(self, file: Path) -> None:
         """Make `file` an empty environment in one step: a death in the middle would leave a file that LMDB cannot open."""

@@ -90,9 +90,9 @@ class MongodbHandle:
     """
 
     def __init__(self, opener: MongodbOpener) -> None:
-        self.location = opener.location
+        self.location: Location = opener.location
         # A factory may return a client without commands, such as mongomock's.
-        self.checks_uuid = opener.factory is None
+        self.checks_uuid: bool = opener.factory is None
         self.ref: HandleRef[Any] = CLIENTS.ref(
             self, ClientOpener(opener.location.uri, opener.location.url, opener.factory)
         )

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import pymongo
 from pymongo import ReadPreference
@@ -200,7 +200,8 @@ class MongodbWriter(StoreWriter):
         As for the backend.
     """
 
-    needs_packed, part_bytes = False, 4 << 20  # per command; larger ones do not fit into CPU caches and are slower
+    needs_packed: ClassVar[bool] = False
+    part_bytes: ClassVar[int] = 4 << 20  # per command; larger ones do not fit into CPU caches and are slower
 
     def __init__(
         self,
@@ -304,7 +305,7 @@ class MongodbWriter(StoreWriter):
             {"metadata.build": {"$in": adopted}}, {"$set": {"metadata.build": self._values}}
         )
         self._metas(database).update_one(self._own, {"$unset": {"adopted": ""}})
-        self.note = json.loads(left.entry.get("note", "null"))
+        self.note: JSON = json.loads(left.entry.get("note", "null"))
         digests = list(arrived_digests(database[self._partial], self._seals))
         # Drop records after a gap: a batch is inserted in any order.
         database[self._partial].delete_many({"_id": {"$gte": len(digests)}})
