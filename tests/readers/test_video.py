@@ -485,7 +485,7 @@ def test_a_frame_without_an_image_leaves_a_gap(folders: Path, tmp_path: Path) ->
 
 
 def test_a_folder_that_holds_no_videos_is_an_error(folders: Path, tmp_path: Path) -> None:
-    with pytest.raises(errors.ConfigError, match="folders of images, one a video"):
+    with pytest.raises(errors.ConfigError, match="folders of images, one per video"):
         FrameFolderSource(folders / "cats/one")
     with pytest.raises(errors.StoreNotFoundError):
         FrameFolderSource(tmp_path / "nowhere")

@@ -145,7 +145,7 @@ def test_a_folder_with_images_and_films_is_not_a_folder_of_films(tmp_path: Path)
 
 
 def test_wrong_arguments_are_errors(tmp_path: Path) -> None:
-    with pytest.raises(errors.ConfigError, match="fps is a number"):
+    with pytest.raises(errors.ConfigError, match="fps must be a number"):
         VideoSource(film(tmp_path / "a.mp4"), fps=0)
     (tmp_path / "none").mkdir()
     with pytest.raises(errors.ConfigError, match="contains no videos"):
