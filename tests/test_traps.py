@@ -388,7 +388,7 @@ def test_float_images_do_not_turn_black_and_wide_integers_do_not_turn_white(tmp_
         writer.append({"image": encoded(array, "tiff")} for array in arrays)
     dataset = storeds.StoreDataset(f"{tmp_path}/x.lmdb")
     for at, mode in enumerate(("F", "I")):
-        with pytest.raises(errors.DecodeError, match=rf"values from .* would cut to 0 … 255.*mode='{mode}'"):
+        with pytest.raises(errors.DecodeError, match=rf"values from .* would clip to 0 … 255.*mode='{mode}'"):
             dataset[at]
     assert np.asarray(dataset[2][0]).max() == 200
     assert storeds.verify(f"{tmp_path}/x.lmdb").ok  # the files are whole
