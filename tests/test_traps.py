@@ -1239,7 +1239,7 @@ def test_a_dataset_takes_its_store_as_url(config_file: Path) -> None:
     url = yaml.safe_load(config_file.read_text())["dataset"]["url"]
     assert storeds.StoreDataset(url=url, where={"split": "val"}).targets == [0, 3, 6, 9]
     for arguments in ({}, {"source": url, "url": url}):
-        with pytest.raises(errors.ConfigError, match="give it as the first argument or as url="):
+        with pytest.raises(errors.ConfigError, match="pass it as the first argument or as url="):
             storeds.StoreDataset(**arguments)
 
 
@@ -1313,7 +1313,7 @@ def test_pack_names_the_table_columns_that_it_cannot_store_and_the_possible_labe
     pictures = labelled_pictures(3)
     pictures.add_column("sound", [b""] * 3).cast_column("sound", Audio()).to_parquet(tmp_path / "sound.parquet")
     refused = storeds_command("pack", tmp_path / "sound.parquet", f"{tmp_path}/a.lmdb", code=2)
-    assert "column 'sound' holds Audio values" in refused
+    assert "column 'sound' contains Audio values" in refused
     assert "--columns" in refused
     storeds_command("pack", tmp_path / "sound.parquet", f"{tmp_path}/a.lmdb", "--columns", "img,label")
     pictures.rename_column("label", "a").add_column("b", [0, 1, 2]).cast_column("b", ClassLabel(3)).save_to_disk(
