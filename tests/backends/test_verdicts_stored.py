@@ -141,7 +141,7 @@ def test_a_text_of_another_writer_that_is_no_verdict_spoils_its_record_alone(
         patch.setattr("storeds.backends.writer.Verdict", SimpleNamespace(from_text=str))
         writer.append([{**record, "_verdict_image": "about 60 %"} for record in records()[:1]])
         writer.append(records()[1:3])
-    wrong = "'about 60 %' is no verdict"
+    wrong = "'about 60 %' is not a verdict"
     dataset = StoreDataset(url, decode="tensor", on_error="skip")
     assert [isinstance(sample, Skipped) for sample in dataset[:]] == [True, False, False]
     assert dataset.report().bad == {"record": 1}

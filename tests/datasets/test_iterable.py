@@ -881,7 +881,7 @@ class TestBadSamples:
         found = StoreIterable(ready)
         list(found)
         assert ready.report().skipped == 3
-        with pytest.raises(errors.ConfigError, match="ask each"):
+        with pytest.raises(errors.ConfigError, match="call report.. on each"):
             found.report()
 
 

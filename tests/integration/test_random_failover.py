@@ -42,6 +42,7 @@ class Chaos:
 
 @pytest.mark.timeout(600)
 def test_epochs_are_the_same_while_primaries_die(harmed_set: ReplicaSet, set_place: Place) -> None:
+    others = set(multiprocessing.active_children())  # workers that earlier tests of this process left
     ROWS.write(set_place.url())
     chance, chaos = random.Random(5), Chaos(harmed_set)
     digests = []
@@ -50,4 +51,4 @@ def test_epochs_are_the_same_while_primaries_die(harmed_set: ReplicaSet, set_pla
         digests.append(run_epoch(set_place.url(user="reader", timeoutMS=30_000), dict.fromkeys(moments, chaos)))
     assert digests == [ROWS.digest] * EPOCHS
     assert len(chaos.killed) == EPOCHS
-    assert multiprocessing.active_children() == []
+    assert set(multiprocessing.active_children()) <= others
