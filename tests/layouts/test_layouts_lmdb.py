@@ -193,7 +193,7 @@ def test_no_layout_fits_native_stores_and_other_files(tmp_path: Path) -> None:
     put(tmp_path / "empty", [])
     put(tmp_path / "other", [(b"a", b"text"), (b"\xff\0", b"\0" * 9)])
     wrong = {
-        "text": (FormatError, "no lmdb store"),
+        "text": (FormatError, "not an lmdb store"),
         ".": (FormatError, r"data\.mdb"),
         "absent": (StoreNotFoundError, "no store at"),
     }
