@@ -78,7 +78,7 @@ def is_same(pixels: np.ndarray | None, whole: bytes) -> bool:
     return pixels is not None and np.array_equal(pixels, decode(whole))
 
 
-def tally(cases: Iterable[Any]) -> tuple[collections.Counter[str], collections.Counter[str]]:
+def count_results(cases: Iterable[Any]) -> tuple[collections.Counter[str], collections.Counter[str]]:
     """Return the outcomes of `repair` and of the simple method."""
     ours: collections.Counter[str] = collections.Counter()
     simple: collections.Counter[str] = collections.Counter()
@@ -90,16 +90,16 @@ def tally(cases: Iterable[Any]) -> tuple[collections.Counter[str], collections.C
 
 def judge(case: Any) -> list[str]:
     finding = triage(case.blob)
-    mended = repair(case.blob, finding)
+    repaired = repair(case.blob, finding)
     kind = finding.kind
     # A file that was cut, or cut and filled with zeros, must decode. A flipped bit may prevent it.
     if kind in CUT and not case.damage.startswith(("cut", "zero-filled")):
         kind += ", by other damage"
     seen = [kind] if finding.kind in case.admitted else [kind, "wrong class"]
-    pixels = decode(mended)
+    pixels = decode(repaired)
     if pixels is not None:
         seen.append(f"{kind} decodes")
-    if case.admitted <= {"intact", "trailing_data"} and mended is not case.blob:
+    if case.admitted <= {"intact", "trailing_data"} and repaired is not case.blob:
         seen.append("good, rewritten")
     if pixels is not None and not finding.is_damaged and finding.kind != "not_jpeg" and not is_same(pixels, case.whole):
         seen.append("silently wrong")
@@ -134,7 +134,7 @@ def corpus() -> list[Any]:
 
 def outcome(cases: list[Any]) -> list[Result]:
     """Format the counts of both methods side by side."""
-    ours, simple = tally(cases)
+    ours, simple = count_results(cases)
     kinds = ("intact", "trailing_data", *CUT, *(f"{kind}, by other damage" for kind in CUT), "truncated_header")
     kinds += ("corrupt_data", "not_jpeg")
     results = []

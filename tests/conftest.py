@@ -39,7 +39,6 @@ PROCESS_FILES = frozenset(
         "failover",
         "forks",
         "handles",
-        "lent",
         "loader",
         "modes",
         "modes_bad_input",
@@ -51,6 +50,7 @@ PROCESS_FILES = frozenset(
         "sampling",
         "seeds",
         "sending",
+        "shared_memory",
         "two_writers",
         "verify_damage",
     ]

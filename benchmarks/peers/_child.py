@@ -51,7 +51,7 @@ def main() -> int:
         answer(settings=peer.SETTINGS, versions=versions(peer.PACKAGES), **decoder(job), **written(job.work))
         for _ in sys.stdin:
             answer(seconds=timed(epoch, output, len(means)))
-    except Exception as error:  # whatever a library raises is told, and the others go on
+    except Exception as error:  # whatever a library raises is reported, and the other peers run
         traceback.print_exc()
         answer(error=f"{type(error).__name__}: {error}")
     return 0

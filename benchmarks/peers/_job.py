@@ -24,7 +24,7 @@ class Job:
     work : Path
         The folder for the entrant's own format.
     quality : int
-        Of the JPEGs, for formats that encode anew.
+        Of the JPEGs, for formats that encode again.
     batch, workers : int
         Photos a batch; worker processes, or threads where a library has those.
     decoder : str

@@ -190,7 +190,7 @@ class TestDatasets:
 
 
 class TestBadRecords:
-    """A bad record is told as ever: arrays change neither errors nor counts."""
+    """Reading arrays changes neither the errors nor the counts of bad records."""
 
     @pytest.fixture
     def damaged(self, numbers: str) -> str:

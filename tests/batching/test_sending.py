@@ -154,7 +154,7 @@ def test_batches_are_right_whatever_is_held(url: str, start_method: str, collate
     )
     for _ in range(3):
         assert rows(loader) == expected()  # each is let go at once
-    assert rows(list(loader)) == expected()  # all are held: more than are lent
+    assert rows(list(loader)) == expected()  # all are held: more than the pool keeps
 
 
 @pytest.mark.parametrize("as_dict", [False, True])
@@ -248,7 +248,7 @@ def read():
     except RuntimeError as error:
         assert "killed" in str(error) or "exited" in str(error), error
     else:
-        sys.exit("nobody was told of the worker's death")
+        sys.exit("no error reported the worker's death")
     return held
 
 held = read()
@@ -282,7 +282,7 @@ def test_memory_of_a_process_that_is_no_child_is_not_kept() -> None:
 
 
 class Process:
-    """What the end of a worker is told by."""
+    """How the end of a worker is noticed."""
 
 
 def test_a_worker_with_the_number_of_one_that_ended_keeps_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

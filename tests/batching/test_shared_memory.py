@@ -1,4 +1,4 @@
-"""Memory that workers lend for batches: never two batches in it at once, and used again as soon as nobody holds one."""
+"""Memory that workers share for batches: never two batches in it at once, and used again as soon as nobody holds one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from storeds.batching import SharedBatchTensor, SharedBufferPool, batch_memory
 from storeds.readers import ImageReader
 from storeds.transforms import Compose, build_transform
 
-SHAPE = (4, 3, 160, 160)  # of float32: more than the least size that is lent
+SHAPE = (4, 3, 160, 160)  # of float32: more than the least size that is shared
 COUNT = 96
 SIZE = 160
 CROP = [{"name": "RandomResizedCrop", "size": SIZE}]
@@ -38,7 +38,7 @@ def delivered(tensor: torch.Tensor) -> torch.Tensor:
     return received
 
 
-def lent(pool: SharedBufferPool, value: float = 1.0) -> SharedBatchTensor:
+def shared_batch(pool: SharedBufferPool, value: float = 1.0) -> SharedBatchTensor:
     tensor = pool.empty(SHAPE, torch.float32)
     assert tensor is not None
     tensor.fill_(value)
@@ -47,7 +47,7 @@ def lent(pool: SharedBufferPool, value: float = 1.0) -> SharedBatchTensor:
 
 def test_a_piece_is_used_again_once_the_batch_was_let_go() -> None:
     pool = SharedBufferPool()
-    sent = lent(pool)
+    sent = shared_batch(pool)
     place = sent.data_ptr()
     batch = delivered(sent)
     del sent
@@ -55,7 +55,7 @@ def test_a_piece_is_used_again_once_the_batch_was_let_go() -> None:
     assert (batch == 1).all()
     view = batch[1, 2].T
     del batch
-    other = lent(pool, 2)
+    other = shared_batch(pool, 2)
     assert other.data_ptr() != place  # the view is still held
     assert (view == 1).all()
     delivered(other)
@@ -65,7 +65,7 @@ def test_a_piece_is_used_again_once_the_batch_was_let_go() -> None:
 
 def test_once_something_else_was_sent_than_the_batch_nothing_is_lent() -> None:
     pool = SharedBufferPool()
-    tensor = lent(pool)
+    tensor = shared_batch(pool)
     part = tensor[2:]
     array = part.numpy()
     assert type(part) is torch.Tensor
@@ -92,7 +92,7 @@ def test_held_batches_keep_their_values_and_beyond_some_nothing_is_lent() -> Non
 def test_small_tensors_are_not_worth_it_and_larger_ones_replace_a_piece() -> None:
     pool = SharedBufferPool()
     assert pool.empty((10,), torch.int64) is None
-    first = lent(pool)
+    first = shared_batch(pool)
     small = first.data_ptr()
     delivered(first)
     del first
@@ -106,7 +106,7 @@ def test_small_tensors_are_not_worth_it_and_larger_ones_replace_a_piece() -> Non
 
 def test_a_tensor_changed_in_place_into_another_view_is_sent_as_it_is() -> None:
     pool = SharedBufferPool()
-    tensor = lent(pool)
+    tensor = shared_batch(pool)
     tensor.copy_(torch.arange(tensor.numel()).reshape(SHAPE))
     expected = tensor.as_subclass(torch.Tensor).clone().transpose(0, 3)
     tensor.transpose_(0, 3)
@@ -115,7 +115,7 @@ def test_a_tensor_changed_in_place_into_another_view_is_sent_as_it_is() -> None:
 
 def test_a_child_that_lets_go_of_its_copy_frees_nothing() -> None:
     pool = SharedBufferPool()
-    batch = delivered(lent(pool, 7))
+    batch = delivered(shared_batch(pool, 7))
     place = pool._buffers[0].bytes.ctypes.data
     child = os.fork()
     if child == 0:
@@ -123,7 +123,7 @@ def test_a_child_that_lets_go_of_its_copy_frees_nothing() -> None:
         gc.collect()
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-    assert lent(pool, 8).data_ptr() != place
+    assert shared_batch(pool, 8).data_ptr() != place
     assert (batch == 7).all()
 
 
@@ -165,7 +165,7 @@ def test_batches_are_those_that_one_process_makes(
         multiprocessing_context=start_method,
         **arguments,
     )
-    held = list(loader)  # all of them, more than are lent
+    held = list(loader)  # all of them, more than the pool keeps
     for found, (images, labels) in zip(flat(held), expected, strict=True):
         assert (found[0] == images).all()
         assert found[1] == labels
@@ -221,7 +221,7 @@ def test_what_the_loop_changes_in_a_batch_stays_there(url: str) -> None:
 
 def test_a_child_of_the_training_process_keeps_the_batch_that_it_inherited() -> None:
     pool = SharedBufferPool()
-    batch = delivered(lent(pool, 7))
+    batch = delivered(shared_batch(pool, 7))
     inherited = batch.numpy()  # torch's threads do not exist in the child
     told, tell = os.pipe()
     child = os.fork()
@@ -231,7 +231,7 @@ def test_a_child_of_the_training_process_keeps_the_batch_that_it_inherited() -> 
         os._exit(0 if (inherited == 7).all() else 1)
     del batch, inherited  # the parent lets go, and the worker goes on
     for value in range(20):
-        delivered(lent(pool, value))
+        delivered(shared_batch(pool, value))
     os.close(told)
     os.close(tell)
     assert os.waitpid(child, 0)[1] == 0
@@ -239,11 +239,11 @@ def test_a_child_of_the_training_process_keeps_the_batch_that_it_inherited() -> 
 
 
 def test_a_tensor_that_wants_gradients_is_sent_so() -> None:
-    assert delivered(lent(SharedBufferPool()).requires_grad_()).requires_grad
+    assert delivered(shared_batch(SharedBufferPool()).requires_grad_()).requires_grad
 
 
 def test_copies_and_pickles_are_plain_tensors() -> None:
-    tensor = lent(SharedBufferPool())
+    tensor = shared_batch(SharedBufferPool())
     for made in (copy.deepcopy(tensor), pickle.loads(pickle.dumps(tensor))):
         assert type(made) is torch.Tensor
         assert torch.equal(made, tensor)

@@ -94,7 +94,7 @@ class Given(list[Any]):
 
 
 class TestOddIndices:
-    """A sampler may yield any integer there is; one that is out of range is told, not turned into another."""
+    """A sampler may yield any integer there is; one that is out of range is an error, and never becomes another."""
 
     @pytest.mark.parametrize("place", [None, "fork"])
     @pytest.mark.parametrize(

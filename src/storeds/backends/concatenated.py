@@ -323,7 +323,7 @@ class ConcatenatedBackend(StoreBackend):
                 for name, array in found.items():
                     out[name][order[first : first + len(inside)]] = array
         except RecordError:  # read records instead, to raise the first error in the caller's order, with its URL
-            return stack_records(self, asked, names)  # type: ignore[arg-type]  # the same
+            return stack_records(self, asked, names)  # type: ignore[arg-type]  # an array is a sequence
         return out
 
     def _rename(self, error: RecordError, position: int, place: Place) -> RecordError:

@@ -90,7 +90,7 @@ class Selection:
 
     def get_arrays(self, positions: Sequence[int], /, fields: Sequence[str] | None = None) -> dict[str, Array]:
         """Return fields of many records as arrays; see `storeds.protocols.SupportsBatchArrays`."""
-        return read_arrays(self.backend, self._in_store(positions), fields)  # type: ignore[arg-type]  # the same
+        return read_arrays(self.backend, self._in_store(positions), fields)  # type: ignore[arg-type]  # an array is a sequence
 
     def _in_store(self, positions: Sequence[int]) -> Array:
         asked = np.asarray(positions, dtype=np.int64)

@@ -356,8 +356,8 @@ def _cpus_of_this_rank() -> int:
 def _collate(settings: Loader) -> Callable[..., Any] | None:
     batched = settings.batch_size is not None
     if settings.pad and not (batched and settings.collate == "storeds"):
-        told = f"collate = {settings.collate!r}" if batched else "batch_size = null"
-        raise ConfigError(f"[loader]: pad is for batches that storeds.collate makes, and the config says {told}")
+        given = f"collate = {settings.collate!r}" if batched else "batch_size = null"
+        raise ConfigError(f"[loader]: pad is for batches that storeds.collate makes, and the config says {given}")
     if settings.collate == "default" or (settings.collate == "storeds" and not batched):
         return None
     if settings.collate == "storeds":

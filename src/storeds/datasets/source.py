@@ -183,8 +183,8 @@ def explain(error: ValidationError, cls: type[BaseModel]) -> str:
             )
         else:
             # TOML and YAML have no tuples, and Python users may pass lists too.
-            told = item["msg"].replace("valid tuple", "list")
-            lines.append(f"{place or 'it'}: {told[0].lower()}{told[1:]}")
+            reason = item["msg"].replace("valid tuple", "list")
+            lines.append(f"{place or 'it'}: {reason[0].lower()}{reason[1:]}")
     return redact_message("; ".join(lines))
 
 

@@ -100,7 +100,7 @@ class EpochSampler(Sampler[int]):
     data : Sized or int
         The dataset, or its number of samples (at most 2**62). The state names the store of a `StoreDataset`.
     shuffle : bool
-        Shuffle each epoch anew: a function of (count, seed, epoch), the same on every machine.
+        Draw a new order each epoch. It depends on (count, seed, epoch) only, and is the same on every machine.
     seed : int, optional
         The seed of the order; the same on all ranks. By default the dataset's. If that has none, the sampler draws one
         from torch's default generator when the first pass begins: runs differ, and repeat after ``torch.manual_seed``.

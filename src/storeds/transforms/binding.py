@@ -30,6 +30,7 @@ __all__ = [
     "apply_transform",
     "build_transform",
     "is_albumentations",
+    "is_of_storeds",
     "wrap_albumentations",
 ]
 
@@ -212,7 +213,12 @@ def _how_to_call(transform: Transform) -> _How:
                 return "keyword"
             if parameter.kind == parameter.POSITIONAL_ONLY and position == 1:
                 return "position"
-    return "plain" if type(transform).__module__.startswith("storeds.") else "foreign"
+    return "plain" if is_of_storeds(transform) else "foreign"
+
+
+def is_of_storeds(value: object) -> bool:
+    """Return whether the class of `value` belongs to this library."""
+    return type(value).__module__.startswith("storeds.")
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from storeds.errors import ConfigError
 from storeds.protocols import Field, Transform
 from storeds.records.fields import holds_integers, is_mask, is_spatial
 from storeds.transforms.albumentations import Albumentations
-from storeds.transforms.binding import Compose, is_albumentations, wrap_albumentations
+from storeds.transforms.binding import Compose, is_albumentations, is_of_storeds, wrap_albumentations
 from storeds.transforms.images import CenterCrop, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize, ToTensor
 
 __all__ = [
@@ -242,7 +242,7 @@ def _find(value: Any, path: str, depth: int, seen: set[int], *, is_seeded: bool)
         if getattr(wrapped.transform, "seed", None) is not None:
             yield f"{type(wrapped.transform).__name__}(seed=…), which is not used: give the dataset the seed"
         return
-    is_seeded = (is_seeded and (isinstance(value, (list, tuple, dict)) or _is_of_storeds(value))) or _takes_generator(
+    is_seeded = (is_seeded and (isinstance(value, (list, tuple, dict)) or is_of_storeds(value))) or _takes_generator(
         value
     )
     for name, part in _members(value):
@@ -293,10 +293,6 @@ def _is_filled(cell: types.CellType) -> bool:
 
 def _is_without_generators(value: Any) -> bool:
     return (getattr(value, "__module__", None) or "").partition(".")[0] in _WITHOUT_GENERATORS
-
-
-def _is_of_storeds(value: Any) -> bool:
-    return type(value).__module__.partition(".")[0] == "storeds"
 
 
 def _takes_generator(value: Any) -> bool:
