@@ -76,7 +76,7 @@ def everything(url: str) -> tuple[list[Any], dict[str, Any]]:
         return [value_of(record) for record in read(backend)], columns(backend)
 
 
-FEW = 1500
+FEW = 400
 """Bytes and lengths of one store that `make test` tries; `make test-full` tries all of them."""
 
 # Any byte, any length: survey() fails on wrong data, on exceptions that are not ours, on a crash and on a hang

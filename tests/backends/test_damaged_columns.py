@@ -1,6 +1,6 @@
 """Stores with ranges that were flipped, zeroed or exchanged: each way to read gives the truth, or an error with a name.
 
-Each engine's store is damaged 12 times; `make test-full` (``STOREDS_TEST_FULL``) does it 1,000 times.
+Each engine's store is damaged 6 times; `make test-full` (``STOREDS_TEST_FULL``) does it 1,000 times.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shares import FULL
 from storeds.errors import RecordError, StoredsError
 from storeds.protocols import SupportsBatchArrays
 
-COPIES = 1000 if FULL else 12
+COPIES = 1000 if FULL else 6
 COUNT = 3000  # so that columns have several blocks
 FIELDS = {"image": "image", "label": "int", "weight": "float", "good": "bool", "key": "str", "note": "json"}
 ALONE = ["label", "weight", "good", "key", "note"]

@@ -17,11 +17,12 @@ import pytest
 
 import storeds
 from _writing import FIELDS, WriterProcess, die_at_command, fork, leftovers_in
-from shares import FULL
+from shares import FULL, SEED, share
 from storeds import errors
 
 MakeUrl = Callable[[str], str]
-TRIALS = 200 if FULL else 8
+TRIALS = {"lmdb": 2, "hdf5": 2, "mongodb": 4}
+STEP = 1 if FULL else 12  # from one command at which a writer dies to the next
 LONG_AGO = datetime.datetime(2020, 1, 1)
 
 
@@ -145,7 +146,8 @@ def test_whatever_two_writers_do_one_job_is_published_whole_and_nothing_is_left(
     make_engine_url: MakeUrl, engine: str
 ) -> None:
     failed = 0
-    for seed in range(TRIALS if engine == "mongodb" else TRIALS // 2):
+    seeds = range(200 if engine == "mongodb" else 100)
+    for number, seed in enumerate(share(seeds, TRIALS[engine])):
         url = make_engine_url(engine)
         schedule = Schedule(url, seed)
         schedule.run(14)
@@ -160,7 +162,7 @@ def test_whatever_two_writers_do_one_job_is_published_whole_and_nothing_is_left(
         if engine == "mongodb":
             uri, database, name = split(url)
             with pymongo.MongoClient[Any](uri) as client:
-                others = {f"store{n}" for n in range(seed)}
+                others = {f"store{n}" for n in range(number)}
                 assert [one for one in leftovers_in(client, database, name) if one.split(".")[0] not in others] == []
     assert failed > 0
 
@@ -180,10 +182,10 @@ def test_a_writer_killed_before_any_command_leaves_nothing_for_ever(
     url = make_engine_url("mongodb")
     uri, database, name = split(url)
     write(url, "old")
-    number, status = 0 if FULL or resume else -2, -9
+    number, status = SEED % STEP + 1 - STEP, -9
     with pymongo.MongoClient[Any](uri) as client:
         while status == -9:
-            number += 1 if FULL else 4
+            number += STEP
             status = die_at_command(lambda: write(url, "new", overwrite=True), number)
             assert job_of(url) in ("old", "new")
             left = leftovers_in(client, database, name)

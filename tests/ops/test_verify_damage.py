@@ -1,6 +1,6 @@
-"""Stores with flipped bits: `verify` tells of damage, or there is none, and the process that calls it survives.
+"""Stores with flipped bits: `verify` reports the damage, or there is none, and the process that calls it survives.
 
-Of each engine 40 damaged copies are verified; `make test-full` (``STOREDS_TEST_FULL``) verifies 1,000.
+For each engine, `make test` verifies 8 damaged copies, chosen by the seed of the run; `make test-full` verifies 1,000.
 
 Imports the private module of the child processes to make them crash.
 """
@@ -24,12 +24,13 @@ import pytest
 import storeds
 from damage import KINDS, Truth, columns, judge, read, records, value_of
 from photographs import jpeg
-from shares import FULL
+from shares import FULL, share
 from storeds.errors import StoredsError
 from storeds.ops import Progress
 from storeds.ops.verifying import workers as processes
 
-COPIES = 1000 if FULL else 40
+NUMBERS = share(range(1000), 8)
+"""The damaged copies that this run verifies."""
 COUNT = 40
 DEADLINE = 30.0  # seconds for one verify, or for reading one store
 
@@ -88,8 +89,8 @@ def test_verify_reports_flipped_bits_or_the_data_is_right(
         return reported
 
     with ThreadPoolExecutor(2) as two:
-        verdicts = dict(enumerate(two.map(verdict, range(COPIES))))
-    # Only now, since a process with threads had better not fork.
+        verdicts = dict(zip(NUMBERS, two.map(verdict, NUMBERS), strict=True))
+    # After the threads have ended, because a process with threads should not fork.
     for number, reported in verdicts.items():
         if not reported:
             outcome = judge_in_child(f"{scheme}://{tmp_path / f'{number}.{scheme}'}", truth)
@@ -102,7 +103,8 @@ def test_verify_reports_flipped_bits_or_the_data_is_right(
         if "WRONG" in str(reported)
     }
     assert not wrong
-    assert counts["ok and right"] < COPIES / 2
+    if FULL:  # the few copies of another run may all be right
+        assert counts["ok and right"] < len(NUMBERS) / 2
 
 
 def judge_in_child(url: str, truth: Truth) -> str:
