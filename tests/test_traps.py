@@ -23,24 +23,17 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import albumentations
 import gridfs
 import h5py
-import hydra
 import lmdb
 import numpy as np
 import pymongo
 import pytest
 import torch
-import torchvision.transforms.v2
 import yaml
-from omegaconf import DictConfig, OmegaConf
 from PIL import Image
 from torch.utils.data import ConcatDataset, DataLoader, Subset
-from torchvision.datasets import ImageFolder
-from torchvision.transforms import CenterCrop
 
-import datasets
 import storeds
 from _disks import small_disk
 from _foreign_lmdb import basicsr, caffe, datum, ocr, put
@@ -71,7 +64,6 @@ from _traps_lmdb import (
 from _traps_mongodb import filled
 from _traps_pack import photos, stored_records, storeds_command
 from _writing import FIELDS, WriterProcess, die_at_command, fork, leftovers_in
-from datasets import Audio, ClassLabel, Dataset, DatasetDict, Features, List, Value
 from photographs import jpeg
 from storeds import errors
 from storeds.protocols import SupportsBatchArrays
@@ -325,14 +317,19 @@ FLIP = ["RandomHorizontalFlip", "ToTensor"]
         "RandomHorizontalFlip",
         [{"name": "Resize", "size": 32}, "ToTensor"],
         "torchvision.transforms.v2.RandomCrop",
-        torchvision.transforms.v2.Compose([torchvision.transforms.v2.RandomRotation(9)]),
-        albumentations.Compose([albumentations.HorizontalFlip()]),
+        "torchvision.transforms.v2.RandomRotation",
+        "albumentations.HorizontalFlip",
         lambda image: image,
     ],
 )
 def test_cropping_the_image_without_its_mask_is_refused(segmentation: str, transform: Any) -> None:
     if isinstance(transform, str) and "." in transform:
-        transform = {"name": transform, "size": 32}
+        package, _, kind = transform.rpartition(".")
+        module = pytest.importorskip(package)
+        options = {"RandomCrop": {"size": 32}, "RandomRotation": {"degrees": 9}}.get(kind, {})
+        # One by its name, the others as the objects that a user makes.
+        made = module.Compose([getattr(module, kind)(**options)])
+        transform = {"name": transform, **options} if kind == "RandomCrop" else made
     with pytest.raises(
         errors.ConfigError, match=r"'image'.*'mask' would stay.*are not supported yet.*fields=.*transform="
     ):
@@ -434,7 +431,7 @@ def test_crops_of_arrays_cut_rows_and_columns_in_both_channel_orders(engine: str
         images, url = pixels(shape), make_engine_url(engine)
         with storeds.open_writer(url, {"x": {"kind": "array", "dtype": "uint8", "shape": shape}}) as writer:
             writer.append({"x": image} for image in images)
-        crop = torchvision.transforms.CenterCrop((16, 24))
+        crop = pytest.importorskip("torchvision.transforms").CenterCrop((16, 24))
         dataset = storeds.StoreDataset(url, reader="array", transform=[{"name": "CenterCrop", "size": [16, 24]}])
         mirrored = storeds.StoreDataset(url, reader="array", transform=[{"name": "RandomHorizontalFlip", "p": 1}])
         plain = storeds.StoreDataset(url, reader="array", decode="tensor")
@@ -608,9 +605,18 @@ AUGMENT = [
         "transforms": [{"name": "albumentations.ColorJitter"}, "albumentations.GaussNoise"],
     },
 ]
-SHIFTED = torchvision.transforms.v2.Compose(
-    [torchvision.transforms.v2.RandomCrop(24), torchvision.transforms.v2.ColorJitter(0.5, 0.5)]
-)
+
+
+def augment() -> Any:
+    """Return the config of transforms of albumentations."""
+    pytest.importorskip("albumentations")
+    return AUGMENT
+
+
+def shift() -> Any:
+    """Return transforms of torchvision."""
+    v2 = pytest.importorskip("torchvision.transforms.v2")
+    return v2.Compose([v2.RandomCrop(24), v2.ColorJitter(0.5, 0.5)])
 
 
 @pytest.fixture
@@ -627,12 +633,14 @@ def in_order(loader: Iterable[Any]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("transform", "starts"),
-    [(AUGMENT, ("fork", "spawn")), (SHIFTED, ("fork",))],  # tests/conftest.py makes torchvision importable here only
+    ("make_transform", "starts"),
+    [(augment, ("fork", "spawn")), (shift, ("fork",))],  # tests/conftest.py makes torchvision importable here only
 )
 def test_a_seed_decides_what_other_libraries_draw_in_every_kind_of_worker(
-    photographs: str, transform: Any, starts: tuple[str, ...]
+    photographs: str, make_transform: Callable[[], Any], starts: tuple[str, ...]
 ) -> None:
+    transform = make_transform()
+
     def dataset() -> storeds.StoreDataset:
         return storeds.StoreDataset(photographs, decode="tensor", seed=5, transform=transform)
 
@@ -650,6 +658,7 @@ def test_a_seed_decides_what_other_libraries_draw_in_every_kind_of_worker(
 
 @pytest.mark.parametrize("decode", ["pil", "tensor"])
 def test_albumentations_gives_the_same_pixels_as_without_storeds(photographs: str, decode: str) -> None:
+    albumentations = pytest.importorskip("albumentations")
     steps = [albumentations.CenterCrop(24, 32), albumentations.VerticalFlip(p=1)]
     for transform in (albumentations.Compose(steps), steps, [*steps, albumentations.Normalize(), "ToTensor"]):
         (made,) = storeds.StoreDataset(photographs, decode=decode, transform=transform)[2]
@@ -662,7 +671,7 @@ def test_albumentations_gives_the_same_pixels_as_without_storeds(photographs: st
 
 
 def test_without_a_seed_workers_do_not_repeat_each_other(photographs: str) -> None:
-    dataset = storeds.StoreDataset(photographs, decode="tensor", transform=AUGMENT)
+    dataset = storeds.StoreDataset(photographs, decode="tensor", transform=augment())
     everything: Any = torch.utils.data.ConcatDataset([torch.utils.data.Subset(dataset, [0]) for _ in range(8)])
     torch.manual_seed(1)
     images = in_order(torch.utils.data.DataLoader(everything, batch_size=4, num_workers=2))
@@ -702,7 +711,12 @@ def test_a_transform_with_random_numbers_of_its_own_is_named_in_a_warning(photog
     ) as seen:
         storeds.StoreDataset(photographs, seed=1, transform=transform)
     assert len(seen) == 1
-    storeds.StoreDataset(photographs, seed=1, transform=[well_behaved, SHIFTED, albumentations.Compose([])])
+    storeds.StoreDataset(photographs, seed=1, transform=well_behaved)
+
+
+def test_transforms_that_follow_the_seed_of_storeds_cause_no_warning(photographs: str) -> None:
+    albumentations = pytest.importorskip("albumentations")
+    storeds.StoreDataset(photographs, seed=1, transform=[well_behaved, shift(), albumentations.Compose([])])
 
 
 # 7. Re-encoding
@@ -711,9 +725,11 @@ def test_a_transform_with_random_numbers_of_its_own_is_named_in_a_warning(photog
 def test_packing_an_imagefolder_gives_the_same_store_as_packing_its_folder(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    folder = pytest.importorskip("torchvision.datasets").ImageFolder
+    crop = pytest.importorskip("torchvision.transforms").CenterCrop(8)
     tree = photos(tmp_path / "tree", *(f"{kind}/{n}.jpg" for kind in ("cat", "dog", "emu") for n in range(5)))
     wanted = storeds.pack(tree, f"lmdb://{tmp_path}/folder.lmdb")
-    plain, both = ImageFolder(str(tree)), ImageFolder(str(tree), transform=CenterCrop(8))
+    plain, both = folder(str(tree)), folder(str(tree), transform=crop)
     assert storeds.pack(plain, f"lmdb://{tmp_path}/plain.lmdb").id == wanted.id
     assert not caplog.records
     assert storeds.pack(both, f"lmdb://{tmp_path}/both.lmdb").id == wanted.id
@@ -1254,8 +1270,10 @@ def test_single_values_of_a_config_are_overridden(config_file: Path) -> None:
 
 
 def test_a_config_of_omegaconf_is_taken_and_a_missing_value_named(config_file: Path) -> None:
-    config = OmegaConf.merge(OmegaConf.load(config_file), {"size": 2, "loader": {"batch_size": "${size}"}})
-    assert isinstance(config, DictConfig)
+    omegaconf = pytest.importorskip("omegaconf")
+    conf = omegaconf.OmegaConf
+    config = conf.merge(conf.load(config_file), {"size": 2, "loader": {"batch_size": "${size}"}})
+    assert isinstance(config, omegaconf.DictConfig)
     with pytest.raises(errors.ConfigError, match="unknown key 'size'"):
         storeds.load_config(config)
     assert labels_in(storeds.build_loader({"dataset": config.dataset, "loader": config.loader}, "val")) == [
@@ -1268,13 +1286,13 @@ def test_a_config_of_omegaconf_is_taken_and_a_missing_value_named(config_file: P
 
 
 def test_hydra_instantiates_datasets_and_loaders(config_file: Path) -> None:
-    whole = OmegaConf.create(
-        {"_target_": "storeds.build_loader", "split": "val", "config": OmegaConf.load(config_file)}
-    )
-    assert labels_in(hydra.utils.instantiate(whole)) == [[0, 3, 6, 9]]
+    instantiate = pytest.importorskip("hydra.utils").instantiate
+    conf = pytest.importorskip("omegaconf").OmegaConf
+    whole = conf.create({"_target_": "storeds.build_loader", "split": "val", "config": conf.load(config_file)})
+    assert labels_in(instantiate(whole)) == [[0, 3, 6, 9]]
     table = {"_target_": "storeds.StoreDataset", **yaml.safe_load(config_file.read_text())["dataset"]}
-    for given in (table, OmegaConf.create(table)):
-        dataset = hydra.utils.instantiate(given, where={"split": ["val"]}, as_dict=True)
+    for given in (table, conf.create(table)):
+        dataset = instantiate(given, where={"split": ["val"]}, as_dict=True)
         assert dataset[1]["image"].shape == (3, 8, 8)
         assert dataset[1]["label"] == 3
 
@@ -1282,16 +1300,23 @@ def test_hydra_instantiates_datasets_and_loaders(config_file: Path) -> None:
 # 15. Folders of 🤗 datasets, cut files, appending
 
 
-def labelled_pictures(count: int) -> Dataset:
-    features = Features(
-        {"img": datasets.Image(), "label": ClassLabel(names=["cat", "dog"]), "box": List(Value("float32"))}
+def labelled_pictures(count: int) -> Any:
+    """Return a dataset of 🤗 datasets; skip the test where that package is missing."""
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features(
+        {
+            "img": datasets.Image(),
+            "label": datasets.ClassLabel(names=["cat", "dog"]),
+            "box": datasets.List(datasets.Value("float32")),
+        }
     )
     rows = [{"img": {"bytes": jpeg(n), "path": None}, "label": n % 2, "box": [1.0, n]} for n in range(count)]
-    return Dataset.from_list(rows, features=features)
+    return datasets.Dataset.from_list(rows, features=features)
 
 
 def test_a_folder_that_save_to_disk_wrote_is_packed(tmp_path: Path) -> None:
-    splits = DatasetDict({"train": labelled_pictures(6), "test": labelled_pictures(2)})
+    datasets = pytest.importorskip("datasets")
+    splits = datasets.DatasetDict({"train": labelled_pictures(6), "test": labelled_pictures(2)})
     splits.save_to_disk(str(tmp_path / "saved"))
     for name, part in splits.items():
         (tmp_path / "hub/data").mkdir(parents=True, exist_ok=True)
@@ -1310,15 +1335,16 @@ def test_a_folder_that_save_to_disk_wrote_is_packed(tmp_path: Path) -> None:
 
 
 def test_pack_names_the_table_columns_that_it_cannot_store_and_the_possible_labels(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
     pictures = labelled_pictures(3)
-    pictures.add_column("sound", [b""] * 3).cast_column("sound", Audio()).to_parquet(tmp_path / "sound.parquet")
+    sounds = pictures.add_column("sound", [b""] * 3).cast_column("sound", datasets.Audio())
+    sounds.to_parquet(tmp_path / "sound.parquet")
     refused = storeds_command("pack", tmp_path / "sound.parquet", f"{tmp_path}/a.lmdb", code=2)
     assert "column 'sound' contains Audio values" in refused
     assert "--columns" in refused
     storeds_command("pack", tmp_path / "sound.parquet", f"{tmp_path}/a.lmdb", "--columns", "img,label")
-    pictures.rename_column("label", "a").add_column("b", [0, 1, 2]).cast_column("b", ClassLabel(3)).save_to_disk(
-        str(tmp_path / "two")
-    )
+    two = pictures.rename_column("label", "a").add_column("b", [0, 1, 2])
+    two.cast_column("b", datasets.ClassLabel(3)).save_to_disk(str(tmp_path / "two"))
     assert "'a', 'b' all look like labels" in storeds_command("pack", tmp_path / "two", f"{tmp_path}/b.lmdb", code=2)
 
 

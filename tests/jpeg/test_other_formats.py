@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import pytest
 import skimage
@@ -277,7 +276,8 @@ def test_other_formats_are_judged_by_decoding(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_files_of_other_packages_are_intact() -> None:
-    """Drawn by many programs; one TIFF of floating-point colours is nothing that Pillow opens."""
+    """Many programs wrote these. Pillow cannot open one of them, a TIFF of floating-point colours."""
+    matplotlib = pytest.importorskip("matplotlib")
     folders = (Path(skimage.__file__).parent / "data", Path(matplotlib.__file__).parent / "mpl-data")
     suffixes = (".png", ".gif", ".webp", ".tif", ".tiff", ".bmp")
     paths = [path for folder in folders for path in folder.rglob("*") if path.suffix in suffixes]

@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-import datasets
 import storeds
-from datasets import ClassLabel, Dataset, Features, Value
 from photographs import jpeg
 from storeds.errors import ConfigError, FormatError, MissingDependencyError
 from storeds.ops.packing.sources import BadItem, TableSource, open_source
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+datasets = pytest.importorskip("datasets")
 
 
 def table(path: Path, rows: int = 4, **columns: Any) -> Path:
@@ -120,7 +120,7 @@ def test_without_labels_a_column_named_label_stays_a_field(tmp_path: Path) -> No
 
 
 def test_rows_without_an_image_or_a_label_are_bad_items(tmp_path: Path) -> None:
-    features = Features({"image": datasets.Image(), "label": ClassLabel(names=["a", "b"])})
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
     rows = [
         {"image": {"bytes": jpeg(0), "path": None}, "label": -1},
         {"image": None, "label": 1},
@@ -160,8 +160,8 @@ def test_folders_of_several_datasets_raise(tmp_path: Path) -> None:
 
 def test_an_incomplete_saved_folder_raises(tmp_path: Path) -> None:
     saved = tmp_path / "saved"
-    features = Features({"image": Value("binary"), "label": Value("int64")})
-    Dataset.from_dict({"image": [jpeg(0)], "label": [3]}, features=features).save_to_disk(str(saved))
+    features = datasets.Features({"image": datasets.Value("binary"), "label": datasets.Value("int64")})
+    datasets.Dataset.from_dict({"image": [jpeg(0)], "label": [3]}, features=features).save_to_disk(str(saved))
     assert column(open_source(saved), "image") == [jpeg(0)]
     (arrow,) = saved.glob("*.arrow")
     whole = arrow.read_bytes()
@@ -180,9 +180,11 @@ def test_an_incomplete_saved_folder_raises(tmp_path: Path) -> None:
 
 
 def test_a_dataset_object_gives_its_files_in_any_format(tmp_path: Path) -> None:
-    features = Features({"img": datasets.Image(), "fine": ClassLabel(names=["a", "b"]), "n": Value("int32")})
+    features = datasets.Features(
+        {"img": datasets.Image(), "fine": datasets.ClassLabel(names=["a", "b"]), "n": datasets.Value("int32")}
+    )
     rows = [{"img": {"bytes": jpeg(n), "path": None}, "fine": n % 2, "n": n} for n in range(4)]
-    dataset = Dataset.from_list(rows, features=features)
+    dataset = datasets.Dataset.from_list(rows, features=features)
     shuffled = dataset.shuffle(seed=1)
     source = open_source(shuffled.with_transform(lambda batch: {"n": batch["n"]}))
     order = column(source, "n")

@@ -12,7 +12,6 @@ import threading
 import warnings
 from typing import Any
 
-import albumentations
 import numpy as np
 import pytest
 import torch
@@ -23,6 +22,8 @@ from storeds.protocols import SampleContext
 from storeds.transforms import BoundTransform, Compose, apply_transform, build_transform
 from storeds.transforms.albumentations import Albumentations
 from storeds.transforms.checks import warn_of_own_generators
+
+albumentations = pytest.importorskip("albumentations")
 
 CROP = albumentations.RandomCrop(8, 12)
 MIRROR = albumentations.HorizontalFlip(p=1)

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import albumentations
 import pytest
 import torch
-from torchvision import transforms as v1
-from torchvision.transforms import v2
 
 from storeds.errors import ConfigError
 from storeds.protocols import Field
 from storeds.records import is_mask, is_spatial, layout_of
 from storeds.transforms import CenterCrop, Compose, Normalize, RandomHorizontalFlip, Resize, ToTensor
 from storeds.transforms.checks import Moves, check_spatial, moves
+
+albumentations = pytest.importorskip("albumentations")
+v1 = pytest.importorskip("torchvision.transforms")
+v2 = pytest.importorskip("torchvision.transforms.v2")
 
 IMAGE = Field("image")
 
