@@ -7,8 +7,7 @@ from storeds.backends.writer import COMMIT_EVERY, EncodedRecord, StoreWriter
 from storeds.readers.base import RecordReader
 from storeds.records.codec import Places, checksum
 from storeds.records.columns import check_where, column_from_records
-from storeds.records.fields import fields_from_json, fields_to_json, parse_fields
-from storeds.records.meta import meta_from_text, meta_to_text
+from storeds.records.fields import fields_from_json, fields_to_json, meta_from_text, meta_to_text, parse_fields
 
 __all__ = [
     "COMMIT_EVERY",

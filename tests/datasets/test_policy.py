@@ -24,7 +24,7 @@ from _stores import ENGINES, START_METHODS
 from conftest import with_path
 from photographs import jpeg
 from storeds import Skipped, StoreDataset, errors
-from storeds.datasets.report import SampleCounters
+from storeds.datasets.pipeline import SampleCounters
 from storeds.testing import run_mongod
 
 COUNT = 60

@@ -30,8 +30,7 @@ from storeds.records.columns import (
     stack_records,
     stackable,
 )
-from storeds.records.fields import UNCHECKED, readable_fields, verdict_field
-from storeds.records.meta import Count
+from storeds.records.fields import UNCHECKED, Count, readable_fields, verdict_field
 
 __all__ = ["CONCATENATED", "BackendTable", "BackendTableBuilder", "ConcatenatedBackend", "Place", "check_same_classes"]
 

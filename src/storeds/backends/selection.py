@@ -22,8 +22,7 @@ from storeds.records.columns import (
     read_column,
     save_index,
 )
-from storeds.records.fields import readable_fields
-from storeds.records.meta import Count
+from storeds.records.fields import Count, readable_fields
 
 __all__ = ["Selection"]
 

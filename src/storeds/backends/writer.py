@@ -14,9 +14,17 @@ from typing import Any, ClassVar, Literal, Self
 
 from storeds.errors import ClosedError, ConfigError, RecordError, StoredsError, StoreExistsError, UnavailableError
 from storeds.protocols import JSON, Field, Meta, Record
-from storeds.records.codec import ContentHash, RecordCodec, canonical_json, checksum
-from storeds.records.fields import UNCHECKED, Verdict, parse_fields, verdict_field
-from storeds.records.meta import NATIVE, Count, new_build
+from storeds.records.codec import ContentHash, RecordCodec, checksum
+from storeds.records.fields import (
+    NATIVE,
+    UNCHECKED,
+    Count,
+    Verdict,
+    canonical_json,
+    new_build,
+    parse_fields,
+    verdict_field,
+)
 
 __all__ = ["BATCH_BYTES", "COMMIT_EVERY", "EncodedRecord", "StoreWriter", "other_plan", "target_exists"]
 

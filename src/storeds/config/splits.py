@@ -12,7 +12,7 @@ from storeds.backends.opening import open_backend, with_scheme
 from storeds.errors import ConfigError, RecordError, StoredsError
 from storeds.protocols import Backend, Field
 from storeds.records.columns import check_where, matching_positions
-from storeds.records.meta import NATIVE
+from storeds.records.fields import NATIVE
 
 if TYPE_CHECKING:
     from storeds.datasets.source import Source

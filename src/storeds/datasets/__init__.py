@@ -12,8 +12,7 @@ from storeds.registry import export_lazily
 if TYPE_CHECKING:
     from storeds.datasets.iterable_dataset import SourceLike, StoreIterable
     from storeds.datasets.map_dataset import StoreDataset
-    from storeds.datasets.pipeline import Policy
-    from storeds.datasets.report import Event, SampleReport
+    from storeds.datasets.pipeline import Event, Policy, SampleReport
     from storeds.datasets.source import Source
     from storeds.datasets.stream import Remainder
 
@@ -33,8 +32,7 @@ __getattr__ = export_lazily(
     {
         "iterable_dataset": ("SourceLike", "StoreIterable"),
         "map_dataset": ("StoreDataset",),
-        "pipeline": ("Policy",),
-        "report": ("Event", "SampleReport"),
+        "pipeline": ("Event", "Policy", "SampleReport"),
         "source": ("Source",),
         "stream": ("Remainder",),
     },

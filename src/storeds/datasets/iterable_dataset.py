@@ -17,7 +17,7 @@ from storeds.backends.concatenated import ConcatenatedBackend, check_same_classe
 from storeds.backends.opening import open_backend
 from storeds.datasets.epoch import MAX_EPOCH, SharedEpoch, SharedPasses, agreed_seed, draw_seed
 from storeds.datasets.map_dataset import StoreDataset
-from storeds.datasets.report import SampleCounters, SampleReport
+from storeds.datasets.pipeline import SampleCounters, SampleReport
 from storeds.datasets.source import Source
 from storeds.datasets.stream import (
     Addresses,

@@ -20,8 +20,7 @@ from storeds.backends.concatenated import check_same_classes
 from storeds.backends.opening import open_backend
 from storeds.backends.selection import Selection
 from storeds.datasets.epoch import MAX_EPOCH, RepeatDetector, SharedEpoch
-from storeds.datasets.pipeline import Policy, SamplePipeline
-from storeds.datasets.report import SampleCounters, SampleReport
+from storeds.datasets.pipeline import Policy, SampleCounters, SamplePipeline, SampleReport
 from storeds.datasets.source import Source
 from storeds.errors import ConfigError, RecordError, suggest
 from storeds.protocols import Array, Backend, Field, Reader, SampleContext, Transform

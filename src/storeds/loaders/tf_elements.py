@@ -15,7 +15,7 @@ from storeds.datasets.map_dataset import StoreDataset
 from storeds.errors import ConfigError, RecordError, suggest
 from storeds.protocols import Array, Field, SampleContext
 from storeds.readers import ArrayReader, ImageReader
-from storeds.records.codec import canonical_json
+from storeds.records.fields import canonical_json
 
 __all__ = ["TEXT", "Element", "Parts", "elements_of", "to_array", "values_of"]
 

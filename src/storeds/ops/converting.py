@@ -21,8 +21,7 @@ from storeds.ops.common import (
 )
 from storeds.protocols import Backend, Meta, Record
 from storeds.records.codec import ContentHash, RecordCodec, checksum
-from storeds.records.fields import stored_fields
-from storeds.records.meta import NATIVE
+from storeds.records.fields import NATIVE, stored_fields
 
 __all__ = ["convert"]
 

@@ -15,8 +15,7 @@ from storeds.errors import FormatError, RecordError
 from storeds.ops.common import VerdictCounts
 from storeds.protocols import JSON, Backend
 from storeds.records.columns import read_column
-from storeds.records.fields import fields_to_json
-from storeds.records.meta import NATIVE
+from storeds.records.fields import NATIVE, fields_to_json
 
 __all__ = ["Info", "info"]
 

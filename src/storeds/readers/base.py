@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 
 from storeds.errors import ConfigError, suggest
 from storeds.protocols import Backend, Field, Record, SampleContext
-from storeds.records.meta import Count
+from storeds.records.fields import Count
 
 __all__ = ["INDEX", "RecordReader"]
 

@@ -13,7 +13,7 @@ from storeds.protocols import Array, Backend, Decoder, Field, Note, Record, Samp
 from storeds.readers.base import INDEX
 from storeds.readers.image import PictureReader
 from storeds.records.columns import index_path, load_index, read_column, save_index
-from storeds.records.meta import Count
+from storeds.records.fields import Count
 
 if TYPE_CHECKING:
     import torch

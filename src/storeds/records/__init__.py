@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from storeds.registry import export_lazily
 
 if TYPE_CHECKING:
-    from storeds.records.codec import ContentHash, Places, RecordCodec, canonical_json, canonical_value, checksum
+    from storeds.records.codec import ContentHash, Places, RecordCodec, canonical_value, checksum
     from storeds.records.columns import (
         cache_folder,
         check_where,
@@ -26,16 +26,21 @@ if TYPE_CHECKING:
         Channels,
         Layout,
         Verdict,
+        canonical_json,
         fields_from_json,
         fields_to_json,
         is_mask,
         is_spatial,
         layout_of,
+        meta_from_row,
+        meta_from_text,
+        meta_to_row,
+        meta_to_text,
+        new_build,
         parse_fields,
         stored_fields,
         verdict_field,
     )
-    from storeds.records.meta import meta_from_row, meta_from_text, meta_to_row, meta_to_text, new_build
 
 __all__ = [
     "Channels",
@@ -74,7 +79,7 @@ __all__ = [
 __getattr__ = export_lazily(
     __name__,
     {
-        "codec": ("ContentHash", "Places", "RecordCodec", "canonical_json", "canonical_value", "checksum"),
+        "codec": ("ContentHash", "Places", "RecordCodec", "canonical_value", "checksum"),
         "columns": (
             "cache_folder",
             "check_where",
@@ -90,15 +95,20 @@ __getattr__ = export_lazily(
             "Channels",
             "Layout",
             "Verdict",
+            "canonical_json",
             "fields_from_json",
             "fields_to_json",
             "is_mask",
             "is_spatial",
             "layout_of",
+            "meta_from_row",
+            "meta_from_text",
+            "meta_to_row",
+            "meta_to_text",
+            "new_build",
             "parse_fields",
             "stored_fields",
             "verdict_field",
         ),
-        "meta": ("meta_from_row", "meta_from_text", "meta_to_row", "meta_to_text", "new_build"),
     },
 )

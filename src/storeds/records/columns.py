@@ -16,8 +16,8 @@ import xxhash
 
 from storeds.errors import ConfigError, RecordError, suggest
 from storeds.protocols import JSON, Array, Backend, Field, SupportsColumns, SupportsWhere
-from storeds.records.codec import canonical_json, canonical_value, preview
-from storeds.records.fields import readable_fields
+from storeds.records.codec import canonical_value, preview
+from storeds.records.fields import canonical_json, readable_fields
 
 __all__ = [
     "SCALARS",

@@ -1,25 +1,32 @@
-"""Describes the fields of records: the declaration of a store, verdicts on images, and spatial elements."""
+"""Describes a store: the declaration of its fields, verdicts on images, spatial elements, and the stored form of `Meta`."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
+import xxhash
 
-from storeds.errors import ConfigError
+from storeds.errors import ConfigError, FormatError
 from storeds.protocols import JSON, KINDS, Array, Field, Meta, Record
 
 __all__ = [
+    "NATIVE",
     "UNCHECKED",
+    "WRITTEN_BY",
     "Channels",
+    "Count",
     "Derived",
     "Layout",
     "Verdict",
+    "canonical_json",
     "derived_fields",
     "fields_from_json",
     "fields_to_json",
@@ -28,6 +35,11 @@ __all__ = [
     "is_mask",
     "is_spatial",
     "layout_of",
+    "meta_from_row",
+    "meta_from_text",
+    "meta_to_row",
+    "meta_to_text",
+    "new_build",
     "parse_fields",
     "readable_fields",
     "split_fields",
@@ -111,6 +123,43 @@ def _parse_array_field(name: str, spec: Field) -> Field:
 
 def _is_size(size: object) -> bool:
     return size is None or (isinstance(size, int) and not isinstance(size, bool) and size >= 0)
+
+
+_MAX_DEPTH = 100  # so that valid JSON never exhausts the stack of a reader
+
+
+def canonical_json(value: JSON) -> str:
+    """Return the canonical JSON text of `value`: sorted keys, no spaces, no NaN. Raises ValueError."""
+    _check_json(value, 0)
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def _check_json(value: object, depth: int) -> None:
+    # json.dumps silently turns tuples into lists and other keys into strings.
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"JSON nested deeper than {_MAX_DEPTH} levels")
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise ValueError(f"JSON keys are str, not {type(key).__name__} ({key!r})")
+            _check_text(key)
+            _check_json(item, depth + 1)
+    elif isinstance(value, list):
+        for item in value:
+            _check_json(item, depth + 1)
+    elif isinstance(value, str):
+        _check_text(value)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"JSON has no {value!r}")
+    elif value is not None and not isinstance(value, (int, float)):
+        raise ValueError(f"JSON holds dict, list, str, int, float, bool and None, not {type(value).__name__}")
+
+
+def _check_text(value: str) -> None:
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"text with a lone surrogate at character {error.start} has no UTF-8 form") from None
 
 
 UNCHECKED = ""
@@ -343,3 +392,103 @@ def _spatial_sizes(shape: Sequence[int | None]) -> list[tuple[int | None, int | 
     if layout is None:
         return [first, last]
     return [last if layout == "last" else first]
+
+
+class Count(int):
+    """An int below 2**64 whose pickle has a fixed size of 8 bytes."""
+
+    def __reduce__(self) -> tuple[Callable[[bytes], Count], tuple[bytes]]:
+        return _unpickle_count, (self.to_bytes(8, "little"),)
+
+
+def _unpickle_count(data: bytes) -> Count:
+    return Count(int.from_bytes(data, "little"))
+
+
+NATIVE = "storeds/1"
+WRITTEN_BY = "native stores are written by storeds.open_writer, `storeds pack` or `storeds convert`"
+
+
+def new_build() -> str:
+    """Return a random id for one published state of a store."""
+    return secrets.token_hex(16)
+
+
+def meta_to_text(meta: Meta, **extra: JSON) -> str:
+    """Return canonical JSON of `meta` and `extra`, with their checksum, ``check``."""
+    return canonical_json(_meta_body(meta, extra))
+
+
+def meta_from_text(text: str | bytes, url: str) -> tuple[Meta, Mapping[str, Any]]:
+    """Return the `Meta` in `text` and the whole JSON object; raises FormatError if it is damaged."""
+    return _verified_meta(lambda: json.loads(text), url)
+
+
+def meta_to_row(meta: Meta, **extra: JSON) -> dict[str, str | int]:
+    """Return `meta` and `extra` as name → text or number, for engines whose users inspect it."""
+    row = _meta_body(meta, extra)
+    return {name: value if isinstance(value, (str, int)) else canonical_json(value) for name, value in row.items()}
+
+
+def meta_from_row(row: Mapping[str, Any], extra: Iterable[str], url: str) -> tuple[Meta, Mapping[str, Any]]:
+    """Return the `Meta` of a row that `meta_to_row` returned, and all values; raises FormatError when it was damaged.
+
+    Parameters
+    ----------
+    row : mapping
+    extra : iterable of str
+        The names of the extra values.
+    url : str
+        For messages.
+    """
+
+    def body() -> dict[str, Any]:
+        texts = {name: json.loads(row[name]) if name in _JSON_KEYS else row[name] for name in (*_META_KEYS, *extra)}
+        return {**texts, "count": int(row["count"])}
+
+    return _verified_meta(body, url)
+
+
+def _meta_body(meta: Meta, extra: Mapping[str, JSON]) -> dict[str, JSON]:
+    body: dict[str, JSON] = {
+        "attrs": dict(meta.attrs),
+        "build": meta.build,
+        "count": meta.count,
+        "fields": fields_to_json(stored_fields(meta)),
+        "id": meta.id,
+        "layout": meta.layout,
+        **extra,
+    }
+    return {**body, "check": _meta_checksum(body)}
+
+
+def _verified_meta(parse: Callable[[], dict[str, Any]], url: str) -> tuple[Meta, Mapping[str, Any]]:
+    try:
+        body = parse()
+        check = body.pop("check")
+        declared, verdicts = split_fields(body["fields"])
+        fields: Mapping[str, Field] = fields_from_json(declared)
+        count = Count(body["count"])
+        meta = Meta(body["id"], body["build"], count, body["layout"], fields, body["attrs"], verdicts)
+        intact = check == _meta_checksum(body)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+        raise FormatError(
+            f"{url}: the store's meta is unreadable ({type(error).__name__}: {error}); {_ADVICE}"
+        ) from None
+    if not intact:
+        raise FormatError(f"{url}: the store's meta does not match its checksum; {_ADVICE}")
+    if meta.layout != NATIVE:
+        raise FormatError(
+            f"{url}: layout {meta.layout!r} is newer than this storeds, which reads {NATIVE!r}; upgrade storeds"
+        )
+    return meta, body
+
+
+def _meta_checksum(body: Mapping[str, JSON]) -> str:
+    """Return the xxh3-64 of canonical JSON, 16 hexadecimal digits."""
+    return xxhash.xxh3_64_hexdigest(canonical_json(dict(body)).encode())
+
+
+_META_KEYS = ("attrs", "build", "check", "count", "fields", "id", "layout")
+_JSON_KEYS = ("attrs", "columns", "fields")
+_ADVICE = "copy the store again from its source"

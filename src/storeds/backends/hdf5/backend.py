@@ -21,8 +21,7 @@ from storeds.errors import FormatError, RecordError, StoredsError
 from storeds.protocols import JSON, Array, Field, Meta, Record
 from storeds.records.codec import SEAL, Places
 from storeds.records.columns import SCALARS, stack_records, stackable, text_column
-from storeds.records.fields import stored_fields
-from storeds.records.meta import WRITTEN_BY, meta_from_row
+from storeds.records.fields import WRITTEN_BY, meta_from_row, stored_fields
 
 if TYPE_CHECKING:
     from storeds.protocols import Writer

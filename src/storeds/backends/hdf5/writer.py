@@ -28,8 +28,7 @@ from storeds.errors import FormatError
 from storeds.protocols import JSON, Array, Field, Meta
 from storeds.records.codec import SEAL
 from storeds.records.columns import SCALARS
-from storeds.records.fields import fields_to_json
-from storeds.records.meta import meta_to_row
+from storeds.records.fields import fields_to_json, meta_to_row
 
 __all__ = ["Hdf5Writer"]
 

@@ -28,7 +28,7 @@ from storeds.errors import FormatError, RecordError
 from storeds.protocols import JSON, Array, Field, Meta, Record
 from storeds.records.codec import Places
 from storeds.records.columns import SCALARS, column_from_records, text_column
-from storeds.records.meta import WRITTEN_BY, meta_from_text
+from storeds.records.fields import WRITTEN_BY, meta_from_text
 
 if TYPE_CHECKING:
     from storeds.protocols import Writer

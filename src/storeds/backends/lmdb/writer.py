@@ -21,10 +21,8 @@ from storeds.backends.lmdb.pages import stamp_lmdb_file
 from storeds.backends.staging import Staging, kept_places, sync_path
 from storeds.backends.writer import COMMIT_EVERY, EncodedRecord, StoreWriter
 from storeds.protocols import JSON, Meta
-from storeds.records.codec import canonical_json
 from storeds.records.columns import SCALARS
-from storeds.records.fields import fields_to_json
-from storeds.records.meta import meta_to_text
+from storeds.records.fields import canonical_json, fields_to_json, meta_to_text
 
 __all__ = ["LmdbWriter"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from storeds._utils.text import counted
-from storeds.records.meta import NATIVE
+from storeds.records.fields import NATIVE
 
 __all__ = [
     "Partial",

@@ -32,8 +32,7 @@ from storeds.backends.mongodb.lease import live_writer
 from storeds.errors import FormatError, StoredsError, StoreNotFoundError, UnavailableError
 from storeds.protocols import Meta
 from storeds.records.codec import SEAL, Places
-from storeds.records.fields import stored_fields
-from storeds.records.meta import WRITTEN_BY, meta_from_row
+from storeds.records.fields import WRITTEN_BY, meta_from_row, stored_fields
 
 __all__ = ["NO_UUID", "MongodbHandle", "MongodbOpener", "guarded_find", "is_other_collection"]
 

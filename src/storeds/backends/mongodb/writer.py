@@ -48,9 +48,8 @@ from storeds.backends.mongodb.retry import with_retries
 from storeds.backends.writer import COMMIT_EVERY, EncodedRecord, StoreWriter, other_plan, target_exists
 from storeds.errors import ConfigError, StoredsError, StoreExistsError, suggest
 from storeds.protocols import JSON, Meta
-from storeds.records.codec import SEAL, ContentHash, Places, canonical_json
-from storeds.records.fields import fields_to_json, stored_fields
-from storeds.records.meta import meta_to_row, new_build
+from storeds.records.codec import SEAL, ContentHash, Places
+from storeds.records.fields import canonical_json, fields_to_json, meta_to_row, new_build, stored_fields
 
 __all__ = [
     "MongodbWriter",

@@ -19,10 +19,8 @@ from storeds.errors import FormatError, RecordError, StoredsError
 from storeds.layouts.hdf5.files import ForeignOptions, Hdf5Files, Unread
 from storeds.layouts.hdf5.values import Values
 from storeds.protocols import JSON, Array, Field, Meta, Record
-from storeds.records.codec import canonical_json
 from storeds.records.columns import stack_records, stackable
-from storeds.records.fields import fields_to_json
-from storeds.records.meta import Count
+from storeds.records.fields import Count, canonical_json, fields_to_json
 
 __all__ = ["Contents", "ForeignHdf5", "ForeignOpener", "Hdf5Handle"]
 

@@ -41,10 +41,9 @@ from storeds.layouts.lmdb.environment import (
 )
 from storeds.layouts.lmdb.keys import IndexedKeys, Keys, iterate
 from storeds.protocols import JSON, Array, Field, Meta, Record
-from storeds.records.codec import RecordCodec, canonical_json
+from storeds.records.codec import RecordCodec
 from storeds.records.columns import TEXT, column_from_records, index_path
-from storeds.records.fields import fields_to_json
-from storeds.records.meta import Count
+from storeds.records.fields import Count, canonical_json, fields_to_json
 
 __all__ = ["ForeignLmdb", "LayoutInfo"]
 

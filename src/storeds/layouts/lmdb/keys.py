@@ -15,7 +15,7 @@ import numpy as np
 from storeds.errors import UnavailableError
 from storeds.protocols import Array
 from storeds.records.columns import load_index, save_index
-from storeds.records.meta import Count
+from storeds.records.fields import Count
 
 __all__ = ["IndexedKeys", "Keys", "NumberedKeys", "in_order_of_numbers", "iterate", "pack_keys"]
 

@@ -33,10 +33,8 @@ from storeds.errors import ClosedError, ConfigError, RecordError, StoreNotFoundE
 from storeds.layouts.mongodb.packing import Packed, id_of, key_of, pack_table, unpack_table
 from storeds.layouts.mongodb.values import Column, infer, projection_of
 from storeds.protocols import Array, Field, Meta, Record
-from storeds.records.codec import canonical_json
 from storeds.records.columns import column_of, index_path, load_index, save_index
-from storeds.records.fields import fields_to_json
-from storeds.records.meta import Count
+from storeds.records.fields import Count, canonical_json, fields_to_json
 
 __all__ = [
     "Connection",

@@ -19,8 +19,7 @@ from storeds.ops.verifying.checks import Checker, Finding, RunResult
 from storeds.ops.verifying.workers import WorkerPool, open_to_check
 from storeds.protocols import Backend, Meta
 from storeds.records.codec import ContentHash
-from storeds.records.fields import stored_fields
-from storeds.records.meta import NATIVE
+from storeds.records.fields import NATIVE, stored_fields
 
 __all__ = ["Finding", "Report", "verify"]
 

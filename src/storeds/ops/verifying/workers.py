@@ -22,7 +22,7 @@ from storeds.errors import StoredsError
 from storeds.ops.common import die_with_parent, sigint_blocked
 from storeds.ops.verifying.checks import Checker, Finding, RunResult
 from storeds.protocols import Backend, Meta
-from storeds.records.meta import NATIVE
+from storeds.records.fields import NATIVE
 
 __all__ = ["DEADLINE", "WorkerPool", "open_to_check", "run_worker"]
 

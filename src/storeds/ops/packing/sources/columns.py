@@ -12,7 +12,7 @@ from storeds._utils.text import counted
 from storeds.errors import ConfigError, suggest
 from storeds.ops.packing.sources.base import StringArray, is_int
 from storeds.protocols import Kind
-from storeds.records.codec import canonical_json
+from storeds.records.fields import canonical_json
 
 __all__ = ["Column", "JsonColumn", "LabelStyle", "Labels", "TextColumn", "check_classes", "field_names"]
 

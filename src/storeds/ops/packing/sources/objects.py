@@ -14,8 +14,7 @@ from storeds.errors import ConfigError
 from storeds.ops.packing.sources.base import BadItem, Fingerprint, Problem, is_text, read_file
 from storeds.ops.packing.sources.columns import field_names
 from storeds.protocols import JSON, Field, Record
-from storeds.records.codec import canonical_json
-from storeds.records.fields import fields_to_json, parse_fields
+from storeds.records.fields import canonical_json, fields_to_json, parse_fields
 
 if TYPE_CHECKING:
     from PIL import Image

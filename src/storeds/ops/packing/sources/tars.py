@@ -29,7 +29,7 @@ from storeds.ops.packing.sources.base import (
     show,
 )
 from storeds.protocols import JSON, Field, Kind, Record
-from storeds.records.codec import canonical_json
+from storeds.records.fields import canonical_json
 
 __all__ = ["TarSource", "is_pattern"]
 
