@@ -10,13 +10,21 @@ from typing import TYPE_CHECKING
 from storeds.registry import export_lazily
 
 if TYPE_CHECKING:
-    from storeds.backends.base import BackendOptions, FileOpener, HandleBackend, StoreBackend, parse_options
+    from storeds.backends.base import (
+        BackendOptions,
+        FileOpener,
+        HandleBackend,
+        StoreBackend,
+        bounded,
+        check_most_is_read,
+        parse_options,
+    )
     from storeds.backends.concatenated import CONCATENATED, ConcatenatedBackend, Place
     from storeds.backends.detection import detect_layout, layouts_of
     from storeds.backends.handles import HandlePool, HandleRef, Opener, OpenStore
     from storeds.backends.memory import MemoryBackend, MemoryWriter
     from storeds.backends.opening import open_backend, open_writer, scheme_of
-    from storeds.backends.readings import AmbiguousError, Reading, ambiguous, bounded, check_most_is_read
+    from storeds.backends.readings import AmbiguousError, Reading, ambiguous
     from storeds.backends.selection import Selection
     from storeds.backends.staging import Staging, copy_range
     from storeds.backends.writer import COMMIT_EVERY, EncodedRecord, StoreWriter
@@ -57,13 +65,21 @@ __all__ = [
 __getattr__ = export_lazily(
     __name__,
     {
-        "base": ("BackendOptions", "FileOpener", "HandleBackend", "StoreBackend", "parse_options"),
+        "base": (
+            "BackendOptions",
+            "FileOpener",
+            "HandleBackend",
+            "StoreBackend",
+            "bounded",
+            "check_most_is_read",
+            "parse_options",
+        ),
         "concatenated": ("CONCATENATED", "ConcatenatedBackend", "Place"),
         "detection": ("detect_layout", "layouts_of"),
         "handles": ("HandlePool", "HandleRef", "OpenStore", "Opener"),
         "memory": ("MemoryBackend", "MemoryWriter"),
         "opening": ("open_backend", "open_writer", "scheme_of"),
-        "readings": ("AmbiguousError", "Reading", "ambiguous", "bounded", "check_most_is_read"),
+        "readings": ("AmbiguousError", "Reading", "ambiguous"),
         "selection": ("Selection",),
         "staging": ("Staging", "copy_range"),
         "writer": ("COMMIT_EVERY", "EncodedRecord", "StoreWriter"),

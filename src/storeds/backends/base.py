@@ -7,8 +7,11 @@ to read `Meta`, sorted records and columns. Plug-ins may use both as base classe
 from __future__ import annotations
 
 import copy
+import functools
+import logging
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, cast
@@ -23,7 +26,18 @@ from storeds.protocols import JSON, Array, Backend, Field, Meta, Record
 from storeds.records.codec import Places, RecordCodec
 from storeds.records.fields import derived_fields, readable_fields, stored_fields
 
-__all__ = ["BackendOptions", "FileOpener", "Handle", "HandleBackend", "StoreBackend", "open_with", "parse_options"]
+__all__ = [
+    "BackendOptions",
+    "FileOpener",
+    "Handle",
+    "HandleBackend",
+    "StoreBackend",
+    "bounded",
+    "check_most_is_read",
+    "log_unread",
+    "open_with",
+    "parse_options",
+]
 
 
 class BackendOptions(BaseModel):
@@ -37,18 +51,19 @@ Opts = TypeVar("Opts", bound=BackendOptions)
 
 def parse_options(cls: type[Opts], in_url: Mapping[str, str], keywords: Mapping[str, Any], url: str | StoreURL) -> Opts:
     """Validate the options of a URL and of a call together; raises ConfigError without showing any value."""
-    shown = redact(str(url))
     for name in in_url.keys() & keywords.keys():
-        raise ConfigError(f"{shown}: option {name!r} is given in the URL and as a keyword; give it once")
+        raise ConfigError(f"{redact(str(url))}: option {name!r} is given in the URL and as a keyword; give it once")
     given = {**in_url, **keywords}
     for name in given:
         if name not in cls.model_fields:
-            raise ConfigError(f"{shown}: unknown option {name!r}; {suggest(name, cls.model_fields, 'options')}")
+            raise ConfigError(
+                f"{redact(str(url))}: unknown option {name!r}; {suggest(name, cls.model_fields, 'options')}"
+            )
     try:
         return cls(**given)
     except ValidationError as error:
         wrong = "; ".join(map(_describe_error, error.errors()))
-    raise ConfigError(f"{shown}: {wrong}")  # outside the handler: pydantic's error contains the values
+    raise ConfigError(f"{redact(str(url))}: {wrong}")  # outside the handler: pydantic's error contains the values
 
 
 def _describe_error(item: Any) -> str:
@@ -74,8 +89,11 @@ class StoreBackend(ABC):
         self.meta = meta
         self._stored = stored_fields(meta)
         self._derived = derived_fields(meta)
-        self._codec = RecordCodec(self._stored)
         self._key_field = "key" if "key" in meta.fields and meta.fields["key"].kind == "str" else None
+
+    @functools.cached_property
+    def _codec(self) -> RecordCodec:
+        return RecordCodec(self._stored)
 
     @abstractmethod
     def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
@@ -170,7 +188,7 @@ class StoreBackend(ABC):
     def unread(self) -> list[str]:
         """Return the parts of the store that no record contains: groups, datasets, keys, collections, columns, each with a reason.
 
-        A foreign layout overrides this; use `storeds.backends.readings.bounded`, so that the list stays short. It may read the store.
+        A foreign layout overrides this; use `storeds.backends.base.bounded`, so that the list stays short. It may read the store.
         """
         return []
 
@@ -401,3 +419,62 @@ class FileOpener(Generic[Settings]):
 
     def options(self) -> Hashable:
         return tuple(self.settings.model_dump().items())
+
+
+_LOG = logging.getLogger("storeds")
+_MOST = 200  # entries that `unread` lists
+_SHOWN = 6
+_LONGEST_ENTRY = 160  # characters of an entry
+_MORE = re.compile(r"and (\d+) more")
+
+
+def bounded(entries: Iterable[str], most: int = _MOST) -> list[str]:
+    """Return at most `most` entries, each shortened to one line; a last entry counts the omitted ones.
+
+    Entries that count omitted ones themselves are added up.
+    """
+    out: list[str] = []
+    more = 0
+    for entry in entries:
+        remainder = _MORE.fullmatch(entry)
+        if remainder is not None:
+            more += int(remainder[1])
+        elif len(out) < most:
+            out.append(entry if len(entry) <= _LONGEST_ENTRY else f"{entry[: _LONGEST_ENTRY - 1]}…")
+        else:
+            more += 1
+    return [*out, f"and {more} more"] if more else out
+
+
+def log_unread(url: str, unread: Sequence[str]) -> None:
+    """Log one warning that names the first unread parts of a store."""
+    if unread:
+        _LOG.warning("%s: not read: %s; `storeds info` lists all", url, "; ".join(bounded(unread, _SHOWN)))
+
+
+def check_most_is_read(url: str, unread: Sequence[str], left: int, total: int, unit: str, advice: str) -> None:
+    """Raise ConfigError if a layout would not read most of a store.
+
+    Parameters
+    ----------
+    url : str
+        Redacted.
+    unread : sequence of str
+        As `StoreBackend.unread` returns it.
+    left, total : int
+        The unread amount, and the total.
+    unit : str
+        Their unit: ``"bytes"``, ``"entries"``, ``"fields"``.
+    advice : str
+        The exact argument that reads the rest, and the one that ignores it.
+
+    Raises
+    ------
+    ConfigError
+        More than half is unread.
+    """
+    if 2 * left > total:
+        raise ConfigError(
+            f"{url}: most of it would not be read, {left:,} of {total:,} {unit}: {'; '.join(bounded(unread, _SHOWN))}; "
+            f"{advice}"
+        )

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import xxhash
 
-from storeds.backends.base import BackendOptions, StoreBackend
-from storeds.backends.readings import bounded
+from storeds.backends.base import BackendOptions, StoreBackend, bounded
 from storeds.errors import ClosedError, ConfigError, FormatError, RecordError
 from storeds.protocols import JSON, Array, Backend, Field, Meta, Record
 from storeds.records.columns import (

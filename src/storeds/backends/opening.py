@@ -10,10 +10,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from storeds._utils.locations import FILE_ENGINES, Glob, StoreURL, file_url, glob_of, redact
-from storeds.backends.base import StoreBackend, open_with
+from storeds.backends.base import StoreBackend, log_unread, open_with
 from storeds.backends.detection import detect_layout
 from storeds.backends.handles import OpenStore
-from storeds.backends.readings import log_unread
 from storeds.backends.writer import COMMIT_EVERY
 from storeds.errors import ConfigError, FormatError, StoreNotFoundError
 from storeds.registry import BACKENDS, LAYOUTS

@@ -1,11 +1,9 @@
-"""Reports what detection found: several ways to read a store, and the parts that a layout does not read."""
+"""Reports that a store can be read in several ways: what each gives, and the argument that selects it."""
 
 from __future__ import annotations
 
-import logging
-import re
 import reprlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,16 +13,7 @@ from storeds._utils.text import counted
 from storeds.errors import ConfigError, RecordError, StoredsError
 from storeds.protocols import Backend, Field
 
-__all__ = [
-    "AmbiguousError",
-    "Reading",
-    "ambiguous",
-    "bounded",
-    "check_most_is_read",
-    "given_by",
-    "log_unread",
-    "shown_value",
-]
+__all__ = ["AmbiguousError", "Reading", "ambiguous", "given_by", "shown_value"]
 
 _FIELDS = 6
 _LONGEST = 48  # characters of a value
@@ -117,62 +106,3 @@ def shown_value(value: Any) -> str:
         return f"{len(value)} bytes {data!r}{'…' if len(value) > _BYTES else ''}"
     text = reprlib.repr(value)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
-
-
-_LOG = logging.getLogger("storeds")
-_MOST = 200  # entries that `unread` lists
-_SHOWN = 6
-_LONGEST_ENTRY = 160  # characters of an entry
-_MORE = re.compile(r"and (\d+) more")
-
-
-def bounded(entries: Iterable[str], most: int = _MOST) -> list[str]:
-    """Return at most `most` entries, each shortened to one line; a last entry counts the omitted ones.
-
-    Entries that count omitted ones themselves are added up.
-    """
-    out: list[str] = []
-    more = 0
-    for entry in entries:
-        remainder = _MORE.fullmatch(entry)
-        if remainder is not None:
-            more += int(remainder[1])
-        elif len(out) < most:
-            out.append(entry if len(entry) <= _LONGEST_ENTRY else f"{entry[: _LONGEST_ENTRY - 1]}…")
-        else:
-            more += 1
-    return [*out, f"and {more} more"] if more else out
-
-
-def log_unread(url: str, unread: Sequence[str]) -> None:
-    """Log one warning that names the first unread parts of a store."""
-    if unread:
-        _LOG.warning("%s: not read: %s; `storeds info` lists all", url, "; ".join(bounded(unread, _SHOWN)))
-
-
-def check_most_is_read(url: str, unread: Sequence[str], left: int, total: int, unit: str, advice: str) -> None:
-    """Raise ConfigError if a layout would not read most of a store.
-
-    Parameters
-    ----------
-    url : str
-        Redacted.
-    unread : sequence of str
-        As `StoreBackend.unread` returns it.
-    left, total : int
-        The unread amount, and the total.
-    unit : str
-        Their unit: ``"bytes"``, ``"entries"``, ``"fields"``.
-    advice : str
-        The exact argument that reads the rest, and the one that ignores it.
-
-    Raises
-    ------
-    ConfigError
-        More than half is unread.
-    """
-    if 2 * left > total:
-        raise ConfigError(
-            f"{url}: most of it would not be read, {left:,} of {total:,} {unit}: {'; '.join(bounded(unread, _SHOWN))}; "
-            f"{advice}"
-        )

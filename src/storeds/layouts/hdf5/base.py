@@ -11,10 +11,9 @@ from typing import Any, ClassVar, TypeVar
 import xxhash
 
 from storeds._utils.locations import StoreURL, file_path, file_system, file_system_advice
-from storeds.backends.base import FileOpener, HandleBackend, parse_options
+from storeds.backends.base import FileOpener, HandleBackend, bounded, check_most_is_read, parse_options
 from storeds.backends.handles import HandlePool, OpenStore
 from storeds.backends.hdf5.rows import FileMap
-from storeds.backends.readings import bounded, check_most_is_read
 from storeds.errors import FormatError, RecordError, StoredsError
 from storeds.layouts.hdf5.files import ForeignOptions, Hdf5Files, Unread
 from storeds.layouts.hdf5.values import Values

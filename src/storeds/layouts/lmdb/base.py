@@ -18,10 +18,10 @@ import numpy as np
 import xxhash
 
 from storeds._utils.locations import StoreURL, file_path, file_system, file_system_advice
-from storeds.backends.base import HandleBackend, parse_options
+from storeds.backends.base import HandleBackend, bounded, parse_options
 from storeds.backends.handles import HandlePool, OpenStore
 from storeds.backends.lmdb.backend import LmdbBackend
-from storeds.backends.readings import AmbiguousError, Reading, ambiguous, bounded
+from storeds.backends.readings import AmbiguousError, Reading, ambiguous
 from storeds.errors import ConfigError, FormatError, RecordError
 from storeds.layouts.lmdb.entries import (
     check_databases,

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from storeds._utils.text import counted
-from storeds.backends.readings import check_most_is_read, shown_value
+from storeds.backends.base import check_most_is_read
+from storeds.backends.readings import shown_value
 from storeds.errors import MissingDependencyError
 from storeds.layouts.embedded import is_image, is_video
 from storeds.layouts.lmdb.environment import LmdbReader, key_text, listed_keys

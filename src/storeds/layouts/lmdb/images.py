@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 from storeds._utils.text import counted
-from storeds.backends.readings import bounded
+from storeds.backends.base import bounded
 from storeds.errors import ConfigError, FormatError, MissingDependencyError
 from storeds.layouts.embedded import is_image, is_video
 from storeds.layouts.lmdb.base import ForeignLmdb, LayoutInfo

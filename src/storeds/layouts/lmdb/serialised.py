@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import field_validator
 
 from storeds._utils.text import counted
-from storeds.backends.readings import bounded, check_most_is_read
+from storeds.backends.base import bounded, check_most_is_read
 from storeds.errors import ConfigError, FormatError, suggest
 from storeds.layouts.lmdb.base import ForeignLmdb, LayoutInfo
 from storeds.layouts.lmdb.entries import (

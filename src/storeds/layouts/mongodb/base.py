@@ -15,7 +15,7 @@ from pymongo.errors import OperationFailure
 
 from storeds._utils.locations import redact
 from storeds._utils.text import counted
-from storeds.backends.base import BackendOptions, StoreBackend, parse_options
+from storeds.backends.base import BackendOptions, StoreBackend, bounded, parse_options
 from storeds.backends.handles import HandleRef
 from storeds.backends.mongodb.client import (
     CLIENTS,
@@ -28,7 +28,7 @@ from storeds.backends.mongodb.client import (
 )
 from storeds.backends.mongodb.handle import guarded_find, is_other_collection
 from storeds.backends.mongodb.retry import with_retries
-from storeds.backends.readings import bounded, shown_value
+from storeds.backends.readings import shown_value
 from storeds.errors import ClosedError, ConfigError, RecordError, StoreNotFoundError, UnavailableError, suggest
 from storeds.layouts.mongodb.packing import Packed, id_of, key_of, pack_table, unpack_table
 from storeds.layouts.mongodb.values import Column, infer, projection_of

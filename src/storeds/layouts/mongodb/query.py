@@ -15,8 +15,7 @@ from bson.errors import BSONError
 from pydantic import BeforeValidator
 
 from storeds._utils.text import counted
-from storeds.backends.base import BackendOptions
-from storeds.backends.readings import check_most_is_read
+from storeds.backends.base import BackendOptions, check_most_is_read
 from storeds.errors import ConfigError, StoreNotFoundError, suggest
 from storeds.layouts.mongodb.base import Connection, MongodbLayout, listed
 from storeds.layouts.mongodb.packing import IdPacker, Packed, id_of, key_of, pack_ids
