@@ -1,6 +1,6 @@
 """The HDF5 engine: a native store is one file, which any HDF5 tool can read.
 
-Start with ``backend.py``, which reads, then ``rows.py`` and ``writer.py``. ``checksums.py`` checks a file before libhdf5 opens it.
+Start with ``backend.py``, which reads, then ``rows.py`` and ``writer.py``.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from storeds.registry import export_lazily
 
 if TYPE_CHECKING:
-    from storeds.backends.hdf5.backend import Hdf5Backend, Hdf5Opener, Hdf5Options
-    from storeds.backends.hdf5.checksums import check_hdf5_file
+    from storeds.backends.hdf5.backend import Hdf5Backend, Hdf5Opener, Hdf5Options, check_hdf5_file
     from storeds.backends.hdf5.rows import FileMap, FlatRows, Rows, gather, gather_any
     from storeds.backends.hdf5.writer import Hdf5Writer
 
@@ -31,8 +30,7 @@ __all__ = [
 __getattr__ = export_lazily(
     __name__,
     {
-        "backend": ("Hdf5Backend", "Hdf5Opener", "Hdf5Options"),
-        "checksums": ("check_hdf5_file",),
+        "backend": ("Hdf5Backend", "Hdf5Opener", "Hdf5Options", "check_hdf5_file"),
         "rows": ("FileMap", "FlatRows", "Rows", "gather", "gather_any"),
         "writer": ("Hdf5Writer",),
     },

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+import re
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import h5py
 import numpy as np
+import xxhash
 from pydantic import Field as Option
 
-from storeds._utils.locations import StoreURL, file_path, file_system, file_system_advice, staging_folder
+from storeds._utils.locations import CutShortError, StoreURL, file_path, file_system, file_system_advice, staging_folder
 from storeds.backends.base import BackendOptions, FileOpener, HandleBackend, parse_options
 from storeds.backends.handles import HandlePool, OpenStore
-from storeds.backends.hdf5.checksums import BlockError, Blocks, Table, check_hdf5_file, column_datasets, not_opened
-from storeds.backends.hdf5.columns import Column, RecordDigests, check_alone, read_raw, read_values, typed
+from storeds.backends.hdf5.columns import (
+    BlockError,
+    Blocks,
+    Column,
+    RecordDigests,
+    Table,
+    check_alone,
+    column_datasets,
+    read_raw,
+    read_values,
+    typed,
+)
 from storeds.backends.hdf5.rows import FileMap, LibraryRows, Rows, gather, gather_any, open_rows
 from storeds.errors import FormatError, RecordError, StoredsError
 from storeds.protocols import JSON, Array, Field, Meta, Record
@@ -26,7 +39,7 @@ from storeds.records.fields import WRITTEN_BY, meta_from_row, stored_fields
 if TYPE_CHECKING:
     from storeds.protocols import Writer
 
-__all__ = ["Hdf5Backend", "Hdf5Options"]
+__all__ = ["Hdf5Backend", "Hdf5Options", "check_hdf5_file", "open_hdf5_file", "stamp_hdf5_file"]
 
 _BYTE, _OFFSET, _SEAL = np.dtype("u1"), np.dtype("<i8"), np.dtype("<u8")
 
@@ -83,11 +96,7 @@ class Hdf5Opener(FileOpener[Hdf5Options]):
             return handle
 
     def _open_file(self) -> h5py.File:
-        locking = {"auto": None, "true": True, "false": False}.get(self.settings.locking, self.settings.locking)
-        try:
-            return h5py.File(self.path, "r", locking=locking, rdcc_nbytes=self.settings.cache_bytes)
-        except Exception as error:  # libhdf5 raises almost anything for a damaged header
-            raise not_opened(self.url, error) from error
+        return open_hdf5_file(self.path, self.url, self.settings.locking, self.settings.cache_bytes)
 
     def _find_columns(self, file: h5py.File, descriptor: int) -> Hdf5Handle:
         if not os.path.samestat(os.fstat(descriptor), os.stat(self.path)):
@@ -330,3 +339,87 @@ def _read_alone(handle: Hdf5Handle, positions: Array, fields: tuple[str, ...]) -
         return [read_values(handle.columns[name], positions, alone=True) for name in fields]
     except BlockError:
         return None
+
+
+_MAGIC = b"storeds\x02"
+_RANGE = struct.Struct("<QQ")
+_FOOT = struct.Struct("<8sQ8s")
+_METADATA = 1 << 24  # bytes; a store's header takes tens of kilobytes
+_CUT = re.compile(r"truncated file: eof = (\d+).*stored_eof = (\d+)")
+_MOST = 1 << 16  # ranges; a field has at most three
+
+
+def check_hdf5_file(descriptor: int, url: str) -> None:
+    """Raise FormatError unless the stamp of an open HDF5 file holds; a file without one passes.
+
+    Call it before libhdf5 sees the file, because libhdf5 may crash or hang on damaged metadata: a single flipped bit in
+    a B-tree or a heap is enough (HDF5 2.0.0).
+    """
+    size = os.fstat(descriptor).st_size
+    foot = os.pread(descriptor, _FOOT.size, max(0, size - _FOOT.size))
+    if len(foot) != _FOOT.size:
+        return
+    digest, count, magic = _FOOT.unpack(foot)
+    if magic != _MAGIC:
+        return
+    table_at = size - _FOOT.size - min(count, _MOST) * _RANGE.size
+    table = os.pread(descriptor, size - _FOOT.size - table_at, table_at) if table_at >= 0 else b""
+    if _digest(descriptor, table) != digest:
+        raise FormatError(f"{url}: its metadata do not match their checksum; copy it again")
+
+
+def open_hdf5_file(path: str, url: str, locking: str, cache_bytes: int) -> h5py.File:
+    """Open a file with libhdf5; raises FormatError, with a plain message for a truncated file."""
+    how = {"auto": None, "true": True, "false": False}.get(locking, locking)
+    try:
+        return h5py.File(path, "r", locking=how, rdcc_nbytes=cache_bytes)
+    except Exception as error:  # a damaged header makes libhdf5 raise almost anything
+        cut = _CUT.search(str(error))
+        if cut is None:
+            raise FormatError(f"{url} cannot be opened by HDF5: {error}") from error
+        there, due = int(cut[1]), int(cut[2])
+        raise CutShortError(
+            f"{url} is cut short: {there:,} of its {due:,} bytes are there ({100 * there // due} %); the copy or download was "
+            "interrupted, or its writer never closed it: copy or download it again"
+        ) from error
+
+
+def stamp_hdf5_file(path: str, raw: Iterable[tuple[int, int]]) -> None:
+    r"""Append the stamp to the HDF5 file at `path`, whose datasets keep their values in the byte ranges `raw`.
+
+    The stamp lies behind the end that the HDF5 superblock knows of. It lists which byte ranges are metadata (all but the
+    raw data of datasets, which record and column checksums cover), with a checksum over them. HDF5 tools ignore it, and a
+    tool that opens the file for writing cuts it off, so its changes are not reported as damage.
+
+    Its numbers are little-endian uint64: start and stop of each range; xxh3-64 over these and the bytes of the ranges; the
+    number of ranges; ``storeds\x02``.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        size = os.fstat(descriptor).st_size
+        ranges = _complement(raw, size)
+        if len(ranges) > _MOST:
+            return
+        table = b"".join(_RANGE.pack(*span) for span in ranges)
+        os.pwrite(descriptor, table + _FOOT.pack(_digest(descriptor, table), len(ranges), _MAGIC), size)
+    finally:
+        os.close(descriptor)
+
+
+def _complement(raw: Iterable[tuple[int, int]], size: int) -> list[tuple[int, int]]:
+    gaps, end = [], 0
+    for start, stop in [*sorted(raw), (size, size)]:
+        if start > end:
+            gaps.append((end, start))
+        end = max(end, stop)
+    return gaps
+
+
+def _digest(descriptor: int, table: bytes) -> bytes:
+    hasher = xxhash.xxh3_64(table)
+    for start, stop in _RANGE.iter_unpack(table):
+        # A damaged table may name any range, and must not be trusted.
+        size = min(stop, os.fstat(descriptor).st_size) - start
+        if size > 0:
+            hasher.update(os.pread(descriptor, min(size, _METADATA), start))
+    return hasher.digest()

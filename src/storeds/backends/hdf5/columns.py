@@ -1,4 +1,4 @@
-"""Reads the stored values of one field of a native HDF5 store at many positions in one call."""
+"""Reads the stored values of one field of a native HDF5 store at many positions, and checks the checksums of its blocks."""
 
 from __future__ import annotations
 
@@ -12,13 +12,26 @@ import msgspec
 import numpy as np
 import xxhash
 
-from storeds.backends.hdf5.checksums import Blocks
 from storeds.backends.hdf5.rows import Rows, gather, gather_any, read_spans
 from storeds.protocols import Array, Field, Record
 from storeds.records.codec import RecordCodec, checksum
 from storeds.records.columns import SCALARS
 
-__all__ = ["Column", "RecordDigests", "check_alone", "read_raw", "read_values", "typed"]
+__all__ = [
+    "BLOCK",
+    "BlockError",
+    "Blocks",
+    "Column",
+    "RecordDigests",
+    "Table",
+    "block_count",
+    "block_digests",
+    "check_alone",
+    "column_datasets",
+    "read_raw",
+    "read_values",
+    "typed",
+]
 
 
 _CUT = ValueError("its bytes are cut short, or its offsets are damaged")
@@ -238,3 +251,122 @@ def _bytes_header(size: int) -> bytes:
     if size < 1 << 8:
         return _SHORT(0xC4, size)
     return _MIDDLE(0xC5, size) if size < 1 << 16 else _LONG(0xC6, size)
+
+
+BLOCK = 1 << 16
+_AT_ONCE = 16  # blocks; a column of fewer is checked whole
+
+
+class BlockError(ValueError):
+    """A block of a column, or the table of checksums, does not match its checksum."""
+
+
+def column_datasets(fields: Mapping[str, Field]) -> Iterator[tuple[str, str]]:
+    """Yield field and dataset of each column that has checksums (fixed-size values and texts), in table order."""
+    for name, field in fields.items():
+        if field.is_fixed:
+            yield name, name
+        elif field.kind in ("str", "json"):
+            yield name, f"{name}/data"
+            yield name, f"{name}/offsets"
+
+
+def block_count(size: int) -> int:
+    """Return how many blocks a dataset of `size` bytes has."""
+    return -(-size // BLOCK)
+
+
+def block_digests(parts: Iterable[bytes]) -> list[int]:
+    """Return the xxh3-64 of each block of a dataset; every part but the last must be a multiple of the block size."""
+    return [
+        xxhash.xxh3_64_intdigest(memoryview(part)[at : at + BLOCK])
+        for part in parts
+        for at in range(0, len(part), BLOCK)
+    ]
+
+
+class Table:
+    """The checksums of all blocks of a file, read on first use.
+
+    Parameters
+    ----------
+    rows : Rows
+        The checksums, 8 bytes each.
+    checksum : str
+        The xxh3-64 of all of them, in hexadecimal.
+    """
+
+    def __init__(self, rows: Rows, checksum: str) -> None:
+        self._rows, self._checksum = rows, checksum
+
+    def part(self, start: int, stop: int) -> Array:
+        """Return checksums `start` to `stop`; raises BlockError if the table is damaged."""
+        (data,) = self._rows.read([(0, self._rows.count)])
+        if xxhash.xxh3_64_hexdigest(data) != self._checksum:
+            raise BlockError("the checksums of its columns are damaged")
+        return np.frombuffer(data, "<u8")[start:stop].copy()
+
+
+class Blocks:
+    """Verifies the blocks of one column, and remembers the good ones. Thread-safe, since all threads find the same.
+
+    Parameters
+    ----------
+    rows : Rows
+        The column.
+    table : Table
+    start : int
+        The index of its first checksum in the table.
+
+    Attributes
+    ----------
+    count : int
+        The number of blocks.
+    all_good : bool
+        Whether all blocks have been verified, so that nothing is left to check.
+    """
+
+    def __init__(self, rows: Rows, table: Table, start: int) -> None:
+        self._rows, self._table, self._start = rows, table, start
+        self.count = block_count(rows.count * rows.size)
+        self._digests: Array | None = None
+        self._good = np.zeros(self.count, bool)
+        self.all_good = not self.count
+
+    def check_rows(self, starts: Array, stops: Array) -> None:
+        """Raise BlockError unless the blocks that hold these row ranges match their checksums."""
+        if self.all_good:
+            return
+        filled = stops > starts
+        first = starts[filled] * self._rows.size // BLOCK
+        last = (stops[filled] * self._rows.size - 1) // BLOCK
+        if self.count <= _AT_ONCE:
+            needed = np.ones(self.count, bool)
+        else:
+            needed = np.zeros(self.count, bool)
+            needed[first] = needed[last] = True
+            for low, high in zip(first[last > first + 1], last[last > first + 1], strict=True):
+                needed[low:high] = True
+        for number in np.flatnonzero(needed & ~self._good).tolist():
+            self._check(number, self._read(number))
+        self.all_good = bool(self._good.all())
+
+    def check_all(self, data: bytes) -> None:
+        """Raise BlockError unless `data`, all bytes of the column, matches the checksums."""
+        for number in range(self.count):
+            self._check(number, memoryview(data)[number * BLOCK : (number + 1) * BLOCK])
+        self.all_good = True
+
+    def _read(self, number: int) -> bytes | memoryview:
+        size, total = self._rows.size, self._rows.size * self._rows.count
+        begin, end = number * BLOCK, min((number + 1) * BLOCK, total)
+        first = begin // size
+        (data,) = self._rows.read([(first, -(-end // size))])
+        return memoryview(data)[begin - first * size : end - first * size]
+
+    def _check(self, number: int, data: bytes | memoryview) -> None:
+        if self._digests is None:
+            self._digests = self._table.part(self._start, self._start + self.count)
+        if xxhash.xxh3_64_intdigest(data) != int(self._digests[number]):
+            raise BlockError(f"block {number} of {self.count} does not match its checksum")
+        self._good[number] = True

@@ -20,8 +20,8 @@ import xxhash
 
 from storeds._utils.locations import StoreURL, file_path, file_url
 from storeds.backends.base import parse_options
-from storeds.backends.hdf5.backend import Hdf5Options
-from storeds.backends.hdf5.checksums import block_digests, column_datasets, stamp_hdf5_file
+from storeds.backends.hdf5.backend import Hdf5Options, stamp_hdf5_file
+from storeds.backends.hdf5.columns import block_digests, column_datasets
 from storeds.backends.staging import Staging, copy_range, kept_places, replace_text, sync_path, written_ranges
 from storeds.backends.writer import COMMIT_EVERY, EncodedRecord, StoreWriter
 from storeds.errors import FormatError

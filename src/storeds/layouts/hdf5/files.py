@@ -19,7 +19,7 @@ from pydantic import field_validator
 
 from storeds.backends.base import BackendOptions
 from storeds.backends.handles import OpenStore
-from storeds.backends.hdf5.checksums import check_hdf5_file, not_opened
+from storeds.backends.hdf5.backend import check_hdf5_file, open_hdf5_file
 from storeds.errors import ConfigError, FormatError, StoredsError, UnavailableError, suggest
 from storeds.protocols import JSON
 
@@ -42,7 +42,6 @@ __all__ = [
 
 _MOST_LINKS = 16  # links in a row
 _LISTED = 8  # names in a message
-_LOCKING = {"auto": None, "true": True, "false": False}
 
 
 class ForeignOptions(BackendOptions):
@@ -156,17 +155,11 @@ class Hdf5Files:
             url = self.url if path == self.path else path
             self._store.check_file(path, "hdf5", url)
             check_hdf5_file(self.descriptor(path), url)
+            how = self.settings
             self._files[path] = self._store.share(
-                self._share_name(path), lambda: self._open(path, url), h5py.File.close
+                self._share_name(path), lambda: open_hdf5_file(path, url, how.locking, how.cache_bytes), h5py.File.close
             )
         return self._files[path]
-
-    def _open(self, path: str, url: str) -> h5py.File:
-        locking = _LOCKING.get(self.settings.locking, self.settings.locking)
-        try:
-            return h5py.File(path, "r", locking=locking, rdcc_nbytes=self.settings.cache_bytes)
-        except Exception as error:  # a damaged header makes libhdf5 raise almost anything
-            raise not_opened(url, error) from error
 
     def _share_name(self, path: str) -> Hashable:
         # The native backend shares the file of the URL under this name, too.
