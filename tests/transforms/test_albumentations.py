@@ -21,7 +21,7 @@ from storeds.errors import ConfigError
 from storeds.protocols import SampleContext
 from storeds.transforms import BoundTransform, Compose, apply_transform, build_transform
 from storeds.transforms.albumentations import Albumentations
-from storeds.transforms.checks import warn_of_own_generators
+from storeds.transforms.binding import warn_of_own_generators
 
 albumentations = pytest.importorskip("albumentations")
 

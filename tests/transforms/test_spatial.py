@@ -14,7 +14,7 @@ from storeds.errors import ConfigError
 from storeds.protocols import Field
 from storeds.records import is_mask, is_spatial, layout_of
 from storeds.transforms import CenterCrop, Compose, Normalize, RandomHorizontalFlip, Resize, ToTensor
-from storeds.transforms.checks import Moves, check_spatial, moves
+from storeds.transforms.images import Moves, check_spatial, moves
 
 albumentations = pytest.importorskip("albumentations")
 v1 = pytest.importorskip("torchvision.transforms")

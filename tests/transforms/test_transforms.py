@@ -41,7 +41,7 @@ from storeds.transforms import (
     apply_transform,
     build_transform,
 )
-from storeds.transforms.checks import takes_strided
+from storeds.transforms.binding import takes_strided
 from storeds.transforms.functional import in_order
 
 edges = st.integers(1, 64)

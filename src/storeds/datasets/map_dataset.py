@@ -29,15 +29,9 @@ from storeds.readers.base import INDEX
 from storeds.records.columns import read_arrays, read_column
 from storeds.registry import READERS
 from storeds.transforms import BoundTransform, build_transform
-from storeds.transforms.checks import (
-    check_picklable,
-    check_spatial,
-    first_crop,
-    takes_images,
-    takes_strided,
-    warn_of_own_generators,
-)
+from storeds.transforms.binding import check_picklable, first_crop, takes_strided, warn_of_own_generators
 from storeds.transforms.functional import in_order
+from storeds.transforms.images import check_spatial, takes_images
 
 __all__ = ["StoreDataset", "check_seed", "open_source"]
 
@@ -118,6 +112,8 @@ def _is_internal(name: str, target: Any) -> bool:
 
 def _build_transforms(spec: Any) -> Transforms:
     """Return the transform that `spec` describes, or a mapping of elements to theirs, which has no key ``name``."""
+    if spec is None:
+        return None
     if not isinstance(spec, Mapping) or "name" in spec:
         return build_transform(spec)
     built = {name: build_transform(each, f"transform.{name}") for name, each in spec.items()}
@@ -147,6 +143,8 @@ def _transforms_by_element(
             if element in given:
                 raise ConfigError(f"transform and target_transform both name {element!r}; give it one")
             given[element] = function
+    if not given:
+        return {}
     stored = {name: fields[name] for name in reader.fields if name in fields}
     check_spatial(stored, reader.data, {name: each for name, each in given.items() if name in stored}, named)
     return given
@@ -160,7 +158,7 @@ def _with_images(reader: Reader[Any], fields: Mapping[str, Field], transforms: M
     return reader.with_channels_first(name for name in images if name in fields and fields[name].kind == "array")
 
 
-def _enable_fast_decode(reader: Reader[Any], transform: Transform | None) -> Reader[Any]:
+def _enable_fast_decode(reader: Reader[Any], transform: Transform) -> Reader[Any]:
     """Return a bound reader that skips work which the transform does not need, if nothing else sees its image.
 
     Pixels stay in the decoder's memory order, and the decoder may stop below the window of a crop.
@@ -307,7 +305,10 @@ class StoreDataset(Dataset[Any]):
         )
         policy = Policy(settings.on_error, settings.max_bad, settings.max_bad_fraction)
         self.transform: Transforms = _build_transforms(settings.transform)
-        self.target_transform: Transform | None = build_transform(settings.target_transform, "target_transform")
+        target = settings.target_transform
+        self.target_transform: Transform | None = (
+            None if target is None else build_transform(target, "target_transform")
+        )
         self.as_dict: bool = settings.as_dict
         self.seed: int | None = check_seed(settings.seed)
         self.backend: Backend = open_source(settings.url, settings.layout, settings.options)
@@ -319,8 +320,11 @@ class StoreDataset(Dataset[Any]):
             warn_of_own_generators(name, function)
         image_transform = transforms.get(bound.data or "")
         bound = _with_images(bound, declared, transforms)
-        self.reader: Reader[Any] = _enable_fast_decode(bound, image_transform)
-        finish = in_order if takes_strided(image_transform) else None
+        finish = None
+        if image_transform is not None:
+            bound = _enable_fast_decode(bound, image_transform)
+            finish = in_order if takes_strided(image_transform) else None
+        self.reader: Reader[Any] = bound
 
         def bind(*, may_wait: bool) -> list[tuple[str, BoundTransform]]:
             return [
