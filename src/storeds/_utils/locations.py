@@ -175,7 +175,7 @@ def _reject_one_slash(url: str) -> None:
 
 def _reject_password(url: str, scheme: str | None, rest: str) -> None:
     """Reject a password in a path or a name: messages show paths unredacted."""
-    start = password_start(rest)
+    start = password_start(rest) if "@" in rest else None  # a password ends at an @
     path = rest.partition("?")[0] if scheme else rest
     if start is None or _EXPLICIT_PATH.match(rest) or os.path.lexists(os.path.expanduser(path)):
         return

@@ -16,16 +16,17 @@ from typing import Any, Literal, get_args
 
 from storeds._utils.locations import redact
 from storeds._utils.text import counted, printable, some
-from storeds.backends.opening import open_backend, open_writer
+from storeds.backends.opening import open_writer
 from storeds.backends.writer import COMMIT_EVERY
 from storeds.errors import ConfigError, FormatError, RecordError, suggest
-from storeds.ops.common import Progress, ProgressHook, VerdictCounts, damage_note, damaged_kinds, resumable
+from storeds.ops.common import NOT_EXAMINED, Progress, ProgressHook, damage_note, damaged_kinds, resumable
 from storeds.ops.packing.prepare import Prepared, Preparer, prepared_chunks
 from storeds.ops.packing.sources import open_source
 from storeds.ops.packing.sources.base import PackSource, Problem
 from storeds.ops.packing.sources.videos import VideoSource
 from storeds.ops.packing.splits import SplitBy, choose_split, make_split
 from storeds.protocols import JSON, Field, Meta, Writer
+from storeds.records.fields import UNCHECKED, Verdict, verdict_field
 
 __all__ = ["OnBad", "Packed", "SplitBy", "choose_split", "make_split", "pack", "reasons", "reasons_line"]
 
@@ -155,7 +156,8 @@ def pack(
     divided = make_split(opened, shares, split_by) if shares else None
     notes = (*getattr(opened, "notes", ()), *(divided.notes if divided is not None else ()))
     columns = dict(getattr(opened, "columns", {}))
-    _log_notes(_display_name(source), notes, columns)
+    if notes or columns:
+        _log_notes(_display_name(source), notes, columns)
     options: dict[str, JSON] = {"on_bad": on_bad, "split": dict(shares), "max_side": max_side, "quality": quality}
     options["check"] = check
     if divided is not None:
@@ -171,8 +173,7 @@ def pack(
         run.write(preparer, workers, commit_every)
         run.raise_if_bad()
         meta = writer.publish(opened.attrs)
-    with open_backend(url) as backend:  # counting in the store includes what was packed before a resume
-        findings = VerdictCounts.of(backend).kinds
+    findings = dict(Counter(dict(sorted(run.kinds.items()))).most_common())
     note = damage_note(findings, meta)
     if note is not None:
         _log_notes(redact(url), (note,), {})
@@ -232,8 +233,10 @@ class _Run:
     ) -> None:
         self.writer, self.source, self.on_bad = writer, source, on_bad
         self.progress, self.on_problem = progress, on_problem
-        note: Any = writer.note or {"next": 0, "count": 0, "problems": [], "bad": 0, "damaged": 0}
+        self.images = [name for name, field in source.fields.items() if field.kind == "image"]
+        note: Any = writer.note or {"next": 0, "count": 0, "problems": [], "bad": 0, "damaged": 0, "kinds": {}}
         self.next, self.damaged, self.bad = note["next"], note["damaged"], note["bad"]
+        self.kinds: Counter[str] = Counter(note["kinds"])  # of the verdicts on all pictures in the store
         self.problems = [Problem(name, reason) for name, reason in note["problems"]]
         # Records that became durable after the last note will be prepared again, and must be dropped then.
         self.surplus = writer.count - note["count"]
@@ -275,9 +278,13 @@ class _Run:
             self._report(Problem(self.source.name(index), prepared.reason))
             if self.on_bad != "keep":
                 return None
-        if prepared.record is not None:
-            self.volume += sum(len(value) for value in prepared.record.values() if isinstance(value, bytes))
-        return prepared.record
+        record = prepared.record
+        if record is not None:
+            self.volume += sum(len(value) for value in record.values() if isinstance(value, bytes))
+            for image in self.images:
+                verdict = Verdict.from_text(record.get(verdict_field(image), UNCHECKED))
+                self.kinds[NOT_EXAMINED if verdict is None else verdict.kind] += 1
+        return record
 
     def _report(self, problem: Problem) -> None:
         self.bad += 1
@@ -293,6 +300,7 @@ class _Run:
                 "count": self.writer.count,
                 "damaged": self.damaged,
                 "bad": self.bad,
+                "kinds": dict(self.kinds),
                 "problems": [[problem.name, problem.reason] for problem in self.problems[:_MAX_NOTED]],
             }
         )
