@@ -14,13 +14,11 @@ import pytest
 from hypothesis import settings
 
 from _torchvision import enable_torchvision
-from shares import FULL, SEED, share
-from storeds.testing import run_mongod
+from shares import FULL, SEED, examples, share
 
 # CI tries the same examples each time; elsewhere, every run looks for new ones.
-settings.register_profile("ci", derandomize=True)
-if os.environ.get("CI"):
-    settings.load_profile("ci")
+settings.register_profile("storeds", max_examples=examples(100), derandomize=bool(os.environ.get("CI")))
+settings.load_profile("storeds")
 
 enable_torchvision()
 
@@ -101,6 +99,8 @@ def mongodb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if given:
         yield given
     else:
+        from storeds.testing import run_mongod
+
         with run_mongod(tmp_path_factory.mktemp("mongod")) as uri:
             yield uri
 

@@ -53,7 +53,7 @@ from _traps_hdf5 import aloha, brats_slice, columns_of, demonstrations, pairs, p
 from _traps_lmdb import (
     aselmdb,
     atoms,
-    film,
+    grey_video,
     numbered,
     open_catalyst,
     records_of,
@@ -1840,8 +1840,8 @@ def test_a_resolution_of_stylegan2s_store_is_chosen(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("alone", [True, False])
 def test_mp4_blobs_are_videos_and_never_images(alone: bool, tmp_path: Path) -> None:
-    films = [film(range(20, 20 + 30 * (4 + n), 30)) for n in range(3)]
-    values = films if alone else [pickle.dumps((blob, n)) for n, blob in enumerate(films)]
+    videos = [grey_video(range(20, 20 + 30 * (4 + n), 30)) for n in range(3)]
+    values = videos if alone else [pickle.dumps((blob, n)) for n, blob in enumerate(videos)]
     url = numbered(tmp_path / "s.lmdb", values)
     with pytest.raises(errors.ConfigError, match="reader='video' reads videos in 'video'"):
         storeds.StoreDataset(url)
@@ -1897,9 +1897,9 @@ def test_gridfs_files_with_labels_in_another_collection(by: str, mongodb_databas
     assert len(records_of(url, labels="annotations.info.class", missing="skip")) == 4
 
 
-def test_films_in_gridfs_are_videos(mongodb_database: str) -> None:
+def test_videos_in_gridfs_are_decoded(mongodb_database: str) -> None:
     with filled(mongodb_database) as database:
-        gridfs.GridFSBucket(database).upload_from_stream("a.mp4", film([50, 100, 150]))
+        gridfs.GridFSBucket(database).upload_from_stream("a.mp4", grey_video([50, 100, 150]))
     (clip,) = storeds.StoreDataset(f"{mongodb_database}/fs", reader="video", fields=["video"])[0]
     assert np.allclose(clip.float().mean((1, 2, 3)), [50, 100, 150], atol=5)
 

@@ -26,7 +26,7 @@ from storeds.testing import run_mongod
 
 MakeUrl = Callable[[str], str]
 ENGINES = ("lmdb", "hdf5", "mongodb")
-KILLS = 100 if FULL else 10
+KILLS = 100 if FULL else 5
 COUNT = 90
 
 

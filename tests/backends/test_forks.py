@@ -24,10 +24,11 @@ from torch.utils.data import ConcatDataset
 from _gate import Gate
 from _processes import Row, loader, open_rows, read_until_told
 from _stores import CHUNKED, COUNT, DEADLINE, ENGINES, START_METHODS, TRUTH, handle_of, read_all, record, written
+from shares import FULL
 from storeds import StoreDataset, errors
 from storeds.plugins import file_path
 
-FORKS = 30
+FORKS = 20 if FULL else 6
 
 
 @pytest.fixture(scope="module")
@@ -143,9 +144,6 @@ class TestForks:
             thread.join(DEADLINE)
             assert found == TRUTH
             dataset.close()
-
-
-FORKS = 20
 
 
 def another_handle(url: str, folder: Path) -> str:

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset
 
 import storeds
+from shares import examples
 from storeds import StoreDataset, StoreIterable
 from storeds._utils.locations import glob_of
 from storeds.backends import CONCATENATED, ConcatenatedBackend, MemoryBackend, scheme_of
@@ -136,7 +137,7 @@ class TestList(ReadOnlyTests):
 # Positions
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(counts=st.lists(st.integers(0, 5), min_size=1, max_size=8), data=st.data())
 def test_positions_equal_those_of_a_list(counts: list[int], data: st.DataObject) -> None:
     starts = list(itertools.accumulate(counts, initial=0))

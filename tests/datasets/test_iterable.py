@@ -25,6 +25,7 @@ from torch.utils.data import ChainDataset, DataLoader
 
 import storeds
 from photographs import jpeg
+from shares import examples
 from storeds import StoreDataset, errors
 from storeds._utils.permutation import permute, round_keys
 from storeds._utils.prefetch import ReadAhead
@@ -218,7 +219,7 @@ class TestShuffleBuffer:
 
 
 class TestShares:
-    @settings(max_examples=200)
+    @settings(max_examples=examples(200))
     @given(
         st.lists(st.integers(0, 9), min_size=1, max_size=6),
         st.integers(1, 6),

@@ -24,6 +24,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 import storeds
 from _traps_epochs import COUNT, numbered_store
+from shares import examples
 from storeds import EpochSampler, StoreDataset, StoreLoader, ThreadLoader
 from storeds.errors import ConfigError
 
@@ -494,7 +495,7 @@ def drawn(state: dict[str, Any] | None, count: int, world: int, batch: int, stop
 
 
 class TestResume:
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=examples(60), deadline=None)
     @given(
         st.integers(0, 60),
         st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5), st.integers(0, 5)), min_size=1, max_size=3),
@@ -522,7 +523,7 @@ class TestResume:
         expected.update(order[at % count] for at in range(padding))
         assert Counter(seen + rest) == expected
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=examples(40), deadline=None)
     @given(st.integers(0, 60), st.integers(1, 5), st.integers(1, 5), st.integers(0, 20))
     def test_with_drop_last_nothing_is_seen_twice(self, count: int, before: int, after: int, stop: int) -> None:
         seen, state = drawn(None, count, before, 1, stop, drop_last=True)

@@ -24,6 +24,7 @@ import storeds
 from jpeg_corpus import cases, groups
 from jpeg_encodings import ENCODINGS, encode
 from photographs import jpeg, photograph
+from shares import examples
 from storeds import StoreDataset, open_backend, open_writer
 from storeds.jpeg import read_header
 from storeds.readers import ImageReader, decode_tensor
@@ -77,7 +78,7 @@ def test_every_encoding_gives_the_samples_that_whole_pictures_give(encoding: str
 
 
 @pytest.mark.parametrize("subsampling", ["444", "422", "420", "440", "411", "Gray"])
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(height=st.integers(1, 90), width=st.integers(1, 60), rows=st.integers(1, 90), number=st.integers(0, 3))
 def test_the_upper_rows_are_those_of_the_whole_picture(
     subsampling: str, height: int, width: int, rows: int, number: int

@@ -16,6 +16,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shares import examples
 from storeds.errors import ConfigError
 from storeds.protocols import KINDS, Field
 from storeds.records import (
@@ -327,7 +328,7 @@ def _long_form(value: Any) -> bytes:
 
 
 @given(records())
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_a_record_packed_with_longer_headers_opens(record: dict[str, Any]) -> None:
     made = RecordCodec(parse_fields(EVERY))
     packed = made.pack(made.canonical(record))
@@ -365,7 +366,7 @@ def _damaged(sealed: bytes) -> Iterator[bytes]:
 
 
 @given(st.lists(records(), max_size=5))
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_many_sealed_records_open_as_each_does_alone(given_records: list[dict[str, Any]]) -> None:
     made = RecordCodec(parse_fields(EVERY))
     packed = [made.pack(made.canonical(record)) for record in given_records]

@@ -43,12 +43,14 @@ __all__ = [
 ]
 
 
+_SKLEARN = importlib.util.find_spec("sklearn")
+
+
 def _camera_file(name: str) -> bytes:
     """Return the JPEG file of a photograph from scikit-learn."""
-    found = importlib.util.find_spec("sklearn")
-    assert found is not None
-    assert found.origin is not None
-    return (Path(found.origin).parent / "datasets" / "images" / name).read_bytes()
+    assert _SKLEARN is not None
+    assert _SKLEARN.origin is not None
+    return (Path(_SKLEARN.origin).parent / "datasets" / "images" / name).read_bytes()
 
 
 def _of_china(box: tuple[int, int, int, int], **options: Any) -> bytes:
@@ -216,6 +218,8 @@ RARE: dict[str, Callable[[], bytes]] = {
 # Whole pictures of whose header libjpeg warns.
 WARNED = {"JFIF 2.01", "JFIF 2.02, fill bytes", "JFIF 3.1", "unknown Adobe transform"}
 BIG = {name for name in ENCODINGS if name.startswith(("china", "flower"))}
+if _SKLEARN is None:  # without its photographs, the other encodings are tested
+    ENCODINGS = {name: make for name, make in ENCODINGS.items() if name not in BIG}
 _SIZES = ((1, 1), (1, 17), (17, 1), (7, 9), (9, 7), (8, 8), (15, 33), (16, 16), (17, 31), (31, 63), (65, 3), (101, 67))
 for _at, _size in enumerate(_SIZES):
     _options: dict[str, Any] = ({}, {"progressive": True}, {"subsampling": "4:4:4"}, {"subsampling": "4:2:2"})[_at % 4]

@@ -129,7 +129,7 @@ class ProcessTests(Kit):
             for thread in threads:
                 thread.start()
             try:
-                for _ in range(5):
+                for _ in range(3):
                     assert _Child(backend, "fork").answer() == _expected(written)
             finally:
                 stop.set()

@@ -27,9 +27,10 @@ from storeds.testing.kit import DTYPES, Kit, MakeUrl, array_of, assert_same, kep
 
 __all__ = ["PropertyTests", "contents"]
 
-# No deadline, because a shared machine may be slow. No database, so that the kit leaves no files behind.
+# Half of what the loaded profile of Hypothesis asks for, because each example writes stores. No deadline, because a shared
+# machine may be slow. No database, so that the kit leaves no files behind.
 _SETTINGS = settings(
-    max_examples=25,
+    max_examples=min(25, settings().max_examples // 2),
     stateful_step_count=30,
     deadline=None,
     database=None,
