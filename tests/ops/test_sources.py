@@ -1344,7 +1344,7 @@ def test_an_exception_of_the_dataset_is_a_bad_item() -> None:
         ((b"x", 1), "has 2 elements, but the first sample has 5"),
         ((b"x", None, np.zeros(2), "s", 1.0), "its label is None"),
         ((b"x", True, np.zeros(2), "s", 1.0), "its label is a bool, but the field is of kind int"),
-        ((b"x", 2**63, np.zeros(2), "s", 1.0), "its label is outside the int64 range"),
+        ((b"x", 2**63, np.zeros(2), "s", 1.0), "its label cannot be stored: outside the int64 range"),
         ((1, 1, np.zeros(2), "s", 1.0), "its image is a int, but the field is of kind image"),
         (
             (b"x", 1, np.zeros(3), "s", 1.0),
@@ -1352,7 +1352,10 @@ def test_an_exception_of_the_dataset_is_a_bad_item() -> None:
         ),
         ((b"x", 1, np.zeros(2, "f4"), "s", 1.0), "its field2 is float32 (2,), and the field float64 (2,)"),
         ((b"x", 1, np.zeros(2), b"s", 1.0), "its field3 is a bytes, but the field is of kind str"),
-        ((b"x", 1, np.zeros(2), "\ud800", 1.0), "its field3 contains a lone surrogate, which UTF-8 cannot encode"),
+        (
+            (b"x", 1, np.zeros(2), "\ud800", 1.0),
+            "its field3 cannot be stored: text with a lone surrogate at character 0 has no UTF-8 form",
+        ),
         ((b"x", 1, np.zeros(2), "s", "1"), "its field4 is a str, but the field is of kind float"),
     ],
 )

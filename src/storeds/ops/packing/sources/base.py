@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import os
 import posixpath
 import re
@@ -32,6 +33,7 @@ __all__ = [
     "is_hidden",
     "is_int",
     "is_text",
+    "locate",
     "path_fault",
     "read_file",
     "show",
@@ -128,6 +130,13 @@ def strata_of(source: PackSource) -> Iterator[tuple[str, Any]]:
             yield str(record.get("key", index)), record["label"]
         except BadItem:
             yield source.name(index), None
+
+
+def locate(ends: Sequence[int], index: int) -> tuple[int, int]:
+    """Return which of several parts in a row contains `index`, and the position in it; `ends` are the ends of the parts."""
+    index = range(ends[-1] if ends else 0)[index]
+    part = bisect.bisect_right(ends, index)
+    return part, index - (ends[part - 1] if part else 0)
 
 
 _PART = 1 << 20

@@ -11,15 +11,16 @@ import numpy as np
 
 from storeds._utils.text import byte_size
 from storeds.errors import ConfigError
-from storeds.ops.packing.sources.base import BadItem, Fingerprint, Problem, is_text, read_file
+from storeds.ops.packing.sources.base import BadItem, Fingerprint, Problem, read_file
 from storeds.ops.packing.sources.columns import field_names
-from storeds.protocols import JSON, Field, Record
-from storeds.records.fields import canonical_json, fields_to_json, parse_fields
+from storeds.protocols import JSON, Array, Field, Record
+from storeds.records.codec import canonical_value
+from storeds.records.fields import fields_to_json, parse_fields
 
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["DatasetSource", "is_encoded", "take"]
+__all__ = ["DatasetSource", "class_names", "is_encoded", "take", "undecoded"]
 
 
 _MAGIC = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"BM", b"II*\0", b"MM\0*", b"GIF8")
@@ -132,7 +133,19 @@ def take(field: Field, value: Any) -> Any:
     value = _plain(value)
     if value is None and field.kind != "json":
         raise BadItem("is None")
-    return _TAKE[field.kind](field, value)
+    if field.kind == "array":
+        return _fitting(field, np.asarray(value))
+    if field.kind == "json":
+        value = _lists(value)
+    elif field.kind == "image" and _is_image(value):
+        return _encoded(value)
+    elif field.kind == "image" and _is_file(value):
+        value = value["bytes"] if value["bytes"] is not None else read_file(str(value["path"]))
+    try:
+        stored = canonical_value(field, value)
+    except ValueError as error:
+        raise BadItem(f"cannot be stored: {error}") from None
+    return value if field.kind == "json" else stored
 
 
 def _plain(value: Any) -> Any:
@@ -155,22 +168,7 @@ def _is_file(value: Any) -> bool:
     return isinstance(value, Mapping) and value.keys() == {"bytes", "path"}
 
 
-def _image(field: Field, value: Any) -> bytes:
-    if _is_image(value):
-        return _encoded(value)
-    if _is_file(value):
-        return value["bytes"] if value["bytes"] is not None else read_file(str(value["path"]))
-    return _bytes(field, value)
-
-
-def _bytes(field: Field, value: Any) -> bytes:
-    if not isinstance(value, bytes):
-        raise TypeError
-    return value
-
-
-def _array(field: Field, value: Any) -> Any:
-    array = np.asarray(value)
+def _fitting(field: Field, array: Array) -> Array:
     dtype, shape = np.dtype(field.dtype), field.shape or ()
     fits = array.ndim == len(shape) and all(want in (None, got) for want, got in zip(shape, array.shape, strict=True))
     if array.dtype.newbyteorder("<") != dtype or not fits:
@@ -181,38 +179,6 @@ def _array(field: Field, value: Any) -> Any:
     return array
 
 
-def _number(kind: type) -> Callable[[Field, Any], Any]:
-    def check(field: Field, value: Any) -> Any:
-        number: Any = value
-        # An int is accepted as a float, but a bool is not accepted as a number.
-        if not isinstance(value, (int, float) if kind is float else kind):
-            raise TypeError
-        if kind is not bool and isinstance(value, bool):
-            raise TypeError
-        if kind is int and not -(2**63) <= number < 2**63:
-            raise BadItem("is outside the int64 range")
-        return kind(value)
-
-    return check
-
-
-def _str(field: Field, value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError
-    if not is_text(value):
-        raise BadItem("contains a lone surrogate, which UTF-8 cannot encode")
-    return value
-
-
-def _json(field: Field, value: Any) -> Any:
-    value = _lists(value)
-    try:
-        canonical_json(value)
-    except ValueError as error:
-        raise BadItem(str(error)) from None
-    return value
-
-
 def _lists(value: Any) -> Any:
     value = _plain(value)
     if isinstance(value, np.ndarray):
@@ -220,18 +186,6 @@ def _lists(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _lists(item) for key, item in value.items()}
     return [_lists(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-
-_TAKE: dict[str, Callable[[Field, Any], Any]] = {
-    "image": _image,
-    "bytes": _bytes,
-    "str": _str,
-    "int": _number(int),
-    "float": _number(float),
-    "bool": _number(bool),
-    "array": _array,
-    "json": _json,
-}
 
 
 _TRIED = 16
@@ -269,9 +223,9 @@ class DatasetSource:
         self._count = len(dataset)
         if not self._count:
             raise ConfigError(f"the {type(dataset).__name__} is empty")
-        self._classes = _classes(dataset)
+        self._classes = class_names(dataset)
         token = getattr(dataset, "_fingerprint", "")
-        self._dataset = _undecoded(dataset)
+        self._dataset = undecoded(dataset)
         first = self._first()
         self._names = _names(first, fields)
         self.fields: Mapping[str, Field] = _fields(first, self._names, fields)
@@ -409,7 +363,8 @@ def _fields(sample: Any, names: dict[Any, str], given: object) -> dict[str, Fiel
     return parse_fields({name: kinds.get(name) or _infer(name, elements[key]) for key, name in names.items()})
 
 
-def _classes(dataset: Any) -> list[str] | None:
+def class_names(dataset: Any) -> list[str] | None:
+    """Return the class names that a dataset declares, or None."""
     classes: Any = getattr(dataset, "classes", None)
     features = getattr(dataset, "features", None)
     if classes is None and isinstance(features, Mapping):
@@ -420,7 +375,7 @@ def _classes(dataset: Any) -> list[str] | None:
     return list(classes)
 
 
-def _undecoded(dataset: Any) -> Any:
+def undecoded(dataset: Any) -> Any:
     """Return a Hugging Face dataset that gives its images as encoded files."""
     features, cast = getattr(dataset, "features", None), getattr(dataset, "cast_column", None)
     if not isinstance(features, Mapping) or not callable(cast):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import copy
 import itertools
 import os
@@ -22,11 +21,12 @@ from storeds.ops.packing.sources.base import (
     class_notes,
     file_state,
     is_text,
+    locate,
     read_file,
     strata_of,
 )
 from storeds.ops.packing.sources.folders import FileList
-from storeds.ops.packing.sources.objects import DatasetSource
+from storeds.ops.packing.sources.objects import DatasetSource, class_names
 from storeds.ops.packing.sources.stores import StoreSource
 from storeds.ops.packing.sources.tables import TableSource, dataset_tables
 from storeds.protocols import JSON, Field, Record
@@ -103,12 +103,12 @@ def _original(dataset: Any, options: Mapping[str, Any]) -> PackSource | None:
         return _stored(dataset)
     if _is(dataset, "torch.utils.data", "Subset"):
         inner = _original(dataset.dataset, options)
-        return None if inner is None or not len(dataset.indices) else _PickedSource(inner, dataset.indices)
+        return None if inner is None or not len(dataset.indices) else _ComposedSource([inner], dataset.indices)
     if _is(dataset, "torch.utils.data", "ConcatDataset"):
         parts = [_original(part, options) for part in dataset.datasets]
         known = [part for part in parts if part is not None]
         same = len(known) == len(parts) and all(part.fields == known[0].fields for part in known)
-        return _ChainedSource(known) if same else None
+        return _ComposedSource(known) if same else None
     return _find_files(dataset)
 
 
@@ -149,7 +149,9 @@ def _find_files(dataset: Any) -> FilesSource | None:
             return None
     applied = any(getattr(dataset, name, None) is not None for name in ("transform", "transforms"))
     notes = (_NOT_APPLIED.format(what="files"),) if applied and not _has_only_target_transform(dataset) else ()
-    return FilesSource(paths, [int(label) for label in labels], _classes(dataset), _root(dataset, paths), notes)
+    return FilesSource(
+        paths, [int(label) for label in labels], class_names(dataset) or None, _root(dataset, paths), notes
+    )
 
 
 def _has_only_target_transform(dataset: Any) -> bool:
@@ -239,12 +241,6 @@ def _is_picture_in(value: Any, path: str) -> bool:
     return pixels.shape == wanted.shape and float(np.abs(pixels.astype(float) - wanted).mean()) < _NEAR
 
 
-def _classes(dataset: Any) -> list[str] | None:
-    classes = getattr(dataset, "classes", None)
-    is_names = isinstance(classes, (list, tuple)) and all(isinstance(name, str) for name in classes)
-    return list(classes) if is_names and classes else None
-
-
 def _root(dataset: Any, paths: Sequence[str]) -> str:
     root = getattr(dataset, "root", None)
     if isinstance(root, (str, os.PathLike)):
@@ -280,56 +276,15 @@ class FilesSource(FileList):
         self._finish("files")
 
 
-class _PickedSource:
-    """Some items of another source in a given order, as PyTorch's Subset.
-
-    Parameters
-    ----------
-    source : PackSource
-        A source without problems.
-    indices : iterable of int
-        The items; negative indices count from the end.
-    """
-
-    problems: Sequence[Problem] = ()
-
-    def __init__(self, source: PackSource, indices: Iterable[Any]) -> None:
-        self._source, everything = source, range(len(source))
-        self._indices = array("q", (everything[int(index)] for index in indices))
-        digest = xxhash.xxh3_64_hexdigest(self._indices.tobytes())
-        self.fields: Mapping[str, Field] = source.fields
-        self.attrs: Mapping[str, JSON] = source.attrs
-        self.notes: Sequence[str] = tuple(getattr(source, "notes", ()))
-        self.fingerprint: JSON = {"kind": "picked", "xxh3": digest, "of": source.fingerprint}
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def name(self, index: int, /) -> str:
-        # docstring inherited
-        return self._source.name(self._indices[index])
-
-    def size(self, index: int, /) -> int:
-        # docstring inherited
-        return self._source.size(self._indices[index])
-
-    def strata(self) -> Iterator[tuple[str, Any]]:
-        """Yield the key and the label of each item."""
-        everything = list(strata_of(self._source))
-        return (everything[index] for index in self._indices)
-
-    def read(self, index: int, /) -> Record:
-        # docstring inherited
-        return self._source.read(self._indices[index])
-
-
-class _ChainedSource:
-    """Several sources one after another, as PyTorch's ConcatDataset.
+class _ComposedSource:
+    """Items of other sources in a given order, as PyTorch's Subset and ConcatDataset.
 
     Parameters
     ----------
     sources : list of PackSource
-        Sources without problems and with the same fields.
+        Sources without problems and with the same fields, one after another.
+    indices : iterable of int, optional
+        The items of them all, from a single source; negative indices count from the end. All items by default.
 
     Raises
     ------
@@ -339,33 +294,36 @@ class _ChainedSource:
 
     problems: Sequence[Problem] = ()
 
-    def __init__(self, sources: Sequence[PackSource]) -> None:
-        self._sources = list(sources)
-        first = self._sources[0]
-        for other in self._sources[1:]:
+    def __init__(self, sources: Sequence[PackSource], indices: Iterable[Any] | None = None) -> None:
+        self._sources, first = sources, sources[0]
+        for other in sources[1:]:
             if other.attrs.get("classes") != first.attrs.get("classes"):
                 raise ConfigError(
                     "the concatenated datasets have different classes, so one label would mean several: "
                     f"{first.attrs.get('classes')} and {other.attrs.get('classes')}; pack each separately"
                 )
-        self._ends = list(itertools.accumulate(map(len, self._sources)))
-        self.fields: Mapping[str, Field] = first.fields
-        same = all(other.attrs == first.attrs for other in self._sources)
-        named = {"classes": first.attrs["classes"]} if "classes" in first.attrs else {}
-        self.attrs: Mapping[str, JSON] = first.attrs if same else named
-        self.notes: Sequence[str] = tuple(
-            dict.fromkeys(note for source in self._sources for note in getattr(source, "notes", ()))
-        )
-        prints: list[JSON] = [source.fingerprint for source in self._sources]
+        self._ends = list(itertools.accumulate(map(len, sources)))
+        self._indices: Sequence[int] = range(self._ends[-1])
+        prints: list[JSON] = [source.fingerprint for source in sources]
         self.fingerprint: JSON = {"kind": "chained", "of": prints}
+        if indices is not None:
+            picked = self._indices = array("q", (self._indices[int(index)] for index in indices))
+            self.fingerprint = {"kind": "picked", "xxh3": xxhash.xxh3_64_hexdigest(picked.tobytes()), "of": prints[0]}
+        self.fields: Mapping[str, Field] = first.fields
+        same = all(other.attrs == first.attrs for other in sources)
+        self.attrs: Mapping[str, JSON] = {
+            name: value for name, value in first.attrs.items() if same or name == "classes"
+        }
+        self.notes: Sequence[str] = tuple(
+            dict.fromkeys(note for source in sources for note in getattr(source, "notes", ()))
+        )
 
     def _find(self, index: int) -> tuple[PackSource, int]:
-        index = range(len(self))[index]
-        number = bisect.bisect_right(self._ends, index)
-        return self._sources[number], index - (self._ends[number - 1] if number else 0)
+        part, at = locate(self._ends, self._indices[index])
+        return self._sources[part], at
 
     def __len__(self) -> int:
-        return self._ends[-1]
+        return len(self._indices)
 
     def name(self, index: int, /) -> str:
         # docstring inherited
@@ -379,8 +337,8 @@ class _ChainedSource:
 
     def strata(self) -> Iterator[tuple[str, Any]]:
         """Yield the key and the label of each item."""
-        for source in self._sources:
-            yield from strata_of(source)
+        everything = [each for source in self._sources for each in strata_of(source)]
+        return (everything[index] for index in self._indices)
 
     def read(self, index: int, /) -> Record:
         # docstring inherited

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import json
 import os
 import re
@@ -13,7 +12,7 @@ from typing import Any
 
 from storeds._utils.text import some
 from storeds.errors import ConfigError, FormatError, MissingDependencyError, StoreNotFoundError
-from storeds.ops.packing.sources.base import Fingerprint, file_state, is_hidden, show
+from storeds.ops.packing.sources.base import Fingerprint, file_state, is_hidden, locate, show
 from storeds.protocols import JSON
 
 __all__ = ["SAVED_FILES", "TABLE_SUFFIXES", "TableFiles", "find_tables", "import_pyarrow"]
@@ -181,12 +180,11 @@ class TableFiles:
 
     def row(self, index: int, columns: Sequence[str]) -> dict[str, Any]:
         """Return some columns of one row."""
-        part = bisect.bisect_right(self._ends, index)
+        part, at = locate(self._ends, index)
         wanted = part, tuple(columns)
         if self._part[0] != wanted:
             self._part = wanted, self._read(part, columns)
-        start = self._ends[part - 1] if part else 0
-        found: dict[str, Any] = self._part[1].select(list(columns)).slice(index - start, 1).to_pylist()[0]
+        found: dict[str, Any] = self._part[1].select(list(columns)).slice(at, 1).to_pylist()[0]
         return found
 
     def _read(self, part: int, columns: Sequence[str]) -> Any:

@@ -14,10 +14,10 @@ import numpy as np
 
 from storeds._utils.text import counted
 from storeds.errors import ConfigError
-from storeds.ops.packing.sources.base import BadItem, Fingerprint, Problem, class_notes, read_file, show
+from storeds.ops.packing.sources.base import BadItem, Fingerprint, Problem, class_notes, locate, read_file, show
 from storeds.ops.packing.sources.columns import field_names
 from storeds.ops.packing.sources.manifests import LABEL_COLUMNS, LESS_CERTAIN
-from storeds.ops.packing.sources.objects import is_encoded, take
+from storeds.ops.packing.sources.objects import is_encoded, take, undecoded
 from storeds.ops.packing.sources.table_rows import (
     SAVED_FILES,
     TABLE_SUFFIXES,
@@ -64,11 +64,7 @@ class _HuggingFaceRows:
     """
 
     def __init__(self, dataset: Any) -> None:
-        plain = dataset.with_format(None)
-        for name, feature in dataset.features.items():
-            if type(feature).__name__ == "Image" and feature.decode:
-                plain = plain.cast_column(name, type(feature)(decode=False))
-        self._dataset = plain
+        self._dataset = undecoded(dataset.with_format(None))
         self.features: dict[str, Any] = dataset.features.to_dict()
         self.is_transformed = dataset.format.get("type") == "custom"
 
@@ -204,17 +200,12 @@ class TableSource:
         for rows in self._parts:
             yield from rows.column(name)
 
-    def _find(self, index: int) -> tuple[int, int]:
-        index = range(len(self))[index]
-        part = next(number for number, end in enumerate(self._ends) if index < end)
-        return part, index - (self._ends[part - 1] if part else 0)
-
     def __len__(self) -> int:
         return self._ends[-1]
 
     def name(self, index: int, /) -> str:
         # docstring inherited
-        part, at = self._find(index)
+        part, at = locate(self._ends, index)
         return f"{self._splits[part]} row {at}" if self._splits else f"row {at}"
 
     def size(self, index: int, /) -> int:
@@ -239,7 +230,7 @@ class TableSource:
 
     def read(self, index: int, /) -> Record:
         # docstring inherited
-        part, at = self._find(index)
+        part, at = locate(self._ends, index)
         row = dict(self._parts[part].row(at, list(self._plan.names)))
         for name, value in row.items():
             if isinstance(value, Mapping) and value.keys() == {"bytes", "path"} and value["bytes"] is None:

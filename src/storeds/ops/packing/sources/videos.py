@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import copy
 import io
 import itertools
@@ -26,6 +25,7 @@ from storeds.ops.packing.sources.base import (
     StringArray,
     class_notes,
     file_state,
+    locate,
     read_file,
     show,
 )
@@ -107,12 +107,6 @@ class _Videos:
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    def _place(self, index: int) -> tuple[int, int]:
-        """Return the number of the video, and that of the frame in it."""
-        index = range(len(self))[index]
-        video = bisect.bisect_right(self._ends, index)
-        return video, index - (self._ends[video - 1] if video else 0)
-
     def strata(self) -> Iterator[tuple[str, int]]:
         """Yield the key and the label of each item."""
         start = 0
@@ -122,7 +116,7 @@ class _Videos:
 
     def name(self, index: int, /) -> str:
         # docstring inherited
-        video, frame = self._place(index)
+        video, frame = locate(self._ends, index)
         return f"{self._keys[video]} frame {frame}"
 
     def _record(self, video: int, frame: int, image: bytes) -> Record:
@@ -445,12 +439,12 @@ class VideoSource(_Videos):
 
     def size(self, index: int, /) -> int:
         # docstring inherited
-        width, height = _scaled(*self._videos[self._place(index)[0]].size, self._max_side)
+        width, height = _scaled(*self._videos[locate(self._ends, index)[0]].size, self._max_side)
         return width * height // _PIXELS_PER_BYTE + 1
 
     def read(self, index: int, /) -> Record:
         # docstring inherited
-        number, frame = self._place(index)
+        number, frame = locate(self._ends, index)
         video, path = self._videos[number], self._path(self._keys[number])
         if self._cursor is None or self._cursor.path != path:
             if self._cursor is not None:
@@ -526,7 +520,7 @@ class FrameFolderSource(_Videos):
     def read(self, index: int, /) -> Record:
         # docstring inherited
         path = os.path.join(self._root, self._frames[index].replace("/", os.sep))
-        return self._record(*self._place(index), read_file(path))
+        return self._record(*locate(self._ends, index), read_file(path))
 
 
 def _rate(fps: float | str | None) -> Fraction | None:
