@@ -12,8 +12,9 @@ import os
 import threading
 import time
 import zlib
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
@@ -301,7 +302,7 @@ os.register_at_fork(after_in_child=_readers.clear)
 
 
 def parallel_map(function: Callable[[J], R], jobs: Sequence[J], *, serial: bool, needs: int = 0) -> list[R]:
-    """Return ``[function(job) for job in jobs]``, computed by this thread and helper threads that end with the call.
+    """Return ``[function(job) for job in jobs]``, in threads that end with the call.
 
     Worker processes start no helpers, since other workers use the CPUs. Neither does a process in which as many
     threads read as it has CPUs.
@@ -317,36 +318,11 @@ def parallel_map(function: Callable[[J], R], jobs: Sequence[J], *, serial: bool,
     """
     _readers[threading.get_ident()] = time.monotonic()
     helpers = 0 if serial else min(len(jobs) - 1, _cpus_per_reader() - 1, _MEMORY // max(needs, 1))
-    if helpers < 1:
-        return [function(job) for job in jobs]
-    todo, done, failed = deque(range(len(jobs))), dict[int, R](), list[BaseException]()
-
-    def work() -> None:
-        while todo:
-            try:
-                at = todo.popleft()
-            except IndexError:  # another thread took the last job
-                return
-            try:
-                done[at] = function(jobs[at])
-            except BaseException as error:
-                failed.append(error)
-                todo.clear()
-
-    threads: list[threading.Thread] = []
-    try:
-        with contextlib.suppress(RuntimeError):  # the limit of threads is reached, or the interpreter ends
-            for _ in range(helpers):
-                thread = threading.Thread(target=work, name="storeds-chunks")
-                thread.start()
-                threads.append(thread)
-        work()
-    finally:
-        for thread in threads:
-            thread.join()
-    if failed:
-        raise failed[0]
-    return [done[at] for at in range(len(jobs))]
+    if helpers > 0:
+        # RuntimeError: the limit of threads is reached, the interpreter ends, or a job raises it, below once more.
+        with contextlib.suppress(RuntimeError), ThreadPoolExecutor(helpers + 1, "storeds-chunks") as pool:
+            return list(pool.map(function, jobs))
+    return [function(job) for job in jobs]
 
 
 def _cpus_per_reader() -> int:
