@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
 from storeds._utils.text import counted
@@ -14,7 +14,19 @@ from storeds.ops.packing.sources.base import StringArray, is_int
 from storeds.protocols import Kind
 from storeds.records.fields import canonical_json
 
-__all__ = ["Column", "JsonColumn", "LabelStyle", "Labels", "TextColumn", "check_classes", "field_names"]
+__all__ = [
+    "LABEL_COLUMNS",
+    "LESS_CERTAIN",
+    "Column",
+    "JsonColumn",
+    "LabelStyle",
+    "Labels",
+    "TextColumn",
+    "check_classes",
+    "field_names",
+    "likely_label",
+    "no_label",
+]
 
 
 _FLOAT = re.compile(r"[+-]?(?:(?:0|[1-9][0-9]*)?\.[0-9]+|(?:0|[1-9][0-9]*)\.?)(?:[eE][+-]?[0-9]+)?|[+-]?inf|nan", re.I)
@@ -132,6 +144,49 @@ def field_names(columns: Iterable[str], taken: Iterable[str], where: str) -> dic
             raise ConfigError(f"{where}: column {column!r} becomes field {name!r}, and so does {other}; rename one")
         owners[name], names[column] = column, name
     return names
+
+
+LABEL_COLUMNS = ("label", "class", "target")
+# Used if none of LABEL_COLUMNS and exactly one of these exists.
+LESS_CERTAIN = (
+    "labels",
+    "classes",
+    "targets",
+    "category",
+    "class_name",
+    "class_id",
+    "class_idx",
+    "class_index",
+    "label_name",
+    "label_id",
+    "label_idx",
+    "category_name",
+    "category_id",
+)
+
+
+def likely_label(where: str, named: Mapping[str, str], likely: Sequence[str]) -> str | None:
+    """Return the column that contains labels, or None; `named` are columns by their names in lower case.
+
+    Raises
+    ------
+    ConfigError
+        None has a name of LABEL_COLUMNS, and there are several `likely` ones.
+    """
+    certain = next((named[name] for name in LABEL_COLUMNS if name in named), None)
+    if certain is not None or len(likely) < 2:
+        return certain or next(iter(likely), None)
+    listed = ", ".join(map(repr, likely))
+    raise ConfigError(f"{where}: columns {listed} all look like labels; choose with label_column= (--label-column)")
+
+
+def no_label(where: str, what: str, beside: str, others: Sequence[str], say: str, also: str = "") -> ConfigError:
+    """Return the error that no column, or whatever `what` is, looks like labels, and what to do."""
+    return ConfigError(
+        f"{where}: no {what} looks like labels ({also}{', '.join(LABEL_COLUMNS)}); beside the {beside} there "
+        f"{'is' if len(others) == 1 else 'are'} {', '.join(map(repr, others[:20]))}; {say}, or pass label=False "
+        "(--no-label) to pack without labels"
+    )
 
 
 LabelStyle: TypeAlias = Literal["auto", "int", "names"]

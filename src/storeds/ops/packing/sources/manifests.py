@@ -25,6 +25,7 @@ from storeds.ops.packing.sources.base import (
     show,
 )
 from storeds.ops.packing.sources.columns import (
+    LESS_CERTAIN,
     Column,
     JsonColumn,
     Labels,
@@ -32,12 +33,14 @@ from storeds.ops.packing.sources.columns import (
     TextColumn,
     check_classes,
     field_names,
+    likely_label,
+    no_label,
 )
 from storeds.ops.packing.sources.folders import FileList
 from storeds.ops.packing.sources.text import BadRow, Dialect, csv_rows, jsonl_rows, open_text
 from storeds.protocols import JSON, Field, Record
 
-__all__ = ["LABEL_COLUMNS", "LESS_CERTAIN", "PATH_COLUMNS", "JsonIndexSource", "ManifestSource"]
+__all__ = ["PATH_COLUMNS", "JsonIndexSource", "ManifestSource"]
 
 
 class _Rows:
@@ -192,23 +195,6 @@ PATH_COLUMNS = (
     "image_name",
     "img_name",
 )
-LABEL_COLUMNS = ("label", "class", "target")
-# Used if none of LABEL_COLUMNS and exactly one of these exists.
-LESS_CERTAIN = (
-    "labels",
-    "classes",
-    "targets",
-    "category",
-    "class_name",
-    "class_id",
-    "class_idx",
-    "class_index",
-    "label_name",
-    "label_id",
-    "label_idx",
-    "category_name",
-    "category_id",
-)
 
 
 class ManifestSource(_Listing):
@@ -357,9 +343,8 @@ class JsonIndexSource(_Listing):
         given = check_classes(classes if classes is not None else index.get("classes"), label_type)
         others = [name for name in lists if name not in ("path", "label")]
         if label and "label" not in lists and others:
-            raise ConfigError(
-                _no_label(where, "list", [f"{name}_list" for name in others], "rename the list of labels to label_list")
-            )
+            lists_of = [f"{name}_list" for name in others]
+            raise no_label(where, "list", "paths", lists_of, "rename the list of labels to label_list")
         if not label and "label" in lists:
             others.append("label")
         labels = Labels(where, given, label_type) if label and "label" in lists else None
@@ -384,7 +369,8 @@ class JsonIndexSource(_Listing):
 
 def _path_column(where: str, columns: Sequence[str], given: str | None) -> str:
     """Return the column of paths; raises ConfigError if there is none."""
-    found = _first(PATH_COLUMNS, columns) if given is None else given
+    by_name = {column.strip().lower(): column for column in reversed(columns)}
+    found = next((by_name[name] for name in PATH_COLUMNS if name in by_name), None) if given is None else given
     listed = ", ".join(map(repr, columns[:20]))
     if found is None:
         raise ConfigError(
@@ -406,33 +392,15 @@ def _label_column(where: str, columns: Sequence[str], paths: str, given: str | N
             raise ConfigError(f"{where}: label_column={given!r} is not one of its columns {listed}")
         return given
     others = [name for name in columns if name != paths]
-    found = _first(LABEL_COLUMNS, others)
     if given is not None or not others:  # label=False, or a plain list of paths
         return None
-    if found is not None:
-        return found
-    likely = [name for name in others if name.strip().lower() in LESS_CERTAIN]
-    if len(likely) == 1:
-        return likely[0]
-    if likely:
-        listed = ", ".join(map(repr, likely))
-        raise ConfigError(f"{where}: columns {listed} all look like labels; choose with label_column= (--label-column)")
-    named = others[0] if len(others) == 1 else "NAME"
-    say = f"name the column of labels with label_column= (--label-column {named})"
-    raise ConfigError(_no_label(where, "column", others, say))
-
-
-def _no_label(where: str, what: str, others: Sequence[str], say: str) -> str:
-    listed = ", ".join(map(repr, others[:20]))
-    return (
-        f"{where}: no {what} looks like labels ({', '.join(LABEL_COLUMNS)}); beside the paths there "
-        f"{'is' if len(others) == 1 else 'are'} {listed}; {say}, or pass label=False (--no-label) to pack without labels"
-    )
-
-
-def _first(names: Sequence[str], columns: Sequence[str]) -> str | None:
-    by_name = {column.strip().lower(): column for column in reversed(columns)}
-    return next((by_name[name] for name in names if name in by_name), None)
+    named = {name.strip().lower(): name for name in reversed(others)}
+    found = likely_label(where, named, [name for name in others if name.strip().lower() in LESS_CERTAIN])
+    if found is None:
+        named_one = others[0] if len(others) == 1 else "NAME"
+        say = f"name the column of labels with label_column= (--label-column {named_one})"
+        raise no_label(where, "column", "paths", others, say)
+    return found
 
 
 def _taken(labels: Labels | None) -> tuple[str, ...]:

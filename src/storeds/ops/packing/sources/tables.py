@@ -15,8 +15,7 @@ import numpy as np
 from storeds._utils.text import counted
 from storeds.errors import ConfigError
 from storeds.ops.packing.sources.base import BadItem, Fingerprint, Problem, class_notes, locate, read_file, show
-from storeds.ops.packing.sources.columns import field_names
-from storeds.ops.packing.sources.manifests import LABEL_COLUMNS, LESS_CERTAIN
+from storeds.ops.packing.sources.columns import LESS_CERTAIN, field_names, likely_label, no_label
 from storeds.ops.packing.sources.objects import is_encoded, take, undecoded
 from storeds.ops.packing.sources.table_rows import (
     SAVED_FILES,
@@ -263,23 +262,12 @@ class _Plan:
         if given is not None or not others:
             return given
         named = {name.lower(): name for name in reversed(others) if others[name].field.kind in ("int", "str", "bool")}
-        certain = next((named[name] for name in LABEL_COLUMNS if name in named), None)
-        if certain is not None:
-            return certain
         likely = [name for name, column in others.items() if column.classes is not None]
-        likely = likely or [named[name] for name in LESS_CERTAIN if name in named]
-        listed = ", ".join(map(repr, likely or others))
-        if len(likely) == 1:
-            return likely[0]
-        if likely:
-            raise ConfigError(
-                f"{self._where}: columns {listed} all look like labels; choose with label_column= (--label-column)"
-            )
-        raise ConfigError(
-            f"{self._where}: no column looks like labels (a ClassLabel, or {', '.join(LABEL_COLUMNS)}); beside the images there "
-            f"{'is' if len(others) == 1 else 'are'} {listed}; name the column of labels with label_column= (--label-column), or pass "
-            "label=False (--no-label) to pack without labels"
-        )
+        found = likely_label(self._where, named, likely or list(filter(None, map(named.get, LESS_CERTAIN))))
+        if found is None:
+            say = "name the column of labels with label_column= (--label-column)"
+            raise no_label(self._where, "column", "images", list(others), say, "a ClassLabel, or ")
+        return found
 
     def learn_classes(self, source: TableSource) -> None:
         """Set the classes: those of a ClassLabel, or the distinct strings, sorted."""

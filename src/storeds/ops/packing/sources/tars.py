@@ -14,6 +14,8 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from storeds._utils.locations import nearest
 from storeds._utils.text import some
 from storeds.errors import ConfigError, StoreNotFoundError
@@ -105,17 +107,19 @@ def _expand_first(name: str) -> list[str]:
     found = _BRACES.search(name)
     if found is None:
         return [name]
-    before, after = name[: found.start()], name[found.end() :]
+    parts = found[1].split(",")
     bounds = _RANGE.fullmatch(found[1])
-    if bounds is None:
-        if "," not in found[1]:
-            raise ConfigError(f"{name}: {found[0]} is neither a range such as {{000..099}} nor a list such as {{a,b}}")
-        return [before + part + after for part in found[1].split(",")]
-    first, last = int(bounds[1]), int(bounds[2])
-    if last < first or last - first >= _MAX_FILES:
-        raise ConfigError(f"{name}: {found[0]} is {'empty' if last < first else f'of more than {_MAX_FILES} files'}")
-    width = len(bounds[1]) if bounds[1].startswith("0") else 0
-    return [f"{before}{number:0{width}d}{after}" for number in range(first, last + 1)]
+    if bounds is not None:
+        first, last = int(bounds[1]), int(bounds[2])
+        if last < first or last - first >= _MAX_FILES:
+            raise ConfigError(
+                f"{name}: {found[0]} is {'empty' if last < first else f'of more than {_MAX_FILES} files'}"
+            )
+        width = len(bounds[1]) if bounds[1].startswith("0") else 0
+        parts = [f"{number:0{width}d}" for number in range(first, last + 1)]
+    elif len(parts) == 1:
+        raise ConfigError(f"{name}: {found[0]} is neither a range such as {{000..099}} nor a list such as {{a,b}}")
+    return [name[: found.start()] + part + name[found.end() :] for part in parts]
 
 
 _BLOCK = tarfile.BLOCKSIZE
@@ -345,42 +349,32 @@ class _SampleIndex:
     def finish(self) -> None:
         """Leave out samples without an image, or without a field that others have."""
         self._rows.clear()
-        images = self.places.get("image", (array("q"), array("q")))[0]
-        with_image = sum(offset >= 0 for offset in images)
-        counts = {
-            field: sum(offset >= 0 and image >= 0 for offset, image in zip(offsets, images, strict=True))
-            for field, (offsets, _) in self.places.items()
-            if with_image
-        }
-        lacking = sorted(field for field, count in counts.items() if 0 < count < with_image)
-        good = array("q")
-        for row, key in enumerate(self.keys):
-            if not with_image or images[row] < 0:
-                held = ", ".join(sorted(field for field, (offsets, _) in self.places.items() if offsets[row] >= 0))
-                reason = f"has no image ({', '.join(_IMAGES)}), only {held}"
-            else:
-                absent = [field for field in lacking if self.places[field][0][row] < 0]
+        there = {field: np.array(offsets) >= 0 for field, (offsets, _) in self.places.items()}
+        images = there.get("image", np.zeros(len(self.keys), bool))
+        needed = sorted(field for field, has in there.items() if (has & images).any())
+        good = np.logical_and.reduce([images, *(there[field] for field in needed)])
+        for row in np.flatnonzero(~good).tolist():
+            if images[row]:
+                absent = [field for field in needed if not there[field][row]]
                 missing = " and ".join(f".{'/.'.join(sorted(self.endings[field]))}" for field in absent)
-                reason = f"has no {missing}, which others have; choose extensions with extensions=" if absent else ""
-            if reason:
-                self._report(f"{self._names[self.shards[row]]}: {key}", reason)
+                reason = f"has no {missing}, which others have; choose extensions with extensions="
             else:
-                good.append(row)
-        self._keep(good, [field for field, count in counts.items() if count])
-
-    def _keep(self, rows: array[int], fields: list[str]) -> None:
-        self.places = {field: self.places[field] for field in sorted(fields)}
-        if len(rows) == len(self.keys):
-            return
-        keys, shards = self.keys, self.shards
-        self.keys, self.shards = StringArray(keys[row] for row in rows), array("q", (shards[row] for row in rows))
+                held = ", ".join(sorted(field for field, has in there.items() if has[row]))
+                reason = f"has no image ({', '.join(_IMAGES)}), only {held}"
+            self._report(f"{self._names[self.shards[row]]}: {self.keys[row]}", reason)
+        kept = np.flatnonzero(good).tolist()
+        self.keys = StringArray(self.keys[row] for row in kept)
+        self.shards = _taken(self.shards, kept)
         self.places = {
-            field: (array("q", (offsets[row] for row in rows)), array("q", (sizes[row] for row in rows)))
-            for field, (offsets, sizes) in self.places.items()
+            field: (_taken(at, kept), _taken(size, kept)) for field in needed for at, size in [self.places[field]]
         }
 
     def _report(self, name: str, reason: str) -> None:
         self.problems.append(Problem(name, reason))
+
+
+def _taken(values: array[int], rows: Iterable[int]) -> array[int]:
+    return array("q", (values[row] for row in rows))
 
 
 def _field_name(ending: str) -> str:
@@ -515,36 +509,27 @@ class TarSource:
         """Yield the key and the label of each item, reading only the members with labels."""
         for index, key in enumerate(self._keys):
             try:
-                yield key, self._label(index)
-            except (BadItem, OSError):
+                yield key, self._values(index, ["label"])["label"]
+            except BadItem:
                 yield key, None
-
-    def _label(self, index: int) -> int:
-        descriptor = self._open(self._shards[index])
-        try:
-            return _integer(self._blob(descriptor, "label", index), "")
-        finally:
-            os.close(descriptor)
 
     def read(self, index: int, /) -> Record:
         # docstring inherited
         index = range(len(self))[index]
-        shard = self._shards[index]
-        descriptor = self._open(shard)
+        found = {**self._values(index, self._places), "key": self._keys[index]}
+        return {field: found[field] for field in self.fields}
+
+    def _values(self, index: int, fields: Iterable[str]) -> Record:
+        descriptor = self._open(self._shards[index])
         try:
-            blobs = {field: self._blob(descriptor, field, index) for field in self._places}
+            blobs = {field: self._blob(descriptor, field, index) for field in fields}
         except OSError as error:
             raise BadItem(f"its shard cannot be read: {error.strerror}") from None
         finally:
             os.close(descriptor)
-        record: Record = {}
-        for field, spec in self.fields.items():
-            parse = _PARSERS.get(spec.kind)
-            if field == "key":
-                record[field] = self._keys[index]
-            else:
-                record[field] = blobs[field] if parse is None else parse(blobs[field], self._endings[field][0])
-        return record
+        return {
+            field: _PARSERS[self.fields[field].kind](blob, self._endings[field][0]) for field, blob in blobs.items()
+        }
 
     def _open(self, shard: int) -> int:
         try:
@@ -602,4 +587,14 @@ def _json(blob: bytes, ending: str) -> Any:
     return value
 
 
-_PARSERS: dict[str, Callable[[bytes, str], Any]] = {"int": _integer, "str": _text, "json": _json}
+def _unchanged(blob: bytes, ending: str) -> bytes:
+    return blob
+
+
+_PARSERS: dict[str, Callable[[bytes, str], Any]] = {
+    "image": _unchanged,
+    "bytes": _unchanged,
+    "int": _integer,
+    "str": _text,
+    "json": _json,
+}
