@@ -330,7 +330,7 @@ def test_labels_that_cannot_be_joined(database: Any, mongodb_database: str) -> N
         "both.label": "several fields do, choose one: labels_on='id', labels_on='name'",
         "twice.label": "several documents of 'twice' have a label for the file '0.jpg': 0 and 3",
         "others.label": "none of its fields .* has the name or the id of a file in all of 3 documents; labels_on=",
-        "both.class": "no document of 'both' has the field 'class'; the fields",
+        "both.class": "no document of 'both' has the field 'class' \\(labels\\); the fields",
         "other.label": "names no collection and a field in it.*did you mean 'others'",
     }.items():
         with pytest.raises(errors.StoredsError, match=why):

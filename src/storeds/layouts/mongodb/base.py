@@ -31,7 +31,7 @@ from storeds.backends.mongodb.retry import with_retries
 from storeds.backends.readings import shown_value
 from storeds.errors import ClosedError, ConfigError, RecordError, StoreNotFoundError, UnavailableError, suggest
 from storeds.layouts.mongodb.packing import Packed, id_of, key_of, pack_table, unpack_table
-from storeds.layouts.mongodb.values import Column, infer, projection_of
+from storeds.layouts.mongodb.values import Column, infer, paths_of, projection_of
 from storeds.protocols import Array, Field, Meta, Record
 from storeds.records.columns import column_of, index_path, load_index, save_index
 from storeds.records.fields import Count, canonical_json, fields_to_json
@@ -104,6 +104,15 @@ class Connection:
                 f"no collection {name!r} at {self.location.url}: {suggest(name, self.names(), what)}"
             )
         return uuid
+
+    def check_field(self, name: str, path: str, option: str) -> None:
+        """Raise ConfigError if no document of collection `name` has a value at `path`, which `option` gives."""
+        if next(self.find(name, {path: {"$exists": True}}, {path: True}, limit=1), None) is None:
+            one = next(self.find(name, {}, limit=1), {})
+            raise ConfigError(
+                f"{self.location.url}: no document of {name!r} has the field {path!r} ({option}); "
+                f"{suggest(path, paths_of(one), 'fields of a document there')}"
+            )
 
     def find(
         self,

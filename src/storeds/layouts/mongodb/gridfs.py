@@ -93,7 +93,7 @@ class LabelJoin:
                         f"{found[at]!r} and {label!r}; keep one of them, or name another field with labels="
                     )
         if not found:
-            self._refuse_path()
+            self._connection.check_field(self.collection, self._path, "labels")
         return found
 
     def _referring(self, place_of: Callable[[Any], int | None]) -> str:
@@ -110,13 +110,6 @@ class LabelJoin:
         (path,) = fitting
         self._refers_by_name = all(isinstance(pick(document, path), str) for document in sample)
         return path
-
-    def _refuse_path(self) -> None:
-        """Raise ConfigError if no document has a value at the path of the label."""
-        if next(self._connection.find(self.collection, {self._path: {"$exists": True}}, limit=1), None) is None:
-            one = next(self._connection.find(self.collection, {}, limit=1), {})
-            there = suggest(self._path, paths_of(one), "fields of a document there")
-            raise ConfigError(f"{self._url}: no document of {self.collection!r} has the field {self._path!r}; {there}")
 
 
 def _batches(values: Sequence[Any]) -> list[list[Any]]:

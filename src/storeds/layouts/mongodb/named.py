@@ -17,10 +17,10 @@ from storeds._utils.locations import redact
 from storeds._utils.text import counted
 from storeds.backends.base import BackendOptions
 from storeds.backends.mongodb.client import ClientFactory
-from storeds.errors import ConfigError, FormatError, StoreNotFoundError, suggest
+from storeds.errors import ConfigError, FormatError, StoreNotFoundError
 from storeds.layouts.mongodb.base import Connection, MongodbLayout, batches, listed
 from storeds.layouts.mongodb.packing import Packed, pack_ids, pack_items
-from storeds.layouts.mongodb.values import Column, infer, paths_of, pick
+from storeds.layouts.mongodb.values import Column, infer, pick
 from storeds.protocols import Array, Field, Record
 from storeds.records.columns import column_of
 
@@ -250,7 +250,7 @@ class NamedLayout(MongodbLayout[NamedOptions]):
 
     def _report_missing(self, absent: list[str], index: NameIndex, found: int) -> None:
         if not found:
-            self._check_field(self._settings.name_field, "name_field")
+            self._connection.check_field(self._collection, self._settings.name_field, "name_field")
         names = found + len(absent)
         message = f"{self._location.url}: {len(absent)} of the {names} names of {index.path} have no document: {listed(absent)}"
         if not found:
@@ -266,19 +266,12 @@ class NamedLayout(MongodbLayout[NamedOptions]):
             "%s: %d names occur several times, and are read as often: %s", index.path, len(again), listed(list(again))
         )
 
-    def _check_field(self, path: str, option: str) -> None:
-        """Raise ConfigError if no document has a value at `path`."""
-        if next(self._find({path: {"$exists": True}}, [path], limit=1), None) is None:
-            one = next(self._find({}, None, limit=1), {})
-            there = suggest(path, paths_of(one), "fields of a document there")
-            raise ConfigError(f"{self._location.url}: no document has the field {path!r} ({option}); {there}")
-
     def _describe(self, lists: Sequence[Packed]) -> tuple[dict[str, Column], dict[str, Field]]:
         path = self._settings.data_field
         sample = self._sample(lists[0], None)
         self._left += self._not_read(sample, len(lists[0]))
         if all(pick(document, path) is None for document in sample):
-            self._check_field(path, "data_field")
+            self._connection.check_field(self._collection, path, "data_field")
         elif not any(isinstance(pick(document, path), bytes) for document in sample):
             kinds = ", ".join(sorted({type(pick(document, path)).__name__ for document in sample}))
             raise ConfigError(f"{self._location.url}: field {path!r} (data_field) holds {kinds} instead of bytes")

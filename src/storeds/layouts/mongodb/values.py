@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -15,6 +15,7 @@ from bson import Decimal128, ObjectId, json_util
 from storeds.jpeg import sniff
 from storeds.layouts.embedded import image_of_text, numbers_of
 from storeds.protocols import JSON, Array, Field
+from storeds.records.codec import canonical_value
 
 __all__ = ["Column", "infer", "looks_like_image", "paths_of", "pick", "projection_of", "to_json"]
 
@@ -48,11 +49,12 @@ class Column:
         if found is None:
             raise ValueError(f"its document has no field {self.path!r}, or null in it")
         try:
-            return _CONVERT[self.field.kind](found, self)
-        except (TypeError, OverflowError, ValueError) as error:
-            raise ValueError(
-                f"field {self.path!r} of its document is not {self.field.kind}: {error or type(found).__name__}"
-            ) from None
+            return _convert(found, self)
+        except TypeError:
+            why = f"found {type(found).__name__}"
+        except (OverflowError, ValueError) as error:
+            why = str(error)
+        raise ValueError(f"field {self.path!r} of its document is not {self.field.kind}: {why}")
 
 
 def pick(document: Mapping[str, Any], path: str) -> Any:
@@ -127,52 +129,28 @@ def to_json(value: Any) -> JSON:
     return found
 
 
-def _blob(value: Any, column: Column) -> bytes:
-    if isinstance(value, str):
-        image = image_of_text(value)
-        if image is None:
-            raise TypeError("found text that is not a base64 image")
-        return image
-    if not isinstance(value, bytes):
-        raise TypeError(f"found {type(value).__name__}")
-    return bytes(value)  # PyMongo returns other subtypes than 0 as bson.Binary
+def _convert(value: Any, column: Column) -> Any:
+    kind = column.field.kind
+    if kind == "json":
+        return to_json(value)
+    if kind == "array":
+        return _array(value, column.field)
+    if isinstance(value, str) and kind in ("image", "bytes"):
+        value = image_of_text(value)
+        if value is None:
+            raise ValueError("found text that is not a base64 image")
+    elif column.as_text and isinstance(value, _TEXTUAL):
+        value = value.isoformat() if isinstance(value, datetime.datetime) else str(value)
+    return canonical_value(column.field, value)
 
 
-def _text(value: Any, column: Column) -> str:
-    if column.as_text and isinstance(value, _TEXTUAL):
-        return value.isoformat() if isinstance(value, datetime.datetime) else str(value)
-    if not isinstance(value, str):
-        raise TypeError(f"found {type(value).__name__}")
-    return str(value)
-
-
-def _integer(value: Any, column: Column) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"found {type(value).__name__}")
-    return int(value)
-
-
-def _real(value: Any, column: Column) -> float:
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        raise TypeError(f"found {type(value).__name__}")
-    if isinstance(value, int) and int(float(value)) != value:
-        raise ValueError(f"a binary64 cannot hold {value} exactly")
-    return float(value)
-
-
-def _truth(value: Any, column: Column) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"found {type(value).__name__}")
-    return value
-
-
-def _array(value: Any, column: Column) -> Array:
-    dtype, shape = np.dtype(column.field.dtype), column.field.shape or ()
+def _array(value: Any, field: Field) -> Array:
+    dtype, shape = np.dtype(field.dtype), field.shape or ()
     numbers = numbers_of(value)
     if numbers is None:
-        raise TypeError("found no list of numbers")
+        raise ValueError("found no list of numbers")
     if numbers.size and not np.can_cast(numbers.dtype, dtype):
-        raise TypeError(f"a list of {numbers.dtype} where {dtype} was expected")
+        raise ValueError(f"a list of {numbers.dtype} where {dtype} was expected")
     fits = numbers.ndim == len(shape) and all(
         want in (None, size) for want, size in zip(shape, numbers.shape, strict=True)
     )
@@ -182,19 +160,3 @@ def _array(value: Any, column: Column) -> Array:
     if numbers.dtype.kind == "i" and dtype.kind == "f" and not np.array_equal(found.astype(np.int64), numbers):
         raise ValueError("a binary64 cannot hold its integers exactly")
     return found
-
-
-def _json(value: Any, column: Column) -> JSON:
-    return to_json(value)
-
-
-_CONVERT: dict[str, Callable[[Any, Column], Any]] = {
-    "image": _blob,
-    "bytes": _blob,
-    "str": _text,
-    "int": _integer,
-    "float": _real,
-    "bool": _truth,
-    "array": _array,
-    "json": _json,
-}
