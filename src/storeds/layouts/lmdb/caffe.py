@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -22,8 +23,11 @@ __all__ = ["CaffeLmdb", "CaffeOptions", "Datum", "parse_datum"]
 
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_CHANNELS, _HEIGHT, _WIDTH, _DATA, _LABEL, _FLOATS, _ENCODED = range(1, 8)
-_INT32 = {_CHANNELS: "channels", _HEIGHT: "height", _WIDTH: "width", _LABEL: "label"}
+_NUMBERS = {1: "channels", 2: "height", 3: "width", 5: "label"}  # int32
+_DATA, _FLOATS, _ENCODED = 4, 6, 7
+_WIRES = {**dict.fromkeys((*_NUMBERS, _ENCODED), (_VARINT,)), _DATA: (_BYTES,), _FLOATS: (_BYTES, _FIXED32)}
+"""The wire types of protobuf that the fields may have. Fields of other numbers are skipped."""
+_ANY_WIRE = (_VARINT, _FIXED64, _BYTES, _FIXED32)
 
 
 @dataclass
@@ -41,72 +45,55 @@ class Datum:
 
 def parse_datum(message: bytes | memoryview) -> Datum:
     """Parse a message; raises ValueError if it is cut short or not a ``Datum``."""
-    view = memoryview(message)
-    datum, floats, at = Datum(), list[memoryview](), 0
-    if not len(view):
-        raise ValueError("its Datum is empty")
-    while at < len(view):
-        tag, at = _varint(view, at)
-        number, wire = tag >> 3, tag & 7
-        if wire == _VARINT:
-            value, at = _varint(view, at)
-            _set_number(datum, number, value)
-        else:
-            start, at = _extent(view, at, wire, number)
-            _set_bytes(datum, floats, number, wire, view[start:at])
+    datum, floats = Datum(), bytearray()
+    value: Any
+    for number, value in _message_fields(memoryview(message)):
+        if number in _NUMBERS:
+            low = value & (2**32 - 1)
+            setattr(datum, _NUMBERS[number], low - 2**32 if low >= 2**31 else low)
+        elif number == _DATA:
+            datum.data = value
+        elif number == _ENCODED:
+            datum.encoded = bool(value)
+        elif number == _FLOATS:
+            floats += value
     if floats:
-        joined = b"".join(floats)
-        datum.floats = np.frombuffer(joined, "<f4")
+        datum.floats = np.frombuffer(floats, "<f4")
     if min(datum.channels, datum.height, datum.width) < 0:
         raise ValueError("its Datum has a negative size")
     return datum
 
 
+def _message_fields(view: memoryview) -> Iterator[tuple[int, int | memoryview]]:
+    """Yield the number and the value of each field of a message: a varint, or bytes."""
+    at, end = 0, len(view)
+    if not end:
+        raise ValueError("its Datum is empty")
+    while at < end:
+        tag, at = _varint(view, at)
+        number, wire = tag >> 3, tag & 7
+        if not number or wire not in _WIRES.get(number, _ANY_WIRE):
+            raise ValueError(f"its Datum is damaged at byte {at}: field {number} is of wire type {wire}")
+        if wire == _VARINT:
+            value, at = _varint(view, at)
+            yield number, value
+            continue
+        size, at = _varint(view, at) if wire == _BYTES else (4 if wire == _FIXED32 else 8, at)
+        if at + size > end:
+            raise ValueError(f"its Datum is cut short: field {number} has {size} bytes, {end - at} are there")
+        yield number, view[at : at + size]
+        at += size
+
+
 def _varint(view: memoryview, at: int) -> tuple[int, int]:
+    """Return the number that begins at `at`, and where it ends."""
     value = 0
-    for shift in range(0, 70, 7):
-        if at >= len(view):
-            raise ValueError(f"its Datum is cut short at byte {at}")
-        byte = view[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
+    for end in range(at, min(at + 10, len(view))):
+        byte = view[end]
         if byte < 0x80:
-            return value & (2**64 - 1), at
-    raise ValueError(f"its Datum is damaged at byte {at}: a number that does not end")
-
-
-def _extent(view: memoryview, at: int, wire: int, number: int) -> tuple[int, int]:
-    """Return where the value of a field other than a varint begins and ends."""
-    if wire == _BYTES:
-        size, at = _varint(view, at)
-    elif wire in (_FIXED32, _FIXED64):
-        size = 4 if wire == _FIXED32 else 8
-    else:
-        raise ValueError(f"its Datum is damaged at byte {at}: field {number} is of wire type {wire}")
-    if number == 0:
-        raise ValueError(f"its Datum is damaged at byte {at}: a field without a number")
-    if at + size > len(view):
-        raise ValueError(f"its Datum is cut short: field {number} has {size} bytes, {len(view) - at} are there")
-    return at, at + size
-
-
-def _set_number(datum: Datum, number: int, value: int) -> None:
-    if number in _INT32:
-        low = value & (2**32 - 1)
-        setattr(datum, _INT32[number], low - 2**32 if low >= 2**31 else low)
-    elif number == _ENCODED:
-        datum.encoded = bool(value)
-    elif number in (0, _DATA, _FLOATS):
-        raise ValueError(f"its Datum is damaged: field {number} is a number")
-
-
-def _set_bytes(datum: Datum, floats: list[memoryview], number: int, wire: int, value: memoryview) -> None:
-    if number == _DATA and wire == _BYTES:
-        datum.data = value
-    elif number == _FLOATS and wire in (_BYTES, _FIXED32) and len(value) % 4 == 0:
-        floats.append(value)
-    elif number <= _ENCODED:
-        raise ValueError(f"its Datum is damaged: field {number} is of wire type {wire}")
+            return (value | byte << 7 * (end - at)) & (2**64 - 1), end + 1
+        value |= (byte & 0x7F) << 7 * (end - at)
+    raise ValueError(f"its Datum is cut short or damaged at byte {at}: a number does not end")
 
 
 _SAMPLES = 16
@@ -131,13 +118,6 @@ class CaffeOptions(ForeignOptions):
     @classmethod
     def _split(cls, given: Any) -> Any:
         return tuple(given.split(",")) if isinstance(given, str) else given
-
-
-@dataclass(frozen=True)
-class _Names:
-    data: str
-    label: str
-    key: str
 
 
 class CaffeLmdb(ForeignLmdb):
@@ -176,7 +156,7 @@ class CaffeLmdb(ForeignLmdb):
         fields = parse_fields(dict(zip(names, (field, Field("int"), Field("str")), strict=True)))
         if len(fields) != _PARTS:
             raise ConfigError(f"{reader.url}: fields names one part twice: {', '.join(names)}")
-        return LayoutInfo(keys, fields, how=_Names(*names))
+        return LayoutInfo(keys, fields, how=names)
 
     def _data_field(self, reader: LmdbReader, keys: Keys) -> Field:
         found, failed = [], ""
@@ -195,14 +175,14 @@ class CaffeLmdb(ForeignLmdb):
             raise FormatError(f"{reader.url}: its messages differ: {error}") from None
 
     def _values(self, reader: LmdbReader, key: bytes, fields: tuple[str, ...]) -> dict[str, Any]:
-        names: _Names = self._info.how
-        values: dict[str, Any] = {names.key: key.decode()}
-        if fields == (names.key,):
+        data, label, key_field = self._info.how
+        values: dict[str, Any] = {key_field: key.decode()}
+        if fields == (key_field,):
             return values
         datum = parse_datum(self._fetch(reader, key))
-        values[names.label] = datum.label
-        if names.data in fields:
-            values[names.data] = _value_of(datum, self._info.fields[names.data])
+        values[label] = datum.label
+        if data in fields:
+            values[data] = _value_of(datum, self._info.fields[data])
         return values
 
 

@@ -6,13 +6,12 @@ use for it, and its value is unlike every record's. The user's ``exclude`` decid
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
 
 from storeds._utils.text import counted
 from storeds.backends.base import check_most_is_read
@@ -190,7 +189,7 @@ def _keep(found: Entries, key: bytes, content: Any) -> bool:
     """Keep the content of an entry as an attribute, if it can be JSON."""
     try:
         content = plain(content)
-        decode_json(_encode(content))
+        decode_json(json.dumps(content, allow_nan=False).encode())
     except (TypeError, ValueError, UnicodeDecodeError):
         return False
     names = _class_names(key, content)
@@ -199,12 +198,6 @@ def _keep(found: Entries, key: bytes, content: Any) -> bool:
     else:
         found.attrs[key_text(key).strip("_") or "entry"] = content
     return True
-
-
-def _encode(content: Any) -> bytes:
-    import json
-
-    return json.dumps(content, allow_nan=False).encode()
 
 
 def _class_names(key: bytes, content: Any) -> list[str] | None:
@@ -227,11 +220,9 @@ def _plain_value(value: memoryview, count: int | None = None) -> Any:
     raw = bytes(value)
     if raw.strip().isdigit() and len(raw) < 20:
         return int(raw)
-    for decode in (_pickled, _json):
-        try:
-            return decode(raw)
-        except (ValueError, RecursionError):
-            continue
+    serialised = _deserialised(raw)
+    if serialised is not None:
+        return serialised[1]
     if count is not None and _is_count(raw, count):
         return count
     try:
@@ -241,19 +232,19 @@ def _plain_value(value: memoryview, count: int | None = None) -> Any:
     return text if text.isprintable() and text else _UNKNOWN
 
 
-def _pickled(raw: bytes) -> Any:
-    if not raw.endswith(b"."):
-        raise ValueError("not a pickle")
-    return unpickle(raw)
-
-
-def _json(raw: bytes) -> Any:
-    if raw[:1] not in b'{["' and not is_compressed(raw):
-        raise ValueError("not JSON")
+def _deserialised(raw: bytes) -> tuple[str, Any] | None:
+    """Return the format and the content of a pickle or of JSON, None for anything else."""
     try:
-        return decode_json(decompress(raw))
-    except MissingDependencyError as error:
-        raise ValueError(str(error)) from None
+        if raw.endswith(b"."):
+            return "pickle", unpickle(raw)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        if raw[:1] in b'{["' or is_compressed(raw):
+            return "JSON", decode_json(decompress(raw))
+    except (ValueError, RecursionError, MissingDependencyError):
+        pass
+    return None
 
 
 def _is_count(raw: bytes, count: int) -> bool:
@@ -274,11 +265,9 @@ def _signature(value: memoryview) -> Any:
     if is_npz(value):
         return "npz"
     raw = bytes(value) if len(value) <= 1 << 20 else b""
-    for decode in (_pickled, _json):
-        try:
-            return decode.__name__, _types(decode(raw))
-        except (ValueError, RecursionError):
-            continue
+    serialised = _deserialised(raw)
+    if serialised is not None:
+        return serialised[0], _types(serialised[1])
     if raw.strip().isdigit():
         return "digits"
     first = raw[:1]
@@ -301,10 +290,7 @@ def beginning_of(value: bytes | memoryview) -> str:
     if is_video(value):
         return f"a video of {len(value)} bytes"
     content = _plain_value(memoryview(value))
-    if content is _UNKNOWN or isinstance(content, np.ndarray):
-        form = _form(value)
-        return f"{form}{shown_value(value if content is _UNKNOWN else content)}"
-    return f"{_form(value)}{shown_value(content)}"
+    return f"{_form(value)}{shown_value(value if content is _UNKNOWN else content)}"
 
 
 def _form(value: bytes | memoryview) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -81,7 +81,11 @@ class _Packed:
             return cls(count, size, numbers, index.offset, index.offset + index.nbytes, None)
         return cls(count, size, numbers, 0, index.nbytes, index.view(np.uint8).data)
 
-    def read_keys(self, positions: Sequence[int], read: _Read) -> list[bytes]:
+    def keys(self, positions: Sequence[int], read: _Read) -> list[bytes]:
+        """Return the keys at ascending positions."""
+        return [key for run in _runs(positions) for key in self._near_keys(run, read)]
+
+    def _near_keys(self, positions: Sequence[int], read: _Read) -> list[bytes]:
         """Return the keys at positions that are close to one another."""
         first, last = positions[0], positions[-1]
         starts = memoryview(read(self.begin + _WORD * (_HEAD + first), _WORD * (last - first + 2))).cast("q")
@@ -126,49 +130,22 @@ class IndexedKeys:
         packed = self._packed
         if packed is None:  # after unpickling
             packed = self._packed = self._load(find)
-        if packed.numbers is not None:
-            return packed.numbers.many(positions)
-        with self._reading(packed, find) as (packed, read):
-            return [key for run in _runs(positions) for key in packed.read_keys(run, read)]
-
-    @contextmanager
-    def _reading(self, packed: _Packed, find: Callable[[], Iterable[bytes]]) -> Iterator[tuple[_Packed, _Read]]:
-        descriptor = self._descriptor(packed)
-        if descriptor is None and packed.kept is None:  # the cache was emptied
-            packed = self._packed = self._load(find)
-            descriptor = self._descriptor(packed)
-        if descriptor is None:
-            yield packed, _reader_of(packed, self._path)
-            return
-        try:
-            yield packed, lambda at, size: os.pread(descriptor, size, at)
-        finally:
-            os.close(descriptor)
-
-    def _descriptor(self, packed: _Packed) -> int | None:
-        """Return a descriptor of the file, or None if it is missing or incomplete."""
-        if packed.kept is not None:
-            return None
-        try:
-            descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return None
-        if os.fstat(descriptor).st_size == packed.file_size:
-            return descriptor
-        os.close(descriptor)
-        return None
+        for _ in range(2):
+            if packed.numbers is not None:
+                return packed.numbers.many(positions)
+            if packed.kept is not None:
+                return packed.keys(positions, lambda at, size, kept=packed.kept: bytes(kept[at : at + size]))  # type: ignore[misc]
+            with contextlib.suppress(OSError), open(self._path, "rb", buffering=0) as file:
+                descriptor = file.fileno()
+                if os.fstat(descriptor).st_size == packed.file_size:
+                    return packed.keys(positions, lambda at, size: os.pread(descriptor, size, at))  # noqa: B023
+            packed = self._packed = self._load(find)  # the cache was emptied
+        raise UnavailableError(
+            f"the index {self._path} disappears while storeds uses it; set STOREDS_CACHE to a folder that is not cleaned"
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_path": self._path, "_packed": None, "count": self.count}
-
-
-def _reader_of(packed: _Packed, path: Path) -> _Read:
-    kept = packed.kept
-    if kept is None:
-        raise UnavailableError(
-            f"the index {path} disappears while storeds uses it; set STOREDS_CACHE to a folder that is not cleaned"
-        )
-    return lambda at, size: bytes(kept[at : at + size])
 
 
 def _runs(positions: Sequence[int]) -> Iterator[Sequence[int]]:
