@@ -66,7 +66,11 @@ def pytest_report_header() -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Add the markers ``mongodb``, ``process`` and ``slow``, and keep the share of the cases that ``share`` asks for."""
+    """Add the markers ``mongodb``, ``process`` and ``slow``, and keep a share of the cases that repeat.
+
+    The marker ``share`` says how many cases of its test a run takes. Of the cases that spawn processes, it takes one of each
+    test, because every spawned process imports torch.
+    """
     cases: dict[tuple[str, int], list[pytest.Item]] = {}
     for item in items:
         if needs_mongodb(item):
@@ -77,12 +81,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("slow")
         if marker := item.get_closest_marker("share"):
             cases.setdefault((item.nodeid.partition("[")[0], *marker.args), []).append(item)
+        elif spawns(item):
+            cases.setdefault((item.nodeid.partition("[")[0], 1), []).append(item)
     skipped: set[pytest.Item] = set()
     for (_, count), of_one_test in cases.items():
         skipped |= set(of_one_test).difference(share(of_one_test, count))
     if skipped:
         config.hook.pytest_deselected(items=list(skipped))
         items[:] = [item for item in items if item not in skipped]
+
+
+def spawns(item: pytest.Item) -> bool:
+    """Return whether a test is parametrized with the start method ``spawn``."""
+    for value in item.callspec.params.values() if hasattr(item, "callspec") else ():
+        parts = value if isinstance(value, tuple) else (value,)
+        if any(isinstance(part, str) and part == "spawn" for part in parts):
+            return True
+    return False
 
 
 def needs_mongodb(item: pytest.Item) -> bool:

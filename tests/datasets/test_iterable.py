@@ -326,7 +326,7 @@ class TestOrder:
         storeds.convert(urls[3], f"hdf5://{tmp_path}/b.h5")
         found = stream([urls[0], f"hdf5://{tmp_path}/*.h5"])
         expected = [(0, at) for at in range(7)] + [(1, at) for at in range(3)] + [(3, at) for at in range(11)]
-        assert sorted(sum(load(found, 2, "spawn"), [])) == expected
+        assert sorted(sum(load(found, 2, "forkserver"), [])) == expected
 
     def test_shuffling_depends_on_seed_and_epoch_alone(self, urls: list[str]) -> None:
         found = stream(urls, seed=3, shuffle_buffer=8)

@@ -27,7 +27,7 @@ from _modes import WRAPPERS, Batch, Case, Counted, all_cases, jitter, mark, pair
 from _stores import START_METHODS, collection, write
 from conftest import with_path
 from photographs import jpeg
-from shares import FULL, share
+from shares import FULL
 from storeds import StoreDataset
 
 # What PyTorch says of three workers on a machine with two processors.
@@ -56,9 +56,7 @@ def selected() -> list[Case]:
     taken = [cases[at] for at in pairwise(cases)]
     if FULL:
         taken = list(dict.fromkeys(taken + product_of_modes(cases)))
-    # A spawned worker imports torch, so one run takes few of these cases.
-    spawned = share((case for case in taken if case.start == "spawn"), 3)
-    return [case for case in taken if case.start != "spawn" or case in spawned]
+    return taken
 
 
 @pytest.fixture(scope="module")
@@ -137,13 +135,13 @@ def two_epochs(dataset: StoreDataset, **arguments: Any) -> list[list[Any]]:
 class TestRandomness:
     """With a seed, a sample is a function of (seed, epoch, index), whoever makes it."""
 
-    # Each number of workers with each start method, and each of both with every engine; one run spawns one of them.
+    # Each number of workers with each start method, and each of both with every engine.
     PLACES = [
         *((0, None, engine) for engine in ("lmdb", "hdf5", "mongodb")),
         *(
             (workers, method, ("lmdb", "hdf5", "mongodb")[(row + column) % 3])
+            for row, workers in enumerate((1, 2, 3))
             for column, method in enumerate(START_METHODS)
-            for row, workers in share(enumerate((1, 2, 4)), 1 if method == "spawn" else 3)
         ),
     ]
 

@@ -5,6 +5,7 @@ Imports the private counters to test them at their limits.
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import pickle
@@ -20,9 +21,10 @@ import xxhash
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 import storeds
-from _stores import ENGINES, START_METHODS
+from _stores import ENGINES
 from conftest import with_path
 from photographs import jpeg
+from shares import share
 from storeds import Skipped, StoreDataset, errors
 from storeds.datasets.pipeline import SampleCounters
 from storeds.testing import run_mongod
@@ -83,15 +85,21 @@ def epochs(dataset: StoreDataset, method: str) -> tuple[list[int], str]:
     return seen, digest.hexdigest()
 
 
+POLICIES = ("skip", "replace")
+SPAWNED = share(itertools.product(ENGINES, POLICIES), 1)
+"""Where this run spawns workers, too."""
+
+
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # on machines of two CPUs
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("policy", ["skip", "replace"])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_two_epochs_report_the_truth_under_every_start_method(
     write: Callable[[str], str], engine: str, policy: str
 ) -> None:
     url = write(engine)
     digests = set()
-    for method in START_METHODS if engine == "lmdb" else ("fork", "spawn"):
+    forked = ["fork", "forkserver"] if engine == "lmdb" else ["fork"]
+    for method in [*forked, "spawn"] if (engine, policy) in SPAWNED else forked:
         dataset = StoreDataset(url, on_error=policy, seed=1, **OPTIONS)
         seen, digest = epochs(dataset, method)
         digests.add(digest)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import pickle
 import re
@@ -34,24 +33,9 @@ from _stores import (
     written,
 )
 from photographs import jpeg
-from shares import share
 from storeds import StoreDataset, errors
 from storeds.backends import HandleBackend
 from storeds.plugins import file_path
-
-LOADER_CASES = [
-    pytest.param(
-        engine,
-        method,
-        used,
-        persistent,
-        id=f"{engine}-{method}-{'used' if used else 'unused'}-{'persistent' if persistent else 'fresh'}",
-    )
-    for engines, method, count in (((*ENGINES, CHUNKED), "fork", 20), (ENGINES, "forkserver", 4), (ENGINES, "spawn", 3))
-    # A worker that is not forked imports torch, so one run takes few of these cases.
-    for engine, used, persistent in share(itertools.product(engines, (False, True), (False, True)), count)
-]
-"""Engine, start method, whether the dataset is used before the loader, and whether its workers are persistent."""
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +48,12 @@ def stores(mongodb: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[d
 class TestLoaders:
     """What comes out of a DataLoader is what the store holds: each index once, its bytes, its label."""
 
-    @pytest.mark.parametrize(("engine", "start_method", "used", "persistent"), LOADER_CASES)
+    @pytest.mark.parametrize("persistent", [False, True], ids=["fresh-workers", "persistent-workers"])
+    @pytest.mark.parametrize("used", [False, True], ids=["unused-before", "used-before"])
+    @pytest.mark.parametrize(
+        ("engine", "start_method"),
+        [*((engine, method) for engine in ENGINES for method in START_METHODS), (CHUNKED, "fork")],
+    )
     def test_every_row_is_right(
         self, stores: dict[str, str], engine: str, start_method: str, used: bool, persistent: bool
     ) -> None:
