@@ -34,10 +34,10 @@ from storeds.backends.hdf5 import Rows
 from storeds.errors import RecordError
 from storeds.layouts.hdf5 import ParallelHdf5
 from storeds.layouts.hdf5 import chunks as chunks_module
-from storeds.layouts.hdf5.chunks import _ChunkCache, parallel_map
+from storeds.layouts.hdf5.chunks import ChunkedRows, _ChunkCache, parallel_map
 from storeds.layouts.hdf5.elements import element_field
 from storeds.layouts.hdf5.files import ForeignOptions, Hdf5Files
-from storeds.layouts.hdf5.storage import ChunkedRows, raw_rows
+from storeds.layouts.hdf5.values import raw_rows
 from storeds.protocols import Field
 
 DEADLINE = 60

@@ -233,7 +233,7 @@ def test_pytables_arrays_and_tables(tmp_path: Path) -> None:
 
 
 def test_one_read_serves_all_rows_of_a_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from storeds.layouts.hdf5.storage import ChunkedRows
+    from storeds.layouts.hdf5.chunks import ChunkedRows
 
     PARALLEL["chunked"](tmp_path / "a.h5")
     loads: list[tuple[int, int]] = []

@@ -25,7 +25,7 @@ from storeds.backends.hdf5.rows import FlatRows
 from storeds.layouts.hdf5.files import Hdf5Files
 from storeds.protocols import Array
 
-__all__ = ["Chunks", "Filters", "parallel_map"]
+__all__ = ["ChunkedRows", "Chunks", "Filters", "WholeDataset", "parallel_map"]
 
 
 _DEFLATE, _SHUFFLE, _FLETCHER32 = h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32
@@ -334,3 +334,140 @@ def _cpus_per_reader() -> int:
         if last < since:
             _readers.pop(reader, None)
     return len(os.sched_getaffinity(0)) // max(len(_readers), 1)
+
+
+_LONGEST_READ = 32 << 20  # bytes that one read may take beyond a single row
+_PARALLEL = 1 << 19  # bytes; decompressing fewer is not worth starting a thread
+_MOST_CHUNKS = 1 << 12  # that one call reads, because libhdf5 takes some KiB of memory for each
+_COPIES = 3  # of each chunk that a thread holds: stored, decompressed, unshuffled
+
+
+class ChunkedRows:
+    """Rows in chunks. One read serves all rows of a chunk, so a batch decompresses each chunk once.
+
+    Without `chunks`, libhdf5 reads everything; with them, only the chunks that they do not return.
+    """
+
+    checksum = None
+
+    def __init__(
+        self,
+        files: Hdf5Files,
+        dataset: h5py.Dataset,
+        memory: Any,
+        size: int,
+        count: int,
+        axis: int = 0,
+        chunks: Chunks | None = None,
+    ) -> None:
+        self._files, self._dataset, self._memory, self._axis = files, dataset, memory, axis
+        self.size, self.count = size, count
+        self._chunks = chunks
+        self._per_chunk = dataset.chunks[axis] if dataset.chunks and dataset.shape else 1
+
+    def read(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+        # docstring inherited
+        if self._chunks is not None:
+            return self._read_chunks(self._chunks, spans)
+        out = [data for group in self._groups(spans) for data in self._slices(group)]
+        if self._dataset.is_virtual:
+            self._files.check_sources()
+        return out
+
+    def _read_chunks(self, chunks: Chunks, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+        per_chunk, size = chunks.per_chunk, chunks.nbytes
+        if not all(0 < stop - start <= per_chunk - start % per_chunk for start, stop in spans):
+            return self._read_across(per_chunk, spans)
+        groups = self._groups(spans)
+        serial = size * sum(chunks.needs_decompression(group[0][0] // per_chunk) for group in groups) < _PARALLEL
+        return [
+            data for found in parallel_map(self._slices, groups, serial=serial, needs=_COPIES * size) for data in found
+        ]
+
+    def _read_across(self, per_chunk: int, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+        cut = [
+            [(max(start, at), min(stop, at + per_chunk)) for at in range(start - start % per_chunk, stop, per_chunk)]
+            if start < stop
+            else []
+            for start, stop in spans
+        ]
+        found = iter(self.read([piece for pieces in cut for piece in pieces]))
+        return [_whole([next(found) for _ in pieces]) for pieces in cut]
+
+    def _slices(self, group: list[tuple[int, int]]) -> list[bytes]:
+        start, stop = group[0][0], group[-1][1]
+        rows = None if self._chunks is None else self._chunks.flat_rows(start // self._per_chunk)
+        if rows is not None:
+            first = start - start % self._per_chunk
+            return rows.read([(low - first, high - first) for low, high in group])
+        try:
+            data = self._load(start, stop)
+        except (OSError, RuntimeError, ValueError):
+            if self._chunks is not None or len(group) == 1:
+                return [b""] * len(group)
+            # Rows in other chunks than the damaged one are still good.
+            return [self._slices([span])[0] for span in group]
+        if len(group) == 1:
+            return [bytes(data)]
+        return [bytes(data[(low - start) * self.size : (high - start) * self.size]) for low, high in group]
+
+    def _groups(self, spans: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+        groups: list[list[tuple[int, int]]] = []
+        for span in spans:
+            last = groups[-1] if groups else None
+            if last is not None and self._joins(last, span):
+                last.append(span)
+            else:
+                groups.append([span])
+        return groups
+
+    def _joins(self, group: list[tuple[int, int]], span: tuple[int, int]) -> bool:
+        same_chunk = (group[-1][1] - 1) // self._per_chunk == span[0] // self._per_chunk
+        if self._chunks is not None:
+            return same_chunk
+        return (same_chunk or span[0] == group[-1][1]) and (span[1] - group[0][0]) * self.size <= _LONGEST_READ
+
+    def _load(self, start: int, stop: int) -> bytes | memoryview:
+        found = self._chunks.load(start, stop) if self._chunks is not None else None
+        return self._load_by_library(start, stop) if found is None else found
+
+    def _load_by_library(self, start: int, stop: int) -> bytes:
+        data = np.empty((stop - start) * self.size, "u1")
+        if not data.size:
+            return b""
+        step = _MOST_CHUNKS * self._per_chunk if self._dataset.chunks else stop - start
+        for at in range(start, stop, step):
+            end = min(at + step, stop)
+            self._fill(data[(at - start) * self.size : (end - start) * self.size], at, end)
+        return data.tobytes()
+
+    def _fill(self, data: Array, start: int, stop: int) -> None:
+        shape, space = self._dataset.shape, self._dataset.id.get_space()
+        if shape:
+            before, after = shape[: self._axis], shape[self._axis + 1 :]
+            box = (*before, stop - start, *after)
+            space.select_hyperslab((*(0 for _ in before), start, *(0 for _ in after)), box)
+            memory = h5py.h5s.create_simple(box)
+        else:
+            memory = space
+        self._dataset.id.read(memory, space, data, mtype=self._memory)
+
+
+def _whole(pieces: list[bytes]) -> bytes:
+    if len(pieces) == 1:
+        return pieces[0]
+    return b"".join(pieces) if all(pieces) else b""
+
+
+class WholeDataset:
+    """All rows of a dataset as a single row."""
+
+    checksum = None
+    count = 1
+
+    def __init__(self, rows: ChunkedRows) -> None:
+        self._rows, self.size = rows, rows.size * rows.count
+
+    def read(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+        # docstring inherited
+        return [self._rows.read([(0, self._rows.count)])[0] for _ in spans]

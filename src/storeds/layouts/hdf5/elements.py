@@ -11,18 +11,8 @@ import h5py
 import numpy as np
 
 from storeds.errors import FormatError, StoredsError, UnavailableError
-from storeds.layouts.hdf5.files import Hdf5Files, NoSuchNameError, members, split
-from storeds.layouts.hdf5.storage import raw_rows
-from storeds.layouts.hdf5.values import (
-    SCALAR_KINDS,
-    attribute_fields,
-    attributes,
-    is_encoded,
-    is_numeric,
-    kind_of,
-    to_value,
-    unsupported,
-)
+from storeds.layouts.hdf5.files import Hdf5Files, NoSuchNameError, attribute_fields, attributes, members, split
+from storeds.layouts.hdf5.values import SCALAR_KINDS, is_encoded, is_numeric, kind_of, raw_rows, to_value, unsupported
 from storeds.protocols import JSON, Field
 
 __all__ = [

@@ -9,11 +9,12 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import h5py
+import numpy as np
 from pydantic import Field as Option
 from pydantic import field_validator
 
@@ -21,7 +22,7 @@ from storeds.backends.base import BackendOptions
 from storeds.backends.handles import OpenStore
 from storeds.backends.hdf5.backend import check_hdf5_file, open_hdf5_file
 from storeds.errors import ConfigError, FormatError, StoredsError, UnavailableError, suggest
-from storeds.protocols import JSON
+from storeds.protocols import JSON, Field, Kind
 
 __all__ = [
     "ForeignOptions",
@@ -30,6 +31,8 @@ __all__ = [
     "NoSuchNameError",
     "Unread",
     "are_splits",
+    "attribute_fields",
+    "attributes",
     "describe",
     "enter",
     "field_names",
@@ -515,3 +518,44 @@ def describe(dataset: h5py.Dataset) -> str:
         name = "a table" if dtype.names else "opaque" if dtype.kind == "V" else str(dtype)
     shape = "nothing" if dataset.shape is None else f"[{', '.join(map(str, dataset.shape))}]"
     return f"{name} {shape}"
+
+
+# Attributes that PyTables, MATLAB, netCDF and the HDF5 image and dimension-scale conventions write for themselves.
+_LIBRARY_ATTRIBUTES = {
+    "CLASS",
+    "VERSION",
+    "TITLE",
+    "FLAVOR",
+    "EXTDIM",
+    "PSEUDOATOM",
+    "NAME",
+    "H5PATH",
+    "INTERLACE_MODE",
+}
+_LIBRARY_PREFIXES = ("IMAGE_", "MATLAB_", "PYTABLES_", "_Netcdf4", "_NC")
+
+
+def attributes(owner: h5py.Group | h5py.Dataset) -> dict[str, JSON]:
+    """Return the attributes that are one number or one text each, without those that libraries write for themselves."""
+    out: dict[str, JSON] = {}
+    for name in owner.attrs:
+        if name in _LIBRARY_ATTRIBUTES or name.startswith(_LIBRARY_PREFIXES):
+            continue
+        try:
+            value = owner.attrs[name]
+        except (OSError, TypeError, RuntimeError):  # of a type that NumPy lacks
+            continue
+        if isinstance(value, np.ndarray) and value.size == 1:
+            value = value.reshape(-1)[0]
+        value = value.item() if isinstance(value, np.generic) else value
+        if isinstance(value, bytes):
+            value = value.decode("utf-8", "replace")
+        if isinstance(value, (bool, int, float, str)):
+            out[name] = value
+    return out
+
+
+def attribute_fields(found: Mapping[str, JSON]) -> dict[str, Field]:
+    """Return the fields of attributes."""
+    kinds: dict[type, Kind] = {bool: "bool", int: "int", float: "float", str: "str"}
+    return {name: Field(kinds[type(value)]) for name, value in found.items()}

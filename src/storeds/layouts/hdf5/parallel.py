@@ -18,6 +18,7 @@ from storeds.layouts.hdf5.files import (
     NoSuchNameError,
     Unread,
     are_splits,
+    attributes,
     field_names,
     unread_below,
 )
@@ -32,7 +33,7 @@ from storeds.layouts.hdf5.inference import (
     rows_or_file,
     select_columns,
 )
-from storeds.layouts.hdf5.values import SCALAR_KINDS, Computed, Values, attributes, row_count, unsupported, values_of
+from storeds.layouts.hdf5.values import SCALAR_KINDS, Computed, Values, row_count, unsupported, values_of
 from storeds.protocols import JSON, Field
 from storeds.records.fields import parse_fields
 

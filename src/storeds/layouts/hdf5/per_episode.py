@@ -19,13 +19,14 @@ from storeds.layouts.hdf5.files import (
     Member,
     NoSuchNameError,
     Unread,
+    attributes,
     field_names,
     members,
     natural_order,
     split,
 )
 from storeds.layouts.hdf5.index import IndexedOpener, PackedIndex, RowNumbers, SequenceRows, SequenceValues, StepKeys
-from storeds.layouts.hdf5.values import Values, attributes, values_of
+from storeds.layouts.hdf5.values import Values, values_of
 from storeds.protocols import JSON, Array, Field
 from storeds.records.fields import fields_from_json, fields_to_json
 

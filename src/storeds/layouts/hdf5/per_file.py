@@ -14,13 +14,15 @@ from storeds.layouts.hdf5.files import (
     Hdf5Files,
     Member,
     Unread,
+    attribute_fields,
+    attributes,
     describe,
     field_names,
     members,
     unread_below,
 )
 from storeds.layouts.hdf5.inference import MOST_FIELDS, are_numbered_samples, enter_group, rows_or_file, select_columns
-from storeds.layouts.hdf5.values import Computed, Values, attribute_fields, attributes
+from storeds.layouts.hdf5.values import Computed, Values
 from storeds.protocols import Field
 
 __all__ = ["PerFileHdf5", "PerFileOptions"]

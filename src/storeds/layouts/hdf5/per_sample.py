@@ -21,6 +21,8 @@ from storeds.layouts.hdf5.files import (
     Member,
     Unread,
     are_splits,
+    attribute_fields,
+    attributes,
     enter,
     field_names,
     members,
@@ -42,7 +44,7 @@ from storeds.layouts.hdf5.series import (
     is_sample,
     sample_evenly,
 )
-from storeds.layouts.hdf5.values import Computed, Values, attribute_fields, attributes
+from storeds.layouts.hdf5.values import Computed, Values
 from storeds.protocols import JSON, Array, Field
 
 __all__ = ["PerSampleHdf5", "PerSampleOptions"]

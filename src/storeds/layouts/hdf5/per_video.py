@@ -18,6 +18,8 @@ from storeds.layouts.hdf5.files import (
     Hdf5Files,
     Unread,
     are_splits,
+    attribute_fields,
+    attributes,
     field_names,
     members,
     natural_order,
@@ -35,7 +37,7 @@ from storeds.layouts.hdf5.series import (
     sample_evenly,
     series_of,
 )
-from storeds.layouts.hdf5.values import Computed, Values, attribute_fields, attributes, values_of
+from storeds.layouts.hdf5.values import Computed, Values, values_of
 from storeds.protocols import JSON, Array, Field
 
 __all__ = ["PerVideoHdf5", "PerVideoOptions", "holds_frames"]

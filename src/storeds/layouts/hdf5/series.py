@@ -20,7 +20,7 @@ from PIL import Image
 
 from storeds.errors import FormatError, StoredsError
 from storeds.layouts.hdf5.elements import element_bytes, element_field, sort_of
-from storeds.layouts.hdf5.files import Hdf5Files, enter, natural_order, split, stem
+from storeds.layouts.hdf5.files import Hdf5Files, attributes, enter, natural_order, split, stem
 from storeds.layouts.hdf5.inference import (
     COLOURS,
     MOST_FIELDS,
@@ -30,7 +30,7 @@ from storeds.layouts.hdf5.inference import (
     numbered_parts,
     same_samples,
 )
-from storeds.layouts.hdf5.values import SCALAR_KINDS, attributes
+from storeds.layouts.hdf5.values import SCALAR_KINDS
 from storeds.protocols import Array
 
 __all__ = [

@@ -1,8 +1,14 @@
-"""Turns the rows of foreign HDF5 datasets, and attributes, into values of fields."""
+"""Reads foreign HDF5 datasets as values of fields: finds their bytes in the file, and converts them.
+
+Bytes are read by file offset if possible, else through libhdf5, and as they lie in the file: libhdf5 would cut a string at
+its first NUL, and a picture stored as a string holds NULs.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,26 +19,29 @@ import numpy as np
 from storeds.backends.hdf5.rows import FileMap, FlatRows, Rows, gather_any
 from storeds.errors import FormatError
 from storeds.jpeg import sniff
+from storeds.layouts.hdf5.chunks import ChunkedRows, Chunks, WholeDataset
 from storeds.layouts.hdf5.files import Hdf5Files
-from storeds.layouts.hdf5.storage import TableRows, bytes_of, mislabels_byte_order, raw_rows, variable_items
-from storeds.protocols import JSON, Array, Field, Kind
+from storeds.protocols import Array, Field, Kind
 from storeds.records.columns import SCALARS, column_of
 
 __all__ = [
     "SCALAR_KINDS",
     "Computed",
+    "TableRows",
     "Values",
-    "attribute_fields",
-    "attributes",
+    "bytes_of",
     "is_encoded",
     "is_numeric",
     "is_single",
     "kind_of",
     "makes_fields",
+    "mislabels_byte_order",
+    "raw_rows",
     "row_count",
     "to_value",
     "unsupported",
     "values_of",
+    "variable_items",
 ]
 
 
@@ -115,19 +124,6 @@ def kind_of(samples: Sequence[bytes], text: bool) -> Kind:
 
 
 _MATLAB_CLASS = "MATLAB_class"
-# Attributes that PyTables, MATLAB, netCDF and the HDF5 image and dimension-scale conventions write for themselves.
-_LIBRARY_ATTRIBUTES = {
-    "CLASS",
-    "VERSION",
-    "TITLE",
-    "FLAVOR",
-    "EXTDIM",
-    "PSEUDOATOM",
-    "NAME",
-    "H5PATH",
-    "INTERLACE_MODE",
-}
-_LIBRARY_PREFIXES = ("IMAGE_", "MATLAB_", "PYTABLES_", "_Netcdf4", "_NC")
 
 
 def is_single(dataset: h5py.Dataset) -> bool:
@@ -146,32 +142,6 @@ def row_count(dataset: h5py.Dataset) -> int:
 def _is_matlab_column(dataset: h5py.Dataset) -> bool:
     """Whether a dataset is a MATLAB column vector, which is a single row here because MATLAB reverses the axes."""
     return len(dataset.shape) == 2 and dataset.shape[0] == 1 < dataset.shape[1] and _MATLAB_CLASS in dataset.attrs
-
-
-def attributes(owner: h5py.Group | h5py.Dataset) -> dict[str, JSON]:
-    """Return the attributes that are one number or one text each, without those that libraries write for themselves."""
-    out: dict[str, JSON] = {}
-    for name in owner.attrs:
-        if name in _LIBRARY_ATTRIBUTES or name.startswith(_LIBRARY_PREFIXES):
-            continue
-        try:
-            value = owner.attrs[name]
-        except (OSError, TypeError, RuntimeError):  # of a type that NumPy lacks
-            continue
-        if isinstance(value, np.ndarray) and value.size == 1:
-            value = value.reshape(-1)[0]
-        value = value.item() if isinstance(value, np.generic) else value
-        if isinstance(value, bytes):
-            value = value.decode("utf-8", "replace")
-        if isinstance(value, (bool, int, float, str)):
-            out[name] = value
-    return out
-
-
-def attribute_fields(found: Mapping[str, JSON]) -> dict[str, Field]:
-    """Return the fields of attributes."""
-    kinds: dict[type, Kind] = {bool: "bool", int: "int", float: "float", str: "str"}
-    return {name: Field(kinds[type(value)]) for name, value in found.items()}
 
 
 _DAMAGED = ValueError("its bytes are cut short or damaged")
@@ -450,3 +420,122 @@ def unsupported(files: Hdf5Files, dataset: h5py.Dataset, what: str = "") -> Form
 
 def _native(array: Array) -> Array:
     return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+_SMALL_VALUE = 1 << 18  # bytes; for a smaller value, looking up its chunks costs more than it saves
+_SMALL_CHUNK = 1 << 12  # bytes; values in smaller chunks have too many for a loop in Python
+
+
+class TableRows:
+    """One column of a table."""
+
+    checksum = None
+
+    def __init__(self, table: Rows, offset: int, size: int) -> None:
+        self._table, self._offset, self.size = table, offset, size
+        self.count = table.count
+
+    def read(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+        # docstring inherited
+        whole, begin, end = self._table.size, self._offset, self._offset + self.size
+        return [
+            np.frombuffer(data, "u1").reshape(-1, whole)[:, begin:end].tobytes() if len(data) % whole == 0 else b""
+            for data in self._table.read(spans)
+        ]
+
+
+def raw_rows(
+    files: Hdf5Files, dataset: h5py.Dataset, dtype: np.dtype[Any], *, whole: bool = False, axis: int = 0
+) -> Rows:
+    """Return the rows of a dataset of values of fixed size; with `whole`, the dataset as a single row.
+
+    Rows lie along `axis`; the axes before it have length 1.
+    """
+    shape = dataset.shape[axis:]
+    count, inner = (1, shape) if whole or not shape else (shape[0], shape[1:])
+    size = math.prod(inner) * dtype.itemsize
+    stored = dataset.id.get_type()
+    memory = stored if dtype.kind in "SV" else h5py.h5t.py_create(dtype, logical=True)
+    if stored.get_size() != dtype.itemsize and dtype.kind in "SV":
+        raise FormatError(f"{files.url}: dataset {dataset.name} has the type {dtype}, laid out in an unusual way")
+    equal = bool(stored.equal(memory))
+    if dataset.external:
+        return _external_rows(files, dataset, size, count, flat=equal)
+    offset = None if dataset.is_virtual or dataset.chunks else dataset.id.get_offset()
+    if offset is not None and equal:
+        path = dataset.file.filename
+        return _flat_rows(files, dataset, path, offset, size, count)
+    if whole and shape:
+        size //= max(shape[0], 1)
+        pays = equal and size * shape[0] >= _SMALL_VALUE and _chunk_bytes(dataset, dtype) >= _SMALL_CHUNK
+        chunks = Chunks.of(files, dataset, size, 0) if pays else None
+        return WholeDataset(ChunkedRows(files, dataset, memory, size, shape[0], 0, chunks))
+    chunks = Chunks.of(files, dataset, size, axis) if equal else None
+    return ChunkedRows(files, dataset, memory, size, count, axis, chunks)
+
+
+def _chunk_bytes(dataset: h5py.Dataset, dtype: np.dtype[Any]) -> int:
+    return math.prod(dataset.chunks or ()) * dtype.itemsize
+
+
+def _flat_rows(files: Hdf5Files, dataset: h5py.Dataset, path: str, offset: int, size: int, count: int) -> FlatRows:
+    descriptor = files.descriptor(path)
+    available = os.fstat(descriptor).st_size
+    if offset + size * count > available:
+        raise FormatError(
+            f"{files.url} is cut short: dataset {dataset.name} ends at byte {offset + size * count} of {path}, which has "
+            f"{available}; copy it again"
+        )
+    return FlatRows(descriptor, offset, size, count, None)
+
+
+def _external_rows(files: Hdf5Files, dataset: h5py.Dataset, size: int, count: int, *, flat: bool) -> FlatRows:
+    name, segments = dataset.name, dataset.external
+    if len(segments) > 1 or not flat:
+        raise FormatError(
+            f"{files.url}: dataset {name} lies in {len(segments)} external files; gather them with h5repack"
+        )
+    folder = os.path.dirname(dataset.file.filename)
+    path = files.resolve(segments[0][0], folder, f"the external storage of dataset {name}")
+    return _flat_rows(files, dataset, path, segments[0][1], size, count)
+
+
+def _runs(positions: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the runs (start, stop) of consecutive numbers in ascending `positions`."""
+    runs: list[tuple[int, int]] = []
+    for at in positions:
+        if runs and runs[-1][1] == at:
+            runs[-1] = runs[-1][0], at + 1
+        else:
+            runs.append((at, at + 1))
+    return runs
+
+
+def bytes_of(value: Any) -> bytes:
+    """Return the bytes of an item of variable length, as in the file."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogateescape")
+    return value if isinstance(value, bytes) else np.asarray(value).tobytes()
+
+
+@functools.cache
+def mislabels_byte_order(base: np.dtype[Any]) -> bool:
+    """Whether h5py labels big-endian items of variable length as native without swapping their bytes (3.16 does)."""
+    with h5py.File("probe", "w", driver="core", backing_store=False) as file:
+        dataset = file.create_dataset("x", (1,), h5py.vlen_dtype(base))
+        dataset[0] = np.ones(1, base)
+        return bool(dataset[0][0] != 1)
+
+
+def variable_items(dataset: Any, positions: Sequence[int]) -> list[Any]:
+    """Return items of variable length, with one read for each run of positions, or for each item if that fails."""
+    out: list[Any] = []
+    for start, stop in _runs(positions):
+        try:
+            out.extend(dataset[start:stop])
+        except (OSError, RuntimeError, ValueError) as error:
+            if stop - start > 1:
+                out.extend(item for at in range(start, stop) for item in variable_items(dataset, [at]))
+            else:
+                out.append(ValueError(f"it cannot be read: {error}"))
+    return out
