@@ -212,7 +212,7 @@ for _name, _target, _needs in (
     LAYOUTS._known[_name] = _Known(f"storeds.layouts.{_target}", _needs, "built in")
 for _name, _target in (
     ("image", "storeds.readers.image:ImageReader"),
-    ("array", "storeds.readers.array:ArrayReader"),
+    ("array", "storeds.readers.base:ArrayReader"),
     ("video", "storeds.readers.video:VideoReader"),
 ):
     READERS._known[_name] = _Known(_target, "", "built in")

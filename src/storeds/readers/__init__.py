@@ -3,8 +3,7 @@
 Start with ``base.py``, then read ``image.py``. ``decoders.py`` turns the stored bytes of an image into pixels.
 """
 
-from storeds.readers.array import ArrayReader
-from storeds.readers.base import RecordReader
+from storeds.readers.base import ArrayReader, RecordReader
 from storeds.readers.decoders import decode_bytes, decode_fast, decode_pil, decode_tensor, decode_window
 from storeds.readers.image import ImageReader
 from storeds.readers.video import ClipPlan, VideoReader
