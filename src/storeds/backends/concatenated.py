@@ -175,16 +175,16 @@ class ConcatenatedBackend(StoreBackend):
     _unread: list[str] | None  # not pickled
 
     def __init__(self, members: Iterable[Backend], url: str | None = None) -> None:
-        packer, survey = BackendTableBuilder(), _Survey()
+        packer, merger = BackendTableBuilder(), _MetaMerger()
         for member in members:
-            survey.add(member)
+            merger.add(member)
             packer.add(member)
             member.close()
-        if not survey.counts:
+        if not merger.counts:
             raise ConfigError("there is nothing to concatenate: the list of stores is empty")
-        counts = np.array(survey.counts, np.int64)
-        self._setup(url or survey.names(), survey.meta(), packer.finish(), counts)
-        self._unread = bounded(survey.unread)
+        counts = np.array(merger.counts, np.int64)
+        self._setup(url or merger.names(), merger.meta(), packer.finish(), counts)
+        self._unread = bounded(merger.unread)
 
     def _setup(self, url: str, meta: Meta, packed: BackendTable, counts: Array) -> None:
         super().__init__(url, meta)
@@ -359,7 +359,7 @@ def _empty(field: Field, count: int) -> Array:
     return np.empty((count, *(size or 0 for size in field.shape or ())), dtype)
 
 
-class _Survey:
+class _MetaMerger:
     """Combines the metas of members, and raises an error for members that do not fit together."""
 
     def __init__(self) -> None:

@@ -85,7 +85,7 @@ def _text(value: bytes) -> Array:
 Shape: TypeAlias = tuple[int | None, ...]
 Parts: TypeAlias = tuple[Array, ...]
 
-_LOOKS = 4
+_INSPECTED = 4
 _SCALARS: dict[str, Any] = {"int": "<i8", "float": "<f8", "bool": "?", "str": "O", "bytes": "O", "json": "O"}
 
 
@@ -203,10 +203,10 @@ def elements_of(
         raise ConfigError(f"ragged is True, False or a list of elements, such as [{names[0]!r}], not {ragged!r}")
     _check_names("ragged", () if isinstance(ragged, bool) else ragged, names)
     declared = {name: _declared_by_all(datasets, name) for name in names}
-    looks = [] if all(declared.values()) else _looks(datasets)
+    inspected = [] if all(declared.values()) else _inspected_values(datasets)
     elements = []
     for at, name in enumerate(names):
-        element = declared[name] or _looked_at(datasets, name, [look[at] for look in looks])
+        element = declared[name] or _inferred(datasets, name, [values[at] for values in inspected])
         if name in stated:
             element = replace(element, shape=stated[name])
         wanted = ragged if isinstance(ragged, bool) else name in ragged
@@ -277,26 +277,26 @@ def _declared(dataset: StoreDataset, name: str) -> Element | None:
     return Element(name, np.dtype(_SCALARS.get(field.kind, "O")), (), is_json=field.kind == "json")
 
 
-def _looks(datasets: Sequence[StoreDataset]) -> list[list[Any]]:
+def _inspected_values(datasets: Sequence[StoreDataset]) -> list[list[Any]]:
     """Return the values of a few good samples, spread over some of the datasets, without counting bad ones."""
     full = [dataset for dataset in datasets if len(dataset)]
     if not full:
         raise ConfigError(f"{datasets[0].url}: the type of its samples cannot be inferred: there are none")
-    each = _LOOKS if len(full) == 1 else _LOOKS // 2  # a sample may be a long clip
-    looks: list[list[Any]] = []
+    each = _INSPECTED if len(full) == 1 else _INSPECTED // 2  # a sample may be a long clip
+    inspected: list[list[Any]] = []
     bad: RecordError | None = None
-    for dataset in (full[number] for number in _spread(len(full), _LOOKS)):
+    for dataset in (full[number] for number in _spread(len(full), _INSPECTED)):
         contexts = [SampleContext(index, dataset.epoch, dataset.seed) for index in _spread(len(dataset), each)]
         for made in dataset._pipeline.make(contexts):
             if isinstance(made.sample, RecordError):
                 bad = bad or made.sample
             else:
-                looks.append(values_of(made.sample, dataset.reader.fields))
-    if not looks:
+                inspected.append(values_of(made.sample, dataset.reader.fields))
+    if not inspected:
         raise ConfigError(
             f"{full[0].url}: the type of its samples cannot be inferred: the inspected samples are bad: {bad}"
         ) from bad
-    return looks
+    return inspected
 
 
 def _spread(count: int, wanted: int) -> list[int]:
@@ -304,7 +304,7 @@ def _spread(count: int, wanted: int) -> list[int]:
     return sorted({at * (count - 1) // (wanted - 1) for at in range(wanted)})
 
 
-def _looked_at(datasets: Sequence[StoreDataset], name: str, values: Sequence[Any]) -> Element:
+def _inferred(datasets: Sequence[StoreDataset], name: str, values: Sequence[Any]) -> Element:
     url, field = datasets[0].url, datasets[0].backend.meta.fields.get(name)
     transformed = any(name == each for dataset in datasets for each, _ in dataset._pipeline.transforms)
     is_image = field is not None and field.kind == "image"

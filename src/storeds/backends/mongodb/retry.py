@@ -94,7 +94,10 @@ def with_retries(location: Location, operation: Callable[[], T], knows_server: C
                 left = _shorter(left, _SELECTIONS * location.selection - (time.monotonic() - start))
             if selections >= _SELECTIONS or (left is not None and left <= pause):
                 spent = f"{attempt} attempts within {time.monotonic() - start:.1f} s"
-                raise UnavailableError(f"{error} (tried: {spent}; {_told(location.deadline)})") from cause
+                deadline = "there is no deadline"
+                if location.deadline is not None:
+                    deadline = f"the deadline is timeoutMS={location.deadline * 1000:.0f}"
+                raise UnavailableError(f"{error} (tried: {spent}; {deadline})") from cause
             _LOG.warning("%s; trying again in %.1f s", error, pause)
             time.sleep(pause)
         else:
@@ -103,10 +106,6 @@ def with_retries(location: Location, operation: Callable[[], T], knows_server: C
                     "%s answers again, after %.1f s and %d attempts", location.url, time.monotonic() - start, attempt
                 )
             return result
-
-
-def _told(deadline: float | None) -> str:
-    return "there is no deadline" if deadline is None else f"the deadline is timeoutMS={deadline * 1000:.0f}"
 
 
 def _left(location: Location, start: float) -> float | None:
