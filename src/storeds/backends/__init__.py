@@ -20,7 +20,6 @@ if TYPE_CHECKING:
         parse_options,
     )
     from storeds.backends.concatenated import CONCATENATED, ConcatenatedBackend, Place
-    from storeds.backends.detection import detect_layout, layouts_of
     from storeds.backends.handles import HandlePool, HandleRef, Opener, OpenStore
     from storeds.backends.memory import MemoryBackend, MemoryWriter
     from storeds.backends.opening import open_backend, open_writer, scheme_of
@@ -54,8 +53,6 @@ __all__ = [
     "bounded",
     "check_most_is_read",
     "copy_range",
-    "detect_layout",
-    "layouts_of",
     "open_backend",
     "open_writer",
     "parse_options",
@@ -75,7 +72,6 @@ __getattr__ = export_lazily(
             "parse_options",
         ),
         "concatenated": ("CONCATENATED", "ConcatenatedBackend", "Place"),
-        "detection": ("detect_layout", "layouts_of"),
         "handles": ("HandlePool", "HandleRef", "OpenStore", "Opener"),
         "memory": ("MemoryBackend", "MemoryWriter"),
         "opening": ("open_backend", "open_writer", "scheme_of"),
