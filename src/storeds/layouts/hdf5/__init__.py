@@ -1,7 +1,7 @@
 """Foreign layouts of HDF5: files that other programs wrote.
 
 `parallel` reads datasets as columns, `per_file` a file as one record, `per_sample` datasets or groups as records,
-`per_video` frames, `per_episode` steps of demonstrations. Read ``base.py`` first, then ``inference.py``.
+`per_video` frames, `per_episode` steps of demonstrations. Read ``base.py`` first, then ``parallel.py``.
 """
 
 from __future__ import annotations

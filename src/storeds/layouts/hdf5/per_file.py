@@ -21,7 +21,7 @@ from storeds.layouts.hdf5.files import (
     members,
     unread_below,
 )
-from storeds.layouts.hdf5.inference import MOST_FIELDS, are_numbered_samples, enter_group, rows_or_file, select_columns
+from storeds.layouts.hdf5.parallel import MOST_FIELDS, are_numbered_samples, enter_group, rows_or_file, select_columns
 from storeds.layouts.hdf5.values import Computed, Values
 from storeds.protocols import Field
 

@@ -31,7 +31,7 @@ from storeds.layouts.hdf5.files import (
     stem,
 )
 from storeds.layouts.hdf5.index import IndexedOpener, PackedIndex
-from storeds.layouts.hdf5.inference import MOST_FIELDS, Part
+from storeds.layouts.hdf5.parallel import MOST_FIELDS, Part
 from storeds.layouts.hdf5.per_video import holds_frames
 from storeds.layouts.hdf5.series import (
     Arrangement,

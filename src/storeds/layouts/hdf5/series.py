@@ -21,16 +21,8 @@ from PIL import Image
 from storeds.errors import FormatError, StoredsError
 from storeds.layouts.hdf5.elements import element_bytes, element_field, sort_of
 from storeds.layouts.hdf5.files import Hdf5Files, attributes, enter, natural_order, split, stem
-from storeds.layouts.hdf5.inference import (
-    COLOURS,
-    MOST_FIELDS,
-    Part,
-    is_opaque,
-    is_picture,
-    numbered_parts,
-    same_samples,
-)
-from storeds.layouts.hdf5.values import SCALAR_KINDS
+from storeds.layouts.hdf5.parallel import MOST_FIELDS, Part, numbered_parts, same_samples
+from storeds.layouts.hdf5.values import COLOURS, SCALAR_KINDS, is_opaque, is_picture
 from storeds.protocols import Array
 
 __all__ = [

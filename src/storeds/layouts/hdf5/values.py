@@ -20,11 +20,14 @@ from storeds.backends.hdf5.rows import FileMap, FlatRows, Rows, gather_any
 from storeds.errors import FormatError
 from storeds.jpeg import sniff
 from storeds.layouts.hdf5.chunks import ChunkedRows, Chunks, WholeDataset
-from storeds.layouts.hdf5.files import Hdf5Files
+from storeds.layouts.hdf5.files import (
+    Hdf5Files,
+)
 from storeds.protocols import Array, Field, Kind
 from storeds.records.columns import SCALARS, column_of
 
 __all__ = [
+    "COLOURS",
     "SCALAR_KINDS",
     "Computed",
     "TableRows",
@@ -32,6 +35,8 @@ __all__ = [
     "bytes_of",
     "is_encoded",
     "is_numeric",
+    "is_opaque",
+    "is_picture",
     "is_single",
     "kind_of",
     "makes_fields",
@@ -142,6 +147,28 @@ def row_count(dataset: h5py.Dataset) -> int:
 def _is_matlab_column(dataset: h5py.Dataset) -> bool:
     """Whether a dataset is a MATLAB column vector, which is a single row here because MATLAB reverses the axes."""
     return len(dataset.shape) == 2 and dataset.shape[0] == 1 < dataset.shape[1] and _MATLAB_CLASS in dataset.attrs
+
+
+COLOURS = (1, 3, 4)  # channels of a picture
+
+
+def is_opaque(dataset: h5py.Dataset) -> bool:
+    """Whether a dataset is one opaque value: bytes of unknown content."""
+    return bool(not dataset.shape and dataset.dtype.kind == "V" and dataset.dtype.names is None)
+
+
+def is_picture(dataset: h5py.Dataset) -> bool:
+    """Whether a dataset is one picture, by its values or its shape."""
+    shape, dtype = dataset.shape, dataset.dtype
+    if is_opaque(dataset):
+        return True
+    if dtype == "u1" and len(shape) == 1:
+        try:
+            return is_encoded(dataset[:32].tobytes())
+        except OSError:
+            return False  # damaged; its record will report it
+    in_colour = len(shape) == 3 and shape[2] in COLOURS
+    return bool(dtype == "u1" and (in_colour or len(shape) == 2))
 
 
 _DAMAGED = ValueError("its bytes are cut short or damaged")
