@@ -35,6 +35,8 @@ __all__ = [
     "KINDS",
     "Array",
     "Backend",
+    "CropRequest",
+    "Cropped",
     "Cropper",
     "Decoder",
     "Field",
@@ -50,7 +52,6 @@ __all__ = [
     "SupportsWhere",
     "Transform",
     "Window",
-    "Windowed",
     "Writer",
 ]
 
@@ -428,24 +429,31 @@ Window: TypeAlias = tuple[int, int, int, int]
 """Top, left, height and width of a part of an image, in pixels."""
 
 
-class Cropper(Protocol):
-    """A transform that crops and resizes an image, and can choose the crop window from the image size alone.
+class CropRequest(NamedTuple):
+    """A window to cut out of an image, and the size (height, width) to which a transform then resizes it."""
 
-    The decoder then skips pixels outside the window.
+    window: Window
+    size: tuple[int, int]
+
+
+class Cropper(Protocol):
+    """A transform that begins with crops whose windows depend only on the size of the image.
+
+    The decoder then skips pixels outside the windows.
     """
 
-    @property
-    def edges(self) -> tuple[int, int]:
-        """Height and width of the output, in pixels."""
-        ...
-
-    def window(self, height: int, width: int, generator: torch.Generator | None = None) -> Window:
-        """Draw a random window for an image of this size."""
+    def crops(self, height: int, width: int, generator: torch.Generator | None = None) -> Sequence[CropRequest]:
+        """Draw the crops of an image of this size. Without crops, or with windows beyond its edges, pass it whole."""
         ...
 
 
-class Windowed(NamedTuple):
-    """The decoded part of an image, and the window in pixel coordinates of `image`."""
+class Cropped(NamedTuple):
+    """The windows of an image, cut out but not resized, which a reader passes to a `Cropper` instead of the image.
 
-    image: torch.Tensor
-    window: Window
+    Attributes
+    ----------
+    images : tuple of torch.Tensor
+        uint8, shape (channels, height, width) each. Decoded at a smaller scale, they may be smaller than the windows.
+    """
+
+    images: tuple[torch.Tensor, ...]

@@ -20,7 +20,7 @@ from storeds import Skipped, StoreDataset, open_backend, open_writer
 from storeds.errors import DecodeError
 from storeds.jpeg import examine
 from storeds.protocols import Meta, Record
-from storeds.readers import decode_pil, decode_tensor, decode_window
+from storeds.readers import decode_pil, decode_tensor, decode_windows
 from storeds.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
 
 DECODERS = ["pil", "tensor", "fast", "simplejpeg"]
@@ -300,11 +300,11 @@ def test_later_epochs_of_a_foreign_store_draw_the_crop_first_and_give_the_same(
 ) -> None:
     calls = []
 
-    def counted(*args: Any) -> Any:
+    def counted(*args: Any, **options: Any) -> Any:
         calls.append(args)
-        return decode_window(*args)
+        return decode_windows(*args, **options)
 
-    monkeypatch.setattr("storeds.readers.image.decode_window", counted)
+    monkeypatch.setattr("storeds.readers.image.decode_windows", counted)
     blobs = [jpeg(number, (80, 120)) for number in range(6)]
     crop = RandomResizedCrop(
         60, scale=(0.2, 0.6)

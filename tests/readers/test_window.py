@@ -27,8 +27,9 @@ from photographs import jpeg, photograph
 from shares import examples
 from storeds import StoreDataset, open_backend, open_writer
 from storeds.jpeg import read_header
-from storeds.readers import ImageReader, decode_tensor
-from storeds.readers.decoders import divisor, jpeg_upper_pixels, scaled_down
+from storeds.protocols import CropRequest
+from storeds.readers import ImageReader, decode_fast, decode_tensor, decode_windows
+from storeds.readers.decoders import divisor, scaled_down
 from storeds.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop, ToTensor
 
 SIZE = 24
@@ -95,10 +96,9 @@ def test_the_upper_rows_are_those_of_the_whole_picture(
     header = read_header(blob)
     assert header is not None
     assert (header.height, header.width) == (height, width)
-    found = jpeg_upper_pixels(blob, mode, header, rows)
+    found = decode_windows(decode_tensor, blob, mode, header, [CropRequest((0, 0, rows, width), (1, 1))])
     if found is not None:  # None: all of it is needed
-        assert rows <= len(found) < height
-        assert (found == whole[: len(found)])[:rows].all()
+        assert (found[0].permute(1, 2, 0).numpy() == whole[:rows]).all()
     else:
         assert rows + 12 > height
 
@@ -229,7 +229,7 @@ def test_a_window_stays_inside_the_smaller_picture(data: st.DataObject) -> None:
     top, left = data.draw(st.integers(0, height - h)), data.draw(st.integers(0, width - w))
     by = data.draw(st.sampled_from([1, 2, 4, 8]))
     rows, columns = -(-height // by), -(-width // by)
-    found = scaled_down((top, left, h, w), by, rows, columns)
+    found = scaled_down((top, left, h, w), by, height, width)
     assert 0 <= found[0] < found[0] + found[2] <= rows
     assert 0 <= found[1] < found[1] + found[3] <= columns
     assert all(abs(by * mine - whole) <= by for mine, whole in zip(found, (top, left, h, w), strict=True))
@@ -253,6 +253,7 @@ def test_decode_fast_reads_large_pictures_at_a_smaller_size() -> None:
         assert not isinstance(record, Exception)
         header = read_header(record["image"])
         assert header is not None
-        pixels = jpeg_upper_pixels(record["image"], "RGB", header, 1200, shortcuts=True, divisor=4)
-    assert pixels is not None
-    assert pixels.shape == (300, 400, 3)
+        whole = CropRequest((0, 0, 1200, 1600), (300, 400))
+        images = decode_windows(decode_fast, record["image"], "RGB", header, [whole])
+    assert images is not None
+    assert images[0].shape == (3, 300, 400)

@@ -4,6 +4,7 @@ Start with ``examine.py``: it combines the structure (``triage.py``, ``markers.p
 the Huffman codes (``entropy.py``) of damaged files. ``formats.py`` judges other formats: PNG, WebP, GIF, TIFF and so on.
 """
 
+from storeds.jpeg.cuts import JpegCutter, JpegPart, is_ready
 from storeds.jpeg.examine import examine, inspect_jpeg, repair
 from storeds.jpeg.formats import check_other, sniff
 from storeds.jpeg.markers import MAX_PIXELS, Frame, read_header, surely_opens
@@ -14,10 +15,13 @@ __all__ = [
     "MAX_PIXELS",
     "Finding",
     "Frame",
+    "JpegCutter",
+    "JpegPart",
     "Verdict",
     "check_other",
     "examine",
     "inspect_jpeg",
+    "is_ready",
     "read_header",
     "repair",
     "sniff",

@@ -42,7 +42,7 @@ SOI, EOI = b"\xff\xd8", b"\xff\xd9"
 _MAX_SCANS = 100
 _MAX_SEGMENTS = 10_000
 
-_SOF0, _SOF1, _DHT, _EOI, _SOS, _DQT, _DRI, _APP2 = 0xC0, 0xC1, 0xC4, 0xD9, 0xDA, 0xDB, 0xDD, 0xE2
+_SOF0, _SOF1, _DHT, _EOI, _SOS, _DQT, _DRI, _APP1, _APP2 = 0xC0, 0xC1, 0xC4, 0xD9, 0xDA, 0xDB, 0xDD, 0xE1, 0xE2
 _FRAMES = frozenset((*range(0xC0, 0xC4), *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0)))
 _PROCESSES = {0: "baseline", 1: "extended", 2: "progressive", 3: "lossless"}
 _STANDALONE = frozenset((0x01, *range(0xD0, 0xD8)))
@@ -413,8 +413,12 @@ class Header(NamedTuple):
         Position of the two bytes of the height.
     in_one_scan : bool
         Whether the first scan holds all components of a baseline or extended frame. Then there is no other scan.
-    has_restarts : bool
-        Whether the data may contain restart markers.
+    interval : int
+        MCUs between two restart markers; 0 if there are none.
+    data_at : int
+        Position of the data of the first scan.
+    has_exif : bool
+        Whether there is a segment that may hold an EXIF orientation.
     """
 
     height: int
@@ -422,7 +426,9 @@ class Header(NamedTuple):
     components: int
     height_at: int
     in_one_scan: bool
-    has_restarts: bool
+    interval: int
+    data_at: int
+    has_exif: bool
 
 
 def read_header(blob: bytes) -> Header | None:
@@ -430,25 +436,28 @@ def read_header(blob: bytes) -> Header | None:
 
     Takes a few microseconds, whatever the size of the file, and detects no damage.
     """
-    frame, has_restarts = 0, False
-    for marker, at, _ in _header_segments(blob):
+    frame, interval, has_exif = 0, 0, False
+    for marker, at, stop in _header_segments(blob):
         if marker == _SOS:
-            return _header(blob, frame, at, has_restarts) if frame else None
+            return _header(blob, frame, at, interval, stop, has_exif) if frame else None
         if marker in _FRAMES:
             if frame:
                 return None
             frame = at
-        has_restarts = has_restarts or marker == _DRI
+        elif marker == _DRI and stop - at == 6:
+            interval = blob[at + 4] << 8 | blob[at + 5]
+        elif marker == _APP1:
+            has_exif = True
     return None
 
 
-def _header(blob: bytes, frame: int, scan: int, has_restarts: bool) -> Header | None:
+def _header(blob: bytes, frame: int, scan: int, interval: int, data: int, has_exif: bool) -> Header | None:
     height, width = blob[frame + 5] << 8 | blob[frame + 6], blob[frame + 7] << 8 | blob[frame + 8]
     components = blob[frame + 9]
     if not height or not width or (blob[frame + 2] << 8 | blob[frame + 3]) != 8 + 3 * components:
         return None
     in_one_scan = blob[frame + 1] in (_SOF0, _SOF1) and blob[scan + 4] == components
-    return Header(height, width, components, frame + 5, in_one_scan, has_restarts)
+    return Header(height, width, components, frame + 5, in_one_scan, interval, data, has_exif)
 
 
 def surely_opens(blob: bytes) -> bool:

@@ -13,18 +13,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import simplejpeg
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 
 from storeds.errors import DecodeError
 from storeds.jpeg import MAX_PIXELS
-from storeds.jpeg.markers import SOI
-from storeds.protocols import Window, Windowed
+from storeds.jpeg.cuts import JpegCutter, JpegPart
+from storeds.jpeg.markers import SOI, read_header
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
     from storeds.jpeg.markers import Header
-    from storeds.protocols import Array, Decoder
+    from storeds.protocols import Array, CropRequest, Decoder, Window
 
 __all__ = [
     "UNCHANGED",
@@ -35,10 +37,11 @@ __all__ = [
     "decode_pil",
     "decode_reason",
     "decode_tensor",
-    "decode_window",
+    "decode_windows",
     "divisor",
     "jpeg_pixels",
-    "jpeg_upper_pixels",
+    "orientation_of",
+    "oriented_size",
     "scaled_down",
     "to_tensor",
 ]
@@ -48,8 +51,17 @@ UNCHANGED = "unchanged"
 _ADDRESS = re.compile(r" ?<_io\.BytesIO object at 0x[0-9a-f]+>")
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
 _MODES = {"Gray": ("L", "GRAY"), "YCbCr": ("RGB", "RGB")}
-# Smoothing of colours reads two lines beyond a line, and libjpeg-turbo decodes whole rows of blocks.
-_MARGIN, _ROW = 4, 8
+# EXIF orientation: whether to swap height and width, and then to reverse rows and columns.
+_ORIENTATIONS = {
+    1: (False, False, False),
+    2: (False, False, True),
+    3: (False, True, True),
+    4: (False, True, False),
+    5: (True, False, False),
+    6: (True, False, True),
+    7: (True, True, True),
+    8: (True, True, False),
+}
 _REST = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before marker 0xd(9|[0-7])")
 
 
@@ -190,7 +202,7 @@ def decode_tensor(
     strict, examined : bool
         As for `decode_pil`.
     """
-    pixels = None if orient else _pixels(blob, mode, max_pixels, strict=strict)
+    pixels = _pixels(blob, mode, max_pixels, orient=orient, strict=strict)
     if pixels is None:
         image = decode_pil(blob, mode, orient=orient, max_pixels=max_pixels, strict=strict, examined=examined)
         pixels = np.array(image)
@@ -212,7 +224,7 @@ def decode_fast(
     On photographs values differ by 1.3 of 256 levels on average, by at most 8 in 99 of 100 pixels, and by up to 69
     where colours change sharply. Anything but a whole JPEG is exact.
     """
-    pixels = None if orient else _pixels(blob, mode, max_pixels, strict=strict, shortcuts=True)
+    pixels = _pixels(blob, mode, max_pixels, orient=orient, strict=strict, shortcuts=True)
     if pixels is not None:
         return to_tensor(pixels, strided)
     return decode_tensor(
@@ -220,31 +232,124 @@ def decode_fast(
     )
 
 
-def _pixels(blob: bytes, mode: str, max_pixels: int, *, strict: bool, shortcuts: bool = False) -> Array | None:
+def _pixels(
+    blob: bytes, mode: str, max_pixels: int, *, orient: bool, strict: bool, shortcuts: bool = False
+) -> Array | None:
+    """Return the pixels that simplejpeg decodes; None if Pillow must decode."""
+    orientation = orientation_of(blob) if orient else 1
+    if orientation is None:
+        return None
     try:
-        return jpeg_pixels(blob, mode, max_pixels, shortcuts=shortcuts)
+        pixels = jpeg_pixels(blob, mode, max_pixels, shortcuts=shortcuts)
     except ValueError:
         if strict:
             raise
         return None
+    return pixels if pixels is None else _oriented(pixels, orientation)
 
 
-def decode_window(
-    decoder: Decoder, blob: bytes, mode: str, header: Header, window: Window, size: tuple[int, int]
-) -> Windowed | None:
-    """Decode the part of a whole picture that a window needs. Return None if the picture must be decoded completely.
+def orientation_of(blob: bytes, header: Header | None = None) -> int | None:
+    """Return the EXIF orientation of a JPEG, 1 to 8; None if only decoding tells."""
+    header = header or read_header(blob)
+    if header is None:
+        return None
+    if not header.has_exif:
+        return 1
+    try:
+        with Image.open(io.BytesIO(blob)) as image:
+            orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+    except Exception:  # damaged metadata make Pillow raise errors of any type
+        return None
+    return orientation if orientation in _ORIENTATIONS else 1
 
-    Parameters
-    ----------
-    size : (int, int)
-        (height, width) to which the window will be resized. `decode_fast` skips pixels that this does not need.
+
+def _oriented(pixels: Array, orientation: int) -> Array:
+    """Return the pixels, (height, width, channels), as `PIL.ImageOps.exif_transpose` rotates them."""
+    if orientation == 1:
+        return pixels
+    swap, reverse_rows, reverse_columns = _ORIENTATIONS[orientation]
+    rotated = pixels.swapaxes(0, 1) if swap else pixels
+    # A tensor has no negative strides.
+    return np.ascontiguousarray(rotated[:: -1 if reverse_rows else 1, :: -1 if reverse_columns else 1])
+
+
+def oriented_size(header: Header, orientation: int) -> tuple[int, int]:
+    """Return (height, width) of the rotated picture."""
+    swap, _, _ = _ORIENTATIONS[orientation]
+    return (header.width, header.height) if swap else (header.height, header.width)
+
+
+def _stored_window(window: Window, header: Header, orientation: int) -> Window:
+    """Return where a window of the rotated picture is in the stored one."""
+    top, left, height, width = window
+    swap, reverse_rows, reverse_columns = _ORIENTATIONS[orientation]
+    full_height, full_width = oriented_size(header, orientation)
+    top = full_height - top - height if reverse_rows else top
+    left = full_width - left - width if reverse_columns else left
+    return (left, top, width, height) if swap else (top, left, height, width)
+
+
+def decode_windows(
+    decoder: Decoder, blob: bytes, mode: str, header: Header, crops: Sequence[CropRequest], *, orientation: int = 1
+) -> tuple[torch.Tensor, ...] | None:
+    """Decode the windows of a whole picture. Return None if the picture must be decoded completely.
+
+    `decode_fast` decodes a window at a half, a quarter or an eighth of its size, if the crop needs no more pixels. This
+    finds no damage outside the windows, so use it only for pictures that are known to be whole.
     """
-    shortcuts = decoder is decode_fast
-    by = divisor(window, size) if shortcuts else 1
-    pixels = jpeg_upper_pixels(blob, mode, header, window[0] + window[2], shortcuts=shortcuts, divisor=by)
+    shortcuts, cutter = decoder is decode_fast, JpegCutter(blob, header)
+    images = []
+    for window, size in crops:
+        by = divisor(window, size) if shortcuts else 1
+        stored = scaled_down(_stored_window(window, header, orientation), by, header.height, header.width)
+        pixels = _window_pixels(cutter, blob, mode, header, stored, by, shortcuts=shortcuts)
+        if pixels is None:
+            return None
+        images.append(to_tensor(_oriented(pixels, orientation), strided=True))
+    return tuple(images)
+
+
+def _window_pixels(
+    cutter: JpegCutter, blob: bytes, mode: str, header: Header, window: Window, by: int, *, shortcuts: bool
+) -> Array | None:
+    """Return the pixels of a window in the picture that is `by` times smaller; None if all of it must be decoded."""
+    top, left, height, width = window
+    part = cutter.part(by * top, by * left, by * (top + height), by * (left + width))
+    if part is None:
+        if by == 1:
+            return None
+        part = JpegPart(blob, 0, 0, header.height, header.width, ends_early=False)
+    pixels = _part_pixels(part, mode, header, by, shortcuts=shortcuts)
     if pixels is None:
         return None
-    return Windowed(to_tensor(pixels, strided=True), scaled_down(window, by, *pixels.shape[:2]))
+    top, left = top - part.top // by, left - part.left // by
+    return pixels[top : top + height, left : left + width]
+
+
+def _part_pixels(part: JpegPart, mode: str, header: Header, by: int, *, shortcuts: bool) -> Array | None:
+    """Decode a part of a picture, `by` times smaller; return None if the whole picture must be decoded."""
+    height, width = -(-part.height // by), -(-part.width // by)
+    try:
+        own_mode, name = _MODES.get(_jpeg_header(part.blob)[2], ("", ""))
+        if own_mode != mode:
+            return None
+        # simplejpeg raises for the expected warning as well, so the pixels go into a buffer of our own.
+        pixels = np.empty((height, width, 1 if name == "GRAY" else 3), np.uint8)
+        simplejpeg.decode_jpeg(
+            part.blob,
+            colorspace=name,
+            fastdct=shortcuts,
+            fastupsample=shortcuts,
+            min_height=height,
+            min_width=width,
+            min_factor=by,
+            buffer=pixels,
+            strict=True,
+        )
+    except ValueError as error:
+        rest = _REST.fullmatch(str(error)) if part.ends_early else None
+        return pixels if rest and (header.interval or rest[1] == "9") else None
+    return pixels
 
 
 def divisor(window: Window, size: tuple[int, int]) -> int:
@@ -253,9 +358,10 @@ def divisor(window: Window, size: tuple[int, int]) -> int:
 
 
 def scaled_down(window: Window, by: int, height: int, width: int) -> Window:
-    """Return the window in an image that was decoded smaller by a factor, to `height` and `width`."""
+    """Return a window of a picture of `height` × `width` pixels in the picture that is decoded `by` times smaller."""
     if by == 1:
         return window
+    height, width = -(-height // by), -(-width // by)
     top, left = min(round(window[0] / by), height - 1), min(round(window[1] / by), width - 1)
     return top, left, min(max(round(window[2] / by), 1), height - top), min(max(round(window[3] / by), 1), width - left)
 
@@ -311,48 +417,3 @@ def _jpeg_header(blob: bytes) -> tuple[int, int, str]:
 def check_jpeg(blob: bytes) -> None:
     """Raise ValueError for a JPEG that libjpeg-turbo fails on or warns of. Decodes at an eighth of the size."""
     simplejpeg.decode_jpeg(blob, colorspace="GRAY", min_height=1, min_width=1, min_factor=8, strict=True)
-
-
-def jpeg_upper_pixels(
-    blob: bytes, mode: str, header: Header, rows: int, *, shortcuts: bool = False, divisor: int = 1
-) -> Array | None:
-    """Return at least the upper `rows` of the pixels of `jpeg_pixels`, or None if the whole picture must be decoded.
-
-    Writes fewer lines into the frame header of a copy, so that libjpeg-turbo stops there. It then warns of the
-    remaining data. Any other warning comes first, and gives None. This finds no damage below the rows, so use it only
-    for pictures that are known to be whole.
-
-    Parameters
-    ----------
-    header : Header
-        Header of `blob`.
-    divisor : int
-        1, 2, 4 or 8: the factor by which the decoded picture, and so `rows`, is smaller.
-    """
-    lines = min(-(-(rows + _MARGIN) // _ROW) * _ROW, header.height)
-    if not header.in_one_scan or (lines == header.height and divisor == 1):
-        return None
-    at = header.height_at
-    shorter = b"".join((memoryview(blob)[:at], lines.to_bytes(2, "big"), memoryview(blob)[at + 2 :]))
-    height, width = -(-lines // divisor), -(-header.width // divisor)
-    try:
-        own_mode, name = _MODES.get(_jpeg_header(shorter)[2], ("", ""))
-        if own_mode != mode:
-            return None
-        # simplejpeg raises for the expected warning as well, so the pixels go into a buffer of our own.
-        pixels = np.empty((height, width, 1 if name == "GRAY" else 3), np.uint8)
-        simplejpeg.decode_jpeg(
-            shorter,
-            colorspace=name,
-            fastdct=shortcuts,
-            fastupsample=shortcuts,
-            min_height=height,
-            min_width=width,
-            min_factor=divisor,
-            buffer=pixels,
-            strict=True,
-        )
-    except ValueError as error:
-        left = _REST.fullmatch(str(error))
-        return pixels if left and (header.has_restarts or left[1] == "9") else None
-    return pixels

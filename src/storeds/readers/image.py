@@ -7,7 +7,7 @@ import inspect
 import mmap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import xxhash
@@ -18,7 +18,7 @@ from storeds.errors import ConfigError, DecodeError, StoredsError, suggest
 from storeds.jpeg import MAX_PIXELS, Verdict, check_other, examine, sniff, triage
 from storeds.jpeg import repair as repair_jpeg
 from storeds.jpeg.markers import SOI, Header, parse, read_header
-from storeds.protocols import Backend, Cropper, Decoder, Field, Note, Record, SampleContext, Window, Windowed
+from storeds.protocols import Backend, Cropped, Cropper, CropRequest, Decoder, Field, Note, Record, SampleContext
 from storeds.readers.base import RecordReader
 from storeds.readers.decoders import (
     UNCHANGED,
@@ -28,8 +28,10 @@ from storeds.readers.decoders import (
     decode_pil,
     decode_reason,
     decode_tensor,
-    decode_window,
+    decode_windows,
     divisor,
+    orientation_of,
+    oriented_size,
 )
 from storeds.records.fields import is_mask, verdict_field
 from storeds.registry import DECODERS
@@ -80,6 +82,14 @@ class CheckedPictures:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._count,)
+
+
+class _Part(NamedTuple):
+    """What to decode of a picture: the crops, drawn for its size after the rotation of its EXIF orientation."""
+
+    header: Header
+    orientation: int
+    crops: Sequence[CropRequest]
 
 
 @dataclass(frozen=True)
@@ -196,9 +206,9 @@ class PictureReader(RecordReader):
         # A third-party decoder may support formats that `examine` does not know.
         if verdict is not None and not verdict.is_whole and (verdict.kind != "not_jpeg" or self._strict is not None):
             return self._repaired(value, mode, verdict, context)
-        window = self._window(value, header, verdict, context)
-        image = self._judged(value, mode, header, verdict, window, context)
-        return image if window is None or isinstance(image, Windowed) else Windowed(image, window)
+        part = self._drawn(value, header, verdict, context)
+        image = self._judged(value, mode, header, verdict, part, context)
+        return image if part is None or isinstance(image, Cropped) else _cropped(image, part.crops)
 
     def _stored_verdict(self, name: str, record: Record) -> Verdict | None:
         """Return the stored verdict on the image in field `name`, or None if there is none."""
@@ -214,13 +224,13 @@ class PictureReader(RecordReader):
         mode: str,
         header: Header | None,
         verdict: Verdict | None,
-        window: Window | None,
+        part: _Part | None,
         context: SampleContext,
     ) -> Any:
         """Decode a picture that no verdict calls damaged; repair it if its decoder finds damage."""
         if self._strict is not None:
             try:
-                return self._whole(value, mode, header, verdict, window)
+                return self._whole(value, mode, header, verdict, part)
             except (StoredsError, MemoryError):
                 raise
             except Exception:  # including warnings of libjpeg, which may be about the header only
@@ -235,26 +245,37 @@ class PictureReader(RecordReader):
             return check_other(value)
         return None if self._strict is not None else examine(value)
 
-    def _window(
+    def _drawn(
         self, value: bytes, header: Header | None, verdict: Verdict | None, context: SampleContext
-    ) -> Window | None:
-        """Draw the window of the crop that comes first, if only part of the picture must be decoded for it."""
+    ) -> _Part | None:
+        """Draw the crops that the transform begins with, if only a part of the picture must be decoded for them."""
         if self._checked is None or self.cropper is None or header is None or not header.in_one_scan:
             return None
         if verdict is None and self._function is not decode_fast and value not in self._checked:
             return None
-        return self.cropper.window(header.height, header.width, context.generator)
+        orientation = orientation_of(value, header) if self.orient else 1
+        if orientation is None:
+            return None
+        height, width = oriented_size(header, orientation)
+        crops = self.cropper.crops(height, width, context.generator)
+        is_inside = all(
+            top >= 0 and left >= 0 and top + rows <= height and left + columns <= width
+            for (top, left, rows, columns), _ in crops
+        )
+        return _Part(header, orientation, crops) if crops and is_inside else None
 
     def _whole(
-        self, value: bytes, mode: str, header: Header | None, verdict: Verdict | None, window: Window | None
+        self, value: bytes, mode: str, header: Header | None, verdict: Verdict | None, part: _Part | None
     ) -> Any:
-        """Decode the image, or the part that the window needs; raise an error of any type if it may be damaged."""
+        """Decode the image, or the part that the crops need; raise an error of any type if it may be damaged."""
         assert self._strict is not None
-        if self._is_known(value, verdict, window):
-            part = None
-            if window is not None and header is not None and self.cropper is not None:
-                part = decode_window(self._function, value, mode, header, window, self.cropper.edges)
-            return self._strict(value, mode, examined=True) if part is None else part
+        if self._is_known(value, verdict, part):
+            images = None
+            if part is not None:
+                images = decode_windows(
+                    self._function, value, mode, part.header, part.crops, orientation=part.orientation
+                )
+            return self._strict(value, mode, examined=True) if images is None else Cropped(images)
         image = self._strict(value, mode)
         # libjpeg does not notice a missing scan. With a single scan, it notices all damage.
         in_one_scan = header is not None and header.in_one_scan
@@ -264,13 +285,13 @@ class PictureReader(RecordReader):
             self._checked.add(value)
         return image
 
-    def _is_known(self, value: bytes, verdict: Verdict | None, window: Window | None) -> bool:
+    def _is_known(self, value: bytes, verdict: Verdict | None, part: _Part | None) -> bool:
         """Return whether a picture is known to be whole; raise ValueError if a check here finds damage."""
-        if verdict is not None or window is None or self._checked is None or self.cropper is None:
+        if verdict is not None or part is None or self._checked is None:
             return verdict is not None
         if value in self._checked:
             return True
-        if divisor(window, self.cropper.edges) == 1:
+        if all(divisor(window, size) == 1 for window, size in part.crops):
             return False
         # Decoding at a fraction of the size gives different pixels. They must not depend on what was read before.
         check_jpeg(value)
@@ -306,6 +327,12 @@ class PictureReader(RecordReader):
             kind = DecodeError.kind if verdict is None or verdict.is_whole else verdict.kind
             what = f"{_beginning(value)}, {sniff(value)}" if kind == "not_jpeg" and value else _beginning(value)
             raise _refused(f"the image cannot be decoded ({what}): {decode_reason(error)}", kind) from error
+
+
+def _cropped(image: Any, crops: Sequence[CropRequest]) -> Cropped:
+    """Cut the windows of crops out of a whole image, a tensor."""
+    windows = (window for window, _ in crops)
+    return Cropped(tuple(image[:, top : top + rows, left : left + cols] for top, left, rows, cols in windows))
 
 
 def _beginning(value: bytes) -> str:

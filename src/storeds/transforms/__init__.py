@@ -8,19 +8,29 @@ Images are `PIL.Image.Image` or tensors of shape (..., channels, height, width),
 the image that it gets, except ``Normalize(inplace=True)``. A transform with nothing to do returns the image itself.
 """
 
-from storeds.transforms.binding import BoundTransform, Compose, apply_transform, build_transform
-from storeds.transforms.images import CenterCrop, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize, ToTensor
+from storeds.transforms.binding import BoundTransform, Compose, Views, apply_transform, build_transform
+from storeds.transforms.images import (
+    CenterCrop,
+    Crop,
+    Normalize,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    Resize,
+    ToTensor,
+)
 
 # Read images.py first, then binding.py.
 __all__ = [
     "BoundTransform",
     "CenterCrop",
     "Compose",
+    "Crop",
     "Normalize",
     "RandomHorizontalFlip",
     "RandomResizedCrop",
     "Resize",
     "ToTensor",
+    "Views",
     "apply_transform",
     "build_transform",
 ]

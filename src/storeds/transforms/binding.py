@@ -25,14 +25,24 @@ import torch
 
 from storeds._utils.arguments import plain
 from storeds.errors import ConfigError, MissingDependencyError, suggest
-from storeds.protocols import SampleContext, Transform
+from storeds.protocols import Cropped, Cropper, CropRequest, SampleContext, Transform
 from storeds.transforms.albumentations import Albumentations
-from storeds.transforms.functional import ToNormalized
-from storeds.transforms.images import CenterCrop, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize, ToTensor
+from storeds.transforms.functional import ToNormalized, crop, size_of
+from storeds.transforms.images import (
+    CenterCrop,
+    Crop,
+    Normalize,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    Resize,
+    ToTensor,
+)
 
 __all__ = [
+    "CROPS",
     "BoundTransform",
     "Compose",
+    "Views",
     "apply_transform",
     "build_transform",
     "check_picklable",
@@ -171,6 +181,72 @@ class Compose:
         return f"Compose([{', '.join(map(repr, self.transforms))}])"
 
 
+CROPS = (CenterCrop, Crop, RandomResizedCrop)
+"""Built-in transforms that cut windows out of an image. They are `storeds.protocols.Cropper`."""
+
+
+@dataclass(frozen=True)
+class Views:
+    """Make several views of each image, for contrastive and multi-crop training.
+
+    If every view begins with a crop, a reader decodes only the windows, and those of all views at once.
+
+    Parameters
+    ----------
+    transforms : sequence of callable or sequence
+        One transform, or list of transforms, for each view.
+
+    Raises
+    ------
+    ConfigError
+        One of them is not callable, or there are none.
+
+    Notes
+    -----
+    If every view begins with a crop, the windows of all views are drawn first. The other numbers follow, view by view.
+    """
+
+    transforms: Sequence[Any]
+    _bound: tuple[BoundTransform, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not _is_list(self.transforms) or not self.transforms:
+            raise ConfigError(
+                f"Views: transforms must be a list with a transform for each view, not {self.transforms!r}"
+            )
+        views = tuple(Compose(each) if _is_list(each) else each for each in self.transforms)
+        for index, transform in enumerate(views):
+            if not callable(transform):
+                raise ConfigError(f"Views: transforms[{index}] is not callable: it is {transform!r}")
+        object.__setattr__(self, "transforms", views)
+        object.__setattr__(self, "_bound", tuple(BoundTransform(each) for each in views))
+
+    @property
+    def begins_with_crops(self) -> bool:
+        """Whether every view begins with a built-in crop."""
+        return all(type(_first(each)) in CROPS for each in self.transforms)
+
+    def __call__(self, image: Any, generator: torch.Generator | None = None) -> tuple[Any, ...]:
+        """Return a tuple with the result of each view."""
+        if not self.begins_with_crops:
+            return tuple(view.draw(image, generator) for view in self._bound)
+        if not isinstance(image, Cropped):
+            windows = (window for window, _ in self.crops(*size_of(image, "Views"), generator))
+            image = Cropped(tuple(crop(image, *window, "Views") for window in windows))
+        return tuple(
+            view.draw(Cropped((part,)), generator) for view, part in zip(self._bound, image.images, strict=True)
+        )
+
+    def crops(self, height: int, width: int, generator: torch.Generator | None = None) -> tuple[CropRequest, ...]:
+        """Draw the first crop of each view, for an image of `height` × `width` pixels."""
+        return tuple(request for each in self.transforms for request in _first(each).crops(height, width, generator))
+
+
+def _first(transform: Any) -> Any:
+    """Return the transform with which a composition begins, or the transform itself."""
+    return transform.transforms[0] if type(transform) is Compose and transform.transforms else transform
+
+
 def _merge(transforms: Sequence[Transform]) -> list[Transform]:
     """Return the transforms to call. A transform that can include the next one replaces both."""
     merged: list[Transform] = []
@@ -253,7 +329,7 @@ def _global_generators_from(generator: torch.Generator) -> Iterator[None]:
 
 _BUILT_IN: dict[str, type] = {
     each.__name__: each
-    for each in (CenterCrop, Compose, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize, ToTensor)
+    for each in (CenterCrop, Compose, Crop, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize, ToTensor, Views)
 }
 
 
@@ -319,6 +395,8 @@ def _from_mapping(spec: Mapping[Any, Any], where: str) -> Transform:
     inner: Any = arguments.get("transforms")
     if name == "Compose" and set(arguments) == {"transforms"} and _is_list(inner):
         return _compose(inner, where)
+    if name == "Views" and _is_list(inner):
+        arguments["transforms"] = [_build(item, f"{where}.transforms[{index}]") for index, item in enumerate(inner)]
     if name not in _BUILT_IN and _is_list(inner) and inner and all(map(_is_spec, inner)):
         arguments["transforms"] = [_build(item, f"{where}.transforms[{index}]") for index, item in enumerate(inner)]
     return _make(name, arguments, where)
@@ -441,17 +519,19 @@ def _attribute(module: ModuleType, names: Sequence[str], path: str, where: str) 
     return found
 
 
-def first_crop(transform: Transform | None) -> RandomResizedCrop | None:
-    """Return the crop that a transform begins with, if any."""
-    first = transform.transforms[0] if type(transform) is Compose and transform.transforms else transform
-    return first if type(first) is RandomResizedCrop else None
+def first_crop(transform: Transform | None) -> Cropper | None:
+    """Return the crop, or the views that all begin with a crop, with which a transform begins, if any."""
+    first: Any = _first(transform)
+    if type(first) is Views:
+        return first if first.begins_with_crops else None
+    return first if type(first) in CROPS else None
 
 
 def takes_strided(transform: Transform | None) -> bool:
     """Return whether a transform handles tensors with the channels last in memory as well as any other."""
     if type(transform) is Compose:
         return bool(transform.transforms) and all(map(takes_strided, transform.transforms))
-    return type(transform) in (CenterCrop, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize, ToTensor)
+    return type(transform) in (*CROPS, Normalize, RandomHorizontalFlip, Resize, ToTensor)
 
 
 def check_picklable(name: str, transform: object) -> None:

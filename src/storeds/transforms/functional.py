@@ -16,14 +16,14 @@ import numpy as np
 import torch
 from PIL import Image
 
-from storeds.protocols import Array
+from storeds.protocols import Array, Window
 from storeds.records.fields import layout_of
 
 __all__ = [
     "INTERPOLATIONS",
     "DeferredImage",
     "ToNormalized",
-    "center_crop",
+    "center_window",
     "check_normalize",
     "crop",
     "crop_and_resize",
@@ -168,11 +168,9 @@ def _is_interleaved(image: torch.Tensor) -> bool:
     return image.ndim == 3 and image.shape[0] == 3 and image.stride(0) == 1 and image.dtype == torch.uint8
 
 
-def center_crop(image: ImageT, size: tuple[int, int], who: str) -> ImageT:
-    """Cut out (height, width) pixels in the middle, rounded as in torchvision."""
-    height, width = size
-    image_height, image_width = size_of(image, who)
-    return crop(image, _middle(image_height, height), _middle(image_width, width), height, width, who)
+def center_window(height: int, width: int, size: tuple[int, int]) -> Window:
+    """Return the window of `size` (height, width) in the middle of an image, rounded as in torchvision."""
+    return _middle(height, size[0]), _middle(width, size[1]), *size
 
 
 def _middle(length: int, wanted: int) -> int:

@@ -13,17 +13,19 @@ from typing import Any
 import torch
 
 from storeds.errors import ConfigError, suggest
-from storeds.protocols import Field, Transform, Windowed
+from storeds.protocols import Cropped, CropRequest, Field, Transform, Window
 from storeds.records.fields import holds_integers, is_mask, is_spatial
 from storeds.transforms.functional import (
     INTERPOLATIONS,
     ImageT,
     ToNormalized,
-    center_crop,
+    center_window,
+    crop,
     crop_and_resize,
     draw_uniform,
     draw_window,
     flip,
+    in_order,
     normalize,
     resize,
     shorter_edge,
@@ -33,6 +35,7 @@ from storeds.transforms.functional import (
 
 __all__ = [
     "CenterCrop",
+    "Crop",
     "Moves",
     "Normalize",
     "RandomHorizontalFlip",
@@ -107,7 +110,60 @@ class CenterCrop:
 
     def __call__(self, image: ImageT) -> ImageT:
         """Return an image of exactly `size`; raise TypeError or ValueError if the argument is not an image."""
-        return center_crop(image, _both_edges(self.size), "CenterCrop")
+        if isinstance(image, Cropped):
+            return in_order(image.images[0])
+        return crop(image, *self.window(*size_of(image, "CenterCrop")), "CenterCrop")
+
+    def window(self, height: int, width: int) -> Window:
+        """Return (top, left, height, width) of the window in an image of `height` × `width` pixels."""
+        return center_window(height, width, _both_edges(self.size))
+
+    def crops(self, height: int, width: int, generator: torch.Generator | None = None) -> tuple[CropRequest, ...]:
+        """Return the only crop of an image of `height` × `width` pixels."""
+        return (CropRequest(self.window(height, width), _both_edges(self.size)),)
+
+
+@dataclass(frozen=True)
+class Crop:
+    """Cut out a fixed window of an image, and pad with zeros beyond its edges.
+
+    Parameters
+    ----------
+    top, left : int
+        Position of the first pixel of the window; negative above or left of the image.
+    height, width : int
+        Pixels of the window.
+
+    Raises
+    ------
+    ConfigError
+        A number is not an int, or the window has no pixels.
+    """
+
+    top: int
+    left: int
+    height: int
+    width: int
+
+    def __post_init__(self) -> None:
+        for name in ("top", "left", "height", "width"):
+            value: object = getattr(self, name)
+            least = 1 if name in ("height", "width") else -(2**31)
+            if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
+                what = "a positive int" if least == 1 else "an int"
+                raise ConfigError(f"Crop: {name} must be {what}, not {value!r}")
+            _set(self, **{name: int(value)})
+
+    def __call__(self, image: ImageT) -> ImageT:
+        """Return the window; raise TypeError or ValueError if the argument is not an image."""
+        if isinstance(image, Cropped):
+            return in_order(image.images[0])
+        size_of(image, "Crop")
+        return crop(image, self.top, self.left, self.height, self.width, "Crop")
+
+    def crops(self, height: int, width: int, generator: torch.Generator | None = None) -> tuple[CropRequest, ...]:
+        """Return the only crop, whatever the size of the image."""
+        return (CropRequest((self.top, self.left, self.height, self.width), (self.height, self.width)),)
 
 
 @dataclass(frozen=True)
@@ -151,20 +207,20 @@ class RandomResizedCrop:
 
     def __call__(self, image: ImageT, generator: torch.Generator | None = None) -> ImageT:
         """Return an image of exactly `size`; raise TypeError or ValueError if the argument is not an image."""
-        if isinstance(image, Windowed):  # the reader has drawn the window already
-            image, window = image
+        if isinstance(image, Cropped):  # the reader has drawn the window
+            (image,) = image.images
+            window = (0, 0, *size_of(image, "RandomResizedCrop"))
         else:
             window = self.window(*size_of(image, "RandomResizedCrop"), generator)
-        return crop_and_resize(image, window, self.edges, self.interpolation, "RandomResizedCrop")
+        return crop_and_resize(image, window, _both_edges(self.size), self.interpolation, "RandomResizedCrop")
 
-    @property
-    def edges(self) -> tuple[int, int]:
-        """Height and width of the result, in pixels."""
-        return _both_edges(self.size)
-
-    def window(self, height: int, width: int, generator: torch.Generator | None = None) -> tuple[int, int, int, int]:
+    def window(self, height: int, width: int, generator: torch.Generator | None = None) -> Window:
         """Draw (top, left, height, width) of the window in an image of `height` × `width` pixels."""
         return draw_window(height, width, self.scale, self.ratio, generator)
+
+    def crops(self, height: int, width: int, generator: torch.Generator | None = None) -> tuple[CropRequest, ...]:
+        """Draw the only crop of an image of `height` × `width` pixels."""
+        return (CropRequest(self.window(height, width, generator), _both_edges(self.size)),)
 
 
 @dataclass(frozen=True)
@@ -339,7 +395,7 @@ _STAY = re.compile(
 )
 _STAY_WITH_CHILDREN = frozenset(("ImageOnlyTransform", "IntensityAugmentationBase2D", "IntensityAugmentationBase3D"))
 _ANY = re.compile("Lambda|Identity|NoOp|ToDtype|ToPureTensor|ConvertImageDtype|BoundTransform")
-_ALIKE = frozenset(("Resize", "CenterCrop", "Pad", "SmallestMaxSize", "LongestMaxSize", "PadIfNeeded"))
+_ALIKE = frozenset(("Resize", "CenterCrop", "Crop", "Pad", "SmallestMaxSize", "LongestMaxSize", "PadIfNeeded"))
 _LIBRARIES = ("storeds", "torchvision", "albumentations", "kornia")
 
 
