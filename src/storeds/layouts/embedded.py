@@ -14,7 +14,7 @@ from storeds.protocols import Array
 
 __all__ = ["image_of_text", "is_image", "is_video", "numbers_of"]
 
-_PICTURES = {"PNG", "GIF", "TIFF", "JPEG 2000", "JPEG XL", "WebP", "AVIF", "HEIC", "HEIF", "QOI"}
+_PICTURES = {"PNG", "GIF", "TIFF", "JPEG 2000", "JPEG XL", "WebP", "AVIF", "HEIC", "HEIF", "QOI", "PSD"}
 _MATROSKA = b"\x1a\x45\xdf\xa3"
 _DATA_URI = re.compile(r"data:[\w.+-]+/[\w.+-]+;base64,")
 _HEAD = 64  # characters, which are 48 bytes

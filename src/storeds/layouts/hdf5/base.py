@@ -60,34 +60,14 @@ class Hdf5Handle:
 
 @dataclass(frozen=True)
 class ForeignOpener(FileOpener[ForeignOptions]):
-    """Opens a foreign store. Each layout finds the fields in its own way."""
+    """Opens a foreign store of one layout."""
 
     engine = "hdf5"
-    layout: ClassVar[str]
-
-    @abstractmethod
-    def find(self, files: Hdf5Files) -> Contents:
-        """Return the fields of the open store."""
-
-    @abstractmethod
-    def guess_can_open(self, files: Hdf5Files) -> str | None:
-        """Return the evidence for this layout as a clause, or None if there is none."""
-
-    def rules_out_others(self, files: Hdf5Files) -> bool:
-        """Whether the evidence for this layout excludes all others in this package."""
-        return False
-
-    def unread(self, files: Hdf5Files) -> Unread:
-        """Return the datasets of the open store that no field holds."""
-        return Unread()
-
-    def advice(self, unread: Unread) -> str:
-        """Return which arguments read the unread datasets, and which one leaves them out."""
-        return "partial=True leaves out what is listed"
+    layout: type[ForeignHdf5]
 
     def key(self, opened: OpenStore | None = None) -> Hashable:
         # One file may be several stores, with other columns or another group.
-        return self.layout, super().key(opened), self.options()
+        return self.layout.layout, super().key(opened), self.options()
 
     def files(self, opened: OpenStore | None = None) -> Hdf5Files:
         """Return the store's files, which open when they are needed, or are those of `opened`."""
@@ -97,7 +77,7 @@ class ForeignOpener(FileOpener[ForeignOptions]):
         files = self.files(opened)
         try:
             files.file(self.path)
-            found = self.find(files)
+            found = self.layout._find(files)
             maps: dict[int, FileMap] = {}
             for values in found.columns.values():
                 values.map_files(maps)
@@ -125,7 +105,7 @@ class ForeignOpener(FileOpener[ForeignOptions]):
         fields = {name: values.field for name, values in found.columns.items()}
         identity = files.identity()
         content: dict[str, JSON] = {
-            "layout": self.layout,
+            "layout": self.layout.layout,
             "fields": fields_to_json(fields),
             "attrs": dict(found.attrs),
             "count": found.count,
@@ -135,7 +115,7 @@ class ForeignOpener(FileOpener[ForeignOptions]):
         versions: list[JSON] = [list(file[2:]) for file in identity if isinstance(file, list)]
         id_ = _digest({**content, "files": versions})
         build = _digest({**content, "files": identity})
-        return Meta(id_, build, Count(found.count), self.layout, fields, found.attrs)
+        return Meta(id_, build, Count(found.count), self.layout.layout, fields, found.attrs)
 
     def close(self, handle: Hdf5Handle, /) -> None:
         for mapped in handle.maps.values():
@@ -148,13 +128,38 @@ class ForeignOpener(FileOpener[ForeignOptions]):
 
 
 class ForeignHdf5(HandleBackend[Hdf5Handle, ForeignOpener]):
-    """Base class of the foreign HDF5 layouts."""
+    """Base of the foreign HDF5 layouts: a subclass guesses whether it fits, and finds the fields."""
 
     Options: ClassVar[type[ForeignOptions]] = ForeignOptions
-    Opener: ClassVar[type[ForeignOpener]]
+    layout: ClassVar[str]
     shares_open_store = True
     pool: ClassVar[HandlePool[Hdf5Handle]] = HandlePool(limit=128, quiesce=True)
     _unread: list[str] | None = None  # not pickled
+
+    @classmethod
+    @abstractmethod
+    def _find(cls, files: Hdf5Files) -> Contents:
+        """Return the fields of the open store."""
+
+    @classmethod
+    @abstractmethod
+    def _guess(cls, files: Hdf5Files) -> str | None:
+        """Return the evidence for this layout as a clause, or None if there is none."""
+
+    @classmethod
+    def _rules_out_others(cls, files: Hdf5Files) -> bool:
+        """Whether the evidence for this layout excludes all others in this package."""
+        return False
+
+    @classmethod
+    def _unread_in(cls, files: Hdf5Files) -> Unread:
+        """Return the datasets of the open store that no field holds."""
+        return Unread()
+
+    @classmethod
+    def _advice(cls, files: Hdf5Files, unread: Unread) -> str:
+        """Return which arguments read the unread datasets, and which one leaves them out."""
+        return "partial=True leaves out what is listed"
 
     def __init__(self, url: str | StoreURL, *, opened: OpenStore | None = None, **options: Any) -> None:
         super().__init__(self._make_opener(url, options), opened)
@@ -162,7 +167,7 @@ class ForeignHdf5(HandleBackend[Hdf5Handle, ForeignOpener]):
     @classmethod
     def _make_opener(cls, url: str | StoreURL, options: Mapping[str, Any]) -> ForeignOpener:
         path, in_url = file_path(url)
-        return cls.Opener(path, parse_options(cls.Options, in_url, options, url))
+        return ForeignOpener(path, parse_options(cls.Options, in_url, options, url), cls)
 
     @classmethod
     def guess_can_open(cls, url: str | StoreURL, *, opened: OpenStore | None = None, **options: Any) -> str | None:
@@ -177,13 +182,13 @@ class ForeignHdf5(HandleBackend[Hdf5Handle, ForeignOpener]):
         if not cls.Options.model_fields.keys() >= {*in_url, *options}:
             return None  # an option of another layout selects that one
         opener = cls._make_opener(url, options)
-        return opener.inspect(opened, lambda files: opener.guess_can_open(files) if _may_be_foreign(files) else None)
+        return opener.inspect(opened, lambda files: cls._guess(files) if _may_be_foreign(files) else None)
 
     @classmethod
     def rules_out_others(cls, url: str | StoreURL, *, opened: OpenStore | None = None, **options: Any) -> bool:
         """Whether no other layout of this package can fit the file at `url`, after this one did."""
         opener = cls._make_opener(url, options)
-        return opener.inspect(opened, opener.rules_out_others)
+        return opener.inspect(opened, cls._rules_out_others)
 
     @classmethod
     def describe(cls, url: str | StoreURL, *, opened: OpenStore | None = None, **options: Any) -> str:
@@ -213,9 +218,9 @@ class ForeignHdf5(HandleBackend[Hdf5Handle, ForeignOpener]):
 
     def _probe(self, handle: Hdf5Handle) -> Meta:
         # docstring inherited
-        unread = self._opener.unread(handle.files)
+        unread = self._unread_in(handle.files)
         if unread.entries and not self._opener.settings.partial:
-            advice = self._opener.advice(unread)
+            advice = self._advice(handle.files, unread)
             check_most_is_read(self._opener.url, unread.entries, unread.size, unread.total, "bytes", advice)
         self._unread = bounded(unread.entries)
         return handle.meta
@@ -224,7 +229,7 @@ class ForeignHdf5(HandleBackend[Hdf5Handle, ForeignOpener]):
         # docstring inherited
         if self._unread is None:
             with self._lease() as handle:
-                self._unread = bounded(self._opener.unread(handle.files).entries)
+                self._unread = bounded(self._unread_in(handle.files).entries)
         return list(self._unread)
 
     def _is_stale(self, handle: Hdf5Handle) -> bool:

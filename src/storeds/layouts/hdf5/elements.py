@@ -11,8 +11,9 @@ import h5py
 import numpy as np
 
 from storeds.errors import FormatError, StoredsError, UnavailableError
+from storeds.layouts.embedded import is_image
 from storeds.layouts.hdf5.files import Hdf5Files, NoSuchNameError, attribute_fields, attributes, members, split
-from storeds.layouts.hdf5.values import SCALAR_KINDS, is_encoded, is_numeric, kind_of, raw_rows, to_value, unsupported
+from storeds.layouts.hdf5.values import SCALAR_KINDS, is_numeric, kind_of, raw_rows, to_value, unsupported
 from storeds.protocols import JSON, Field
 
 __all__ = [
@@ -85,7 +86,7 @@ def _are_encoded(files: Hdf5Files, datasets: Sequence[h5py.Dataset]) -> bool:
     if any(dataset.size > _MOST_ENCODED for dataset in datasets):
         return False
     read = _readable(files, datasets)
-    return 2 * sum(map(is_encoded, read)) > len(read)  # most of them, because some may be damaged
+    return 2 * sum(map(is_image, read)) > len(read)  # most of them, because some may be damaged
 
 
 def _readable(files: Hdf5Files, datasets: Sequence[h5py.Dataset]) -> list[bytes]:

@@ -95,7 +95,8 @@ class Hdf5Files:
     """
 
     def __init__(self, path: str, url: str, settings: ForeignOptions, opened: OpenStore | None = None) -> None:
-        self.path, self.url, self.settings, self.opened = path, url, settings, opened
+        self.path, self.url, self.opened = path, url, opened
+        self.settings: Any = settings  # those of the layout
         self._store = opened or OpenStore()
         self._root = os.path.realpath(os.path.dirname(path))
         self._files: dict[str, h5py.File] = {}

@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from storeds.errors import StoredsError, UnavailableError
-from storeds.layouts.hdf5.base import ForeignOpener
+from storeds.layouts.hdf5.base import ForeignHdf5
 from storeds.layouts.hdf5.files import Hdf5Files
 from storeds.layouts.hdf5.values import Values, values_of
 from storeds.protocols import JSON, Array, Field
 from storeds.records.columns import SCALARS, column_of, index_path, load_index, save_index
 
-__all__ = ["IndexedOpener", "PackedIndex", "RowNumbers", "SequenceRows", "SequenceValues", "StepKeys"]
+__all__ = ["IndexedHdf5", "PackedIndex", "RowNumbers", "SequenceRows", "SequenceValues", "StepKeys"]
 
 
 class PackedIndex:
@@ -67,27 +66,28 @@ class PackedIndex:
         return self._text[start : int(self._ends[number])].tobytes().decode("utf-8", "surrogateescape")
 
 
-@dataclass(frozen=True)
-class IndexedOpener(ForeignOpener):
-    """Opens a layout whose records are found by scanning the whole file. The index is kept for the next time."""
+class IndexedHdf5(ForeignHdf5):
+    """A layout whose records are found by scanning the whole file. The index is kept for the next time."""
 
     index_version: ClassVar[int]
     index_options: ClassVar[tuple[str, ...]]  # those that the index depends on
 
+    @classmethod
     @abstractmethod
-    def scan(self, files: Hdf5Files) -> Array:
+    def _scan(cls, files: Hdf5Files) -> Array:
         """Return the array of the store's `PackedIndex`."""
 
-    def index(self, files: Hdf5Files) -> PackedIndex:
+    @classmethod
+    def _index(cls, files: Hdf5Files) -> PackedIndex:
         """Return the index of an open store."""
 
         def build() -> Array:
             # What the scan opens must not become a part of the identity of `files`.
-            with self.files(files.opened) as others:
-                return self.scan(others)
+            with Hdf5Files(files.path, files.url, files.settings, files.opened) as others:
+                return cls._scan(others)
 
-        options: Mapping[str, JSON] = self.settings.model_dump()
-        key = [self.layout, self.index_version, *(options[name] for name in self.index_options), *files.identity()]
+        options: Mapping[str, JSON] = files.settings.model_dump()
+        key = [cls.layout, cls.index_version, *(options[name] for name in cls.index_options), *files.identity()]
         return PackedIndex.load(key, build)
 
 

@@ -19,7 +19,7 @@ import h5py
 from pydantic import field_validator
 
 from storeds.errors import ConfigError, FormatError, suggest
-from storeds.layouts.hdf5.base import Contents, ForeignHdf5, ForeignOpener
+from storeds.layouts.hdf5.base import Contents, ForeignHdf5
 from storeds.layouts.hdf5.files import (
     ForeignOptions,
     Hdf5Files,
@@ -99,116 +99,6 @@ class ParallelOptions(ForeignOptions):
         return columns
 
 
-@dataclass(frozen=True)
-class ParallelOpener(ForeignOpener):
-    """Finds datasets of equal length."""
-
-    layout: ClassVar[str] = "parallel"
-    settings: ParallelOptions
-
-    def find(self, files: Hdf5Files) -> Contents:
-        # docstring inherited
-        attrs: dict[str, JSON] = {}
-        if self.settings.columns is None:
-            columns = select_columns(files, self.settings.group)
-            found = dict(_default_columns(files, columns, attrs))
-            noted = attributes(files.group(columns.group))
-            if noted:
-                attrs["attributes"] = noted
-        else:
-            found = self._named_columns(files)
-        lengths = [(values.count, where) for where, values in found.values()]
-        if not lengths:
-            raise FormatError(f"{files.url}: its datasets are single values, not one for each record")
-        count = check_lengths(files, lengths)
-        values = {name: values for name, (_, values) in found.items()}
-        return Contents(values, count, attrs, {name: where for name, (where, _) in found.items()})
-
-    def _named_columns(self, files: Hdf5Files) -> dict[str, tuple[str, Values]]:
-        found: dict[str, Values] = {}
-        singles: dict[str, h5py.Dataset] = {}
-        columns = dict(self.settings.columns or ())
-        for name, where in columns.items():
-            dataset, member = self._named(files, name, where)
-            if not dataset.shape and dataset.dtype.names is None:
-                singles[name] = dataset
-                continue
-            values = values_of(files, dataset, member)
-            if member not in values:
-                raise ConfigError(
-                    f"{files.url}: columns[{name!r}] is {where!r}, a table; name a column: {where}/{next(iter(values))}"
-                )
-            found[name] = values[member]
-        count = next((values.count for values in found.values()), 1)
-        found |= {name: _repeated(files, dataset, count) for name, dataset in singles.items()}
-        return {name: (where, found[name]) for name, where in columns.items()}
-
-    def _named(self, files: Hdf5Files, field: str, where: str) -> tuple[h5py.Dataset, str]:
-        file, separator, name = where.rpartition("::")
-        path = None
-        if separator:
-            path = files.resolve(file, os.path.dirname(self.path), f"columns[{field!r}]", ConfigError)
-        else:
-            files.group(self.settings.group)
-            name = f"{self.settings.group}/{name}"
-        try:
-            found, member = files.find(name, path)
-        except NoSuchNameError as error:
-            raise ConfigError(f"columns[{field!r}]: {error}") from None
-        if not isinstance(found, h5py.Dataset):
-            raise ConfigError(
-                f"{files.url}: columns[{field!r}] is {where!r}, a group; {suggest(name, found.keys(), 'names in it')}"
-            )
-        return found, member
-
-    def unread(self, files: Hdf5Files) -> Unread:
-        # docstring inherited
-        if self.settings.columns is not None:
-            return Unread()  # the user selected them
-        columns = select_columns(files, self.settings.group)
-        return unread_below(files, columns.group, columns.why_unread)
-
-    def advice(self, unread: Unread) -> str:
-        # docstring inherited
-        columns = columns_argument([unread.largest.dataset.name] if unread.largest else [], self.settings.group)
-        return (
-            f"columns= names the datasets to read together, as {columns}, group= a group to read by itself, and partial=True "
-            "leaves out what is listed"
-        )
-
-    def guess_can_open(self, files: Hdf5Files) -> str | None:
-        # docstring inherited
-        if self.settings.columns is not None:
-            self.find(files)
-            return f"columns= names {len(self.settings.columns)} of its datasets"
-        _, names, groups = enter_group(files, self.settings.group)
-        if not names and groups and are_splits(groups):
-            return (
-                f"its groups are splits of a data set, each a store of its own ({', '.join(groups)}): group= names one"
-            )
-        if len(names) > MOST_FIELDS:
-            return None
-        found = select_columns(files, self.settings.group, check=False)
-        if found.own and are_numbered_samples({**found.singles, **found.own}):
-            return None
-        if not found.columns or (found.own and rows_or_file(found.singles, found.own) == "file"):
-            return None
-        check_lengths(files, [(row_count(dataset), dataset.name) for dataset in (found.own or found.columns).values()])
-        shown = ", ".join(f"{dataset.name} {dataset.shape}" for dataset in list(found.columns.values())[:4])
-        return f"its datasets are columns: {shown}"
-
-    def rules_out_others(self, files: Hdf5Files) -> bool:
-        # docstring inherited
-        if self.settings.columns is not None:
-            return True
-        group, names, groups = enter_group(files, self.settings.group)
-        if not 0 < len(names) < MOST_FIELDS or "data" in groups or are_numbered(names):
-            return False
-        found = select_columns(files, group, check=False)
-        read_otherwise = len(names) - len(found.own) - len(found.singles)  # class names, lengths of frames
-        return not read_otherwise and rows_or_file(found.singles, found.own) == "rows"
-
-
 class ParallelHdf5(ForeignHdf5):
     """Reads datasets of equal length as the fields of records.
 
@@ -221,7 +111,111 @@ class ParallelHdf5(ForeignHdf5):
     """
 
     Options: ClassVar[type[ParallelOptions]] = ParallelOptions
-    Opener: ClassVar[type[ParallelOpener]] = ParallelOpener
+    layout: ClassVar[str] = "parallel"
+
+    @classmethod
+    def _find(cls, files: Hdf5Files) -> Contents:
+        attrs: dict[str, JSON] = {}
+        if files.settings.columns is None:
+            columns = select_columns(files, files.settings.group)
+            found = dict(_default_columns(files, columns, attrs))
+            noted = attributes(files.group(columns.group))
+            if noted:
+                attrs["attributes"] = noted
+        else:
+            found = _named_columns(files)
+        lengths = [(values.count, where) for where, values in found.values()]
+        if not lengths:
+            raise FormatError(f"{files.url}: its datasets are single values, not one for each record")
+        count = check_lengths(files, lengths)
+        values = {name: values for name, (_, values) in found.items()}
+        return Contents(values, count, attrs, {name: where for name, (where, _) in found.items()})
+
+    @classmethod
+    def _unread_in(cls, files: Hdf5Files) -> Unread:
+        if files.settings.columns is not None:
+            return Unread()  # the user selected them
+        columns = select_columns(files, files.settings.group)
+        return unread_below(files, columns.group, columns.why_unread)
+
+    @classmethod
+    def _advice(cls, files: Hdf5Files, unread: Unread) -> str:
+        columns = columns_argument([unread.largest.dataset.name] if unread.largest else [], files.settings.group)
+        return (
+            f"columns= names the datasets to read together, as {columns}, group= a group to read by itself, and partial=True "
+            "leaves out what is listed"
+        )
+
+    @classmethod
+    def _guess(cls, files: Hdf5Files) -> str | None:
+        if files.settings.columns is not None:
+            cls._find(files)
+            return f"columns= names {len(files.settings.columns)} of its datasets"
+        _, names, groups = enter_group(files, files.settings.group)
+        if not names and groups and are_splits(groups):
+            return (
+                f"its groups are splits of a data set, each a store of its own ({', '.join(groups)}): group= names one"
+            )
+        if len(names) > MOST_FIELDS:
+            return None
+        found = select_columns(files, files.settings.group, check=False)
+        if found.own and are_numbered_samples({**found.singles, **found.own}):
+            return None
+        if not found.columns or (found.own and rows_or_file(found.singles, found.own) == "file"):
+            return None
+        check_lengths(files, [(row_count(dataset), dataset.name) for dataset in (found.own or found.columns).values()])
+        shown = ", ".join(f"{dataset.name} {dataset.shape}" for dataset in list(found.columns.values())[:4])
+        return f"its datasets are columns: {shown}"
+
+    @classmethod
+    def _rules_out_others(cls, files: Hdf5Files) -> bool:
+        if files.settings.columns is not None:
+            return True
+        group, names, groups = enter_group(files, files.settings.group)
+        if not 0 < len(names) < MOST_FIELDS or "data" in groups or are_numbered(names):
+            return False
+        found = select_columns(files, group, check=False)
+        read_otherwise = len(names) - len(found.own) - len(found.singles)  # class names, lengths of frames
+        return not read_otherwise and rows_or_file(found.singles, found.own) == "rows"
+
+
+def _named_columns(files: Hdf5Files) -> dict[str, tuple[str, Values]]:
+    found: dict[str, Values] = {}
+    singles: dict[str, h5py.Dataset] = {}
+    columns = dict(files.settings.columns or ())
+    for name, where in columns.items():
+        dataset, member = _named(files, name, where)
+        if not dataset.shape and dataset.dtype.names is None:
+            singles[name] = dataset
+            continue
+        values = values_of(files, dataset, member)
+        if member not in values:
+            raise ConfigError(
+                f"{files.url}: columns[{name!r}] is {where!r}, a table; name a column: {where}/{next(iter(values))}"
+            )
+        found[name] = values[member]
+    count = next((values.count for values in found.values()), 1)
+    found |= {name: _repeated(files, dataset, count) for name, dataset in singles.items()}
+    return {name: (where, found[name]) for name, where in columns.items()}
+
+
+def _named(files: Hdf5Files, field: str, where: str) -> tuple[h5py.Dataset, str]:
+    file, separator, name = where.rpartition("::")
+    path = None
+    if separator:
+        path = files.resolve(file, os.path.dirname(files.path), f"columns[{field!r}]", ConfigError)
+    else:
+        files.group(files.settings.group)
+        name = f"{files.settings.group}/{name}"
+    try:
+        found, member = files.find(name, path)
+    except NoSuchNameError as error:
+        raise ConfigError(f"columns[{field!r}]: {error}") from None
+    if not isinstance(found, h5py.Dataset):
+        raise ConfigError(
+            f"{files.url}: columns[{field!r}] is {where!r}, a group; {suggest(name, found.keys(), 'names in it')}"
+        )
+    return found, member
 
 
 def _default_columns(

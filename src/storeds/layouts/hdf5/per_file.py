@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import ClassVar
 
 from storeds.errors import FormatError
-from storeds.layouts.hdf5.base import Contents, ForeignHdf5, ForeignOpener
+from storeds.layouts.hdf5.base import Contents, ForeignHdf5
 from storeds.layouts.hdf5.elements import element_field, read_element
 from storeds.layouts.hdf5.files import (
     ForeignOptions,
@@ -34,17 +33,23 @@ class PerFileOptions(ForeignOptions):
     """Options of layout ``per_file``: those of every foreign HDF5 layout. `group` holds the sample."""
 
 
-@dataclass(frozen=True)
-class PerFileOpener(ForeignOpener):
-    """Finds the datasets of the only sample."""
+class PerFileHdf5(ForeignHdf5):
+    """Reads the datasets of a file as the fields of one record, with the file's name as ``key``; a pattern reads many.
 
+    Parameters
+    ----------
+    url : str
+    **options
+        See `PerFileOptions`.
+    """
+
+    Options: ClassVar[type[PerFileOptions]] = PerFileOptions
     layout: ClassVar[str] = "per_file"
-    settings: PerFileOptions
 
-    def find(self, files: Hdf5Files) -> Contents:
-        # docstring inherited
-        group, _, _ = enter_group(files, self.settings.group)
-        kinds = {member.path: self._kind(files, group, member) for member in members(files, group, most=MOST_FIELDS)}
+    @classmethod
+    def _find(cls, files: Hdf5Files) -> Contents:
+        group, _, _ = enter_group(files, files.settings.group)
+        kinds = {member.path: _kind(files, group, member) for member in members(files, group, most=MOST_FIELDS)}
         read = {path: kind for path, kind in kinds.items() if isinstance(kind, Field)}
         if not read:
             raise FormatError(f"{files.url}: {group} holds no dataset that a field can hold, so no sample")
@@ -57,29 +62,22 @@ class PerFileOpener(ForeignOpener):
         kinds_of_noted = attribute_fields(noted)
         for attribute, name in field_names(list(noted), [KEY, *columns]).items():
             columns[name] = Computed(kinds_of_noted[attribute], 1, [noted[attribute]].__getitem__)
-        columns[KEY] = Computed(Field("str"), 1, [os.path.splitext(os.path.basename(self.path))[0]].__getitem__)
+        columns[KEY] = Computed(Field("str"), 1, [os.path.splitext(os.path.basename(files.path))[0]].__getitem__)
         return Contents(columns, 1, {}, {names[path]: path for path in read})
 
-    def _kind(self, files: Hdf5Files, group: str, member: Member) -> Field | str:
-        """Return the field that holds a dataset, or why there is none."""
-        try:
-            return element_field(files, [f"{group}/{member.path}"])
-        except FormatError:
-            return "of a type that no field holds"
-
-    def unread(self, files: Hdf5Files) -> Unread:
-        # docstring inherited
-        group, _, _ = enter_group(files, self.settings.group)
+    @classmethod
+    def _unread_in(cls, files: Hdf5Files) -> Unread:
+        group, _, _ = enter_group(files, files.settings.group)
 
         def why(member: Member) -> str | None:
-            kind = self._kind(files, group, member)
+            kind = _kind(files, group, member)
             return kind if isinstance(kind, str) else None
 
         return unread_below(files, group, why)
 
-    def guess_can_open(self, files: Hdf5Files) -> str | None:
-        # docstring inherited
-        group, names, _ = enter_group(files, self.settings.group)
+    @classmethod
+    def _guess(cls, files: Hdf5Files) -> str | None:
+        group, names, _ = enter_group(files, files.settings.group)
         if not 0 < len(names) <= MOST_FIELDS:
             return None
         singles = select_columns(files, group, check=False).singles
@@ -90,15 +88,9 @@ class PerFileOpener(ForeignOpener):
         return f"its datasets are one sample: {shown}"
 
 
-class PerFileHdf5(ForeignHdf5):
-    """Reads the datasets of a file as the fields of one record, with the file's name as ``key``; a pattern reads many.
-
-    Parameters
-    ----------
-    url : str
-    **options
-        See `PerFileOptions`.
-    """
-
-    Options: ClassVar[type[PerFileOptions]] = PerFileOptions
-    Opener: ClassVar[type[PerFileOpener]] = PerFileOpener
+def _kind(files: Hdf5Files, group: str, member: Member) -> Field | str:
+    """Return the field that holds a dataset, or why there is none."""
+    try:
+        return element_field(files, [f"{group}/{member.path}"])
+    except FormatError:
+        return "of a type that no field holds"

@@ -13,7 +13,7 @@ import numpy as np
 
 from storeds.backends.readings import AmbiguousError, Reading, ambiguous
 from storeds.errors import FormatError
-from storeds.layouts.hdf5.base import Contents, ForeignHdf5
+from storeds.layouts.hdf5.base import Contents
 from storeds.layouts.hdf5.elements import default_name, element_field, existing, read_attribute, read_element
 from storeds.layouts.hdf5.files import (
     ForeignOptions,
@@ -30,7 +30,7 @@ from storeds.layouts.hdf5.files import (
     split,
     stem,
 )
-from storeds.layouts.hdf5.index import IndexedOpener, PackedIndex
+from storeds.layouts.hdf5.index import IndexedHdf5, PackedIndex
 from storeds.layouts.hdf5.parallel import MOST_FIELDS, Part
 from storeds.layouts.hdf5.per_video import holds_frames
 from storeds.layouts.hdf5.series import (
@@ -144,20 +144,26 @@ class PerSampleOptions(ForeignOptions):
     sample: Sample | None = None
 
 
-@dataclass(frozen=True)
-class PerSampleOpener(IndexedOpener):
-    """Finds the samples' names."""
+class PerSampleHdf5(IndexedHdf5):
+    """Reads each dataset, or the datasets of each sample, as a record, with its name as ``key`` and its class as ``label``.
 
+    Parameters
+    ----------
+    url : str
+    **options
+        See `PerSampleOptions`.
+    """
+
+    Options: ClassVar[type[PerSampleOptions]] = PerSampleOptions
     layout: ClassVar[str] = "per_sample"
     index_version: ClassVar[int] = 4
     index_options: ClassVar[tuple[str, ...]] = ("group", "sample")
-    settings: PerSampleOptions
 
-    def find(self, files: Hdf5Files) -> Contents:
-        # docstring inherited
-        index = self.index(files)
+    @classmethod
+    def _find(cls, files: Hdf5Files) -> Contents:
+        index = cls._index(files)
         if not index.count:
-            raise FormatError(f"{files.url}: {self.settings.group} holds no dataset, so no sample")
+            raise FormatError(f"{files.url}: {files.settings.group} holds no dataset, so no sample")
         plan = msgspec.convert(index.facts, _SamplePlan)
 
         classes, numbers, count = plan.classes, index.numbers, index.count
@@ -187,43 +193,20 @@ class PerSampleOpener(IndexedOpener):
             columns[name] = Computed(field, count, functools.partial(attribute, part, noted, field))
         return Contents(columns, count, attrs, [plan.group, list(plan.parts)])
 
-    def scan(self, files: Hdf5Files) -> Array:
-        # docstring inherited
+    @classmethod
+    def _scan(cls, files: Hdf5Files) -> Array:
         try:
-            found = arrange(files, self.settings.group, self.settings.sample)
+            found = arrange(files, files.settings.group, files.settings.sample)
         except SeveralWaysError as error:
-            raise self._ambiguous(error) from None
+            raise _ambiguous(files, error) from None
         if found is None:
-            raise self._no_samples(files)
+            raise _no_samples(files)
         return PackedIndex.pack(found.series.keys, found.labels, msgspec.to_builtins(_plan(files, found)))
 
-    def _no_samples(self, files: Hdf5Files) -> FormatError:
-        group = self.settings.group
-        names, groups = split(files.group(group))
-        if names and groups:
-            return FormatError(
-                f"{self.url}: {group} holds datasets and groups ({names[0]!r}, {groups[0]!r}); group= names the one that holds samples"
-            )
-        if not groups:
-            return FormatError(f"{self.url}: {group} holds no dataset, so no sample")
-        there = ", ".join(natural_order(groups)[:4])
-        return FormatError(
-            f"{self.url}: the groups of {group} ({there}) are neither samples, which hold the same datasets each, nor classes, whose "
-            "samples are alike; group= names the one that holds samples"
-        )
-
-    def _ambiguous(self, error: SeveralWaysError) -> AmbiguousError:
-        options = self.settings.model_dump()
-        readings = [
-            Reading(f"sample={way!r}", why, functools.partial(PerSampleHdf5, self.path, **{**options, "sample": way}))
-            for way, why in error.ways.items()
-        ]
-        return ambiguous(self.url, readings)
-
-    def unread(self, files: Hdf5Files) -> Unread:
-        # docstring inherited
+    @classmethod
+    def _unread_in(cls, files: Hdf5Files) -> Unread:
         unread = Unread()
-        index = self.index(files)
+        index = cls._index(files)
         plan = msgspec.convert(index.facts, _SamplePlan)
         read = {after.removeprefix("/") for before, after in plan.parts.values() if not before and after[:1] == "/"}
         if len(read) != len(plan.parts):
@@ -237,37 +220,63 @@ class PerSampleOpener(IndexedOpener):
             unread.add(some[0], None if name in read else f"in {len(some)} of {len(groups)} groups inspected")
         return unread
 
-    def guess_can_open(self, files: Hdf5Files) -> str | None:
-        # docstring inherited
-        group, names, groups = enter(files, self.settings.group)
+    @classmethod
+    def _guess(cls, files: Hdf5Files) -> str | None:
+        group, names, groups = enter(files, files.settings.group)
         if bool(names) == bool(groups) or (groups and are_splits(groups)):
             return None
         if groups and holds_frames(files, group, groups):
             return None
         try:
-            found = arrange(files, group, self.settings.sample)
+            found = arrange(files, group, files.settings.sample)
         except SeveralWaysError as error:
             if groups and frames_or_samples(files, group, groups) == "frames":
                 return None
-            raise self._ambiguous(error) from None
-        if found is None or not (self.settings.sample or self._are_samples(files, found, groups)):
+            raise _ambiguous(files, error) from None
+        if found is None or not (files.settings.sample or _are_samples(files, found, groups)):
             return None
         return _evidence(found)
 
-    def _are_samples(self, files: Hdf5Files, found: Arrangement, groups: Sequence[str]) -> bool:
-        sort, group = found.series.sort, found.group
-        if sort == "fields":
-            return are_field_names(groups) or frames_or_samples(files, group, groups) != "frames"
-        if found.classes is not None and _are_named_frames(found):
-            return False
-        inner = [group] if found.classes is None else [f"{group}/{name}" for name in found.classes]
-        if sort == "groups":
-            return is_sample(files, _path_of(group, ("", ""), found.series.keys[0], False), list(found.series.parts))
-        if sort == "numbered":
-            return True
-        if found.classes is not None and frames_or_samples(files, group, groups) == "frames":
-            return False
-        return all(_are_alike(files, path, split(files.group(path))[0]) for path in inner)
+
+def _no_samples(files: Hdf5Files) -> FormatError:
+    group = files.settings.group
+    names, groups = split(files.group(group))
+    if names and groups:
+        return FormatError(
+            f"{files.url}: {group} holds datasets and groups ({names[0]!r}, {groups[0]!r}); group= names the one that holds samples"
+        )
+    if not groups:
+        return FormatError(f"{files.url}: {group} holds no dataset, so no sample")
+    there = ", ".join(natural_order(groups)[:4])
+    return FormatError(
+        f"{files.url}: the groups of {group} ({there}) are neither samples, which hold the same datasets each, nor classes, whose "
+        "samples are alike; group= names the one that holds samples"
+    )
+
+
+def _ambiguous(files: Hdf5Files, error: SeveralWaysError) -> AmbiguousError:
+    options = files.settings.model_dump()
+    readings = [
+        Reading(f"sample={way!r}", why, functools.partial(PerSampleHdf5, files.path, **{**options, "sample": way}))
+        for way, why in error.ways.items()
+    ]
+    return ambiguous(files.url, readings)
+
+
+def _are_samples(files: Hdf5Files, found: Arrangement, groups: Sequence[str]) -> bool:
+    sort, group = found.series.sort, found.group
+    if sort == "fields":
+        return are_field_names(groups) or frames_or_samples(files, group, groups) != "frames"
+    if found.classes is not None and _are_named_frames(found):
+        return False
+    inner = [group] if found.classes is None else [f"{group}/{name}" for name in found.classes]
+    if sort == "groups":
+        return is_sample(files, _path_of(group, ("", ""), found.series.keys[0], False), list(found.series.parts))
+    if sort == "numbered":
+        return True
+    if found.classes is not None and frames_or_samples(files, group, groups) == "frames":
+        return False
+    return all(_are_alike(files, path, split(files.group(path))[0]) for path in inner)
 
 
 def _are_alike(files: Hdf5Files, group: str, names: Sequence[str]) -> bool:
@@ -298,20 +307,6 @@ def _evidence(found: Arrangement) -> str:
     if found.classes is None:
         return f"{group} holds {what}: one a sample; {count}"
     return f"each of {len(found.classes)} groups of {group} holds {what}, as a class holds its samples: {count}"
-
-
-class PerSampleHdf5(ForeignHdf5):
-    """Reads each dataset, or the datasets of each sample, as a record, with its name as ``key`` and its class as ``label``.
-
-    Parameters
-    ----------
-    url : str
-    **options
-        See `PerSampleOptions`.
-    """
-
-    Options: ClassVar[type[PerSampleOptions]] = PerSampleOptions
-    Opener: ClassVar[type[PerSampleOpener]] = PerSampleOpener
 
 
 class _Labels(Computed):

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from storeds.errors import ConfigError, FormatError
-from storeds.layouts.hdf5.base import Contents, ForeignHdf5
+from storeds.layouts.hdf5.base import Contents
 from storeds.layouts.hdf5.elements import default_name, element_field, read_element, single_values
 from storeds.layouts.hdf5.files import (
     ForeignOptions,
@@ -25,7 +25,7 @@ from storeds.layouts.hdf5.files import (
     natural_order,
     split,
 )
-from storeds.layouts.hdf5.index import IndexedOpener, PackedIndex, RowNumbers, SequenceRows, SequenceValues
+from storeds.layouts.hdf5.index import IndexedHdf5, PackedIndex, RowNumbers, SequenceRows, SequenceValues
 from storeds.layouts.hdf5.series import (
     FRAME_NAMES,
     LOOKED_AT,
@@ -294,18 +294,24 @@ class PerVideoOptions(ForeignOptions):
     empty: Literal["refuse", "skip"] = "refuse"
 
 
-@dataclass(frozen=True)
-class PerVideoOpener(IndexedOpener):
-    """Finds the frames of all videos."""
+class PerVideoHdf5(IndexedHdf5):
+    """Reads each frame of each video as a record: ``image`` or ``array``, ``video``, ``frame``, the video's attributes.
 
+    Parameters
+    ----------
+    url : str
+    **options
+        See `PerVideoOptions`.
+    """
+
+    Options: ClassVar[type[PerVideoOptions]] = PerVideoOptions
     layout: ClassVar[str] = "per_video"
     index_version: ClassVar[int] = 3
     index_options: ClassVar[tuple[str, ...]] = ("group", "frames", "empty")
-    settings: PerVideoOptions
 
-    def find(self, files: Hdf5Files) -> Contents:
-        # docstring inherited
-        index = self.index(files)
+    @classmethod
+    def _find(cls, files: Hdf5Files) -> Contents:
+        index = cls._index(files)
         facts = msgspec.convert(index.facts, _VideoFacts)
         plan, bounds, prefix, names = facts.plan, index.numbers, facts.group, facts.videos
         count = int(bounds[-1])
@@ -320,17 +326,17 @@ class PerVideoOpener(IndexedOpener):
         columns[FRAME] = RowNumbers(bounds)
         for name, field_ in plan.attribute_kinds.items():
             columns[name] = SequenceValues(bounds, field_, facts.attributes[name])
-        return Contents(columns, count, {}, [self.settings.group, bounds.tolist()[:: max(1, len(names) // 64)]])
+        return Contents(columns, count, {}, [files.settings.group, bounds.tolist()[:: max(1, len(names) // 64)]])
 
-    def scan(self, files: Hdf5Files) -> Array:
-        # docstring inherited
-        frames = self.settings.frames
-        group = _enter(files, self.settings.group, frames)
-        return _VideoScan(files, group, frames, skip_empty=self.settings.empty == "skip").scan()
+    @classmethod
+    def _scan(cls, files: Hdf5Files) -> Array:
+        frames = files.settings.frames
+        group = _enter(files, files.settings.group, frames)
+        return _VideoScan(files, group, frames, skip_empty=files.settings.empty == "skip").scan()
 
-    def unread(self, files: Hdf5Files) -> Unread:
-        # docstring inherited
-        facts = msgspec.convert(self.index(files).facts, _VideoFacts)
+    @classmethod
+    def _unread_in(cls, files: Hdf5Files) -> Unread:
+        facts = msgspec.convert(cls._index(files).facts, _VideoFacts)
         plan = facts.plan
         known = {*plan.columns.values(), *plan.attributes.values()}
         unread, seen = Unread(), set()
@@ -343,12 +349,12 @@ class PerVideoOpener(IndexedOpener):
                 seen.add(member.path)
         return unread
 
-    def guess_can_open(self, files: Hdf5Files) -> str | None:
-        # docstring inherited
-        wanted = self.settings.frames
-        group = _enter(files, self.settings.group, wanted)
+    @classmethod
+    def _guess(cls, files: Hdf5Files) -> str | None:
+        wanted = files.settings.frames
+        group = _enter(files, files.settings.group, wanted)
         datasets, groups = split(files.group(group))
-        alone = len(groups) == 1 and wanted is None and self.settings.group == "/"
+        alone = len(groups) == 1 and wanted is None and files.settings.group == "/"
         if datasets or not groups or alone or are_splits(groups):
             return None
         found = _video_sources(files, group, groups, wanted)
@@ -399,17 +405,3 @@ def _are_frames(files: Hdf5Files, name: str) -> bool:
         return False
     kind = values[""].field
     return kind.kind in ("image", "bytes") or (kind.kind == "array" and len(kind.shape or ()) >= 2)
-
-
-class PerVideoHdf5(ForeignHdf5):
-    """Reads each frame of each video as a record: ``image`` or ``array``, ``video``, ``frame``, the video's attributes.
-
-    Parameters
-    ----------
-    url : str
-    **options
-        See `PerVideoOptions`.
-    """
-
-    Options: ClassVar[type[PerVideoOptions]] = PerVideoOptions
-    Opener: ClassVar[type[PerVideoOpener]] = PerVideoOpener

@@ -18,7 +18,7 @@ import numpy as np
 
 from storeds.backends.hdf5.rows import FileMap, FlatRows, Rows, gather_any
 from storeds.errors import FormatError
-from storeds.jpeg import sniff
+from storeds.layouts.embedded import is_image
 from storeds.layouts.hdf5.chunks import ChunkedRows, Chunks, WholeDataset
 from storeds.layouts.hdf5.files import (
     Hdf5Files,
@@ -33,7 +33,6 @@ __all__ = [
     "TableRows",
     "Values",
     "bytes_of",
-    "is_encoded",
     "is_numeric",
     "is_opaque",
     "is_picture",
@@ -52,8 +51,6 @@ __all__ = [
 
 SCALAR_KINDS: Mapping[str, Kind] = {"b": "bool", "i": "int", "u": "int", "f": "float"}
 """Kind of a dtype → kind of the field of single numbers."""
-
-_IMAGE_FORMATS = {"PNG", "GIF", "TIFF", "JPEG 2000", "JPEG XL", "WebP", "AVIF", "HEIC", "HEIF"}
 
 
 def is_numeric(dtype: np.dtype[Any]) -> bool:
@@ -107,7 +104,7 @@ def to_value(
 
 def _image(data: bytes, *, text: bool, padded: bool) -> bytes | ValueError:
     # Every JPEG and PNG has NULs near its beginning, so the writer cut one that has none.
-    if text and b"\0" not in data and is_encoded(data):
+    if text and b"\0" not in data and is_image(data):
         return ValueError(
             f"the image was written as a string, so only the {len(data)} bytes before the first NUL were written; the rest is "
             "lost; write it again as bytes (opaque, or uint8 of variable length)"
@@ -115,15 +112,10 @@ def _image(data: bytes, *, text: bool, padded: bool) -> bytes | ValueError:
     return data.rstrip(b"\0") if padded and (data[:2] == b"\xff\xd8" or data[:4] == b"\x89PNG") else data
 
 
-def is_encoded(data: bytes) -> bool:
-    """Whether bytes begin as an image file does."""
-    return data[:2] == b"\xff\xd8" or sniff(data) in _IMAGE_FORMATS
-
-
 def kind_of(samples: Sequence[bytes], text: bool) -> Kind:
     """Return ``image``, ``str`` or ``bytes``: what most of the samples are, since some may be damaged."""
     known = [data for data in samples if data]
-    if known and 2 * sum(map(is_encoded, known)) > len(known):
+    if known and 2 * sum(map(is_image, known)) > len(known):
         return "image"
     return "str" if text and all(isinstance(to_value(Field("str"), data), str) for data in known) else "bytes"
 
@@ -164,7 +156,7 @@ def is_picture(dataset: h5py.Dataset) -> bool:
         return True
     if dtype == "u1" and len(shape) == 1:
         try:
-            return is_encoded(dataset[:32].tobytes())
+            return is_image(dataset[:32].tobytes())
         except OSError:
             return False  # damaged; its record will report it
     in_colour = len(shape) == 3 and shape[2] in COLOURS

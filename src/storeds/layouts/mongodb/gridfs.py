@@ -9,12 +9,12 @@ from typing import Any, ClassVar, Literal
 
 from storeds.backends.base import BackendOptions
 from storeds.errors import ConfigError, FormatError, suggest
-from storeds.layouts.embedded import is_video
+from storeds.layouts.embedded import is_image, is_video
 from storeds.layouts.mongodb.base import Connection, batches, evenly, listed
 from storeds.layouts.mongodb.named import label_column, label_field, label_value, pack_labels
 from storeds.layouts.mongodb.packing import Packed, id_of, key_of, pack_ids, pack_items
 from storeds.layouts.mongodb.query import ColumnLayout, ColumnOptions
-from storeds.layouts.mongodb.values import Column, looks_like_image, paths_of, pick, projection_of, to_json
+from storeds.layouts.mongodb.values import Column, paths_of, pick, projection_of, to_json
 from storeds.protocols import Array, Field, Record
 from storeds.records.columns import column_of
 
@@ -263,7 +263,7 @@ class GridfsLayout(ColumnLayout[GridfsOptions]):
         there = dict.fromkeys(name for file in self._sample(ids, None) for name in file if name not in named)
         self._left += [f"field {name!r} of the files; columns= reads it" for name in there]
         heads = self._heads([ids[at] for at in evenly(len(ids), 16)], ids.kind)
-        images = 2 * sum(map(looks_like_image, heads)) > len(heads)
+        images = 2 * sum(map(is_image, heads)) > len(heads)
         videos = bool(heads) and all(map(is_video, heads))
         data = {"image": Field("image")} if images else {"video" if videos else "data": Field("bytes")}
         own = {"key": Field("str"), **data, "metadata": Field("json")}

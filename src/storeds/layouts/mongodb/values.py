@@ -12,16 +12,12 @@ from uuid import UUID
 import numpy as np
 from bson import Decimal128, ObjectId, json_util
 
-from storeds.jpeg import sniff
-from storeds.layouts.embedded import image_of_text, numbers_of
+from storeds.layouts.embedded import image_of_text, is_image, numbers_of
 from storeds.protocols import JSON, Array, Field
 from storeds.records.codec import canonical_value
 
-__all__ = ["Column", "infer", "looks_like_image", "paths_of", "pick", "projection_of", "to_json"]
+__all__ = ["Column", "infer", "paths_of", "pick", "projection_of", "to_json"]
 
-_IMAGES = frozenset(
-    ("PNG", "GIF", "BMP", "TIFF", "JPEG 2000", "JPEG XL", "WebP", "AVIF", "HEIC", "HEIF", "ICO", "PSD", "QOI")
-)
 _TEXTUAL = (ObjectId, datetime.datetime, Decimal128, UUID)
 _ABSENT = object()
 
@@ -82,15 +78,10 @@ def projection_of(paths: Iterable[str]) -> dict[str, bool]:
     return {path: True for path in sorted(wanted) if not any(path.startswith(f"{other}.") for other in wanted)}
 
 
-def looks_like_image(blob: bytes) -> bool:
-    """Whether bytes begin like an image, which may be damaged."""
-    return blob.startswith(b"\xff\xd8") or sniff(blob) in _IMAGES
-
-
 def infer(values: Sequence[Any]) -> tuple[Field, bool]:
     """Return the field for all of `values`, none of which is None, and whether they are converted to text."""
     if _all(values, bytes):
-        images = sum(looks_like_image(value) for value in values)
+        images = sum(is_image(value) for value in values)
         return Field("image" if 2 * images > len(values) else "bytes"), False
     if _all(values, bool):
         return Field("bool"), False

@@ -11,6 +11,7 @@ import numpy as np
 
 from storeds._utils.text import byte_size
 from storeds.errors import ConfigError
+from storeds.layouts.embedded import is_image
 from storeds.ops.packing.sources.base import BadItem, Fingerprint, Problem, read_file
 from storeds.ops.packing.sources.columns import field_names
 from storeds.protocols import JSON, Array, Field, Record
@@ -20,18 +21,12 @@ from storeds.records.fields import fields_to_json, parse_fields
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["DatasetSource", "class_names", "is_encoded", "take", "undecoded"]
+__all__ = ["DatasetSource", "class_names", "take", "undecoded"]
 
 
-_MAGIC = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"BM", b"II*\0", b"MM\0*", b"GIF8")
 # PNG cannot store the pixels of other modes unchanged.
 _PNG_MODES = {"1", "L", "LA", "P", "RGB", "RGBA", "I;16"}
 _TIFF_MODES = {"I", "F", "CMYK", "YCbCr", "LAB", "PA"}
-
-
-def is_encoded(blob: bytes) -> bool:
-    """Whether bytes begin like an image file."""
-    return blob.startswith(_MAGIC) or (blob[:4] == b"RIFF" and blob[8:12] == b"WEBP")
 
 
 def _encoded(image: Image.Image) -> bytes:
@@ -114,8 +109,8 @@ def _infer(name: str, value: Any) -> Field:
     if isinstance(value, np.ndarray):
         return parse_fields({name: {"kind": "array", "dtype": value.dtype.str, "shape": list(value.shape)}})[name]
     if isinstance(value, bytes):
-        return Field("image" if is_encoded(value) else "bytes")
-    if _is_image(value) or _is_file(value):
+        return Field("image" if is_image(value) else "bytes")
+    if _is_pil_image(value) or _is_file(value):
         return Field("image")
     for kind in (bool, int, float, str):
         if isinstance(value, kind):
@@ -137,7 +132,7 @@ def take(field: Field, value: Any) -> Any:
         return _fitting(field, np.asarray(value))
     if field.kind == "json":
         value = _lists(value)
-    elif field.kind == "image" and _is_image(value):
+    elif field.kind == "image" and _is_pil_image(value):
         return _encoded(value)
     elif field.kind == "image" and _is_file(value):
         value = value["bytes"] if value["bytes"] is not None else read_file(str(value["path"]))
@@ -159,7 +154,7 @@ def _plain(value: Any) -> Any:
     return bytes(value) if isinstance(value, (bytearray, memoryview)) else value
 
 
-def _is_image(value: Any) -> bool:
+def _is_pil_image(value: Any) -> bool:
     return callable(getattr(value, "tobytes", None)) and hasattr(value, "getbands")
 
 

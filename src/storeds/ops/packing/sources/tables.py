@@ -14,9 +14,10 @@ import numpy as np
 
 from storeds._utils.text import counted
 from storeds.errors import ConfigError
+from storeds.layouts.embedded import is_image
 from storeds.ops.packing.sources.base import BadItem, Fingerprint, Problem, class_notes, locate, read_file, show
 from storeds.ops.packing.sources.columns import LESS_CERTAIN, field_names, likely_label, no_label
-from storeds.ops.packing.sources.objects import is_encoded, take, undecoded
+from storeds.ops.packing.sources.objects import take, undecoded
 from storeds.ops.packing.sources.table_rows import (
     SAVED_FILES,
     TABLE_SUFFIXES,
@@ -433,7 +434,7 @@ def _value_column(name: str, dtype: str, first: Any, *, has_nulls: bool) -> _Col
     if dtype == "null":
         return None
     if "binary" in dtype:
-        return _Column(name, Field("image" if isinstance(first, bytes) and is_encoded(first) else "bytes"))
+        return _Column(name, Field("image" if isinstance(first, bytes) and is_image(first) else "bytes"))
     if dtype.startswith(("float", "half", "double")):
         return _Column(name, Field("float"), missing=float("nan"))
     if has_nulls:
