@@ -1,7 +1,4 @@
-"""What becomes of bad samples under each policy, and that the report tells the truth.
-
-Imports the private counters to test them at their limits.
-"""
+"""What becomes of bad samples under each policy, and whether the report counts them."""
 
 from __future__ import annotations
 
@@ -26,7 +23,6 @@ from conftest import with_path
 from photographs import jpeg
 from shares import share
 from storeds import Skipped, StoreDataset, errors
-from storeds.datasets.pipeline import SampleCounters
 from storeds.testing import run_mongod
 
 COUNT = 60
@@ -326,14 +322,12 @@ def test_a_wrong_policy_is_refused(store: str, wrong: dict[str, Any]) -> None:
         StoreDataset(store, **wrong)
 
 
-def test_a_copy_of_the_counters_counts_for_itself() -> None:
-    counters = SampleCounters()
-    counters.add_seen(3, 0)
-    copy = pickle.loads(pickle.dumps(counters))
-    copy.add_seen(1, 0)
-    assert (counters.total("seen"), copy.total("seen")) == (3, 1)
-    assert len(pickle.dumps(counters)) < 200
-    assert counters.of_epoch(0) == (3, 0)
+def test_a_copy_of_a_dataset_counts_for_itself(store: str) -> None:
+    dataset = StoreDataset(store, **OPTIONS)
+    dataset[:3]
+    copy = pickle.loads(pickle.dumps(dataset))
+    copy[0]
+    assert (dataset.report().seen, copy.report().seen) == (3, 1)
 
 
 def is_gone(image: torch.Tensor) -> torch.Tensor:

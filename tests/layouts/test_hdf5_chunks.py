@@ -29,6 +29,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+from _foreign_hdf5 import PARALLEL
 from storeds import StoreDataset
 from storeds.backends.hdf5 import Rows
 from storeds.errors import RecordError
@@ -672,3 +673,18 @@ class TestParallelMap:
 
         monkeypatch.setattr(threading.Thread, "start", refuse)
         assert parallel_map(str, range(5), serial=False) == ["0", "1", "2", "3", "4"]
+
+
+def test_one_read_serves_all_rows_of_a_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    PARALLEL["chunked"](tmp_path / "a.h5")
+    loads: list[tuple[int, int]] = []
+    load = ChunkedRows._load
+
+    def counted(self: ChunkedRows, start: int, stop: int) -> bytes | memoryview:
+        loads.append((start, stop))
+        return load(self, start, stop)
+
+    monkeypatch.setattr(ChunkedRows, "_load", counted)
+    with ParallelHdf5(str(tmp_path / "a.h5")) as backend:
+        backend.get_many([11, 0, 4, 7, 2, 0], ["data"])
+    assert loads == [(0, 5), (7, 8), (11, 12)]

@@ -232,23 +232,6 @@ def test_pytables_arrays_and_tables(tmp_path: Path) -> None:
         assert_same(backend.get_many([3]), [{"x": 9, "y": truth[3]["vl_array"]}])
 
 
-def test_one_read_serves_all_rows_of_a_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from storeds.layouts.hdf5.chunks import ChunkedRows
-
-    PARALLEL["chunked"](tmp_path / "a.h5")
-    loads: list[tuple[int, int]] = []
-    load = ChunkedRows._load
-
-    def counted(self: ChunkedRows, start: int, stop: int) -> bytes | memoryview:
-        loads.append((start, stop))
-        return load(self, start, stop)
-
-    monkeypatch.setattr(ChunkedRows, "_load", counted)
-    with ParallelHdf5(str(tmp_path / "a.h5")) as backend:
-        backend.get_many([11, 0, 4, 7, 2, 0], ["data"])
-    assert loads == [(0, 5), (7, 8), (11, 12)]
-
-
 @pytest.fixture
 def big_endian(tmp_path: Path) -> Path:
     with h5py.File(tmp_path / "a.h5", "w") as file:

@@ -1,7 +1,4 @@
-"""Test albumentations transforms with all kinds of images, and the search for generators without a seed.
-
-Imports private checks, because they only log warnings.
-"""
+"""Test albumentations transforms with all kinds of images, and the search for generators without a seed."""
 
 from __future__ import annotations
 
@@ -17,11 +14,11 @@ import pytest
 import torch
 from PIL import Image
 
+from photographs import jpeg
+from storeds import StoreDataset, open_writer
 from storeds.errors import ConfigError
 from storeds.protocols import SampleContext
 from storeds.transforms import BoundTransform, Compose, apply_transform, build_transform
-from storeds.transforms.albumentations import Albumentations
-from storeds.transforms.binding import warn_of_own_generators
 
 albumentations = pytest.importorskip("albumentations")
 
@@ -126,8 +123,8 @@ def test_threads_draw_each_for_their_own_sample() -> None:
     for thread in threads:
         thread.join()
     assert all(torch.equal(made[at], expected[at]) for at in range(40))
-    assert isinstance(bound.transform, Albumentations)
-    assert 1 <= len(bound.transform._idle) <= 4
+    pool: Any = bound.transform
+    assert 1 <= len(pool._idle) <= 4  # a copy for each thread at most
 
 
 def test_configs_nest_transforms_of_other_libraries() -> None:
@@ -140,6 +137,14 @@ def test_configs_nest_transforms_of_other_libraries() -> None:
         build_transform(
             {"name": "albumentations.Compose", "transforms": [{"name": "albumentations.RandomCrop", "hight": 8}]}
         )
+
+
+@pytest.fixture(scope="module")
+def picture() -> str:
+    """URL of a store with an image."""
+    with open_writer("memory://albumentations", {"image": "image"}, overwrite=True) as writer:
+        writer.append([{"image": jpeg(0)}])
+    return "memory://albumentations"
 
 
 class Owner:
@@ -171,9 +176,9 @@ def closing_over(generator: Any) -> Any:
         Compose([Owner(inside=[CROP])]),
     ],
 )
-def test_generators_owned_by_a_transform_are_found(transform: Any) -> None:
+def test_generators_owned_by_a_transform_are_found(picture: str, transform: Any) -> None:
     with pytest.warns(UserWarning, match="random numbers of its own, from"):
-        warn_of_own_generators("image", transform)
+        StoreDataset(picture, seed=1, transform=transform)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +195,7 @@ def test_generators_owned_by_a_transform_are_found(transform: Any) -> None:
         Owner,
     ],
 )
-def test_seedable_transforms_cause_no_warning(transform: Any) -> None:
+def test_seedable_transforms_cause_no_warning(picture: str, transform: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn_of_own_generators("image", transform)
+        StoreDataset(picture, seed=1, transform=transform)

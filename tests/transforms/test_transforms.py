@@ -41,8 +41,6 @@ from storeds.transforms import (
     apply_transform,
     build_transform,
 )
-from storeds.transforms.binding import takes_strided
-from storeds.transforms.functional import in_order
 
 edges = st.integers(1, 64)
 ALL: list[Any] = [
@@ -873,12 +871,8 @@ def test_results_do_not_depend_on_the_memory_layout(height: int, width: int, siz
     steps: list[Any] = [RandomResizedCrop(size), RandomHorizontalFlip(), Resize(size), CenterCrop(size), ToTensor()]
     for steps_so_far in (steps[:1], steps[1:2], steps[2:3], steps[3:4], steps):
         transform = Compose(steps_so_far)
-        found = in_order(transform(strided, generator(seed)))
-        assert found.is_contiguous()
-        assert same(found, transform(strided.contiguous(), generator(seed)))
-    assert takes_strided(Compose(steps))
-    assert not takes_strided(Compose([*steps, lambda image: image]))
-    assert not takes_strided(None)
+        found = transform(strided, generator(seed))
+        assert same(found.contiguous(), transform(strided.contiguous(), generator(seed)))
 
 
 IMAGES = [
