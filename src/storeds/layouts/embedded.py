@@ -1,4 +1,4 @@
-"""Recognises images and videos by their first bytes, images in base64 text, and lists of numbers."""
+"""Recognises images, videos and lists of numbers in values, and chooses the values to inspect."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from storeds.jpeg import sniff
 from storeds.protocols import Array
 
-__all__ = ["image_of_text", "is_image", "is_video", "numbers_of"]
+__all__ = ["evenly", "image_of_text", "is_image", "is_video", "numbers_of"]
 
 _PICTURES = {"PNG", "GIF", "TIFF", "JPEG 2000", "JPEG XL", "WebP", "AVIF", "HEIC", "HEIF", "QOI", "PSD"}
 _MATROSKA = b"\x1a\x45\xdf\xa3"
@@ -62,3 +62,8 @@ def numbers_of(value: Any) -> Array | None:
     except ValueError:  # ragged
         return None
     return found if found.dtype.kind in "bif" else None
+
+
+def evenly(count: int, most: int) -> list[int]:
+    """Return at most `most` positions of ``0 … count - 1``, evenly distributed, with the first and the last."""
+    return sorted({round(at * (count - 1) / (most - 1)) for at in range(most)}) if count else []

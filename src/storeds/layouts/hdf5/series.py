@@ -19,6 +19,7 @@ import numpy as np
 from PIL import Image
 
 from storeds.errors import FormatError, StoredsError
+from storeds.layouts.embedded import evenly
 from storeds.layouts.hdf5.elements import element_bytes, element_field, sort_of
 from storeds.layouts.hdf5.files import Hdf5Files, attributes, enter, natural_order, split, stem
 from storeds.layouts.hdf5.parallel import MOST_FIELDS, Part, numbered_parts, same_samples
@@ -76,8 +77,7 @@ class SeveralWaysError(FormatError):
 
 def sample_evenly(items: Sequence[T], most: int = LOOKED_AT) -> list[T]:
     """Return at most so many of `items`, at even distances, with the first and the last."""
-    last = len(items) - 1
-    return [items[at] for at in sorted({round(step * last / (most - 1)) for step in range(most)})] if items else []
+    return [items[at] for at in evenly(len(items), most)]
 
 
 @dataclass(frozen=True)

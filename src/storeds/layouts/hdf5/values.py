@@ -18,7 +18,7 @@ import numpy as np
 
 from storeds.backends.hdf5.rows import FileMap, FlatRows, Rows, gather_any
 from storeds.errors import FormatError
-from storeds.layouts.embedded import is_image
+from storeds.layouts.embedded import evenly, is_image
 from storeds.layouts.hdf5.chunks import ChunkedRows, Chunks, WholeDataset
 from storeds.layouts.hdf5.files import (
     Hdf5Files,
@@ -298,7 +298,9 @@ class Blobs(Values):
         padded: bool = False,
     ) -> None:
         self.count, self._load, self._text, self._padded = count, load, text, padded
-        self.field = field or Field(kind_of([value for value in load(_sampled(count)) if type(value) is bytes], text))
+        self.field = field or Field(
+            kind_of([value for value in load(evenly(count, _SAMPLED)) if type(value) is bytes], text)
+        )
 
     def read(self, positions: Sequence[int]) -> list[Any]:
         # docstring inherited
@@ -410,11 +412,7 @@ def _holds_images(dataset: h5py.Dataset, rows: Rows, field: Field | None) -> boo
         return False
     if field is not None:
         return field.kind == "image"
-    return kind_of(rows.read([(at, at + 1) for at in _sampled(len(dataset))]), False) == "image"
-
-
-def _sampled(count: int) -> list[int]:
-    return sorted({round(at * (count - 1) / (_SAMPLED - 1)) for at in range(_SAMPLED)}) if count else []
+    return kind_of(rows.read([(at, at + 1) for at in evenly(len(dataset), _SAMPLED)]), False) == "image"
 
 
 def _member_values(files: Hdf5Files, dataset: h5py.Dataset, rows: Rows, dtype: np.dtype[Any], name: str) -> Values:

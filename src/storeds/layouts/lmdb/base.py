@@ -23,6 +23,7 @@ from storeds.backends.handles import HandlePool, OpenStore
 from storeds.backends.lmdb.backend import LmdbBackend
 from storeds.backends.readings import AmbiguousError, Reading, ambiguous
 from storeds.errors import ConfigError, FormatError, RecordError
+from storeds.layouts.embedded import evenly
 from storeds.layouts.lmdb.entries import (
     check_databases,
     conversion_script,
@@ -258,8 +259,7 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
 
     def _sample_keys(self, reader: LmdbReader, keys: Keys, at_most: int) -> Iterator[tuple[int, bytes]]:
         """Return some positions, evenly distributed, and their keys."""
-        shown = min(at_most, keys.count)
-        positions = [n * (keys.count - 1) // max(1, shown - 1) for n in range(shown)]
+        positions = evenly(keys.count, at_most)
         return zip(positions, keys.many(positions, lambda: self._find_keys(reader)), strict=True)
 
     def _check_count(self, reader: LmdbReader, expected: int, why: str) -> None:
@@ -298,7 +298,11 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
             yield reader
 
     def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
-        codec = self._codec if len(fields) == len(self.meta.fields) else _codec_of(self.meta.fields, fields)
+        codec = (
+            self._codec
+            if len(fields) == len(self.meta.fields)
+            else RecordCodec({name: field for name, field in self.meta.fields.items() if name in fields})
+        )
         with self._reading() as reader:
             asked = [*zip(positions, self._info.keys.many(positions, lambda: self._find_keys(reader)), strict=True)]
             out = self._read_until_error(reader, asked, codec)
@@ -388,7 +392,3 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
         backend = super()._restore(opener, meta)
         backend._info = info
         return backend
-
-
-def _codec_of(fields: Mapping[str, Field], wanted: tuple[str, ...]) -> RecordCodec:
-    return RecordCodec({name: fields[name] for name in fields if name in wanted})

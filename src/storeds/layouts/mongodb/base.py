@@ -30,6 +30,7 @@ from storeds.backends.mongodb.handle import guarded_find, is_other_collection
 from storeds.backends.mongodb.retry import with_retries
 from storeds.backends.readings import shown_value
 from storeds.errors import ClosedError, ConfigError, RecordError, StoreNotFoundError, UnavailableError, suggest
+from storeds.layouts.embedded import evenly
 from storeds.layouts.mongodb.packing import Packed, id_of, key_of, pack_table, unpack_table
 from storeds.layouts.mongodb.values import Column, infer, paths_of, projection_of
 from storeds.protocols import Array, Field, Meta, Record
@@ -40,7 +41,6 @@ __all__ = [
     "Connection",
     "MongodbLayout",
     "batches",
-    "evenly",
     "listed",
 ]
 
@@ -280,12 +280,9 @@ class MongodbLayout(StoreBackend, Generic[Opts]):
         if first is None:
             return "it is empty"
         shown = ", ".join(f"{name}={shown_value(first[name])}" for name in sorted(first)[:_SHOWN])
-        reads = "" if cls._is_bucket(url) else "; layout='query' reads them as they are"
+        is_bucket = parse_location(url).collection.endswith((".files", ".chunks", ".meta"))
+        reads = "" if is_bucket else "; layout='query' reads them as they are"
         return f"its first document has the fields {listed(sorted(first))}; it begins {shown}{reads}"
-
-    @classmethod
-    def _is_bucket(cls, url: str) -> bool:
-        return parse_location(url).collection.endswith((".files", ".chunks", ".meta"))
 
     @classmethod
     def conversion_script(cls, url: str, *, client_factory: ClientFactory | None = None, **_: Any) -> str:
@@ -483,12 +480,6 @@ def batches(items: Iterable[bytes]) -> Iterator[list[bytes]]:
         batch.append(item)
     if batch:
         yield batch
-
-
-def evenly(count: int, wanted: int) -> list[int]:
-    """Return up to `wanted` positions, evenly distributed over ``0 … count - 1``."""
-    step = max(1, -(-count // wanted))
-    return list(range(0, count, step))
 
 
 def listed(names: Sequence[str]) -> str:

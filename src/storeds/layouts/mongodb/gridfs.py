@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Literal
 
 from storeds.backends.base import BackendOptions
 from storeds.errors import ConfigError, FormatError, suggest
-from storeds.layouts.embedded import is_image, is_video
-from storeds.layouts.mongodb.base import Connection, batches, evenly, listed
+from storeds.layouts.embedded import evenly, is_image, is_video
+from storeds.layouts.mongodb.base import Connection, batches, listed
 from storeds.layouts.mongodb.named import label_column, label_field, label_value, pack_labels
 from storeds.layouts.mongodb.packing import Packed, id_of, key_of, pack_ids, pack_items
 from storeds.layouts.mongodb.query import ColumnLayout, ColumnOptions
