@@ -1,4 +1,4 @@
-"""Runs the examples: each trains in its own process and prints whether a resumed training ends with the same weights."""
+"""Run the examples: each trains in its own process and prints whether a resumed training ends with the same weights."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ def test_stateful_dataloader_resumes(tmp_path: Path) -> None:
 
 
 # In the middle of the second epoch, and at the end of the first.
+@pytest.mark.share(1)
 @pytest.mark.parametrize("stop", [STEPS + 13, STEPS])
 def test_lightning_resumes(tmp_path: Path, stop: int) -> None:
     pytest.importorskip("lightning")
@@ -52,6 +53,7 @@ def test_lightning_resumes(tmp_path: Path, stop: int) -> None:
     assert printed.endswith("the same weights\n")
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize(("ranks", "steps", "stop"), [(0, STEPS, STEPS), (2, 29, 40)], ids=["one", "two"])
 def test_accelerate_resumes_in_one_process_or_two(tmp_path: Path, ranks: int, steps: int, stop: int) -> None:
     pytest.importorskip("accelerate")

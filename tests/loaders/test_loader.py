@@ -170,7 +170,7 @@ def test_a_value_that_no_record_has_is_told_with_those_that_there_are(url: str) 
         build_dataset(config)
 
 
-@pytest.mark.parametrize("start_method", ["spawn", "thread"])
+@pytest.mark.parametrize("start_method", ["fork", "thread"])
 def test_a_loader_that_gives_nothing_says_why(
     url: str, tmp_path: Path, start_method: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -29,13 +29,15 @@ def numbers(samples: Any) -> list[int]:
 if __name__ == "__main__":
     torch.distributed.init_process_group("gloo")
     rank = torch.distributed.get_rank()
-    torch.manual_seed(100 + rank)
     url, folder = sys.argv[1], Path(sys.argv[2])
-    if rank == 0:
-        next(iter(make_loaders(url)[0]))
-    loader, stream = make_loaders(url)
-    epochs = [[int(x) for (batch,) in loader for x in batch] for _ in range(3)]
-    streamed = [numbers(stream) for _ in range(3)]
-    (folder / f"{rank}.json").write_text(json.dumps([epochs, streamed]))
+    runs = []
+    for _ in range(2):
+        torch.manual_seed(100 + rank)
+        if rank == 0:
+            next(iter(make_loaders(url)[0]))
+        loader, stream = make_loaders(url)
+        epochs = [[int(x) for (batch,) in loader for x in batch] for _ in range(3)]
+        runs.append([epochs, [numbers(stream) for _ in range(3)]])
+    (folder / f"{rank}.json").write_text(json.dumps(runs))
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
