@@ -1,7 +1,4 @@
-"""The samples that TensorFlow gets are those of a StoreDataset, by digest, in the same order; with real TensorFlow.
-
-Imports the private order of streams to compare it with TensorFlow's.
-"""
+"""The samples that TensorFlow gets are those of a StoreDataset, by digest, in the same order; with real TensorFlow."""
 
 from __future__ import annotations
 
@@ -23,7 +20,6 @@ from PIL import Image
 
 import storeds
 from storeds import StoreDataset, StoreIterable
-from storeds.datasets.stream import Interleave
 from storeds.errors import ConfigError, MissingDependencyError
 from storeds.loaders import EpochSampler, to_tf_dataset
 from storeds.records import canonical_json
@@ -242,9 +238,12 @@ def test_the_order_is_that_of_tensorflows_own_interleave(seed: int) -> None:
     starts = list(itertools.accumulate(lengths, initial=0))
     files = tf.data.Dataset.from_tensor_slices((np.array(starts[:-1]), np.array(starts[1:])))
     theirs = files.interleave(tf.data.Dataset.range, cycle_length=cycle_length, block_length=block_length)
-    ours = Interleave(lengths, cycle_length, block_length)
-    found = [starts[file] + offset for file, offset in map(ours.locate, range(len(ours)))]
-    assert found == [int(value) for value in theirs]
+    urls = [f"memory://interleave-{seed}-{number}" for number in range(len(lengths))]
+    for url, start, length in zip(urls, starts, lengths, strict=False):
+        with storeds.open_writer(url, {"x": "int"}, overwrite=True) as writer:
+            writer.append({"x": start + offset} for offset in range(length))
+    ours = StoreIterable(urls, reader="array", cycle_length=cycle_length, block_length=block_length)
+    assert [int(x) for (x,) in ours] == [int(value) for value in theirs]
 
 
 @pytest.fixture(scope="module")

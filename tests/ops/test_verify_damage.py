@@ -2,7 +2,7 @@
 
 For each engine, `make test` verifies 8 damaged copies, chosen by the seed of the run; `make test-full` verifies 1,000.
 
-Imports the private module of the child processes to make them crash.
+Some tests replace the program of the child processes, to make them crash.
 """
 
 from __future__ import annotations
@@ -27,11 +27,17 @@ from photographs import jpeg
 from shares import FULL, share
 from storeds.errors import StoredsError
 from storeds.ops import Progress
-from storeds.ops.verifying import workers as processes
 
 NUMBERS = share(range(1000), 8)
 """The damaged copies that this run verifies."""
 COUNT = 40
+WORKERS = "storeds.ops.verifying.workers"
+READ_JOB = """
+import json, sys
+job = json.load(sys.stdin)
+sys.path[:] = job["path"]
+"""
+"""How the program of a child process begins."""
 DEADLINE = 30.0  # seconds for one verify, or for reading one store
 
 Store = tuple[str, Path, Truth]
@@ -72,7 +78,7 @@ def test_verify_reports_flipped_bits_or_the_data_is_right(
 ) -> None:
     scheme, path, truth = store
     data = path.read_bytes()
-    monkeypatch.setattr(processes, "DEADLINE", 5.0)
+    monkeypatch.setattr(f"{WORKERS}.DEADLINE", 5.0)
 
     def verdict(number: int) -> list[str]:
         victim = tmp_path / f"{number}.{scheme}"
@@ -180,7 +186,7 @@ def fail(monkeypatch: pytest.MonkeyPatch) -> Fail:
     def install(statement: str, positions: list[int]) -> None:
         patch = f"""
 import os, time
-from storeds.ops.verifying.checks import Checker
+from {WORKERS} import Checker, run_worker
 check = Checker._check_record
 def check_or_fail(self, position, *rest):
     if position in {positions}:
@@ -189,7 +195,7 @@ def check_or_fail(self, position, *rest):
 Checker._check_record = check_or_fail
 run_worker(job)
 """
-        monkeypatch.setattr(processes, "_BOOT", processes._BOOT.replace("run_worker(job)\n", patch))
+        monkeypatch.setattr(f"{WORKERS}._BOOT", READ_JOB + patch)
 
     return install
 
@@ -214,7 +220,7 @@ def numbers(tmp_path: Path) -> str:
 def test_a_checking_process_that_fails_costs_one_record(
     fail: Fail, numbers: str, monkeypatch: pytest.MonkeyPatch, statement: str, message: str
 ) -> None:
-    monkeypatch.setattr(processes, "DEADLINE", 4.0)
+    monkeypatch.setattr(f"{WORKERS}.DEADLINE", 4.0)
     fail(statement, [70, 599])
     seen: list[Progress] = []
     report = storeds.verify(numbers, workers=2, progress=seen.append)
@@ -225,13 +231,13 @@ def test_a_checking_process_that_fails_costs_one_record(
 
 def test_heartbeats_keep_a_slow_batch_alive(fail: Fail, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, path, _ = build("lmdb", tmp_path / "store")
-    monkeypatch.setattr(processes, "DEADLINE", 3.0)
+    monkeypatch.setattr(f"{WORKERS}.DEADLINE", 3.0)
     fail("time.sleep(0.5)", list(range(8)))
     assert storeds.verify(f"lmdb://{path}", workers=1).findings == []
 
 
 def test_verify_gives_up_after_too_many_crashes(fail: Fail, numbers: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "_MAX_TROUBLE", 3)
+    monkeypatch.setattr(f"{WORKERS}._MAX_TROUBLE", 3)
     fail("os.abort()", list(range(600)))
     seen: list[Progress] = []
     report = storeds.verify(numbers, workers=2, progress=seen.append)
@@ -241,7 +247,7 @@ def test_verify_gives_up_after_too_many_crashes(fail: Fail, numbers: str, monkey
 
 
 def test_a_store_that_crashes_on_opening_is_one_finding(numbers: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "_BOOT", processes._BOOT.replace("run_worker(job)", "import os; os.abort()"))
+    monkeypatch.setattr(f"{WORKERS}._BOOT", READ_JOB + "import os; os.abort()")
     report = storeds.verify(numbers)
     (finding,) = report.findings
     assert (finding.kind, finding.position) == ("crash", None)

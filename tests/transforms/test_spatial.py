@@ -1,7 +1,4 @@
-"""Test which transforms move pixels, and where the channels of arrays are.
-
-Imports private modules, because datasets only report the result of these checks.
-"""
+"""Test which transforms move pixels, and where the channels of arrays are."""
 
 from __future__ import annotations
 
@@ -10,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from photographs import jpeg
+from storeds import StoreDataset, open_writer
 from storeds.errors import ConfigError
 from storeds.protocols import Field
 from storeds.records import is_mask, is_spatial, layout_of
 from storeds.transforms import CenterCrop, Compose, Normalize, RandomHorizontalFlip, Resize, ToTensor
-from storeds.transforms.images import Moves, check_spatial, moves
 
 albumentations = pytest.importorskip("albumentations")
 v1 = pytest.importorskip("torchvision.transforms")
@@ -23,32 +21,60 @@ v2 = pytest.importorskip("torchvision.transforms.v2")
 IMAGE = Field("image")
 
 
+@pytest.fixture(scope="module")
+def pair() -> str:
+    """URL of a store with an image, its mask and another image."""
+    with open_writer("memory://pair", {"image": "image", "mask": "image", "other": "image"}, overwrite=True) as writer:
+        writer.append([{"image": jpeg(0), "mask": jpeg(1), "other": jpeg(2)}])
+    return "memory://pair"
+
+
+def moves(pair: str, transform: Any) -> str:
+    """Return how a dataset judges that a transform moves pixels: not, alike in all images, as drawn, or unknown."""
+    refusal = refused(pair, "other", transform=transform)
+    if not refusal:
+        return "not"
+    if "may move" in refusal:
+        return "unknown"
+    both = refused(pair, "other", transform={"image": transform, "other": transform})
+    return "drawn" if "would each be cropped or flipped differently" in both else "alike"
+
+
+def refused(pair: str, second: str, **transforms: Any) -> str:
+    """Return the message with which a dataset of the image and a second one refuses transforms, or an empty text."""
+    try:
+        StoreDataset(pair, fields=["image", second], **transforms).close()
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
 @pytest.mark.parametrize(
     ("transform", "expected"),
     [
-        (Compose([ToTensor(), Normalize([0.5], [0.5])]), Moves.NOT),
-        (Compose([Resize(8), CenterCrop(8)]), Moves.ALIKE),
-        (Compose([Resize(8), RandomHorizontalFlip()]), Moves.DRAWN),
-        (Compose([Resize(8), lambda image: image]), Moves.UNKNOWN),
-        (v1.Compose([v1.ColorJitter(), v1.ToTensor()]), Moves.NOT),
-        (v1.RandomApply([v1.Resize(8)]), Moves.DRAWN),
-        (v1.RandomApply([v1.GaussianBlur(3)]), Moves.NOT),
-        (v2.Compose([v2.ToImage(), v2.Resize(8), v2.ToDtype(torch.float32, scale=True)]), Moves.ALIKE),
-        (v2.RandomChoice([v2.Resize(8), v2.Resize(9)]), Moves.DRAWN),
-        (v2.RandomPerspective(), Moves.DRAWN),
-        (v2.AutoAugment(), Moves.DRAWN),
-        (v2.Lambda(lambda image: image), Moves.UNKNOWN),
-        (torch.nn.Sequential(v1.CenterCrop(8), v1.Normalize([0.5], [0.5])), Moves.ALIKE),
-        (albumentations.Compose([albumentations.ColorJitter(), albumentations.ToTensorV2()]), Moves.NOT),
-        (albumentations.Compose([albumentations.Resize(8, 8)]), Moves.ALIKE),
-        (albumentations.Compose([albumentations.Resize(8, 8)], p=0.5), Moves.DRAWN),
-        (albumentations.OneOf([albumentations.HorizontalFlip()]), Moves.DRAWN),
-        (torch.nn.Flatten(), Moves.UNKNOWN),
-        (abs, Moves.UNKNOWN),
+        (Compose([ToTensor(), Normalize([0.5], [0.5])]), "not"),
+        (Compose([Resize(8), CenterCrop(8)]), "alike"),
+        (Compose([Resize(8), RandomHorizontalFlip()]), "drawn"),
+        (Compose([Resize(8), lambda image: image]), "unknown"),
+        (v1.Compose([v1.ColorJitter(), v1.ToTensor()]), "not"),
+        (v1.RandomApply([v1.Resize(8)]), "drawn"),
+        (v1.RandomApply([v1.GaussianBlur(3)]), "not"),
+        (v2.Compose([v2.ToImage(), v2.Resize(8), v2.ToDtype(torch.float32, scale=True)]), "alike"),
+        (v2.RandomChoice([v2.Resize(8), v2.Resize(9)]), "drawn"),
+        (v2.RandomPerspective(), "drawn"),
+        (v2.AutoAugment(), "drawn"),
+        (v2.Lambda(lambda image: image), "unknown"),
+        (torch.nn.Sequential(v1.CenterCrop(8), v1.Normalize([0.5], [0.5])), "alike"),
+        (albumentations.Compose([albumentations.ColorJitter(), albumentations.ToTensorV2()]), "not"),
+        (albumentations.Compose([albumentations.Resize(8, 8)]), "alike"),
+        (albumentations.Compose([albumentations.Resize(8, 8)], p=0.5), "drawn"),
+        (albumentations.OneOf([albumentations.HorizontalFlip()]), "drawn"),
+        (torch.nn.Flatten(), "unknown"),
+        (abs, "unknown"),
     ],
 )
-def test_transforms_are_known_by_their_classes(transform: Any, expected: Moves) -> None:
-    assert moves(transform) is expected
+def test_transforms_are_known_by_their_classes(pair: str, transform: Any, expected: str) -> None:
+    assert moves(pair, transform) == expected
 
 
 @pytest.mark.parametrize(
@@ -95,11 +121,11 @@ def test_masks_are_known_by_their_names() -> None:
     assert not any(map(is_mask, ("image", "masked_image", "depth", "legend")))
 
 
-def test_a_function_given_as_target_transform_is_meant_for_the_mask_alone() -> None:
-    fields = {"image": IMAGE, "mask": IMAGE}
-    check_spatial(fields, "image", {"image": ToTensor(), "mask": abs}, named=False)
-    check_spatial(fields, "image", {"image": abs, "mask": abs}, named=False)
-    with pytest.raises(ConfigError, match="moves the pixels of 'mask', but 'image' would stay"):
-        check_spatial(fields, "image", {"mask": CenterCrop(8)}, named=False)
-    with pytest.raises(ConfigError, match="'image' and 'mask' would each be cropped"):
-        check_spatial(fields, "image", {"image": abs, "mask": RandomHorizontalFlip()}, named=True)
+def test_a_function_given_as_target_transform_is_meant_for_the_mask_alone(pair: str) -> None:
+    assert refused(pair, "mask", transform=ToTensor(), target_transform=abs) == ""
+    assert refused(pair, "mask", transform=abs, target_transform=abs) == ""
+    moved = refused(pair, "mask", target_transform=CenterCrop(8))
+    assert "moves the pixels of 'mask', but 'image' would stay" in moved
+    assert "'image' and 'mask' would each be cropped" in refused(
+        pair, "mask", transform={"image": abs, "mask": RandomHorizontalFlip()}
+    )
