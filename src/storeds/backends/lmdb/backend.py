@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from storeds._utils.locations import (
 )
 from storeds.backends.base import BackendOptions, FileOpener, HandleBackend, parse_options
 from storeds.backends.handles import HandlePool, OpenStore
-from storeds.backends.lmdb.pages import DamagedPageError, LmdbPages, Tree, read_header
+from storeds.backends.lmdb.pages import NO_PAGE, DamagedPageError, Header, LmdbPages, Tree
 from storeds.errors import FormatError, RecordError
 from storeds.protocols import JSON, Array, Field, Meta, Record
 from storeds.records.codec import Places
@@ -41,6 +42,8 @@ __all__ = [
     "LmdbOptions",
     "open_environment",
     "position_key",
+    "read_header",
+    "stamp_lmdb_file",
     "text_offsets_key",
 ]
 
@@ -163,7 +166,7 @@ class LmdbOpener(FileOpener[LmdbOptions]):
         return meta, Places.of(body.get("salt"), meta.count, self.url), body.get("columns", {})
 
     def _open_safely(self, descriptor: int) -> SafeHandle:
-        pages = LmdbPages(descriptor, self.url)
+        pages = LmdbPages(descriptor, read_header(descriptor, self.url))
         records, columns, metas = self._trees(pages)
         text = pages.get(metas, META)
         return SafeHandle(descriptor, pages, records, columns, *self._parse_meta(text, records.entries))
@@ -185,7 +188,8 @@ class LmdbOpener(FileOpener[LmdbOptions]):
         if self.settings.read == "safe":
             return
         with _damage_is_format_error(self.url):
-            pages = LmdbPages(opened.descriptor(self.path), self.url)
+            descriptor = opened.descriptor(self.path)
+            pages = LmdbPages(descriptor, read_header(descriptor, self.url))
             try:
                 for tree in self._trees(pages):
                     pages.check_top(tree, _TOP)
@@ -339,3 +343,79 @@ def _damage_is_format_error(url: str) -> Iterator[None]:
 
 def _damage(url: str, error: DamagedPageError) -> str:
     return f"{url} is damaged: {error}; copy it again, or run `storeds verify {url}` to list the lost records"
+
+
+_MAGIC, _VERSION = 0xBEEFC0DE, 1
+_META_AT = 16  # a page header comes first
+_META = struct.Struct("<IIQQ")  # magic, version, address, map size
+_DB = struct.Struct("<IHHQQQQQ")  # pad, flags, depth, branch, leaf, overflow pages, entries, root
+_TAIL = struct.Struct("<QQ")  # last page, transaction id
+_STAMP = struct.Struct("<8sQ8s")  # magic, transaction id, xxh3-64
+_STAMP_MAGIC = b"storeds\x01"
+_HEAD = _META_AT + _META.size + 2 * _DB.size + _TAIL.size
+
+
+def read_header(descriptor: int, url: str) -> Header:
+    """Return the header of an open LMDB file; raises FormatError if the file is shorter, or its stamp does not match.
+
+    Call it before LMDB maps the file: a truncated file kills its reader with SIGBUS at the first access to a missing page,
+    and a flipped byte in a meta page can abort it. A stamp of another transaction is ignored: a tool has written since.
+    """
+    size = os.fstat(descriptor).st_size
+    page_size, pages = _meta_pages(descriptor, size, url)
+    metas = [_parse(page, number, url) for number, page in enumerate(pages)]
+    root, last, transaction = max(metas, key=lambda meta: meta[2])
+    if (last + 1) * page_size > size:
+        raise FormatError(
+            f"{url} is cut short: its header says {(last + 1) * page_size} bytes, the file has {size}; copy it again"
+        )
+    if root != NO_PAGE and not 1 < root <= last:
+        raise FormatError(f"{url}: the header points outside the file; copy it again")
+    magic, stamped, digest = _STAMP.unpack(pages[0][-_STAMP.size :])
+    applies = magic == _STAMP_MAGIC and stamped == transaction
+    if applies and digest != _digest(descriptor, page_size, pages, root):
+        raise FormatError(f"{url}: the header does not match its checksum; copy it again")
+    return Header(page_size, root, last, transaction)
+
+
+def stamp_lmdb_file(path: str) -> None:
+    """Write the stamp into the unused end of the first page of the LMDB file at `path`, which must not be open anywhere.
+
+    It holds the id of the last transaction, and a checksum over both meta pages and the root page of the main database.
+    """
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        page_size, pages = _meta_pages(descriptor, os.fstat(descriptor).st_size, path)
+        if any(pages[0][-_STAMP.size :]):
+            raise FormatError(f"{path}: this LMDB uses the end of its first page, where the stamp belongs")
+        metas = [_parse(page, number, path) for number, page in enumerate(pages)]
+        root, _, transaction = max(metas, key=lambda meta: meta[2])
+        digest = _digest(descriptor, page_size, pages, root)
+        os.pwrite(descriptor, _STAMP.pack(_STAMP_MAGIC, transaction, digest), page_size - _STAMP.size)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _meta_pages(descriptor: int, size: int, url: str) -> tuple[int, list[bytes]]:
+    head = os.pread(descriptor, _HEAD, 0)
+    page_size = _DB.unpack_from(head, _META_AT + _META.size)[0] if len(head) == _HEAD else 0
+    if page_size not in (1 << bits for bits in range(9, 17)) or size < 2 * page_size:
+        raise FormatError(f"{url} is cut short or damaged: {size} bytes do not hold an LMDB header; copy it again")
+    return page_size, [os.pread(descriptor, page_size, number * page_size) for number in (0, 1)]
+
+
+def _parse(page: bytes, number: int, url: str) -> tuple[int, int, int]:
+    magic, version, _, _ = _META.unpack_from(page, _META_AT)
+    if magic != _MAGIC or version != _VERSION:
+        raise FormatError(
+            f"{url}: LMDB meta page {number} is damaged, or of a newer LMDB (version {version}); copy it again"
+        )
+    root = _DB.unpack_from(page, _META_AT + _META.size + _DB.size)[7]
+    last, transaction = _TAIL.unpack_from(page, _META_AT + _META.size + 2 * _DB.size)
+    return root, last, transaction
+
+
+def _digest(descriptor: int, page_size: int, pages: list[bytes], root: int) -> bytes:
+    main = b"" if root == NO_PAGE else os.pread(descriptor, page_size, root * page_size)
+    return xxhash.xxh3_64_digest(pages[0][: -_STAMP.size] + pages[1] + main)

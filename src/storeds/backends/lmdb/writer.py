@@ -16,8 +16,15 @@ import xxhash
 
 from storeds._utils.locations import StoreURL, file_path, file_url
 from storeds.backends.base import parse_options
-from storeds.backends.lmdb.backend import COLUMNS, META, RECORDS, LmdbOptions, position_key, text_offsets_key
-from storeds.backends.lmdb.pages import stamp_lmdb_file
+from storeds.backends.lmdb.backend import (
+    COLUMNS,
+    META,
+    RECORDS,
+    LmdbOptions,
+    position_key,
+    stamp_lmdb_file,
+    text_offsets_key,
+)
 from storeds.backends.staging import Staging, kept_places, sync_path
 from storeds.backends.writer import COMMIT_EVERY, EncodedRecord, StoreWriter
 from storeds.protocols import JSON, Meta

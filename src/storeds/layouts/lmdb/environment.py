@@ -19,8 +19,7 @@ from pydantic import field_validator
 from storeds._utils.text import counted
 from storeds.backends.base import FileOpener
 from storeds.backends.handles import OpenStore
-from storeds.backends.lmdb.backend import COLUMNS, META, RECORDS, LmdbOptions, open_environment
-from storeds.backends.lmdb.pages import read_header
+from storeds.backends.lmdb.backend import COLUMNS, META, RECORDS, LmdbOptions, open_environment, read_header
 from storeds.errors import ConfigError, FormatError
 from storeds.protocols import Meta
 
