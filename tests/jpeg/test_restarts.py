@@ -1,0 +1,281 @@
+"""Restart markers change no coefficient and no metadata. The oracles are Pillow, and Debian's ``djpeg`` and ``jpegtran``."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import re
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from jpeg_encodings import ENCODINGS, RARE, encode, exif_with_thumbnail, sampled, save, with_segment
+from jpeg_truth import anatomy
+from photographs import jpeg, photograph
+from storeds import errors
+from storeds.jpeg import Verdict, examine, restarts
+from storeds.jpeg.restarts import ADDED, HAD, RestartMarker, intervals, is_ready
+
+MARKERS = bytes(range(0xD0, 0xD8))
+SIZES = ((17, 17), (33, 200), (120, 90), (248, 131), (497, 375), (500, 333))
+
+
+@pytest.fixture(scope="module")
+def marker() -> RestartMarker:
+    return RestartMarker.find()
+
+
+@pytest.fixture
+def every_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put markers into small pictures too, whatever they cost."""
+    monkeypatch.setattr(restarts, "_FEWEST_PIXELS", 0)
+    monkeypatch.setattr(restarts, "_GROWTH", 1000.0)
+
+
+def mark(marker: RestartMarker, blob: bytes) -> tuple[bytes, str]:
+    """Return the marked picture and the outcome, after comparing it with the original."""
+    before = examine(blob)
+    marked = marker.mark(blob, before)
+    if marked.outcome == ADDED:
+        assert coefficients(marked.blob) == coefficients(blob)
+        assert same_pixels(marked.blob, blob)
+        assert metadata(marked.blob) == metadata(blob)
+        assert marked.verdict == before == examine(marked.blob)
+        assert is_cuttable(marked.blob)
+        assert is_ready(marked.blob)
+        assert marker.mark(marked.blob, marked.verdict) == (marked.blob, before, HAD)
+    else:
+        assert marked.blob is blob
+        assert marked.verdict == before
+    return marked.blob, marked.outcome
+
+
+def coefficients(blob: bytes) -> bytes:
+    """Return the coefficients in the one form in which jpegtran writes them: sequential, without restart markers."""
+    command = ["jpegtran", "-copy", "none", "-optimize"]
+    return subprocess.run(command, input=blob, capture_output=True, check=True).stdout
+
+
+def djpeg(blob: bytes) -> bytes:
+    return subprocess.run(["djpeg", "-dct", "int"], input=blob, capture_output=True, check=True).stdout
+
+
+def same_pixels(one: bytes, other: bytes) -> bool:
+    with Image.open(io.BytesIO(one)) as left, Image.open(io.BytesIO(other)) as right:
+        return left.mode == right.mode and bool((np.asarray(left) == np.asarray(right)).all())
+
+
+def metadata(blob: bytes) -> tuple[Any, ...]:
+    """Return what Pillow finds in the application segments and comments, and what follows the picture."""
+    with Image.open(io.BytesIO(blob)) as image:
+        kept = {
+            name: image.info.get(name) for name in ("dpi", "exif", "icc_profile", "comment", "jfif_density", "adobe")
+        }
+        segments = list(image.applist)  # type: ignore[attr-defined]  # of JPEGs alone
+    return kept, segments, blob[anatomy(blob).parts[-1].stop :]
+
+
+def is_cuttable(blob: bytes) -> bool:
+    """Whether the restart markers are complete, in order, and at the same places in each row."""
+    frames = [part for part in anatomy(blob).parts if part.kind == "segment" and part.marker in (0xC0, 0xC1, 0xC2)]
+    scans = [part for part in anatomy(blob).parts if part.kind == "data"]
+    if len(frames) != 1 or len(scans) != 1 or frames[0].marker == 0xC2:
+        return False
+    frame = blob[frames[0].start + 4 : frames[0].stop]
+    height, width, count = int.from_bytes(frame[1:3]), int.from_bytes(frame[3:5]), frame[5]
+    factors = frame[7::3]
+    across, down = max(each >> 4 for each in factors), max(each & 15 for each in factors)
+    columns, rows = -(-width // (8 * across)), -(-height // (8 * down))
+    if count == 1:
+        columns, rows = -(-width // 8), -(-height // 8)
+    (restart,) = (part for part in anatomy(blob).parts if part.marker == 0xDD)
+    interval = int.from_bytes(blob[restart.stop - 2 : restart.stop])
+    found = bytes(each[1] for each in re.findall(rb"\xff[\xd0-\xd7]", blob[scans[0].start : scans[0].stop]))
+    expected = -(-columns * rows // interval) - 1
+    return columns % interval == 0 and found == (MARKERS * (expected // 8 + 1))[:expected]
+
+
+@pytest.mark.usefixtures("every_picture")
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: "{}x{}".format(*size))
+@pytest.mark.parametrize("subsampling", ["444", "422", "420", "440", "411", "grey"])
+def test_every_subsampling_and_size_keeps_its_coefficients(
+    marker: RestartMarker, subsampling: str, size: tuple[int, int]
+) -> None:
+    image = photograph(sum(size), (200, 150)).resize(size)
+    blob = save(image.convert("L")) if subsampling == "grey" else sampled(image, subsampling)
+    marked, outcome = mark(marker, blob)
+    assert outcome == ADDED
+    assert djpeg(marked) == djpeg(blob)
+
+
+@pytest.mark.usefixtures("every_picture")
+@pytest.mark.parametrize("encoding", sorted(ENCODINGS | RARE))
+def test_every_encoding_is_marked_or_kept_with_a_reason(marker: RestartMarker, encoding: str) -> None:
+    blob = encode(encoding)
+    _, outcome = mark(marker, blob)
+    if outcome not in (ADDED, HAD):
+        assert re.match(r"several pictures|lossless|.*arithmetic|libjpeg warns|jpegtran refuses it: \w", outcome), (
+            outcome
+        )
+
+
+@pytest.mark.parametrize(
+    ("encoding", "outcome"),
+    [
+        ("arithmetic", "extended, arithmetic"),
+        ("arithmetic, progressive", "progressive, arithmetic"),
+        ("lossless", "lossless"),
+        ("two pictures (MPO)", "several pictures in one file"),
+        ("4:4:4", "too small"),
+        ("progressive", "too small"),
+    ],
+)
+def test_what_is_left_alone_has_a_reason(marker: RestartMarker, encoding: str, outcome: str) -> None:
+    assert mark(marker, encode(encoding))[1] == outcome
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+def test_metadata_stays_byte_for_byte(marker: RestartMarker, progressive: bool) -> None:
+    exif = exif_with_thumbnail(jpeg(2, (32, 24)))
+    options: dict[str, Any] = {"exif": exif, "icc_profile": b"profile" * 20_000, "comment": b"ends \xff\xd9 here"}
+    blob = jpeg(0, (320, 160), quality=70, dpi=(300, 144), progressive=progressive, **options)
+    blob = with_segment(with_segment(blob, 0xE5, jpeg(1, (40, 30))), 0xFE, b"first")
+    marked, outcome = mark(marker, blob)
+    assert outcome == ADDED
+    with Image.open(io.BytesIO(marked)) as image:
+        assert image.info["dpi"] == (300, 144)
+        assert image.info["exif"] == exif
+        assert not image.info.get("progressive")
+
+
+def test_bytes_after_the_picture_stay(marker: RestartMarker) -> None:
+    marked, outcome = mark(marker, jpeg(0, (320, 160)) + b"more of the file")
+    assert outcome == ADDED
+    assert marked.endswith(b"\xff\xd9more of the file")
+
+
+def test_damaged_pictures_and_other_formats_are_kept(marker: RestartMarker) -> None:
+    whole = jpeg(0, (320, 160))
+    middle = len(whole) // 2
+    flipped = whole[:middle] + bytes([whole[middle] ^ 0x10]) + whole[middle + 1 :]
+    for blob in (
+        whole[:middle],
+        whole[:-2],
+        whole[:300],
+        b"\xff\xd8",
+        b"",
+        b"not a picture",
+        save(photograph(), "PNG"),
+    ):
+        for verdict in (examine(blob) if blob else None, None):
+            kept = marker.mark(blob, verdict)
+            assert kept.blob is blob
+            assert kept.outcome in ("damaged", "no JPEG")
+    assert marker.mark(flipped, None).blob in (flipped, marker.mark(flipped, Verdict("intact")).blob)
+
+
+def test_flips_never_change_what_is_decoded(marker: RestartMarker) -> None:
+    whole, chance = bytearray(jpeg(1, (320, 160))), random.Random(18)
+    for _ in range(40):
+        blob = bytearray(whole)
+        blob[chance.randrange(2, len(blob))] ^= 1 << chance.randrange(8)
+        marked = marker.mark(bytes(blob), None)
+        if marked.outcome == ADDED:
+            assert same_pixels(marked.blob, bytes(blob))
+        else:
+            assert marked.blob == blob
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_markers_of_whole_rows_are_kept_or_made_finer(marker: RestartMarker, rows: int) -> None:
+    blob = jpeg(0, (320, 240), restart_marker_rows=rows)
+    assert is_ready(blob) == (rows == 1)
+    marked, outcome = mark(marker, blob)
+    assert outcome == ADDED
+    assert is_cuttable(marked)
+
+
+def test_suitable_markers_are_kept(marker: RestartMarker) -> None:
+    blob = jpeg(0, (320, 240), restart_marker_blocks=4)
+    assert mark(marker, blob) == (blob, HAD)
+
+
+def test_markers_out_of_order_make_no_picture_ready() -> None:
+    blob = jpeg(0, (320, 240), restart_marker_blocks=4)
+    at = blob.index(b"\xff\xd1", next(part for part in anatomy(blob).parts if part.kind == "data").start)
+    assert is_ready(blob)
+    assert not is_ready(blob[: at + 1] + b"\xd2" + blob[at + 2 :])
+    assert not is_ready(jpeg(0, (320, 240), restart_marker_blocks=3))  # 3 does not divide 20
+    assert not is_ready(jpeg(0, (320, 240), restart_marker_blocks=4, progressive=True))
+    assert not is_ready(jpeg(0, (320, 240)))
+
+
+def test_intervals_divide_the_row_and_begin_near_a_sixteenth() -> None:
+    assert intervals(32) == [2, 4, 8, 16, 32]
+    assert intervals(125) == [5, 25, 125]
+    assert intervals(31) == [1, 31]
+    assert intervals(1) == [1]
+    for columns in range(1, 600):
+        found = intervals(columns)
+        assert found == sorted(found)
+        assert found[-1] == columns
+        assert all(columns % each == 0 for each in found)
+
+
+@pytest.mark.parametrize("size", [(500, 375), (375, 500), (496, 496), (1984, 1488)])
+@pytest.mark.parametrize("quality", [40, 75, 88, 95])
+def test_pictures_grow_little(marker: RestartMarker, size: tuple[int, int], quality: int) -> None:
+    blob = save(photograph(2, (300, 225)).resize(size), quality=quality)
+    marked, outcome = mark(marker, blob)
+    assert outcome in (ADDED, "would grow too much")
+    assert len(marked) <= len(blob) * (1.02 if max(size) > 1000 else 1.03)
+    if quality >= 75:
+        assert outcome == ADDED
+
+
+def test_a_missing_program_is_an_error_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(errors.ConfigError, match=r"needs the program jpegtran.*apt install libjpeg-turbo-progs"):
+        RestartMarker.find()
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [("cat", "writes no sequential JPEG"), ("echo broken >&2; exit 1", "jpegtran refuses it: broken")],
+)
+def test_a_program_that_cannot_be_used_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, message: str
+) -> None:
+    monkeypatch.setenv("PATH", f"{script(tmp_path, body)}:{os.environ['PATH']}")
+    with pytest.raises(errors.ConfigError, match=message):
+        RestartMarker.find()
+
+
+@pytest.mark.parametrize("body", ["kill -9 $$", "kill -2 $$"])
+def test_a_killed_program_is_an_error_and_not_a_reason(tmp_path: Path, body: str) -> None:
+    killed = RestartMarker(f"{script(tmp_path, body)}/jpegtran")
+    with pytest.raises(errors.StoredsError, match=r"was ended by signal \d; resume=True"):
+        killed.mark(jpeg(0, (320, 160)), None)
+
+
+def test_a_program_that_changes_pixels_changes_nothing(tmp_path: Path) -> None:
+    real = shutil.which("jpegtran")
+    for change in (f'exec {real} -flip horizontal "$@"', f'exec {real} -grayscale "$@"'):
+        blob = jpeg(0, (320, 160))
+        kept = RestartMarker(f"{script(tmp_path, change)}/jpegtran").mark(blob, None)
+        assert (kept.blob, kept.outcome) == (blob, "decodes to other pixels")
+
+
+def script(folder: Path, body: str) -> Path:
+    """Write a program named jpegtran that runs `body`; return its folder."""
+    program = folder / "jpegtran"
+    program.write_text(f"#!/bin/sh\n{body}\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    return folder
