@@ -121,6 +121,9 @@ class Meta:
     verdicts : tuple of str
         The image fields that have a verdict in each record, see `storeds.jpeg.Verdict`. The reserved field
         ``_verdict_<image>`` holds its text; `Backend.get_many` returns it only if named in ``fields``.
+    fast_crops : int or None
+        Number of pictures of which readers can decode a crop alone, as the program that wrote the store counted them.
+        None if it did not.
     """
 
     id: str
@@ -130,6 +133,7 @@ class Meta:
     fields: Mapping[str, Field]
     attrs: Mapping[str, JSON] = field(default_factory=dict)
     verdicts: tuple[str, ...] = ()
+    fast_crops: int | None = None
 
 
 class Note(NamedTuple):

@@ -368,6 +368,7 @@ class _MetaMerger:
         self._ids, self._builds = xxhash.xxh3_128(), xxhash.xxh3_128()
         self._fields: Mapping[str, Field] = {}
         self._verdicts: dict[str, None] = {}  # of any member
+        self._fast_crops: list[int | None] = []
         self._attrs: dict[str, JSON] = {}
         self._with_classes: Backend | None = None
         self._columns: dict[str, str] = {}
@@ -383,6 +384,7 @@ class _MetaMerger:
         self._check_fields(member)
         self._check_classes(member)
         self._verdicts.update(dict.fromkeys(meta.verdicts))
+        self._fast_crops.append(meta.fast_crops)
         for name in [name for name in self._attrs if _text(meta.attrs, name) != _text(self._attrs, name)]:
             del self._attrs[name]
         self.counts.append(meta.count)
@@ -397,9 +399,10 @@ class _MetaMerger:
 
     def meta(self) -> Meta:
         ids, builds = self._ids.hexdigest(), self._builds.hexdigest()
-        return Meta(
-            ids, builds, Count(sum(self.counts)), CONCATENATED, self._fields, self._attrs, tuple(self._verdicts)
-        )
+        count, verdicts = Count(sum(self.counts)), tuple(self._verdicts)
+        known = [each for each in self._fast_crops if each is not None]
+        fast_crops = sum(known) if len(known) == len(self.counts) else None
+        return Meta(ids, builds, count, CONCATENATED, self._fields, self._attrs, verdicts, fast_crops)
 
     def _check_fields(self, member: Backend) -> None:
         fields = member.meta.fields

@@ -270,8 +270,16 @@ class StoreWriter(ABC):
                 self._save_note(note)
             self.note = note
 
-    def publish(self, attrs: Mapping[str, JSON] | None = None) -> Meta:
-        # docstring inherited
+    def publish(self, attrs: Mapping[str, JSON] | None = None, *, fast_crops: int | None = None) -> Meta:
+        """Make the complete store visible under its URL and return its `Meta`.
+
+        Parameters
+        ----------
+        attrs : mapping, optional
+            User data, as JSON.
+        fast_crops : int, optional
+            Number of pictures of which readers can decode a crop alone, for `Meta`. `Meta.id` does not depend on it.
+        """
         self._check_open()
         attrs = dict(attrs or {})
         try:
@@ -287,6 +295,7 @@ class StoreWriter(ABC):
             self._declared,
             attrs,
             tuple(self._verdicts),
+            fast_crops,
         )
         try:
             with self._writing():

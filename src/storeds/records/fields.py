@@ -416,17 +416,18 @@ def new_build() -> str:
 
 def meta_to_text(meta: Meta, **extra: JSON) -> str:
     """Return canonical JSON of `meta` and `extra`, with their checksum, ``check``."""
-    return canonical_json(_meta_body(meta, extra))
+    return canonical_json(_meta_body(meta, {**extra, **_counted(meta)}))
 
 
 def meta_from_text(text: str | bytes, url: str) -> tuple[Meta, Mapping[str, Any]]:
     """Return the `Meta` in `text` and the whole JSON object; raises FormatError if it is damaged."""
-    return _verified_meta(lambda: json.loads(text), url)
+    meta, body = _verified_meta(lambda: json.loads(text), url)
+    return _with_counted(meta, body), body
 
 
 def meta_to_row(meta: Meta, **extra: JSON) -> dict[str, str | int]:
     """Return `meta` and `extra` as name → text or number, for engines whose users inspect it."""
-    row = _meta_body(meta, extra)
+    row = {**_meta_body(meta, extra), **_counted(meta)}
     return {name: value if isinstance(value, (str, int)) else canonical_json(value) for name, value in row.items()}
 
 
@@ -446,7 +447,18 @@ def meta_from_row(row: Mapping[str, Any], extra: Iterable[str], url: str) -> tup
         texts = {name: json.loads(row[name]) if name in _JSON_KEYS else row[name] for name in (*_META_KEYS, *extra)}
         return {**texts, "count": int(row["count"])}
 
-    return _verified_meta(body, url)
+    meta, found = _verified_meta(body, url)
+    return _with_counted(meta, row), found
+
+
+def _counted(meta: Meta) -> dict[str, JSON]:
+    return {} if meta.fast_crops is None else {_COUNTED: meta.fast_crops}
+
+
+def _with_counted(meta: Meta, found: Mapping[str, Any]) -> Meta:
+    # Versions of storeds that do not know this name compute the ``check`` of a row without it.
+    count = found.get(_COUNTED)
+    return dataclasses.replace(meta, fast_crops=int(count)) if isinstance(count, (int, np.integer)) else meta
 
 
 def _meta_body(meta: Meta, extra: Mapping[str, JSON]) -> dict[str, JSON]:
@@ -491,4 +503,5 @@ def _meta_checksum(body: Mapping[str, JSON]) -> str:
 
 _META_KEYS = ("attrs", "build", "check", "count", "fields", "id", "layout")
 _JSON_KEYS = ("attrs", "columns", "fields")
+_COUNTED = "fast_crops"
 _ADVICE = "copy the store again from its source"
