@@ -55,6 +55,7 @@ def info(
     found["handle"] = ", ".join(f"{name}={value}" for name, value in found.pop("handle").items())
     for name in ("classes", "splits"):
         found[name] = None if found[name] is None else _brief_counts(found[name])
+    found["fast_crops"] = _fast_crops(found["fast_crops"], found["pictures"])
     found["pictures"] = None if found["pictures"] is None else brief_counts(found["pictures"])
     found["bytes"] = None if found["bytes"] is None else byte_size(found["bytes"])
     unread = found.pop("unread")
@@ -67,6 +68,12 @@ def info(
 def _brief_counts(counts: dict[str, int]) -> str:
     named = [f"{name} {count:,}" for name, count in counts.items()]
     return f"{len(named):,}: " + some(named, _MAX_NAMED)
+
+
+def _fast_crops(ready: int | None, pictures: dict[str, int] | None) -> str | None:
+    if ready is None:
+        return None
+    return f"{ready:,} of {counted(sum((pictures or {}).values()), 'picture')} ready"
 
 
 def _brief(value: Any) -> str:

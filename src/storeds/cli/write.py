@@ -29,7 +29,7 @@ from storeds.cli.app import (
     say_error,
 )
 from storeds.errors import ConfigError
-from storeds.ops.common import brief_counts
+from storeds.ops.common import brief_counts, restarts_line
 from storeds.ops.packing import OnBad, Packed, SplitBy, reasons, reasons_line
 from storeds.ops.packing.sources import LabelStyle, Problem, SourceKind
 
@@ -39,6 +39,14 @@ _SHOWN = 20  # lines
 
 Check = Annotated[
     bool, typer.Option("--check/--no-check", help="Examine each picture once, and store the verdict with it.")
+]
+FastCrops = Annotated[
+    bool,
+    typer.Option(
+        "--fast-crops",
+        help="Put restart markers into JPEGs, without loss, so that random crops decode only what they need. Changes their "
+        "bytes; needs jpegtran.",
+    ),
 ]
 
 
@@ -67,6 +75,7 @@ def pack(
     ] = None,
     quality: Annotated[int | None, typer.Option(help="Encode every image as JPEG of this quality.")] = None,
     check: Check = True,
+    fast_crops: FastCrops = False,
     workers: Annotated[
         int | None, typer.Option(help="Threads that read, examine and encode; one per CPU by default.")
     ] = None,
@@ -127,6 +136,7 @@ def pack(
             max_side=max_side,
             quality=quality,
             check=check,
+            fast_crops=fast_crops,
             workers=workers,
             overwrite=overwrite,
             resume=resume,
@@ -148,9 +158,12 @@ def pack(
         columns=meta.columns,
         notes=meta.notes,
         findings=meta.findings,
+        restarts=meta.restarts,
     )
     if meta.findings and not as_json:
         say(f"pictures: {brief_counts(meta.findings)}")
+    if meta.restarts and not as_json:
+        say(f"fast crops: {restarts_line(meta.restarts)}")
 
 
 def _report(packed: Packed, problems: list[Problem], *, kept: bool) -> None:
@@ -192,11 +205,12 @@ def convert(
     commit_every: CommitEvery = 1000,
     index: Index = None,
     check: Check = True,
+    fast_crops: FastCrops = False,
     layout: Layout = None,
     option: Options = None,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a native or foreign store to another engine. A native one with verdicts keeps its id."""
+    """Copy a native or foreign store to another engine. A native one with verdicts keeps its id without --fast-crops."""
     options = dict(map(parse_option, option or []))
     with progress("convert", quiet=as_json) as hook:
         meta = ops.convert(
@@ -207,11 +221,14 @@ def convert(
             commit_every=commit_every,
             index=index or (),
             check=check,
+            fast_crops=fast_crops,
             layout=layout,
             options=options,
             progress=hook,
         )
-    _published(url, meta, as_json=as_json)
+    _published(url, meta, as_json=as_json, restarts=meta.restarts)
+    if meta.restarts and not as_json:
+        say(f"fast crops: {restarts_line(meta.restarts)}")
 
 
 @app.command()

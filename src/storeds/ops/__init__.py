@@ -6,7 +6,7 @@ first, which they share.
 
 from storeds.ops.benchmarking import BenchPlot, BenchReport, Bottleneck, Measurement, bench
 from storeds.ops.common import Progress, ProgressHook
-from storeds.ops.converting import convert
+from storeds.ops.converting import Converted, convert
 from storeds.ops.inspecting import Info, info
 from storeds.ops.packing import Packed, pack
 from storeds.ops.repairing import RepairReport, repair
@@ -18,6 +18,7 @@ __all__ = [
     "BenchReport",
     "Bottleneck",
     "ContactSheet",
+    "Converted",
     "Finding",
     "Info",
     "Measurement",

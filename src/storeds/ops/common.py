@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
@@ -18,9 +18,11 @@ from storeds._utils.locations import file_path, redact
 from storeds._utils.text import counted
 from storeds.backends.concatenated import ConcatenatedBackend
 from storeds.backends.opening import open_backend, scheme_of
+from storeds.backends.writer import StoreWriter
 from storeds.errors import ConfigError, FormatError, RecordError, StoreNotFoundError
 from storeds.jpeg import Verdict, examine
-from storeds.protocols import Backend, Meta, Record, Writer
+from storeds.jpeg.restarts import ADDED, HAD, RestartMarker, is_ready
+from storeds.protocols import JSON, Backend, Meta, Record, Writer
 from storeds.records.columns import read_column
 from storeds.records.fields import UNCHECKED, derived_fields, stored_fields, verdict_field, wrong_verdict
 
@@ -35,10 +37,16 @@ __all__ = [
     "damage_note",
     "damaged_kinds",
     "die_with_parent",
+    "examine_pictures",
     "examined",
     "images_of",
+    "in_threads",
+    "is_fast",
     "is_lost",
+    "mark_picture",
+    "published",
     "read_batches",
+    "restarts_line",
     "resumable",
     "sigint_blocked",
 ]
@@ -143,6 +151,18 @@ def brief_counts(kinds: Mapping[str, int]) -> str:
     return ", ".join(parts)
 
 
+def restarts_line(restarts: Mapping[str, int]) -> str:
+    """Return the outcomes of `RestartMarker.mark` in one line: ``3 got restart markers, 1 kept (too small 1)``."""
+    added, had = restarts.get(ADDED, 0), restarts.get(HAD, 0)
+    kept = {outcome: count for outcome, count in restarts.items() if outcome not in (ADDED, HAD)}
+    parts = [f"{counted(added, 'picture')} got restart markers"]
+    if had:
+        parts.append(f"{had:,} had them")
+    if kept:
+        parts.append(f"{sum(kept.values()):,} kept unchanged ({_listed(kept)})")
+    return ", ".join(parts)
+
+
 def _listed(kinds: Mapping[str, int]) -> str:
     return ", ".join(f"{kind} {n:,}" for kind, n in kinds.items())
 
@@ -161,7 +181,7 @@ def damage_note(kinds: Mapping[str, int], meta: Meta) -> str | None:
     )
 
 
-_BATCH = 64
+_BATCH, _PART = 64, 8  # records
 Batch: TypeAlias = tuple[list[Record], Progress]
 
 
@@ -193,37 +213,68 @@ def images_of(backend: Backend) -> tuple[str, ...]:
     return tuple(name for name, field in backend.meta.fields.items() if field.kind == "image")
 
 
+T = TypeVar("T")
+
+
 def examined(batches: Iterable[Batch], images: tuple[str, ...]) -> Iterator[Batch]:
     """Yield the batches after examining every picture that has no verdict.
 
     One thread per CPU examines a batch while the next one is read.
     """
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "storeds-examine") as pool:
-        before: tuple[Batch, list[Future[None]]] | None = None
+    for batch, _ in in_threads(batches, lambda record: examine_pictures(record, images)):
+        yield batch
+
+
+def in_threads(batches: Iterable[Batch], finish: Callable[[Record], T]) -> Iterator[tuple[Batch, list[T]]]:
+    """Yield the batches after calling `finish` for each record, and its results in order.
+
+    One thread per CPU finishes a batch while the next one is read.
+    """
+
+    def finished(records: list[Record]) -> list[T]:
+        return [finish(record) for record in records]
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "storeds-finish") as pool:
+        before: tuple[Batch, list[Future[list[T]]]] | None = None
         for batch in batches:
-            tasks = [pool.submit(_examine, record, images) for record in batch[0] if _is_unchecked(record, images)]
+            records = batch[0]
+            tasks = [pool.submit(finished, records[at : at + _PART]) for at in range(0, len(records), _PART)]
             if before is not None:
-                yield _finished(*before)
+                yield before[0], [result for task in before[1] for result in task.result()]
             before = batch, tasks
         if before is not None:
-            yield _finished(*before)
+            yield before[0], [result for task in before[1] for result in task.result()]
 
 
-def _finished(batch: Batch, tasks: list[Future[None]]) -> Batch:
-    for task in tasks:
-        task.result()
-    return batch
-
-
-def _is_unchecked(record: Record, images: tuple[str, ...]) -> bool:
-    return any(record.get(verdict_field(image), UNCHECKED) == UNCHECKED for image in images)
-
-
-def _examine(record: Record, images: tuple[str, ...]) -> None:
+def examine_pictures(record: Record, images: tuple[str, ...]) -> None:
+    """Add the verdict on each picture of `record` that has none."""
     for image in images:
         name = verdict_field(image)
         if record.get(name, UNCHECKED) == UNCHECKED:
             record[name] = examine(record[image]).to_text()
+
+
+def mark_picture(marker: RestartMarker, record: Record, image: str) -> str:
+    """Put restart markers into field `image` of `record`, if that is possible, and its new verdict; return the outcome."""
+    name = verdict_field(image)
+    marked = marker.mark(record[image], Verdict.from_text(record.get(name, UNCHECKED)))
+    record[image] = marked.blob
+    if marked.verdict is not None:
+        record[name] = marked.verdict.to_text()
+    return marked.outcome
+
+
+def is_fast(record: Record, image: str) -> bool:
+    """Return whether readers can decode a crop of field `image` alone: it has restart markers and no known damage."""
+    verdict = Verdict.from_text(record.get(verdict_field(image), UNCHECKED))
+    return (verdict is None or verdict.is_whole) and is_ready(record[image])
+
+
+def published(writer: Writer, attrs: Mapping[str, JSON], fast_crops: int) -> Meta:
+    """Publish what `writer` wrote; a writer of storeds stores how many pictures are ready for fast crops, too."""
+    if isinstance(writer, StoreWriter):
+        return writer.publish(attrs, fast_crops=fast_crops)
+    return writer.publish(attrs)
 
 
 _FILES = ("lmdb", "hdf5")

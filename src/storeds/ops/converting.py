@@ -2,28 +2,49 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from storeds._utils.locations import redact
 from storeds.backends.opening import open_backend, open_writer
 from storeds.errors import FormatError
+from storeds.jpeg.restarts import RestartMarker
 from storeds.ops.common import (
     NOT_EXAMINED,
     Batch,
     ProgressHook,
     VerdictCounts,
     check_distinct,
-    examined,
+    examine_pictures,
     images_of,
+    in_threads,
+    is_fast,
+    mark_picture,
+    published,
     read_batches,
     resumable,
 )
-from storeds.protocols import Backend, Meta, Record
+from storeds.protocols import JSON, Backend, Meta, Record, Writer
 from storeds.records.codec import ContentHash, RecordCodec, checksum
 from storeds.records.fields import NATIVE, stored_fields
 
-__all__ = ["convert"]
+__all__ = ["Converted", "convert"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Converted(Meta):
+    """`Meta` of a copied store, and what became of its pictures.
+
+    Parameters
+    ----------
+    restarts : mapping of str to int
+        With ``fast_crops=True``: outcome → number of pictures, the most frequent first. As for `storeds.ops.Packed`.
+    """
+
+    restarts: Mapping[str, int] = field(default_factory=dict)
 
 
 def convert(
@@ -35,14 +56,15 @@ def convert(
     commit_every: int = 1000,
     index: Sequence[str] = (),
     check: bool = True,
+    fast_crops: bool = False,
     layout: str | None = None,
     options: Mapping[str, Any] | None = None,
     progress: ProgressHook | None = None,
-) -> Meta:
+) -> Converted:
     """Copy the store at `src_url` to `dst_url`. Order, fields, attrs and verdicts on pictures stay the same.
 
     The `Meta.id` of a native store stays the same too, unless pictures without a verdict are examined: the id includes
-    verdicts.
+    verdicts. With `fast_crops` the bytes of pictures change, and so does the id.
 
     Parameters
     ----------
@@ -55,6 +77,8 @@ def convert(
     check : bool
         Examine each picture without a verdict: those of foreign stores, and of stores written with ``check=False``.
         Existing verdicts are copied either way.
+    fast_crops : bool
+        Put restart markers into the JPEGs, as `storeds.pack` does.
     layout, options : str, mapping, optional
         Of the source, as for `open_backend`. Foreign stores can be converted too.
     progress : callable, optional
@@ -62,8 +86,8 @@ def convert(
 
     Returns
     -------
-    Meta
-        Of the new store.
+    Converted
+        `Meta` of the new store, and what became of its pictures with `fast_crops`.
 
     Raises
     ------
@@ -73,11 +97,12 @@ def convert(
         A record of the source is bad; nothing is published.
     FormatError
         The records read from a native source do not match its `Meta.id`: the source is damaged in a way that no checksum
-        of a record shows. Verdicts added here are ignored in this comparison.
+        of a record shows. This compares the records as they were read, before verdicts and markers.
     """
+    marker = RestartMarker.find() if fast_crops else None
     with open_backend(src_url, layout=layout, **(options or {})) as source:
         check_distinct(source, dst_url)
-        source_hash = _SourceHash.of(source, check)
+        source_hash = _SourceHash.of(source, check, fast_crops)
         writer = open_writer(
             dst_url,
             source.meta.fields,
@@ -85,32 +110,82 @@ def convert(
             resume=resume,
             commit_every=commit_every,
             check=False,  # records already contain their verdicts
-            plan={"convert": source.meta.id, "check": check},
+            plan={"convert": source.meta.id, "check": check, "fast_crops": fast_crops},
             index=index,
         )
         with resumable(writer):
-            if source_hash is not None and writer.count:  # the id includes what an interrupted copy wrote
-                for records, _ in read_batches(source, 0, writer.count):
+            run = _Run(writer)
+            if source_hash is not None and run.next:  # the id includes what an interrupted copy wrote
+                for records, _ in read_batches(source, 0, run.next):
                     source_hash.add(records)
-            read: Iterable[Batch] = read_batches(source, writer.count)
+            read: Iterable[Batch] = read_batches(source, run.next)
             if source_hash is not None:
                 read = map(source_hash.add_batch, read)
-            for records, state in examined(read, images_of(source)) if check else read:
-                writer.append(records)
+            finish = _Finisher(images_of(source), check, marker)
+            for (records, state), counted in in_threads(read, finish):
+                run.write(records, counted, commit_every)
                 if progress is not None:
                     progress(state)
-            meta = writer.publish(source.meta.attrs)
+            meta = published(writer, source.meta.attrs, run.fast_crops)
         found = meta.id if source_hash is None else source_hash.id
         if source.meta.layout == NATIVE and found != source.meta.id:
             raise FormatError(
                 f"{redact(dst_url)} contains what was read from {source.url}, but its content id {found} differs from the "
                 f"source's {source.meta.id}: the source is damaged; run storeds verify on it"
             )
-        return meta
+        own = {one.name: getattr(meta, one.name) for one in dataclasses.fields(Meta)}
+        return Converted(**own, restarts=dict(run.restarts.most_common()))
+
+
+@dataclass(frozen=True)
+class _Finisher:
+    """Puts the pictures of a record into their final form, in any thread."""
+
+    images: tuple[str, ...]
+    check: bool
+    marker: RestartMarker | None
+
+    def __call__(self, record: Record) -> tuple[int, list[str]]:
+        """Examine and change the pictures in place; return how many are ready for fast crops, and what became of each."""
+        if self.check:
+            examine_pictures(record, self.images)
+        outcomes = [] if self.marker is None else [mark_picture(self.marker, record, name) for name in self.images]
+        return sum(is_fast(record, name) for name in self.images), outcomes
+
+
+class _Run:
+    """Writes finished records, and notes what was counted in those that are durable."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        note: Any = writer.note or {"count": 0, "fast_crops": 0, "restarts": {}}
+        self.next: int = note["count"]
+        self.fast_crops: int = note["fast_crops"]
+        self.restarts: Counter[str] = Counter(note["restarts"])
+        self._noted = writer.count
+        self._surplus = writer.count - self.next  # durable, but not counted in the note
+        if self._surplus < 0:
+            raise FormatError(
+                f"the interrupted copy cannot be resumed: it wrote {self.next} records, and {writer.count} are left; start "
+                "over with overwrite=True (--overwrite)"
+            )
+
+    def write(self, records: Sequence[Record], found: Sequence[tuple[int, list[str]]], commit_every: int) -> None:
+        """Append the next records, except those that are durable already."""
+        for ready, outcomes in found:
+            self.fast_crops += ready
+            self.restarts.update(outcomes)
+        dropped = min(self._surplus, len(records))
+        self._surplus -= dropped
+        self._writer.append(records[dropped:])
+        if self._writer.count - self._noted >= commit_every:
+            self._noted = self._writer.count
+            counts: dict[str, JSON] = {"fast_crops": self.fast_crops, "restarts": dict(self.restarts)}
+            self._writer.flush({"count": self._noted, **counts})
 
 
 class _SourceHash:
-    """Computes the content id of a native source while it is read, for a copy that gets more verdicts."""
+    """Computes the content id of a native source while it is read, for a copy with other bytes or more verdicts."""
 
     def __init__(self, source: Backend) -> None:
         self._meta = source.meta
@@ -118,13 +193,13 @@ class _SourceHash:
         self._content = ContentHash()
 
     @classmethod
-    def of(cls, source: Backend, check: bool) -> _SourceHash | None:
+    def of(cls, source: Backend, check: bool, fast_crops: bool) -> _SourceHash | None:
         """Return one, or None if the id of the copy must equal that of the source."""
         if source.meta.layout != NATIVE:
             return None
         lacks = set(images_of(source)) - set(source.meta.verdicts)
-        adds = lacks or (check and VerdictCounts.of(source).kinds.get(NOT_EXAMINED))
-        return cls(source) if adds else None
+        changes = lacks or fast_crops or (check and VerdictCounts.of(source).kinds.get(NOT_EXAMINED))
+        return cls(source) if changes else None
 
     def add_batch(self, batch: Batch) -> Batch:
         """Add the records of a batch, and return the batch."""

@@ -12,7 +12,7 @@ from storeds._utils.locations import StoreURL
 from storeds.backends.base import StoreBackend
 from storeds.backends.opening import open_backend, with_scheme
 from storeds.errors import FormatError, RecordError
-from storeds.ops.common import VerdictCounts
+from storeds.ops.common import VerdictCounts, images_of
 from storeds.protocols import JSON, Backend
 from storeds.records.columns import read_column
 from storeds.records.fields import NATIVE, fields_to_json
@@ -40,6 +40,8 @@ class Info:
         such a field.
     pictures : dict or None
         Kind of `storeds.jpeg.Verdict`, or ``"not examined"`` → number of pictures; None without an image field.
+    fast_crops : int or None
+        Number of pictures of which readers can decode a crop alone; None if the store does not say, or has no pictures.
     bytes : int or None
         The size of the store in its engine; None if unknown.
     unread : list of str
@@ -66,6 +68,7 @@ class Info:
     classes: dict[str, int] | None
     splits: dict[str, int] | None
     pictures: dict[str, int] | None
+    fast_crops: int | None
     bytes: int | None
     unread: list[str]
     leftovers: str | None
@@ -108,6 +111,7 @@ def info(url: str, *, layout: str | None = None, options: Mapping[str, Any] | No
             classes=_class_counts(backend),
             splits=_counts(backend, "split", ("str",)),
             pictures=_pictures(backend),
+            fast_crops=meta.fast_crops if images_of(backend) else None,
             bytes=own.stored_bytes() if own else None,
             unread=own.unread() if own else [],
             leftovers=own.leftovers() if own else None,

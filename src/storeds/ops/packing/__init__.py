@@ -19,7 +19,16 @@ from storeds._utils.text import counted, printable, some
 from storeds.backends.opening import open_writer
 from storeds.backends.writer import COMMIT_EVERY
 from storeds.errors import ConfigError, FormatError, RecordError, suggest
-from storeds.ops.common import NOT_EXAMINED, Progress, ProgressHook, damage_note, damaged_kinds, resumable
+from storeds.jpeg.restarts import RestartMarker
+from storeds.ops.common import (
+    NOT_EXAMINED,
+    Progress,
+    ProgressHook,
+    damage_note,
+    damaged_kinds,
+    published,
+    resumable,
+)
 from storeds.ops.packing.prepare import Prepared, Preparer, prepared_chunks
 from storeds.ops.packing.sources import open_source
 from storeds.ops.packing.sources.base import PackSource, Problem
@@ -33,6 +42,10 @@ __all__ = ["OnBad", "Packed", "SplitBy", "choose_split", "make_split", "pack", "
 OnBad = Literal["raise", "skip", "keep"]
 _EXAMPLES = 3
 _MAX_NOTED = 1000  # problems kept in a resumable note
+_NOTHING: dict[str, Any] = {
+    **{"next": 0, "count": 0, "problems": [], "bad": 0, "damaged": 0},
+    **{"kinds": {}, "fast_crops": 0, "restarts": {}},
+}
 _LOG = logging.getLogger("storeds")
 
 
@@ -52,6 +65,9 @@ class Packed(Meta):
         Why items are bad → how many. With ``on_bad="keep"`` this includes items that were kept.
     findings : mapping of str to int
         Kind of `storeds.jpeg.Verdict`, or ``"not examined"`` → number of pictures in the store, the most frequent first.
+    restarts : mapping of str to int
+        With ``fast_crops=True``: outcome → number of pictures, the most frequent first. ``"added"``: they got restart
+        markers. ``"had them"``: they came with suitable ones. Anything else is why the original was kept.
     """
 
     columns: Mapping[str, str | None] = field(default_factory=dict)
@@ -59,6 +75,7 @@ class Packed(Meta):
     left_out: int = 0
     reasons: Mapping[str, int] = field(default_factory=dict)
     findings: Mapping[str, int] = field(default_factory=dict)
+    restarts: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def damaged(self) -> int:
@@ -77,6 +94,7 @@ def pack(
     max_side: int | None = None,
     quality: int | None = None,
     check: bool = True,
+    fast_crops: bool = False,
     workers: int | None = None,
     overwrite: bool = False,
     resume: bool = False,
@@ -116,6 +134,10 @@ def pack(
         then know which pictures are damaged without examining them. With False, readers examine every picture they
         read, and a damaged picture that would be encoded again is a bad item, because it would look whole. Verdicts of
         a source store are kept either way.
+    fast_crops : bool
+        Put restart markers into each JPEG that gains from them, with the program ``jpegtran``. Readers then decode only
+        the part of a picture that a crop needs. No coefficient changes, and each picture must decode to the same pixels,
+        but its bytes change, and so does `Meta.id`. A picture that would grow by more than 2 or 3 % is kept.
     workers : int, optional
         Threads that read, examine and encode; one per CPU by default, and 0 means one. A source that is not thread-safe,
         such as a dataset object, is read in the calling thread by default, and in this many processes if `workers` is
@@ -138,7 +160,7 @@ def pack(
     Raises
     ------
     StoreNotFoundError, ConfigError
-        The source does not exist or is not supported; an option is wrong.
+        The source does not exist or is not supported; an option is wrong; `fast_crops` needs ``jpegtran``.
     RecordError
         Items are bad and `on_bad` is ``"raise"``. The message lists all of them.
     StoreExistsError
@@ -151,6 +173,7 @@ def pack(
         raise ConfigError(
             f"split_by={split_by!r} needs shares: split={{'train': 0.9, 'val': 0.1}} (--split train=0.9,val=0.1)"
         )
+    marker = RestartMarker.find() if fast_crops else None
     opened = open_source(source, kind=kind, **source_options)
     fields = _fields(opened, shares)
     divided = make_split(opened, shares, split_by) if shares else None
@@ -159,20 +182,20 @@ def pack(
     if notes or columns:
         _log_notes(_display_name(source), notes, columns)
     options: dict[str, JSON] = {"on_bad": on_bad, "split": dict(shares), "max_side": max_side, "quality": quality}
-    options["check"] = check
+    options["check"], options["fast_crops"] = check, fast_crops
     if divided is not None:
         options["split_by"] = "key" if divided.chosen is None else "label"
     plan: JSON = {"source": opened.fingerprint, "options": options}
     if isinstance(opened, VideoSource):  # it encodes each frame once, itself
         opened, max_side, quality = opened.encoded(max_side, quality), None, None
-    preparer = Preparer(opened, max_side, quality, divided, check)
+    preparer = Preparer(opened, max_side, quality, divided, check, marker)
     how: dict[str, Any] = {"overwrite": overwrite, "resume": resume, "commit_every": commit_every, "index": index}
     writer = open_writer(url, fields, plan=plan, check=False, **how)  # records already contain their verdicts
     with resumable(writer):
         run = _Run(writer, opened, on_bad, progress, on_problem)
         run.write(preparer, workers, commit_every)
         run.raise_if_bad()
-        meta = writer.publish(opened.attrs)
+        meta = published(writer, opened.attrs, run.fast_crops)
     findings = dict(Counter(dict(sorted(run.kinds.items()))).most_common())
     note = damage_note(findings, meta)
     if note is not None:
@@ -180,7 +203,16 @@ def pack(
         notes = (*notes, note)
     found = {brief: count for brief, (count, _) in reasons(run.problems).items()}
     own = {one.name: getattr(meta, one.name) for one in dataclasses.fields(Meta)}
-    return Packed(**own, columns=columns, notes=notes, left_out=run.left_out, reasons=found, findings=findings)
+    restarts = dict(run.restarts.most_common())
+    return Packed(
+        **own,
+        columns=columns,
+        notes=notes,
+        left_out=run.left_out,
+        reasons=found,
+        findings=findings,
+        restarts=restarts,
+    )
 
 
 def _check(
@@ -234,9 +266,10 @@ class _Run:
         self.writer, self.source, self.on_bad = writer, source, on_bad
         self.progress, self.on_problem = progress, on_problem
         self.images = [name for name, field in source.fields.items() if field.kind == "image"]
-        note: Any = writer.note or {"next": 0, "count": 0, "problems": [], "bad": 0, "damaged": 0, "kinds": {}}
+        note: Any = writer.note or _NOTHING
         self.next, self.damaged, self.bad = note["next"], note["damaged"], note["bad"]
         self.kinds: Counter[str] = Counter(note["kinds"])  # of the verdicts on all pictures in the store
+        self.fast_crops, self.restarts = note["fast_crops"], Counter(note["restarts"])
         self.problems = [Problem(name, reason) for name, reason in note["problems"]]
         # Records that became durable after the last note will be prepared again, and must be dropped then.
         self.surplus = writer.count - note["count"]
@@ -278,6 +311,8 @@ class _Run:
             self._report(Problem(self.source.name(index), prepared.reason))
             if self.on_bad != "keep":
                 return None
+        self.fast_crops += prepared.fast_crops
+        self.restarts.update(prepared.restarts)
         record = prepared.record
         if record is not None:
             self.volume += sum(len(value) for value in record.values() if isinstance(value, bytes))
@@ -301,6 +336,8 @@ class _Run:
                 "damaged": self.damaged,
                 "bad": self.bad,
                 "kinds": dict(self.kinds),
+                "fast_crops": self.fast_crops,
+                "restarts": dict(self.restarts),
                 "problems": [[problem.name, problem.reason] for problem in self.problems[:_MAX_NOTED]],
             }
         )

@@ -19,7 +19,8 @@ from storeds._utils.text import counted
 from storeds.errors import StoredsError
 from storeds.jpeg import Verdict, examine, repair
 from storeds.jpeg.markers import surely_opens
-from storeds.ops.common import die_with_parent, sigint_blocked
+from storeds.jpeg.restarts import RestartMarker
+from storeds.ops.common import die_with_parent, is_fast, mark_picture, sigint_blocked
 from storeds.ops.packing.sources.base import BadItem, PackSource
 from storeds.ops.packing.splits import Split
 from storeds.protocols import Record
@@ -48,11 +49,17 @@ class Prepared:
         What is wrong with it.
     damaged : bool
         Whether part of one of its pictures is missing or wrong.
+    fast_crops : int
+        How many of its pictures are ready for fast crops.
+    restarts : tuple of str
+        For each of its pictures, the outcome of `RestartMarker.mark`, if that was called.
     """
 
     record: Record | None
     reason: str | None = None
     damaged: bool = False
+    fast_crops: int = 0
+    restarts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -70,6 +77,8 @@ class Preparer:
         Gives the value of the field ``split``.
     check : bool
         Examine each picture unless the source has a verdict on it.
+    marker : RestartMarker, optional
+        Puts restart markers into each JPEG.
     """
 
     source: PackSource
@@ -77,6 +86,7 @@ class Preparer:
     quality: int | None = None
     split: Split | None = None
     check: bool = True
+    marker: RestartMarker | None = None
 
     def prepare(self, index: int) -> Prepared:
         """Read and finish item `index`; a bad item gives a reason instead of an error."""
@@ -96,19 +106,27 @@ class Preparer:
         record = dict(item)
         if self.split is not None:
             record["split"] = self.split.of(index, item)
-        reasons, damaged = [], False
+        reasons, damaged, fast_crops, outcomes = [], False, 0, []
         for name, field in self.source.fields.items():
             if field.kind == "image":
                 reason, verdict = self._finish_picture(record, name)
                 if reason is not None:
                     reasons.append(reason)
                 damaged = damaged or not (verdict is None or verdict.is_whole)
-        return Prepared(record, "; ".join(reasons) or None, damaged)
+                if self.marker is not None:
+                    outcomes.append(mark_picture(self.marker, record, name))
+                fast_crops += is_fast(record, name)
+        return Prepared(record, "; ".join(reasons) or None, damaged, fast_crops, tuple(outcomes))
 
     @property
     def encodes(self) -> bool:
         """Whether images may be encoded again."""
         return self.max_side is not None or self.quality is not None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether preparing takes much more time than reading."""
+        return self.check or self.encodes or self.marker is not None
 
     def _finish_picture(self, record: Record, image: str) -> tuple[str | None, Verdict | None]:
         """Put field `image` of `record` into its final form and add its verdict; return why it is bad, and the verdict."""
@@ -199,7 +217,7 @@ def prepared_chunks(preparer: Preparer, start: int, workers: int | None) -> Iter
     StoredsError
         A worker process died.
     """
-    busy = preparer.check or preparer.encodes
+    busy = preparer.is_busy
     threads = max(workers or 1, 1) if workers is not None or not busy else len(os.sched_getaffinity(0))
     if getattr(preparer.source, "thread_safe", False):
         yield from _prepared_in_threads(preparer, start, threads)

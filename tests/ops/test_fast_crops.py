@@ -1,0 +1,269 @@
+"""``pack --fast-crops`` and ``convert --fast-crops``: the same bytes in every engine, counted, resumable, never silent."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+import storeds
+from _traps_pack import stored_records
+from photographs import jpeg, photograph
+from storeds import errors, open_backend
+from storeds.cli import app
+from storeds.ops import info
+
+MakeUrl = Callable[[str], str]
+ENGINES = ("lmdb", "hdf5", "mongodb")
+
+
+def png() -> bytes:
+    buffer = io.BytesIO()
+    photograph(3, (320, 160)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+FILES = {
+    **{f"photo-{at:02}": jpeg(at, (320, 160), quality=88) for at in range(12)},
+    "with-markers": jpeg(3, (320, 160), restart_marker_blocks=4),
+    "progressive": jpeg(2, (320, 160), quality=60, progressive=True),
+    "half": jpeg(1, (320, 160))[:4000],
+    "small": jpeg(1, (64, 48)),
+    "other": png(),
+}
+OUTCOMES = {"had them": 1, "damaged": 1, "too small": 1, "no JPEG": 1}
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    (tmp_path / "tree").mkdir()
+    for key, blob in FILES.items():
+        (tmp_path / "tree" / f"{key}.jpg").write_bytes(blob)
+    return tmp_path / "tree"
+
+
+def pack(source: Any, url: str, **options: Any) -> Any:
+    return storeds.pack(source, url, **{"kind": "flat", "fast_crops": True, **options})
+
+
+def stored(url: str) -> dict[str, tuple[bytes, str]]:
+    """Return key → picture and verdict."""
+    with open_backend(url) as backend:
+        found: list[Any] = backend.get_many(range(len(backend)), ("key", "image", "_verdict_image"))
+    return {record["key"].removesuffix(".jpg"): (record["image"], record["_verdict_image"]) for record in found}
+
+
+def pixels(blob: bytes) -> Any:
+    with Image.open(io.BytesIO(blob)) as image:
+        return np.asarray(image)
+
+
+def run(*arguments: object, code: int = 0) -> str:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_pack_marks_what_gains_and_reports_the_rest(tree: Path, tmp_path: Path) -> None:
+    url = f"lmdb://{tmp_path}/a.lmdb"
+    packed = pack(tree, url)
+    assert sum(packed.restarts.values()) == len(FILES)
+    assert OUTCOMES.items() <= packed.restarts.items()
+    assert packed.restarts["added"] >= 12
+    changed = 0
+    for record in stored_records(tmp_path / "a.lmdb"):
+        key = record["key"].removesuffix(".jpg")
+        if record["image"] != FILES[key]:
+            changed += 1
+            assert np.array_equal(pixels(record["image"]), pixels(FILES[key]))
+            assert b"\xff\xdd\x00\x04" in record["image"]
+            assert record["_verdict_image"] == "intact"
+    assert changed == packed.restarts["added"]
+    assert packed.fast_crops == info(url).fast_crops == changed + 1
+    assert storeds.verify(url, deep=True).kinds == {"truncated_scan": 1}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_engine_and_way_gives_the_same_bytes(
+    make_engine_url: MakeUrl, engine: str, tree: Path, tmp_path: Path
+) -> None:
+    plain = f"lmdb://{tmp_path}/plain.lmdb"
+    expected = pack(tree, f"lmdb://{tmp_path}/marked.lmdb", workers=1)
+    before = storeds.pack(tree, plain, kind="flat")
+    ways: tuple[Callable[[str], Any], ...] = (
+        lambda url: pack(tree, url, workers=3),
+        lambda url: storeds.convert(plain, url, fast_crops=True),
+        lambda url: storeds.convert(f"lmdb://{tmp_path}/marked.lmdb", url),
+        lambda url: storeds.convert(f"lmdb://{tmp_path}/marked.lmdb", url, fast_crops=True),
+    )
+    for number, way in enumerate(ways):
+        url = make_engine_url(engine)
+        found = way(url)
+        assert found.id == expected.id != before.id
+        assert found.fast_crops == info(url).fast_crops == expected.fast_crops
+        assert stored(url) == stored(f"lmdb://{tmp_path}/marked.lmdb")
+        if number < 2:
+            assert found.restarts == expected.restarts
+    assert found.restarts["had them"] == expected.fast_crops
+    assert "added" not in found.restarts
+
+
+def test_without_the_option_nothing_changes_but_the_ready_are_counted(tree: Path, tmp_path: Path) -> None:
+    packed = storeds.pack(tree, f"hdf5://{tmp_path}/a.h5", kind="flat")
+    assert packed.restarts == {}
+    assert packed.fast_crops == 1  # the picture that came with markers
+    copy = storeds.convert(f"hdf5://{tmp_path}/a.h5", f"lmdb://{tmp_path}/b.lmdb")
+    assert (copy.id, copy.fast_crops, copy.restarts) == (packed.id, 1, {})
+    assert {key: blob for key, (blob, _) in stored(f"lmdb://{tmp_path}/b.lmdb").items()} == FILES
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_the_verdict_belongs_to_the_new_bytes(tree: Path, tmp_path: Path, check: bool) -> None:
+    pack(tree, f"lmdb://{tmp_path}/a.lmdb", check=check)
+    for key, (blob, verdict) in stored(f"lmdb://{tmp_path}/a.lmdb").items():
+        if not check:
+            assert verdict == ""
+        elif key == "half":
+            assert verdict.startswith("truncated_scan ")
+            assert blob == FILES[key]
+        else:
+            assert verdict == "intact"
+
+
+def test_pictures_encoded_again_get_markers_too(tree: Path, tmp_path: Path) -> None:
+    packed = pack(tree, f"lmdb://{tmp_path}/a.lmdb", max_side=300, quality=85)
+    assert packed.restarts["added"] >= 14
+    assert packed.restarts["damaged"] == 1
+
+
+class Decoded:
+    """Pictures as a dataset of someone else returns them."""
+
+    def __init__(self, tree: Path) -> None:
+        self.paths = sorted(tree.glob("photo-*.jpg"))
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, at: int) -> Any:
+        return Image.open(self.paths[at])
+
+
+def test_worker_processes_put_markers_in_too(tree: Path, tmp_path: Path) -> None:
+    one = storeds.pack(Decoded(tree), f"lmdb://{tmp_path}/a.lmdb", quality=88, fast_crops=True)
+    two = storeds.pack(Decoded(tree), f"lmdb://{tmp_path}/b.lmdb", quality=88, fast_crops=True, workers=2)
+    assert one.id == two.id
+    assert one.restarts == two.restarts == {"added": 12}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("command", ["pack", "convert"])
+def test_a_killed_run_resumes_to_the_same_store_but_not_without_the_option(
+    make_engine_url: MakeUrl, engine: str, command: str, tree: Path, tmp_path: Path
+) -> None:
+    plain = f"lmdb://{tmp_path}/plain.lmdb"
+    storeds.pack(tree, plain, kind="flat")
+    whole = pack(tree, f"lmdb://{tmp_path}/whole.lmdb")
+    url = make_engine_url(engine)
+    call = f"{str(tree)!r}, {url!r}, kind='flat'" if command == "pack" else f"{plain!r}, {url!r}"
+    code = (
+        "import os, signal, storeds\n"
+        "from storeds.ops import common\n"
+        "from storeds.ops.packing import prepare\n"
+        "prepare._CHUNK_ITEMS = common._BATCH = 2\n"
+        "def kill(state):\n"
+        "    if state.done > 9: os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"storeds.{command}({call}, fast_crops=True, commit_every=3, progress=kill)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+    def again(**options: Any) -> Any:
+        if command == "pack":
+            return pack(tree, url, resume=True, **options)
+        return storeds.convert(plain, url, **{"fast_crops": True, "resume": True, **options})
+
+    with pytest.raises(errors.ConfigError, match="fast_crops was true and is false"):
+        again(fast_crops=False)
+    found = again()
+    assert (found.id, found.fast_crops, found.restarts) == (whole.id, whole.fast_crops, whole.restarts)
+    assert stored(url) == stored(f"lmdb://{tmp_path}/whole.lmdb")
+
+
+@pytest.mark.parametrize("command", ["pack", "convert"])
+def test_a_missing_program_is_an_error_before_anything_is_written(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    plain = f"lmdb://{tmp_path}/plain.lmdb"
+    storeds.pack(tree, plain, kind="flat")
+    before = sorted(os.listdir(tmp_path))
+    monkeypatch.setenv("PATH", "/nowhere")
+    source = tree if command == "pack" else plain
+    said = run(command, source, f"lmdb://{tmp_path}/new.lmdb", "--fast-crops", code=2)
+    assert "apt install libjpeg-turbo-progs" in said
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_a_program_that_dies_stops_the_pack_which_resumes(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = pack(tree, f"lmdb://{tmp_path}/whole.lmdb")
+    path = os.environ["PATH"]
+    program, count = tmp_path / "bin" / "jpegtran", tmp_path / "count"
+    program.parent.mkdir()
+    program.write_text(
+        f'#!/bin/sh\necho x >> {count}\n[ $(wc -l < {count}) -gt 5 ] && kill -9 $$\nPATH={path} exec jpegtran "$@"\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{path}")
+    url = f"lmdb://{tmp_path}/a.lmdb"
+    with pytest.raises(errors.StoredsError, match="was ended by signal 9"):
+        pack(tree, url, workers=1)
+    monkeypatch.setenv("PATH", path)
+    assert pack(tree, url, resume=True).id == whole.id
+
+
+def test_the_commands_report_the_outcomes(tree: Path, tmp_path: Path) -> None:
+    said = run("pack", tree, tmp_path / "a.lmdb", "--kind", "flat", "--fast-crops")
+    assert "fast crops: 13 pictures got restart markers, 1 had them, 3 kept unchanged (" in said
+    assert "14 of 17 pictures ready" in run("info", tmp_path / "a.lmdb")
+    assert json.loads(run("info", tmp_path / "a.lmdb", "--json"))["fast_crops"] == 14
+    found = json.loads(run("convert", tmp_path / "a.lmdb", tmp_path / "b.h5", "--fast-crops", "--json"))
+    assert found["restarts"] == {"had them": 14, "damaged": 1, "no JPEG": 1, "too small": 1}
+
+
+def test_stores_that_do_not_say_have_no_count(tree: Path, tmp_path: Path) -> None:
+    with storeds.open_writer(f"hdf5://{tmp_path}/a.h5", {"image": "image"}) as writer:
+        writer.append({"image": blob} for blob in FILES.values())
+    assert info(f"hdf5://{tmp_path}/a.h5").fast_crops is None
+    storeds.pack(tree, f"hdf5://{tmp_path}/b.h5", kind="flat")
+    with h5py.File(tmp_path / "b.h5") as file:
+        assert int(file.attrs["fast_crops"]) == 1
+    with open_backend([f"hdf5://{tmp_path}/b.h5", f"hdf5://{tmp_path}/b.h5"]) as both:
+        assert both.meta.fast_crops == 2
+    copy = storeds.convert(f"hdf5://{tmp_path}/a.h5", f"lmdb://{tmp_path}/c.lmdb")
+    assert copy.fast_crops == 1
+
+
+def test_all_fields_of_a_record_are_marked(tmp_path: Path) -> None:
+    fields = {"left": "image", "right": "image", "label": "int"}
+    with storeds.open_writer(f"lmdb://{tmp_path}/a.lmdb", fields) as writer:
+        writer.append({"left": FILES["photo-00"], "right": FILES["small"], "label": at} for at in range(3))
+    copy = storeds.convert(f"lmdb://{tmp_path}/a.lmdb", f"hdf5://{tmp_path}/b.h5", fast_crops=True)
+    assert copy.restarts == Counter({"added": 3, "too small": 3})
+    assert copy.fast_crops == 3
+    said = run("info", f"hdf5://{tmp_path}/b.h5")
+    assert "3 of 6 pictures ready" in said
