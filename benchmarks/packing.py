@@ -1,4 +1,4 @@
-"""Compares packing a folder of photos with ``cp -r`` and ``insert_many``, and measures the memory of packing.
+"""Compares packing a folder of photos with ``cp -r`` and ``insert_many``, and measures memory and ``fast_crops``.
 
 Run as ``python -m benchmarks.packing``; ``--scale 0.1`` for a quick look, ``--work /dev/shm`` for a file system in memory.
 The photos are crops of real ones, each file with its own bytes. Comparisons with ``cp -r`` include a sync, so that both
@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -34,6 +35,7 @@ FILES = ("lmdb", "hdf5")
 PHOTOS, SMALL = 20_000, 200_000
 WORKERS = (0, 2)
 COPY_SPEED, INSERT_SPEED, MEMORY_MIB = 0.5, 0.7, 600
+MARKED = {(500, 375): (400, 90, 1.03), (2000, 1500): (60, 94, 1.02)}  # size → photos, quality, largest growth
 _INSERTED = 100  # documents per insert_many, about 4 MiB; more are slower
 _DISTINCT = 512  # encoded crops; a comment makes the bytes of each file unique
 _PER_FOLDER = 1000
@@ -206,6 +208,45 @@ def measure_speed(count: int, engines: Sequence[str], rounds: int, work: Path) -
         yield Result(f"{engine}: pack ÷ cp -r", "ratio", ratio, f"≥ {COPY_SPEED:g}", met, detail)
 
 
+def cpu_seconds() -> float:
+    """Return the processor time of this process and of the children that have ended."""
+    used = (resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def picture_bytes(url: str) -> int:
+    """Return the bytes of all pictures of a store."""
+    with open_backend(url) as backend:
+        found = backend.get_many(range(len(backend)), ("image",))
+    return sum(0 if isinstance(record, Exception) else len(record["image"]) for record in found)
+
+
+def measure_fast_crops(scale: float, rounds: int, work: Path) -> Iterator[Result]:
+    """Pack photos of two sizes without and with ``fast_crops``, in turn."""
+    for size, (most, quality, growth) in MARKED.items():
+        count, tree, store = max(round(most * scale), 4), work / f"of-{size[0]}", work / "marked.lmdb"
+        paths = write_images(tree, count, crops(size, quality))
+        mean = sum((tree / path).stat().st_size for path in paths) / count / 1024
+        times: dict[bool, list[float]] = {False: [], True: []}
+        stored, restarts = {}, {}
+        for number in range(rounds):
+            for fast_crops in (False, True) if number % 2 else (True, False):
+                before = cpu_seconds()
+                packed = pack(tree, f"lmdb://{store}", fast_crops=fast_crops)
+                times[fast_crops].append(1000 * (cpu_seconds() - before) / count)
+                stored[fast_crops] = picture_bytes(f"lmdb://{store}")
+                restarts = packed.restarts or restarts
+                store.unlink()
+        what = f"{count:,} photos of {size[0]} px, {mean:,.0f} KiB"
+        ratio = stored[True] / stored[False]
+        outcomes = ", ".join(f"{outcome} {number:,}" for outcome, number in restarts.items())
+        name = f"fast_crops, {size[0]} px: size of the pictures ÷ without"
+        yield Result(name, "ratio", Spread.of([ratio]), f"≤ {growth:g}", ratio <= growth, f"{what}; {outcomes}")
+        with_markers, without = Spread.of(times[True]), Spread.of(times[False])
+        detail = f"processor time a picture, of storeds and jpegtran; without fast_crops {without} ms"
+        yield Result(f"fast_crops, {size[0]} px: packing", "ms", with_markers, "", True, detail)
+
+
 def insert_files(collection: pymongo.collection.Collection[dict[str, Any]], tree: Path, paths: Sequence[str]) -> None:
     """Read the files and insert them with the fields that `pack` stores, but without checksums."""
     for start in range(0, len(paths), _INSERTED):
@@ -249,7 +290,7 @@ def main() -> int:
     options.set_defaults(rounds=5)
     options.add_argument("--scale", type=float, default=1.0, help="share of the photos and small records to use")
     options.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
-    options.add_argument("--only", choices=("memory", "speed"), help="run only this part")
+    options.add_argument("--only", choices=("memory", "speed", "fast_crops"), help="run only this part")
     options.add_argument("--pack", nargs=3, metavar=("SOURCE", "URL", "WORKERS"), help="pack in this process and exit")
     given = options.parse_args()
     if given.pack:
@@ -259,13 +300,15 @@ def main() -> int:
     files = [engine for engine in given.engines if engine in FILES]
     results: list[Result] = []
     with tempfile.TemporaryDirectory(dir=given.work, prefix="storeds-bench-") as folder:
-        if given.only != "memory":
+        if given.only in (None, "speed"):
             photos = round(PHOTOS * given.scale)
             results += measure_speed(photos, files, given.rounds, Path(folder))
             if "mongodb" in given.engines:
                 results += measure_mongodb(photos, given.rounds, Path(folder))
             shutil.rmtree(Path(folder) / "photos")
-        if given.only != "speed":
+        if given.only in (None, "fast_crops"):
+            results += measure_fast_crops(given.scale, given.rounds, Path(folder))
+        if given.only in (None, "memory"):
             results += measure_memory(round(SMALL * given.scale), files, Path(folder))
     setup = {
         "scale": given.scale,
@@ -273,6 +316,7 @@ def main() -> int:
         "speed": "storeds.pack of an ImageFolder tree, or cp -r of it, then sync --file-system; alternating in each round",
         "mongodb": "storeds.pack of the same tree, or insert_many (unordered, default write concern) of its bytes, alternating",
         "memory": f"PSS of a fresh process and all its children, summed, every {_SAMPLE_SECONDS} s; a JSONL manifest",
+        "fast_crops": "storeds.pack of a folder without and with fast_crops=True, alternating in each round",
         "page_cache": "warm: the source was written and copied just before",
         "file_system": subprocess.run(
             ["stat", "--file-system", "--format=%T", given.work or tempfile.gettempdir()],
