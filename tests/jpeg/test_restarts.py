@@ -20,8 +20,9 @@ from jpeg_encodings import ENCODINGS, RARE, encode, exif_with_thumbnail, sampled
 from jpeg_truth import anatomy
 from photographs import jpeg, photograph
 from storeds import errors
-from storeds.jpeg import Verdict, examine, restarts
-from storeds.jpeg.restarts import ADDED, HAD, RestartMarker, intervals, is_ready
+from storeds.jpeg import Verdict, examine, read_header, restarts
+from storeds.jpeg import is_ready as is_ready_for
+from storeds.jpeg.restarts import ADDED, HAD, RestartMarker, intervals
 
 MARKERS = bytes(range(0xD0, 0xD8))
 SIZES = ((17, 17), (33, 200), (120, 90), (248, 131), (497, 375), (500, 333))
@@ -80,6 +81,11 @@ def metadata(blob: bytes) -> tuple[Any, ...]:
         }
         segments = list(image.applist)  # type: ignore[attr-defined]  # of JPEGs alone
     return kept, segments, blob[anatomy(blob).parts[-1].stop :]
+
+
+def is_ready(blob: bytes) -> bool:
+    header = read_header(blob)
+    return header is not None and is_ready_for(blob, header)
 
 
 def is_cuttable(blob: bytes) -> bool:

@@ -19,13 +19,13 @@ import simplejpeg
 from PIL import Image
 
 from storeds.errors import ConfigError, StoredsError
-from storeds.jpeg.entropy import has_all_restarts
+from storeds.jpeg.cuts import is_ready
 from storeds.jpeg.examine import examine
 from storeds.jpeg.markers import EOI, MAX_PIXELS, SOI, Structure, grid_of, parse, read_header, units_of
 from storeds.protocols import Array
 from storeds.records.fields import Verdict
 
-__all__ = ["ADDED", "HAD", "Marked", "RestartMarker", "intervals", "is_ready"]
+__all__ = ["ADDED", "HAD", "Marked", "RestartMarker", "intervals"]
 
 ADDED = "added"
 HAD = "had them"
@@ -101,7 +101,7 @@ class RestartMarker:
             marked, reason = b"", str(error)
         else:
             reason = "it writes no sequential JPEG with the restart markers that it should (MozJPEG's does not)"
-        if not is_ready(marked):
+        if not _is_ready(marked):
             raise ConfigError(f"fast_crops=True (--fast-crops) cannot use {program}: {reason}; {_INSTALL}")
         return found
 
@@ -128,7 +128,7 @@ class RestartMarker:
         if reason is not None:
             return kept._replace(outcome=reason)
         columns = _columns(found)
-        had = found.interval if _has_markers(found) else 0
+        had = found.scans[0].interval if _is_ready(blob) else 0
         wanted = intervals(columns)
         if had and had <= _COARSE * wanted[0]:
             return kept
@@ -167,7 +167,7 @@ class RestartMarker:
     def _spliced(self, blob: bytes, found: Structure, interval: int) -> bytes:
         """Return the picture with markers, with the metadata of the original and the bytes that follow it."""
         made = self.transformed(blob, interval)
-        if not is_ready(made):
+        if not _is_ready(made):
             raise ValueError("jpegtran wrote something else")
         kept = [blob[start:stop] for start, stop, is_metadata in _segments(blob) if is_metadata]
         *coded, (scan, _, _) = [segment for segment in _segments(made) if not segment[2]]
@@ -199,27 +199,6 @@ class RestartMarker:
         return done.stdout
 
 
-def is_ready(blob: bytes) -> bool:
-    """Return whether readers can decode the rectangles of a JPEG alone: whether its restart markers divide each row."""
-    header = read_header(blob)
-    if header is None or not header.in_one_scan or not header.has_restarts:
-        return False
-    found = parse(blob)
-    return found.ending == "eoi" and _has_markers(found)
-
-
-def _has_markers(found: Structure) -> bool:
-    scan = found.scans[0]
-    return (
-        found.frame is not None
-        and found.frame.process in ("baseline", "extended")
-        and len(scan.parts) == len(found.components)
-        and scan.interval > 0
-        and _columns(found) % scan.interval == 0
-        and has_all_restarts(found, scan)
-    )
-
-
 def _unsuitable(found: Structure, size: int) -> str | None:
     """Return why no markers are put into a JPEG, or None."""
     frame = found.frame
@@ -235,6 +214,11 @@ def _unsuitable(found: Structure, size: int) -> str | None:
     if pixels > MAX_PIXELS:
         return "too large"
     return "too small" if pixels < _FEWEST_PIXELS else None
+
+
+def _is_ready(blob: bytes) -> bool:
+    header = read_header(blob)
+    return header is not None and is_ready(blob, header)
 
 
 def _columns(found: Structure) -> int:

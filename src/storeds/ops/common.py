@@ -20,8 +20,8 @@ from storeds.backends.concatenated import ConcatenatedBackend
 from storeds.backends.opening import open_backend, scheme_of
 from storeds.backends.writer import StoreWriter
 from storeds.errors import ConfigError, FormatError, RecordError, StoreNotFoundError
-from storeds.jpeg import Verdict, examine
-from storeds.jpeg.restarts import ADDED, HAD, RestartMarker, is_ready
+from storeds.jpeg import Verdict, examine, is_ready, read_header
+from storeds.jpeg.restarts import ADDED, HAD, RestartMarker
 from storeds.protocols import JSON, Backend, Meta, Record, Writer
 from storeds.records.columns import read_column
 from storeds.records.fields import UNCHECKED, derived_fields, stored_fields, verdict_field, wrong_verdict
@@ -267,7 +267,8 @@ def mark_picture(marker: RestartMarker, record: Record, image: str) -> str:
 def is_fast(record: Record, image: str) -> bool:
     """Return whether readers can decode a crop of field `image` alone: it has restart markers and no known damage."""
     verdict = Verdict.from_text(record.get(verdict_field(image), UNCHECKED))
-    return (verdict is None or verdict.is_whole) and is_ready(record[image])
+    header = read_header(record[image]) if verdict is None or verdict.is_whole else None
+    return header is not None and is_ready(record[image], header)
 
 
 def published(writer: Writer, attrs: Mapping[str, JSON], fast_crops: int) -> Meta:
