@@ -127,9 +127,9 @@ class JpegCutter:
             )
         )
         # Where the marker after each interval has its second byte.
-        ends = np.cumsum(np.diff(chosen)) + (header.data_at - 1)
+        ends = np.cumsum(chosen[:, 1:] - chosen[:, :-1]) + (header.data_at - 1)
         data = np.frombuffer(blob, np.uint8)
-        data[ends] = np.resize(_CYCLE, len(ends))
+        data[ends] = _numbers(len(ends))
         data[ends[-1]] = _EOI
         return bytes(blob)
 
@@ -145,14 +145,19 @@ class JpegCutter:
         seconds = data[1:][places]
         is_marker = (seconds != 0) & (seconds != 0xFF)
         seconds, places = seconds[is_marker][:count], places[is_marker][:count]
-        if len(places) < count or (seconds[:-1] != np.resize(_CYCLE, count - 1)).any():
+        if len(places) < count or (seconds[:-1] != _numbers(count - 1)).any():
             return None
         if seconds[-1] & 0xF8 == _RST0:
             return None
         return np.concatenate(([start], places + (start + 2)))
 
 
-_CYCLE = np.arange(_RST0, _RST0 + 8, dtype=np.uint8)
+_CYCLE = np.resize(np.arange(_RST0, _RST0 + 8, dtype=np.uint8), 1 << 14)
+
+
+def _numbers(count: int) -> Array:
+    """Return the second bytes of `count` restart markers in a row."""
+    return _CYCLE[:count] if count <= len(_CYCLE) else np.resize(_CYCLE, count)
 
 
 def is_ready(blob: bytes, header: Header) -> bool:
