@@ -115,7 +115,9 @@ def of_stages(url: str) -> dict[str, float]:
     times["flip"] = timed(lambda image: flip(image, generator), resized)
     out = torch.empty(_BATCH, 3, _SIZE, _SIZE)
     scale = normalize.but_last(resized[0], None)
-    times["scale into the batch"] = timed(lambda each: scale.scale_into(each[1], out[each[0] % _BATCH]), enumerate(resized))
+    times["scale into the batch"] = timed(
+        lambda each: scale.scale_into(each[1], out[each[0] % _BATCH]), enumerate(resized)
+    )
     return times
 
 
@@ -158,9 +160,7 @@ def main() -> int:
         epoch = of_loader(url, steps)
         epoch()
         rounds = [(of_stages(url), epoch()) for _ in range(given.rounds)]
-    results = [
-        Result(name, "µs", Spread.of([stages[name] for stages, _ in rounds]), "", True) for name in rounds[0][0]
-    ]
+    results = [Result(name, "µs", Spread.of([stages[name] for stages, _ in rounds]), "", True) for name in rounds[0][0]]
     totals, rests = [total for _, total in rounds], [total - sum(stages.values()) for stages, total in rounds]
     results.append(Result("all of StoreLoader, 2 workers", "µs", Spread.of(totals), "", True))
     rest = Spread.of(rests)
