@@ -1,4 +1,4 @@
-"""What a new user would run into, item by item: each scenario once led to a wrong model or a riddle, without an error."""
+"""Mistakes that a new user makes. Each once led to a wrong model or an unclear message, without an error."""
 
 from __future__ import annotations
 

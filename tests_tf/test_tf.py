@@ -339,12 +339,12 @@ def test_a_stream_in_the_middle_of_an_epoch_is_refused(shards: Path) -> None:
 
 
 def test_what_tensorflow_has_no_type_for_is_told_of_its_element(urls: dict[str, str]) -> None:
-    for wrong, told in (
+    for wrong, reported in (
         ({"a": 1}, "element 'label' is dict"),
         (torch.zeros(2, dtype=torch.bfloat16), "element 'label' is torch.bfloat16"),
         ([[1], [1, 2]], r"element 'label' is a list of values of shapes \(1,\), \(2,\)"),
     ):
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=reported):
             to_tf_dataset(urls["lmdb"], reader="array", fields=["label"], transform=lambda _, wrong=wrong: wrong)
 
 

@@ -53,11 +53,11 @@ def slug(entrant: Entrant) -> str:
 
 
 def start(entrant: Entrant, folder: Path, job: dict[str, Any], given: argparse.Namespace) -> Process:
-    told = {**job, "work": str(folder / slug(entrant)), "module": entrant.module, "output": entrant.output}
-    told["options"] = dict(entrant.options)
+    request = {**job, "work": str(folder / slug(entrant)), "module": entrant.module, "output": entrant.output}
+    request["options"] = dict(entrant.options)
     logs = given.out.parent / "peers-logs"
     logs.mkdir(parents=True, exist_ok=True)
-    return Process(python_of(entrant, pythons(given.python)), told, logs / f"{slug(entrant)}.txt", given.deadline)
+    return Process(python_of(entrant, pythons(given.python)), request, logs / f"{slug(entrant)}.txt", given.deadline)
 
 
 class Run:

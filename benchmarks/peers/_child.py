@@ -31,12 +31,12 @@ def main() -> int:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
-    def answer(**told: Any) -> None:
-        print(json.dumps(told), file=answers, flush=True)
+    def answer(**request: Any) -> None:
+        print(json.dumps(request), file=answers, flush=True)
 
-    told = json.loads(sys.stdin.readline())
-    output, module = told.pop("output"), told.pop("module")
-    job = Job(**{**told, "photos": Path(told["photos"]), "work": Path(told["work"])})
+    request = json.loads(sys.stdin.readline())
+    output, module = request.pop("output"), request.pop("module")
+    job = Job(**{**request, "photos": Path(request["photos"]), "work": Path(request["work"])})
     means = np.load(job.photos.parent / "means.npy")
     try:
         peer: Peer = importlib.import_module(f"benchmarks.peers.{module}")

@@ -286,8 +286,8 @@ def test_an_unreadable_file_or_folder_is_said_to_be_so(scheme: str, url: str) ->
         assert re.match("UnavailableError: .*Permission denied", _as_nobody(url.format(scheme=scheme, path=path)))
         path.unlink()
         os.chmod(folder, 0o311)
-        told = _as_nobody(url.format(scheme=scheme, path=path))
-        assert re.match(r"StoreNotFoundError: .*cannot be listed \(Permission denied\)", told)
+        reported = _as_nobody(url.format(scheme=scheme, path=path))
+        assert re.match(r"StoreNotFoundError: .*cannot be listed \(Permission denied\)", reported)
         os.chmod(folder, 0o700)
         if os.getuid() == 0:
             assert re.match("UnavailableError: .*Permission denied", _as_nobody(url.format(scheme=scheme, path=path)))

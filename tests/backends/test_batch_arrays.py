@@ -213,8 +213,8 @@ class TestBadRecords:
 
     def test_of_many_stores_too(self, damaged: str, tmp_path: Path) -> None:
         urls = [write(f"hdf5://{tmp_path}/first.h5"), damaged]
-        told = pytest.raises(errors.RecordError, match="record 70 of .*record 30 of ")
-        with storeds.open_backend(urls) as backend, told:
+        raises = pytest.raises(errors.RecordError, match="record 70 of .*record 30 of ")
+        with storeds.open_backend(urls) as backend, raises:
             read_arrays(backend, [70, 1, 52, 2], ["x"])
 
     @pytest.mark.parametrize("on_error", ["raise", "skip", "replace"])
@@ -237,8 +237,8 @@ def outcome(dataset: StoreDataset) -> list[Any]:
 
 
 def counted(dataset: StoreDataset) -> Any:
-    told = dataset.report().to_json()
-    return {name: value for name, value in told.items() if name not in ("first", "last", "events")}
+    reported = dataset.report().to_json()
+    return {name: value for name, value in reported.items() if name not in ("first", "last", "events")}
 
 
 class TestForeign:

@@ -111,7 +111,7 @@ def test_what_a_layout_leaves_unread_is_logged_listed_and_counted(
     monkeypatch.setattr(LooksRed, "unread", lambda _: bounded(f"part {at} (a reason)" for at in range(300)))
     url = foreign(tmp_path / "red.h5")
     storeds.open_backend(url)
-    (warning,) = [told.getMessage() for told in caplog.records if told.levelno == logging.WARNING]
+    (warning,) = [line.getMessage() for line in caplog.records if line.levelno == logging.WARNING]
     assert "not read: part 0 (a reason); part 1 (a reason); " in warning
     assert "and 294 more" in warning
     found = storeds.info(url).unread
@@ -120,7 +120,7 @@ def test_what_a_layout_leaves_unread_is_logged_listed_and_counted(
     many = storeds.open_backend([url, foreign(tmp_path / "red too.h5")])
     assert isinstance(many, StoreBackend)
     assert many.unread() == pickle.loads(pickle.dumps(many)).unread() == found
-    assert len([told for told in caplog.records if told.levelno == logging.WARNING]) == 1
+    assert len([line for line in caplog.records if line.levelno == logging.WARNING]) == 1
 
 
 def test_leaving_most_of_a_store_unread_is_an_error_with_what_and_how_much() -> None:

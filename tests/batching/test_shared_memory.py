@@ -132,7 +132,7 @@ def test_a_child_that_lets_go_of_its_copy_frees_nothing() -> None:
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path: Path = tmp_path_factory.mktemp("lent") / "photos.lmdb"
+    path: Path = tmp_path_factory.mktemp("shared") / "photos.lmdb"
     with open_writer(f"lmdb://{path}", {"image": "image", "label": "int"}) as writer:
         writer.append({"image": jpeg(at % 4, (90 + at, 120)), "label": at} for at in range(COUNT))
     return f"lmdb://{path}"
@@ -223,17 +223,17 @@ def test_a_child_of_the_training_process_keeps_the_batch_that_it_inherited() -> 
     pool = SharedBufferPool()
     batch = delivered(shared_batch(pool, 7))
     inherited = batch.numpy()  # torch's threads do not exist in the child
-    told, tell = os.pipe()
+    read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
-        os.close(tell)
-        os.read(told, 1)
+        os.close(write_end)
+        os.read(read_end, 1)
         os._exit(0 if (inherited == 7).all() else 1)
     del batch, inherited  # the parent lets go, and the worker goes on
     for value in range(20):
         delivered(shared_batch(pool, value))
-    os.close(told)
-    os.close(tell)
+    os.close(read_end)
+    os.close(write_end)
     assert os.waitpid(child, 0)[1] == 0
     assert len(pool._buffers) < 3
 

@@ -111,7 +111,7 @@ def test_verify_shows_severity_and_counts_and_json_has_everything(tmp_path: Path
     assert ["8", "trailing", "trailing_data", "harmless"] in [line[:4] for line in lines]
     assert "14 records, 8 images (11 examined): 11 findings, 1 harmless note" in shown
     found = run_json("verify", url, code=1)
-    assert found["kinds"] == dict(Counter(p.told for p in PICTURES.values() if p.told))
+    assert found["kinds"] == dict(Counter(p.reported for p in PICTURES.values() if p.reported))
     (note,) = found["notes"]
     assert note == {
         "kind": "trailing_data",

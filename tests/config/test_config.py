@@ -141,16 +141,16 @@ def test_pad_names_what_is_padded_in_every_batch(config_file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("loader", "told"),
+    ("loader", "reported"),
     [
         ({"collate": "default"}, "collate = 'default'"),
         ({"collate": "storeds.collate"}, "collate = 'storeds.collate'"),
         ({"batch_size": None}, "batch_size = null"),
     ],
 )
-def test_pad_without_our_batches_is_refused(url: str, loader: dict[str, Any], told: str) -> None:
+def test_pad_without_our_batches_is_refused(url: str, loader: dict[str, Any], reported: str) -> None:
     config = load_config({"dataset": {"url": url}, "loader": {**loader, "pad": ["image"]}})
-    with pytest.raises(errors.ConfigError, match=f"pad is for batches that storeds.collate makes, .* {told}"):
+    with pytest.raises(errors.ConfigError, match=f"pad is for batches that storeds.collate makes, .* {reported}"):
         build_loader(config)
 
 
@@ -235,7 +235,7 @@ def test_the_command_line_shows_no_password_of_a_url_given_as_config(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         (
             "dataset:\n  url: mongodb://user:secret@localhost/photos/train, x: : ,",
@@ -261,12 +261,12 @@ def test_the_command_line_shows_no_password_of_a_url_given_as_config(tmp_path: P
     ],
 )
 def test_what_is_wrong_with_yaml_is_told_without_what_the_file_holds(
-    tmp_path: Path, text: str, told: list[str]
+    tmp_path: Path, text: str, reported: list[str]
 ) -> None:
     with pytest.raises(errors.ConfigError, match="config.yaml: ") as raised:
         load_config(write(tmp_path / "config.yaml", text))
     assert raised.value.__context__ is None  # PyYAML's error quotes the file
-    for each in told:
+    for each in reported:
         assert each in str(raised.value)
     assert "cret" not in str(raised.value)
 

@@ -139,9 +139,9 @@ class TestOddIndices:
     ) -> None:
         url = store(COUNT)
         dataset = StoreDataset(url, fields=FIELDS)
-        told = failure(lambda: list(in_place(dataset, place, sampler=Given([0, wrong]), batch_size=2)))
-        assert told[0] is IndexError
-        assert f"index {int(wrong)} is outside [0, {COUNT}) of {url}" in told[1]
+        reported = failure(lambda: list(in_place(dataset, place, sampler=Given([0, wrong]), batch_size=2)))
+        assert reported[0] is IndexError
+        assert f"index {int(wrong)} is outside [0, {COUNT}) of {url}" in reported[1]
 
     def test_what_is_no_integer_is_a_type_error(self, store: Url) -> None:
         dataset = StoreDataset(store(COUNT), fields=FIELDS)
@@ -210,10 +210,10 @@ class TestTransformsThatFail:
         )
         batches = iter(in_place(dataset, place, batch_size=1))
         for number, reason in enumerate(reasons):
-            told = failure(partial(next, batches))
-            assert told[0] is errors.TransformError
-            assert f"record {number} (key 'p/{number}') of {url}: transform <function raise_awkwardly" in told[1]
-            assert f"failed on 'label': {reason}" in told[1]
+            reported = failure(partial(next, batches))
+            assert reported[0] is errors.TransformError
+            assert f"record {number} (key 'p/{number}') of {url}: transform <function raise_awkwardly" in reported[1]
+            assert f"failed on 'label': {reason}" in reported[1]
 
     @pytest.mark.parametrize("place", [None, "fork"])
     def test_of_the_others_in_the_batch_none_is_given_out(self, store: Url, place: str | None) -> None:
@@ -250,11 +250,11 @@ class TestSkippedSamples:
     ) -> None:
         url = store(COUNT)
         dataset = StoreDataset(url, fields=FIELDS, target_transform=only_even, on_error="skip", as_dict=as_dict)
-        told = failure(lambda: list(in_place(dataset, place, batch_sampler=Given([order]), collate_fn=None)))
-        assert told[0] is errors.ConfigError
+        reported = failure(lambda: list(in_place(dataset, place, batch_sampler=Given([order]), collate_fn=None)))
+        assert reported[0] is errors.ConfigError
         skipped = next(index for index in order if index % 2)
-        assert f"sample {skipped} of {url} was skipped (transform <function only_even" in told[1]
-        assert "pass collate_fn=storeds.collate, or use on_error='replace'" in told[1]
+        assert f"sample {skipped} of {url} was skipped (transform <function only_even" in reported[1]
+        assert "pass collate_fn=storeds.collate, or use on_error='replace'" in reported[1]
         (batch,) = in_place(dataset, place, batch_sampler=Given([order]), collate_fn=storeds.collate)
         kept = batch["index"] if as_dict else batch[1]
         assert kept.tolist() == [index for index in order if not index % 2]

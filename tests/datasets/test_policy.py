@@ -305,13 +305,13 @@ def test_a_server_that_dies_is_an_error_and_not_a_thousand_replacements(
 def test_each_kind_of_fault_is_announced_once(store: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "storeds"):
         StoreDataset(store, on_error="skip", **OPTIONS)[:]
-    told = Counter(
+    reported = Counter(
         kind
         for record in caplog.records
         for kind in {*BAD.values(), "missing_eoi"}
         if f"of kind {kind}" in record.message
     )
-    assert told == {"truncated_header": 1, "truncated_scan": 1, "missing_eoi": 1}
+    assert reported == {"truncated_header": 1, "truncated_scan": 1, "missing_eoi": 1}
 
 
 @pytest.mark.parametrize(

@@ -211,12 +211,12 @@ class TestErrors:
             (2, errors.DecodeError, "cannot be decoded"),
             (3, errors.TransformError, "cannot take 50 × 50"),
         ):
-            told = failure(partial(next, batches))
-            assert told[0] is kind
-            assert reason in told[1]
-            told_without_workers = failure(partial(dataset.__getitem__, position))
-            assert told_without_workers[0] is kind
-            assert told_without_workers[1].partition("<")[0] in told[1]  # Pillow goes on with an address
+            reported = failure(partial(next, batches))
+            assert reported[0] is kind
+            assert reason in reported[1]
+            reported_without_workers = failure(partial(dataset.__getitem__, position))
+            assert reported_without_workers[0] is kind
+            assert reported_without_workers[1].partition("<")[0] in reported[1]  # Pillow goes on with an address
 
     @pytest.mark.parametrize("start_method", ["fork", "forkserver"])
     @pytest.mark.parametrize("engine", ENGINES)

@@ -108,7 +108,7 @@ def read_by_workers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[
         loader: DataLoader[Any] = DataLoader(
             Digests(stores), batch_size=5, num_workers=2, multiprocessing_context="spawn", collate_fn=unchanged
         )
-        found = {(name, position): told for batch in loader for name, position, told in batch}
+        found = {(name, position): reported for batch in loader for name, position, reported in batch}
         for backend in stores.values():
             backend.close()
     return {name: [found[name, n] for n in NUMBERS] for name in CASES}

@@ -1,4 +1,4 @@
-"""Training in several processes: torchrun starts ranks over real stores, one is killed, and another world goes on.
+"""Train in several processes: torchrun starts ranks over real stores, one dies, and another number of ranks continues.
 
 Each run of torchrun takes seconds, so a few of them serve all tests.
 """

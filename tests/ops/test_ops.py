@@ -226,7 +226,7 @@ def test_verify_reports_kind_and_share_of_every_damage(
     report = storeds.verify(url, workers=workers)
     reported = {finding.key: finding for finding in (*report.findings, *report.notes)}
     assert {key: finding.kind for key, finding in reported.items()} == {
-        key: picture.told for key, picture in PICTURES.items() if picture.told
+        key: picture.reported for key, picture in PICTURES.items() if picture.reported
     }
     assert [finding.key for finding in report.notes] == ["trailing"]
     for key, finding in reported.items():

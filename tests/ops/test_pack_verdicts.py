@@ -339,7 +339,7 @@ def test_verify_skips_pictures_with_the_verdict_intact(tmp_path: Path) -> None:
         write(url, check=check)
         report = storeds.verify(url, deep=deep, workers=0)
         assert report.examined == examined  # all but what is too large to be read
-        assert report.kinds == dict(Counter(p.told for p in PICTURES.values() if p.told))
+        assert report.kinds == dict(Counter(p.reported for p in PICTURES.values() if p.reported))
 
 
 def test_deep_reports_wrong_verdicts(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from storeds.ops import Progress, repair
 MakeUrl = Callable[[str], str]
 BATCH = 64  # records that `repair` reads at once
 # "huge" is repaired as well, and nothing had to change.
-MENDED = [key for key, picture in PICTURES.items() if picture.mended]
+REPAIRED = [key for key, picture in PICTURES.items() if picture.repaired]
 BEYOND = [key for key, picture in PICTURES.items() if not picture.is_readable and key != "huge"]
 WHOLE = {"whole": PICTURES["whole"], "png": PICTURES["png"], "trailing": PICTURES["trailing"]}
 
@@ -82,12 +82,12 @@ def test_the_copy_has_repaired_pictures_and_their_findings(make_engine_url: Make
         record, (kind, share) = new[key], found[key]
         assert record["label"] == old[key]["label"]
         assert kind == picture.finding
-        assert (record["image"] == picture.blob) == (not picture.mended), key
+        assert (record["image"] == picture.blob) == (not picture.repaired), key
         assert share == picture.recovered if picture.recovered is not None else 0.0 < share < 0.9, key
     assert (report.count, sum(report.kinds.values()), report.repaired) == (
         len(PICTURES),
         len(PICTURES),
-        len(MENDED) + 1,
+        len(REPAIRED) + 1,
     )
     assert report.kinds["truncated_scan"] == 5
     assert report.beyond == {"not_jpeg": 2, "truncated_file": 1, "truncated_scan": 1, "truncated_header": 1}
@@ -98,13 +98,13 @@ def test_the_copy_has_repaired_pictures_and_their_findings(make_engine_url: Make
 
 def test_a_repaired_picture_keeps_its_pixels(source: str, tmp_path: Path) -> None:
     repair(source, f"hdf5://{tmp_path}/copy.h5")
-    with Image.open(io.BytesIO(jpeg(2))) as whole, Image.open(io.BytesIO(mended(tmp_path, "half"))) as half:
+    with Image.open(io.BytesIO(jpeg(2))) as whole, Image.open(io.BytesIO(repaired(tmp_path, "half"))) as half:
         assert half.size == whole.size
         rows = 16  # of the MCUs that are there for certain
         assert (np.asarray(half)[:rows] == np.asarray(whole)[:rows]).all()
 
 
-def mended(folder: Path, key: str) -> bytes:
+def repaired(folder: Path, key: str) -> bytes:
     image: bytes = records(f"hdf5://{folder}/copy.h5")[key]["image"]
     return image
 
@@ -139,7 +139,9 @@ def test_verify_reports_repaired_pictures_as_the_damage_they_were(source: str, t
     repair(source, url)
     before, after = ({f.key: f for f in storeds.verify(each).findings} for each in (source, url))
     assert (
-        after.keys() == before.keys() == {key for key, p in PICTURES.items() if p.told not in (None, "trailing_data")}
+        after.keys()
+        == before.keys()
+        == {key for key, p in PICTURES.items() if p.reported not in (None, "trailing_data")}
     )
     for key, finding in after.items():
         assert (finding.kind, finding.recovered) == (before[key].kind, before[key].recovered)
@@ -150,7 +152,7 @@ def test_verify_reports_repaired_pictures_as_the_damage_they_were(source: str, t
 @pytest.mark.parametrize("decoder", ["tensor", "fast", "pil"])
 @pytest.mark.parametrize("check", [True, False])
 def test_readers_report_damage_in_a_repaired_store(tmp_path: Path, decoder: str, check: bool) -> None:
-    damaged = {key: picture for key, picture in PICTURES.items() if picture.mended}
+    damaged = {key: picture for key, picture in PICTURES.items() if picture.repaired}
     src, url = f"lmdb://{tmp_path}/a.lmdb", f"hdf5://{tmp_path}/b.h5"
     write(src, damaged, check=check)
     repair(src, url)
@@ -301,7 +303,7 @@ def test_the_command_exits_with_1_if_a_picture_is_beyond_repair(source: str, tmp
             "corrupt_data": 1,
             "trailing_data": 1,
         },
-        "repaired": len(MENDED) + 1,
+        "repaired": len(REPAIRED) + 1,
         "beyond": {"not_jpeg": 2, "truncated_scan": 1, "truncated_header": 1, "truncated_file": 1},
     }
     assert "--overwrite" in run("repair", source, url, code=3)

@@ -40,7 +40,9 @@ KINDS = [
 ]
 
 
-def film(path: Path, codec: str = "libx264", options: dict[str, str] | None = None, *, noise: bool = False) -> Path:
+def clip_file(
+    path: Path, codec: str = "libx264", options: dict[str, str] | None = None, *, noise: bool = False
+) -> Path:
     """Write 40 frames at 20 a second; frame k has the grey 6 k."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
@@ -82,7 +84,7 @@ def test_every_frame_of_every_container_comes_in_order_and_at_random(
 ) -> None:
     if codec not in av.codecs_available:
         pytest.skip(f"this PyAV has no {codec}")
-    source = VideoSource(film(tmp_path / name, codec, options))
+    source = VideoSource(clip_file(tmp_path / name, codec, options))
     assert not source.problems
     records, bad = read_all(source)
     assert not bad
@@ -99,14 +101,14 @@ def test_every_frame_of_every_container_comes_in_order_and_at_random(
     ("fps", "taken"), [(5, range(0, 40, 4)), ("20/3", range(0, 40, 3)), (60, range(40)), (0.25, [0])]
 )
 def test_fps_takes_the_frame_shown_at_each_time(tmp_path: Path, fps: Any, taken: Sequence[int]) -> None:
-    records, _ = read_all(VideoSource(film(tmp_path / "a.mp4"), fps=fps))
+    records, _ = read_all(VideoSource(clip_file(tmp_path / "a.mp4"), fps=fps))
     assert [round(grey(record)) for record in records] == list(taken)
     assert [record["frame"] for record in records] == list(range(len(taken)))
 
 
 def test_a_folder_of_films_is_recognised_and_its_folders_are_classes(tmp_path: Path) -> None:
     for name in ("films/cats/b.mp4", "films/cats/a.mkv", "films/dogs/c.mp4"):
-        film(tmp_path / name)
+        clip_file(tmp_path / name)
     (tmp_path / "films/dogs/notes.txt").write_text("no film")
     url = f"hdf5://{tmp_path}/films.h5"
     meta = pack(tmp_path / "films", url, fps=5, max_side=32, quality=80, split={"train": 0.5, "val": 0.5})
@@ -135,18 +137,18 @@ def test_a_folder_of_films_is_recognised_and_its_folders_are_classes(tmp_path: P
 
 
 def test_a_folder_with_images_and_films_is_not_a_folder_of_films(tmp_path: Path) -> None:
-    film(tmp_path / "mixed/a/a.mp4")
+    clip_file(tmp_path / "mixed/a/a.mp4")
     Image.new("RGB", (4, 4)).save(tmp_path / "mixed/a/cover.jpg")
     assert list(open_source(tmp_path / "mixed").fields) == ["image", "label", "key"]
     assert "video" in open_source(tmp_path / "mixed", kind="videos").fields
-    film(tmp_path / "mixed/b.mp4")
+    clip_file(tmp_path / "mixed/b.mp4")
     with pytest.raises(errors.ConfigError, match="label=False"):
         open_source(tmp_path / "mixed", kind="videos")
 
 
 def test_wrong_arguments_are_errors(tmp_path: Path) -> None:
     with pytest.raises(errors.ConfigError, match="fps must be a number"):
-        VideoSource(film(tmp_path / "a.mp4"), fps=0)
+        VideoSource(clip_file(tmp_path / "a.mp4"), fps=0)
     (tmp_path / "none").mkdir()
     with pytest.raises(errors.ConfigError, match="contains no videos"):
         VideoSource(tmp_path / "none")
@@ -158,7 +160,7 @@ def test_wrong_arguments_are_errors(tmp_path: Path) -> None:
 
 
 def test_unreadable_and_cut_films_are_reported(tmp_path: Path) -> None:
-    whole = film(tmp_path / "films/whole.mkv", noise=True, options={"g": "12"}).read_bytes()
+    whole = clip_file(tmp_path / "films/whole.mkv", noise=True, options={"g": "12"}).read_bytes()
     (tmp_path / "films/cut.mkv").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "films/text.mp4").write_text("no film")
     (tmp_path / "films/empty.avi").touch()
@@ -177,7 +179,7 @@ def test_unreadable_and_cut_films_are_reported(tmp_path: Path) -> None:
 
 
 def test_frames_affected_by_damage_are_skipped(tmp_path: Path) -> None:
-    path = film(tmp_path / "films/a.mp4", noise=True, options={"g": "10", "bf": "0"})
+    path = clip_file(tmp_path / "films/a.mp4", noise=True, options={"g": "10", "bf": "0"})
     whole, _ = read_all(VideoSource(path))
     with av.open(str(path)) as container:
         packets = [(packet.pos, packet.size) for packet in container.demux(video=0) if packet.size]
@@ -220,10 +222,10 @@ def clips(films: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     for number in range(4):
         with open_writer(f"hdf5://{folder}/clips-{number}.h5", meta.fields) as writer:
             for clip in range(100):
-                film = films_of[clip % 3]
+                video = films_of[clip % 3]
                 length = int(rng.integers(8, 25))
-                start = int(rng.integers(0, len(film) - length + 1))
-                writer.append({**one, "video": clip, "frame": n} for n, one in enumerate(film[start : start + length]))
+                start = int(rng.integers(0, len(video) - length + 1))
+                writer.append({**one, "video": clip, "frame": n} for n, one in enumerate(video[start : start + length]))
     return [f"hdf5://{folder}/clips-{number}.h5" for number in range(4)]
 
 

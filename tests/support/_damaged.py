@@ -1,4 +1,4 @@
-"""Photographs with every sort of damage, and what is to be found in each; a store of them."""
+"""Photographs with every kind of damage, the kinds that must be found in each, and a store of them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class Picture(NamedTuple):
     """One blob: what `verify` says, the verdict on it, how much is there, whether it can be repaired."""
 
     blob: bytes
-    told: str | None
+    reported: str | None
     finding: str
     recovered: float | None  # None: some of it, and how much is not what these tests are about
-    mended: bool = False
+    repaired: bool = False
 
     @property
     def is_readable(self) -> bool:
         """Whether readers return what is there."""
-        return self.recovered != 0.0 and self.told not in ("too_large", "truncated_file")
+        return self.recovered != 0.0 and self.reported not in ("too_large", "truncated_file")
 
 
 def _png() -> bytes:

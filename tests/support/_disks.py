@@ -1,4 +1,4 @@
-"""A file system of a chosen size, to fill up."""
+"""Mount a file system of a given size, which a test fills."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rank of the distributed tests: trains, writes down what it was given, keeps checkpoints, and dies when told to.
+"""Train as one rank: log every batch, save checkpoints, and die at a given step.
 
 A script for torchrun: ``python -m torch.distributed.run … _distributed.py JOBS.json``, where JOBS.json is a list of `Job`s.
 """

@@ -1,4 +1,4 @@
-"""Fits of three epochs by the frameworks that train over a DataLoader; each notes what it was given.
+"""Train for three epochs with each framework that takes a DataLoader, and log every batch.
 
 A script: ``python _frameworks.py FRAMEWORK URL`` prints, for each way twice: its name, the seed, and the numbers given, which
 are those of `_traps_epochs.jittered`. The ways are ``loader``, for a loader of storeds, and ``sampler``, for PyTorch's own over

@@ -1,4 +1,4 @@
-"""The ways to use a DataLoader, by name, and which of them are tested together; what the workers run in those tests.
+"""Name the ways to use a DataLoader, select those that are tested together, and define what their workers run.
 
 A module of its own, with few imports, because every spawned worker imports it.
 """

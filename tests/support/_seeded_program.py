@@ -1,4 +1,4 @@
-"""A program of its own that checks whether storeds draws from global generators: ``python _seeded_program.py WHAT ARGUMENT …``.
+"""Check in a separate process whether storeds draws from global generators: ``python _seeded_program.py WHAT ARGUMENT …``.
 
 Logs at DEBUG, because PyMongo draws more random numbers then.
 """

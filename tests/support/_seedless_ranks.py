@@ -1,4 +1,4 @@
-"""One rank that shuffles without a seed: ``torchrun … _seedless_ranks.py URL FOLDER`` writes what it was given.
+"""Shuffle without a seed as one rank: ``torchrun … _seedless_ranks.py URL FOLDER`` writes every batch to a file.
 
 Ranks seed torch differently, as many programs do, and rank 0 looks at a batch of its own first.
 """

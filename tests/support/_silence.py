@@ -1,4 +1,4 @@
-"""Reads a random corpus out of a store, and says which damaged pictures came out as if nothing were wrong.
+"""Read a random corpus from a store, and list the damaged pictures that no report names.
 
 As a program it does so in a process that sets Pillow's `LOAD_TRUNCATED_IMAGES`: its arguments are a pickle of the corpus and
 URLs.

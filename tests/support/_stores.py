@@ -1,4 +1,4 @@
-"""The stores that the process tests read, and what is in them."""
+"""Write the stores that the process tests read, and return their records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store of numbers and a random transform over it: what comes out shows the index, the epoch and the run.
+"""A store of numbers and a random transform. Each value shows the index, the epoch and the run that made it.
 
 A module of its own, with few imports, because spawned workers and the programs of `_frameworks.py` import it.
 """

@@ -1,4 +1,4 @@
-"""Moves records of native stores about, as a failing disk or a careless tool does, without touching any value."""
+"""Move records of native stores to other places, as a failing disk or a faulty tool does, without changing a value."""
 
 from __future__ import annotations
 

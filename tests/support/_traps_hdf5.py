@@ -1,4 +1,4 @@
-"""HDF5 files as robots, medical imaging, super-resolution and video features are kept in, written with plain h5py."""
+"""Write HDF5 files of robots, medical images, super-resolution and video features, with plain h5py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writers in processes of their own, told step by step what to do; they can be stopped inside a step, and killed."""
+"""Run writers in separate processes, one step at a time. A test can stop them inside a step, and kill them."""
 
 from __future__ import annotations
 

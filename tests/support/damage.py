@@ -1,4 +1,4 @@
-"""Damages store files in a child process, and judges what a user would see."""
+"""Damage store files in a child process, and compare what a user reads with the truth."""
 
 from __future__ import annotations
 
