@@ -57,10 +57,7 @@ __all__ = [
     "ParallelHdf5",
     "ParallelOptions",
     "Part",
-    "are_numbered",
     "are_numbered_samples",
-    "check_lengths",
-    "columns_argument",
     "enter_group",
     "numbered_parts",
     "rows_or_file",
@@ -127,7 +124,7 @@ class ParallelHdf5(ForeignHdf5):
         lengths = [(values.count, where) for where, values in found.values()]
         if not lengths:
             raise FormatError(f"{files.url}: its datasets are single values, not one for each record")
-        count = check_lengths(files, lengths)
+        count = _check_lengths(files, lengths)
         values = {name: values for name, (_, values) in found.items()}
         return Contents(values, count, attrs, {name: where for name, (where, _) in found.items()})
 
@@ -140,7 +137,7 @@ class ParallelHdf5(ForeignHdf5):
 
     @classmethod
     def _advice(cls, files: Hdf5Files, unread: Unread) -> str:
-        columns = columns_argument([unread.largest.dataset.name] if unread.largest else [], files.settings.group)
+        columns = _columns_argument([unread.largest.dataset.name] if unread.largest else [], files.settings.group)
         return (
             f"columns= names the datasets to read together, as {columns}, group= a group to read by itself, and partial=True "
             "leaves out what is listed"
@@ -163,7 +160,7 @@ class ParallelHdf5(ForeignHdf5):
             return None
         if not found.columns or (found.own and rows_or_file(found.singles, found.own) == "file"):
             return None
-        check_lengths(files, [(row_count(dataset), dataset.name) for dataset in (found.own or found.columns).values()])
+        _check_lengths(files, [(row_count(dataset), dataset.name) for dataset in (found.own or found.columns).values()])
         shown = ", ".join(f"{dataset.name} {dataset.shape}" for dataset in list(found.columns.values())[:4])
         return f"its datasets are columns: {shown}"
 
@@ -172,7 +169,7 @@ class ParallelHdf5(ForeignHdf5):
         if files.settings.columns is not None:
             return True
         group, names, groups = enter_group(files, files.settings.group)
-        if not 0 < len(names) < MOST_FIELDS or "data" in groups or are_numbered(names):
+        if not 0 < len(names) < MOST_FIELDS or "data" in groups or _are_numbered(names):
             return False
         found = select_columns(files, group, check=False)
         read_otherwise = len(names) - len(found.own) - len(found.singles)  # class names, lengths of frames
@@ -331,7 +328,7 @@ def select_columns(files: Hdf5Files, group: str, *, check: bool = True) -> Colum
     }
     if len(names) <= MOST_FIELDS:
         if check:
-            check_lengths(files, [(row_count(dataset), dataset.name) for dataset in columns.values()])
+            _check_lengths(files, [(row_count(dataset), dataset.name) for dataset in columns.values()])
         columns |= _nested_columns(files, group, columns)
     return Columns(group, columns, singles, arrays[classes] if classes else None)
 
@@ -370,7 +367,7 @@ def _is_text(dataset: h5py.Dataset) -> bool:
     return dataset.ndim == 1 and h5py.check_string_dtype(dataset.dtype) is not None
 
 
-def check_lengths(files: Hdf5Files, lengths: Sequence[tuple[int, str]]) -> int:
+def _check_lengths(files: Hdf5Files, lengths: Sequence[tuple[int, str]]) -> int:
     """Return the common length of columns, 0 if there are none; raises FormatError if lengths differ."""
     if not lengths:
         return 0
@@ -381,13 +378,13 @@ def check_lengths(files: Hdf5Files, lengths: Sequence[tuple[int, str]]) -> int:
             equal = [name for count, name in lengths if count == most] if times > 1 else [where]
             raise FormatError(
                 f"{files.url}: {where} has {first} rows and {other} has {count}, so they are not columns of the same records; "
-                f"columns= names those that belong together, as {columns_argument(equal, files.settings.group)}; "
+                f"columns= names those that belong together, as {_columns_argument(equal, files.settings.group)}; "
                 "layout='per_file' reads the file as one record"
             )
     return first
 
 
-def columns_argument(names: Sequence[str], group: str) -> str:
+def _columns_argument(names: Sequence[str], group: str) -> str:
     """Return the argument that reads datasets, given by absolute name, as columns of a store at `group`."""
     below = [name.lstrip("/").removeprefix(f"{group.strip('/')}/") for name in names]
     return f"columns={ {field: path for path, field in field_names(below).items()} }"
@@ -547,7 +544,7 @@ def numbered_parts(names: Sequence[str]) -> dict[Part, list[str]] | None:
     return parts if len(parts) > 1 and same_samples(list(parts.values())) else None
 
 
-def are_numbered(names: Sequence[str]) -> bool:
+def _are_numbered(names: Sequence[str]) -> bool:
     """Whether names form one numbered series, or several."""
     stems = {stem(name) for name in names}
     return (len(stems) == 1 and None not in stems) or numbered_parts(names) is not None

@@ -31,7 +31,6 @@ __all__ = [
     "LOOKED_AT",
     "Arrangement",
     "Sample",
-    "Series",
     "SeveralWaysError",
     "are_encoded_images",
     "are_field_names",

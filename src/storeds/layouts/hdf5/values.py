@@ -30,7 +30,6 @@ __all__ = [
     "COLOURS",
     "SCALAR_KINDS",
     "Computed",
-    "TableRows",
     "Values",
     "bytes_of",
     "is_numeric",
@@ -39,13 +38,11 @@ __all__ = [
     "is_single",
     "kind_of",
     "makes_fields",
-    "mislabels_byte_order",
     "raw_rows",
     "row_count",
     "to_value",
     "unsupported",
     "values_of",
-    "variable_items",
 ]
 
 
@@ -324,7 +321,7 @@ def _variable_blobs(dataset: h5py.Dataset, field: Field | None, *, text: bool) -
     """Return bytes or texts of variable length."""
 
     def load(positions: Sequence[int]) -> list[bytes | ValueError]:
-        found = variable_items(dataset, positions)
+        found = _variable_items(dataset, positions)
         return [value if isinstance(value, ValueError) else bytes_of(value) for value in found]
 
     return Blobs(int(dataset.shape[0]), load, field, text=text)
@@ -334,7 +331,7 @@ class VariableArrays(Values):
     """Arrays of one dimension, of variable length."""
 
     def __init__(self, dataset: h5py.Dataset, base: np.dtype[Any]) -> None:
-        self._dataset, self._swapped = dataset, not base.isnative and mislabels_byte_order(base)
+        self._dataset, self._swapped = dataset, not base.isnative and _mislabels_byte_order(base)
         self.field = Field("array", base.newbyteorder("<").str, (None,))
         self.count = int(dataset.shape[0])
 
@@ -344,7 +341,7 @@ class VariableArrays(Values):
             value
             if isinstance(value, ValueError)
             else np.array(value.byteswap() if self._swapped else value, dtype=self.field.dtype).reshape(-1)
-            for value in variable_items(self._dataset, positions)
+            for value in _variable_items(self._dataset, positions)
         ]
 
 
@@ -536,7 +533,7 @@ def bytes_of(value: Any) -> bytes:
 
 
 @functools.cache
-def mislabels_byte_order(base: np.dtype[Any]) -> bool:
+def _mislabels_byte_order(base: np.dtype[Any]) -> bool:
     """Whether h5py labels big-endian items of variable length as native without swapping their bytes (3.16 does)."""
     with h5py.File("probe", "w", driver="core", backing_store=False) as file:
         dataset = file.create_dataset("x", (1,), h5py.vlen_dtype(base))
@@ -544,7 +541,7 @@ def mislabels_byte_order(base: np.dtype[Any]) -> bool:
         return bool(dataset[0][0] != 1)
 
 
-def variable_items(dataset: Any, positions: Sequence[int]) -> list[Any]:
+def _variable_items(dataset: Any, positions: Sequence[int]) -> list[Any]:
     """Return items of variable length, with one read for each run of positions, or for each item if that fails."""
     out: list[Any] = []
     for start, stop in _runs(positions):
@@ -552,7 +549,7 @@ def variable_items(dataset: Any, positions: Sequence[int]) -> list[Any]:
             out.extend(dataset[start:stop])
         except (OSError, RuntimeError, ValueError) as error:
             if stop - start > 1:
-                out.extend(item for at in range(start, stop) for item in variable_items(dataset, [at]))
+                out.extend(item for at in range(start, stop) for item in _variable_items(dataset, [at]))
             else:
                 out.append(ValueError(f"it cannot be read: {error}"))
     return out

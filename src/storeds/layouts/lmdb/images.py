@@ -29,7 +29,6 @@ __all__ = [
     "ResolutionsLmdb",
     "ResolutionsOptions",
     "clips_of",
-    "frames_part",
     "load_either",
     "resolutions",
 ]
@@ -337,7 +336,7 @@ def _clips_of(reader: LmdbReader) -> Literal["certain", "possible"] | None:
         values = [load_either(value) for _, value in sample_records(reader, _CLIPS_SHOWN)]
     except (ValueError, MissingDependencyError):
         return None
-    parts = {frames_part(value) for value in values}
+    parts = {_frames_part(value) for value in values}
     if len(parts) != 1 or None in parts:
         return None
     (part,) = parts
@@ -349,7 +348,7 @@ def _clips_of(reader: LmdbReader) -> Literal["certain", "possible"] | None:
     return "possible" if min(lengths) >= _FEW else None
 
 
-def frames_part(value: Any) -> Any:
+def _frames_part(value: Any) -> Any:
     """Return where the frames are in a value: `WHOLE`, an index or a key; None unless it has exactly one list of images."""
     if _are_frames(value):
         return WHOLE
@@ -400,7 +399,7 @@ class FramesLmdb(ForeignLmdb):
             self._clip(reader, key)
             for key in dict.fromkeys(key[: -2 * _NUMBER] for _, key in self._sample_keys(reader, keys, _SAMPLES))
         ]
-        parts = {frames_part(sample) for sample in samples}
+        parts = {_frames_part(sample) for sample in samples}
         if len(parts) != 1 or None in parts:
             raise FormatError(f"{reader.url}: its values are not lists of encoded images, alone or with other parts")
         (part,) = parts
@@ -439,7 +438,7 @@ class FramesLmdb(ForeignLmdb):
         """Return the number of frames of a video; a value that cannot be read counts as one record, an error."""
         try:
             value = self._clip(reader, key)
-            part = frames_part(value)
+            part = _frames_part(value)
             return 1 if part is None else len(value if part == WHOLE else value[part])
         except ValueError:
             return 1

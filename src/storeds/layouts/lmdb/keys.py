@@ -17,7 +17,7 @@ from storeds.protocols import Array
 from storeds.records.columns import load_index, save_index
 from storeds.records.fields import Count
 
-__all__ = ["IndexedKeys", "Keys", "NumberedKeys", "in_order_of_numbers", "iterate", "pack_keys"]
+__all__ = ["IndexedKeys", "Keys", "NumberedKeys", "_pack_keys", "in_order_of_numbers", "iterate"]
 
 _CHUNK = 1 << 16
 _ITERATED = 1 << 12
@@ -123,7 +123,9 @@ class IndexedKeys:
 
     def _load(self, find: Callable[[], Iterable[bytes]]) -> _Packed:
         found = load_index(self._path)
-        return _Packed.of(save_index(self._path, pack_keys(find())) if found is None or not _is_whole(found) else found)
+        return _Packed.of(
+            save_index(self._path, _pack_keys(find())) if found is None or not _is_whole(found) else found
+        )
 
     def many(self, positions: Sequence[int], find: Callable[[], Iterable[bytes]]) -> list[bytes]:
         # docstring inherited
@@ -157,7 +159,7 @@ def _runs(positions: Sequence[int]) -> Iterator[Sequence[int]]:
             start = at
 
 
-def pack_keys(keys: Iterable[bytes]) -> Array:
+def _pack_keys(keys: Iterable[bytes]) -> Array:
     """Return the keys as one int64 array in the form of an index file."""
     blobs, sizes, numbers = [], [np.zeros(1, np.int64)], _Numbers()
     walk = iter(keys)

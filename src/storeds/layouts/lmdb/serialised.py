@@ -50,8 +50,6 @@ __all__ = [
     "SerialisedLmdb",
     "SerialisedOptions",
     "TensorpackLmdb",
-    "is_pyarrow",
-    "why_not_pyarrow",
 ]
 
 
@@ -59,14 +57,14 @@ __all__ = [
 _MESSAGE = b"\x10\0\0\0\0\0\x0a\0\x0c\0"
 
 
-def is_pyarrow(value: bytes | memoryview) -> bool:
+def _is_pyarrow(value: bytes | memoryview) -> bool:
     """Whether `value` begins like the output of ``pyarrow.serialize``."""
     head = bytes(value[:48])
     small = all(int.from_bytes(head[at : at + 4], "little") < 1 << 16 for at in (0, 4))
     return len(head) == 48 and small and _MESSAGE in head
 
 
-def why_not_pyarrow(key: bytes) -> str:
+def _why_not_pyarrow(key: bytes) -> str:
     """Return what a user can do with such a store, which entry `key` revealed."""
     return (
         f"pyarrow.serialize wrote {key.decode()} and the values; pyarrow removed this format, and nothing else reads it; "
@@ -83,7 +81,7 @@ class PyarrowLmdb(ForeignLmdb):
     @classmethod
     def _guess(cls, reader: LmdbReader) -> str | None:
         key = _revealing_key(reader)
-        return None if key is None else why_not_pyarrow(key)
+        return None if key is None else _why_not_pyarrow(key)
 
     def _inspect(self, reader: LmdbReader) -> LayoutInfo:
         key = _revealing_key(reader)
@@ -91,7 +89,7 @@ class PyarrowLmdb(ForeignLmdb):
             raise FormatError(
                 f"{reader.url} was not written by pyarrow.serialize: neither __len__ nor __keys__ has its form"
             )
-        raise FormatError(f"{reader.url}: {why_not_pyarrow(key)}")
+        raise FormatError(f"{reader.url}: {_why_not_pyarrow(key)}")
 
     def _values(self, reader: LmdbReader, key: bytes, fields: tuple[str, ...]) -> NoReturn:
         raise AssertionError("opening such a store raises an error")
@@ -99,7 +97,7 @@ class PyarrowLmdb(ForeignLmdb):
 
 def _revealing_key(reader: LmdbReader) -> bytes | None:
     found: dict[bytes, Any] = {key: reader.get(key) for key in (b"__len__", b"__keys__")}
-    return next((key for key, value in found.items() if value is not None and is_pyarrow(value)), None)
+    return next((key for key, value in found.items() if value is not None and _is_pyarrow(value)), None)
 
 
 _SAMPLES = 32
@@ -147,8 +145,8 @@ class SerialisedLmdb(ForeignLmdb):
     def _inspect(self, reader: LmdbReader) -> LayoutInfo:
         for key in (LEN, KEYS):
             value = reader.get(key)
-            if value is not None and is_pyarrow(value):
-                raise FormatError(f"{reader.url}: {why_not_pyarrow(key)}")
+            if value is not None and _is_pyarrow(value):
+                raise FormatError(f"{reader.url}: {_why_not_pyarrow(key)}")
         keys = self._all_keys(reader)
         left = reader.entries - keys.count - len(entries_of(reader).keys)
         unread = [f"{counted(left, 'entry', 'entries')} not listed"] if left > 0 else []
@@ -473,7 +471,7 @@ class TensorpackLmdb(SerialisedLmdb):
     @classmethod
     def _guess(cls, reader: LmdbReader) -> str | None:
         value = reader.get(KEYS)
-        if value is None or reader.get(LEN) is not None or is_pyarrow(value):
+        if value is None or reader.get(LEN) is not None or _is_pyarrow(value):
             return None
         form = "pickle" if bytes(value[:1]) == b"\x80" else "msgpack"
         if form == "msgpack" and not is_msgpack_list(value):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from storeds.backends.base import BackendOptions
@@ -18,98 +18,84 @@ from storeds.layouts.mongodb.values import Column, paths_of, pick, projection_of
 from storeds.protocols import Array, Field, Record
 from storeds.records.columns import column_of
 
-__all__ = [
-    "GridfsLayout",
-    "GridfsOptions",
-    "LabelJoin",
-]
+__all__ = ["GridfsLayout", "GridfsOptions"]
 
 
 _SAMPLE = 16
 _ANY = 0  # ids of any type, as BSON
 
 
-class LabelJoin:
-    """Labels in ``collection.field``; each document there has the name or the id of a file in some field.
-
-    Parameters
-    ----------
-    connection : Connection
-    where : str
-        ``"annotations.label"``: a collection, a dot, and the label's dotted path.
-    on : str or None
-        The path of the name or the id of the file; found in a sample by default.
-    bucket : sequence of str
-        The collections of the bucket itself.
-    """
-
-    def __init__(self, connection: Connection, where: str, on: str | None, bucket: Sequence[str]) -> None:
-        self._connection, self._where = connection, where
-        self._url = connection.location.url
-        names = [name for name in connection.names() if name not in bucket]
-        fitting = [name for name in names if where.startswith(f"{name}.")]
-        if not fitting:
-            raise ConfigError(
-                f"{self._url}: labels={where!r} names no collection and a field in it, as 'annotations.label' does; "
-                f"{suggest(where.partition('.')[0], names, 'collections')}"
-            )
-        self.collection = max(fitting, key=len)
-        self._path = where[len(self.collection) + 1 :]
-        self._on = on
-
-    def find(self, ids: Sequence[Any], names: Sequence[str]) -> dict[int, Any]:
-        """Return the labels by index of the file, for files that have one.
-
-        Raises
-        ------
-        ConfigError
-            Nothing in the other collection refers to the files, or several fields do.
-        FormatError
-            A file has several labels.
-        """
-        by_name, by_id = (
-            {name: at for at, name in enumerate(names)},
-            {key_of(_ANY, id): at for at, id in enumerate(ids)},
+def _label_place(connection: Connection, where: str, bucket: Collection[str]) -> tuple[str, str]:
+    """Return the collection that ``collection.field`` names, and the path in it; it is none of the `bucket`'s own."""
+    names = [name for name in connection.names() if name not in bucket]
+    fitting = [name for name in names if where.startswith(f"{name}.")]
+    if not fitting:
+        raise ConfigError(
+            f"{connection.location.url}: labels={where!r} names no collection and a field in it, as 'annotations.label' "
+            f"does; {suggest(where.partition('.')[0], names, 'collections')}"
         )
+    collection = max(fitting, key=len)
+    return collection, where[len(collection) + 1 :]
 
-        def place_of(value: Any) -> int | None:
-            if isinstance(value, str) and value in by_name:
-                return by_name[value]
-            return None if value is None or isinstance(value, (list, Mapping)) else by_id.get(key_of(_ANY, value))
 
-        on = self._on or self._referring(place_of)
-        found: dict[int, Any] = {}
-        values: list[Any] = [*names, *ids] if self._on else list(names if self._refers_by_name else ids)
-        for batch in _batches(values):
-            for document in self._connection.find(
-                self.collection, {on: {"$in": batch}}, projection_of((on, self._path))
-            ):
-                at, label = place_of(pick(document, on)), pick(document, self._path)
-                if at is None or label is None:
-                    continue
-                if found.setdefault(at, label) != label:
-                    raise FormatError(
-                        f"{self._url}: several documents of {self.collection!r} have a label for the file {names[at]!r}: "
-                        f"{found[at]!r} and {label!r}; keep one of them, or name another field with labels="
-                    )
-        if not found:
-            self._connection.check_field(self.collection, self._path, "labels")
-        return found
+def _find_labels(
+    connection: Connection, collection: str, path: str, on: str | None, ids: Sequence[Any], names: Sequence[str]
+) -> dict[int, Any]:
+    """Return the labels at `path` by index of the file, for files that have one.
 
-    def _referring(self, place_of: Callable[[Any], int | None]) -> str:
-        """Return the field whose value is the name or the id of a file in every sampled document."""
-        sample = list(self._connection.find(self.collection, {}, limit=_SAMPLE))
-        paths = list(dict.fromkeys(path for document in sample for path in paths_of(document)))
-        fitting = [path for path in paths if all(place_of(pick(document, path)) is not None for document in sample)]
-        if len(fitting) != 1:
-            several = f"several fields do, choose one: {', '.join(f'labels_on={path!r}' for path in fitting)}"
-            none = f"none of its fields {listed(paths)} has the name or the id of a file in all of {len(sample)} documents; labels_on= names it"
-            raise ConfigError(
-                f"{self._url}: labels={self._where!r}: cannot tell which field of {self.collection!r} refers to the files: {several if fitting else none}"
-            )
-        (path,) = fitting
-        self._refers_by_name = all(isinstance(pick(document, path), str) for document in sample)
-        return path
+    Each document of the collection has the name or the id of a file in field `on`, which a sample shows by default.
+
+    Raises
+    ------
+    ConfigError
+        Nothing in the collection refers to the files, or several fields do.
+    FormatError
+        A file has several labels.
+    """
+    by_name = {name: at for at, name in enumerate(names)}
+    by_id = {key_of(_ANY, id): at for at, id in enumerate(ids)}
+
+    def place_of(value: Any) -> int | None:
+        if isinstance(value, str) and value in by_name:
+            return by_name[value]
+        return None if value is None or isinstance(value, (list, Mapping)) else by_id.get(key_of(_ANY, value))
+
+    values: list[Any] = [*names, *ids]
+    if on is None:
+        on, is_name = _referring(connection, collection, f"{collection}.{path}", place_of)
+        values = list(names if is_name else ids)
+    found: dict[int, Any] = {}
+    for batch in _batches(values):
+        for document in connection.find(collection, {on: {"$in": batch}}, projection_of((on, path))):
+            at, label = place_of(pick(document, on)), pick(document, path)
+            if at is None or label is None:
+                continue
+            if found.setdefault(at, label) != label:
+                raise FormatError(
+                    f"{connection.location.url}: several documents of {collection!r} have a label for the file "
+                    f"{names[at]!r}: {found[at]!r} and {label!r}; keep one of them, or name another field with labels="
+                )
+    if not found:
+        connection.check_field(collection, path, "labels")
+    return found
+
+
+def _referring(
+    connection: Connection, collection: str, where: str, place_of: Callable[[Any], int | None]
+) -> tuple[str, bool]:
+    """Return the field whose value is a file's name or id in every sampled document, and whether it is the name."""
+    sample = list(connection.find(collection, {}, limit=_SAMPLE))
+    paths = list(dict.fromkeys(path for document in sample for path in paths_of(document)))
+    fitting = [path for path in paths if all(place_of(pick(document, path)) is not None for document in sample)]
+    if len(fitting) != 1:
+        several = f"several fields do, choose one: {', '.join(f'labels_on={path!r}' for path in fitting)}"
+        none = f"none of its fields {listed(paths)} has the name or the id of a file in all of {len(sample)} documents; labels_on= names it"
+        raise ConfigError(
+            f"{connection.location.url}: labels={where!r}: cannot tell which field of {collection!r} refers to the files: "
+            f"{several if fitting else none}"
+        )
+    (path,) = fitting
+    return path, all(isinstance(pick(document, path), str) for document in sample)
 
 
 def _batches(values: Sequence[Any]) -> list[list[Any]]:
@@ -223,8 +209,8 @@ class GridfsLayout(ColumnLayout[GridfsOptions]):
 
     def _labels(self, ids: Sequence[Any], names: Sequence[str], where: str) -> list[Any]:
         """Return the label of each file; None for a file that is left out."""
-        join = LabelJoin(self._connection, where, self._settings.labels_on, sorted(self._own_collections()))
-        found = join.find(ids, names)
+        collection, path = _label_place(self._connection, where, self._own_collections())
+        found = _find_labels(self._connection, collection, path, self._settings.labels_on, ids, names)
         absent = [name for at, name in enumerate(names) if at not in found]
         if absent:
             message = f"{self._location.url}: {len(absent)} of {len(names)} files have no label in {where!r}: {listed(absent)}"

@@ -25,14 +25,12 @@ from storeds.protocols import Array, Field, Record
 from storeds.records.columns import column_of
 
 __all__ = [
-    "NameIndex",
     "NamedLayout",
     "NamedOptions",
     "label_column",
     "label_field",
     "label_value",
     "pack_labels",
-    "read_name_index",
 ]
 
 
@@ -50,7 +48,7 @@ class NameIndex:
     labels: list[Any]
 
 
-def read_name_index(path: str) -> NameIndex:
+def _read_name_index(path: str) -> NameIndex:
     """Read the JSON file at `path`.
 
     Raises
@@ -216,7 +214,7 @@ class NamedLayout(MongodbLayout[NamedOptions]):
         return f"its first document has a name in {settings.name_field!r} and bytes in {settings.data_field!r}, and an index is given"
 
     def _resolve(self) -> list[Packed]:
-        index = read_name_index(self._settings.index)
+        index = _read_name_index(self._settings.index)
         found = self._look_up(index)
         absent = [name.decode() for name in dict.fromkeys(index.names) if name not in found]
         if absent:

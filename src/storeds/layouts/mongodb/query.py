@@ -32,11 +32,7 @@ __all__ = [
     "Places",
     "QueryLayout",
     "QueryOptions",
-    "element_of",
     "elements",
-    "holds_data",
-    "lists_of_documents",
-    "places_of",
     "size_of",
 ]
 
@@ -49,7 +45,7 @@ def size_of(path: str) -> dict[str, Any]:
     return {"_id": 1, "n": {"$cond": [{"$isArray": f"${path}"}, {"$size": f"${path}"}, 0]}}
 
 
-def element_of(document: Mapping[str, Any], path: str, number: int) -> dict[str, Any]:
+def _element_of(document: Mapping[str, Any], path: str, number: int) -> dict[str, Any]:
     """Return the document with one element instead of its list; raises ValueError if it has no such element."""
     found = pick(document, path)
     if not isinstance(found, list) or number >= len(found):
@@ -67,10 +63,10 @@ def elements(document: Mapping[str, Any], path: str) -> Iterator[dict[str, Any]]
     """Yield the document once per element, for the first elements of its list."""
     found = pick(document, path)
     for number in range(min(len(found), _MOST) if isinstance(found, list) else 0):
-        yield element_of(document, path, number)
+        yield _element_of(document, path, number)
 
 
-def lists_of_documents(value: Any) -> bool:
+def _lists_of_documents(value: Any) -> bool:
     """Whether `value` is a list that contains only documents."""
     return isinstance(value, list) and bool(value) and all(isinstance(item, Mapping) for item in value)
 
@@ -91,16 +87,16 @@ class Places:
     left: dict[str, str] = field(default_factory=dict)
 
 
-def holds_data(value: Any) -> bool:
+def _holds_data(value: Any) -> bool:
     """Whether `value` contains bytes or an image in base64."""
     if isinstance(value, Mapping):
-        return any(map(holds_data, value.values()))
-    if lists_of_documents(value):
-        return any(map(holds_data, value))
+        return any(map(_holds_data, value.values()))
+    if _lists_of_documents(value):
+        return any(map(_holds_data, value))
     return value is not None and infer([value])[0].is_blob
 
 
-def places_of(documents: Sequence[Mapping[str, Any]], unwind: str | None, url: str) -> Places:
+def _places_of(documents: Sequence[Mapping[str, Any]], unwind: str | None, url: str) -> Places:
     """Return the places of fields; nested documents that hold data, and elements, give one column per field.
 
     Raises
@@ -115,7 +111,7 @@ def places_of(documents: Sequence[Mapping[str, Any]], unwind: str | None, url: s
             found.left[path] = "absent or null in some documents"
             continue
         lists = [value for value in values if isinstance(value, list)]
-        if any(map(lists_of_documents, lists)) and any(map(holds_data, lists)):
+        if any(map(_lists_of_documents, lists)) and any(map(_holds_data, lists)):
             raise ConfigError(
                 f"{url}: field {path!r} holds lists of documents with images or other data, {sum(map(len, lists))} in "
                 f"{len(lists)} documents: unwind={path!r} gives one record for each of them; columns= names other fields to read instead"
@@ -133,7 +129,7 @@ def _paths(documents: Sequence[Mapping[str, Any]], unwind: str | None) -> Iterat
     for name in dict.fromkeys(name for document in documents for name in document if name != "_id"):
         values = [document.get(name) for document in documents]
         is_inside = unwind is not None and unwind.partition(".")[0] == name
-        if is_inside or (all(isinstance(value, Mapping) for value in values) and any(map(holds_data, values))):
+        if is_inside or (all(isinstance(value, Mapping) for value in values) and any(map(_holds_data, values))):
             yield from dict.fromkeys(
                 path
                 for value in values
@@ -350,7 +346,7 @@ class QueryLayout(ColumnLayout[QueryOptions]):
             found = all(pick(shown[0], path) is not None for path in paths)
             return f"its first document has the columns {listed(paths)}" if found else None
         there = list(dict.fromkeys(path for document in shown for path in paths_of(document)))
-        data = [path for path in there if any(holds_data(pick(document, path)) for document in shown)]
+        data = [path for path in there if any(_holds_data(pick(document, path)) for document in shown)]
         if not data:
             return None
         return f"its first documents have the fields {listed(there)}, of which {listed(data)} hold data"
@@ -399,7 +395,7 @@ class QueryLayout(ColumnLayout[QueryOptions]):
 
     def _all_fields(self, ids: Packed) -> list[Mapped]:
         """Return the fields that all sampled documents have, as columns."""
-        places = places_of(self._sample(ids, None), self._settings.unwind, self._location.url)
+        places = _places_of(self._sample(ids, None), self._settings.unwind, self._location.url)
         if not places.columns:
             raise ConfigError(
                 f"{self._location.url}: none of the fields {listed(list(places.left))} is in every document and has a valid field name; "
@@ -424,7 +420,7 @@ class QueryLayout(ColumnLayout[QueryOptions]):
     def _values(self, position: int, document: Mapping[str, Any], fields: Sequence[str]) -> Record:
         if self._settings.unwind is not None:
             numbers = self._lists[1]
-            document = element_of(document, self._settings.unwind, id_of(numbers.kind, numbers[position]))
+            document = _element_of(document, self._settings.unwind, id_of(numbers.kind, numbers[position]))
         return {name: self._columns[name].value(document) for name in fields}
 
     def _fetch(self, keys: Sequence[bytes], kind: int, fields: Sequence[str]) -> dict[bytes, dict[str, Any]]:

@@ -40,7 +40,7 @@ from storeds.ops.packing.sources.folders import FileList
 from storeds.ops.packing.sources.text import BadRow, Dialect, csv_rows, jsonl_rows, open_text
 from storeds.protocols import JSON, Field, Record
 
-__all__ = ["PATH_COLUMNS", "JsonIndexSource", "ManifestSource"]
+__all__ = ["JsonIndexSource", "ManifestSource"]
 
 
 class _Rows:
