@@ -6,7 +6,6 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -39,17 +38,8 @@ _KINDS = ("json", "int", "float", "bool", "str")  # by their numbers in a packed
 _DTYPES = {"int": "<i8", "float": "<f8", "bool": "?"}
 
 
-@dataclass(frozen=True)
-class NameIndex:
-    """Names in UTF-8, and their labels."""
-
-    path: str
-    names: list[bytes]
-    labels: list[Any]
-
-
-def _read_name_index(path: str) -> NameIndex:
-    """Read the JSON file at `path`.
+def _read_name_index(path: str) -> tuple[list[bytes], list[Any]]:
+    """Return the names in UTF-8 in the JSON file at `path`, and their labels.
 
     Raises
     ------
@@ -82,7 +72,7 @@ def _read_name_index(path: str) -> NameIndex:
         )
     if not names:
         raise ConfigError(f"index {path}: {_NAMES} is empty")
-    return NameIndex(path, [_encoded(name, at, path) for at, name in enumerate(names)], labels)
+    return [_encoded(name, at, path) for at, name in enumerate(names)], labels
 
 
 def _encoded(name: Any, at: int, path: str) -> bytes:
@@ -214,23 +204,23 @@ class NamedLayout(MongodbLayout[NamedOptions]):
         return f"its first document has a name in {settings.name_field!r} and bytes in {settings.data_field!r}, and an index is given"
 
     def _resolve(self) -> list[Packed]:
-        index = _read_name_index(self._settings.index)
-        found = self._look_up(index)
-        absent = [name.decode() for name in dict.fromkeys(index.names) if name not in found]
+        listed_names, labels = _read_name_index(self._settings.index)
+        found = self._look_up(listed_names)
+        absent = [name.decode() for name in dict.fromkeys(listed_names) if name not in found]
         if absent:
-            self._report_missing(absent, index, len(found))
-        if len(found) + len(absent) < len(index.names):
-            self._report_repeated(index)
-        kept = [at for at, name in enumerate(index.names) if name in found]
-        names = [index.names[at] for at in kept]
-        labels = [index.labels[at] for at in kept]
-        return [pack_ids(found[name] for name in names), pack_items(names), pack_labels(labels, index.path)]
+            self._report_missing(absent, len(found))
+        if len(found) + len(absent) < len(listed_names):
+            self._report_repeated(listed_names)
+        kept = [at for at, name in enumerate(listed_names) if name in found]
+        names = [listed_names[at] for at in kept]
+        packed = pack_labels([labels[at] for at in kept], self._settings.index)
+        return [pack_ids(found[name] for name in names), pack_items(names), packed]
 
-    def _look_up(self, index: NameIndex) -> dict[bytes, Any]:
+    def _look_up(self, names: Sequence[bytes]) -> dict[bytes, Any]:
         field, first = self._settings.name_field, self._settings.duplicates == "first"
         found: dict[bytes, Any] = {}
         doubled: dict[str, None] = {}
-        for batch in batches(dict.fromkeys(index.names)):
+        for batch in batches(dict.fromkeys(names)):
             query = {field: {"$in": [name.decode() for name in batch]}}
             for document in self._find(query, [field], ordered=first):
                 name = pick(document, field)
@@ -246,22 +236,25 @@ class NamedLayout(MongodbLayout[NamedOptions]):
             _LOG.warning("%s; the document with the lowest _id is taken", message)
         return found
 
-    def _report_missing(self, absent: list[str], index: NameIndex, found: int) -> None:
+    def _report_missing(self, absent: list[str], found: int) -> None:
         if not found:
             self._connection.check_field(self._collection, self._settings.name_field, "name_field")
         names = found + len(absent)
-        message = f"{self._location.url}: {len(absent)} of the {names} names of {index.path} have no document: {listed(absent)}"
+        message = f"{self._location.url}: {len(absent)} of the {names} names of {self._settings.index} have no document: {listed(absent)}"
         if not found:
             raise FormatError(message)
         if self._settings.missing == "error":
             raise FormatError(f"{message}; missing='skip' leaves them out")
         _LOG.warning("%s; they are left out", message)
 
-    def _report_repeated(self, index: NameIndex) -> None:
+    def _report_repeated(self, names: Sequence[bytes]) -> None:
         seen: set[bytes] = set()
-        again = dict.fromkeys(name.decode() for name in index.names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        again = dict.fromkeys(name.decode() for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
         _LOG.warning(
-            "%s: %d names occur several times, and are read as often: %s", index.path, len(again), listed(list(again))
+            "%s: %d names occur several times, and are read as often: %s",
+            self._settings.index,
+            len(again),
+            listed(list(again)),
         )
 
     def _describe(self, lists: Sequence[Packed]) -> tuple[dict[str, Column], dict[str, Field]]:

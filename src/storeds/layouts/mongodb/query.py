@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
 
 import bson
@@ -29,7 +28,6 @@ __all__ = [
     "ColumnLayout",
     "ColumnOptions",
     "Mapped",
-    "Places",
     "QueryLayout",
     "QueryOptions",
     "elements",
@@ -71,22 +69,6 @@ def _lists_of_documents(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(item, Mapping) for item in value)
 
 
-@dataclass
-class Places:
-    """The places of fields.
-
-    Attributes
-    ----------
-    columns : mapping of str to str
-        A field's name → its dotted path.
-    left : mapping of str to str
-        A path that is not a column → the reason.
-    """
-
-    columns: dict[str, str] = field(default_factory=dict)
-    left: dict[str, str] = field(default_factory=dict)
-
-
 def _holds_data(value: Any) -> bool:
     """Whether `value` contains bytes or an image in base64."""
     if isinstance(value, Mapping):
@@ -96,19 +78,23 @@ def _holds_data(value: Any) -> bool:
     return value is not None and infer([value])[0].is_blob
 
 
-def _places_of(documents: Sequence[Mapping[str, Any]], unwind: str | None, url: str) -> Places:
-    """Return the places of fields; nested documents that hold data, and elements, give one column per field.
+def _places_of(
+    documents: Sequence[Mapping[str, Any]], unwind: str | None, url: str
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the path of each field, and the reason for each path that is no field.
+
+    Nested documents that hold data, and elements, give one field each.
 
     Raises
     ------
     ConfigError
         A list of documents that hold data would be one field.
     """
-    found = Places()
+    columns, left = dict[str, str](), dict[str, str]()
     for path in _paths(documents, unwind):
         values = [pick(document, path) for document in documents]
         if any(value is None for value in values):
-            found.left[path] = "absent or null in some documents"
+            left[path] = "absent or null in some documents"
             continue
         lists = [value for value in values if isinstance(value, list)]
         if any(map(_lists_of_documents, lists)) and any(map(_holds_data, lists)):
@@ -116,12 +102,12 @@ def _places_of(documents: Sequence[Mapping[str, Any]], unwind: str | None, url: 
                 f"{url}: field {path!r} holds lists of documents with images or other data, {sum(map(len, lists))} in "
                 f"{len(lists)} documents: unwind={path!r} gives one record for each of them; columns= names other fields to read instead"
             )
-        name = _name_of(path, unwind, found.columns)
+        name = _name_of(path, unwind, columns)
         if name is None:
-            found.left[path] = "not a valid field name; columns= gives it one"
+            left[path] = "not a valid field name; columns= gives it one"
         else:
-            found.columns[name] = path
-    return found
+            columns[name] = path
+    return columns, left
 
 
 def _paths(documents: Sequence[Mapping[str, Any]], unwind: str | None) -> Iterator[str]:
@@ -395,23 +381,23 @@ class QueryLayout(ColumnLayout[QueryOptions]):
 
     def _all_fields(self, ids: Packed) -> list[Mapped]:
         """Return the fields that all sampled documents have, as columns."""
-        places = _places_of(self._sample(ids, None), self._settings.unwind, self._location.url)
-        if not places.columns:
+        columns, left = _places_of(self._sample(ids, None), self._settings.unwind, self._location.url)
+        if not columns:
             raise ConfigError(
-                f"{self._location.url}: none of the fields {listed(list(places.left))} is in every document and has a valid field name; "
+                f"{self._location.url}: none of the fields {listed(list(left))} is in every document and has a valid field name; "
                 "name them with columns={'image': 'Path.To'}"
             )
-        self._left += [f"field {path!r}: {why}" for path, why in places.left.items()]
-        shown = json.dumps(places.columns)
+        self._left += [f"field {path!r}: {why}" for path, why in left.items()]
+        shown = json.dumps(columns)
         check_most_is_read(
             self._location.url,
             self._left,
-            len(places.left),
-            len(places.left) + len(places.columns),
+            len(left),
+            len(left) + len(columns),
             "fields",
             f"columns={shown} reads the fields that all have",
         )
-        return [(name, path, None) for name, path in places.columns.items()]
+        return [(name, path, None) for name, path in columns.items()]
 
     def _name(self, position: int, document: Mapping[str, Any] | None) -> str | None:
         column = self._columns.get("key")
