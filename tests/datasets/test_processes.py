@@ -93,8 +93,9 @@ class TestLoaders:
         first.close()
         assert read_all(second) == TRUTH
 
+    @pytest.mark.share(1)
     @pytest.mark.parametrize("start_method", ["fork", "spawn"])
-    def test_no_process_says_a_word_with_warnings_as_errors(self, stores: dict[str, str], start_method: str) -> None:
+    def test_no_process_warns_with_warnings_as_errors(self, stores: dict[str, str], start_method: str) -> None:
         script = Path(__file__).parents[1].joinpath("support", "_processes.py")
         ended = subprocess.run(
             [sys.executable, "-W", "error", "-X", "dev", script, start_method, *stores.values()],

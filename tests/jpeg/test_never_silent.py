@@ -1,7 +1,7 @@
 """Test that no damaged picture of a random corpus is read silently from any store, and that no whole one is reported.
 
 Damage is visible if libjpeg reports it, in a program without code of storeds (`jpeg_oracle`), if a part of the file is
-missing, or if a checksum fails. The test takes 600 pictures; `make test-full` (``STOREDS_TEST_FULL``) takes 4,000.
+missing, or if a checksum fails. The test takes 250 pictures; `make test-full` (``STOREDS_TEST_FULL``) takes 4,000.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from storeds.jpeg import examine
 from storeds.ops import convert, pack, repair
 
 SEED = int(os.environ.get("STOREDS_TEST_CORPUS", "16"))
-COUNT = 4000 if FULL else 600
-FEW = 400 if FULL else 120  # for the engines that differ in nothing but storage
+COUNT = 4000 if FULL else 250
+FEW = 400 if FULL else 60  # for the engines that differ in nothing but storage
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL")  # what Pillow thinks of damaged metadata
 

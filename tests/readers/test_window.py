@@ -102,7 +102,7 @@ def test_the_upper_rows_are_those_of_the_whole_picture(
         assert rows + 12 > height
 
 
-@pytest.mark.share(150)
+@pytest.mark.share(60)
 @pytest.mark.parametrize(("encoding", "damage"), groups())
 def test_damaged_pictures_are_repaired_or_rejected_as_before(encoding: str, damage: str) -> None:
     blobs = [case.blob for case in cases(encoding, damage)][:40]
