@@ -25,6 +25,7 @@ from photographs import jpeg, photograph
 from storeds import errors, open_backend
 from storeds.cli import app
 from storeds.ops import info
+from storeds.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
 
 MakeUrl = Callable[[str], str]
 ENGINES = ("lmdb", "hdf5", "mongodb")
@@ -267,3 +268,27 @@ def test_all_fields_of_a_record_are_marked(tmp_path: Path) -> None:
     assert copy.fast_crops == 3
     said = run("info", f"hdf5://{tmp_path}/b.h5")
     assert "3 of 6 pictures ready" in said
+
+
+@pytest.mark.parametrize("decode", ["tensor", "pil"])
+def test_crops_of_marked_pictures_equal_those_of_the_originals(tree: Path, tmp_path: Path, decode: str) -> None:
+    packed = storeds.pack(tree, f"lmdb://{tmp_path}/plain.lmdb", kind="flat")
+    assert pack(tree, f"hdf5://{tmp_path}/marked.h5").id != packed.id
+    crop = Compose([RandomResizedCrop(48, scale=(0.05, 1.0)), RandomHorizontalFlip()])
+    options: dict[str, Any] = {"decode": decode, "transform": crop, "seed": 3, "min_recovered": 0.0}
+    plain = storeds.StoreDataset(f"lmdb://{tmp_path}/plain.lmdb", **options)
+    marked = storeds.StoreDataset(f"hdf5://{tmp_path}/marked.h5", **options)
+    for epoch in range(3):
+        plain.set_epoch(epoch)
+        marked.set_epoch(epoch)
+        for one, other in zip(plain[:], marked[:], strict=True):
+            assert np.array_equal(np.asarray(one[0]), np.asarray(other[0]))
+
+
+def test_a_repaired_copy_keeps_the_count(tree: Path, tmp_path: Path) -> None:
+    packed = pack(tree, f"lmdb://{tmp_path}/a.lmdb")
+    storeds.repair(f"lmdb://{tmp_path}/a.lmdb", f"hdf5://{tmp_path}/b.h5")
+    assert info(f"hdf5://{tmp_path}/b.h5").fast_crops == packed.fast_crops
+    pack(tree, f"lmdb://{tmp_path}/c.lmdb", check=False)
+    storeds.repair(f"lmdb://{tmp_path}/c.lmdb", f"hdf5://{tmp_path}/d.h5")
+    assert info(f"hdf5://{tmp_path}/d.h5").fast_crops is None

@@ -271,8 +271,8 @@ def is_fast(record: Record, image: str) -> bool:
     return header is not None and is_ready(record[image], header)
 
 
-def published(writer: Writer, attrs: Mapping[str, JSON], fast_crops: int) -> Meta:
-    """Publish what `writer` wrote; a writer of storeds stores how many pictures are ready for fast crops, too."""
+def published(writer: Writer, attrs: Mapping[str, JSON], fast_crops: int | None) -> Meta:
+    """Publish what `writer` wrote; a writer of storeds stores how many pictures are ready for fast crops, if known."""
     if isinstance(writer, StoreWriter):
         return writer.publish(attrs, fast_crops=fast_crops)
     return writer.publish(attrs)

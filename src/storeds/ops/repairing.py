@@ -13,6 +13,7 @@ from storeds.errors import ConfigError
 from storeds.jpeg import Verdict
 from storeds.jpeg import repair as repaired
 from storeds.ops.common import (
+    NOT_EXAMINED,
     ProgressHook,
     VerdictCounts,
     check_distinct,
@@ -20,6 +21,7 @@ from storeds.ops.common import (
     examined,
     images_of,
     is_lost,
+    published,
     read_batches,
     resumable,
 )
@@ -138,7 +140,7 @@ def repair(
                 writer.append(records)
                 if progress is not None:
                     progress(replace(state, bad=lost, damaged=broken))
-            meta = writer.publish(source.meta.attrs)
+            meta = published(writer, source.meta.attrs, _fast_crops(source))
     # Counting in the copy includes what an interrupted run wrote.
     with open_backend(dst_url) as copy:
         counts = VerdictCounts.of(copy)
@@ -151,6 +153,13 @@ def _images(source: Backend) -> tuple[str, ...]:
         shown = ", ".join(f"{name} ({declared.kind})" for name, declared in source.meta.fields.items())
         raise ConfigError(f"{source.url} has no field of kind image to repair, only {shown}")
     return images
+
+
+def _fast_crops(source: Backend) -> int | None:
+    """Return how many pictures of the copy are ready for fast crops: those of `source`, unless some were not examined."""
+    if source.meta.fast_crops is None or NOT_EXAMINED in VerdictCounts.of(source).kinds:
+        return None
+    return source.meta.fast_crops
 
 
 def _repair(record: Record, image: str) -> Verdict:
