@@ -206,6 +206,14 @@ def many_restarts(size: int) -> bytes:
     return whole[:start] + b"".join(bytes((at * 37 % 255, 0xFF, 0xD0 + at % 8)) for at in range(size // 3))
 
 
+def many_strays(size: int) -> bytes:
+    """Return a file with other markers and wrong numbers among its restart markers, and an end marker after each."""
+    whole = jpeg(0, (640, 480), restart_marker_blocks=1)
+    start = whole.index(b"\xff\xda") + 14
+    pieces = (bytes((at % 255, 0xFF, 0xD0 + at * at % 8, 0xFF, 0x53, 0xFF, 0xD9)) for at in range(size // 7))
+    return whole[:start] + b"".join(pieces) + whole[-200:]
+
+
 def repeated(piece: bytes, before: int = 0) -> Callable[[int], bytes]:
     return lambda size: jpeg(0)[: jpeg(0).index(b"\xff\xda") + before] + piece * (size // len(piece))
 
@@ -214,6 +222,7 @@ HOSTILE: dict[str, Callable[[int], bytes]] = {
     "pictures after an index": pictures_after_an_index,
     "tables before each scan": tables_before_each_scan,
     "restart after each byte": many_restarts,
+    "strays among restart markers": many_strays,
     "zeros": repeated(b"\x00", 14),
     "stuffed ff": repeated(b"\xff\x00", 14),
     "ff": repeated(b"\xff", 14),

@@ -5,7 +5,6 @@ See ITU-T T.81, annexes F, G and H. It computes no coefficients, and does not fo
 
 from __future__ import annotations
 
-import functools
 import itertools
 import re
 from collections.abc import Callable, Sequence
@@ -14,104 +13,12 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from storeds.jpeg.huffman import END_OF_BLOCK, LONGEST, Table, tables_of
+from storeds.jpeg.intervals import LOST, place_parts
 from storeds.jpeg.markers import Scan, Structure, blocks_of, units_of
 from storeds.protocols import Array
 
 __all__ = ["ZERO_RUN", "Follower", "Walk", "has_all_restarts"]
-
-
-# Length of the longest code in bits. Closer than this to the end, an unknown code may be a cut one.
-_LONGEST = 16
-_WINDOWS = 1 << _LONGEST
-# Number of coefficients that an end-of-block code counts as. It exceeds what all other codes of a block can reach.
-_END_OF_BLOCK = 128
-
-Bytes = npt.NDArray[np.uint8]
-
-
-class _Table:
-    """A Huffman table: for each 16-bit window, length in bits (0: no code) and symbol of the code at its beginning."""
-
-    def __init__(self, length: Bytes, symbol: Bytes) -> None:
-        self.length, self.symbol = length, symbol
-        self.dc_hops, self.ac_hops = self._hops(dc=True), self._hops(dc=False)
-
-    def _hops(self, *, dc: bool) -> tuple[Bytes, Bytes]:
-        """Return for each window the bits of code and value (0: no code) and the number of coefficients."""
-        size = self.symbol if dc else self.symbol & 15
-        run = self.symbol >> 4
-        # libjpeg treats every symbol of size 0 as end of block, except a run of 16 zeros.
-        passed = np.where((size == 0) & (run != 15), _END_OF_BLOCK, run + 1)
-        # No bits follow a difference of size 16, which is always 32768 (lossless files only).
-        bits = np.where((self.length > 0) & (size <= 16), self.length + size % 16, 0)
-        return bits.astype(np.uint8), passed.astype(np.uint8)
-
-
-_Tables = dict[tuple[int, int], _Table]
-
-
-def _tables_of(blob: bytes, scan: Scan, *, standard: bool = False) -> _Tables:
-    """Return the valid tables of `scan` by (class, identifier), where class 1 is AC.
-
-    Parameters
-    ----------
-    standard : bool
-        Use the tables of ITU-T T.81, K.3 to K.6, if the file has none, as decoders do for sequential files: frames of
-        Motion JPEG have no tables.
-    """
-    found = dict(_standard()) if standard else {}
-    for key, (start, stop) in scan.tables.items():
-        table = _table(blob[start : start + 16], blob[start + 16 : stop])
-        if table is None:
-            found.pop(key, None)
-        else:
-            found[key] = table
-    return found
-
-
-@functools.lru_cache(maxsize=64)
-def _table(counts: bytes, symbols: bytes) -> _Table | None:
-    """Return the table with `counts` codes of each length 1 to 16; None if the lengths do not allow so many."""
-    lengths = np.repeat(np.arange(1, 17, dtype=np.uint8), list(counts))
-    spans = 1 << (16 - lengths.astype(np.int64))
-    total = int(spans.sum())
-    if total > _WINDOWS or len(lengths) != len(symbols):
-        return None
-    length, symbol = np.zeros(_WINDOWS, np.uint8), np.zeros(_WINDOWS, np.uint8)
-    length[:total] = np.repeat(lengths, spans)
-    symbol[:total] = np.repeat(np.frombuffer(symbols, np.uint8), spans)
-    return _Table(length, symbol)
-
-
-# ITU-T T.81, K.3 to K.6: for each (class, identifier), the number of codes of each length, and their symbols.
-_STANDARD = {
-    (0, 0): ("00010501010101010100000000000000", "000102030405060708090a0b"),
-    (0, 1): ("00030101010101010101010000000000", "000102030405060708090a0b"),
-    (1, 0): (
-        "0002010303020403050504040000017d",
-        "01020300041105122131410613516107227114328191a1082342b1c11552d1f02433627282090a161718191a25262728"
-        "292a3435363738393a434445464748494a535455565758595a636465666768696a737475767778797a83848586878889"
-        "8a92939495969798999aa2a3a4a5a6a7a8a9aab2b3b4b5b6b7b8b9bac2c3c4c5c6c7c8c9cad2d3d4d5d6d7d8d9dae1e2"
-        "e3e4e5e6e7e8e9eaf1f2f3f4f5f6f7f8f9fa",
-    ),
-    (1, 1): (
-        "00020102040403040705040400010277",
-        "000102031104052131061241510761711322328108144291a1b1c109233352f0156272d10a162434e125f11718191a26"
-        "2728292a35363738393a434445464748494a535455565758595a636465666768696a737475767778797a828384858687"
-        "88898a92939495969798999aa2a3a4a5a6a7a8a9aab2b3b4b5b6b7b8b9bac2c3c4c5c6c7c8c9cad2d3d4d5d6d7d8d9da"
-        "e2e3e4e5e6e7e8e9eaf2f3f4f5f6f7f8f9fa",
-    ),
-}
-
-
-@functools.cache
-def _standard() -> _Tables:
-    found = {}
-    for key, (counts, symbols) in _STANDARD.items():
-        table = _table(bytes.fromhex(counts), bytes.fromhex(symbols))
-        assert table is not None
-        found[key] = table
-    return found
 
 
 def _windows(data: Any) -> npt.NDArray[np.uint16]:
@@ -136,7 +43,7 @@ class _Part(NamedTuple):
 class _BandData:
     """The data of a scan: for each bit, length and symbol of a code that begins there."""
 
-    def __init__(self, data: bytes, table: _Table) -> None:
+    def __init__(self, data: bytes, table: Table) -> None:
         seen = _windows(data)
         ends = bytes(64)  # no codes after the last bit, however far the last code reaches
         self.first, self.size = 0, len(seen)
@@ -154,8 +61,8 @@ class _BandData:
         return (1 << bits) + (self.window[at] >> (16 - bits) if bits else 0)
 
     def ended(self, units: int, at: int) -> _Part:
-        """Return the result of a walk that met an invalid code at `at`."""
-        return _Part(units, "cut" if at > self.size - _LONGEST else "bad")
+        """Return the result of a walk that met an invalid code at `at`. Near the end, it may be a cut one."""
+        return _Part(units, "cut" if at > self.size - LONGEST else "bad")
 
 
 class _Band:
@@ -245,13 +152,15 @@ class _Band:
 ZERO_RUN = 16
 """This many zero bytes are not data but an unwritten part of the file, unless zeros encode empty blocks."""
 
-_RESTART = re.compile(rb"\xff+[\xd0-\xd7]")
+_MARKER = re.compile(rb"\xff+[^\x00\xff]")
 _STUFFED = re.compile(rb"\xff+\x00")
 # Follow the data in pieces of this size, which limits the memory to about 40 times as much. No MCU exceeds the margin.
 _CHUNK, _MARGIN = 1 << 16, 1 << 12
 # A walk through a band holds all windows of a scan in memory, and one number per block.
 _MAX_BAND_BYTES, _MAX_BAND_BLOCKS = 1 << 21, 1 << 22
 _PADDING = b"\x00\xff"
+# A part whose last bits differ is damaged if at least this many times as many are padded with ones.
+_USUAL = 7
 # After a stretch of wrong codes only few MCUs are missing. With more missing, a regular end is a coincidence.
 _NEARLY = 0.9
 
@@ -262,7 +171,8 @@ class Walk(NamedTuple):
     Attributes
     ----------
     units : int
-        Number of MCUs, excluding those between an invalid code and the next restart marker.
+        Number of MCUs, excluding those after an invalid code. With restart markers, all MCUs between two of them are
+        excluded if one is wrong there.
     ending : str
         ``done``: every MCU is there, and nothing else. ``cut``: the data end too early. ``bad``: part of the data is
         invalid. ``surplus``: every MCU is there, and surplus bytes follow. ``unknown``: the scan cannot be followed.
@@ -291,6 +201,8 @@ class Follower:
         self._blob, self._structure = blob, structure
         self._walks: dict[int, Walk] = {}
         self._bands: dict[int, _Band] = {}
+        self._places: dict[int, list[int]] = {}
+        self._walks_bands = structure.frame is not None and structure.frame.process == "progressive"
         self._blocks = _MAX_BAND_BLOCKS  # number of blocks that may still be visited
 
     def walk(self, number: int) -> Walk:
@@ -298,6 +210,14 @@ class Follower:
         if number not in self._walks:
             self._walks[number] = self._walk(number, self._structure.scans[number])
         return self._walks[number]
+
+    def places(self, number: int) -> list[int] | None:
+        """Return the restart interval of each part of the data of a scan, or `LOST`; None if it cannot be followed.
+
+        A part is what lies between two markers.
+        """
+        self.walk(number)
+        return self._places.get(number)
 
     def _walk(self, number: int, scan: Scan) -> Walk:
         assert self._structure.frame is not None
@@ -310,13 +230,13 @@ class Follower:
         data, ends = _parts(self._blob, scan)
         blocks = blocks_of(self._structure, scan)
         if progressive and scan.ah:
-            return self._over(scan, data, ends, lambda at, end, _, units: _bits(at, end, len(blocks), units))
-        tables = _tables_of(self._blob, scan, standard=not progressive)
+            return self._over(number, data, ends, lambda at, end, _, units: _bits(at, end, len(blocks), units))
+        tables = tables_of(self._blob, scan, standard=not progressive)
         only_dc = progressive or process == "lossless"
         pairs = [(tables.get((0, dc)), None if only_dc else tables.get((1, ac))) for dc, ac in blocks]
         if any(dc is None or (ac is None and not only_dc) for dc, ac in pairs):
             return _UNKNOWN
-        return self._over(scan, data, ends, _Sequential(data, pairs).follow)
+        return self._over(number, data, ends, _Sequential(data, pairs).follow)
 
     def _walk_band(self, number: int, scan: Scan) -> Walk:
         """Follow a scan of AC coefficients, after the earlier scans of its component."""
@@ -325,9 +245,9 @@ class Follower:
         place = scan.parts[0][0]
         blocks = units_of(self._structure, scan)
         for before, other in enumerate(self._structure.scans[:number]):
-            if scan.ah and other.ss > 0 and other.parts[0][0] == place and self.walk(before).ending != "done":
+            if scan.ah and other.ss > 0 and other.parts[0][0] == place and not self._is_usable(before, scan):
                 return _UNKNOWN
-        table = _tables_of(self._blob, scan).get((1, scan.parts[0][2]))
+        table = tables_of(self._blob, scan).get((1, scan.parts[0][2]))
         self._blocks -= blocks
         if table is None or scan.stop - scan.start > _MAX_BAND_BYTES or self._blocks < 0:
             return _UNKNOWN
@@ -335,40 +255,101 @@ class Follower:
         data, ends = _parts(self._blob, scan)
         seen = _BandData(data, table)
         return self._over(
-            scan, data, ends, lambda at, end, start, units: band.follow(seen.part(at, end), scan, start, units)
+            number, data, ends, lambda at, end, start, units: band.follow(seen.part(at, end), scan, start, units)
         )
 
-    def _over(self, scan: Scan, data: bytes, ends: list[int], follow: _Follow) -> Walk:
+    def _is_usable(self, before: int, scan: Scan) -> bool:
+        """Return whether `scan` can be followed after an earlier scan of its component. It uses the same intervals."""
+        ending = self.walk(before).ending
+        same = scan.interval and scan.interval == self._structure.scans[before].interval
+        return ending == "done" or (ending == "bad" and bool(same))
+
+    def _over(self, number: int, data: bytes, ends: list[int], follow: _Follow) -> Walk:
         """Follow each part between restart markers separately, as decoders do."""
+        scan = self._structure.scans[number]
         units, interval = units_of(self._structure, scan), scan.interval
-        done, doubtful, bad, surplus, part = 0, 0, False, False, _Part(0, "cut", 0)
-        begin, last = 0, len(ends) - 1
-        for number, end in enumerate(ends):
-            start = number * interval
-            if number and start >= units:
-                surplus = True
-                break
+        places = self._places[number] = self._placed(scan, ends, follow)
+        kept = [at for at, place in enumerate(places) if place != LOST and (not at or place * interval < units)]
+        bad, surplus = places != list(range(len(places))), len(kept) < len(places)
+        begins, last = [0, *ends], len(ends) - 1
+        done, endings = 0, _Endings(data)
+        for at in kept:
+            begin, end, start = begins[at], ends[at], places[at] * interval
             due = min(interval or units, units - start)
             part = follow(begin, end, start, due)
-            if number == last:
+            if at == last:
                 stop = _filled_from(data, begin, end, part)
                 if stop < end:
                     part = follow(begin, stop, start, due)
                     part = _Part(part.units, "done" if part.ending == "done" else "cut", part.left + end - stop)
-            begin, done = end, done + part.units
-            bad = bad or part.ending == "bad" or (part.ending == "cut" and number < last)
-            if part.ending == "done" and part.left >= 8:
-                surplus = True
-                if data[(end - part.left + 7) // 8 : end // 8].strip(_PADDING):
-                    doubtful += part.units
-        if bad or (surplus and last * interval + (interval or units) < units):
+            if part.ending == "bad" or (part.ending == "cut" and at < last):
+                bad, part = True, part._replace(units=part.units if due == units else 0)
+            done += part.units
+            endings.add(part, end)
+        doubtful = endings.doubtful()
+        surplus = surplus or endings.surplus or doubtful > 0
+        whole = len(kept) < len(places) or start + due >= units
+        if bad or (surplus and not whole):
             return Walk(done, "bad", part.left, doubtful)
         if surplus:
             return Walk(done, "surplus", part.left, doubtful)
         if done == units:
             return Walk(done, "done", part.left)
-        few = start + (interval or units) >= units and done >= _NEARLY * units
+        few = whole and done >= _NEARLY * units
         return Walk(done, "cut", part.left, part.units if few and _is_finished(data, part.left) else 0)
+
+    def _placed(self, scan: Scan, ends: list[int], follow: _Follow) -> list[int]:
+        """Return the restart interval that each part holds, or `LOST`."""
+        parts = len(ends)
+        if has_all_restarts(self._structure, scan):
+            return list(range(parts))
+        units, interval = units_of(self._structure, scan), scan.interval
+        count = -(-units // interval)
+        begins = [0, *ends]
+
+        # A second walk through a band would find other codes: the first one changes it.
+        is_band = scan.ss > 0 and self._walks_bands
+
+        def is_whole(part: int, place: int) -> bool:
+            start = place * interval
+            found = follow(begins[part], ends[part], start, min(interval, units - start))
+            return found.ending == "done" and found.left < 8
+
+        is_cut = scan is self._structure.scans[-1] and self._structure.in_scan
+        has_end = not is_cut and (is_band or is_whole(parts - 1, count - 1))
+        return place_parts(scan.restarts, count, has_end=has_end, is_whole=(lambda *_: True) if is_band else is_whole)
+
+
+class _Endings:
+    """How the parts of a scan end of which all MCUs are there.
+
+    Encoders fill up the last byte with ones. Where nearly all parts do, any other bits, or surplus bytes, show a part
+    whose codes have changed and got back in step.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.surplus = False
+        self._changed, self._odd, self._odd_units, self._regular = 0, 0, 0, 0
+
+    def add(self, part: _Part, end: int) -> None:
+        """Count a part that ends at bit `end`."""
+        if part.ending != "done":
+            return
+        if part.left >= 8:
+            self.surplus = True
+            if self._data[(end - part.left + 7) // 8 : end // 8].strip(_PADDING):
+                self._changed += part.units
+        elif part.left:
+            ones = (1 << part.left) - 1
+            if self._data[end // 8 - 1] & ones == ones:
+                self._regular += 1
+            else:
+                self._odd, self._odd_units = self._odd + 1, self._odd_units + part.units
+
+    def doubtful(self) -> int:
+        """Return the number of MCUs in parts that may be wrong."""
+        return self._changed + (self._odd_units if self._regular >= _USUAL * self._odd else 0)
 
 
 def _filled_from(data: bytes, begin: int, end: int, part: _Part) -> int:
@@ -396,7 +377,7 @@ def has_all_restarts(structure: Structure, scan: Scan) -> bool:
 def _parts(blob: bytes, scan: Scan) -> tuple[bytes, list[int]]:
     """Return the data of a scan without stuffing and markers, and the bits where its parts end."""
     data = blob[scan.start : scan.stop]
-    parts = [_unstuff(part) for part in (_RESTART.split(data) if scan.interval else [data])]
+    parts = [_unstuff(part) for part in (_MARKER.split(data) if scan.interval else [data])]
     return b"".join(parts), [8 * end for end in itertools.accumulate(map(len, parts))]
 
 
@@ -412,7 +393,7 @@ def _bits(at: int, end: int, blocks: int, units: int) -> _Part:
     return _Part(there, "done" if there == units else "cut", end - at - there * blocks)
 
 
-_Pairs = Sequence[tuple[_Table | None, _Table | None]]
+_Pairs = Sequence[tuple[Table | None, Table | None]]
 _Hops = list[tuple[bytes, bytes, bytes]]
 
 
@@ -423,7 +404,7 @@ class _Sequential:
         self._data, self._pairs = data, pairs
         self._first, self._hops = -1, list[tuple[bytes, bytes, bytes]]()
         # If zeros encode empty blocks, many zeros may be a flat part of the picture.
-        self._flat = all(ac is None or ac.ac_hops[1][0] == _END_OF_BLOCK for _, ac in pairs)
+        self._flat = all(ac is None or ac.ac_hops[1][0] == END_OF_BLOCK for _, ac in pairs)
 
     def follow(self, at: int, end: int, _: int, units: int) -> _Part:
         """Follow `units` MCUs from bit `at` to bit `end`."""
@@ -451,7 +432,7 @@ class _Sequential:
             at, count, stop = _hop(self._hops, at - first, 8 * _CHUNK, end - first, units - done)
             at, done = at + first, done + count
             if stop is not None:
-                return _Part(done, "cut" if stop > end - first - _LONGEST else "bad", end - at), at
+                return _Part(done, "cut" if stop > end - first - LONGEST else "bad", end - at), at
         return _Part(done, "done" if done == units else "cut", end - at), at
 
 
@@ -487,7 +468,7 @@ def _hop(hops: _Hops, at: int, limit: int, size: int, units: int) -> tuple[int, 
                     return at, done, p
                 k += passed[p]
                 p += step
-            if 64 < k < _END_OF_BLOCK:  # a 65th coefficient: the walk is out of step
+            if 64 < k < END_OF_BLOCK:  # a 65th coefficient: the walk is out of step
                 return at, done, p
         if p > size:
             return at, done, p

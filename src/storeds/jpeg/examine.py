@@ -9,8 +9,10 @@ from dataclasses import replace
 import simplejpeg
 from PIL import Image
 
+from storeds.jpeg.entropy import has_all_restarts
 from storeds.jpeg.formats import examine_other
-from storeds.jpeg.markers import EOI, MAX_PIXELS, SOI, Frame, parse, without_metadata
+from storeds.jpeg.markers import EOI, MAX_PIXELS, SOI, Frame, Structure, parse, without_metadata
+from storeds.jpeg.rebuild import with_intervals_in_place
 from storeds.jpeg.triage import Finding, find_in_data, triage, without_filling
 from storeds.records.fields import Verdict
 
@@ -128,25 +130,35 @@ def repair(blob: bytes, finding: Finding | None = None) -> bytes:
     -------
     bytes
         `blob` up to the end of its last whole part, followed by an end marker. The identical object if it is not a
-        JPEG, has no picture, or reaches its end marker. `repair` drops a segment that is cut, since it would swallow
-        the end marker as its data. It guesses no pixel: what was decodable decodes to the same pixels. If invalid data
-        are followed by a restart marker, it keeps all bytes, because decoders continue there by themselves.
+        JPEG, has no picture, or reaches its end marker with all restart markers. `repair` drops a segment that is cut, since it would swallow
+        the end marker as its data. It guesses no pixel: what was decodable decodes to the same pixels. Where restart
+        markers are damaged or missing, it puts the intervals that are left at their places, see
+        `storeds.jpeg.rebuild.with_intervals_in_place`.
     """
     data = bytes(blob)
     if not data.startswith(SOI):
         return blob
     found = parse(data)
+    ended = _with_end(data, found, finding)
+    ended = ended if all(has_all_restarts(found, scan) for scan in found.scans) else with_intervals_in_place(ended)
+    return blob if ended == data else ended
+
+
+def _with_end(blob: bytes, found: Structure, finding: Finding | None) -> bytes:
+    """Return a JPEG up to the end of its last whole part, with an end marker."""
     if found.ending == "eoi":
         return blob
     if finding is None or finding.offset is None:
-        _, found = without_filling(data, found)
+        _, found = without_filling(blob, found)
         has_picture, end = bool(found.scans), found.end
     else:
         has_picture, end = bool(found.scans) and finding.kind != "truncated_header", finding.offset
     if not has_picture:
         return blob
-    if found.ending == "stray" and found.interval and _RESTART.search(data, end):
-        return blob if data.endswith(EOI) else blob + EOI
+    assert found.frame is not None
+    # Nothing is known about the places of intervals in arithmetic coding. Decoders continue at the next marker.
+    if "arithmetic" in found.frame.process and found.ending == "stray" and _RESTART.search(blob, end):
+        return blob if blob.endswith(EOI) else blob + EOI
     return blob[:end] + EOI
 
 

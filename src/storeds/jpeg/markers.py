@@ -14,6 +14,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from PIL import Image
 
+from storeds.jpeg.intervals import end_after_strays
+
 __all__ = [
     "EOI",
     "MAX_PIXELS",
@@ -99,7 +101,7 @@ class Scan(NamedTuple):
 
     ``parts`` holds (index in the frame, DC table, AC table) for each component. ``tables`` maps (class, identifier) of
     each Huffman table to the range of its counts and symbols. ``restarts`` holds the last byte of each restart marker
-    in the data, if there is a restart interval.
+    in the data, if there is a restart interval, and of each other marker there after which the data go on.
     """
 
     start: int
@@ -205,6 +207,9 @@ def parse(blob: bytes, start: int = 0) -> Structure:  # noqa: C901  # one loop w
         at = stop
         if marker == _SOS:
             at, restarts = _end_of_data(blob, at, found.interval)
+            if found.interval and at < size:
+                due = (units_of(found, found.scans[-1]) - 1) // found.interval
+                at, restarts = end_after_strays(blob, at, restarts, due)
             found.scans[-1] = found.scans[-1]._replace(stop=at, restarts=restarts)
             if at == size:
                 return found.cut(at, "in the data of a scan", in_scan=True)

@@ -335,13 +335,30 @@ def find_in_data(blob: bytes, found: Structure, at: int) -> Finding | None:
             continue
         finding = _find_in_scan(found, number, walk, at)
         if finding is not None:
-            return finding
+            return _with_other_intervals(finding, found, follower)
     if padded is None:
         return None
     scan = found.scans[padded]
     where = f"scan {padded + 1}, bytes {scan.start} to {scan.stop}"
     reason = f"every MCU is there, but surplus zeros or ff are in the data of {where}"
     return _finding("corrupt_data", found, reason, offset=at, recovered=1.0)
+
+
+def _with_other_intervals(finding: Finding, found: Structure, follower: Follower) -> Finding:
+    """Return the finding on one of several scans with the share of all, if restart markers end the damage."""
+    whole = coverage(found, found.scans)
+    share, scans = whole, found.scans
+    if len(scans) == 1 or finding.kind != "corrupt_data" or not all(scan.interval for scan in scans):
+        return finding
+    for number, scan in enumerate(scans):
+        walk = follower.walk(number)
+        if walk.ending == "unknown":
+            return finding
+        lost = 1 - (walk.units - walk.doubtful) / units_of(found, scan)
+        if lost > 0:  # refinements of what is lost are of no use
+            share -= lost * (whole - coverage(found, [other for other in scans if other is not scan]))
+    assert finding.recovered is not None
+    return replace(finding, recovered=max(share, finding.recovered))
 
 
 def _find_in_scan(found: Structure, number: int, walk: Walk, at: int) -> Finding | None:
@@ -354,7 +371,9 @@ def _find_in_scan(found: Structure, number: int, walk: Walk, at: int) -> Finding
         if has_all_restarts(found, scan):
             return None
         reason = f"the restart markers of {where} are not the expected ones"
-        walk = walk._replace(units=0)
+        if walk.ending == "done":
+            values = {"scan": number + 1, "recovered": 1.0}
+            return _finding(kind, found, f"{reason}, but every MCU is there", offset=at, **values)
     elif walk.ending == "bad":
         reason, walk = f"part of the data of {where} is invalid; {sure.units} MCUs are outside that part", sure
     elif walk.ending == "surplus":
