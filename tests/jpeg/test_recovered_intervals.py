@@ -85,6 +85,8 @@ def test_the_share_is_what_equals_the_whole_picture(case: tuple[str, str, str, i
     verdict = examine(blob)
     if verdict.is_whole:  # see `test_what_libjpeg_reports_is_damage`
         return
+    if verdict.kind == "truncated_scan" and not verdict.exact:  # a multiple of 8 intervals is missing somewhere
+        return
     equal, in_whole_intervals = shares_of_pixels(whole, repair(blob))
     one = whole.interval / whole.units
     # What is equal by chance, and what was right before the damage in its interval, does not count.

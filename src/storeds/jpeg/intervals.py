@@ -48,7 +48,9 @@ def end_after_strays(blob: bytes, at: int, restarts: bytes, due: int) -> tuple[i
         The end, and the last byte of each marker before it, strays included. `at` and `restarts` if the data end there.
     """
     missing = due - len(restarts)
-    if (missing <= 0 and blob[at + 1] == _EOI) or _begins_segments(blob, at):
+    if blob[at + 1] == _EOI and (at + 2 == len(blob) or blob.startswith(b"\xff\xd8", at + 2)):
+        return at, restarts
+    if _begins_segments(blob, at):
         return at, restarts
     data = np.frombuffer(blob, np.uint8)[at:]
     places = ((data[:-1] == 0xFF) & (data[1:] != 0) & (data[1:] != 0xFF)).nonzero()[0]
@@ -63,7 +65,9 @@ def end_after_strays(blob: bytes, at: int, restarts: bytes, due: int) -> tuple[i
             stop = index if is_next else 0
             break
     last = _last_certain(markers, is_restart, missing, due) if missing > 0 else -1
-    if last < 0 and (not stop or markers[0] == _EOI):
+    # Trailing bytes may look like another scan. After a wrong end marker the right one is at the end.
+    is_end = markers[0] == _EOI and not blob.endswith(b"\xff\xd9")
+    if last < 0 and (is_end or not stop):
         return at, restarts
     if not stop:
         strays = (~is_restart[last:]).nonzero()[0]

@@ -11,7 +11,7 @@ import simplejpeg
 
 from storeds.jpeg.entropy import ZERO_RUN, Follower, Walk, has_all_restarts
 from storeds.jpeg.formats import sniff
-from storeds.jpeg.markers import EOI, MAX_PIXELS, SOI, Frame, Structure, coverage, parse, units_of
+from storeds.jpeg.markers import EOI, MAX_PIXELS, SOI, Frame, Scan, Structure, coverage, parse, units_of
 from storeds.protocols import Array
 
 __all__ = ["Finding", "Kind", "find_in_data", "triage", "without_filling"]
@@ -384,8 +384,17 @@ def _find_in_scan(found: Structure, number: int, walk: Walk, at: int) -> Finding
         kind = "truncated_scan" if number == len(found.scans) - 1 else kind
         reason = f"the data of {where} end early, after {walk.units} MCUs"
     share, exact = _share_with_part(found, number, walk)
-    exact = exact and kind == "truncated_scan"
+    exact = exact and kind == "truncated_scan" and not _may_lack_others(found, scan, walk)
     return _finding(kind, found, reason, offset=at, scans=number, scan=number + 1, recovered=share, exact=exact)
+
+
+def _may_lack_others(found: Structure, scan: Scan, walk: Walk) -> bool:
+    """Return whether other restart intervals than the last may be missing: their numbers repeat after 8."""
+    if not scan.interval:
+        return False
+    parts = len(scan.restarts) + 1
+    missing = -(-units_of(found, scan) // scan.interval) - parts
+    return missing > 0 and missing % 8 == 0 and walk.units == parts * scan.interval
 
 
 def _share_with_part(found: Structure, number: int, walk: Walk) -> tuple[float, bool]:

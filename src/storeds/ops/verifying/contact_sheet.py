@@ -21,6 +21,7 @@ from storeds._utils.text import counted
 from storeds.backends.opening import open_backend
 from storeds.errors import ConfigError, RecordError
 from storeds.jpeg import MAX_PIXELS, repair
+from storeds.jpeg.entropy import has_all_restarts
 from storeds.jpeg.markers import Structure, grid_of, parse
 from storeds.ops.verifying.checks import Finding
 from storeds.protocols import Backend
@@ -333,11 +334,14 @@ def _thumbnail(blob: Any, recovered: float | None) -> _Thumbnail:
 def _border(found: Structure, recovered: float, size: tuple[int, int]) -> list[tuple[int, int]] | None:
     """Return the line between the decoded and the lost part in pixels of a thumbnail of this `size`, left to right.
 
-    It is None if the blocks of the picture are not in the order of its rows.
+    It is None if the blocks of the picture are not in the order of its rows, or if intervals between restart markers
+    are lost anywhere but at the end.
     """
     frame, scans = found.frame, found.scans
     sequential = frame is not None and frame.process.startswith(("baseline", "extended"))
     if frame is None or not sequential or not scans or len(scans[0].parts) != len(found.components):
+        return None
+    if scans[0].interval and has_all_restarts(found, scans[0]):
         return None
     if len(found.components) == 1:
         (columns, rows), across, down = grid_of(found, found.components[0]), 8, 8
