@@ -7,7 +7,7 @@ import re
 from storeds.jpeg.entropy import Follower, has_all_restarts
 from storeds.jpeg.huffman import Table, tables_of
 from storeds.jpeg.intervals import LOST
-from storeds.jpeg.markers import Scan, Structure, blocks_of, parse, units_of
+from storeds.jpeg.markers import MAX_PIXELS, Scan, Structure, blocks_of, parse, units_of
 
 __all__ = ["with_intervals_in_place"]
 
@@ -23,9 +23,12 @@ def with_intervals_in_place(blob: bytes) -> bytes:
     Notes
     -----
     Restart markers get their right numbers, other markers in the data disappear, and a lost interval becomes grey in a
-    sequential file. A damaged interval keeps its data. Nothing is added for intervals missing at the end.
+    sequential file. A damaged interval keeps its data. Nothing is added for intervals missing at the end, nor for a
+    picture of more than `MAX_PIXELS`.
     """
     found = parse(blob)
+    if found.frame is None or found.frame.width * found.frame.height > MAX_PIXELS:
+        return blob
     follower = Follower(blob, found)
     pieces, at = [], 0
     for number, scan in enumerate(found.scans):
