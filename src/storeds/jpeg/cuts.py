@@ -107,16 +107,17 @@ class JpegCutter:
         """Return the JPEG of `height` × `width` pixels in these rows and columns of MCUs."""
         starts, header, view = self._starts, self._header, memoryview(self._blob)
         assert starts is not None
+        begins, ends = starts[:-1], starts[1:]
         if columns == (0, self._columns):
-            first, last = (min(-(-row * self._columns // header.interval), len(starts) - 1) for row in rows)
-            chosen = starts[None, first : last + 1]
+            first, last = (-(-row * self._columns // header.interval) for row in rows)
+            begins, ends = begins[None, first:last], ends[None, first:last]
         else:
             # Each row of MCUs has the same number of intervals.
             first, last = columns[0] // header.interval, columns[1] // header.interval
-            begins = np.arange(*rows) * (self._columns // header.interval)
-            chosen = starts[begins[:, None] + np.arange(first, last + 1)]
+            begins = begins.reshape(self._rows, -1)[rows[0] : rows[1], first:last]
+            ends = ends.reshape(self._rows, -1)[rows[0] : rows[1], first:last]
         at = header.height_at
-        pieces = map(slice, chosen[:, 0].tolist(), chosen[:, -1].tolist())
+        pieces = map(slice, begins[:, 0].tolist(), ends[:, -1].tolist())
         blob = bytearray().join(
             (
                 view[:at],
@@ -127,10 +128,10 @@ class JpegCutter:
             )
         )
         # Where the marker after each interval has its second byte.
-        ends = np.cumsum(chosen[:, 1:] - chosen[:, :-1]) + (header.data_at - 1)
+        markers = (ends - begins).cumsum() + (header.data_at - 1)
         data = np.frombuffer(blob, np.uint8)
-        data[ends] = _numbers(len(ends))
-        data[ends[-1]] = _EOI
+        data[markers] = np.frombuffer(_numbers(len(markers)), np.uint8)
+        data[markers[-1]] = _EOI
         return bytes(blob)
 
     @functools.cached_property
@@ -143,21 +144,23 @@ class JpegCutter:
         data = np.frombuffer(self._blob, np.uint8, offset=start)
         (places,) = (data[:-1] == 0xFF).nonzero()
         seconds = data[1:][places]
-        is_marker = (seconds != 0) & (seconds != 0xFF)
-        seconds, places = seconds[is_marker][:count], places[is_marker][:count]
-        if len(places) < count or (seconds[:-1] != _numbers(count - 1)).any():
+        codes = seconds.tobytes().translate(None, _NO_MARKER)[:count]
+        if len(codes) < count or codes[:-1] != _numbers(count - 1) or codes[-1] & 0xF8 == _RST0:
             return None
-        if seconds[-1] & 0xF8 == _RST0:
-            return None
-        return np.concatenate(([start], places + (start + 2)))
+        places = places[(seconds != 0) & (seconds != 0xFF)]
+        starts = np.empty(count + 1, np.int64)
+        starts[0] = start
+        np.add(places[:count], start + 2, out=starts[1:])
+        return starts
 
 
-_CYCLE = np.resize(np.arange(_RST0, _RST0 + 8, dtype=np.uint8), 1 << 14)
+_NO_MARKER = b"\x00\xff"  # after ff, these are stuffing and fill bytes
+_CYCLE = bytes(range(_RST0, _RST0 + 8)) * (1 << 11)
 
 
-def _numbers(count: int) -> Array:
+def _numbers(count: int) -> bytes:
     """Return the second bytes of `count` restart markers in a row."""
-    return _CYCLE[:count] if count <= len(_CYCLE) else np.resize(_CYCLE, count)
+    return _CYCLE[:count] if count <= len(_CYCLE) else (_CYCLE * (count // len(_CYCLE) + 1))[:count]
 
 
 def is_ready(blob: bytes, header: Header) -> bool:
