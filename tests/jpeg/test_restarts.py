@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from jpeg_encodings import ENCODINGS, RARE, encode, exif_with_thumbnail, sampled, save, with_segment
@@ -121,6 +123,28 @@ def test_every_subsampling_and_size_keeps_its_coefficients(
     assert djpeg(marked) == djpeg(blob)
 
 
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.tuples(st.integers(1, 600), st.integers(1, 300)),
+    st.sampled_from(["444", "422", "420", "440", "411", "grey"]),
+    st.integers(5, 100),
+    st.booleans(),
+)
+@pytest.mark.usefixtures("every_picture")
+def test_any_picture_keeps_its_coefficients(
+    marker: RestartMarker, size: tuple[int, int], subsampling: str, quality: int, progressive: bool
+) -> None:
+    image = photograph(quality, (200, 150)).resize(size)
+    if subsampling in ("440", "411"):
+        blob = sampled(image, subsampling)
+    elif subsampling == "grey":
+        blob = save(image.convert("L"), quality=quality, progressive=progressive)
+    else:
+        named = ":".join(subsampling)
+        blob = save(image, quality=quality, progressive=progressive, subsampling=named)
+    assert mark(marker, blob)[1] == ADDED
+
+
 @pytest.mark.usefixtures("every_picture")
 @pytest.mark.parametrize("encoding", sorted(ENCODINGS | RARE))
 def test_every_encoding_is_marked_or_kept_with_a_reason(marker: RestartMarker, encoding: str) -> None:
@@ -224,13 +248,13 @@ def test_markers_out_of_order_make_no_picture_ready() -> None:
 
 
 def test_intervals_divide_the_row_and_begin_near_a_sixteenth() -> None:
-    assert intervals(32) == [2, 4, 8, 16, 32]
-    assert intervals(125) == [5, 25, 125]
-    assert intervals(31) == [1, 31]
-    assert intervals(1) == [1]
+    assert intervals(32) == (2, 4, 8, 16, 32)
+    assert intervals(125) == (5, 25, 125)
+    assert intervals(31) == (1, 31)
+    assert intervals(1) == (1,)
     for columns in range(1, 600):
         found = intervals(columns)
-        assert found == sorted(found)
+        assert list(found) == sorted(found)
         assert found[-1] == columns
         assert all(columns % each == 0 for each in found)
 

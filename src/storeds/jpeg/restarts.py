@@ -6,6 +6,7 @@ Its header segments are then those of the original, byte for byte. See docs/deci
 
 from __future__ import annotations
 
+import functools
 import io
 import re
 import shutil
@@ -229,12 +230,13 @@ def _columns(found: Structure) -> int:
     return -(-found.frame.width // (8 * max(component.h for component in found.components)))
 
 
-def intervals(columns: int) -> list[int]:
+@functools.cache
+def intervals(columns: int) -> tuple[int, ...]:
     """Return the intervals to try for rows of so many MCUs, the best first, then larger ones."""
     aim = max(_FEWEST_MCUS, columns / _PER_ROW)
     divisors = [each for each in range(1, columns + 1) if columns % each == 0]
     best = min(divisors, key=lambda each: (max(each / aim, aim / each), -each))
-    return [each for each in divisors if each >= best]
+    return tuple(each for each in divisors if each >= best)
 
 
 def _segments(blob: bytes) -> Iterator[tuple[int, int, bool]]:
