@@ -70,6 +70,8 @@ bench: server ## measure reading, opening, packing, triage and shuffling; tables
 	$(BIN)/python -m benchmarks.opening
 	$(BIN)/python -m benchmarks.packing
 	$(BIN)/python -m benchmarks.jpeg
+	$(BIN)/python -m benchmarks.crops
+	$(BIN)/python -m benchmarks.stages
 	$(BIN)/python -m benchmarks.silent
 	$(BIN)/python -m benchmarks.shuffling
 	$(BIN)/python -m benchmarks.videos
