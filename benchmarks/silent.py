@@ -170,7 +170,7 @@ def main() -> int:
     options.add_argument("--check", action="store_true", help="exit with 1 when storeds gives one silently")
     options.add_argument(_CHILD, choices=DECODERS, help=argparse.SUPPRESS)
     given = options.parse_args()
-    sys.path.insert(0, str(_ROOT / "tests"))
+    sys.path.insert(0, str(_ROOT / "tests" / "support"))
     from random_corpus import random_corpus
 
     with quiet():

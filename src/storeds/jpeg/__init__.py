@@ -1,7 +1,8 @@
 """What is wrong with a picture, judged by its bytes alone, and the repair of damaged JPEGs.
 
 Start with ``examine.py``: it combines the structure (``triage.py``, ``markers.py``) with one strict decode, and follows
-the Huffman codes (``entropy.py``) of damaged files. ``formats.py`` judges other formats: PNG, WebP, GIF, TIFF and so on.
+the Huffman codes (``entropy.py``) of damaged files. ``intervals.py`` places what lies between restart markers, and
+``rebuild.py`` writes it there. ``formats.py`` judges other formats: PNG, WebP, GIF, TIFF and so on.
 """
 
 from storeds.jpeg.cuts import JpegCutter, JpegPart, is_ready
