@@ -175,7 +175,7 @@ def test_what_is_left_alone_has_a_reason(marker: RestartMarker, encoding: str, o
 def test_metadata_stays_byte_for_byte(marker: RestartMarker, progressive: bool) -> None:
     exif = exif_with_thumbnail(jpeg(2, (32, 24)))
     options: dict[str, Any] = {"exif": exif, "icc_profile": b"profile" * 20_000, "comment": b"ends \xff\xd9 here"}
-    blob = jpeg(0, (320, 160), quality=70, dpi=(300, 144), progressive=progressive, **options)
+    blob = jpeg(0, (448, 240), quality=70, dpi=(300, 144), progressive=progressive, **options)
     blob = with_segment(with_segment(blob, 0xE5, jpeg(1, (40, 30))), 0xFE, b"first")
     marked, outcome = mark(marker, blob)
     assert outcome == ADDED
@@ -186,13 +186,13 @@ def test_metadata_stays_byte_for_byte(marker: RestartMarker, progressive: bool) 
 
 
 def test_bytes_after_the_picture_stay(marker: RestartMarker) -> None:
-    marked, outcome = mark(marker, jpeg(0, (320, 160)) + b"more of the file")
+    marked, outcome = mark(marker, jpeg(0, (448, 240)) + b"more of the file")
     assert outcome == ADDED
     assert marked.endswith(b"\xff\xd9more of the file")
 
 
 def test_damaged_pictures_and_other_formats_are_kept(marker: RestartMarker) -> None:
-    whole = jpeg(0, (320, 160))
+    whole = jpeg(0, (448, 240))
     middle = len(whole) // 2
     flipped = whole[:middle] + bytes([whole[middle] ^ 0x10]) + whole[middle + 1 :]
     for blob in (
@@ -212,7 +212,7 @@ def test_damaged_pictures_and_other_formats_are_kept(marker: RestartMarker) -> N
 
 
 def test_flips_never_change_what_is_decoded(marker: RestartMarker) -> None:
-    whole, chance = bytearray(jpeg(1, (320, 160))), random.Random(18)
+    whole, chance = bytearray(jpeg(1, (448, 240))), random.Random(18)
     for _ in range(40):
         blob = bytearray(whole)
         blob[chance.randrange(2, len(blob))] ^= 1 << chance.randrange(8)
@@ -225,7 +225,7 @@ def test_flips_never_change_what_is_decoded(marker: RestartMarker) -> None:
 
 @pytest.mark.parametrize("rows", [1, 2, 3])
 def test_markers_of_whole_rows_are_kept_or_made_finer(marker: RestartMarker, rows: int) -> None:
-    blob = jpeg(0, (320, 240), restart_marker_rows=rows)
+    blob = jpeg(0, (448, 240), restart_marker_rows=rows)
     assert is_ready(blob) == (rows == 1)
     marked, outcome = mark(marker, blob)
     assert outcome == ADDED
@@ -233,18 +233,18 @@ def test_markers_of_whole_rows_are_kept_or_made_finer(marker: RestartMarker, row
 
 
 def test_suitable_markers_are_kept(marker: RestartMarker) -> None:
-    blob = jpeg(0, (320, 240), restart_marker_blocks=4)
+    blob = jpeg(0, (448, 240), restart_marker_blocks=4)
     assert mark(marker, blob) == (blob, HAD)
 
 
 def test_markers_out_of_order_make_no_picture_ready() -> None:
-    blob = jpeg(0, (320, 240), restart_marker_blocks=4)
+    blob = jpeg(0, (448, 240), restart_marker_blocks=4)
     at = blob.index(b"\xff\xd1", next(part for part in anatomy(blob).parts if part.kind == "data").start)
     assert is_ready(blob)
     assert not is_ready(blob[: at + 1] + b"\xd2" + blob[at + 2 :])
-    assert not is_ready(jpeg(0, (320, 240), restart_marker_blocks=3))  # 3 does not divide 20
-    assert not is_ready(jpeg(0, (320, 240), restart_marker_blocks=4, progressive=True))
-    assert not is_ready(jpeg(0, (320, 240)))
+    assert not is_ready(jpeg(0, (448, 240), restart_marker_blocks=3))  # 3 does not divide 28
+    assert not is_ready(jpeg(0, (448, 240), restart_marker_blocks=4, progressive=True))
+    assert not is_ready(jpeg(0, (448, 240)))
 
 
 def test_intervals_divide_the_row_and_begin_near_a_sixteenth() -> None:
@@ -292,13 +292,13 @@ def test_a_program_that_cannot_be_used_is_an_error(
 def test_a_killed_program_is_an_error_and_not_a_reason(tmp_path: Path, body: str) -> None:
     killed = RestartMarker(f"{script(tmp_path, body)}/jpegtran")
     with pytest.raises(errors.StoredsError, match=r"was ended by signal \d; resume=True"):
-        killed.mark(jpeg(0, (320, 160)), None)
+        killed.mark(jpeg(0, (448, 240)), None)
 
 
 def test_a_program_that_changes_pixels_changes_nothing(tmp_path: Path) -> None:
     real = shutil.which("jpegtran")
     for change in (f'exec {real} -flip horizontal "$@"', f'exec {real} -grayscale "$@"'):
-        blob = jpeg(0, (320, 160))
+        blob = jpeg(0, (448, 240))
         kept = RestartMarker(f"{script(tmp_path, change)}/jpegtran").mark(blob, None)
         assert (kept.blob, kept.outcome) == (blob, "decodes to other pixels")
 

@@ -33,15 +33,15 @@ ENGINES = ("lmdb", "hdf5", "mongodb")
 
 def png() -> bytes:
     buffer = io.BytesIO()
-    photograph(3, (320, 160)).save(buffer, "PNG")
+    photograph(3, (448, 240)).save(buffer, "PNG")
     return buffer.getvalue()
 
 
 FILES = {
-    **{f"photo-{at:02}": jpeg(at, (320, 160), quality=88) for at in range(12)},
-    "with-markers": jpeg(3, (320, 160), restart_marker_blocks=4),
-    "progressive": jpeg(2, (320, 160), quality=60, progressive=True),
-    "half": jpeg(1, (320, 160))[:4000],
+    **{f"photo-{at:02}": jpeg(at, (448, 240), quality=88) for at in range(12)},
+    "with-markers": jpeg(3, (448, 240), restart_marker_blocks=4),
+    "progressive": jpeg(2, (448, 240), quality=60, progressive=True),
+    "half": jpeg(1, (448, 240))[:4000],
     "small": jpeg(1, (64, 48)),
     "other": png(),
 }
@@ -145,7 +145,7 @@ def test_the_verdict_belongs_to_the_new_bytes(tree: Path, tmp_path: Path, check:
 
 
 def test_pictures_encoded_again_get_markers_too(tree: Path, tmp_path: Path) -> None:
-    packed = pack(tree, f"lmdb://{tmp_path}/a.lmdb", max_side=300, quality=85)
+    packed = pack(tree, f"lmdb://{tmp_path}/a.lmdb", max_side=440, quality=85)
     assert packed.restarts["added"] >= 14
     assert packed.restarts["damaged"] == 1
 

@@ -36,7 +36,7 @@ _INSTALL = (
     "conda install -c conda-forge libjpeg-turbo, or brew install jpeg-turbo"
 )
 # Below this, decoding all takes less time than finding the intervals saves.
-_FEWEST_PIXELS = 1 << 15
+_FEWEST_PIXELS = 100_000
 # How much larger than the original a picture may become: markers cost more of a small one.
 _LARGE, _GROWTH, _GROWTH_LARGE = 1 << 20, 1.03, 1.02
 # A row of MCUs has about this many intervals, of at least this many MCUs. An existing interval may be larger by a factor.
