@@ -13,6 +13,7 @@ Others, for example ``python notest``, do not run.
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import subprocess
@@ -135,16 +136,19 @@ def failed_examples(page: Path) -> str | None:
 
 
 def main() -> int:
-    """Check every page, print what is wrong, and return the exit status."""
+    """Check the pages, print what is wrong, and return the exit status."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("pages", nargs="*", type=Path, help="pages to check; all by default")
+    chosen = [page.resolve() for page in options.parse_args().pages] or pages()
     wrong: list[str] = []
     examples = 0
-    for page in pages():
+    for page in chosen:
         wrong += dead_links(page)
         examples += any(prose_and_code(page)[1])
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        wrong += filter(None, pool.map(failed_examples, pages()))
+        wrong += filter(None, pool.map(failed_examples, chosen))
     sys.stderr.writelines(f"{message}\n" for message in wrong)
-    sys.stdout.write(f"{len(pages())} pages, {examples} with examples: {len(wrong)} problems\n")
+    sys.stdout.write(f"{len(chosen)} pages, {examples} with examples: {len(wrong)} problems\n")
     return 1 if wrong else 0
 
 
