@@ -1,8 +1,9 @@
-"""Thousands of photographs of about 40 KiB, cropped at random from those of scikit-image and scikit-learn, as a folder.
+"""Photographs cropped at random from those of scikit-image and scikit-learn, as a folder.
 
 Run as ``python -m benchmarks.photos FOLDER``. Every photo is another window of a real picture, scaled to 500 pixels on
-its longer side; from the same seed come the same pixels. `FOLDER/photos` is what torchvision calls an ImageFolder: one
-folder for each picture that crops were taken from. A photo's number is its place in the sorted list of all.
+its longer side, in about 40 KiB; ``--long 2000`` makes larger ones, of about 380 KiB. The same seed gives the same
+pixels. `FOLDER/photos` is what torchvision calls an ImageFolder: one folder for each picture that crops were taken from.
+A photo's number is its place in the sorted list of all.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-COUNT, LONG, SHORT, QUALITY = 4000, 500, 375, 88
+COUNT, LONG, QUALITY = 4000, 500, 88
+# For photos with more than `_LARGE` pixels on the longer side. Scaled-up pictures are smooth, so they need a higher
+# quality to have as many bytes as those of cameras.
+_LARGE, _LARGE_COUNT, _LARGE_QUALITY = 1000, 512, 93
 _SCALES = 0.55, 1.0  # of the largest window of that shape
 _PORTRAITS = 0.25  # their share
 
@@ -35,9 +39,20 @@ def pictures() -> dict[str, Image.Image]:
     return {name: Image.fromarray(pixels) for name, pixels in found.items()}
 
 
-def crop(picture: Image.Image, rng: np.random.Generator) -> Image.Image:
-    """Return a random window, scaled to 500 pixels on its longer side."""
-    width, height = (SHORT, LONG) if rng.random() < _PORTRAITS else (LONG, SHORT)
+def default_count(long: int) -> int:
+    """Return how many photos of this size a benchmark uses."""
+    return COUNT if long <= _LARGE else _LARGE_COUNT
+
+
+def default_quality(long: int) -> int:
+    """Return the JPEG quality that gives photos of this size as many bytes as a camera's have."""
+    return QUALITY if long <= _LARGE else _LARGE_QUALITY
+
+
+def crop(picture: Image.Image, rng: np.random.Generator, long: int = LONG) -> Image.Image:
+    """Return a random window, scaled to `long` pixels on its longer side and three quarters of that on the other."""
+    short = 3 * long // 4
+    width, height = (short, long) if rng.random() < _PORTRAITS else (long, short)
     part = min(picture.width / width, picture.height / height) * rng.uniform(*_SCALES)
     across, down = width * part, height * part
     left, top = rng.uniform(0, picture.width - across), rng.uniform(0, picture.height - down)
@@ -45,12 +60,15 @@ def crop(picture: Image.Image, rng: np.random.Generator) -> Image.Image:
     return picture.resize((width, height), Image.Resampling.BICUBIC, box=box)
 
 
-def make_photos(folder: Path, count: int = COUNT, quality: int = QUALITY, seed: int = 0) -> dict[str, Any]:
+def make_photos(
+    folder: Path, count: int = COUNT, quality: int = QUALITY, seed: int = 0, long: int = LONG
+) -> dict[str, Any]:
     """Write `count` photos below `folder`, unless they are there, and return what is to be known about them.
 
     Beside the photos lies ``means.npy``: the mean of each photo's channels, by its number, in [0, 1].
     """
-    note, wanted = folder / "photos.json", {"count": count, "quality": quality, "seed": seed}
+    note = folder / "photos.json"
+    wanted = {"count": count, "quality": quality, "seed": seed, "pixels": [long, 3 * long // 4]}
     if note.exists():
         known: dict[str, Any] = json.loads(note.read_text())
         if wanted.items() <= known.items():
@@ -62,11 +80,11 @@ def make_photos(folder: Path, count: int = COUNT, quality: int = QUALITY, seed: 
         (folder / "photos" / name).mkdir(parents=True, exist_ok=True)
     for at in range(count):
         name = names[at % len(names)]
-        crop(sources[name], rng).save(folder / f"photos/{name}/{at:06}.jpg", "JPEG", quality=quality)
+        crop(sources[name], rng, long).save(folder / f"photos/{name}/{at:06}.jpg", "JPEG", quality=quality)
     paths = listed(folder / "photos")
     np.save(folder / "means.npy", channel_means(paths))
     bytes_a_photo = sum(path.stat().st_size for path in paths) / count
-    known = {**wanted, "pictures": names, "pixels": [LONG, SHORT], "mean_bytes": round(bytes_a_photo)}
+    known = {**wanted, "pictures": names, "mean_bytes": round(bytes_a_photo)}
     note.write_text(json.dumps(known) + "\n")
     return known
 
@@ -89,11 +107,13 @@ def _mean(path: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     options.add_argument("folder", type=Path)
-    options.add_argument("--photos", type=int, default=COUNT)
-    options.add_argument("--quality", type=int, default=QUALITY, help="of the JPEGs")
+    options.add_argument("--photos", type=int, help=f"None: {COUNT}, or {_LARGE_COUNT} large ones")
+    options.add_argument("--long", type=int, default=LONG, help="pixels on the longer side")
+    options.add_argument("--quality", type=int, help=f"None: {QUALITY}, or {_LARGE_QUALITY} for large ones")
     options.add_argument("--seed", type=int, default=0)
     given = options.parse_args()
-    print(json.dumps(make_photos(given.folder, given.photos, given.quality, given.seed)))
+    count, quality = given.photos or default_count(given.long), given.quality or default_quality(given.long)
+    print(json.dumps(make_photos(given.folder, count, quality, given.seed, given.long)))
     return 0
 
 

@@ -1,7 +1,7 @@
 """storeds and its peers on the same photographs, in one run: rates, ratios, JSON and a plot.
 
 Run as ``python -m benchmarks.peers --python PATH``, PATH being the Python that has the peers; ``--photos 210 --rounds 1``
-for a quick look. Each entrant is a process that stays, with its workers; in every round each runs one epoch, alone, in
+for a quick look, ``--long 2000`` for larger photos. Each entrant is a process that stays, with its workers; in every round each runs one epoch, alone, in
 another order. Before that it runs one that is checked: every photo once, under its number, of the right shape, dtype and
 content.
 """
@@ -22,10 +22,10 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks._common import parser, report
-from benchmarks.peers._entrants import ENGINES, ENTRANTS, EQUAL, RATIOS, Entrant, tags
+from benchmarks.peers._entrants import ENGINES, ENTRANTS, EQUAL, RATIOS, Entrant, crop_ratios, tags
 from benchmarks.peers._figures import against_each, equal_engines, plot, rate_rows, ratio_rows
 from benchmarks.peers._process import Failed, Missing, Process
-from benchmarks.photos import COUNT, QUALITY, make_photos
+from benchmarks.photos import LONG, default_count, default_quality, make_photos
 from storeds.errors import MissingDependencyError
 from storeds.testing.mongod import run_mongod
 
@@ -143,8 +143,9 @@ def chosen(names: Sequence[str] | None) -> list[Entrant]:
 def options() -> argparse.ArgumentParser:
     found = parser(__doc__ or "", "peers.json")
     found.set_defaults(rounds=5)
-    found.add_argument("--photos", type=int, default=COUNT)
-    found.add_argument("--quality", type=int, default=QUALITY, help="of the JPEGs")
+    found.add_argument("--long", type=int, default=LONG, help="pixels on the longer side of the photos")
+    found.add_argument("--photos", type=int, help=f"None: {default_count(LONG)}, or {default_count(2000)} large ones")
+    found.add_argument("--quality", type=int, help="of the JPEGs; None chooses by --long")
     found.add_argument("--batch", type=int, default=64)
     found.add_argument("--workers", type=int, default=2, help="worker processes, or threads, of each entrant")
     found.add_argument("--only", nargs="+", metavar="TEXT", help="entrants with one of these in their name")
@@ -187,9 +188,11 @@ def setup(given: Any, photos: dict[str, Any], run: Run) -> dict[str, Any]:
 def main() -> int:
     given = options().parse_args()
     given.out = given.out.absolute()
+    given.photos = given.photos or default_count(given.long)
+    given.quality = given.quality or default_quality(given.long)
     with tempfile.TemporaryDirectory(dir=given.work, prefix="storeds-bench-") as temporary:
         folder = Path(temporary)
-        photos = make_photos(folder, given.photos, given.quality)
+        photos = make_photos(folder, given.photos, given.quality, long=given.long)
         run = Run(given.photos)
         with server(folder / "mongod") as mongodb:
             job = {"photos": str(folder / "photos"), "quality": given.quality, "mongodb": mongodb}
@@ -199,7 +202,7 @@ def main() -> int:
             finally:
                 run.close()
     rates = rate_rows(run.rates, ENTRANTS, run.processor)
-    ratios = ratio_rows(run.rates, (*RATIOS, *against_each(run.rates, _EXACT)))
+    ratios = ratio_rows(run.rates, (*RATIOS, *crop_ratios(given.long), *against_each(run.rates, _EXACT)))
     for loader in EQUAL:
         ratios += equal_engines(run.rates, ENGINES, _EXACT | {loader}, loader)
     met = report("storeds and its peers", [*rates, *ratios], setup(given, photos, run), given.out)

@@ -22,8 +22,9 @@ class Entrant:
     module : str
         Of this package; a `benchmarks.peers._job.Peer`.
     tags : set of str
-        What ratios select by. ``peer`` marks another library. Of storeds' ways, ``exact`` gives the pixels that Pillow
-        gives, ``shortcuts`` may differ from them, ``stock`` uses torch's DataLoader and ``own`` ours.
+        What ratios select by. ``peer`` marks another library, ``other`` those but FFCV. Of storeds' ways, ``exact`` gives
+        the pixels that Pillow gives, ``shortcuts`` may differ from them, ``stock`` uses torch's DataLoader and ``own``
+        ours. ``crops`` gives exact pixels out of a store packed with ``fast_crops=True``.
     output : str
         ``float32`` and ``uint8`` batches of 224 × 224, or ``decoded`` photos.
     options : mapping
@@ -47,6 +48,18 @@ class Ratio:
     target: float | None = 1.0
 
 
+@dataclass(frozen=True)
+class CropTargets:
+    """The ratios that a store packed with ``fast_crops=True`` must reach, on photos of one size."""
+
+    ffcv: float
+    others: float
+    decoding: float = 0.75
+
+
+CROP_TARGETS = {500: CropTargets(1.8, 3.0), 2000: CropTargets(5.0, 4.0)}  # by pixels on the longer side
+
+
 def tags(names: str) -> frozenset[str]:
     return frozenset(names.split())
 
@@ -60,23 +73,42 @@ def store(engine: str, loader: str, decode: str, output: str = "float32") -> Ent
     return Entrant(name, "stores", tags(f"storeds {engine} {kind} {loader} {pixels} {output}"), output, options)
 
 
+def crops(output: str) -> Entrant:
+    """Return storeds' loader over an LMDB of photos with restart markers."""
+    name = "storeds lmdb, StoreLoader, exact, fast crops" + (", uint8" if output == "uint8" else "")
+    options = {"engine": "lmdb", "loader": "StoreLoader", "dataset": {"decode": "tensor"}, "output": output}
+    return Entrant(name, "stores", tags(f"storeds crops {output}"), output, {**options, "fast_crops": True})
+
+
 ENTRANTS = (
-    Entrant("files + torchvision", "files", tags("peer files")),
+    Entrant("files + torchvision", "files", tags("peer other files")),
     *(
         Entrant(
-            f"{engine} as in articles", "blogs", tags(f"peer articles articles-{engine}"), options={"engine": engine}
+            f"{engine} as in articles",
+            "blogs",
+            tags(f"peer other articles articles-{engine}"),
+            options={"engine": engine},
         )
         for engine in ENGINES
     ),
-    Entrant("WebDataset", "webdataset_tar", tags("peer formats webdataset")),
-    Entrant("LitData", "litdata_chunks", tags("peer formats litdata")),
-    Entrant("Streaming (MDS)", "streaming_mds", tags("peer formats streaming")),
-    Entrant("HF datasets", "hf_datasets", tags("peer formats hf")),
+    Entrant("WebDataset", "webdataset_tar", tags("peer other formats webdataset")),
+    Entrant("LitData", "litdata_chunks", tags("peer other formats litdata")),
+    Entrant("Streaming (MDS)", "streaming_mds", tags("peer other formats streaming")),
+    Entrant("HF datasets", "hf_datasets", tags("peer other formats hf")),
     Entrant("FFCV", "ffcv_beton", tags("peer ffcv")),
     *(store(engine, loader, "tensor") for loader in EQUAL for engine in ENGINES),
     store("lmdb", "ThreadLoader", "tensor"),
     *(store("lmdb", loader, "fast") for loader in LOADERS),
     *(store("lmdb", loader, decode, "uint8") for decode in ("tensor", "fast") for loader in LOADERS),
+    crops("float32"),
+    crops("uint8"),
+    Entrant(
+        "the same windows alone, 2 threads",
+        "windows_alone",
+        tags("decoding windows"),
+        "decoded",
+        {"engine": "lmdb", "fast_crops": True, "threads": 2},
+    ),
     Entrant("simplejpeg alone, 1 thread", "simplejpeg_alone", tags("decoding one"), "decoded", {"threads": 1}),
     Entrant("simplejpeg alone, 2 threads", "simplejpeg_alone", tags("decoding two"), "decoded", {"threads": 2}),
 )
@@ -103,3 +135,19 @@ RATIOS = (
     ),
     Ratio("threads ÷ processes, exact pixels", _EXACT | {"ThreadLoader"}, _EXACT | {"StoreLoader"}, None),
 )
+
+
+def crop_ratios(long: int) -> tuple[Ratio, ...]:
+    """Return the ratios of fast crops on photos with `long` pixels on the longer side; only two sizes have targets."""
+    wanted, exact, name = CROP_TARGETS.get(long), tags("crops float32"), f"fast crops, exact pixels, {long} px"
+    return (
+        Ratio(f"{name} ÷ FFCV", exact, tags("ffcv"), wanted and wanted.ffcv),
+        Ratio(f"{name} ÷ best of the others", exact, tags("other"), wanted and wanted.others),
+        Ratio(f"{name} ÷ without", exact, _EXACT | tags("lmdb StoreLoader"), None),
+        Ratio(
+            f"fast crops, uint8 batches, {long} px ÷ decoding the same windows alone",
+            tags("crops uint8"),
+            tags("decoding windows"),
+            wanted and wanted.decoding,
+        ),
+    )

@@ -18,18 +18,27 @@ _FLOAT: list[dict[str, Any]] = [{"name": "ToTensor"}, {"name": "Normalize", "mea
 
 
 def url(job: Job) -> str:
-    engine = job.options["engine"]
+    engine, name = job.options["engine"], "crops" if is_fast(job) else "photos"
     if engine == "mongodb":
-        return f"{job.mongodb}/bench/photos"
-    return f"{engine}://{job.work.parent}/photos.{engine}"
+        return f"{job.mongodb}/bench/{name}"
+    return f"{engine}://{job.work.parent}/{name}.{engine}"
+
+
+def is_fast(job: Job) -> bool:
+    """Return whether the photos are packed with restart markers."""
+    return bool(job.options.get("fast_crops"))
 
 
 def prepare(job: Job) -> None:
-    """Pack the photos, once for all ways of one engine."""
+    """Pack the photos, once for all ways of one engine, and once more with restart markers."""
     try:
         open_backend(url(job)).close()
     except StoreNotFoundError:
-        pack(job.photos, url(job), kind="imagefolder")
+        packed = pack(job.photos, url(job), kind="imagefolder", fast_crops=is_fast(job))
+        if is_fast(job) and packed.fast_crops != packed.count:
+            raise AssertionError(
+                f"only {packed.fast_crops} of {packed.count} photos are ready for fast crops: {packed.restarts}"
+            ) from None
 
 
 def config(job: Job) -> Any:
