@@ -1,9 +1,9 @@
 """storeds and its peers on the same photographs, in one run: rates, ratios, JSON and a plot.
 
 Run as ``python -m benchmarks.peers --python PATH``, PATH being the Python that has the peers; ``--photos 210 --rounds 1``
-for a quick look, ``--long 2000`` for larger photos. Each entrant is a process that stays, with its workers; in every round each runs one epoch, alone, in
-another order. Before that it runs one that is checked: every photo once, under its number, of the right shape, dtype and
-content.
+for a quick look, ``--long 2000`` for larger photos. Each entrant is a process that stays, with its workers; in every
+round each runs one epoch, alone, in another order. Before that it runs one that is checked: every photo once, under its
+number, of the right shape, dtype and content.
 """
 
 from __future__ import annotations
