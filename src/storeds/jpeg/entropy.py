@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from storeds.jpeg.huffman import END_OF_BLOCK, LONGEST, Table, tables_of
 from storeds.jpeg.intervals import LOST, place_parts
-from storeds.jpeg.markers import Scan, Structure, blocks_of, units_of
+from storeds.jpeg.markers import Scan, Structure, blocks_of, has_all_restarts, units_of
 from storeds.protocols import Array
 
-__all__ = ["ZERO_RUN", "Follower", "Walk", "has_all_restarts"]
+__all__ = ["ZERO_RUN", "Follower", "Walk"]
 
 
 def _windows(data: Any) -> npt.NDArray[np.uint16]:
@@ -363,15 +363,6 @@ def _filled_from(data: bytes, begin: int, end: int, part: _Part) -> int:
 def _is_finished(data: bytes, left: int) -> bool:
     """Return whether the bits left over are the ones with which encoders pad the last byte of a scan."""
     return 0 < left < 8 and data[-1] & ((1 << left) - 1) == (1 << left) - 1
-
-
-def has_all_restarts(structure: Structure, scan: Scan) -> bool:
-    """Return whether a scan has the expected restart markers."""
-    if not scan.interval:
-        return True
-    due = (units_of(structure, scan) - 1) // scan.interval
-    cycle = bytes(range(0xD0, 0xD8)) * (len(scan.restarts) // 8 + 1)
-    return len(scan.restarts) == due and scan.restarts == cycle[:due]
 
 
 def _parts(blob: bytes, scan: Scan) -> tuple[bytes, list[int]]:

@@ -9,9 +9,8 @@ from dataclasses import replace
 import simplejpeg
 from PIL import Image
 
-from storeds.jpeg.entropy import has_all_restarts
 from storeds.jpeg.formats import examine_other
-from storeds.jpeg.markers import EOI, MAX_PIXELS, SOI, Frame, Structure, parse, without_metadata
+from storeds.jpeg.markers import EOI, MAX_PIXELS, SOI, Frame, Structure, has_all_restarts, parse, without_metadata
 from storeds.jpeg.rebuild import with_intervals_in_place
 from storeds.jpeg.triage import Finding, find_in_data, triage, without_filling
 from storeds.records.fields import Verdict

@@ -28,6 +28,7 @@ __all__ = [
     "blocks_of",
     "coverage",
     "grid_of",
+    "has_all_restarts",
     "parse",
     "read_header",
     "surely_opens",
@@ -368,6 +369,15 @@ def units_of(structure: Structure, scan: Scan) -> int:
     widest = side * max(component.h for component in structure.components)
     tallest = side * max(component.v for component in structure.components)
     return -(-structure.frame.width // widest) * -(-structure.frame.height // tallest)
+
+
+def has_all_restarts(structure: Structure, scan: Scan) -> bool:
+    """Return whether a scan has the expected restart markers."""
+    if not scan.interval:
+        return True
+    due = (units_of(structure, scan) - 1) // scan.interval
+    cycle = bytes(range(0xD0, 0xD8)) * (len(scan.restarts) // 8 + 1)
+    return len(scan.restarts) == due and scan.restarts == cycle[:due]
 
 
 def _side(structure: Structure) -> int:

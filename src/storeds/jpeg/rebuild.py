@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from storeds.jpeg.entropy import Follower, has_all_restarts
+from storeds.jpeg.entropy import Follower
 from storeds.jpeg.huffman import Table, tables_of
 from storeds.jpeg.intervals import LOST
-from storeds.jpeg.markers import MAX_PIXELS, Scan, Structure, blocks_of, parse, units_of
+from storeds.jpeg.markers import MAX_PIXELS, Scan, Structure, blocks_of, has_all_restarts, parse, units_of
 
 __all__ = ["with_intervals_in_place"]
 

@@ -9,9 +9,20 @@ from typing import Any, Literal
 import numpy as np
 import simplejpeg
 
-from storeds.jpeg.entropy import ZERO_RUN, Follower, Walk, has_all_restarts
+from storeds.jpeg.entropy import ZERO_RUN, Follower, Walk
 from storeds.jpeg.formats import sniff
-from storeds.jpeg.markers import EOI, MAX_PIXELS, SOI, Frame, Scan, Structure, coverage, parse, units_of
+from storeds.jpeg.markers import (
+    EOI,
+    MAX_PIXELS,
+    SOI,
+    Frame,
+    Scan,
+    Structure,
+    coverage,
+    has_all_restarts,
+    parse,
+    units_of,
+)
 from storeds.protocols import Array
 
 __all__ = ["Finding", "Kind", "find_in_data", "triage", "without_filling"]

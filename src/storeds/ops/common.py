@@ -268,7 +268,7 @@ def is_fast(record: Record, image: str) -> bool:
     """Return whether readers can decode a crop of field `image` alone: it has restart markers and no known damage."""
     verdict = Verdict.from_text(record.get(verdict_field(image), UNCHECKED))
     header = read_header(record[image]) if verdict is None or verdict.is_whole else None
-    return header is not None and is_ready(record[image], header)
+    return header is not None and header.interval > 0 and is_ready(record[image], header)
 
 
 def published(writer: Writer, attrs: Mapping[str, JSON], fast_crops: int | None) -> Meta:

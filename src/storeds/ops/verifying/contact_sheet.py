@@ -21,8 +21,7 @@ from storeds._utils.text import counted
 from storeds.backends.opening import open_backend
 from storeds.errors import ConfigError, RecordError
 from storeds.jpeg import MAX_PIXELS, repair
-from storeds.jpeg.entropy import has_all_restarts
-from storeds.jpeg.markers import Structure, grid_of, parse
+from storeds.jpeg.markers import Structure, grid_of, has_all_restarts, parse
 from storeds.ops.verifying.checks import Finding
 from storeds.protocols import Backend
 from storeds.readers.decoders import check_pixels, decode_reason
