@@ -20,8 +20,7 @@ from PIL import Image
 
 from benchmarks._common import Result, Spread, parser, report
 from benchmarks.photos import listed, make_photos, pictures
-from storeds.jpeg import JpegCutter, read_header
-from storeds.jpeg.restarts import RestartMarker
+from storeds.jpeg import JpegCutter, RestartMarker, read_header
 from storeds.protocols import CropRequest
 from storeds.readers import decode_tensor, decode_windows
 from storeds.transforms import RandomResizedCrop

@@ -1,7 +1,4 @@
-"""Batches of arrays: the same values as record by record, from mapped files too, and no crash when a file is cut short.
-
-Imports private modules, because only they show how rows of a file are mapped and merged.
-"""
+"""Batches of arrays: the same values as record by record, from mapped files too, and no crash when a file is cut short."""
 
 from __future__ import annotations
 
@@ -24,9 +21,7 @@ from torch.utils.data import DataLoader, default_collate
 
 import storeds
 from storeds import StoreDataset, StoreLoader, collate, errors
-from storeds.backends.hdf5 import rows as _hdf5_map
-from storeds.backends.hdf5.columns import RecordDigests
-from storeds.backends.hdf5.rows import FileMap, FlatRows, gather, gather_any, read_spans
+from storeds.backends.hdf5 import FileMap, FlatRows, RecordDigests, gather, gather_any, read_spans
 from storeds.protocols import SupportsBatchArrays
 from storeds.readers import ArrayReader
 from storeds.records import RecordCodec, checksum, parse_fields, read_arrays
@@ -290,7 +285,7 @@ class TestForeign:
 
 CUT = """
     import os, sys, storeds
-    from storeds.records.columns import read_arrays
+    from storeds.records import read_arrays
     from storeds.errors import RecordError
 
     path, name = sys.argv[1:]
@@ -375,9 +370,9 @@ class TestMapping:
     def test_only_files_of_local_file_systems_are_mapped(
         self, noise: tuple[int, bytes], monkeypatch: pytest.MonkeyPatch, kind: str
     ) -> None:
-        monkeypatch.setattr(_hdf5_map, "file_system", lambda _: kind)
+        monkeypatch.setattr("storeds.backends.hdf5.rows.file_system", lambda _: kind)
         assert FileMap(noise[0]).bytes(0, 10) is None
-        monkeypatch.setattr(_hdf5_map, "file_system", lambda _: "ext4")
+        monkeypatch.setattr("storeds.backends.hdf5.rows.file_system", lambda _: "ext4")
         assert FileMap(noise[0]).bytes(0, 10) is not None
 
     def test_without_address_space_files_are_read(
@@ -425,7 +420,7 @@ class TestMapping:
     ) -> None:
         waits, announced = iter(range(100)), list[tuple[int, int]]()
         rows = FlatRows(noise[0], 100, 1000, 50, FileMap(noise[0]))
-        monkeypatch.setattr(_hdf5_map, "_waits", lambda: next(waits))
+        monkeypatch.setattr("storeds.backends.hdf5.rows._waits", lambda: next(waits))
         monkeypatch.setattr(os, "posix_fadvise", lambda _, *span: announced.append(span[:2]))
         rows.take(np.array([9, 3, 3, 4]))
         assert announced == []

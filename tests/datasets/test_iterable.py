@@ -27,7 +27,6 @@ import storeds
 from photographs import jpeg
 from shares import examples
 from storeds import StoreDataset, errors
-from storeds._utils.permutation import permute, round_keys
 from storeds._utils.prefetch import ReadAhead
 from storeds.backends import MemoryBackend
 from storeds.datasets import StoreIterable
@@ -41,6 +40,7 @@ from storeds.datasets.stream import (
     rank_bounds,
     shard_ranges,
 )
+from storeds.loaders import permute, round_keys
 
 SIZES = (7, 3, 0, 11, 5)
 TOTAL = sum(SIZES)

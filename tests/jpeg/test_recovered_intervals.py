@@ -21,8 +21,7 @@ from jpeg_truth import decode
 from photographs import photograph
 from shares import SEED, share
 from storeds.errors import RecordError
-from storeds.jpeg import examine, inspect_jpeg, repair
-from storeds.jpeg.intervals import LOST, place_parts
+from storeds.jpeg import examine, inspect_jpeg, place_parts, repair
 
 SIZE = (205, 141)  # neither side is a multiple of an MCU
 COLOURS: dict[str, dict[str, Any]] = {
@@ -40,6 +39,7 @@ INTERVALS: dict[str, dict[str, Any]] = {
     "three rows": {"restart_marker_rows": 3},
 }
 TRIALS = 10
+LOST = -1
 
 
 def marked(colour: str, interval: str, number: int = 0) -> Marked:

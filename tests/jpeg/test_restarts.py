@@ -22,10 +22,10 @@ from jpeg_encodings import ENCODINGS, RARE, encode, exif_with_thumbnail, sampled
 from jpeg_truth import anatomy
 from photographs import jpeg, photograph
 from storeds import errors
-from storeds.jpeg import Verdict, examine, read_header, restarts
+from storeds.jpeg import RestartMarker, Verdict, examine, read_header, restart_intervals
 from storeds.jpeg import is_ready as is_ready_for
-from storeds.jpeg.restarts import ADDED, HAD, RestartMarker, intervals
 
+ADDED, HAD = "added", "had them"
 MARKERS = bytes(range(0xD0, 0xD8))
 SIZES = ((17, 17), (33, 200), (120, 90), (248, 131), (497, 375), (500, 333))
 
@@ -38,8 +38,8 @@ def marker() -> RestartMarker:
 @pytest.fixture
 def every_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put markers into small pictures too, whatever they cost."""
-    monkeypatch.setattr(restarts, "_FEWEST_PIXELS", 0)
-    monkeypatch.setattr(restarts, "_GROWTH", 1000.0)
+    monkeypatch.setattr("storeds.jpeg.restarts._FEWEST_PIXELS", 0)
+    monkeypatch.setattr("storeds.jpeg.restarts._GROWTH", 1000.0)
 
 
 def mark(marker: RestartMarker, blob: bytes) -> tuple[bytes, str]:
@@ -248,12 +248,12 @@ def test_markers_out_of_order_make_no_picture_ready() -> None:
 
 
 def test_intervals_divide_the_row_and_begin_near_a_sixteenth() -> None:
-    assert intervals(32) == (2, 4, 8, 16, 32)
-    assert intervals(125) == (5, 25, 125)
-    assert intervals(31) == (1, 31)
-    assert intervals(1) == (1,)
+    assert restart_intervals(32) == (2, 4, 8, 16, 32)
+    assert restart_intervals(125) == (5, 25, 125)
+    assert restart_intervals(31) == (1, 31)
+    assert restart_intervals(1) == (1,)
     for columns in range(1, 600):
-        found = intervals(columns)
+        found = restart_intervals(columns)
         assert list(found) == sorted(found)
         assert found[-1] == columns
         assert all(columns % each == 0 for each in found)

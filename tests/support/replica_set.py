@@ -1,7 +1,4 @@
-"""A private MongoDB replica set whose nodes can be killed, frozen and restarted.
-
-Imports private functions of `storeds.testing.mongod`, which starts single servers the same way.
-"""
+"""A private MongoDB replica set whose nodes can be killed, frozen and restarted."""
 
 from __future__ import annotations
 
@@ -24,9 +21,12 @@ import trustme
 from pymongo.errors import PyMongoError
 
 from storeds.errors import UnavailableError
-from storeds.testing.mongod import PORT_TAKEN, STARTS, launch, require_mongod, start_error
+from storeds.testing import launch_mongod, mongod_error, require_mongod
 
 __all__ = ["Certificates", "Member", "ReplicaSet", "make_certificates", "run_replica_set"]
+
+_STARTS = 3  # another process may take the free port first
+_PORT_TAKEN = 48  # status with which mongod exits then
 
 
 class Member:
@@ -49,14 +49,14 @@ class Member:
         self._arguments = arguments
         self._deadline = deadline
         self._executable = require_mongod()
-        for _ in range(STARTS):
+        for _ in range(_STARTS):
             self.port = _steady_port()
             self._process = self._launch()
             if self._listens():
                 return
-            if self._process.returncode != PORT_TAKEN:
+            if self._process.returncode != _PORT_TAKEN:
                 break
-        raise start_error(self._executable, folder, self._process.returncode)
+        raise mongod_error(self._executable, folder, self._process.returncode)
 
     @property
     def pid(self) -> int:
@@ -89,11 +89,11 @@ class Member:
         self.kill()
         self._process = self._launch()
         if not self._listens():
-            raise start_error(self._executable, self.folder, self._process.returncode)
+            raise mongod_error(self._executable, self.folder, self._process.returncode)
 
     def _launch(self) -> subprocess.Popen[bytes]:
         # SIGTERM would not end a frozen process.
-        return launch(self._executable, self.folder, self.port, self._arguments, signal.SIGKILL)
+        return launch_mongod(self._executable, self.folder, self.port, self._arguments, signal.SIGKILL)
 
     def _listens(self) -> bool:
         end = time.monotonic() + self._deadline

@@ -103,8 +103,8 @@ def test_a_taken_port_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_server_that_never_answers_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake(tmp_path, monkeypatch, f"exec cat {tmp_path}/pipe")
     os.mkfifo(tmp_path / "pipe")  # no process writes to it
-    launch, launched = mongod.launch, list[Any]()
-    monkeypatch.setattr(mongod, "launch", lambda *given: launched.append(launch(*given)) or launched[-1])  # type: ignore[func-returns-value]
+    launch, launched = mongod.launch_mongod, list[Any]()
+    monkeypatch.setattr(mongod, "launch_mongod", lambda *given: launched.append(launch(*given)) or launched[-1])  # type: ignore[func-returns-value]
     with pytest.raises(UnavailableError, match="did not answer"), run_mongod(tmp_path / "data", deadline=0.3):
         pass
     assert launched[0].returncode == -signal.SIGTERM

@@ -1,7 +1,4 @@
-"""The order of an epoch: a bijection of any size, the same everywhere, that shuffles well, in blocks too.
-
-Imports a private module: the permutation is a part of `EpochSampler` that needs tests of its own.
-"""
+"""The order of an epoch: a bijection of any size, the same everywhere, that shuffles well, in blocks too."""
 
 from __future__ import annotations
 
@@ -9,11 +6,14 @@ from collections import Counter
 from itertools import islice
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storeds._utils.permutation import MAX_COUNT, Order, Uints, permute, round_keys
+from storeds.loaders import EpochOrder, permute, round_keys
+
+MAX_COUNT = 2**62
 
 seeds = st.integers(-(2**70), 2**70)
 epochs = st.integers(0, 10**6)
@@ -23,16 +23,16 @@ counts = (
 )
 
 
-def positions(*values: int) -> Uints:
+def positions(*values: int) -> npt.NDArray[np.uint64]:
     return np.array(values, dtype=np.uint64)
 
 
-def order(count: int, seed: int = 0, epoch: int = 0, block: tuple[int, int] | None = None) -> Order:
+def order(count: int, seed: int = 0, epoch: int = 0, block: tuple[int, int] | None = None) -> EpochOrder:
     size, window = block or (None, None)
-    return Order(count, seed, epoch, True, size, window)
+    return EpochOrder(count, seed, epoch, True, size, window)
 
 
-def listed(order: Order) -> list[int]:
+def listed(order: EpochOrder) -> list[int]:
     return list(order.walk(0, 1, order.count))
 
 
@@ -99,7 +99,7 @@ class TestStability:
         ],
         ids=["few", "many", "largest", "blocks"],
     )
-    def test_orders_never_change(self, made: Order, expected: list[int]) -> None:
+    def test_orders_never_change(self, made: EpochOrder, expected: list[int]) -> None:
         assert made.indices(np.arange(10, dtype=np.uint64)).tolist() == expected
 
 

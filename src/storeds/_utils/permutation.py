@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 import xxhash
 
-__all__ = ["MAX_COUNT", "Order", "permute", "round_keys"]
+__all__ = ["MAX_COUNT", "EpochOrder", "permute", "round_keys"]
 
 Uints: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint64]]
 
@@ -97,7 +97,7 @@ def _feistel(values: Uints, bits: int, keys: Uints, tweak: Uints, inverse: bool)
 
 
 @dataclass(frozen=True)
-class Order:
+class EpochOrder:
     """The order of one epoch: position in the epoch → index of a sample, a bijection of ``[0, count)``.
 
     Parameters

@@ -8,7 +8,9 @@ the Huffman codes (``entropy.py``) of damaged files. ``intervals.py`` places wha
 from storeds.jpeg.cuts import JpegCutter, JpegPart, is_ready
 from storeds.jpeg.examine import examine, inspect_jpeg, repair
 from storeds.jpeg.formats import check_other, sniff
+from storeds.jpeg.intervals import place_parts
 from storeds.jpeg.markers import MAX_PIXELS, Frame, read_header, surely_opens
+from storeds.jpeg.restarts import Marked, RestartMarker, restart_intervals
 from storeds.jpeg.triage import Finding, triage
 from storeds.records.fields import Verdict
 
@@ -18,13 +20,17 @@ __all__ = [
     "Frame",
     "JpegCutter",
     "JpegPart",
+    "Marked",
+    "RestartMarker",
     "Verdict",
     "check_other",
     "examine",
     "inspect_jpeg",
     "is_ready",
+    "place_parts",
     "read_header",
     "repair",
+    "restart_intervals",
     "sniff",
     "surely_opens",
     "triage",

@@ -114,7 +114,7 @@ class _Run(NamedTuple):
 
 
 def place_parts(markers: bytes, count: int, *, has_end: bool, is_whole: Callable[[int, int], bool]) -> list[int]:
-    """Return for each part of the data of a scan the number of its interval, or `LOST` where that is not certain.
+    """Return for each part of the data of a scan the number of its interval, or `LOST` (-1) where that is not certain.
 
     Parameters
     ----------

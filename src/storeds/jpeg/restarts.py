@@ -26,7 +26,7 @@ from storeds.jpeg.markers import EOI, MAX_PIXELS, SOI, Structure, grid_of, parse
 from storeds.protocols import Array
 from storeds.records.fields import Verdict
 
-__all__ = ["ADDED", "HAD", "Marked", "RestartMarker", "intervals"]
+__all__ = ["ADDED", "HAD", "Marked", "RestartMarker", "restart_intervals"]
 
 ADDED = "added"
 HAD = "had them"
@@ -130,7 +130,7 @@ class RestartMarker:
             return kept._replace(outcome=reason)
         columns = _columns(found)
         had = found.scans[0].interval if _is_ready(blob) else 0
-        wanted = intervals(columns)
+        wanted = restart_intervals(columns)
         if had and had <= _COARSE * wanted[0]:
             return kept
         try:
@@ -231,7 +231,7 @@ def _columns(found: Structure) -> int:
 
 
 @functools.cache
-def intervals(columns: int) -> tuple[int, ...]:
+def restart_intervals(columns: int) -> tuple[int, ...]:
     """Return the intervals to try for rows of so many MCUs, the best first, then larger ones."""
     aim = max(_FEWEST_MCUS, columns / _PER_ROW)
     divisors = [each for each in range(1, columns + 1) if columns % each == 0]

@@ -1,12 +1,14 @@
 """Loaders and samplers: batches for the training loop, their order, and resuming within an epoch.
 
-Start with ``loader.py``, then ``sampler.py``. ``tf.py`` hands samples to TensorFlow instead.
+Start with ``loader.py``, then ``sampler.py``. ``tf.py`` hands samples to TensorFlow instead. `EpochOrder` computes
+the order of an epoch alone, for a loader of your own.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from storeds._utils.permutation import EpochOrder, permute, round_keys
 from storeds.registry import export_lazily
 
 if TYPE_CHECKING:
@@ -17,9 +19,12 @@ if TYPE_CHECKING:
     from storeds.loaders.threaded import ThreadLoader
 
 __all__ = [
+    "EpochOrder",
     "EpochSampler",
     "StoreLoader",
     "ThreadLoader",
+    "permute",
+    "round_keys",
     "to_device",
     "to_tf_dataset",
 ]

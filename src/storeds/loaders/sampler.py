@@ -9,7 +9,7 @@ import xxhash
 from torch.utils.data import Dataset, Sampler
 
 from storeds._utils.arguments import integer, ranks
-from storeds._utils.permutation import MAX_COUNT, Order
+from storeds._utils.permutation import MAX_COUNT, EpochOrder
 from storeds.datasets.epoch import MAX_EPOCH, SharedEpoch, agreed_seed, draw_seed, world_size
 from storeds.errors import ConfigError
 
@@ -270,7 +270,7 @@ class EpochSampler(Sampler[int]):
         epoch, start = self._next() if place is None else place
         if self.shuffle and self.seed is None:
             self.seed = self._drawn_seed()
-        order = Order(self.count, self.seed or 0, epoch, self.shuffle, self.block_size, self.window)
+        order = EpochOrder(self.count, self.seed or 0, epoch, self.shuffle, self.block_size, self.window)
         steps = self._steps(start)
         self._epoch, self._start, self._begun = epoch, start, True
         self._passes += 1

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from storeds._utils.arguments import integer
-from storeds._utils.permutation import Order
+from storeds._utils.permutation import EpochOrder
 from storeds._utils.prefetch import ReadAhead
 from storeds.batching.skipped import Skipped
 from storeds.datasets.epoch import use_epoch
@@ -202,7 +202,7 @@ def _plan(source: Any, shuffle: bool, seed: int | None, order: Mapping[str, Any]
         raise ConfigError("shuffle=True needs a seed")
 
     def walk(epoch: int) -> Iterator[Address]:
-        return ((0, index) for index in Order(count, seed or 0, epoch, shuffle).walk(0, 1, count))
+        return ((0, index) for index in EpochOrder(count, seed or 0, epoch, shuffle).walk(0, 1, count))
 
     return _Plan((source,), walk, count, source.epoch)
 

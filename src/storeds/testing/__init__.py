@@ -19,7 +19,7 @@ from storeds.registry import export_lazily
 if TYPE_CHECKING:
     from storeds.testing.backends import BackendTests, PickleTests, ProcessTests
     from storeds.testing.kit import FIELDS, MakeUrl, assert_same, fingerprint, frozen, kept, make_records, reference_id
-    from storeds.testing.mongod import find_mongod, run_mongod
+    from storeds.testing.mongod import find_mongod, launch_mongod, mongod_error, require_mongod, run_mongod
     from storeds.testing.properties import PropertyTests, contents
     from storeds.testing.readers import ReaderTests
     from storeds.testing.reads import ArrayTests, ReadTests
@@ -43,8 +43,11 @@ __all__ = [
     "fingerprint",
     "frozen",
     "kept",
+    "launch_mongod",
     "make_records",
+    "mongod_error",
     "reference_id",
+    "require_mongod",
     "run_mongod",
 ]
 
@@ -53,7 +56,7 @@ __getattr__ = export_lazily(
     {
         "backends": ("BackendTests", "PickleTests", "ProcessTests"),
         "kit": ("FIELDS", "MakeUrl", "assert_same", "fingerprint", "frozen", "kept", "make_records", "reference_id"),
-        "mongod": ("find_mongod", "run_mongod"),
+        "mongod": ("find_mongod", "launch_mongod", "mongod_error", "require_mongod", "run_mongod"),
         "properties": ("PropertyTests", "contents"),
         "readers": ("ReaderTests",),
         "reads": ("ArrayTests", "ReadTests"),

