@@ -415,8 +415,9 @@ def test_damaged_and_differing_datum_messages(tmp_path: Path) -> None:
     whole = datum(bytes(12), 3, (3, 2, 2))
     bad = [whole[:-3], whole[:9], b"", datum(bytes(11), 3, (3, 2, 2)), datum(JPEGS[0], 1, encoded=True), b"\xff" * 30]
     messages = [whole, *bad, whole, datum(bytes(12), 3, (3, 4, 1))]
+    # Opening inspects 16 of these 29 messages, and not the one with a JPEG.
     with CaffeLmdb(
-        f"lmdb://{caffe(tmp_path / 's', messages[:1] * 16 + messages)}", fields="array,label,key"
+        f"lmdb://{caffe(tmp_path / 's', messages[:1] * 20 + messages)}", fields="array,label,key"
     ) as backend:
         found = backend.get_many([0])
         assert isinstance(found[0], dict)
