@@ -29,8 +29,9 @@ from storeds.readers.base import INDEX
 from storeds.records.columns import read_arrays, read_column
 from storeds.registry import READERS
 from storeds.transforms import BoundTransform, build_transform
-from storeds.transforms.binding import check_picklable, first_crop, takes_strided, warn_of_own_generators
+from storeds.transforms.binding import check_picklable, first_crop, takes_strided
 from storeds.transforms.functional import in_order
+from storeds.transforms.generators import warn_of_own_generators
 from storeds.transforms.images import check_spatial, takes_images
 
 __all__ = ["StoreDataset", "check_seed", "open_source"]
@@ -317,7 +318,8 @@ class StoreDataset(Dataset[Any]):
         declared = self.backend.meta.fields
         transforms = _transforms_by_element(bound, self.url, declared, self.transform, self.target_transform)
         for name, function in transforms.items():
-            warn_of_own_generators(name, function)
+            if not takes_strided(function):  # true of built-in transforms alone, which own no generators
+                warn_of_own_generators(name, function)
         image_transform = transforms.get(bound.data or "")
         bound = _with_images(bound, declared, transforms)
         finish = None

@@ -19,7 +19,7 @@ from storeds.transforms.images import (
     ToTensor,
 )
 
-# Read images.py first, then binding.py.
+# Read images.py first, then binding.py. generators.py finds transforms that storeds cannot seed.
 __all__ = [
     "BoundTransform",
     "CenterCrop",
