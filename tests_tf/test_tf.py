@@ -338,7 +338,7 @@ def test_a_stream_in_the_middle_of_an_epoch_is_refused(shards: Path) -> None:
         to_tf_dataset(stream)
 
 
-def test_what_tensorflow_has_no_type_for_is_told_of_its_element(urls: dict[str, str]) -> None:
+def test_an_error_names_the_element_that_tensorflow_has_no_type_for(urls: dict[str, str]) -> None:
     for wrong, reported in (
         ({"a": 1}, "element 'label' is dict"),
         (torch.zeros(2, dtype=torch.bfloat16), "element 'label' is torch.bfloat16"),
@@ -421,7 +421,7 @@ def test_bad_samples_are_skipped_or_replaced_and_counted(one_bad: str) -> None:
     assert [len(labels) for _, labels in other] == [5, 5]
 
 
-def test_an_engine_that_is_gone_is_told(tmp_path: Path) -> None:
+def test_an_engine_that_is_gone_is_reported(tmp_path: Path) -> None:
     url = write(f"lmdb://{tmp_path}/a.lmdb", range(3))
     made = to_tf_dataset(url, reader="array", fields=["label"])
     (tmp_path / "a.lmdb").unlink()

@@ -261,7 +261,7 @@ def test_a_bare_path_opens_as_what_the_file_is(copy: Store) -> None:
 
 
 @pytest.mark.parametrize(("suffix", "scheme"), [(".mdb", "lmdb"), (".H5", "hdf5"), (".hdf5", "hdf5"), (".he5", "hdf5")])
-def test_a_bare_path_to_write_is_told_by_its_suffix(suffix: str, scheme: str, tmp_path: Path) -> None:
+def test_the_suffix_of_a_bare_path_to_write_selects_the_engine(suffix: str, scheme: str, tmp_path: Path) -> None:
     path = tmp_path / f"x{suffix}"
     write(str(path), [1])
     with storeds.open_backend(path) as backend:

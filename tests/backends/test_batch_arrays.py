@@ -428,7 +428,7 @@ class TestMapping:
         assert announced == [(9100, 1000), (3100, 1000), (3100, 1000), (4100, 1000)]
 
     @pytest.mark.parametrize("layout", ["native", "foreign"])
-    def test_a_forked_child_maps_anew_and_the_parent_reads_on(self, tmp_path: Path, layout: str) -> None:
+    def test_a_forked_child_maps_again_and_the_parent_reads_on(self, tmp_path: Path, layout: str) -> None:
         path = tmp_path / "forked.h5"
         if layout == "native":
             write(f"hdf5://{path}")

@@ -134,7 +134,7 @@ def test_none_that_fits_is_the_native_error_and_what_was_looked_for(tmp_path: Pa
         storeds.open_backend(foreign(tmp_path / "green.h5"))
 
 
-def test_what_a_layout_says_against_a_store_is_told_once(tmp_path: Path) -> None:
+def test_an_error_states_once_what_a_layout_says_against_a_store(tmp_path: Path) -> None:
     storeds.register_layout("hdf5", "fails_too", Fails)
     with pytest.raises(
         errors.FormatError,
@@ -169,7 +169,7 @@ def test_a_native_store_is_never_taken_for_another(tmp_path: Path) -> None:
     assert storeds.open_backend(url).meta.layout == "storeds/1"
 
 
-def test_asking_for_the_native_layout_looks_for_no_other(tmp_path: Path) -> None:
+def test_asking_for_the_native_layout_tries_no_other(tmp_path: Path) -> None:
     with pytest.raises(errors.FormatError) as raised:
         storeds.open_backend(foreign(tmp_path / "red.h5"), layout="storeds/1")
     assert "looked for" not in str(raised.value)
@@ -179,7 +179,7 @@ def keyed(path: Path, **how: Any) -> str:
     return f"lmdb://{put(path, [(b'a', encoded(1)), (b'b', encoded(2))], **how)}"
 
 
-def test_an_option_that_no_layout_has_is_told_with_the_nearest_that_one_has(tmp_path: Path) -> None:
+def test_an_error_suggests_the_nearest_option_for_one_that_no_layout_has(tmp_path: Path) -> None:
     url = keyed(tmp_path / "s", database=b"train")
     for given, options in ((url, {"databse": "train"}), (f"{url}?databse=train", {})):
         with pytest.raises(errors.ConfigError, match=r"unknown option 'databse'; did you mean 'database'\?.*any_shape"):
@@ -187,7 +187,7 @@ def test_an_option_that_no_layout_has_is_told_with_the_nearest_that_one_has(tmp_
     assert len(storeds.open_backend(f"{url}?database=train")) == 2
 
 
-def test_an_option_of_another_layout_is_told_beside_the_layout_that_fits(tmp_path: Path) -> None:
+def test_an_error_names_the_layout_of_an_option_and_the_layout_that_fits(tmp_path: Path) -> None:
     url = keyed(tmp_path / "s")
     why = (
         "option 'fields' is one of caffe, json, msgpack, npz, pickled, tensorpack, not of native stores; no foreign layout fits .*"
@@ -199,7 +199,7 @@ def test_an_option_of_another_layout_is_told_beside_the_layout_that_fits(tmp_pat
     assert storeds.open_backend(f"{url}?partial=true").meta.layout == "keyed"
 
 
-def test_a_wrong_value_of_a_foreign_option_is_told_by_the_layouts_that_have_it(tmp_path: Path) -> None:
+def test_layouts_report_a_wrong_value_of_an_option_that_they_have(tmp_path: Path) -> None:
     with pytest.raises(errors.ConfigError, match="option 'partial' is one of caffe, .*partial: .*boolean"):
         storeds.open_backend(keyed(tmp_path / "s"), partial="perhaps")
 
@@ -215,7 +215,7 @@ def test_an_environment_of_named_databases_says_which_there_are(tmp_path: Path) 
     assert len(storeds.open_backend(url, database="val")) == 2
 
 
-def test_a_count_that_would_run_a_command_is_told(tmp_path: Path) -> None:
+def test_a_count_that_would_run_a_command_is_reported(tmp_path: Path) -> None:
     entries = [(b"0", pickle.dumps(1)), (b"__len__", pickle.dumps(RunsACommand()))]
     with pytest.raises(errors.FormatError, match=r"pickled: .*__len__ cannot be read as a pickle: refused: .*\.system"):
         storeds.open_backend(f"lmdb://{put(tmp_path / 's', entries)}")

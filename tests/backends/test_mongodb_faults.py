@@ -108,7 +108,7 @@ def test_a_wrong_password_is_an_unavailable_error_that_names_the_user_alone(guar
     assert_no_secret(raised.value)
 
 
-def test_a_user_who_may_not_write_is_told_so(guarded: str) -> None:
+def test_an_error_says_that_a_user_may_not_write(guarded: str) -> None:
     url = f"mongodb://reader:{ENCODED}@{guarded}/db/new"
     with pytest.raises(errors.UnavailableError, match="not authorised"):
         storeds.open_writer(url, {"x": "int"})
@@ -158,7 +158,7 @@ def test_a_large_value_that_lost_a_part_is_not_published(mongodb: str, mongodb_d
         storeds.open_backend(url)
 
 
-def test_a_reader_opens_a_bucket_and_one_who_may_not_list_collections_is_told_so(guarded: str) -> None:
+def test_a_reader_opens_a_bucket_and_an_error_says_that_a_user_may_not_list_collections(guarded: str) -> None:
     with connect(f"mongodb://owner:{ENCODED}@{guarded}/?authSource=admin") as client:
         gridfs.GridFSBucket(client.db, "gfs").upload_from_stream("a", b"1")
         may_find = [

@@ -76,7 +76,7 @@ def ask(server: Callable[[], str]) -> str:
     ],
     ids=lambda failure: f"{type(failure).__name__}-{getattr(failure, 'code', None)}",
 )
-def test_what_may_pass_is_waited_out_and_told(failure: PyMongoError, caplog: pytest.LogCaptureFixture) -> None:
+def test_temporary_failures_are_retried_and_logged(failure: PyMongoError, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "storeds"):
         assert ask(server := Server(failure, failure)) == "answer"
     assert server.calls == 3

@@ -176,7 +176,7 @@ def test_what_a_next_writer_made_durable_while_the_last_one_removed_its_folder_s
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_writer_that_died_after_publishing_where_no_links_are_possible_begins_anew(
+def test_a_writer_that_died_after_publishing_where_no_links_are_possible_begins_again(
     tmp_path: Path, scheme: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, fields = f"{scheme}://{tmp_path}/store", {"blob": "bytes"}

@@ -63,7 +63,7 @@ def test_a_piece_is_used_again_once_the_batch_was_let_go() -> None:
     assert pool.empty(SHAPE, torch.float32).data_ptr() == place  # type: ignore[union-attr]  # a piece is free
 
 
-def test_once_something_else_was_sent_than_the_batch_nothing_is_lent() -> None:
+def test_once_something_else_was_sent_than_the_batch_nothing_is_shared() -> None:
     pool = SharedBufferPool()
     tensor = shared_batch(pool)
     part = tensor[2:]
@@ -76,7 +76,7 @@ def test_once_something_else_was_sent_than_the_batch_nothing_is_lent() -> None:
     assert (array == 1).all()
 
 
-def test_held_batches_keep_their_values_and_beyond_some_nothing_is_lent() -> None:
+def test_held_batches_keep_their_values_and_beyond_some_nothing_is_shared() -> None:
     pool = SharedBufferPool()
     batches: list[torch.Tensor] = []
     while (tensor := pool.empty(SHAPE, torch.float32)) is not None:
@@ -250,7 +250,7 @@ def test_copies_and_pickles_are_plain_tensors() -> None:
         assert made.data_ptr() != tensor.data_ptr()
 
 
-def test_files_in_shared_memory_are_not_lent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_in_shared_memory_are_not_shared_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("storeds.batching.shared_memory.get_worker_info", lambda: object())
     assert batch_memory(SHAPE, torch.float32) is not None
     monkeypatch.setattr("storeds.batching.shared_memory.get_sharing_strategy", lambda: "file_system")

@@ -260,7 +260,7 @@ def test_the_command_line_shows_no_password_of_a_url_given_as_config(tmp_path: P
         ("password: \asecret", ["unacceptable character", "position 10"]),
     ],
 )
-def test_what_is_wrong_with_yaml_is_told_without_what_the_file_holds(
+def test_errors_in_yaml_are_reported_without_what_the_file_holds(
     tmp_path: Path, text: str, reported: list[str]
 ) -> None:
     with pytest.raises(errors.ConfigError, match="config.yaml: ") as raised:
@@ -281,9 +281,7 @@ def test_what_is_wrong_with_yaml_is_told_without_what_the_file_holds(
         ("config.json", '{"dataset": {"url": secret}}'),
     ],
 )
-def test_what_is_wrong_with_toml_and_json_is_told_without_what_the_file_holds(
-    tmp_path: Path, name: str, text: str
-) -> None:
+def test_errors_in_toml_and_json_are_reported_without_what_the_file_holds(tmp_path: Path, name: str, text: str) -> None:
     with pytest.raises(errors.ConfigError, match=rf"{name}: .*(line .*column|at end of document)") as raised:
         load_config(write(tmp_path / name, text))
     assert "secret" not in str(raised.value)
@@ -381,12 +379,12 @@ def test_a_where_of_no_values_selects_nothing(tmp_path: Path) -> None:
     assert len(storeds.build_dataset(config)) == 0
 
 
-def test_a_text_where_a_list_belongs_is_told_so() -> None:
+def test_an_error_says_that_a_list_belongs_where_a_text_is() -> None:
     with pytest.raises(errors.ConfigError, match="fields: input should be a list"):
         load_config({"dataset": {"url": "x.lmdb", "fields": "image"}})
 
 
-def test_many_and_long_values_are_told_in_short(tmp_path: Path) -> None:
+def test_errors_shorten_many_and_long_values(tmp_path: Path) -> None:
     url = f"lmdb://{tmp_path}/x.lmdb"
     with storeds.open_writer(url, {"text": "str", "share": "float"}) as writer:
         writer.append({"text": f"{number:05}" * 400, "share": math.nan} for number in range(1500))

@@ -308,7 +308,7 @@ class NoColourError(errors.RecordError):
 @pytest.mark.parametrize(
     ("error", "kind"), [(errors.DecodeError("no colour"), "decode"), (NoColourError("no", "colour"), "record")]
 )
-def test_a_record_that_a_reader_refuses_is_told_by_place_and_heeds_the_policy(
+def test_an_error_locates_a_record_that_a_reader_refuses_and_the_policy_applies(
     url: str, error: errors.RecordError, kind: str
 ) -> None:
     with pytest.raises(errors.RecordError, match=rf"record 4 \(key 'p/4'\) of {url}: no colour") as raised:
@@ -328,7 +328,7 @@ def test_what_is_not_the_records_fault_escapes_from_a_reader_with_its_place_note
     assert raised.value.__notes__ == [f"Picky was given record 4 of {url}"]
 
 
-def test_an_image_that_does_not_decode_is_told_by_place(tmp_path: Path) -> None:
+def test_an_error_locates_an_image_that_does_not_decode(tmp_path: Path) -> None:
     url = f"hdf5://{tmp_path}/bad.h5"
     with storeds.open_writer(url, {"key": "str", "image": "image"}) as writer:
         writer.append([{"key": "good", "image": jpeg(0)}, {"key": "bad", "image": jpeg(0)[:30]}])

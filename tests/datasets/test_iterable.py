@@ -442,7 +442,7 @@ class TestLoaders:
         assert [one for one, _ in side_by_side] == counted[0]
         assert [other for _, other in side_by_side] == counted[1]
 
-    def test_workers_that_draw_the_same_seed_in_each_pass_are_told_apart(self, urls: list[str]) -> None:
+    def test_workers_that_draw_the_same_seed_in_each_pass_are_distinguished(self, urls: list[str]) -> None:
         loader = load(stream(urls, seed=2, shuffle_buffer=4, transform=draw), 2, "fork")
         passes = []
         for _ in range(3):
@@ -956,7 +956,7 @@ class TestBadInput:
         with pytest.raises(errors.ConfigError, match=named):
             stream(sources)
 
-    def test_an_epoch_that_no_worker_could_be_told(self, urls: list[str]) -> None:
+    def test_an_epoch_that_cannot_be_sent_to_workers(self, urls: list[str]) -> None:
         found = stream(urls)
         for epoch in (-1, 2**63, 1.5):
             with pytest.raises(errors.ConfigError, match="epoch must be"):

@@ -161,7 +161,7 @@ class TestRandomness:
         assert [index for _, _, index in expected[0]] == list(range(COUNT))
         assert not {image for image, *_ in expected[0]} & {image for image, *_ in expected[1]}
 
-    def test_workers_that_start_anew_each_epoch_draw_the_same(self, stores: dict[str, str]) -> None:
+    def test_workers_that_start_again_each_epoch_draw_the_same(self, stores: dict[str, str]) -> None:
         expected = two_epochs(augmented(stores["memory"]), batch_size=7)
         found = two_epochs(augmented(stores["hdf5"]), batch_size=4, num_workers=2, multiprocessing_context="fork")
         assert found == expected

@@ -228,7 +228,7 @@ def test_too_many_bad_samples_stop_the_run_with_one_error_that_lists_them(
     assert len(listed) >= 3
 
 
-def test_limits_hold_for_each_epoch_anew(store: str) -> None:
+def test_limits_begin_again_with_each_epoch(store: str) -> None:
     dataset = StoreDataset(store, on_error="skip", max_bad=len(BAD), **OPTIONS)
     for epoch in range(3):
         dataset.set_epoch(epoch)

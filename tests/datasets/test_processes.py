@@ -113,7 +113,7 @@ class TestEpochs:
 
     @pytest.mark.parametrize("copied", [False, True], ids=["", "copied"])
     @pytest.mark.parametrize("start_method", START_METHODS)
-    def test_persistent_workers_draw_anew_and_as_without_workers(
+    def test_persistent_workers_draw_again_and_as_without_workers(
         self, stores: dict[str, str], start_method: str, copied: bool
     ) -> None:
         dataset = open_rows(stores["lmdb"], seed=11, transform=take_number)

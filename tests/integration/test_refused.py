@@ -57,7 +57,9 @@ def test_a_wrong_password(set_place: Place, action: str, unique: str, caplog: py
     assert_refused(readers_and_writers(url)[action], errors.UnavailableError, WRONG, WITHIN, caplog, login)
 
 
-def test_a_wrong_password_is_told_as_well_the_second_time(set_place: Place, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_wrong_password_is_reported_as_well_the_second_time(
+    set_place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
     url = other_login(set_place.url(timeoutMS=DEADLINE_MS), LOGIN)
     for action in readers_and_writers(url).values():
         assert_refused(action, errors.UnavailableError, WRONG, WITHIN, caplog, LOGIN)

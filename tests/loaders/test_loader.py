@@ -162,7 +162,7 @@ def test_samplers_that_do_not_know_where_the_loop_is_are_refused(url: str, kind:
             kind(dataset, **arguments)
 
 
-def test_a_value_that_no_record_has_is_told_with_those_that_there_are(url: str) -> None:
+def test_an_error_lists_the_values_that_exist_for_one_that_no_record_has(url: str) -> None:
     config = load_config({"dataset": {"url": url, "reader": "array", "where": {"x": [-1, -2]}}})
     with pytest.raises(
         errors.ConfigError, match=r"no record of .*x.lmdb has the x -1, -2; .*he values of x are 0, 1, 2"

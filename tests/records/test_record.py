@@ -439,7 +439,7 @@ def test_arbitrary_bytes_never_make_a_record(data: bytes) -> None:
     ],
     ids=lambda value: repr(value)[:20],
 )
-def test_a_stranger_who_checksums_nonsense_gets_a_value_error(spec: Any, value: Any, says: str) -> None:
+def test_checksums_of_invalid_values_raise_value_error(spec: Any, value: Any, says: str) -> None:
     packed = msgspec.msgpack.encode({"f": value})
     with pytest.raises(ValueError, match=says):
         opened(codec(spec), sealed(packed))

@@ -152,7 +152,7 @@ class TestBlocks:
         found = np.array(listed(order(6400, 1, 0, (10, 8)))).reshape(-1, 80)
         assert all(len(set(row // 10)) == 8 for row in found)
 
-    def test_blocks_and_samples_are_shuffled_anew_in_every_window(self) -> None:
+    def test_blocks_and_samples_are_shuffled_again_in_every_window(self) -> None:
         found = np.array(listed(order(1000, 1, 0, (1000, 1))))
         assert (found != np.arange(1000)).mean() > 0.9
         windows = np.array(listed(order(1000, 1, 0, (100, 1)))).reshape(10, 100)

@@ -1,6 +1,6 @@
 """Builds datasets and loaders from a config file: `load_config`, then `build_dataset` and `build_loader`.
 
-`Config` and `Loader` are the validated tables. `overrides.py` applies ``key=value`` texts, `splits.py` selects splits.
+`Config` and `Loader` are the validated tables. `files.py` parses files, `overrides.py` applies ``key=value`` texts, `splits.py` selects splits.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import BeforeValidator, Field
 
-from storeds._utils.arguments import read_mapping
 from storeds._utils.text import counted
+from storeds.config.files import read_mapping
 from storeds.config.overrides import override
 from storeds.config.splits import shared_records, split_value, with_split
 from storeds.datasets.source import Settings, Source

@@ -8,7 +8,8 @@ from typing import Any
 
 import yaml
 
-from storeds._utils.arguments import DEEPEST, parse_toml, parse_yaml
+from storeds._utils.arguments import DEEPEST
+from storeds.config.files import parse_toml, parse_yaml
 from storeds.errors import ConfigError, suggest
 
 __all__ = ["override"]

