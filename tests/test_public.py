@@ -227,8 +227,8 @@ def test_dependencies_point_down(module: str) -> None:
 
 @pytest.mark.parametrize("module", [m for m in IDS if area(m) in ("backends", "readers", "layouts")])
 def test_backends_and_readers_never_import_each_other(module: str) -> None:
-    strangers = {"backends": {"readers"}, "readers": {"backends", "layouts"}, "layouts": {"readers"}}[area(module)]
-    assert {name for name in imported_by(module) if area(name) in strangers} == set()
+    forbidden = {"backends": {"readers"}, "readers": {"backends", "layouts"}, "layouts": {"readers"}}[area(module)]
+    assert {name for name in imported_by(module) if area(name) in forbidden} == set()
 
 
 @pytest.mark.parametrize("module", [m for m in IDS if area(m) in ("backends", "layouts")])

@@ -237,7 +237,7 @@ def counted(dataset: StoreDataset) -> Any:
 
 
 class TestForeign:
-    """Files of other tools: their byte orders, odd bools, and numbers that no int holds."""
+    """Files of other tools: their byte orders, bools of other values than 0 and 1, and numbers that no int holds."""
 
     @pytest.fixture
     def path(self, tmp_path: Path) -> Path:

@@ -231,7 +231,7 @@ def test_ctrl_c_and_sigterm_keep_what_is_durable(
     source = str(tree) if operation == "pack" else packed
     code = (
         "import os, signal, storeds, storeds.cli as cli, storeds.ops as ops\n"
-        # Whoever runs the tests in the background makes them ignore Ctrl-C.
+        # A shell that runs the tests in the background makes them ignore Ctrl-C.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"done = ops.{operation}\n"
         f"kill = lambda _: os.kill(os.getpid(), {int(sent)})\n"

@@ -1,4 +1,4 @@
-"""What workers send: small tensors by value, larger ones in memory that the training process is sent once.
+"""What workers send: small tensors inline, larger ones in memory that the training process is sent once.
 
 Imports private modules, because loaders do not show which memory a worker sends.
 """
@@ -31,7 +31,7 @@ from storeds.batching.shared_memory import (
     send_inline,
 )
 
-COUNT, WIDTH, BATCH = 256, 4096, 16  # 256 KiB a batch: more than goes by value
+COUNT, WIDTH, BATCH = 256, 4096, 16  # 256 KiB a batch: more than is sent inline
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def received(tensor: torch.Tensor) -> torch.Tensor:
     return made
 
 
-# --- By value ---
+# --- Inline ---
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def received(tensor: torch.Tensor) -> torch.Tensor:
     ],
     ids=lambda tensor: f"{tensor.dtype} {tuple(tensor.shape)}",
 )
-def test_small_tensors_go_by_value(in_worker: None, tensor: torch.Tensor) -> None:
+def test_small_tensors_are_sent_inline(in_worker: None, tensor: torch.Tensor) -> None:
     marked = send_inline(tensor.clone())
     assert type(marked) is _InlineTensor
     made = received(marked)

@@ -19,7 +19,7 @@ import storeds
 from photographs import jpeg
 from storeds.cli import app
 
-ODD = ["[/b]", "[red]x", "[link=y]z[/link]", "\\[b]", ":smile:", "a  b", "0x1f 'quoted' /a/path"]
+SPECIAL = ["[/b]", "[red]x", "[link=y]z[/link]", "\\[b]", ":smile:", "a  b", "0x1f 'quoted' /a/path"]
 """What rich reads as markup or as emoji codes, or colours."""
 
 STOREDS = str(Path(sys.executable).with_name("storeds"))
@@ -38,22 +38,22 @@ def row(shown: str, first: str) -> str:
 
 
 @pytest.fixture(params=["lmdb", "hdf5"])
-def odd_store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def special_store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Write a store, with keys, attrs and a path that look like markup; its second image is broken."""
     engine = request.param
-    plain, odd = tmp_path / "plain", tmp_path / "b[1]" / f"x[red]y::smile:.{engine}"
+    plain, special = tmp_path / "plain", tmp_path / "b[1]" / f"x[red]y::smile:.{engine}"
     with storeds.open_writer(f"{engine}://{plain}", {"key": "str", "image": "image"}) as writer:
         writer.append([{"key": "good", "image": jpeg(0)}, {"key": "[/b]:smile:", "image": b"<html>"}])
-        writer.publish({"classes": ODD})
-    odd.parent.mkdir()
-    plain.rename(odd)
-    return f"{engine}://{odd}"
+        writer.publish({"classes": SPECIAL})
+    special.parent.mkdir()
+    plain.rename(special)
+    return f"{engine}://{special}"
 
 
-def test_info_prints_url_and_attrs_unchanged(odd_store: str) -> None:
-    shown = run("info", odd_store)
-    assert row(shown, "url") == odd_store
-    assert json.loads(row(shown, "attrs")) == {"classes": ODD}
+def test_info_prints_url_and_attrs_unchanged(special_store: str) -> None:
+    shown = run("info", special_store)
+    assert row(shown, "url") == special_store
+    assert json.loads(row(shown, "attrs")) == {"classes": SPECIAL}
 
 
 def test_info_escapes_control_characters(tmp_path: Path) -> None:
@@ -64,35 +64,35 @@ def test_info_escapes_control_characters(tmp_path: Path) -> None:
     assert row(run("info", url), "attrs") == r'{"classes": ["\x9b31m"]}'
 
 
-def test_text_on_a_terminal_has_no_colour(odd_store: str) -> None:
+def test_text_on_a_terminal_has_no_colour(special_store: str) -> None:
     terminal = {**os.environ, "FORCE_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": "500"}
     terminal.pop("NO_COLOR", None)
     shown = [
         subprocess.run(
-            [STOREDS, command, odd_store], env=terminal, stdout=subprocess.PIPE, text=True, check=False
+            [STOREDS, command, special_store], env=terminal, stdout=subprocess.PIPE, text=True, check=False
         ).stdout
         for command in ("info", "verify")
     ]
     assert "\x1b[" in shown[1]
-    assert f"{odd_store}: 2 records, 1 image (1 examined): 1 finding" in shown[1]
-    assert odd_store in shown[0]
-    assert json.dumps({"classes": ODD}) in shown[0]
+    assert f"{special_store}: 2 records, 1 image (1 examined): 1 finding" in shown[1]
+    assert special_store in shown[0]
+    assert json.dumps({"classes": SPECIAL}) in shown[0]
 
 
-def test_verify_prints_keys_and_url_unchanged(odd_store: str) -> None:
-    shown = run("verify", odd_store, "--workers", 1, code=1)
+def test_verify_prints_keys_and_url_unchanged(special_store: str) -> None:
+    shown = run("verify", special_store, "--workers", 1, code=1)
     assert row(shown, "1").startswith("[/b]:smile: ")
-    assert f"\n{odd_store}: 2 records" in shown
+    assert f"\n{special_store}: 2 records" in shown
 
 
-def test_bench_prints_the_url_unchanged(odd_store: str) -> None:
-    shown = run("bench", odd_store, "--seconds", 0.02, "--workers", 0, "--no-cold", "--reader", "image")
-    assert f"\n{odd_store}: 2 samples" in shown
+def test_bench_prints_the_url_unchanged(special_store: str) -> None:
+    shown = run("bench", special_store, "--seconds", 0.02, "--workers", 0, "--no-cold", "--reader", "image")
+    assert f"\n{special_store}: 2 samples" in shown
 
 
-def test_repair_prints_the_url_unchanged(odd_store: str, tmp_path: Path) -> None:
+def test_repair_prints_the_url_unchanged(special_store: str, tmp_path: Path) -> None:
     target = f"lmdb://{tmp_path}/::smile:.lmdb"
-    assert f"\n{target}: 2 records" in run("repair", odd_store, target, code=1)
+    assert f"\n{target}: 2 records" in run("repair", special_store, target, code=1)
 
 
 @pytest.mark.parametrize("name", ["[/b].lmdb", "[red]x.lmdb", "::smile:.lmdb"])
@@ -123,7 +123,7 @@ def silent_server() -> Iterator[socket.socket]:
         yield server
 
 
-# Whoever runs the tests in the background makes them ignore Ctrl-C.
+# A shell that runs the tests in the background makes them ignore Ctrl-C.
 _HEEDING = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -133,7 +133,7 @@ def two_epochs(dataset: StoreDataset, **arguments: Any) -> list[list[Any]]:
 
 
 class TestRandomness:
-    """With a seed, a sample is a function of (seed, epoch, index), whoever makes it."""
+    """With a seed, a sample is a function of (seed, epoch, index) alone, in any process."""
 
     # Each number of workers with each start method, and each of both with every engine.
     PLACES = [

@@ -1,4 +1,4 @@
-"""What can go wrong between a dataset and a DataLoader: hardly any samples, odd indices, transforms, dying workers."""
+"""What can go wrong between a dataset and a DataLoader: hardly any samples, unusual indices, transforms, dying workers."""
 
 from __future__ import annotations
 

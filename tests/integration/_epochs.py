@@ -16,7 +16,7 @@ BATCH = 20
 
 
 class Rows:
-    """Records that anyone can make anew: an image of so many bytes, and a label.
+    """Records that anyone can make again: an image of so many bytes, and a label.
 
     Parameters
     ----------

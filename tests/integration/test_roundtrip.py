@@ -62,7 +62,7 @@ def test_a_batch_of_many_replies_comes_back_whole(place: Place) -> None:
     assert right == [True] * 256
 
 
-# Spawned workers import torch anew, which takes seconds.
+# Spawned workers import torch again, which takes seconds.
 @pytest.mark.parametrize(
     ("place", "start_method"),
     [*((kind, "fork") for kind in KINDS), (KINDS[-1], "spawn")],

@@ -317,8 +317,8 @@ def test_text_recognition_with_a_wrong_count(tmp_path: Path) -> None:
             OcrLmdb(url)
         with OcrLmdb(url, partial=True) as backend:
             assert list(faults(backend)) == ([4] if said == 5 else [])
-    odd = ocr(tmp_path / "n", [*labelled, (JPEGS[0], b"\xff")])
-    with OcrLmdb(f"lmdb://{odd}") as backend:
+    damaged = ocr(tmp_path / "n", [*labelled, (JPEGS[0], b"\xff")])
+    with OcrLmdb(f"lmdb://{damaged}") as backend:
         assert list(faults(backend)) == [4]
         assert backend.get_many([4], ["image"]) == [{"image": JPEGS[0]}]
     with pytest.raises(FormatError, match="not a number"):

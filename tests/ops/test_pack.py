@@ -81,7 +81,7 @@ def test_keep_stores_bad_items_unchanged(spoilt: Path, tmp_path: Path) -> None:
 
 
 def test_progress_counts_damaged_pictures_separately_from_bad_items(tree: Path, tmp_path: Path) -> None:
-    write(tree, {"cat/odd.jpg": jpeg(3)[:-2], "cat/half.jpg": jpeg(2)[:1000], "cat/more.jpg": jpeg(3) + b"\n"})
+    write(tree, {"cat/no_end.jpg": jpeg(3)[:-2], "cat/half.jpg": jpeg(2)[:1000], "cat/more.jpg": jpeg(3) + b"\n"})
     seen: list[Progress] = []
     storeds.pack(tree, f"lmdb://{tmp_path}/a.lmdb", progress=seen.append)
     assert (seen[-1].bad, seen[-1].damaged) == (0, 2)
@@ -242,8 +242,8 @@ def test_encoding_again_does_not_hide_damage(tmp_path: Path, options: dict[str, 
 
 def test_a_damaged_picture_that_is_not_scaled_stays_as_it_is(tmp_path: Path) -> None:
     root = write(tmp_path / "tree", {"a/half.jpg": HALF})
-    storeds.pack(root, "memory://unscaled", max_side=200, overwrite=True)
-    assert [record["image"] for record in records("memory://unscaled")] == [HALF]
+    storeds.pack(root, "memory://full-size", max_side=200, overwrite=True)
+    assert [record["image"] for record in records("memory://full-size")] == [HALF]
 
 
 def test_quality_encodes_every_image_upright(tmp_path: Path) -> None:

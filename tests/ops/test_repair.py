@@ -113,7 +113,7 @@ def repaired(folder: Path, key: str) -> bytes:
 def test_a_foreign_store_is_repaired_into_a_native_one(tmp_path: Path, where: str) -> None:
     names = ["no end", "png", "whole"]
     put(tmp_path / "foreign", ((name.encode(), PICTURES[name].blob) for name in names), database=b"pictures")
-    foreign, target = f"lmdb://{tmp_path}/foreign", f"hdf5://{tmp_path}/mended.h5"
+    foreign, target = f"lmdb://{tmp_path}/foreign", f"hdf5://{tmp_path}/repaired.h5"
     url, reported = (f"{foreign}?database=pictures", []) if where == "in the URL" else (foreign, ["database=pictures"])
     named = [part for option in reported for part in ("--layout", "keyed", "--option", option)]
     report = json.loads(run("repair", url, target, *named, "--json"))

@@ -1023,7 +1023,7 @@ def test_missing_shards_raise(name: str, error: type[Exception], message: str, t
 
 
 def test_hostile_members_are_reported_and_skipped(tmp_path: Path) -> None:
-    odd = {
+    members = {
         "hard.jpg": tarfile.LNKTYPE,
         "soft.jpg": tarfile.SYMTYPE,
         "device.jpg": tarfile.CHRTYPE,
@@ -1031,7 +1031,7 @@ def test_hostile_members_are_reported_and_skipped(tmp_path: Path) -> None:
         "what.jpg": b"Z",
     }
     with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.GNU_FORMAT) as file:
-        for name, type in odd.items():
+        for name, type in members.items():
             info = tarfile.TarInfo(name)
             info.type, info.linkname = type, "/etc/passwd"
             file.addfile(info)

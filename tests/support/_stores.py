@@ -41,7 +41,7 @@ CHUNKED = "hdf5-chunked"  # as h5repack leaves a store: read through a live libh
 COUNT = 64
 DEADLINE = 60.0  # seconds: a hang, not a slow machine
 
-# Each worker of a forkserver would import torch anew, which takes longer than all of its reading.
+# Each worker of a forkserver would import torch again, which takes longer than all of its reading.
 multiprocessing.set_forkserver_preload(["torch", "storeds.datasets.map_dataset", "_processes"])
 
 
