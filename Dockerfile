@@ -12,7 +12,7 @@ WORKDIR /storeds
 # What changes least comes first. An image with its own wheels (PIP_FIND_LINKS) needs no other index for torch.
 RUN if [ -n "${PIP_FIND_LINKS:-}" ]; then pip install "$TORCH"; else pip install --index-url "$TORCH_INDEX" "$TORCH"; fi
 # Of the dependency groups, only these.
-ARG TEST_PACKAGES="hypothesis pytest pytest-timeout scikit-image scikit-learn"
+ARG TEST_PACKAGES="hypothesis pytest pytest-timeout scikit-image scikit-learn trustme"
 COPY pyproject.toml docker/requirements.py ./
 RUN python requirements.py $TEST_PACKAGES >/tmp/requirements.txt && pip install -r /tmp/requirements.txt
 
