@@ -447,7 +447,7 @@ class Cropper(Protocol):
     """
 
     def crops(self, height: int, width: int, generator: torch.Generator | None = None) -> Sequence[CropRequest]:
-        """Draw the crops of an image of this size. Without crops, or with windows beyond its edges, pass it whole."""
+        """Draw the crops of an image of this size. Beyond its edges, windows are zero."""
         ...
 
 

@@ -186,12 +186,19 @@ def assert_same_samples(url: str, transform: Any, **options: Any) -> None:
     found = StoreDataset(url, transform=transform, **options)
     expected = StoreDataset(url, transform=whole_first(transform), **options)
     for _ in range(2):  # in a foreign store, only the second pass knows that the pictures are whole
-        for one, other in zip(found[:], expected[:], strict=True):
+        torch.manual_seed(5)
+        samples = found[:]
+        torch.manual_seed(5)
+        for one, other in zip(samples, expected[:], strict=True):
             ones, others = (each if isinstance(each, tuple) else (each,) for each in (one[0], other[0]))
             assert len(ones) == len(others)
             for mine, truth in zip(ones, others, strict=True):
                 assert torch.equal(mine, truth)
                 assert mine.is_contiguous()
+            # No view shares memory with another one, or keeps more than its pixels.
+            memory = [(each.untyped_storage().data_ptr(), each.untyped_storage().nbytes()) for each in ones]
+            assert len(dict(memory)) == len(ones)
+            assert [size for _, size in memory] == [each.nbytes for each in ones]
 
 
 BLOBS = [picture(number, (120 + 9 * number, 90 + 7 * number), "420", INTERVALS[number]) for number in range(8)]
@@ -205,6 +212,7 @@ TRANSFORMS: dict[str, Any] = {
     "views": Views([[CROP, RandomHorizontalFlip()], [CROP, RandomHorizontalFlip()]]),
     "multi-crop": Views([CROP, RandomResizedCrop(12, scale=(0.05, 0.2)), CenterCrop(30), [Crop(0, 0, 9, 9)]]),
     "views that begin with something else": Views([Resize(20), [RandomHorizontalFlip(), CROP]]),
+    "views, of which one is larger than some": Views([CROP, CenterCrop(110), Crop(-5, 70, 30, 90), Crop(500, 0, 9, 9)]),
     "views after a flip": Compose([RandomHorizontalFlip(), Views([CROP, CROP])]),
 }
 
@@ -228,16 +236,15 @@ def _to_arrays(value: Any) -> list[np.ndarray[Any, Any]]:
     return [np.asarray(each) for each in (value if isinstance(value, tuple) else (value,))]
 
 
-def test_a_foreign_store_gives_the_same_samples_in_every_epoch(tmp_path: Any) -> None:
-    for number, blob in enumerate(BLOBS):
-        (tmp_path / "files" / "a").mkdir(parents=True, exist_ok=True)
-        (tmp_path / "files" / "a" / f"{number}.jpg").write_bytes(blob)
+@pytest.mark.parametrize("seed", [1, None])
+@pytest.mark.parametrize("transform", [Compose([CROP]), Views([CROP, CenterCrop(110), CROP])], ids=["crop", "views"])
+def test_a_foreign_store_gives_the_same_samples_in_every_epoch(tmp_path: Any, transform: Any, seed: int | None) -> None:
     import lmdb
 
     with lmdb.open(f"{tmp_path}/foreign", map_size=1 << 24) as env, env.begin(write=True) as transaction:
         for number, blob in enumerate(BLOBS):
             transaction.put(b"%04d.jpg" % number, blob)
-    assert_same_samples(f"lmdb://{tmp_path}/foreign", Compose([CROP]), fields=["image"], as_dict=False)
+    assert_same_samples(f"lmdb://{tmp_path}/foreign", transform, fields=["image"], as_dict=False, seed=seed)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -248,11 +255,62 @@ def test_crops_of_rotated_pictures(tmp_path: Any, orientation: int, decode: str)
     buffer = io.BytesIO()
     photograph(1, (143, 98)).save(buffer, "JPEG", quality=90, exif=exif)
     url = native(tmp_path, [with_restarts(buffer.getvalue(), interval) for interval in INTERVALS])
-    for transform in (CROP, CenterCrop(40), Crop(3, 5, 40, 60), Views([CROP, CROP])):
+    # No window is twice as large as its result, so that "fast" does not decode it at a smaller scale.
+    large = RandomResizedCrop(80, scale=(0.05, 0.4))
+    views = Views([large, large]), Views([large, CenterCrop(130)])
+    for transform in (large, CenterCrop(40), Crop(3, 5, 40, 60), *views):
         assert_same_samples(url, transform, decode=decode, reader_options={"orient": True})
     whole = StoreDataset(url, decode="tensor", reader_options={"orient": True})[0][0]
     with Image.open(buffer) as image:
         assert (pixels_of(whole) == np.asarray(ImageOps.exif_transpose(image))).all()
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_fast_crops_of_rotated_pictures_at_a_smaller_scale(tmp_path: Any, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    buffer = io.BytesIO()
+    photograph(1, (400, 304)).save(buffer, "JPEG", quality=90, exif=exif)
+    url = native(tmp_path, [with_restarts(buffer.getvalue(), "1B")])
+    options: Any = {"seed": 2, "transform": RandomResizedCrop(24, scale=(0.1, 0.4)), "reader_options": {"orient": True}}
+    exact, fast = (StoreDataset(url, decode=decode, **options) for decode in ("tensor", "fast"))
+    for epoch in range(10):
+        exact.set_epoch(epoch)
+        fast.set_epoch(epoch)
+        assert (exact[0][0].float() - fast[0][0].float()).abs().mean() < 12
+
+
+@pytest.mark.parametrize("orient", [False, True])
+def test_a_dataset_decodes_only_the_part_that_a_crop_needs(tmp_path: Any, monkeypatch: Any, orient: bool) -> None:
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    buffer = io.BytesIO()
+    photograph(1, (480, 368)).save(buffer, "JPEG", quality=90, exif=exif)
+    blob = with_restarts(buffer.getvalue(), "2B")
+    options: Any = {"decode": "tensor", "reader_options": {"orient": orient}}
+    dataset = StoreDataset(native(tmp_path, [blob]), transform=Crop(100, 100, 60, 60), **options)
+    sizes, decode = [], simplejpeg.decode_jpeg
+
+    def record_size(data: bytes, *args: Any, **kwargs: Any) -> Any:
+        sizes.append(len(data))
+        return decode(data, *args, **kwargs)
+
+    monkeypatch.setattr(simplejpeg, "decode_jpeg", record_size)
+    dataset[0]
+    assert len(sizes) == 1
+    assert sizes[0] < 0.4 * len(blob)
+
+
+def test_views_of_whole_gray_pictures_share_no_memory(tmp_path: Any) -> None:
+    url = native(tmp_path, [picture(number, (160, 120), "Gray") for number in range(2)])
+    whole = Crop(0, 0, 120, 160)
+    same_size = RandomResizedCrop((120, 160), scale=(1, 1), ratio=(1.33, 1.34))
+    for transform in (
+        Crop(10, 0, 30, 160),
+        Views([whole, whole, CenterCrop((50, 160))]),
+        Views([same_size, same_size]),
+    ):
+        assert_same_samples(url, transform, reader_options={"mode": "L"})
 
 
 # --- Markers that lie ---

@@ -162,7 +162,7 @@ def _with_images(reader: Reader[Any], fields: Mapping[str, Field], transforms: M
 def _enable_fast_decode(reader: Reader[Any], transform: Transform) -> Reader[Any]:
     """Return a bound reader that skips work which the transform does not need, if nothing else sees its image.
 
-    Pixels stay in the decoder's memory order, and the decoder may stop below the window of a crop.
+    Pixels stay in the decoder's memory order, and the decoder may decode only the part that a crop needs.
     """
     if isinstance(reader, ArrayReader) and reader.data in reader.layouts:
         return replace(reader, views=takes_strided(transform))
@@ -171,7 +171,7 @@ def _enable_fast_decode(reader: Reader[Any], transform: Transform) -> Reader[Any
         return reader
     if [name for name, field in zip(reader.fields, reader.kinds, strict=True) if field.kind == "image"][1:]:
         return reader
-    return replace(reader, strided=True, cropper=None if reader.orient else crop)
+    return replace(reader, strided=True, cropper=crop)
 
 
 _frozen_in = 0

@@ -294,9 +294,15 @@ def decode_windows(
 ) -> tuple[torch.Tensor, ...] | None:
     """Decode the windows of a whole picture. Return None if the picture must be decoded completely.
 
+    This is so, for example, if a window reaches beyond an edge of the picture.
+
     `decode_fast` decodes a window at a half, a quarter or an eighth of its size, if the crop needs no more pixels. This
     finds no damage outside the windows, so use it only for pictures that are known to be whole.
     """
+    full_height, full_width = oriented_size(header, orientation)
+    for (top, left, height, width), _ in crops:
+        if top < 0 or left < 0 or top + height > full_height or left + width > full_width:
+            return None
     shortcuts, cutter = decoder is decode_fast, JpegCutter(blob, header)
     images = []
     for window, size in crops:

@@ -18,7 +18,18 @@ from storeds.errors import ConfigError, DecodeError, StoredsError, suggest
 from storeds.jpeg import MAX_PIXELS, Verdict, check_other, examine, sniff, triage
 from storeds.jpeg import repair as repair_jpeg
 from storeds.jpeg.markers import SOI, Header, parse, read_header
-from storeds.protocols import Backend, Cropped, Cropper, CropRequest, Decoder, Field, Note, Record, SampleContext
+from storeds.protocols import (
+    Backend,
+    Cropped,
+    Cropper,
+    CropRequest,
+    Decoder,
+    Field,
+    Note,
+    Record,
+    SampleContext,
+    Window,
+)
 from storeds.readers.base import RecordReader
 from storeds.readers.decoders import (
     UNCHANGED,
@@ -248,7 +259,7 @@ class PictureReader(RecordReader):
     def _drawn(
         self, value: bytes, header: Header | None, verdict: Verdict | None, context: SampleContext
     ) -> _Part | None:
-        """Draw the crops that the transform begins with, if only a part of the picture must be decoded for them."""
+        """Draw the crops that the transform begins with, if a part of the picture may be enough for them."""
         if self._checked is None or self.cropper is None or header is None or not header.in_one_scan:
             return None
         if verdict is None and self._function is not decode_fast and value not in self._checked:
@@ -257,12 +268,9 @@ class PictureReader(RecordReader):
         if orientation is None:
             return None
         height, width = oriented_size(header, orientation)
+        # Drawn once, also for pictures of which all must be decoded: a transform would draw other windows.
         crops = self.cropper.crops(height, width, context.generator)
-        is_inside = all(
-            top >= 0 and left >= 0 and top + rows <= height and left + columns <= width
-            for (top, left, rows, columns), _ in crops
-        )
-        return _Part(header, orientation, crops) if crops and is_inside else None
+        return _Part(header, orientation, crops) if crops else None
 
     def _whole(
         self, value: bytes, mode: str, header: Header | None, verdict: Verdict | None, part: _Part | None
@@ -331,8 +339,20 @@ class PictureReader(RecordReader):
 
 def _cropped(image: Any, crops: Sequence[CropRequest]) -> Cropped:
     """Cut the windows of crops out of a whole image, a tensor."""
-    windows = (window for window, _ in crops)
-    return Cropped(tuple(image[:, top : top + rows, left : left + cols] for top, left, rows, cols in windows))
+    return Cropped(tuple(_cut(image, window) for window, _ in crops))
+
+
+def _cut(image: Any, window: Window) -> Any:
+    """Cut a window out of a tensor. Outside the image it is zero."""
+    top, left, height, width = window
+    first_row, first_column = max(top, 0), max(left, 0)
+    inside = image[:, first_row : max(top + height, 0), first_column : max(left + width, 0)]
+    if inside.shape[1:] == (height, width):
+        return inside
+    padded = image.new_zeros((len(image), height, width))
+    row, column = first_row - top, first_column - left
+    padded[:, row : row + inside.shape[1], column : column + inside.shape[2]] = inside
+    return padded
 
 
 def _beginning(value: bytes) -> str:

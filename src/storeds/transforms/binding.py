@@ -198,6 +198,7 @@ class Views:
     Notes
     -----
     If every view begins with a crop, the windows of all views are drawn first. The other numbers follow, view by view.
+    Otherwise all views receive the same image, so a transform that changes its argument changes the other views.
     """
 
     transforms: Sequence[Any]

@@ -32,6 +32,7 @@ __all__ = [
     "flip",
     "in_order",
     "normalize",
+    "owned",
     "resize",
     "shorter_edge",
     "size_of",
@@ -130,7 +131,7 @@ def _interpolate(batch: torch.Tensor, size: tuple[int, int], mode: str) -> torch
 
 
 def crop(image: ImageT, top: int, left: int, height: int, width: int, who: str) -> ImageT:
-    """Cut out a window. Outside the image it is zero. The result owns its memory."""
+    """Cut out a window. Outside the image it is zero. The result owns its memory, or is the whole image itself."""
     image_height, image_width = size_of(image, who)
     if (top, left, height, width) == (0, 0, image_height, image_width):
         return image
@@ -337,6 +338,12 @@ class ToNormalized:
 def in_order(image: Any) -> Any:
     """Return a contiguous tensor; return other values unchanged."""
     return image.contiguous() if isinstance(image, torch.Tensor) else image
+
+
+def owned(image: Any) -> Any:
+    """Return a copy of a tensor or Pillow image that shares no memory. That of a tensor is contiguous."""
+    is_tensor = isinstance(image, torch.Tensor)
+    return image.clone(memory_format=torch.contiguous_format) if is_tensor else image.copy()
 
 
 class _Scratch(threading.local):

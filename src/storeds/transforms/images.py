@@ -25,8 +25,8 @@ from storeds.transforms.functional import (
     draw_uniform,
     draw_window,
     flip,
-    in_order,
     normalize,
+    owned,
     resize,
     shorter_edge,
     size_of,
@@ -111,7 +111,7 @@ class CenterCrop:
     def __call__(self, image: ImageT) -> ImageT:
         """Return an image of exactly `size`; raise TypeError or ValueError if the argument is not an image."""
         if isinstance(image, Cropped):
-            return in_order(image.images[0])
+            return owned(image.images[0])
         return crop(image, *self.window(*size_of(image, "CenterCrop")), "CenterCrop")
 
     def window(self, height: int, width: int) -> Window:
@@ -157,7 +157,7 @@ class Crop:
     def __call__(self, image: ImageT) -> ImageT:
         """Return the window; raise TypeError or ValueError if the argument is not an image."""
         if isinstance(image, Cropped):
-            return in_order(image.images[0])
+            return owned(image.images[0])
         size_of(image, "Crop")
         return crop(image, self.top, self.left, self.height, self.width, "Crop")
 
@@ -209,7 +209,10 @@ class RandomResizedCrop:
         """Return an image of exactly `size`; raise TypeError or ValueError if the argument is not an image."""
         if isinstance(image, Cropped):  # the reader has drawn the window
             (image,) = image.images
-            window = (0, 0, *size_of(image, "RandomResizedCrop"))
+            size = size_of(image, "RandomResizedCrop")
+            if size == _both_edges(self.size):
+                return owned(image)
+            window = (0, 0, *size)
         else:
             window = self.window(*size_of(image, "RandomResizedCrop"), generator)
         return crop_and_resize(image, window, _both_edges(self.size), self.interpolation, "RandomResizedCrop")
