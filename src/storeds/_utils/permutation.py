@@ -39,7 +39,7 @@ def permute(values: Uints, count: int, keys: Uints, tweak: Uints | None = None, 
     values : uint64 array
         Values of the range, in any order; each is mapped independently.
     count : int
-        At most `MAX_COUNT`.
+        At most ``2**62``.
     keys : uint64 array
         From `round_keys`; selects the bijection.
     tweak : uint64 array, optional

@@ -132,7 +132,7 @@ def repair(blob: bytes, finding: Finding | None = None) -> bytes:
         JPEG, has no picture, or reaches its end marker with all restart markers. `repair` drops a segment that is cut, since it would swallow
         the end marker as its data. It guesses no pixel: what was decodable decodes to the same pixels. Where restart
         markers are damaged or missing, it puts the intervals that are left at their places, see
-        `storeds.jpeg.rebuild.with_intervals_in_place`.
+        ``storeds.jpeg.rebuild.with_intervals_in_place``.
     """
     data = bytes(blob)
     if not data.startswith(SOI):

@@ -114,7 +114,7 @@ class _Run(NamedTuple):
 
 
 def place_parts(markers: bytes, count: int, *, has_end: bool, is_whole: Callable[[int, int], bool]) -> list[int]:
-    """Return for each part of the data of a scan the number of its interval, or `LOST` (-1) where that is not certain.
+    """Return for each part of the data of a scan the number of its interval, or -1 where that is not certain.
 
     Parameters
     ----------
@@ -131,7 +131,7 @@ def place_parts(markers: bytes, count: int, *, has_end: bool, is_whole: Callable
     -----
     One wrong marker between two parts is a damaged restart marker if exactly one number is missing there. It is no
     marker at all if no number is missing. Where numbers are missing, intervals are lost: as many as bring the last part
-    to its place. If several places come into question, the parts between them are `LOST`. Takes linear time.
+    to its place. If several places come into question, the parts between them have no place. Takes linear time.
     """
     parts = len(markers) + 1
     if (parts == count or (parts > count and not has_end)) and _differ_singly(markers[: count - 1]):

@@ -59,7 +59,7 @@ class Marked(NamedTuple):
     verdict : Verdict or None
         The verdict on `blob`; None if none was given.
     outcome : str
-        `ADDED`, `HAD`, or why the original is kept.
+        ``"added"``, ``"had them"``, or why the original is kept.
     """
 
     blob: bytes
