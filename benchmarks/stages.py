@@ -7,11 +7,12 @@ Python, messages between processes, and memory.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from benchmarks._common import Result, Spread, parser, report
 from benchmarks.photos import listed, make_photos
 from storeds import StoreDataset, StoreLoader
 from storeds.jpeg import JpegCutter, read_header
+from storeds.protocols import Cropped
 from storeds.transforms import Compose, Normalize, RandomHorizontalFlip, RandomResizedCrop, ToTensor
 
 _BATCH, _SIZE, _REST = 64, 224, 120.0
@@ -77,68 +79,64 @@ def _children() -> list[str]:
     return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
 
 
-def timed(step: Callable[[Any], Any], items: Iterable[Any], results: list[Any] | None = None) -> float:
-    """Return microseconds of processor time for each item."""
-    every = list(items)
-    start = time.process_time_ns()
-    made = [step(item) for item in every]
-    took = (time.process_time_ns() - start) / 1e3 / len(every)
-    if results is not None:
-        results[:] = made
-    return took
+class Stopwatch:
+    """Adds the time since the last call to a stage, in microseconds."""
+
+    def __init__(self) -> None:
+        self.times: dict[str, float] = {}
+        self._last = time.perf_counter_ns()
+
+    def start(self) -> None:
+        self._last = time.perf_counter_ns()
+
+    def stop(self, stage: str) -> None:
+        now = time.perf_counter_ns()
+        self.times[stage] = self.times.get(stage, 0.0) + (now - self._last) / 1e3
+        self._last = now
 
 
 def of_stages(url: str) -> dict[str, float]:
-    """Return microseconds of processor time for each image, by stage."""
-    crop, generator = RandomResizedCrop(_SIZE), torch.Generator().manual_seed(0)
-    normalize = Compose([ToTensor(), Normalize(_MEAN, _STD)])
-    flip = RandomHorizontalFlip()
+    """Return microseconds for each image, by stage. Each image goes through all stages in turn, as in a worker."""
+    crop, flip = RandomResizedCrop(_SIZE), RandomHorizontalFlip()
+    scaled = Compose([ToTensor(), Normalize(_MEAN, _STD)])
+    out, count, watch = torch.empty(_BATCH, 3, _SIZE, _SIZE), 0, Stopwatch()
     with storeds.open_backend(url) as backend:
         indices = np.random.default_rng(0).permutation(len(backend)).tolist()
-        batches = [indices[at : at + _BATCH] for at in range(0, len(indices) - _BATCH + 1, _BATCH)]
-        read: list[Any] = []
-        times = {"read the records": timed(backend.get_many, batches, read) / _BATCH}
-        records = [record["image"] for batch in read for record in batch]
-    windows: list[Any] = []
-    times["read the header, draw the window"] = timed(
-        lambda blob: (blob, header := read_header(blob), crop.window(header.height, header.width, generator)),
-        records,
-        windows,
-    )
-    parts: list[Any] = []
-    times["cut the JPEG"] = timed(lambda each: _part(*each), windows, parts)
-    buffers = [np.empty((375, 500, 3), np.uint8)]
-    times["decode"] = timed(lambda each: _decode(each[0], buffers[0]), parts)
-    pieces = [_piece(*each) for each in parts]
-    resized: list[Any] = []
-    times["resize"] = timed(lambda piece: crop(storeds.protocols.Cropped((piece,))), pieces, resized)
-    times["flip"] = timed(lambda image: flip(image, generator), resized)
-    out = torch.empty(_BATCH, 3, _SIZE, _SIZE)
-    scale = normalize.but_last(resized[0], None)
-    times["scale into the batch"] = timed(
-        lambda each: scale.scale_into(each[1], out[each[0] % _BATCH]), enumerate(resized)
-    )
-    return times
-
-
-def _part(blob: bytes, header: Any, window: Any) -> Any:
-    top, left, rows, columns = window
-    part = JpegCutter(blob, header).part(top, left, top + rows, left + columns)
-    return (blob, window, 0, 0) if part is None else (part.blob, window, part.top, part.left)
-
-
-def _decode(blob: bytes, buffer: Any = None) -> Any:
-    try:
-        return simplejpeg.decode_jpeg(blob, strict=False, buffer=buffer)
-    except ValueError:  # the expected warning
-        return None
-
-
-def _piece(blob: bytes, window: Any, part_top: int, part_left: int) -> Any:
-    top, left, rows, columns = window
-    pixels = simplejpeg.decode_jpeg(blob, strict=False)
-    top, left = top - part_top, left - part_left
-    return torch.from_numpy(pixels).permute(2, 0, 1)[:, top : top + rows, left : left + columns]
+        for first in range(0, len(indices) - _BATCH + 1, _BATCH):
+            watch.start()
+            records = backend.get_many(indices[first : first + _BATCH])
+            watch.stop("read the records")
+            images = []
+            for at, record in enumerate(records):
+                generator = torch.Generator().manual_seed(first + at)
+                watch.start()
+                blob = record["image"]  # type: ignore[index]  # no record of this store is damaged
+                header = read_header(blob)
+                assert header is not None
+                top, left, rows, columns = crop.window(header.height, header.width, generator)
+                watch.stop("read the header, draw the window")
+                part = JpegCutter(blob, header).part(top, left, top + rows, left + columns)
+                watch.stop("cut the JPEG")
+                blob, part_top, part_left = (blob, 0, 0) if part is None else (part.blob, part.top, part.left)
+                pixels = np.empty(
+                    (header.height, header.width, 3) if part is None else (part.height, part.width, 3), np.uint8
+                )
+                with contextlib.suppress(ValueError):  # the expected warning about the rest of the data
+                    simplejpeg.decode_jpeg(blob, buffer=pixels, strict=True)
+                watch.stop("decode")
+                top, left = top - part_top, left - part_left
+                image = torch.from_numpy(pixels).permute(2, 0, 1)[:, top : top + rows, left : left + columns]
+                image = crop(Cropped((image,)))
+                watch.stop("resize")
+                images.append(flip(image, generator))
+                watch.stop("flip")
+            watch.start()
+            for at, image in enumerate(images):
+                deferred = scaled.but_last(image, None)
+                deferred.scale_into(image, out[at])
+            watch.stop("scale into the batch")
+            count += len(images)
+    return {stage: spent / count for stage, spent in watch.times.items()}
 
 
 def main() -> int:
