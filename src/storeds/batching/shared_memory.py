@@ -29,11 +29,13 @@ from torch.multiprocessing.reductions import reduce_tensor
 from torch.utils.data import get_worker_info
 
 from storeds.protocols import Array
+from storeds.transforms.functional import DeferredImage
 
 __all__ = [
     "MAX_INLINE",
     "BufferPool",
     "ReceivedBuffers",
+    "ScaledInPool",
     "SharedBatchTensor",
     "SharedBufferPool",
     "batch_memory",
@@ -43,8 +45,6 @@ __all__ = [
 ]
 
 # --- Memory that one process reuses ---
-
-_MIN_REUSED = 1 << 20  # bytes; the allocator itself reuses smaller blocks
 
 
 def _references(arrays: Sequence[Array], at: int) -> int:
@@ -63,38 +63,65 @@ class BufferPool:
     Parameters
     ----------
     limit : int
-        The number of arrays to keep. Batches that are kept beyond that get memory of their own.
+        The number of arrays to keep. Tensors that are kept beyond that get memory of their own.
+    smallest : int
+        Bytes from which memory is reused.
     """
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
+    def __init__(self, limit: int, smallest: int = 1 << 20) -> None:
+        self._limit, self._smallest = limit, smallest
         self._arrays: list[Array] = []
         self._lock = threading.Lock()
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return an uninitialised tensor in memory that nothing else uses."""
         size = math.prod(shape) * dtype.itemsize
-        array = self._acquire(size) if size >= _MIN_REUSED else None
+        array = self._acquire(size) if size >= self._smallest else None
         if array is None:
             return torch.empty(tuple(shape), dtype=dtype)
         return torch.from_numpy(array[:size]).view(dtype).view(tuple(shape))
 
     def _acquire(self, size: int) -> Array | None:
-        with self._lock:
-            for at in range(len(self._arrays)):
-                if _references(self._arrays, at) == _UNUSED:
-                    if not size <= len(self._arrays[at]) <= 2 * size:
-                        self._arrays[at] = np.empty(size, np.uint8)
-                    return self._arrays[at]
-            if len(self._arrays) < self._limit:
-                self._arrays.append(np.empty(size, np.uint8))
-                return self._arrays[-1]
+        # Never wait: a fork may have copied the lock while another thread held it.
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            return self._unused(size)
+        finally:
+            self._lock.release()
+
+    def _unused(self, size: int) -> Array | None:
+        for at in range(len(self._arrays)):
+            if _references(self._arrays, at) == _UNUSED:
+                if not size <= len(self._arrays[at]) <= 2 * size:
+                    self._arrays[at] = np.empty(size, np.uint8)
+                return self._arrays[at]
+        if len(self._arrays) < self._limit:
+            self._arrays.append(np.empty(size, np.uint8))
+            return self._arrays[-1]
         return None
 
-    def __reduce__(self) -> tuple[type[BufferPool], tuple[int]]:
-        return BufferPool, (self._limit,)
+    def __reduce__(self) -> tuple[type[BufferPool], tuple[int, int]]:
+        return BufferPool, (self._limit, self._smallest)
 
 
+class ScaledInPool:
+    """Scales deferred images in memory that the process reuses; applies `finish` to other values.
+
+    Fresh memory for every image costs a worker of a plain DataLoader about as much as resizing it.
+    """
+
+    def __init__(self, finish: Callable[[Any], Any] | None) -> None:
+        self._finish = finish
+        self._pool = BufferPool(limit=_MAX_SAMPLES, smallest=1 << 18)
+
+    def __call__(self, value: Any) -> Any:
+        if isinstance(value, DeferredImage):
+            return value.scaled(self._pool.empty)
+        return value if self._finish is None else self._finish(value)
+
+
+_MAX_SAMPLES = 64  # a usual batch
 _thread = threading.local()
 
 

@@ -6,7 +6,7 @@ import gc
 import inspect
 import operator
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.context import get_spawning_popen
 from typing import Any, TypeAlias, cast
@@ -19,6 +19,7 @@ from storeds._utils.arguments import integer
 from storeds.backends.concatenated import check_same_classes
 from storeds.backends.opening import open_backend
 from storeds.backends.selection import Selection
+from storeds.batching.shared_memory import ScaledInPool
 from storeds.datasets.epoch import MAX_EPOCH, RepeatDetector, SharedEpoch
 from storeds.datasets.pipeline import Policy, SampleCounters, SamplePipeline, SampleReport
 from storeds.datasets.source import Source
@@ -328,15 +329,18 @@ class StoreDataset(Dataset[Any]):
             finish = in_order if takes_strided(image_transform) else None
         self.reader: Reader[Any] = bound
 
-        def bind(*, may_wait: bool) -> list[tuple[str, BoundTransform]]:
+        def bind(finish: Callable[[Any], Any] | None) -> list[tuple[str, BoundTransform]]:
             return [
-                (name, BoundTransform(each, finish, may_wait) if name == self.reader.data else BoundTransform(each))
+                (
+                    name,
+                    BoundTransform(each, finish, may_wait=True) if name == self.reader.data else BoundTransform(each),
+                )
                 for name, each in transforms.items()
             ]
 
-        self._pipeline = SamplePipeline(self._view, self.reader, bind(may_wait=False), self.as_dict, policy)
+        self._pipeline = SamplePipeline(self._view, self.reader, bind(ScaledInPool(finish)), self.as_dict, policy)
         # The same pipeline for batches, where `storeds.collate` finishes the images.
-        self._deferring = replace(self._pipeline, transforms=bind(may_wait=True))
+        self._deferring = replace(self._pipeline, transforms=bind(finish))
         self._column_fields = {} if transforms else _column_fields(self.reader, self.backend)
         # Shared with workers, so that set_epoch reaches persistent ones (pytorch#97326).
         self._epoch = SharedEpoch()

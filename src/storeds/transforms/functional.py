@@ -297,9 +297,10 @@ class DeferredImage:
     image: torch.Tensor
     scale_into: Callable[[torch.Tensor, torch.Tensor], Any]
 
-    def scaled(self) -> torch.Tensor:
-        """Return the floats in a new tensor."""
-        out = torch.empty(self.image.shape, dtype=torch.float32)
+    def scaled(self, empty: Callable[[Sequence[int], torch.dtype], torch.Tensor] | None = None) -> torch.Tensor:
+        """Return the floats in a tensor that `empty` makes, or in a new one."""
+        shape = self.image.shape
+        out = torch.empty(shape, dtype=torch.float32) if empty is None else empty(shape, torch.float32)
         self.scale_into(self.image, out)
         return out
 
