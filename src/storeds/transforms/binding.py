@@ -199,6 +199,7 @@ class Views:
     -----
     If every view begins with a crop, the windows of all views are drawn first. The other numbers follow, view by view.
     Otherwise all views receive the same image, so a transform that changes its argument changes the other views.
+    A transform after `Views` receives the tuple, so put ``ToTensor`` and ``Normalize`` into each view.
     """
 
     transforms: Sequence[Any]
