@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 TF_VENV ?= .venv-tf
 PEERS_VENV ?= .venv-peers
-# Test processes that run side by side. Each starts its own MongoDB server and takes up to 1.5 GB.
-JOBS ?= 2
+# Test processes that run side by side, one more than cores, since some tests wait. Each starts its own MongoDB server and
+# takes up to 1.5 GB.
+JOBS ?= 3
 TORCH ?= torch==2.13.0
 # Installed without dependencies, which would replace the CPU build of torch. tests/support/_torchvision.py explains the folder.
 VISION ?= torchvision==0.29.* fastai==2.8.*
@@ -25,7 +26,7 @@ help: ## list these targets
 demo: server ## pack real JPEGs, train a small network, and read the same samples from LMDB, HDF5 and MongoDB
 	$(BIN)/storeds demo
 
-test: server ## run every test in two processes, with a share of the repeated cases: ten minutes
+test: server ## run every test in three processes, with a share of the repeated cases: ten minutes
 	@bash scripts/check_system.sh tools
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 

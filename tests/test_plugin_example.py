@@ -53,7 +53,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_it_passes_the_conformance_kit(installed: Path, tmp_path: Path) -> None:
     shutil.copy(PLUGIN / "tests" / "test_sqlite.py", tmp_path)
-    profile = f"settings.register_profile('few', max_examples={examples(100)}); settings.load_profile('few')"
+    profile = f"settings.register_profile('few', max_examples={examples(50)}); settings.load_profile('few')"
     (tmp_path / "conftest.py").write_text(f"from hypothesis import settings\n\n{profile}\n")
     # In memory, because every commit of SQLite waits for the disk, which would double the time.
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
