@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,40 +32,48 @@ def weights(printed: str) -> list[str]:
     return re.findall(r"weights ([0-9a-f]{16})", printed)
 
 
-def test_stateful_dataloader_resumes(tmp_path: Path) -> None:
+def stateful_dataloader_resumes(folder: Path) -> None:
     pytest.importorskip("torchdata")
-    pytest.importorskip("sklearn")
-    printed = run(tmp_path, "resume_stateful.py", "--stop", STEPS + 13)
+    printed = run(folder, "resume_stateful.py", "--stop", STEPS + 13)
     assert f"go on after step {STEPS + 13}" in printed
     whole, resumed = weights(printed)
     assert whole == resumed
     assert printed.endswith("the same weights\n")
 
 
-# In the middle of the second epoch, and at the end of the first.
-@pytest.mark.share(1)
-@pytest.mark.parametrize("stop", [STEPS + 13, STEPS])
-def test_lightning_resumes(tmp_path: Path, stop: int) -> None:
+def lightning_resumes(folder: Path, *, stop: int) -> None:
     pytest.importorskip("lightning")
-    pytest.importorskip("sklearn")
-    printed = run(tmp_path, "train_lightning.py", "--stop", stop)
+    printed = run(folder, "train_lightning.py", "--stop", stop)
     whole, stopped, resumed = weights(printed)
     assert stopped != whole == resumed
     assert re.findall(r"(\d+) steps", printed) == [str(2 * STEPS), str(stop), str(2 * STEPS)]
     assert printed.endswith("the same weights\n")
 
 
-@pytest.mark.share(1)
-@pytest.mark.parametrize(("ranks", "steps", "stop"), [(0, STEPS, STEPS), (2, 29, 40)], ids=["one", "two"])
-def test_accelerate_resumes_in_one_process_or_two(tmp_path: Path, ranks: int, steps: int, stop: int) -> None:
+def accelerate_resumes(folder: Path, *, ranks: int, steps: int, stop: int) -> None:
     pytest.importorskip("accelerate")
-    pytest.importorskip("sklearn")
-    printed = run(tmp_path, "train_accelerate.py", "--stop", stop, ranks=ranks)
+    printed = run(folder, "train_accelerate.py", "--stop", stop, ranks=ranks)
     whole, resumed = weights(printed)
     assert whole == resumed
     assert re.findall(r"(\d+) steps", printed) == [str(2 * steps), str(2 * steps - stop)]
     assert "seen without a stop: [1797, 1797]" in printed  # each sample once an epoch
     assert printed.endswith("the same weights\n")
+
+
+RESUMES: dict[str, Callable[[Path], None]] = {
+    "StatefulDataLoader": stateful_dataloader_resumes,
+    "Lightning, in the second epoch": functools.partial(lightning_resumes, stop=STEPS + 13),
+    "Lightning, after the first epoch": functools.partial(lightning_resumes, stop=STEPS),
+    "Accelerate, one process": functools.partial(accelerate_resumes, ranks=0, steps=STEPS, stop=STEPS),
+    "Accelerate, two processes": functools.partial(accelerate_resumes, ranks=2, steps=29, stop=40),
+}
+
+
+@pytest.mark.share(1)
+@pytest.mark.parametrize("name", RESUMES)
+def test_a_framework_resumes_to_the_same_weights(tmp_path: Path, name: str) -> None:
+    pytest.importorskip("sklearn")
+    RESUMES[name](tmp_path)
 
 
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)

@@ -58,6 +58,7 @@ def indices(batches: Any) -> list[list[int]]:
 class TestHardlyAnySamples:
     """Few samples, or none, are no error in any mode."""
 
+    @pytest.mark.share(8)
     @pytest.mark.parametrize("place", [None, "fork"])
     @pytest.mark.parametrize("engine", ["memory", "lmdb", "hdf5", "mongodb"])
     @pytest.mark.parametrize("count", [0, 1, 2])
@@ -185,6 +186,7 @@ class TestTransformsThatCannotBePickled:
             (batch,) = in_place(each, "fork", batch_size=COUNT)
             assert [label for _, label in batch] == list(range(COUNT))
 
+    @pytest.mark.share(3)
     @pytest.mark.parametrize("method", ["spawn", "forkserver"])
     def test_other_workers_cannot_have_them(self, store: Url, where: str, name: str, method: str) -> None:
         dataset = Subset(self.dataset(store(COUNT), where, name), range(COUNT))
@@ -242,6 +244,7 @@ def only_even(number: int) -> int:
 class TestSkippedSamples:
     """PyTorch's default_collate cannot leave out what was skipped; it says what can, wherever in the batch that is."""
 
+    @pytest.mark.share(4)
     @pytest.mark.parametrize("place", [None, "fork"])
     @pytest.mark.parametrize("order", [[1, 0, 2], [0, 2, 1], [0, 3, 1]], ids=["first", "last", "two"])
     @pytest.mark.parametrize("as_dict", [False, True], ids=["tuples", "dicts"])
