@@ -298,7 +298,16 @@ _MEMORY = 256 << 20  # bytes that the helper threads of one read may hold togeth
 
 # Thread id → when it last read. Without a lock: each operation is atomic, and a stale entry costs only time.
 _readers: dict[int, float] = {}
-os.register_at_fork(after_in_child=_readers.clear)
+_process = os.getpid()
+
+
+def _begin_in_child() -> None:
+    global _process
+    _process = os.getpid()
+    _readers.clear()
+
+
+os.register_at_fork(after_in_child=_begin_in_child)
 
 
 def parallel_map(function: Callable[[J], R], jobs: Sequence[J], *, serial: bool, needs: int = 0) -> list[R]:
@@ -317,6 +326,8 @@ def parallel_map(function: Callable[[J], R], jobs: Sequence[J], *, serial: bool,
         Bytes that a thread holds during a job. The helpers together hold at most 256 MiB.
     """
     _readers[threading.get_ident()] = time.monotonic()
+    # C code that forks runs no hooks, and may leave the locks of concurrent.futures locked in the child.
+    serial = serial or os.getpid() != _process
     helpers = 0 if serial else min(len(jobs) - 1, _cpus_per_reader() - 1, _MEMORY // max(needs, 1))
     if helpers > 0:
         threads = helpers + 1
