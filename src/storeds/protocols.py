@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "JSON",
     "KINDS",
+    "ROLES",
     "Array",
     "Backend",
     "CropRequest",
@@ -45,6 +46,7 @@ __all__ = [
     "Note",
     "Reader",
     "Record",
+    "Role",
     "SampleContext",
     "SupportsBatchArrays",
     "SupportsColumns",
@@ -62,7 +64,10 @@ Record: TypeAlias = dict[str, Any]
 Transform: TypeAlias = Callable[..., Any]
 Kind: TypeAlias = Literal["image", "bytes", "str", "int", "float", "bool", "array", "json"]
 
+Role: TypeAlias = Literal["image", "mask", "boxes", "keypoints", "label", "labels", "text"]
+
 KINDS: tuple[str, ...] = get_args(Kind)
+ROLES: tuple[str, ...] = get_args(Role)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +83,25 @@ class Field:
         For an array: its little-endian NumPy dtype, for example ``"<f4"``.
     shape : tuple of (int or None), or None
         For an array: its shape; None marks a dimension that may differ between records.
+    role : str or None
+        What the values mean, which decides what joint transforms do with them: ``image``, ``mask`` (class ids of
+        pixels), ``boxes``, ``keypoints``, ``label`` (one class), ``labels`` (several classes) or ``text``.
+    format : str or None
+        Of boxes: ``xyxy``, ``xywh`` or ``cxcywh``. Of a mask of kind json: ``coco``, a list of polygons or run-length
+        encodings, one for each instance.
+    relative : bool
+        Whether coordinates are fractions of the width and the height of the image, instead of pixels.
+    of : str or None
+        The field of boxes whose rows these rows describe. When a transform drops a box, it drops its row here too.
     """
 
     kind: Kind
     dtype: str | None = None
     shape: tuple[int | None, ...] | None = None
+    role: Role | None = None
+    format: str | None = None
+    relative: bool = False
+    of: str | None = None
 
     @property
     def is_scalar(self) -> bool:

@@ -16,6 +16,7 @@ import xxhash
 
 from storeds.errors import ConfigError, FormatError
 from storeds.protocols import JSON, KINDS, Array, Field, Meta, Record
+from storeds.records.roles import ROLE_KEYS, check_rows, parse_role, role_to_json
 
 __all__ = [
     "NATIVE",
@@ -60,7 +61,7 @@ def fields_to_json(fields: Mapping[str, Field]) -> JSON:
         if field.kind == "array":
             row["dtype"] = field.dtype
             row["shape"] = list(field.shape or ())
-        rows.append(row)
+        rows.append({**row, **role_to_json(field)})
     return rows
 
 
@@ -79,7 +80,7 @@ def parse_fields(fields: Mapping[str, Any]) -> dict[str, Field]:
     """
     if not isinstance(fields, Mapping) or not fields:
         raise ConfigError(f"fields: expected a mapping of at least one name to its kind, got {fields!r}")
-    return {name: _parse_field(name, spec) for name, spec in fields.items()}
+    return check_rows({name: _parse_field(name, spec) for name, spec in fields.items()})
 
 
 def _parse_field(name: object, spec: object) -> Field:
@@ -89,18 +90,21 @@ def _parse_field(name: object, spec: object) -> Field:
     if isinstance(spec, str):
         spec = Field(spec)  # type: ignore[arg-type]  # the kind is checked below
     elif isinstance(spec, Mapping):
-        unknown = set(spec) - {"kind", "dtype", "shape"}
+        unknown = set(spec) - {"kind", "dtype", "shape", *ROLE_KEYS}
         if unknown or "kind" not in spec:
-            raise ConfigError(f"field {name!r}: expected kind, dtype and shape, got {dict(spec)!r}")
-        spec = Field(spec["kind"], spec.get("dtype"), spec.get("shape"))
+            raise ConfigError(
+                f"field {name!r}: expected kind, dtype and shape, and for a role {', '.join(ROLE_KEYS)}, got {dict(spec)!r}"
+            )
+        role = {key: spec[key] for key in ROLE_KEYS if key in spec}
+        spec = Field(spec["kind"], spec.get("dtype"), spec.get("shape"), **role)
     if not isinstance(spec, Field) or spec.kind not in KINDS:
         kind = spec.kind if isinstance(spec, Field) else spec
         raise ConfigError(f"field {name!r}: unknown kind {kind!r}; the kinds are {', '.join(KINDS)}")
     if spec.kind == "array":
-        return _parse_array_field(name, spec)
-    if spec.dtype is not None or spec.shape is not None:
+        spec = _parse_array_field(name, spec)
+    elif spec.dtype is not None or spec.shape is not None:
         raise ConfigError(f"field {name!r}: only an array has a dtype and a shape, not {spec.kind}")
-    return spec
+    return parse_role(name, spec)
 
 
 def _parse_array_field(name: str, spec: Field) -> Field:
@@ -118,7 +122,7 @@ def _parse_array_field(name: str, spec: Field) -> Field:
         )
     if not isinstance(spec.shape, (list, tuple)) or not all(map(_is_size, spec.shape)):
         raise ConfigError(f"field {name!r}: shape {spec.shape!r} must be a list of sizes or None")
-    return Field("array", dtype.newbyteorder("<").str, tuple(spec.shape))
+    return dataclasses.replace(spec, dtype=dtype.newbyteorder("<").str, shape=tuple(spec.shape))
 
 
 def _is_size(size: object) -> bool:
