@@ -1,7 +1,8 @@
-"""What fields mean: the declaration of roles, and the samples that joint transforms take.
+"""What fields mean: the declaration of roles, their values, and the samples that joint transforms take.
 
 A role says what the values of a field are: an image, a mask, boxes. `parse_role` checks that a kind and shape can hold
-them, `boxes_of` tells which rows belong together, and `Sample` is what readers pass to joint transforms.
+them, `boxes_of` tells which rows belong together, and `Sample` is what readers pass to joint transforms. Functions such
+as `check_boxes` check the values of one record. They raise ValueError, and the caller adds the record.
 """
 
 from __future__ import annotations
@@ -11,10 +12,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from storeds.errors import ConfigError, suggest
-from storeds.protocols import JSON, ROLES, CropRequest, Field
+import numpy as np
 
-__all__ = ["BOX_FORMATS", "ROLE_KEYS", "Sample", "boxes_of", "check_rows", "parse_role", "role_to_json"]
+from storeds.errors import ConfigError, suggest
+from storeds.protocols import JSON, ROLES, Array, CropRequest, Field
+
+__all__ = [
+    "BOX_FORMATS",
+    "ROLE_KEYS",
+    "Sample",
+    "boxes_of",
+    "check_boxes",
+    "check_coco_masks",
+    "check_keypoints",
+    "check_labels",
+    "check_mask",
+    "check_mask_mode",
+    "check_row_counts",
+    "check_rows",
+    "check_values",
+    "parse_role",
+    "role_to_json",
+]
 
 ROLE_KEYS = ("role", "format", "relative", "of")
 """The keys of a declaration that belong to its role."""
@@ -99,6 +118,8 @@ def check_rows(fields: dict[str, Field]) -> dict[str, Field]:
     """Return `fields`; raise ConfigError if ``of`` of one does not name a field of boxes."""
     boxes = [name for name, each in fields.items() if each.role == "boxes"]
     for name, each in fields.items():
+        if each.of is not None and each.kind not in ("array", "json"):
+            raise ConfigError(f"field {name!r}: of is for arrays and json, which have rows, not for kind {each.kind}")
         if each.of is not None and (each.of not in boxes or each.role == "boxes"):
             raise ConfigError(f"field {name!r}: of names {each.of!r}; {suggest(each.of, boxes, 'fields of boxes')}")
     return fields
@@ -118,6 +139,232 @@ def boxes_of(name: str, fields: Mapping[str, Field]) -> str | None:
         return None
     by_row = declared.role == "labels" or declared.format == "coco" or len(declared.shape or ()) == 3
     return boxes[0] if by_row else None
+
+
+Size = tuple[int, int]
+_COLUMNS = {
+    "xyxy": "left, top, right, bottom",
+    "xywh": "left, top, width, height",
+    "cxcywh": "centre x, centre y, width, height",
+}
+_MASK_MODES = ("1", "L", "P", "I", "I;16", "I;16B", "I;16L", "I;16N")
+
+
+def check_boxes(name: str, value: Any, field: Field, size: Size | None = None) -> Array:
+    """Return boxes as a float64 array (n, 4), as stored; raise ValueError for the first bad one.
+
+    Bad are coordinates that are not finite, a negative width or height, and a box that lies completely outside the
+    image. A box may lie partly outside, and may be empty.
+
+    Parameters
+    ----------
+    name : str
+        The field, for the message.
+    value : array or list
+        Boxes of kind array or json.
+    field : Field
+        Its declaration, with the format.
+    size : (int, int), optional
+        Height and width of the image. Without it, only relative boxes are compared with the image.
+    """
+    boxes = _numbers(name, value, "boxes are rows of 4 numbers", 4)
+    if boxes.ndim != 2 or boxes.shape[1] != 4:
+        raise ValueError(f"field {name!r}: boxes are rows of 4 numbers, shape (n, 4), not {boxes.shape}")
+    if not len(boxes):
+        return boxes
+    kind = field.format or BOX_FORMATS[0]
+    how = f"boxes of format {kind!r} are {_COLUMNS[kind]}, {'from 0 to 1' if field.relative else 'in pixels'}"
+    _check_rows_finite(name, boxes, f"{how}; fix the box, or leave it out")
+    with np.errstate(over="ignore"):
+        start, sides = boxes[:, :2], boxes[:, 2:]
+        if kind == "xyxy":
+            sides = sides - start
+        elif kind == "cxcywh":
+            start = start - sides / 2
+        stop = start + sides
+    for axis, side in ((0, "width"), (1, "height")):
+        _refuse(name, boxes, sides[:, axis] < 0, f"has a negative {side}; {how}: check the format")
+    edge = (1, 1) if field.relative else size
+    if edge is not None:
+        most = np.array([edge[1], edge[0]], np.float64)
+        outside = ((stop <= 0) & (start < 0)) | ((start >= most) & (stop > most))
+        where = "" if size is None else f" of {size[1]} × {size[0]} pixels (width × height)"
+        advice = f"lies outside the image{where}; {how}: check the format, or leave the box out"
+        _refuse(name, boxes, outside.any(axis=1), advice)
+    return boxes
+
+
+def check_keypoints(name: str, value: Any) -> Array:
+    """Return keypoints as a float64 array (…, 2 or 3); raise ValueError if their shape is wrong or one is not finite.
+
+    Keypoints may lie outside the image: datasets keep those that a crop lost.
+    """
+    what = "keypoints are x, y and perhaps a visibility, shape (points, 2 or 3) or (instances, points, 2 or 3)"
+    points = _numbers(name, value, what, 2)
+    if points.ndim not in (2, 3) or points.shape[-1] not in (2, 3):
+        raise ValueError(f"field {name!r}: {what}, not {points.shape}")
+    _check_rows_finite(name, points, "fix it; a point that is not known has visibility 0 and is 0, 0")
+    return points
+
+
+def check_labels(name: str, value: Any) -> Array | list[str]:
+    """Return labels as an int64 array (n,), or a list of names; raise ValueError for anything else.
+
+    Class ids are whole numbers. Whether each has a name is up to the store: `storeds.Meta.attrs` may hold ``classes``.
+    """
+    if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
+        return value
+    what = "labels are a list of whole numbers"
+    if isinstance(value, list) and any(isinstance(each, bool) for each in value):
+        raise ValueError(f"field {name!r}: {what}, without true and false")
+    labels = np.asarray(value) if isinstance(value, np.ndarray) or value else np.zeros(0, np.int64)
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise ValueError(f"field {name!r}: {what}, not {labels.dtype} of shape {labels.shape}")
+    return labels.astype(np.int64, copy=False)
+
+
+def check_mask(name: str, mask: Size, size: Size | None) -> None:
+    """Raise ValueError if a mask of height and width `mask` does not cover an image of height and width `size`."""
+    if size is not None and tuple(mask) != tuple(size):
+        raise ValueError(
+            f"field {name!r}: the mask has {mask[1]} × {mask[0]} pixels (width × height), the image {size[1]} × {size[0]}; a "
+            "mask holds the class of every pixel of its image: resize it without interpolation, or pair it with its own image"
+        )
+
+
+def check_mask_mode(name: str, mode: str) -> None:
+    """Raise ValueError if pictures of this Pillow mode do not hold one class id for each pixel."""
+    if mode not in _MASK_MODES:
+        raise ValueError(
+            f"field {name!r}: a mask has one channel, which holds class ids, not Pillow mode {mode!r}; convert its colours to "
+            "class ids, and store these as a PNG of mode L or P, or leave out the role to store it as an image"
+        )
+
+
+def check_coco_masks(name: str, value: Any, size: Size | None = None) -> list[Any]:
+    """Return masks of kind json, one for each instance; raise ValueError for the first that is no polygons and no RLE.
+
+    A mask is a list of polygons ``[x1, y1, x2, y2, …]``, empty for no pixels, or a run-length encoding
+    ``{"size": [height, width], "counts": …}`` of the size of the image, with counts as a list or as COCO's text.
+    """
+    if not isinstance(value, list):
+        raise ValueError(f"field {name!r}: masks are a list, one for each instance, not {type(value).__name__}")
+    for row, mask in enumerate(value):
+        wrong = _wrong_run_lengths(mask, size) if isinstance(mask, Mapping) else _wrong_polygons(mask)
+        if wrong:
+            raise ValueError(f"field {name!r}, row {row}: {wrong}")
+    return value
+
+
+def _wrong_polygons(mask: Any) -> str | None:
+    what = "a mask is a list of polygons [[x1, y1, x2, y2, …], …], or a run-length encoding {'size': …, 'counts': …}"
+    if not isinstance(mask, list):
+        return f"{what}, not {type(mask).__name__}"
+    for polygon in mask:
+        if not isinstance(polygon, list):
+            return f"{what}; a polygon is a list, not {type(polygon).__name__}"
+        if len(polygon) < 6 or len(polygon) % 2:
+            return f"a polygon has an even number of coordinates, at least 6, not {len(polygon)}; leave the polygon out"
+        numbers = np.asarray(polygon)
+        if numbers.dtype.kind not in "iuf" or numbers.ndim != 1 or not np.isfinite(numbers).all():
+            return f"the coordinates of a polygon are finite numbers, not {_short(polygon)}"
+    return None
+
+
+def _wrong_run_lengths(mask: Mapping[str, Any], size: Size | None) -> str | None:
+    if set(mask) != {"size", "counts"}:
+        return f"a run-length encoding has the keys size and counts, not {', '.join(map(str, mask)) or 'none'}"
+    given, counts = mask["size"], mask["counts"]
+    if not isinstance(given, list) or len(given) != 2 or not all(_is_count(each) for each in given):
+        return f"size is [height, width], two whole numbers, not {_short(given)}"
+    if size is not None and tuple(given) != tuple(size):
+        return f"size is [height, width] of the image, {list(size)}, not {given}"
+    if isinstance(counts, str):
+        return None if counts.isascii() and counts else "counts is the text of COCO's encoding, not other text"
+    if not isinstance(counts, list) or not all(_is_count(each) for each in counts):
+        return "counts is a list of whole numbers, or the text of COCO's encoding"
+    if sum(counts) != given[0] * given[1]:
+        return f"counts add up to {sum(counts)}, and size {given} has {given[0] * given[1]} pixels"
+    return None
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def check_row_counts(values: Mapping[str, Any], fields: Mapping[str, Field]) -> None:
+    """Raise ValueError if a field has another number of rows than the boxes that they describe, see `boxes_of`."""
+    for name, value in values.items():
+        boxes = boxes_of(name, fields) if name in fields else None
+        if boxes is not None and boxes in values and len(value) != len(values[boxes]):
+            raise ValueError(
+                f"field {name!r} has {len(value)} rows, and field {boxes!r} has {len(values[boxes])} boxes; row i describes box "
+                "i: add what is missing, or leave out what has no box"
+            )
+
+
+def check_values(values: Mapping[str, Any], fields: Mapping[str, Field], size: Size | None = None) -> None:
+    """Raise ValueError for the first value of a record that does not fit its role.
+
+    Masks of kind image are not checked here: `check_mask_mode` and `check_mask` take what their header says.
+
+    Parameters
+    ----------
+    values : mapping
+        Field → value, as in a record. Fields without a role are ignored.
+    fields : mapping of str to Field
+    size : (int, int), optional
+        Height and width of the image.
+    """
+    for name, declared in fields.items():
+        if name not in values:
+            continue
+        value = values[name]
+        if declared.role == "boxes":
+            check_boxes(name, value, declared, size)
+        elif declared.role == "keypoints":
+            check_keypoints(name, value)
+        elif declared.role == "labels":
+            check_labels(name, value)
+        elif declared.role == "mask" and declared.kind == "array":
+            check_mask(name, value.shape[-2:], size)
+        elif declared.role == "mask" and declared.kind == "json":
+            check_coco_masks(name, value, size)
+        elif declared.of is not None and not isinstance(value, (list, np.ndarray)):
+            raise ValueError(f"field {name!r}: one row for each box is a list, not {type(value).__name__}")
+    check_row_counts(values, fields)
+
+
+def _numbers(name: str, value: Any, what: str, columns: int) -> Array:
+    """Return finite or other numbers as float64; no rows become shape (0, `columns`)."""
+    if isinstance(value, list) and not value:
+        return np.zeros((0, columns))
+    try:
+        numbers = np.asarray(value)
+    except ValueError:  # rows of different length
+        raise ValueError(f"field {name!r}: {what}, and its rows have different lengths") from None
+    if not isinstance(value, (list, np.ndarray)) or numbers.dtype.kind not in "iuf":
+        raise ValueError(f"field {name!r}: {what}, not {_short(value)}")
+    return numbers.astype(np.float64, copy=False)
+
+
+def _check_rows_finite(name: str, rows: Array, advice: str) -> None:
+    if not np.isfinite(rows).all():
+        _refuse(name, rows, ~np.isfinite(rows).reshape(len(rows), -1).all(axis=1), f"is not finite; {advice}")
+
+
+def _refuse(name: str, rows: Array, bad: Any, why: str) -> None:
+    if bad.any():
+        row = int(bad.argmax())
+        raise ValueError(f"field {name!r}, row {row}: {_short(rows[row].tolist())} {why}")
+
+
+def _short(value: Any) -> str:
+    """Return a value for a message, numbers without trailing zeros."""
+    text = repr(value)
+    if isinstance(value, list):
+        text = f"[{', '.join(f'{each:g}' if isinstance(each, float) else repr(each) for each in value)}]"
+    return text if len(text) <= 80 else f"{text[:79]}…"
 
 
 @dataclass
