@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any
 
 import torch
 
-from storeds.errors import ConfigError, suggest
+from storeds.errors import ConfigError
 from storeds.protocols import Cropped, CropRequest, Field, Transform, Window
 from storeds.records.fields import holds_integers, is_mask, is_spatial
+from storeds.transforms.arguments import (
+    both_edges,
+    check_interpolation,
+    checked_interval,
+    checked_numbers,
+    checked_probability,
+    checked_size,
+    set_fields,
+)
 from storeds.transforms.functional import (
-    INTERPOLATIONS,
     ImageT,
     ToNormalized,
     center_window,
@@ -71,8 +78,8 @@ class Resize:
     interpolation: str = "bilinear"
 
     def __post_init__(self) -> None:
-        _set(self, size=_checked_size("Resize", self.size))
-        _check_interpolation("Resize", self.interpolation)
+        set_fields(self, size=checked_size("Resize", self.size))
+        check_interpolation("Resize", self.interpolation)
 
     def __call__(self, image: ImageT) -> ImageT:
         """Return an image of the same mode or dtype in the new size.
@@ -106,7 +113,7 @@ class CenterCrop:
     size: int | Sequence[int]
 
     def __post_init__(self) -> None:
-        _set(self, size=_checked_size("CenterCrop", self.size))
+        set_fields(self, size=checked_size("CenterCrop", self.size))
 
     def __call__(self, image: ImageT) -> ImageT:
         """Return an image of exactly `size`; raise TypeError or ValueError if the argument is not an image."""
@@ -116,11 +123,11 @@ class CenterCrop:
 
     def window(self, height: int, width: int) -> Window:
         """Return (top, left, height, width) of the window in an image of `height` × `width` pixels."""
-        return center_window(height, width, _both_edges(self.size))
+        return center_window(height, width, both_edges(self.size))
 
     def crops(self, height: int, width: int, generator: torch.Generator | None = None) -> tuple[CropRequest, ...]:
         """Return the only crop of an image of `height` × `width` pixels."""
-        return (CropRequest(self.window(height, width), _both_edges(self.size)),)
+        return (CropRequest(self.window(height, width), both_edges(self.size)),)
 
 
 @dataclass(frozen=True)
@@ -152,7 +159,7 @@ class Crop:
             if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
                 what = "a positive int" if least == 1 else "an int"
                 raise ConfigError(f"Crop: {name} must be {what}, not {value!r}")
-            _set(self, **{name: int(value)})
+            set_fields(self, **{name: int(value)})
 
     def __call__(self, image: ImageT) -> ImageT:
         """Return the window; raise TypeError or ValueError if the argument is not an image."""
@@ -197,25 +204,25 @@ class RandomResizedCrop:
     interpolation: str = "bilinear"
 
     def __post_init__(self) -> None:
-        _set(
+        set_fields(
             self,
-            size=_checked_size("RandomResizedCrop", self.size),
-            scale=_checked_interval("RandomResizedCrop", "scale", self.scale),
-            ratio=_checked_interval("RandomResizedCrop", "ratio", self.ratio),
+            size=checked_size("RandomResizedCrop", self.size),
+            scale=checked_interval("RandomResizedCrop", "scale", self.scale),
+            ratio=checked_interval("RandomResizedCrop", "ratio", self.ratio),
         )
-        _check_interpolation("RandomResizedCrop", self.interpolation)
+        check_interpolation("RandomResizedCrop", self.interpolation)
 
     def __call__(self, image: ImageT, generator: torch.Generator | None = None) -> ImageT:
         """Return an image of exactly `size`; raise TypeError or ValueError if the argument is not an image."""
         if isinstance(image, Cropped):  # the reader has drawn the window
             (image,) = image.images
             size = size_of(image, "RandomResizedCrop")
-            if size == _both_edges(self.size):
+            if size == both_edges(self.size):
                 return owned(image)
             window = (0, 0, *size)
         else:
             window = self.window(*size_of(image, "RandomResizedCrop"), generator)
-        return crop_and_resize(image, window, _both_edges(self.size), self.interpolation, "RandomResizedCrop")
+        return crop_and_resize(image, window, both_edges(self.size), self.interpolation, "RandomResizedCrop")
 
     def window(self, height: int, width: int, generator: torch.Generator | None = None) -> Window:
         """Draw (top, left, height, width) of the window in an image of `height` × `width` pixels."""
@@ -223,7 +230,7 @@ class RandomResizedCrop:
 
     def crops(self, height: int, width: int, generator: torch.Generator | None = None) -> tuple[CropRequest, ...]:
         """Draw the only crop of an image of `height` × `width` pixels."""
-        return (CropRequest(self.window(height, width, generator), _both_edges(self.size)),)
+        return (CropRequest(self.window(height, width, generator), both_edges(self.size)),)
 
 
 @dataclass(frozen=True)
@@ -244,9 +251,7 @@ class RandomHorizontalFlip:
     p: float = 0.5
 
     def __post_init__(self) -> None:
-        if not _is_number(self.p) or not 0 <= self.p <= 1:
-            raise ConfigError(f"RandomHorizontalFlip: p must be a number in [0, 1], not {self.p!r}")
-        _set(self, p=float(self.p))
+        set_fields(self, p=checked_probability("RandomHorizontalFlip", self.p))
 
     def __call__(self, image: ImageT, generator: torch.Generator | None = None) -> ImageT:
         """Return the image or its mirror image; raise TypeError or ValueError if the argument is not an image."""
@@ -305,14 +310,14 @@ class Normalize:
     inplace: bool = False
 
     def __post_init__(self) -> None:
-        mean, std = _checked_numbers("Normalize", "mean", self.mean), _checked_numbers("Normalize", "std", self.std)
+        mean, std = checked_numbers("Normalize", "mean", self.mean), checked_numbers("Normalize", "std", self.std)
         if min(std) <= 0:
             raise ConfigError(f"Normalize: std must be above zero, not {self.std!r}")
         if len(mean) != len(std) and 1 not in (len(mean), len(std)):
             raise ConfigError(f"Normalize: mean has {len(mean)} channels and std {len(std)}")
         if not isinstance(self.inplace, bool):
             raise ConfigError(f"Normalize: inplace must be true or false, not {self.inplace!r}")
-        _set(self, mean=mean, std=std)
+        set_fields(self, mean=mean, std=std)
 
     def __call__(self, image: torch.Tensor) -> torch.Tensor:
         """Return the normalised tensor, of the same shape and dtype.
@@ -324,59 +329,6 @@ class Normalize:
             dtype.
         """
         return normalize(image, self.mean, self.std, "Normalize", inplace=self.inplace)
-
-
-def _set(transform: object, **values: Any) -> None:
-    """Set attributes of a frozen dataclass. Lists of a config become tuples, so that equal transforms compare equal."""
-    for name, value in values.items():
-        object.__setattr__(transform, name, value)
-
-
-def _as_tuple(value: Any) -> tuple[Any, ...] | None:
-    """Return the items of a sequence; None for a string or anything else."""
-    return tuple(value) if isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray)) else None
-
-
-def _is_number(value: object) -> bool:
-    """Return whether `value` is a finite real number. A bool is not."""
-    return not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
-
-
-def _checked_size(owner: str, size: Any) -> int | tuple[int, int]:
-    """Return a length in pixels, or (height, width)."""
-    edges = _as_tuple(size) or (size,)
-    valid = all(not isinstance(edge, bool) and isinstance(edge, Integral) and int(edge) > 0 for edge in edges)
-    if not valid or len(edges) not in (1, 2):
-        raise ConfigError(f"{owner}: size must be a positive int or a pair of them (height, width), not {size!r}")
-    return (int(edges[0]), int(edges[1])) if len(edges) == 2 else int(edges[0])
-
-
-def _both_edges(size: int | Sequence[int]) -> tuple[int, int]:
-    """Return (height, width); a single length stands for both."""
-    return (size, size) if isinstance(size, int) else (size[0], size[1])
-
-
-def _checked_interval(owner: str, name: str, value: Any) -> tuple[float, float]:
-    """Return two positive numbers in ascending order."""
-    ends = _as_tuple(value) or ()
-    if len(ends) != 2 or not all(map(_is_number, ends)) or not 0 < ends[0] <= ends[1]:
-        raise ConfigError(f"{owner}: {name} must be a pair of numbers, 0 < least <= greatest, not {value!r}")
-    return float(ends[0]), float(ends[1])
-
-
-def _checked_numbers(owner: str, name: str, value: Any) -> tuple[float, ...]:
-    """Return one or more numbers."""
-    numbers = _as_tuple(value) or ()
-    if not numbers or not all(map(_is_number, numbers)):
-        raise ConfigError(f"{owner}: {name} must be a list of finite numbers, not {value!r}")
-    return tuple(float(each) for each in numbers)
-
-
-def _check_interpolation(owner: str, interpolation: object) -> None:
-    """Raise ConfigError for an unknown interpolation."""
-    if not isinstance(interpolation, str) or interpolation not in INTERPOLATIONS:
-        listing = suggest(interpolation, INTERPOLATIONS, "interpolations")
-        raise ConfigError(f"{owner}: unknown interpolation {interpolation!r}; {listing}")
 
 
 class Moves(IntEnum):
