@@ -22,8 +22,7 @@ from jpeg_encodings import ENCODINGS, RARE, encode, exif_with_thumbnail, sampled
 from jpeg_truth import anatomy
 from photographs import jpeg, photograph
 from storeds import errors
-from storeds.jpeg import RestartMarker, Verdict, examine, read_header, restart_intervals
-from storeds.jpeg import is_ready as is_ready_for
+from storeds.jpeg import RestartMarker, Verdict, examine, is_ready, restart_intervals
 
 ADDED, HAD = "added", "had them"
 MARKERS = bytes(range(0xD0, 0xD8))
@@ -83,11 +82,6 @@ def metadata(blob: bytes) -> tuple[Any, ...]:
         }
         segments = list(image.applist)  # type: ignore[attr-defined]  # of JPEGs alone
     return kept, segments, blob[anatomy(blob).parts[-1].stop :]
-
-
-def is_ready(blob: bytes) -> bool:
-    header = read_header(blob)
-    return header is not None and is_ready_for(blob, header)
 
 
 def is_cuttable(blob: bytes) -> bool:

@@ -155,10 +155,7 @@ def test_a_small_window_decodes_a_small_part() -> None:
     ("interval", "ready"), [("1B", True), ("2B", True), ("4B", False), ("1", True), ("2", False), ("3B", False)]
 )
 def test_a_picture_is_ready_if_the_interval_divides_its_rows(interval: str, ready: bool) -> None:
-    blob = picture(0, (16 * 10, 96), "420", interval)
-    header = read_header(blob)
-    assert header is not None
-    assert is_ready(blob, header) == ready
+    assert is_ready(picture(0, (16 * 10, 96), "420", interval)) == ready
 
 
 # --- Whole samples ---

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from storeds.jpeg.markers import Header
+from storeds.jpeg.markers import Header, read_header, restart_codes
 from storeds.protocols import Array
 
 __all__ = ["JpegCutter", "JpegPart", "is_ready"]
@@ -131,7 +131,7 @@ class JpegCutter:
         # Where the marker after each interval has its second byte.
         markers = (ends - begins).cumsum() + (header.data_at - 1)
         data = np.frombuffer(blob, np.uint8)
-        data[markers] = np.frombuffer(_numbers(len(markers)), np.uint8)
+        data[markers] = np.frombuffer(restart_codes(len(markers)), np.uint8)
         data[markers[-1]] = _EOI
         return bytes(blob)
 
@@ -146,7 +146,7 @@ class JpegCutter:
         (places,) = (data[:-1] == 0xFF).nonzero()
         seconds = data[1:][places]
         codes = seconds.tobytes().translate(None, _NO_MARKER)[:count]
-        if len(codes) < count or codes[:-1] != _numbers(count - 1) or codes[-1] & 0xF8 == _RST0:
+        if len(codes) < count or codes[:-1] != restart_codes(count - 1) or codes[-1] & 0xF8 == _RST0:
             return None
         places = places[(seconds != 0) & (seconds != 0xFF)]
         starts = np.empty(count + 1, np.int64)
@@ -156,17 +156,12 @@ class JpegCutter:
 
 
 _NO_MARKER = b"\x00\xff"  # after ff, these are stuffing and fill bytes
-_CYCLE = bytes(range(_RST0, _RST0 + 8)) * (1 << 11)
 
 
-def _numbers(count: int) -> bytes:
-    """Return the second bytes of `count` restart markers in a row."""
-    return _CYCLE[:count] if count <= len(_CYCLE) else (_CYCLE * (count // len(_CYCLE) + 1))[:count]
-
-
-def is_ready(blob: bytes, header: Header) -> bool:
-    """Return whether crops of a JPEG decode only the restart intervals that they touch, in both directions."""
-    if not header.in_one_scan or not header.interval:
+def is_ready(blob: bytes) -> bool:
+    """Return whether the bytes are a JPEG whose crops decode only the restart intervals that they touch."""
+    header = read_header(blob)
+    if header is None or not header.in_one_scan or not header.interval:
         return False
     cutter = JpegCutter(blob, header)
     return cutter._columns % header.interval == 0 and cutter._starts is not None

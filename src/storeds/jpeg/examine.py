@@ -129,9 +129,9 @@ def repair(blob: bytes, finding: Finding | None = None) -> bytes:
     -------
     bytes
         `blob` up to the end of its last whole part, followed by an end marker. The identical object if it is not a
-        JPEG, has no picture, or reaches its end marker with all restart markers. `repair` drops a segment that is cut, since it would swallow
-        the end marker as its data. It guesses no pixel: what was decodable decodes to the same pixels. Where restart
-        markers are damaged or missing, it puts the intervals that are left at their places, see
+        JPEG, has no picture, or reaches its end marker with all restart markers. A segment that is cut is dropped,
+        since it would take the end marker for its data. No pixel is guessed: what was decodable decodes to the same
+        pixels. Where restart markers are damaged or missing, the intervals that are left get their places, see
         ``storeds.jpeg.rebuild.with_intervals_in_place``.
     """
     data = bytes(blob)

@@ -31,6 +31,7 @@ __all__ = [
     "has_all_restarts",
     "parse",
     "read_header",
+    "restart_codes",
     "surely_opens",
     "units_of",
     "without_metadata",
@@ -376,8 +377,15 @@ def has_all_restarts(structure: Structure, scan: Scan) -> bool:
     if not scan.interval:
         return True
     due = (units_of(structure, scan) - 1) // scan.interval
-    cycle = bytes(range(0xD0, 0xD8)) * (len(scan.restarts) // 8 + 1)
-    return len(scan.restarts) == due and scan.restarts == cycle[:due]
+    return len(scan.restarts) == due and scan.restarts == restart_codes(due)
+
+
+_RESTARTS = bytes(range(0xD0, 0xD8)) * (1 << 11)
+
+
+def restart_codes(count: int) -> bytes:
+    """Return the second bytes of the first `count` restart markers of a scan."""
+    return _RESTARTS[:count] if count <= len(_RESTARTS) else (_RESTARTS * (count // len(_RESTARTS) + 1))[:count]
 
 
 def _side(structure: Structure) -> int:

@@ -22,7 +22,7 @@ from PIL import Image
 from storeds.errors import ConfigError, StoredsError
 from storeds.jpeg.cuts import is_ready
 from storeds.jpeg.examine import examine
-from storeds.jpeg.markers import EOI, MAX_PIXELS, SOI, Structure, grid_of, parse, read_header, units_of
+from storeds.jpeg.markers import EOI, MAX_PIXELS, SOI, Structure, grid_of, parse, units_of
 from storeds.protocols import Array
 from storeds.records.fields import Verdict
 
@@ -102,7 +102,7 @@ class RestartMarker:
             marked, reason = b"", str(error)
         else:
             reason = "it writes no sequential JPEG with the restart markers that it should (MozJPEG's does not)"
-        if not _is_ready(marked):
+        if not is_ready(marked):
             raise ConfigError(f"fast_crops=True (--fast-crops) cannot use {program}: {reason}; {_INSTALL}")
         return found
 
@@ -129,7 +129,7 @@ class RestartMarker:
         if reason is not None:
             return kept._replace(outcome=reason)
         columns = _columns(found)
-        had = found.scans[0].interval if _is_ready(blob) else 0
+        had = found.scans[0].interval if is_ready(blob) else 0
         wanted = restart_intervals(columns)
         if had and had <= _COARSE * wanted[0]:
             return kept
@@ -168,7 +168,7 @@ class RestartMarker:
     def _spliced(self, blob: bytes, found: Structure, interval: int) -> bytes:
         """Return the picture with markers, with the metadata of the original and the bytes that follow it."""
         made = self.transformed(blob, interval)
-        if not _is_ready(made):
+        if not is_ready(made):
             raise ValueError("jpegtran wrote something else")
         kept = [blob[start:stop] for start, stop, is_metadata in _segments(blob) if is_metadata]
         *coded, (scan, _, _) = [segment for segment in _segments(made) if not segment[2]]
@@ -215,11 +215,6 @@ def _unsuitable(found: Structure, size: int) -> str | None:
     if pixels > MAX_PIXELS:
         return "too large"
     return "too small" if pixels < _FEWEST_PIXELS else None
-
-
-def _is_ready(blob: bytes) -> bool:
-    header = read_header(blob)
-    return header is not None and is_ready(blob, header)
 
 
 def _columns(found: Structure) -> int:

@@ -20,7 +20,7 @@ from storeds.backends.concatenated import ConcatenatedBackend
 from storeds.backends.opening import open_backend, scheme_of
 from storeds.backends.writer import StoreWriter
 from storeds.errors import ConfigError, FormatError, RecordError, StoreNotFoundError
-from storeds.jpeg import Verdict, examine, is_ready, read_header
+from storeds.jpeg import Verdict, examine, is_ready
 from storeds.jpeg.restarts import ADDED, HAD, RestartMarker
 from storeds.protocols import JSON, Backend, Meta, Record, Writer
 from storeds.records.columns import read_column
@@ -267,8 +267,7 @@ def mark_picture(marker: RestartMarker, record: Record, image: str) -> str:
 def is_fast(record: Record, image: str) -> bool:
     """Return whether readers can decode a crop of field `image` alone: it has restart markers and no known damage."""
     verdict = Verdict.from_text(record.get(verdict_field(image), UNCHECKED))
-    header = read_header(record[image]) if verdict is None or verdict.is_whole else None
-    return header is not None and header.interval > 0 and is_ready(record[image], header)
+    return (verdict is None or verdict.is_whole) and is_ready(record[image])
 
 
 def published(writer: Writer, attrs: Mapping[str, JSON], fast_crops: int | None) -> Meta:
