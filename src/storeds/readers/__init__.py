@@ -6,6 +6,7 @@ Start with ``base.py``, then read ``image.py``. ``decoders.py`` turns the stored
 from storeds.readers.base import ArrayReader, RecordReader
 from storeds.readers.decoders import decode_bytes, decode_fast, decode_pil, decode_tensor, decode_windows
 from storeds.readers.image import ImageReader
+from storeds.readers.instances import rasterised
 from storeds.readers.video import ClipPlan, VideoReader
 
 __all__ = [
@@ -19,4 +20,5 @@ __all__ = [
     "decode_pil",
     "decode_tensor",
     "decode_windows",
+    "rasterised",
 ]
