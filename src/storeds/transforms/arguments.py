@@ -20,6 +20,7 @@ __all__ = [
     "checked_interval",
     "checked_numbers",
     "checked_padding",
+    "checked_pairs",
     "checked_probability",
     "checked_size",
     "is_number",
@@ -91,6 +92,18 @@ def checked_probability(owner: str, p: Any) -> float:
     if not is_number(p) or not 0 <= p <= 1:
         raise ConfigError(f"{owner}: p must be a number in [0, 1], not {p!r}")
     return float(p)
+
+
+def checked_pairs(owner: str, pairs: Any) -> tuple[tuple[int, int], ...]:
+    """Return pairs of numbers of keypoints. No number comes twice."""
+    given = tuple(as_tuple(pair) or () for pair in as_tuple(pairs) or ()) if as_tuple(pairs) is not None else ((),)
+    numbers = [number for pair in given for number in pair]
+    valid = all(not isinstance(each, bool) and isinstance(each, Integral) and int(each) >= 0 for each in numbers)
+    if not valid or any(len(pair) != 2 for pair in given) or len(set(numbers)) != len(numbers):
+        raise ConfigError(
+            f"{owner}: keypoint_pairs must be pairs of numbers of keypoints, from 0, and no number twice, not {pairs!r}"
+        )
+    return tuple((int(pair[0]), int(pair[1])) for pair in given)
 
 
 def checked_int(owner: str, name: str, value: Any, least: int | None = None) -> int:

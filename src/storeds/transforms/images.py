@@ -19,6 +19,7 @@ from storeds.transforms.arguments import (
     check_interpolation,
     checked_interval,
     checked_numbers,
+    checked_pairs,
     checked_probability,
     checked_size,
     set_fields,
@@ -28,7 +29,6 @@ from storeds.transforms.functional import (
     ToNormalized,
     center_window,
     crop,
-    crop_and_resize,
     draw_uniform,
     draw_window,
     flip,
@@ -39,6 +39,7 @@ from storeds.transforms.functional import (
     size_of,
     to_tensor,
 )
+from storeds.transforms.operations import Cut, CutAndResize, EachImage, Flip, Operation, ResizeTo
 
 __all__ = [
     "CenterCrop",
@@ -94,6 +95,14 @@ class Resize:
             size = shorter_edge(*size_of(image, "Resize"), size, "Resize")
         return resize(image, (size[0], size[1]), self.interpolation, "Resize")
 
+    def operation(self, height: int, width: int, generator: torch.Generator | None = None) -> Operation:
+        """Return what this does to a sample with images of `height` × `width` pixels."""
+        size = self.size
+        result = shorter_edge(height, width, size, "Resize") if isinstance(size, int) else (size[0], size[1])
+        if result == (height, width):
+            return Operation()
+        return ResizeTo((height, width), result, self.interpolation)
+
 
 @dataclass(frozen=True)
 class CenterCrop:
@@ -128,6 +137,14 @@ class CenterCrop:
     def crops(self, height: int, width: int, generator: torch.Generator | None = None) -> tuple[CropRequest, ...]:
         """Return the only crop of an image of `height` × `width` pixels."""
         return (CropRequest(self.window(height, width), both_edges(self.size)),)
+
+    def operation(self, height: int, width: int, generator: torch.Generator | None = None) -> Operation:
+        """Return what this does to a sample with images of `height` × `width` pixels."""
+        return Cut(self.window(height, width), "CenterCrop")
+
+    def drawn(self, crop: CropRequest) -> Operation:
+        """Return what this does to a sample, with the crop that `crops` returned."""
+        return Cut(crop.window, "CenterCrop")
 
 
 @dataclass(frozen=True)
@@ -172,6 +189,14 @@ class Crop:
         """Return the only crop, whatever the size of the image."""
         return (CropRequest((self.top, self.left, self.height, self.width), (self.height, self.width)),)
 
+    def operation(self, height: int, width: int, generator: torch.Generator | None = None) -> Operation:
+        """Return what this does to a sample, whatever the size of its images."""
+        return Cut((self.top, self.left, self.height, self.width))
+
+    def drawn(self, crop: CropRequest) -> Operation:
+        """Return what this does to a sample, with the crop that `crops` returned."""
+        return Cut(crop.window)
+
 
 @dataclass(frozen=True)
 class RandomResizedCrop:
@@ -215,14 +240,11 @@ class RandomResizedCrop:
     def __call__(self, image: ImageT, generator: torch.Generator | None = None) -> ImageT:
         """Return an image of exactly `size`; raise TypeError or ValueError if the argument is not an image."""
         if isinstance(image, Cropped):  # the reader has drawn the window
-            (image,) = image.images
-            size = size_of(image, "RandomResizedCrop")
-            if size == both_edges(self.size):
-                return owned(image)
-            window = (0, 0, *size)
+            operation = self.drawn(CropRequest((0, 0, 0, 0), both_edges(self.size)))
         else:
-            window = self.window(*size_of(image, "RandomResizedCrop"), generator)
-        return crop_and_resize(image, window, both_edges(self.size), self.interpolation, "RandomResizedCrop")
+            operation = self.operation(*size_of(image, "RandomResizedCrop"), generator)
+        resized: ImageT = operation.image(image)
+        return resized
 
     def window(self, height: int, width: int, generator: torch.Generator | None = None) -> Window:
         """Draw (top, left, height, width) of the window in an image of `height` × `width` pixels."""
@@ -231,6 +253,14 @@ class RandomResizedCrop:
     def crops(self, height: int, width: int, generator: torch.Generator | None = None) -> tuple[CropRequest, ...]:
         """Draw the only crop of an image of `height` × `width` pixels."""
         return (CropRequest(self.window(height, width, generator), both_edges(self.size)),)
+
+    def operation(self, height: int, width: int, generator: torch.Generator | None = None) -> Operation:
+        """Draw what this does to a sample with images of `height` × `width` pixels."""
+        return self.drawn(*self.crops(height, width, generator))
+
+    def drawn(self, crop: CropRequest) -> Operation:
+        """Return what this does to a sample, with the crop that `crops` returned."""
+        return CutAndResize(crop.window, crop.size, self.interpolation)
 
 
 @dataclass(frozen=True)
@@ -241,23 +271,33 @@ class RandomHorizontalFlip:
     ----------
     p : float
         Probability in [0, 1].
+    keypoint_pairs : sequence of (int, int)
+        Numbers of keypoints that swap when a sample is mirrored, such as those of the left and the right eye: ``[[1,
+        2], [3, 4]]``.
 
     Raises
     ------
     ConfigError
-        `p` is not a probability.
+        `p` is not a probability, or a keypoint is in two pairs.
     """
 
     p: float = 0.5
+    keypoint_pairs: Sequence[Sequence[int]] = ()
 
     def __post_init__(self) -> None:
-        set_fields(self, p=checked_probability("RandomHorizontalFlip", self.p))
+        pairs = checked_pairs("RandomHorizontalFlip", self.keypoint_pairs)
+        set_fields(self, p=checked_probability("RandomHorizontalFlip", self.p), keypoint_pairs=pairs)
 
     def __call__(self, image: ImageT, generator: torch.Generator | None = None) -> ImageT:
         """Return the image or its mirror image; raise TypeError or ValueError if the argument is not an image."""
         size_of(image, "RandomHorizontalFlip")
         # Draw one number whatever p is, so that p does not change what later transforms draw.
         return flip(image) if draw_uniform(0.0, 1.0, generator) < self.p else image
+
+    def operation(self, height: int, width: int, generator: torch.Generator | None = None) -> Operation:
+        """Draw what this does to a sample with images of `height` × `width` pixels."""
+        is_flipped = draw_uniform(0.0, 1.0, generator) < self.p
+        return Flip((height, width), pairs=self.keypoint_pairs) if is_flipped else Operation()
 
 
 @dataclass(frozen=True)
@@ -281,6 +321,10 @@ class ToTensor:
             The argument is none of these, or an ``I;16`` image has values beyond int16.
         """
         return to_tensor(image, "ToTensor")
+
+    def operation(self, height: int, width: int, generator: torch.Generator | None = None) -> Operation:
+        """Return what this does to a sample: it converts the images."""
+        return EachImage(self)
 
     def followed_by(self, other: object) -> Transform | None:
         """Return one transform that computes this and then `other`, or None."""
@@ -329,6 +373,10 @@ class Normalize:
             dtype.
         """
         return normalize(image, self.mean, self.std, "Normalize", inplace=self.inplace)
+
+    def operation(self, height: int, width: int, generator: torch.Generator | None = None) -> Operation:
+        """Return what this does to a sample: it normalises the images."""
+        return EachImage(self)
 
 
 class Moves(IntEnum):
