@@ -132,7 +132,7 @@ class MemoryWriter(StoreWriter):
                 f"{url} was begun and not published; pass resume=True to continue or overwrite=True to start again"
             )
         self._partial = _PARTIAL[self._name] = fresh
-        self.note: JSON = fresh.note
+        self.note = fresh.note
         self._resume_from(len(fresh.records), (digest for _, digest in fresh.records))
 
     def _check_target(self) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, ClassVar, Literal, Self
 
+from storeds.backends.role_checks import ClassIds, RoleChecker
 from storeds.errors import ClosedError, ConfigError, RecordError, StoredsError, StoreExistsError, UnavailableError
 from storeds.protocols import JSON, Field, Meta, Record
 from storeds.records.codec import ContentHash, RecordCodec, checksum
@@ -32,6 +33,7 @@ COMMIT_EVERY = 1000
 _WORTH_THREADS, _CHUNK = 8, 64  # records
 _BYTES = (bytes, bytearray, memoryview)
 _COMMON = (UNCHECKED, "intact")
+_CLASS_IDS = "_class_ids"
 BATCH_BYTES = 32 << 20
 
 
@@ -121,10 +123,13 @@ class StoreWriter(ABC):
         images = (name for name, field in self._declared.items() if field.kind == "image")
         self._verdicts = {name: verdict_field(name) for name in images}
         self._check_pictures = check
+        self._roles = RoleChecker(self._declared, url)
+        self._class_ids = ClassIds(self._declared)
+        self._noted_ids: JSON = {}
         self.fields: dict[str, Field] = {**self._declared, **{name: Field("str") for name in self._verdicts.values()}}
         self.commit_every = commit_every
         self.meta: Meta | None = None
-        self.note: JSON = None
+        self._note: JSON = None
         self._codec = RecordCodec(self.fields)
         self._content = ContentHash()
         self._batch: list[EncodedRecord] = []  # without the records that `_write_part` took
@@ -165,6 +170,25 @@ class StoreWriter(ABC):
     @abstractmethod
     def _suspend(self) -> None:
         """Close the engine and keep the durable records, for a later ``resume=True``."""
+
+    @property
+    def note(self) -> JSON:
+        # docstring inherited
+        return self._note
+
+    @note.setter
+    def note(self, stored: Any) -> None:
+        """Take what `_save_note` made durable in the write that this writer resumes."""
+        if isinstance(stored, dict) and stored.keys() == {_CLASS_IDS, "note"}:
+            self._class_ids.restore(stored[_CLASS_IDS])
+            self._noted_ids, stored = stored[_CLASS_IDS], stored["note"]
+        self._note = stored
+
+    @property
+    def stored_note(self) -> JSON:
+        """What `_save_note` makes durable: the note, and the class ids so far, if a field holds any."""
+        ids = self._class_ids.to_json()
+        return {_CLASS_IDS: ids, "note": self._note} if ids else self._note
 
     @property
     def count(self) -> int:
@@ -265,10 +289,12 @@ class StoreWriter(ABC):
             self._hand_over(self._commit)
             self._durable += self._taken
             self._taken = self._batch_bytes = self._part_bytes = 0
-        if note is not None:
+        ids = self._class_ids.to_json()
+        if note is not None or ids != self._noted_ids:
+            self._note = self._note if note is None else note
             with self._writing():
-                self._save_note(note)
-            self.note = note
+                self._save_note(self.stored_note)
+            self._noted_ids = ids
 
     def publish(self, attrs: Mapping[str, JSON] | None = None, *, fast_crops: int | None = None) -> Meta:
         """Make the complete store visible under its URL and return its `Meta`.
@@ -287,6 +313,7 @@ class StoreWriter(ABC):
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"attrs of {self.url} must be JSON: {error}") from None
         self.flush()
+        self._check_classes(attrs)
         meta = Meta(
             self._content.finish(self.fields, attrs),
             new_build(),
@@ -306,6 +333,14 @@ class StoreWriter(ABC):
         self._state = "published"
         self.meta = meta
         return meta
+
+    def _check_classes(self, attrs: Mapping[str, JSON]) -> None:
+        """Raise RecordError if a class id has no name in `attrs`; the records are kept, since other attrs may name it."""
+        found = self._class_ids.unnamed(attrs.get("classes"))
+        if found is not None:
+            self.suspend()
+            position, fault = found
+            raise RecordError.at(self.url, position, f"{fault}. The records are kept for resume=True (--resume)")
 
     def abort(self) -> None:
         # docstring inherited
@@ -346,9 +381,20 @@ class StoreWriter(ABC):
                     Verdict.from_text(stored[name])
         except ValueError as error:
             raise RecordError.at(self.url, self.count, str(error)) from None
+        if self._roles:
+            self._check_roles(record)
         packed = self._codec.pack(stored)
         self._part_bytes += len(packed)
         return EncodedRecord(stored, packed if self.needs_packed else b"", checksum(packed), len(packed))
+
+    def _check_roles(self, record: Record) -> None:
+        try:
+            self._roles.check(record)
+        except ValueError as error:
+            key = record.get("key")
+            named = key if isinstance(key, str) else None
+            raise RecordError.at(self.url, self.count, str(error), key=named) from None
+        self._class_ids.add(record, self.count)
 
     def _resume_from(self, count: int, checksums: Iterable[bytes]) -> None:
         """Continue after `count` durable records with these concatenated checksums."""

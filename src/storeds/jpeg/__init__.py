@@ -7,7 +7,7 @@ the Huffman codes (``entropy.py``) of damaged files. ``intervals.py`` places wha
 
 from storeds.jpeg.cuts import JpegCutter, JpegPart, is_ready
 from storeds.jpeg.examine import examine, inspect_jpeg, repair
-from storeds.jpeg.formats import check_other, sniff
+from storeds.jpeg.formats import PictureHeader, check_other, read_picture_header, sniff
 from storeds.jpeg.intervals import place_parts
 from storeds.jpeg.markers import MAX_PIXELS, Frame, read_header, surely_opens
 from storeds.jpeg.restarts import Marked, RestartMarker, restart_intervals
@@ -21,6 +21,7 @@ __all__ = [
     "JpegCutter",
     "JpegPart",
     "Marked",
+    "PictureHeader",
     "RestartMarker",
     "Verdict",
     "check_other",
@@ -29,6 +30,7 @@ __all__ = [
     "is_ready",
     "place_parts",
     "read_header",
+    "read_picture_header",
     "repair",
     "restart_intervals",
     "sniff",

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import io
+from typing import NamedTuple
 
 from PIL import Image, ImageFile, UnidentifiedImageError
 
 from storeds.jpeg.containers import check_bmp, check_boxes, check_codestream, check_gif, check_webp
-from storeds.jpeg.markers import MAX_PIXELS
+from storeds.jpeg.markers import MAX_PIXELS, read_header
 from storeds.jpeg.png import check_png
 from storeds.jpeg.tiff import check_tiff
 from storeds.records.fields import Verdict
 
-__all__ = ["check_other", "examine_other", "sniff"]
+__all__ = ["PictureHeader", "check_other", "examine_other", "read_picture_header", "sniff"]
 
 _MAGIC = (
     (b"\x89PNG\r\n\x1a\n", "PNG"),
@@ -76,6 +77,40 @@ def _is_text(head: bytes) -> bool:
             return False
         text = head[: error.start].decode("utf-8")
     return bool(text) and all(character.isprintable() or character.isspace() for character in text)
+
+
+class PictureHeader(NamedTuple):
+    """What the header of a picture says.
+
+    Attributes
+    ----------
+    height, width : int
+        Pixels as stored, before any EXIF orientation.
+    mode : str
+        Pillow's mode, for example ``L`` or ``RGB``.
+    format : str
+        Pillow's name of the format, for example ``JPEG`` or ``PNG``.
+    """
+
+    height: int
+    width: int
+    mode: str
+    format: str
+
+
+_JPEG_MODES = {1: "L", 3: "RGB", 4: "CMYK"}
+
+
+def read_picture_header(blob: bytes) -> PictureHeader | None:
+    """Return the header of a picture of any format that Pillow reads, or None if it is not readable. Decodes no pixels."""
+    jpeg = read_header(blob)
+    if jpeg is not None and jpeg.components in _JPEG_MODES:
+        return PictureHeader(jpeg.height, jpeg.width, _JPEG_MODES[jpeg.components], "JPEG")
+    try:
+        with Image.open(io.BytesIO(blob)) as image:
+            return PictureHeader(image.height, image.width, image.mode, image.format or "")
+    except Exception:  # damaged bytes make decoders raise errors of any type
+        return None
 
 
 def check_other(blob: bytes) -> Verdict | None:

@@ -93,7 +93,7 @@ class Hdf5Writer(StoreWriter):
             sync_path(self._folder)
             return 0
         self._ends = state["ends"]
-        self.note: JSON = state["note"]
+        self.note = state["note"]
         return int(state["count"])
 
     def _path(self, column: str) -> Path:
@@ -111,7 +111,7 @@ class Hdf5Writer(StoreWriter):
             self._write_part(batch, first)
         for descriptor in self._files.values():
             os.fsync(descriptor)
-        self._save_state(first + len(batch), self.note)
+        self._save_state(first + len(batch), self.stored_note)
 
     def _write_part(self, part: list[EncodedRecord], first: int) -> None:
         seals = self._places.seals([sealed.digest for sealed in part], first)

@@ -92,7 +92,7 @@ class LmdbWriter(StoreWriter):
         with self._env.begin() as txn:
             count = txn.stat(self._records)["entries"]
             self._resume_from(count, list(self._read_parts(txn, _DIGESTS)))
-            self.note: JSON = json.loads(txn.get(_NOTE, db=self._parts) or b"null")
+            self.note = json.loads(txn.get(_NOTE, db=self._parts) or b"null")
 
     def _create(self, file: Path) -> None:
         """Make `file` an empty environment in one step: a death in the middle would leave a file that LMDB cannot open."""

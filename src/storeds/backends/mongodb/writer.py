@@ -304,7 +304,7 @@ class MongodbWriter(StoreWriter):
             {"metadata.build": {"$in": adopted}}, {"$set": {"metadata.build": self._values}}
         )
         self._metas(database).update_one(self._own, {"$unset": {"adopted": ""}})
-        self.note: JSON = json.loads(left.entry.get("note", "null"))
+        self.note = json.loads(left.entry.get("note", "null"))
         digests = list(arrived_digests(database[self._partial], self._seals))
         # Drop records after a gap: a batch is inserted in any order.
         database[self._partial].delete_many({"_id": {"$gte": len(digests)}})

@@ -1,0 +1,154 @@
+"""Checks records against the roles of their fields: when they are written, and when a store is verified."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from storeds.protocols import JSON, Field, Record
+from storeds.records.fields import layout_of
+from storeds.records.roles import check_labels, check_mask, check_mask_mode, check_values
+
+__all__ = ["ClassIds", "RoleChecker"]
+
+_LOG = logging.getLogger("storeds")
+_BYTES = (bytes, bytearray, memoryview)
+
+
+class RoleChecker:
+    """Checks the values of one record after another. Thread-safe.
+
+    Parameters
+    ----------
+    fields : mapping of str to Field
+        All declared fields.
+    url : str
+        For the warning about masks that lost class ids.
+    """
+
+    def __init__(self, fields: Mapping[str, Field], url: str) -> None:
+        self._fields = {name: field for name, field in fields.items() if field.role is not None or field.of is not None}
+        self._url = url
+        self._masks = [name for name, field in fields.items() if field.role == "mask" and field.kind == "image"]
+        self._image = _only_image(fields) if any(map(_has_coordinates, fields.values())) else None
+        self._image_field = fields[self._image] if self._image is not None else None
+        self._warned = False
+
+    def __bool__(self) -> bool:
+        """Whether any field has a role."""
+        return bool(self._fields)
+
+    def check(self, record: Record) -> None:
+        """Raise ValueError for the first value of `record` that does not fit its role."""
+        size = self._size(record)
+        check_values(record, self._fields, size)
+        for name in self._masks:
+            self._check_mask(name, record[name], size)
+
+    def _size(self, record: Record) -> tuple[int, int] | None:
+        """Return height and width of the image as stored, or None if that is not clear."""
+        if self._image is None or self._image_field is None:
+            return None
+        value, shape = record[self._image], self._image_field.shape
+        if shape is None:
+            from storeds.jpeg import read_picture_header  # a writer without images needs no decoder
+
+            header = read_picture_header(bytes(value))
+            return None if header is None else (header.height, header.width)
+        layout = layout_of(shape)
+        if layout is None:
+            return None
+        return tuple(value.shape[-3:-1] if layout == "last" else value.shape[-2:])
+
+    def _check_mask(self, name: str, value: Any, size: tuple[int, int] | None) -> None:
+        from storeds.jpeg import read_picture_header
+
+        header = read_picture_header(bytes(value))
+        if header is None:
+            return
+        check_mask_mode(name, header.mode)
+        check_mask(name, (header.height, header.width), size)
+        if header.format == "JPEG" and not self._warned:
+            self._warned = True
+            _LOG.warning(
+                "%s: field %r holds masks that are JPEGs, whose compression changes class ids at the edges of objects; store "
+                "masks as PNG",
+                self._url,
+                name,
+            )
+
+
+def _has_coordinates(field: Field) -> bool:
+    return field.role in ("boxes", "mask")
+
+
+def _only_image(fields: Mapping[str, Field]) -> str | None:
+    """Return the field of the image that boxes and masks belong to, or None if there are several."""
+    named = [name for name, field in fields.items() if field.role == "image"]
+    named = named or [name for name, field in fields.items() if field.kind == "image" and field.role is None]
+    return named[0] if len(named) == 1 else None
+
+
+class ClassIds:
+    """The largest and the smallest class id of each field of labels, and the first record that has it.
+
+    A writer learns the names of classes only when it publishes, so it keeps these until then.
+    """
+
+    def __init__(self, fields: Mapping[str, Field]) -> None:
+        self._names = [
+            name
+            for name, field in fields.items()
+            if field.role == "labels" or (field.role == "label" and field.kind == "int")
+        ]
+        self._ends: dict[str, list[tuple[int, int]]] = {}
+
+    def add(self, record: Record, position: int) -> None:
+        """Add the class ids of the record at `position`."""
+        for name in self._names:
+            value = record[name]
+            ids = check_labels(name, value) if isinstance(value, (list, np.ndarray)) else np.array([value])
+            if isinstance(ids, np.ndarray) and len(ids):
+                self._add(name, int(ids.max()), int(ids.min()), position)
+
+    def _add(self, name: str, most: int, least: int, position: int) -> None:
+        ends = self._ends.get(name)
+        if ends is None:
+            self._ends[name] = [(most, position), (least, position)]
+            return
+        if most > ends[0][0]:
+            ends[0] = most, position
+        if least < ends[1][0]:
+            ends[1] = least, position
+
+    def to_json(self) -> dict[str, JSON]:
+        """Return the ids as JSON; empty without any."""
+        return {name: [list(end) for end in ends] for name, ends in self._ends.items()}
+
+    def restore(self, known: Mapping[str, Any]) -> None:
+        """Continue after ids that `to_json` returned."""
+        self._ends = {name: [(int(number), int(at)) for number, at in ends] for name, ends in known.items()}
+
+    def unnamed(self, classes: JSON) -> tuple[int, str] | None:
+        """Return the position and the fault of a record with a class id that has no name, or None.
+
+        Parameters
+        ----------
+        classes : JSON
+            ``classes`` of the attributes: a list of names, or a mapping from a field to its names. Other values name none.
+        """
+        for name, ends in self._ends.items():
+            names = classes.get(name) if isinstance(classes, Mapping) else classes
+            if not isinstance(names, list):
+                continue
+            for number, position in ends:
+                if not 0 <= number < len(names):
+                    ids = f"0 to {len(names) - 1}" if names else "none"
+                    return position, (
+                        f"field {name!r} has class id {number}, which has no name: attrs['classes'] names {len(names)} classes, "
+                        f"{ids}; add the missing names, correct the id, or declare the field without a role"
+                    )
+        return None
