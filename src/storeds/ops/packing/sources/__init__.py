@@ -1,4 +1,4 @@
-"""Sources of records for `pack`: folders, manifests, tables, tar shards, videos, datasets and stores.
+"""Sources of records for `pack`: folders, manifests, tables, tar shards, videos, annotations, datasets and stores.
 
 `open_source` detects the source, `PackSource` is the interface of one. Read `base` first, then `folders`.
 """
@@ -16,6 +16,7 @@ from storeds.ops.packing.sources.stores import StoreSource
 from storeds.ops.packing.sources.tables import TableSource
 from storeds.ops.packing.sources.tars import TarSource
 from storeds.ops.packing.sources.videos import FrameFolderSource, VideoSource
+from storeds.ops.packing.sources.yolo import YoloSource
 
 __all__ = [
     "IMAGE_SUFFIXES",
@@ -36,6 +37,7 @@ __all__ = [
     "TableSource",
     "TarSource",
     "VideoSource",
+    "YoloSource",
     "open_source",
     "read_file",
 ]

@@ -20,12 +20,13 @@ from storeds.ops.packing.sources.stores import StoreSource
 from storeds.ops.packing.sources.tables import SAVED_FILES, TABLE_SUFFIXES, TableSource
 from storeds.ops.packing.sources.tars import TarSource, is_pattern
 from storeds.ops.packing.sources.videos import VIDEO_SUFFIXES, FrameFolderSource, VideoSource
+from storeds.ops.packing.sources.yolo import YoloSource, is_yolo_file, is_yolo_folder
 from storeds.protocols import Backend
 
 __all__ = ["KINDS", "SourceKind", "open_source"]
 
 SourceKind: TypeAlias = Literal[
-    "imagefolder", "flat", "csv", "jsonl", "index", "table", "tar", "store", "dataset", "videos", "frames"
+    "imagefolder", "flat", "csv", "jsonl", "index", "table", "tar", "store", "dataset", "videos", "frames", "yolo"
 ]
 
 _SOURCES: dict[str, Callable[..., PackSource]] = {
@@ -40,6 +41,7 @@ _SOURCES: dict[str, Callable[..., PackSource]] = {
     "dataset": dataset_source,
     "videos": VideoSource,
     "frames": FrameFolderSource,
+    "yolo": YoloSource,
 }
 KINDS: tuple[str, ...] = get_args(SourceKind)
 _SUFFIXES = {
@@ -150,6 +152,8 @@ def _detect_path(path: str, *, include_hidden: bool) -> str:
         reason = getattr(error, "strerror", None) or error
         raise StoreNotFoundError(f"{redact(show(path))} cannot be inspected: {reason}") from None
     if stat.S_ISDIR(mode):
+        if is_yolo_folder(path):
+            return "yolo"
         if _is_saved_dataset(entries) or _contains_tables(path, _TABLE_DEPTH):
             return "table"
         return "videos" if _contains_videos(path) else _detect_folder(path, entries, include_hidden=include_hidden)
@@ -166,6 +170,8 @@ def _detect_path(path: str, *, include_hidden: bool) -> str:
 def _detect_content(path: str) -> str | None:
     if sniff(path) is not None:
         return "store"
+    if is_yolo_file(path):
+        return "yolo"
     with open(path, "rb") as file:
         head = file.read(262)
     if head.startswith((b"PAR1", b"ARROW1")):
