@@ -9,6 +9,7 @@ the image that it gets, except ``Normalize(inplace=True)``. A transform with not
 """
 
 from storeds.transforms.binding import BoundTransform, Compose, Views, apply_transform, build_transform
+from storeds.transforms.boxes import FilterBoxes
 from storeds.transforms.images import (
     CenterCrop,
     Crop,
@@ -18,14 +19,19 @@ from storeds.transforms.images import (
     Resize,
     ToTensor,
 )
+from storeds.transforms.operations import Operation
+from storeds.transforms.samples import JointTransform
 
-# Read images.py first, then binding.py. generators.py finds transforms that storeds cannot seed.
+# Read images.py first, then binding.py, operations.py and samples.py. generators.py finds transforms that storeds cannot seed.
 __all__ = [
     "BoundTransform",
     "CenterCrop",
     "Compose",
     "Crop",
+    "FilterBoxes",
+    "JointTransform",
     "Normalize",
+    "Operation",
     "RandomHorizontalFlip",
     "RandomResizedCrop",
     "Resize",

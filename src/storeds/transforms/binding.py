@@ -22,6 +22,7 @@ from storeds._utils.arguments import plain
 from storeds.errors import ConfigError, MissingDependencyError, suggest
 from storeds.protocols import Cropped, Cropper, CropRequest, SampleContext, Transform
 from storeds.transforms.albumentations import Albumentations
+from storeds.transforms.boxes import FilterBoxes
 from storeds.transforms.functional import ToNormalized, crop, size_of
 from storeds.transforms.images import (
     CenterCrop,
@@ -325,7 +326,18 @@ def _global_generators_from(generator: torch.Generator) -> Iterator[None]:
 
 _BUILT_IN: dict[str, type] = {
     each.__name__: each
-    for each in (CenterCrop, Compose, Crop, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize, ToTensor, Views)
+    for each in (
+        CenterCrop,
+        Compose,
+        Crop,
+        FilterBoxes,
+        Normalize,
+        RandomHorizontalFlip,
+        RandomResizedCrop,
+        Resize,
+        ToTensor,
+        Views,
+    )
 }
 
 

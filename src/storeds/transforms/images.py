@@ -392,7 +392,7 @@ class Moves(IntEnum):
 
 # Names of classes in storeds, torchvision, albumentations and kornia.
 _STAY = re.compile(
-    "ToTensor|Normalize|ToNormalized|Identity|NoOp|ToImage|ToPILImage|PILToTensor|ToPureTensor|ToDtype|ToTensorV2|RGB|JPEG"
+    "ToTensor|Normalize|ToNormalized|FilterBoxes|Identity|NoOp|ToImage|ToPILImage|PILToTensor|ToPureTensor|ToDtype|ToTensorV2|RGB|JPEG"
     "|ConvertImageDtype|(Random)?Grayscale|ColorJitter|RandomChannelPermutation|RandomPhotometricDistort|LinearTransformation"
     "|Gaussian(Blur|Noise)|Random(Erasing|Invert|Posterize|Solarize|AdjustSharpness|Autocontrast|Equalize)"
 )

@@ -1,0 +1,459 @@
+"""Applies transforms to whole samples: images, masks, boxes and keypoints move together.
+
+`JointTransform` takes the `Sample` of a reader and returns the elements. It applies
+
+- built-in transforms by their `Operation` to every element,
+- albumentations transforms in one call with all elements,
+- any other callable, such as a transform of torchvision v2, to the dict of elements.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from storeds.errors import ConfigError, RecordError
+from storeds.protocols import Array, Field, SampleContext, Transform
+from storeds.records.fields import is_spatial
+from storeds.records.roles import BOX_FORMATS, Sample, boxes_of
+from storeds.transforms.binding import BoundTransform, Compose, Views, build_transform
+from storeds.transforms.boxes import FilterBoxes, from_corners, to_corners
+from storeds.transforms.functional import in_order, size_of
+from storeds.transforms.images import Moves, Normalize, ToTensor, _leaves, moves
+from storeds.transforms.operations import Operation, Orient, Size
+
+__all__ = ["JointTransform", "check_roles"]
+
+
+class JointTransform:
+    """Apply transforms to all elements of a sample.
+
+    Parameters
+    ----------
+    transforms : callable, config or None
+        As for `build_transform`: a transform, or a list of them. None only rotates and wraps elements.
+    box_format : str, optional
+        Format of the boxes that it returns: ``xyxy``, ``xywh`` or ``cxcywh``. Default: the format of their field.
+    finish : callable, optional
+        Applied to each image at the end.
+    may_wait : bool
+        Whether collating may run ``ToTensor`` and ``Normalize`` at the end of `transforms`.
+
+    Raises
+    ------
+    ConfigError
+        A transform cannot be applied to samples, or `box_format` is unknown.
+
+    Notes
+    -----
+    Thread-safe. Picklable if the transforms are.
+    """
+
+    def __init__(
+        self,
+        transforms: Any,
+        *,
+        box_format: str | None = None,
+        finish: Callable[[Any], Any] | None = None,
+        may_wait: bool = False,
+    ) -> None:
+        if box_format is not None and box_format not in BOX_FORMATS:
+            raise ConfigError(f"box_format must be {', '.join(BOX_FORMATS)} or None, not {box_format!r}")
+        self.transforms = build_transform(transforms, "transforms")
+        self.box_format = box_format
+        steps = _flattened(self.transforms)
+        for step in steps:
+            _check_step(step)
+        last = len(steps)
+        while last and type(steps[last - 1]) in (ToTensor, Normalize):
+            last -= 1
+        self._steps = tuple(step if _is_joint(step) else BoundTransform(step) for step in steps[:last])
+        self._end = BoundTransform(Compose(steps[last:]), finish, may_wait)
+        self._measures = any(isinstance(step, FilterBoxes) for step in steps)
+        self._elements: _Elements | None = None
+
+    def __call__(self, sample: Sample, context: SampleContext) -> dict[str, Any]:
+        """Return element → value, tv_tensors if torchvision is installed.
+
+        Raises
+        ------
+        RecordError
+            An image or mask has another size than the first image.
+        """
+        elements = self._elements
+        if elements is None or elements.fields is not sample.fields:
+            elements = self._elements = _Elements(sample.fields)
+        work = _Work(sample, elements, measures=self._measures)
+        crop = sample.window
+        for step in self._steps:
+            if isinstance(step, FilterBoxes):
+                work.filter(step)
+            elif isinstance(step, BoundTransform):
+                work.call(step, context.generator)
+            else:
+                drawn = step.operation(*work.size, context.generator) if crop is None else step.drawn(crop)
+                crop = None
+                work.apply(drawn)
+        values = work.packed(self.box_format)
+        for name in elements.images:
+            values[name] = in_order(self._end(values[name], context))
+        return _wrapped(values, elements, work.size, self.box_format)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_elements": None}
+
+    def __repr__(self) -> str:
+        return repr(self.transforms)
+
+
+_LABELS = "labels"
+
+
+def check_roles(transforms: Transform | None, fields: Mapping[str, Field]) -> None:
+    """Raise ConfigError if transforms move pixels, but not those of an element without a role.
+
+    Parameters
+    ----------
+    transforms : callable or None
+        What `JointTransform` applies.
+    fields : mapping of str to Field
+        Element → its declaration.
+    """
+    moving = next((step for step in _flattened(transforms) if moves(step) in (Moves.ALIKE, Moves.DRAWN)), None)
+    if moving is None:
+        return
+    image = next((field for field in fields.values() if field.role == "image"), None)
+    for name, field in fields.items():
+        if field.role is None and is_spatial(name, field, image):
+            raise ConfigError(
+                f"transforms: {moving!r} moves pixels, but {name!r} has no role, so it would stay as stored and no longer "
+                f"match. Say what it is, for example roles={{{name!r}: 'mask'}}, or read the other elements alone (fields=[…])"
+            )
+
+
+def _flattened(transform: Any) -> list[Any]:
+    """Return the transforms to apply one after another."""
+    if transform is None:
+        return []
+    if type(transform) is not Compose:
+        return [transform]
+    return [each for part in transform.transforms for each in _flattened(part)]
+
+
+def _is_joint(step: Any) -> bool:
+    return isinstance(step, FilterBoxes) or hasattr(step, "operation")
+
+
+def _check_step(step: Any) -> None:
+    """Raise ConfigError for a transform that cannot take samples."""
+    if isinstance(step, Views):
+        raise ConfigError("transforms: Views makes several images of one: pass it as transform=, for the image alone")
+    module = type(step).__module__
+    if module.startswith("torchvision.transforms.") and not module.startswith("torchvision.transforms.v2"):
+        raise ConfigError(
+            f"transforms: {step!r} takes one image: use torchvision.transforms.v2.{type(step).__name__}, which takes samples"
+        )
+
+
+class _Elements:
+    """The elements of a sample by role."""
+
+    def __init__(self, fields: Mapping[str, Field]) -> None:
+        self.fields = fields
+        self.images, self.masks, self.boxes, self.keypoints = (
+            tuple(name for name, field in fields.items() if field.role == role)
+            for role in ("image", "mask", "boxes", "keypoints")
+        )
+        owners = {name: boxes_of(name, fields) for name in fields}
+        self.rows = {boxes: tuple(name for name, owner in owners.items() if owner == boxes) for boxes in self.boxes}
+        """Field of boxes → elements whose rows describe its boxes."""
+
+
+class _Work:
+    """A sample while transforms change it."""
+
+    def __init__(self, sample: Sample, elements: _Elements, *, measures: bool) -> None:
+        self.values = dict(sample.values)
+        self.size = sample.size
+        self._elements = elements
+        self._measures = measures
+        self._boxes: dict[str, Array] = {}
+        self._points: dict[str, Array] = {}
+        self._visible: dict[str, Array] = {}
+        self._is_unpacked = False
+        if sample.orientation != 1:
+            height, width = sample.size
+            stored = (width, height) if sample.orientation > 4 else (height, width)
+            self._move(Orient(stored, sample.orientation))
+        self._check_sizes()
+
+    def apply(self, operation: Operation) -> None:
+        """Apply an operation to all elements."""
+        if operation.moves:
+            self._move(operation)
+        for name in self._elements.images:
+            self.values[name] = operation.image(self.values[name])
+
+    def filter(self, step: FilterBoxes) -> None:
+        """Drop the boxes that `step` does not keep."""
+        self._unpack()
+        for name, boxes in self._boxes.items():
+            self._keep(name, step.kept(boxes, self._visible[name]))
+
+    def call(self, transform: BoundTransform, generator: torch.Generator | None) -> None:
+        """Apply a callable that takes and returns a dict of all elements."""
+        values = self.packed(None)
+        known = _is_of_torchvision(transform.transform)
+        given = _wrapped(self._for_torchvision(values) if known else values, self._elements, self.size, None)
+        made = transform.draw(given, generator)
+        if not isinstance(made, Mapping) or not set(given) <= set(made):
+            what = f"the elements {', '.join(map(str, made))}" if isinstance(made, Mapping) else type(made).__qualname__
+            raise ValueError(f"{transform!r} must return a dict with the elements {', '.join(given)}, not {what}")
+        plain = {name: _unwrapped(made[name], name, self._elements) for name in given}
+        if known:
+            plain = self._from_torchvision(values, plain)
+        self._absorb(plain, made, transform)
+
+    def packed(self, box_format: str | None) -> dict[str, Any]:
+        """Return the elements as a `Sample` holds them, with boxes in a format, by default that of their field."""
+        for name in self._elements.boxes:
+            stored = self._elements.fields[name].format or "xyxy"
+            if self._is_unpacked:
+                self.values[name] = torch.from_numpy(from_corners(self._boxes[name], box_format or stored))
+            elif box_format is not None and box_format != stored:
+                corners = to_corners(self.values[name].numpy(), stored)
+                self.values[name] = torch.from_numpy(from_corners(corners, box_format))
+        if self._is_unpacked:
+            for name, points in self._points.items():
+                self.values[name] = torch.from_numpy(points.astype(np.float32))
+        self._is_unpacked = False
+        return self.values
+
+    def _unpack(self) -> None:
+        """Make arrays of the coordinates, whose arithmetic takes less time than that of small tensors."""
+        if self._is_unpacked:
+            return
+        self._is_unpacked = True
+        for name in self._elements.boxes:
+            boxes = to_corners(self.values[name].numpy(), self._elements.fields[name].format or "xyxy")
+            self._boxes[name] = boxes
+            if name not in self._visible or len(self._visible[name]) != len(boxes):
+                self._visible[name] = np.ones(len(boxes))
+        for name in self._elements.keypoints:
+            self._points[name] = self.values[name].numpy().astype(np.float64)
+
+    def _move(self, operation: Operation) -> None:
+        """Move everything but images."""
+        self._unpack()
+        self.size = operation.size(*self.size)
+        for name, boxes in self._boxes.items():
+            if len(boxes):
+                self._set_boxes(name, operation.boxes(boxes))
+        for name, points in self._points.items():
+            if points.size:
+                self._points[name] = _moved(points, operation, self.size)
+        for name in self._elements.masks:
+            self.values[name] = operation.mask(self.values[name])
+
+    def _set_boxes(self, name: str, boxes: Array) -> None:
+        """Clip boxes to the image, and drop empty ones."""
+        height, width = self.size
+        clipped = np.minimum(np.maximum(boxes, 0), (width, height, width, height))
+        self._boxes[name] = clipped
+        sides = clipped[:, 2:] - clipped[:, :2]
+        if self._measures:
+            before = (boxes[:, 2:] - boxes[:, :2]).prod(axis=1)
+            self._visible[name] = self._visible[name] * sides.prod(axis=1) / np.maximum(before, 1e-12)
+        if sides.min() <= 0:
+            self._keep(name, sides.min(axis=1) > 0)
+
+    def _keep(self, name: str, kept: Array) -> None:
+        """Drop boxes, and the rows that describe them."""
+        if kept.all():
+            return
+        self._boxes[name], self._visible[name] = self._boxes[name][kept], self._visible[name][kept]
+        for row in self._elements.rows[name]:
+            if row in self._points:
+                self._points[row] = self._points[row][kept]
+            else:
+                self.values[row] = _taken(self.values[row], kept, row, name)
+
+    def _check_sizes(self) -> None:
+        """Raise RecordError if an image or mask has another size than the sample."""
+        for name in self._elements.images:
+            image = self.values[name]
+            if isinstance(image, (torch.Tensor, Image.Image)) and size_of(image, name) != self.size:
+                raise _other_size(name, size_of(image, name), self.size)
+        for name in self._elements.masks:
+            height, width = self.values[name].shape[-2:]
+            if (height, width) != self.size:
+                raise _other_size(name, (height, width), self.size)
+
+    def _for_torchvision(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Return values for a transform of torchvision, which knows keypoints of two columns and one array of labels.
+
+        Labels, and other rows of one dimension, become row numbers, which show what ``SanitizeBoundingBoxes`` drops.
+        """
+        elements, given = self._elements, dict(values)
+        for name in elements.keypoints:
+            given[name] = values[name][..., :2]
+        for boxes in elements.boxes[:1]:
+            numbers = torch.arange(len(values[boxes]))
+            given[_LABELS] = numbers
+            for name in elements.rows[boxes]:
+                if name not in (*elements.keypoints, *elements.masks):
+                    given[name] = numbers.clone()
+        return given
+
+    def _from_torchvision(self, values: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
+        """Return the elements that a transform of torchvision returned, with the rows that it left."""
+        elements = self._elements
+        for name in elements.keypoints:
+            moved, before = made[name], values[name]
+            if moved.shape[-1] != before.shape[-1]:
+                made[name] = (
+                    torch.cat([moved, before[..., 2:]], dim=-1) if moved.shape[:-1] == before.shape[:-1] else moved
+                )
+        for boxes in elements.boxes[:1]:
+            count, left = len(values[boxes]), len(made[boxes])
+            numbers = [made.pop(_LABELS)]
+            if _LABELS in values:
+                made[_LABELS] = values[_LABELS]
+            rows = elements.rows[boxes]
+            plain = [name for name in rows if name not in (*elements.keypoints, *elements.masks)]
+            numbers += [made[name] for name in plain if name != _LABELS]
+            kept = next((each for each in numbers if len(each) == left), None)
+            if kept is None:
+                continue
+            is_kept = np.zeros(count, bool)
+            is_kept[kept.numpy()] = True
+            for name in rows:
+                if name in plain:
+                    made[name] = values[name] if left == count else _taken(values[name], is_kept, name, boxes)
+                elif len(made[name]) == count != left:
+                    made[name] = _taken(made[name], is_kept, name, boxes)
+        return made
+
+    def _absorb(self, plain: dict[str, Any], made: Mapping[str, Any], transform: BoundTransform) -> None:
+        """Take over the elements that a callable returned."""
+        elements = self._elements
+        self.size = _size_after(made, elements, self.size)
+        for name in elements.boxes:
+            count, left = len(self.values[name]), len(plain[name])
+            for row in elements.rows[name]:
+                if left != count and len(plain[row]) != left:
+                    raise ValueError(
+                        f"{transform!r} dropped {count - left} of {count} {name!r}, but not the rows of {row!r} that belong "
+                        "to them. Use FilterBoxes of storeds instead, which drops both"
+                    )
+        self.values = {name: plain[name] for name in self.values}
+        self._check_sizes()
+        if moves(transform.transform) != Moves.NOT:
+            self._move(Operation())
+
+
+def _moved(points: Array, operation: Operation, size: Size) -> Array:
+    """Return keypoints (…, 2 or 3) after an operation. One outside the image loses its visibility, if it has one."""
+    moved = points.copy()
+    # Keypoints count from the centre of the first pixel, operations from its edge.
+    xy = operation.points(points[..., :2] + 0.5)
+    moved[..., :2] = xy - 0.5
+    if operation.pairs:
+        order = list(range(moved.shape[-2]))
+        for first, second in operation.pairs:
+            order[first], order[second] = order[second], order[first]
+        moved, xy = moved[..., order, :], xy[..., order, :]
+    if moved.shape[-1] == 3:
+        is_lost = (moved[..., 2] <= 0) | ((xy < 0) | (xy > (size[1], size[0]))).any(axis=-1)
+        moved[is_lost] = 0
+    return moved
+
+
+def _taken(value: Any, kept: Array, name: str, boxes: str) -> Any:
+    """Return the rows to keep."""
+    if len(value) != len(kept):
+        raise ValueError(f"{name!r} has {len(value)} rows, but {boxes!r} has {len(kept)} boxes")
+    if isinstance(value, torch.Tensor):
+        return value[torch.from_numpy(kept)]
+    if isinstance(value, np.ndarray):
+        return value[kept]
+    return [item for item, is_kept in zip(value, kept, strict=True) if is_kept]
+
+
+def _unwrapped(value: Any, name: str, elements: _Elements) -> Any:
+    """Return a plain tensor; boxes in the format of their field."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    plain = value.as_subclass(torch.Tensor)
+    if name in elements.boxes:
+        stored = elements.fields[name].format or "xyxy"
+        changed = getattr(getattr(value, "format", None), "name", stored).lower()
+        if changed != stored:
+            return torch.from_numpy(from_corners(to_corners(plain.numpy(), changed), stored))
+    return plain
+
+
+def _is_of_torchvision(transform: Any) -> bool:
+    """Return whether a transform and all its parts belong to torchvision."""
+    return all(type(part).__module__.startswith("torchvision.") for part in (transform, *_leaves(transform)))
+
+
+def _size_after(made: Mapping[str, Any], elements: _Elements, size: Size) -> Size:
+    """Return (height, width) of the elements that a callable returned."""
+    for name in elements.images:
+        if isinstance(made[name], (torch.Tensor, Image.Image)):
+            return size_of(made[name], name)
+    for name in elements.masks:
+        return tuple(made[name].shape[-2:])
+    canvases = (getattr(made[name], "canvas_size", None) for name in (*elements.boxes, *elements.keypoints))
+    return next((tuple(canvas) for canvas in canvases if canvas is not None), size)
+
+
+def _other_size(name: str, size: Size, expected: Size) -> RecordError:
+    return RecordError(
+        f"{name!r} has {size[1]} × {size[0]} pixels and the sample {expected[1]} × {expected[0]}, so they cannot be "
+        "transformed together; images and masks of one sample must have one size"
+    )
+
+
+@functools.cache
+def _tv_tensors() -> ModuleType | None:
+    """Return torchvision.tv_tensors, or None without torchvision."""
+    try:
+        from torchvision import tv_tensors
+    except ImportError:
+        return None
+    except Exception as error:  # of another version than torch
+        warnings.warn(
+            f"torchvision cannot be imported, so samples hold plain tensors instead of tv_tensors: {error}",
+            stacklevel=2,
+        )
+        return None
+    return tv_tensors  # type: ignore[no-any-return]
+
+
+def _wrapped(values: dict[str, Any], elements: _Elements, size: Size, box_format: str | None) -> dict[str, Any]:
+    """Return the elements as tv_tensors, or as they are without torchvision."""
+    tv = _tv_tensors()
+    if tv is None:
+        return dict(values)
+    wrapped = dict(values)
+    for name in elements.images:
+        if isinstance(values[name], torch.Tensor):
+            wrapped[name] = values[name].as_subclass(tv.Image)
+    for name in elements.masks:
+        wrapped[name] = values[name].as_subclass(tv.Mask)
+    for name in elements.boxes:
+        format = tv.BoundingBoxFormat[(box_format or elements.fields[name].format or "xyxy").upper()]
+        wrapped[name] = tv.BoundingBoxes(values[name], format=format, canvas_size=size)
+    for name in elements.keypoints:
+        if values[name].shape[-1] == 2 and hasattr(tv, "KeyPoints"):
+            wrapped[name] = tv.KeyPoints(values[name], canvas_size=size)
+    return wrapped
