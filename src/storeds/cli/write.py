@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any
 
 import typer
@@ -88,6 +89,19 @@ def pack(
         LabelStyle | None,
         typer.Option(help="Whether the manifest's labels are integers or class names; detected by default."),
     ] = None,
+    classes: Annotated[
+        str | None,
+        typer.Option(help="The class names in the order of their ids: a,b,c, or the path of a file of them."),
+    ] = None,
+    ignore_index: Annotated[int | None, typer.Option(help="The class id of pixels without a class in masks.")] = None,
+    image_folder: Annotated[str | None, typer.Option(help="With --kind masks: the folder of the images.")] = None,
+    mask_folder: Annotated[str | None, typer.Option(help="With --kind masks: the folder of the masks.")] = None,
+    image_suffix: Annotated[
+        str | None, typer.Option(help="With --kind masks: how names of images end, before .jpg.")
+    ] = None,
+    mask_suffix: Annotated[
+        str | None, typer.Option(help="With --kind masks: how names of masks end, before .png.")
+    ] = None,
     columns: Annotated[str | None, typer.Option(help="Column names for a CSV without a header: path,label.")] = None,
     delimiter: Annotated[str | None, typer.Option(help="The delimiter of the CSV; detected by default.")] = None,
     encoding: Annotated[str | None, typer.Option(help="The manifest's text encoding; UTF-8 by default.")] = None,
@@ -119,7 +133,13 @@ def pack(
         "fps": fps,
         "label": label,
         "label_type": label_type,
-        "columns": None if columns is None else [name.strip() for name in columns.split(",")],
+        "classes": None if classes is None else classes if os.path.isfile(classes) else _names(classes),
+        "ignore_index": ignore_index,
+        "image_folder": image_folder,
+        "mask_folder": mask_folder,
+        "image_suffix": image_suffix,
+        "mask_suffix": mask_suffix,
+        "columns": None if columns is None else _names(columns),
         "allow_outside": allow_outside or None,
         "allow_empty": allow_empty or None,
         "include_hidden": include_hidden or None,
@@ -182,6 +202,11 @@ def _report(packed: Packed, problems: list[Problem], *, kept: bool) -> None:
             f"{bad:,} of {counted(items, 'item')} bad, {packed.left_out:,} left out: {reasons_line(reasons(problems))}"
         )
         say_error("", line)
+
+
+def _names(text: str) -> list[str]:
+    """Return the names in ``a,b,c``."""
+    return [name.strip() for name in text.split(",")]
 
 
 def _shares(text: str | None) -> dict[str, float] | None:

@@ -176,6 +176,8 @@ def pack(
     marker = RestartMarker.find() if fast_crops else None
     opened = open_source(source, kind=kind, **source_options)
     fields = _fields(opened, shares)
+    if max_side is not None or quality is not None:
+        _check_encoding(fields)
     divided = make_split(opened, shares, split_by) if shares else None
     notes = (*getattr(opened, "notes", ()), *(divided.notes if divided is not None else ()))
     columns = dict(getattr(opened, "columns", {}))
@@ -228,6 +230,16 @@ def _check(
     if shares and (any(share < 0 for _, share in shares) or abs(sum(share for _, share in shares) - 1) > 1e-6):
         raise ConfigError(f"the shares of split must be positive and sum to 1, got {dict(shares)}")
     return shares
+
+
+def _check_encoding(fields: Mapping[str, Field]) -> None:
+    """Raise ConfigError if encoding images again would move their pixels, but not what describes them."""
+    bound = [name for name, each in fields.items() if each.role in ("mask", "boxes", "keypoints")]
+    if bound:
+        raise ConfigError(
+            f"max_side and quality (--max-side, --quality) scale and turn images, but not {', '.join(bound)}; pack without "
+            "them, and resize when reading with transforms="
+        )
 
 
 def _log_notes(where: str, notes: Sequence[str], columns: Mapping[str, str | None]) -> None:

@@ -113,7 +113,7 @@ class Preparer:
                 if reason is not None:
                     reasons.append(reason)
                 damaged = damaged or not (verdict is None or verdict.is_whole)
-                if self.marker is not None:
+                if self.marker is not None and field.role != "mask":  # masks are decoded whole
                     outcomes.append(mark_picture(self.marker, record, name))
                 fast_crops += is_fast(record, name)
         return Prepared(record, "; ".join(reasons) or None, damaged, fast_crops, tuple(outcomes))

@@ -9,6 +9,7 @@ from storeds.ops.packing.sources.base import IMAGE_SUFFIXES, BadItem, PackSource
 from storeds.ops.packing.sources.columns import LabelStyle
 from storeds.ops.packing.sources.folders import FlatFolderSource, ImageFolderSource
 from storeds.ops.packing.sources.manifests import JsonIndexSource, ManifestSource
+from storeds.ops.packing.sources.masks import MaskFolderSource
 from storeds.ops.packing.sources.objects import DatasetSource
 from storeds.ops.packing.sources.open import KINDS, SourceKind, open_source
 from storeds.ops.packing.sources.originals import FilesSource
@@ -30,6 +31,7 @@ __all__ = [
     "JsonIndexSource",
     "LabelStyle",
     "ManifestSource",
+    "MaskFolderSource",
     "PackSource",
     "Problem",
     "SourceKind",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from storeds._utils.text import counted
 from storeds.errors import ConfigError, suggest
 from storeds.ops.packing.sources.base import StringArray, is_int
+from storeds.ops.packing.sources.class_names import read_class_names
 from storeds.protocols import Kind
 from storeds.records.fields import canonical_json
 
@@ -192,13 +194,24 @@ def no_label(where: str, what: str, beside: str, others: Sequence[str], say: str
 LabelStyle: TypeAlias = Literal["auto", "int", "names"]
 
 
-def check_classes(classes: Sequence[str] | None, style: str) -> list[str] | None:
-    """Return `classes` as a list; raises ConfigError if they are not class names, or if the style is unknown."""
+def check_classes(classes: Sequence[str] | os.PathLike[str] | None, style: str = "auto") -> list[str] | None:
+    """Return `classes` as a list, read from a file if they are a path.
+
+    Raises
+    ------
+    ConfigError
+        They are not class names, or the style is unknown.
+    """
     if style not in get_args(LabelStyle):
         raise ConfigError(f"label_type={style!r}; {suggest(style, get_args(LabelStyle), 'choices')}")
     if classes is None:
         return None
-    if isinstance(classes, str) or not all(isinstance(name, str) for name in classes):
+    if isinstance(classes, (str, os.PathLike)):
+        file = os.fspath(classes)
+        if not os.path.isfile(file):
+            raise ConfigError(f"classes={file!r} must be a list of class names, or a file of them")
+        classes = read_class_names(file)
+    if not all(isinstance(name, str) for name in classes):
         raise ConfigError(f"classes={classes!r} must be a list of class names")
     names = list(classes)
     doubled = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []

@@ -215,8 +215,8 @@ class ManifestSource(_Listing):
     label : bool
         False to pack without labels. This is required if there are columns beside the paths and none looks like a label:
         packing without labels by accident would make the store useless for training.
-    classes : sequence of str, optional
-        The class names in the order of their labels. A label that is not among them is a bad item.
+    classes : sequence of str or path, optional
+        The class names in the order of their labels, or the path of a file of them. A label that is not among them is a bad item.
     label_type : str
         ``int``, ``names`` or ``auto``. With ``auto``, integers stay as they are, class names are sorted and numbered,
         and a mixture is an error.
@@ -254,7 +254,7 @@ class ManifestSource(_Listing):
         path_column: str | None = None,
         label_column: str | None = None,
         label: bool = True,
-        classes: Sequence[str] | None = None,
+        classes: Sequence[str] | os.PathLike[str] | None = None,
         label_type: LabelStyle = "auto",
         columns: Sequence[str] | None = None,
         delimiter: str | None = None,
@@ -326,7 +326,7 @@ class JsonIndexSource(_Listing):
         *,
         root: str | os.PathLike[str] | None = None,
         label: bool = True,
-        classes: Sequence[str] | None = None,
+        classes: Sequence[str] | os.PathLike[str] | None = None,
         label_type: LabelStyle = "auto",
         encoding: str | None = None,
         allow_outside: bool = False,
@@ -340,7 +340,10 @@ class JsonIndexSource(_Listing):
         for name, values in lists.items():
             if len(values) != count:
                 raise ConfigError(f"{where}: path_list has {count} items, but {name}_list has {len(values)}")
-        given = check_classes(classes if classes is not None else index.get("classes"), label_type)
+        listed = index.get("classes")
+        if isinstance(listed, str):  # the path of a file comes from the caller only
+            raise ConfigError(f"{where}: classes={listed!r} must be a list of class names")
+        given = check_classes(listed if classes is None else classes, label_type)
         others = [name for name in lists if name not in ("path", "label")]
         if label and "label" not in lists and others:
             lists_of = [f"{name}_list" for name in others]

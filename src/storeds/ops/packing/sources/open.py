@@ -15,6 +15,7 @@ from storeds.errors import ConfigError, StoreNotFoundError, suggest
 from storeds.ops.packing.sources.base import IMAGE_SUFFIXES, PackSource, is_hidden, show
 from storeds.ops.packing.sources.folders import FlatFolderSource, ImageFolderSource
 from storeds.ops.packing.sources.manifests import JsonIndexSource, ManifestSource
+from storeds.ops.packing.sources.masks import MaskFolderSource, find_mask_folders
 from storeds.ops.packing.sources.originals import dataset_source
 from storeds.ops.packing.sources.stores import StoreSource
 from storeds.ops.packing.sources.tables import SAVED_FILES, TABLE_SUFFIXES, TableSource
@@ -26,12 +27,25 @@ from storeds.protocols import Backend
 __all__ = ["KINDS", "SourceKind", "open_source"]
 
 SourceKind: TypeAlias = Literal[
-    "imagefolder", "flat", "csv", "jsonl", "index", "table", "tar", "store", "dataset", "videos", "frames", "yolo"
+    "imagefolder",
+    "flat",
+    "masks",
+    "csv",
+    "jsonl",
+    "index",
+    "table",
+    "tar",
+    "store",
+    "dataset",
+    "videos",
+    "frames",
+    "yolo",
 ]
 
 _SOURCES: dict[str, Callable[..., PackSource]] = {
     "imagefolder": ImageFolderSource,
     "flat": FlatFolderSource,
+    "masks": MaskFolderSource,
     "csv": partial(ManifestSource, format="csv"),
     "jsonl": partial(ManifestSource, format="jsonl"),
     "index": JsonIndexSource,
@@ -65,9 +79,9 @@ def open_source(source: Any, *, kind: str | None = None, **options: Any) -> Pack
     Parameters
     ----------
     source : path, URL or object
-        One of: a folder with one sub-folder per class, or with images only; a folder of videos, or one video; a .csv,
-        .tsv, .jsonl, .ndjson, .json or .tar file; a glob, a range or a list of tar files; the URL or the file of a store,
-        or a `Backend`; a dataset; a `PackSource`, which is returned.
+        One of: a folder with one sub-folder per class, or with images only; a folder of images beside one of masks; a
+        folder of videos, or one video; a .csv, .tsv, .jsonl, .ndjson, .json or .tar file; a glob, a range or a list of tar
+        files; the URL or the file of a store, or a `Backend`; a dataset; a `PackSource`, which is returned.
     kind : str, optional
         One of ``KINDS``, if detection fails or is wrong.
     **options
@@ -234,12 +248,25 @@ def _detect_folder(path: str, entries: list[os.DirEntry[str]], *, include_hidden
             "kind='flat' to pack all images without labels"
         )
     if folders:
-        return "imagefolder"
+        return _detect_masks(path) or "imagefolder"
     if images:
         return "flat"
     held = f"only {some(others)}; pass one of these files" if others else "nothing"
     held += f"; {some(hidden)} is hidden and left out without --include-hidden" if hidden else ""
     raise ConfigError(f"{show(path)} has no sub-folders and no images ({' '.join(IMAGE_SUFFIXES)}), {held}")
+
+
+def _detect_masks(path: str) -> str | None:
+    """Return ``masks`` for the folders of a known data set, None without masks; raise ConfigError if it is not certain."""
+    found = find_mask_folders(path)
+    if found is None or found.known_as:
+        return None if found is None else "masks"
+    _, images, masks = found.pairs[0]
+    raise ConfigError(
+        f"{show(path)} contains images in {show(images)} and in {show(masks)}, which may be their masks; pass kind='masks' "
+        "(storeds pack SOURCE URL --kind masks) to pack each image with its mask, or kind='imagefolder' (--kind imagefolder) "
+        "to use the folders as classes"
+    )
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

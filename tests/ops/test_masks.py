@@ -1,0 +1,419 @@
+"""Folders of images beside folders of masks, as sources of `pack`."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sklearn.datasets  # type: ignore[import-untyped]
+from PIL import Image
+from skimage import data
+from typer.testing import CliRunner
+
+import storeds
+from mask_files import FORMS, class_ids, encode_mask, mask, pixels_of, write
+from photographs import jpeg, photograph
+from storeds.cli import app
+from storeds.errors import ConfigError, RecordError, StoreNotFoundError
+from storeds.ops.packing.sources import MaskFolderSource, open_source
+from storeds.protocols import Field
+
+MakeUrl = Callable[[str], str]
+ENGINES = ("lmdb", "hdf5", "mongodb")
+PICTURE, MASK, TEXT = Field("image", role="image"), Field("image", role="mask"), Field("str")
+
+
+def records(url: str) -> list[dict[str, Any]]:
+    with storeds.open_backend(url) as backend:
+        return [dict(record) for record in backend.get_many(range(len(backend)))]  # type: ignore[arg-type]
+
+
+def cityscapes(root: Path) -> Path:
+    """Write a tree with the names of Cityscapes, with the four files of each annotation."""
+    for number, (split, city) in enumerate((("train", "aachen"), ("train", "ulm"), ("val", "lindau"))):
+        name = f"{city}_{number:06}_000019"
+        write(
+            root,
+            {
+                f"leftImg8bit/{split}/{city}/{name}_leftImg8bit.png": encode_mask(np.asarray(photograph(number))),
+                f"gtFine/{split}/{city}/{name}_gtFine_labelIds.png": number,
+                f"gtFine/{split}/{city}/{name}_gtFine_instanceIds.png": mask(number, "I;16"),
+                f"gtFine/{split}/{city}/{name}_gtFine_color.png": encode_mask(np.asarray(photograph(number))),
+                f"gtFine/{split}/{city}/{name}_gtFine_polygons.json": "{}",
+            },
+        )
+    return root
+
+
+def ade20k(root: Path) -> Path:
+    header = "Idx\tRatio\tTrain\tVal\tStuff\tName\n"
+    rows = "".join(f"{at}\t0.1\t1\t1\t1\t{name}\n" for at, name in enumerate(("wall", "building", "sky"), 1))
+    files: dict[str, bytes | int | str] = {"objectInfo150.txt": header + rows}
+    for number in range(4):
+        split = "training" if number < 3 else "validation"
+        files[f"images/{split}/ADE_{number}.jpg"] = number
+        files[f"annotations/{split}/ADE_{number}.png"] = number
+    return write(root, files)
+
+
+def generic(root: Path, count: int = 3, masks: str = "masks") -> Path:
+    return write(
+        root,
+        {f"images/{n}.jpg": n for n in range(count)} | {f"{masks}/{n}.png": n for n in range(count)},
+    )
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_cityscapes_is_recognised_and_packed(tmp_path: Path, engine: str, make_engine_url: MakeUrl) -> None:
+    root, url = cityscapes(tmp_path / "cityscapes"), make_engine_url(engine)
+    meta = storeds.pack(root, url)
+    assert meta.fields == {"image": PICTURE, "mask": MASK, "split": TEXT, "key": TEXT}
+    assert [record["split"] for record in records(url)] == ["train", "train", "val"]
+    for record in records(url):
+        stem = record["key"].removesuffix("_leftImg8bit.png")
+        assert record["image"] == (root / f"leftImg8bit/{record['key']}").read_bytes()
+        assert record["mask"] == (root / f"gtFine/{stem}_gtFine_labelIds.png").read_bytes()
+    assert len(meta.notes) == 1
+    assert meta.notes[0].startswith("ignored 9 files that are no image or mask: 3 *_color.png, such as gtFine/train")
+    assert "*_instanceIds.png" in meta.notes[0]
+    assert "*_polygons.json" in meta.notes[0]
+    assert not meta.reasons
+    assert storeds.verify(url).ok
+
+
+def test_other_masks_of_cityscapes_are_chosen_by_their_suffix(tmp_path: Path) -> None:
+    root = cityscapes(tmp_path / "cityscapes")
+    storeds.pack(root, f"lmdb://{tmp_path}/a.lmdb", mask_suffix="_gtFine_instanceIds")
+    for number, record in enumerate(records(f"lmdb://{tmp_path}/a.lmdb")):
+        assert record["mask"] == mask(number, "I;16")
+
+
+def test_ade20k_is_recognised_with_its_class_names(tmp_path: Path) -> None:
+    root = ade20k(tmp_path / "ade")
+    meta = storeds.pack(root, f"lmdb://{tmp_path}/a.lmdb")
+    assert meta.attrs == {"classes": ["other", "wall", "building", "sky"]}
+    found = records(f"lmdb://{tmp_path}/a.lmdb")
+    assert [record["key"] for record in found] == [f"training/ADE_{n}.jpg" for n in range(3)] + ["validation/ADE_3.jpg"]
+    assert [record["split"] for record in found] == ["training"] * 3 + ["validation"]
+    assert [record["mask"] for record in found] == [mask(number) for number in range(4)]
+    assert not meta.notes
+
+
+@pytest.mark.parametrize("masks", ["masks", "annotations", "labels", "Mask"])
+def test_a_folder_of_images_beside_masks_needs_its_kind(tmp_path: Path, masks: str) -> None:
+    root = generic(tmp_path / "tree", masks=masks)
+    with pytest.raises(ConfigError) as error:
+        storeds.pack(root, f"lmdb://{tmp_path}/a.lmdb")
+    assert "--kind masks" in str(error.value)
+    assert "--kind imagefolder" in str(error.value)
+    meta = storeds.pack(root, f"lmdb://{tmp_path}/a.lmdb", kind="masks")
+    assert meta.fields == {"image": PICTURE, "mask": MASK, "key": TEXT}
+    assert meta.attrs == {}
+    assert records(f"lmdb://{tmp_path}/a.lmdb") == [
+        {"image": jpeg(n), "mask": mask(n), "key": f"{n}.jpg"} for n in range(3)
+    ]
+    as_classes = storeds.pack(root, f"lmdb://{tmp_path}/b.lmdb", kind="imagefolder")
+    assert as_classes.attrs["classes"] == sorted(["images", masks])
+
+
+def test_images_and_masks_in_each_split(tmp_path: Path) -> None:
+    generic(tmp_path / "tree/train", 2)
+    generic(tmp_path / "tree/test", 1)
+    with pytest.raises(ConfigError, match="--kind masks"):
+        open_source(tmp_path / "tree")
+    source = MaskFolderSource(tmp_path / "tree")
+    found = [source.read(index) for index in range(len(source))]
+    assert [(record["key"], record["split"]) for record in found] == [
+        ("test/0.jpg", "test"),
+        ("train/0.jpg", "train"),
+        ("train/1.jpg", "train"),
+    ]
+    assert pickle.loads(pickle.dumps(source)).read(2) == found[2]
+
+
+def test_other_sources_are_recognised_as_before(tmp_path: Path) -> None:
+    write(tmp_path / "yolo", {"images/0.jpg": 0, "labels/0.txt": "0 0.5 0.5 1 1"})
+    with pytest.raises(ConfigError, match="no images in labels"):
+        open_source(tmp_path / "yolo", kind="imagefolder")
+    write(tmp_path / "classes", {"images/0.jpg": 0, "cats/0.jpg": 0, "masks.txt": ""})
+    assert open_source(tmp_path / "classes").attrs["classes"] == ["cats", "images"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_masks_keep_their_bytes_and_class_ids(tmp_path: Path, form: str, engine: str, make_engine_url: MakeUrl) -> None:
+    files = {f"masks/{n}.png": mask(n, form) for n in range(3)}
+    root = write(tmp_path / "tree", {**{f"images/{n}.jpg": n for n in range(3)}, **files})
+    url = make_engine_url(engine)
+    meta = storeds.pack(root, url, kind="masks", classes=["a", "b", "c", "d"])
+    assert meta.attrs == {"classes": ["a", "b", "c", "d"]}
+    for number, record in enumerate(records(url)):
+        assert record["mask"] == files[f"masks/{number}.png"]
+        ids = class_ids(number)
+        np.testing.assert_array_equal(pixels_of(record["mask"]), ids > 0 if form == "1" else ids)
+
+
+def test_photographs_of_other_packages(tmp_path: Path) -> None:
+    """Oracle: Pillow reads the files."""
+    (tmp_path / "photos/train").mkdir(parents=True)
+    (tmp_path / "segments/train").mkdir(parents=True)
+    for path in map(Path, sklearn.datasets.load_sample_images().filenames):
+        (tmp_path / "photos/train" / path.name).write_bytes(path.read_bytes())
+        with Image.open(path) as image:
+            brightness = np.asarray(image.convert("L"))
+        Image.fromarray(brightness // 32).save(tmp_path / "segments/train" / f"{path.stem}.png")
+    chelsea = np.asarray(data.chelsea())  # type: ignore[no-untyped-call]
+    Image.fromarray(chelsea).save(tmp_path / "photos/train/chelsea.png")
+    Image.fromarray(chelsea[..., 0] // 32).save(tmp_path / "segments/train/chelsea.tif")
+    url = f"hdf5://{tmp_path}/a.h5"
+    storeds.pack(tmp_path, url, kind="masks", image_folder="photos", mask_folder="segments", classes=list("abcdefgh"))
+    found = records(url)
+    assert [record["key"] for record in found] == ["train/chelsea.png", "train/china.jpg", "train/flower.jpg"]
+    for record in found:
+        with Image.open(tmp_path / "photos" / record["key"]) as image, Image.open(io.BytesIO(record["mask"])) as mask:
+            assert mask.size == image.size
+    np.testing.assert_array_equal(pixels_of(found[0]["mask"]), chelsea[..., 0] // 32)
+
+
+def test_the_id_depends_on_the_content_alone(tmp_path: Path) -> None:
+    root = generic(tmp_path / "tree", 7)
+    ids = {
+        storeds.pack(root, f"{engine}://{tmp_path}/{workers}.{engine}", kind="masks", workers=workers).id
+        for engine in ("lmdb", "hdf5")
+        for workers in (None, 0, 3)
+    }
+    assert len(ids) == 1
+
+
+def problem_lines(root: Path, **options: Any) -> list[str]:
+    """Return the lines of the error of a pack."""
+    with pytest.raises(RecordError) as error:
+        storeds.pack(root, f"lmdb://{root.parent}/bad.lmdb", kind="masks", **options)
+    return str(error.value).splitlines()[1:]
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"images/x.jpg": 5}, "images/x.jpg: has no mask: expected masks/x.png, or with another suffix"),
+        ({"masks/y.png": 5}, "masks/y.png: is a mask without an image: expected images/y.jpg, or with another suffix"),
+        (
+            {"images/0.png": 0},
+            "images/0.jpg: is one of several images of the same name: images/0.png; remove all but one",
+        ),
+        ({"masks/0.bmp": 0}, "masks/0.bmp: is one of several masks of the same name: masks/0.png; remove all but one"),
+        ({"masks/1.png": b"PNG?"}, "images/1.jpg: its mask masks/1.png cannot be read: UnidentifiedImageError"),
+        ({"masks/1.png": b""}, "images/1.jpg: its mask masks/1.png cannot be read: UnidentifiedImageError"),
+        (
+            {"masks/1.png": mask(1, size=(95, 64))},
+            "images/1.jpg: its mask masks/1.png cannot be used: field 'mask': the mask has 95 × 64 pixels (width × height), the "
+            "image 96 × 64",
+        ),
+        (
+            {"masks/1.png": encode_mask(np.zeros((64, 96, 3), np.uint8))},
+            "images/1.jpg: its mask masks/1.png cannot be used: field 'mask': a mask has one channel, which holds class ids, not "
+            "Pillow mode 'RGB'",
+        ),
+        (
+            {"masks/1.png": encode_mask(class_ids(1), format="JPEG")},
+            "images/1.jpg: its mask masks/1.png is a JPEG, whatever its name says",
+        ),
+        ({"images/1.jpg": b"<html>"}, "images/1.jpg: cannot be read as an image (6 bytes beginning 3c 68 74 6d)"),
+    ],
+)
+def test_problems_are_reported_by_name(tmp_path: Path, files: dict[str, Any], expected: str) -> None:
+    root = write(generic(tmp_path / "tree"), files)
+    lines = problem_lines(root)
+    assert any(line.strip().startswith(expected) for line in lines), lines
+    packed = storeds.pack(root, f"lmdb://{tmp_path}/good.lmdb", kind="masks", on_bad="skip")
+    assert packed.count == 3 - (expected[0:8] != "images/x" and expected[0:7] != "masks/y")
+    assert sum(packed.reasons.values()) == len(lines)
+
+
+def test_unnamed_class_ids_are_reported(tmp_path: Path) -> None:
+    root = generic(tmp_path / "tree")
+    ids = class_ids(1)
+    ids[:3] = 255
+    ids[3] = 9
+    (root / "masks/1.png").write_bytes(encode_mask(ids, "P"))
+    classes = ["sky", "road", "car", "tree"]
+    assert problem_lines(root, classes=classes) == [
+        "  images/1.jpg: its mask masks/1.png contains class ids without a name: 9; there are 4 classes, and 255 marks pixels "
+        "without a class; correct classes= (--classes), ignore_index= (--ignore-index) or the mask"
+    ]
+    (line,) = problem_lines(root, classes=classes, ignore_index=9)
+    assert "without a name: 255; there are 4 classes, and 9 marks" in line
+    ids[3] = 255
+    (root / "masks/1.png").write_bytes(encode_mask(ids, "P"))
+    assert storeds.pack(root, f"lmdb://{tmp_path}/a.lmdb", kind="masks", classes=classes).count == 3
+    meta = storeds.pack(root, f"lmdb://{tmp_path}/b.lmdb", kind="masks", classes=classes, ignore_index=255)
+    assert meta.attrs == {"classes": classes, "ignore_index": 255}
+
+
+def test_16_bit_class_ids_are_compared_exactly(tmp_path: Path) -> None:
+    ids = class_ids(0).astype(np.uint16)
+    ids[0, 0] = 300
+    root = write(tmp_path / "tree", {"images/0.jpg": 0, "masks/0.png": encode_mask(ids, "I;16")})
+    (line,) = problem_lines(root, classes=list("abcd"))
+    assert "class ids without a name: 300;" in line
+
+
+def test_masks_as_jpeg_are_allowed_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lossy = encode_mask(class_ids(0), format="JPEG")
+    root = write(tmp_path / "tree", {"images/0.jpg": 0, "masks/0.jpg": lossy})
+    meta = storeds.pack(root, f"lmdb://{tmp_path}/a.lmdb", kind="masks")
+    assert meta.notes == (
+        "1 mask is a JPEG (masks/0.jpg): lossy compression changes class ids at edges; get the masks as PNG if you can",
+    )
+    assert meta.notes[0] in caplog.text
+    assert records(f"lmdb://{tmp_path}/a.lmdb")[0]["mask"] == lossy
+
+
+def test_a_mask_of_the_size_that_exif_gives_the_image(tmp_path: Path) -> None:
+    buffer, exif = io.BytesIO(), Image.Exif()
+    exif[0x0112] = 6
+    photograph(0).save(buffer, "JPEG", exif=exif)
+    root = write(tmp_path / "tree", {"images/0.jpg": buffer.getvalue(), "masks/0.png": mask(0, size=(64, 96))})
+    (line,) = problem_lines(root)
+    assert line.endswith("turned by its EXIF orientation, and the mask is not: store the image as it is displayed")
+
+
+def test_images_are_not_encoded_again_beside_masks(tmp_path: Path) -> None:
+    root = generic(tmp_path / "tree")
+    each: tuple[dict[str, Any], ...] = ({"max_side": 32}, {"quality": 80})
+    for options in each:
+        with pytest.raises(ConfigError, match="scale and turn images, but not mask"):
+            storeds.pack(root, f"lmdb://{tmp_path}/a.lmdb", kind="masks", **options)
+
+
+def test_what_cannot_be_packed_at_all(tmp_path: Path) -> None:
+    root = generic(tmp_path / "tree")
+
+    def raises(match: str, root: Path = root, **options: Any) -> None:
+        with pytest.raises((ConfigError, StoreNotFoundError), match=match):
+            open_source(root, kind="masks", **options)
+
+    raises("no folder", tmp_path / "none")
+    raises("is a file", write(tmp_path, {"file": b""}) / "file")
+    raises("contains no folder of images", write(tmp_path / "empty", {"a.txt": "a"}))
+    raises("contains no folder mask2", image_folder="images", mask_folder="mask2")
+    raises("must be below the source", mask_folder="../masks")
+    raises("must be below the source", image_folder=str(root / "images"))
+    raises("ignore_index='x'", ignore_index="x")
+    raises("classes: 'a' is listed twice", classes=["a", "a"])
+    raises("has no option 'label'", label=True)
+    raises("masks contains no images whose names end with _m", mask_suffix="_m")
+    write(tmp_path / "named", {"images/0.jpg": 0, "masks/0_mask.png": 0})
+    raises(r"mask_suffix='_mask' \(--mask-suffix _mask\)", tmp_path / "named")
+    assert len(open_source(tmp_path / "named", kind="masks", mask_suffix="_mask")) == 1
+    write(root, {"annotations/0.png": 0})
+    raises("images in masks, annotations; say which")
+    assert len(open_source(root, kind="masks", mask_folder="annotations")) == 1
+
+
+def test_hidden_files_and_links_out_of_the_source(tmp_path: Path) -> None:
+    root = generic(tmp_path / "tree")
+    write(root, {"images/.x.jpg": 0, "masks/._0.png": b"x", "masks/.ipynb_checkpoints/1.png": 1})
+    write(tmp_path, {"out.png": 0})
+    os.symlink(tmp_path / "out.png", root / "masks/9.png")
+    source = MaskFolderSource(root)
+    assert len(source) == 3
+    assert source.notes == (
+        "left out 1 hidden folder (masks/.ipynb_checkpoints) and 2 hidden files (images/.x.jpg, masks/._0.png); "
+        "include_hidden=True (--include-hidden) includes them",
+    )
+    assert [problem.name for problem in source.problems] == ["masks/9.png"]
+    assert "allow_outside=True" in source.problems[0].reason
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "classes"),
+    [
+        ("classes.txt", "sky\nroad\n\n", ["sky", "road"]),
+        ("class_names.txt", "﻿sky\r\nroad", ["sky", "road"]),
+        ("classes.json", '["sky", "road"]', ["sky", "road"]),
+        ("id2label.json", '{"1": "road", "0": "sky"}', ["sky", "road"]),
+        ("id2label.json", '{"1": "sky", "2": "road"}', ["other", "sky", "road"]),
+    ],
+)
+def test_class_names_from_a_file(tmp_path: Path, name: str, text: str, classes: list[str]) -> None:
+    root = write(generic(tmp_path / "tree"), {name: text})
+    assert MaskFolderSource(root).attrs == {"classes": classes}
+    assert MaskFolderSource(root, classes=["a"]).attrs == {"classes": ["a"]}
+    assert MaskFolderSource(root, classes=root / name).attrs == {"classes": classes}
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"classes.txt": "sky\n\nroad"}, "line 2 is empty"),
+        ({"classes.txt": ""}, "the list is empty"),
+        ({"classes.txt": "a\na"}, "'a' is listed twice"),
+        ({"classes.txt": b"\xff\xfe\xfa"}, "cannot be read"),
+        ({"classes.json": "[1"}, "are not JSON"),
+        ({"classes.json": "[1]"}, "class names are a list, or an object"),
+        ({"id2label.json": '{"0": "a", "2": "b"}'}, "class id 1 has no name, and higher ids have"),
+        ({"id2label.json": '{"sky": "0"}'}, "'sky' is not a class id"),
+        ({"classes.txt": "a", "id2label.json": "{}"}, "several files of class names, classes.txt, id2label.json"),
+    ],
+)
+def test_bad_files_of_class_names(tmp_path: Path, files: dict[str, Any], message: str) -> None:
+    root = write(generic(tmp_path / "tree"), files)
+    with pytest.raises(ConfigError, match=message):
+        MaskFolderSource(root)
+
+
+def test_resuming_needs_the_same_files(tmp_path: Path) -> None:
+    root = generic(tmp_path / "tree")
+    before = MaskFolderSource(root).fingerprint
+    assert MaskFolderSource(root).fingerprint == before
+    assert MaskFolderSource(root, classes=["a"]).fingerprint != before
+    (root / "masks/1.png").write_bytes(mask(1, "P"))
+    assert MaskFolderSource(root).fingerprint != before
+
+
+def test_the_command_line(tmp_path: Path) -> None:
+    root = generic(tmp_path / "tree")
+    (tmp_path / "names.txt").write_text("a\nb\nc\nd\n")
+    run = CliRunner().invoke(app, ["pack", str(root), f"{tmp_path}/a.lmdb"])
+    assert run.exit_code == 2
+    assert "--kind masks" in run.stderr
+    for classes in ("a, b,c,d", str(tmp_path / "names.txt")):
+        command = [
+            "pack",
+            str(root),
+            f"{tmp_path}/a.lmdb",
+            "--kind",
+            "masks",
+            "--classes",
+            classes,
+            "--ignore-index",
+            "7",
+        ]
+        run = CliRunner().invoke(app, [*command, "--overwrite", "--json"])
+        assert run.exit_code == 0, run.stderr
+        assert json.loads(run.stdout)["count"] == 3
+        assert storeds.info(f"{tmp_path}/a.lmdb").attrs == {"classes": ["a", "b", "c", "d"], "ignore_index": 7}
+    write(root, {"more/0_m.png": 0})
+    command = [
+        "pack",
+        str(root),
+        f"{tmp_path}/b.lmdb",
+        "--kind",
+        "masks",
+        "--mask-folder",
+        "more",
+        "--mask-suffix",
+        "_m",
+    ]
+    run = CliRunner().invoke(app, [*command, "--on-bad", "skip"])
+    assert run.exit_code == 0
+    assert "b.lmdb: 1 record" in run.stdout
+    assert "has no mask" in run.stderr
