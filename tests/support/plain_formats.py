@@ -50,11 +50,10 @@ def canonical(value: Any) -> str:
 def declared(fields: Row = FIELDS) -> list[Row]:
     rows = []
     for name, spec in fields.items():
-        if isinstance(spec, str):
-            rows.append({"name": name, "kind": spec})
-        else:
-            dtype = np.dtype(spec["dtype"]).newbyteorder("<").str
-            rows.append({"name": name, "kind": "array", "dtype": dtype, "shape": spec["shape"]})
+        row = {"name": name, **({"kind": spec} if isinstance(spec, str) else spec)}
+        if row["kind"] == "array":
+            row["dtype"] = np.dtype(row["dtype"]).newbyteorder("<").str
+        rows.append(row)
     return rows
 
 
@@ -159,13 +158,19 @@ def read_lmdb(url: str) -> tuple[Row, list[Row], list[bytes]]:
     assert list(metas) == [b"meta"]
     body = json.loads(metas[b"meta"])
     assert body["columns"] == {name.decode(): xxhash.xxh3_64_hexdigest(data) for name, data in column.items()}
-    numbers, offsets = (np.frombuffer(column[name], "<i8") for name in (b"number", b"text.offsets"))
     assert list(pairs) == [at.to_bytes(8, "big") for at in range(len(pairs))]
     rows = [msgspec.msgpack.decode(value[:-8]) for value in pairs.values()]
     assert all(value[:-8] == msgspec.msgpack.encode(row) for value, row in zip(pairs.values(), rows, strict=True))
     sums = _unsealed((int.from_bytes(value[-8:], "big") for value in pairs.values()), body)
-    assert numbers.tolist() == [row["number"] for row in rows]
-    assert [column[b"text"][a:b].decode() for a, b in itertools.pairwise(offsets)] == [row["text"] for row in rows]
+    for field in body["fields"]:
+        name, values = field["name"], [row[field["name"]] for row in rows]
+        if field["kind"] in SCALARS:
+            assert np.array_equal(
+                np.frombuffer(column[name.encode()], SCALARS[field["kind"]]), np.array(values), equal_nan=True
+            )
+        elif field["kind"] == "str":
+            ends = np.frombuffer(column[f"{name}.offsets".encode()], "<i8")
+            assert [column[name.encode()][a:b].decode() for a, b in itertools.pairwise(ends)] == values
     return body, rows, sums
 
 

@@ -30,6 +30,7 @@ from storeds.records.columns import (
     stackable,
 )
 from storeds.records.fields import UNCHECKED, Count, readable_fields, verdict_field
+from storeds.records.roles import role_text
 
 __all__ = ["CONCATENATED", "BackendTable", "BackendTableBuilder", "ConcatenatedBackend", "Place", "check_same_classes"]
 
@@ -458,7 +459,8 @@ def _text(attrs: Mapping[str, JSON], name: str) -> str | None:
 def _described(field: Field | None) -> str:
     if field is None:
         return "absent"
-    return f"{field.kind} {field.dtype} {list(field.shape or ())}" if field.kind == "array" else field.kind
+    kind = f"{field.kind} {field.dtype} {list(field.shape or ())}" if field.kind == "array" else field.kind
+    return f"{kind} ({role})" if (role := role_text(field)) else kind
 
 
 def _short(text: str) -> str:

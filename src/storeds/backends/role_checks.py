@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,30 +11,29 @@ from storeds.protocols import JSON, Field, Record
 from storeds.records.fields import layout_of
 from storeds.records.roles import check_labels, check_mask, check_mask_mode, check_values
 
-__all__ = ["ClassIds", "RoleChecker"]
+__all__ = ["LOSSY", "ClassIds", "RoleChecker"]
 
-_LOG = logging.getLogger("storeds")
-_BYTES = (bytes, bytearray, memoryview)
+LOSSY = "its JPEG compression changes class ids at the edges of objects; store masks as PNG"
+"""Why a mask should not be a JPEG."""
 
 
 class RoleChecker:
-    """Checks the values of one record after another. Thread-safe.
+    """Checks the values of one record after another. Stateless between calls, and so thread-safe.
 
     Parameters
     ----------
     fields : mapping of str to Field
         All declared fields.
-    url : str
-        For the warning about masks that lost class ids.
+    on_lossy : callable
+        Called with the name of a field whose mask is a JPEG.
     """
 
-    def __init__(self, fields: Mapping[str, Field], url: str) -> None:
+    def __init__(self, fields: Mapping[str, Field], on_lossy: Callable[[str], object]) -> None:
         self._fields = {name: field for name, field in fields.items() if field.role is not None or field.of is not None}
-        self._url = url
+        self._on_lossy = on_lossy
         self._masks = [name for name, field in fields.items() if field.role == "mask" and field.kind == "image"]
         self._image = _only_image(fields) if any(map(_has_coordinates, fields.values())) else None
         self._image_field = fields[self._image] if self._image is not None else None
-        self._warned = False
 
     def __bool__(self) -> bool:
         """Whether any field has a role."""
@@ -71,14 +69,8 @@ class RoleChecker:
             return
         check_mask_mode(name, header.mode)
         check_mask(name, (header.height, header.width), size)
-        if header.format == "JPEG" and not self._warned:
-            self._warned = True
-            _LOG.warning(
-                "%s: field %r holds masks that are JPEGs, whose compression changes class ids at the edges of objects; store "
-                "masks as PNG",
-                self._url,
-                name,
-            )
+        if header.format == "JPEG":
+            self._on_lossy(name)
 
 
 def _has_coordinates(field: Field) -> bool:
@@ -140,15 +132,15 @@ class ClassIds:
         classes : JSON
             ``classes`` of the attributes: a list of names, or a mapping from a field to its names. Other values name none.
         """
-        for name, ends in self._ends.items():
+        for name in self._names:
             names = classes.get(name) if isinstance(classes, Mapping) else classes
             if not isinstance(names, list):
                 continue
-            for number, position in ends:
+            for number, position in self._ends.get(name, ()):
                 if not 0 <= number < len(names):
-                    ids = f"0 to {len(names) - 1}" if names else "none"
+                    given = f"names the ids 0 to {len(names) - 1}" if names else "is empty"
                     return position, (
-                        f"field {name!r} has class id {number}, which has no name: attrs['classes'] names {len(names)} classes, "
-                        f"{ids}; add the missing names, correct the id, or declare the field without a role"
+                        f"field {name!r} has class id {number}, which has no name: attrs['classes'] {given}; add the missing "
+                        "names, correct the id, or declare the field without a role"
                     )
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, ClassVar, Literal, Self
 
-from storeds.backends.role_checks import ClassIds, RoleChecker
+from storeds.backends.role_checks import LOSSY, ClassIds, RoleChecker
 from storeds.errors import ClosedError, ConfigError, RecordError, StoredsError, StoreExistsError, UnavailableError
 from storeds.protocols import JSON, Field, Meta, Record
 from storeds.records.codec import ContentHash, RecordCodec, checksum
@@ -28,6 +29,8 @@ from storeds.records.fields import (
 )
 
 __all__ = ["BATCH_BYTES", "COMMIT_EVERY", "EncodedRecord", "StoreWriter", "other_plan", "target_exists"]
+
+_LOG = logging.getLogger("storeds")
 
 COMMIT_EVERY = 1000
 _WORTH_THREADS, _CHUNK = 8, 64  # records
@@ -123,7 +126,8 @@ class StoreWriter(ABC):
         images = (name for name, field in self._declared.items() if field.kind == "image")
         self._verdicts = {name: verdict_field(name) for name in images}
         self._check_pictures = check
-        self._roles = RoleChecker(self._declared, url)
+        self._roles = RoleChecker(self._declared, self._warn_of_lossy)
+        self._lossy: set[str] = set()
         self._class_ids = ClassIds(self._declared)
         self._noted_ids: JSON = {}
         self.fields: dict[str, Field] = {**self._declared, **{name: Field("str") for name in self._verdicts.values()}}
@@ -395,6 +399,11 @@ class StoreWriter(ABC):
             named = key if isinstance(key, str) else None
             raise RecordError.at(self.url, self.count, str(error), key=named) from None
         self._class_ids.add(record, self.count)
+
+    def _warn_of_lossy(self, mask: str) -> None:
+        if mask not in self._lossy:
+            self._lossy.add(mask)
+            _LOG.warning("%s: field %r holds a mask in record %d that is a JPEG: %s", self.url, mask, self.count, LOSSY)
 
     def _resume_from(self, count: int, checksums: Iterable[bytes]) -> None:
         """Continue after `count` durable records with these concatenated checksums."""

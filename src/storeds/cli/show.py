@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,6 +29,8 @@ from storeds.cli.app import (
 )
 from storeds.ops.common import brief_counts
 from storeds.ops.verifying import Report
+from storeds.protocols import Field
+from storeds.records.roles import role_text
 
 __all__ = ["backends", "demo", "info", "root", "schema", "verify"]
 
@@ -49,8 +51,9 @@ def info(
     if as_json:
         print_json(found)
         return
-    fields = found.pop("fields")
-    found["fields"] = ", ".join(f"{row['name']}: {_kind(row)}" for row in fields)
+    fields = {row.pop("name"): Field(**row) for row in found.pop("fields")}
+    has_roles = any(map(role_text, fields.values()))
+    found["fields"] = None if has_roles else ", ".join(f"{name}: {_kind(field)}" for name, field in fields.items())
     found["attrs"] = json.dumps(found.pop("attrs"), ensure_ascii=False)
     found["handle"] = ", ".join(f"{name}={value}" for name, value in found.pop("handle").items())
     for name in ("classes", "splits"):
@@ -61,8 +64,24 @@ def info(
     unread = found.pop("unread")
     found["advice"] = "; ".join(found.pop("advice")) or "none"
     rows = [(name, _brief(value)) for name, value in found.items() if value is not None]
-    rows += [("" if number else "unread", text) for number, text in enumerate(unread)]
+    if has_roles:
+        rows += _listed("fields", _field_lines(fields))
+    rows += _listed("unread", unread)
     print_table({"what": "left", "value": "left"}, rows, head=False)
+
+
+def _listed(what: str, lines: list[str]) -> list[tuple[str, str]]:
+    """Return rows of a table with the heading in the first of them."""
+    return [("" if number else what, line) for number, line in enumerate(lines)]
+
+
+def _field_lines(fields: Mapping[str, Field]) -> list[str]:
+    """Return a line for each field: its name, its kind, and what its values mean."""
+    kinds = {name: _kind(field) for name, field in fields.items()}
+    widths = max(map(len, kinds)), max(map(len, kinds.values()))
+    return [
+        f"{name:{widths[0]}}  {kind:{widths[1]}}  {role_text(fields[name])}".rstrip() for name, kind in kinds.items()
+    ]
 
 
 def _brief_counts(counts: dict[str, int]) -> str:
@@ -81,8 +100,10 @@ def _brief(value: Any) -> str:
     return text if len(text) < 400 else f"{text[:400]} …"
 
 
-def _kind(row: dict[str, Any]) -> str:
-    return f"{row['kind']} {row['dtype']} {row['shape']}" if row["kind"] == "array" else str(row["kind"])
+def _kind(field: Field) -> str:
+    if field.kind != "array":
+        return field.kind
+    return f"array {field.dtype} [{', '.join('*' if size is None else str(size) for size in field.shape or ())}]"
 
 
 @app.command()

@@ -32,6 +32,7 @@ __all__ = [
     "check_rows",
     "check_values",
     "parse_role",
+    "role_text",
     "role_to_json",
 ]
 
@@ -54,6 +55,12 @@ _KINDS = {
 def role_to_json(field: Field) -> dict[str, JSON]:
     """Return the keys of a declaration that belong to its role; nothing for a field without one."""
     return {key: value for key in ROLE_KEYS if (value := getattr(field, key))}
+
+
+def role_text(field: Field) -> str:
+    """Return what the values of a field mean, for people: ``boxes xyxy relative``, ``labels of boxes``; or ``""``."""
+    words = [field.role, field.format, "relative" if field.relative else None, f"of {field.of}" if field.of else None]
+    return " ".join(word for word in words if word)
 
 
 def parse_role(name: str, spec: Field) -> Field:

@@ -13,6 +13,7 @@ from storeds.errors import ClosedError, ConfigError, RecordError, StoreExistsErr
 from storeds.protocols import JSON, Record
 from storeds.testing.kit import (
     FIELDS,
+    ROLES,
     SMALL,
     Kit,
     MakeUrl,
@@ -20,12 +21,14 @@ from storeds.testing.kit import (
     kept,
     make_records,
     reference_id,
+    role_records,
     small_records,
 )
 
 __all__ = ["PublishTests", "WriteTests"]
 
 
+_PLAIN = ("kind", "dtype", "shape")
 _REFUSED: list[tuple[str, Any]] = [
     *((name, None) for name in FIELDS if name != "doc"),
     ("image", "text"),
@@ -146,6 +149,51 @@ class WriteTests(Kit):
         assert (meta.fields["swapped"].dtype, meta.fields["swapped"].shape) == ("<i8", (3,))
         assert_same(dict(meta.attrs), attrs)
         assert len(meta.id) == 32
+
+    def test_roles_are_kept_and_part_of_the_id(self, make_url: MakeUrl) -> None:
+        records, attrs = role_records(5), {"classes": ["cat", "dog"]}
+        url = make_url()
+        meta = self.write(url, ROLES, records, attrs=attrs)
+        with self.open(url) as backend:
+            assert backend.meta == meta
+            assert_same(backend.get_many(range(5)), kept(records))
+        for name, spec in ROLES.items():
+            found = meta.fields[name]
+            keys = {"role": found.role, "format": found.format, "relative": found.relative or None, "of": found.of}
+            assert {key: value for key, value in keys.items() if value is not None} == {
+                key: spec[key] for key in keys if key in spec
+            }
+        assert meta.id == reference_id(ROLES, records, attrs)
+        plain = {name: {key: spec[key] for key in spec if key in _PLAIN} for name, spec in ROLES.items()}
+        assert meta.id != reference_id(plain, records, attrs)
+
+    def test_values_that_do_not_fit_their_role_are_rejected(self, make_url: MakeUrl) -> None:
+        bad = [
+            ("boxes", np.array([[0, 0, -1, 1]] * 2, np.float32)),
+            ("boxes", np.array([[0, 0, math.nan, 1]] * 2, np.float32)),
+            ("boxes", np.zeros((1, 4), np.float32)),  # as many as there are labels: two
+            ("fractions", [[2.0, 0.5, 0.1, 0.1]]),
+            ("polygons", [[[0, 0, 1, 1]], []]),
+        ]
+        url, records = make_url(), role_records(3)
+        with self.writer(url, ROLES) as writer:
+            writer.append(records[:2])
+            for name, value in bad:
+                with pytest.raises(RecordError, match=f"record 2 of .*{name}"):
+                    writer.append([{**records[2], name: value}])
+        with self.open(url) as backend:
+            assert_same(backend.get_many(range(2)), kept(records[:2]))
+
+    def test_a_class_id_without_a_name_is_rejected_at_publishing(self, make_url: MakeUrl) -> None:
+        url, records = make_url(), role_records(3)
+        writer = self.writer(url, ROLES)
+        writer.append(records)
+        with pytest.raises(RecordError, match=r"record 2 of .*'labels' has class id 1"):
+            writer.publish({"classes": ["cat"]})
+        with self.writer(url, ROLES, resume=True) as again:
+            assert again.count == 3
+            with pytest.raises(RecordError, match=r"record 2 of .*'labels' has class id 1"):
+                again.publish({"classes": ["cat"]})
 
     def test_id_depends_on_content_and_build_on_publication(self, make_url: MakeUrl) -> None:
         records = make_records(7)

@@ -44,7 +44,7 @@ class Report:
     findings : list of Finding
         Sorted by position. Findings about the whole store come first.
     notes : list of Finding
-        Harmless findings, sorted by position: bytes after the end of a picture.
+        Harmless findings, sorted by position: bytes after the end of a picture, masks that are JPEGs.
     """
 
     url: str
@@ -81,7 +81,7 @@ def verify(
     options: Mapping[str, Any] | None = None,
     progress: ProgressHook | None = None,
 ) -> Report:
-    """Check every record's checksum, every image, every column and the content id of the store at `url`.
+    """Check every record's checksum, every image, every role, every column and the content id of the store at `url`.
 
     A picture with the verdict ``intact`` is not examined again: its checksum proves that it is unchanged. A damaged
     picture is a finding even after `repair`, because a part of it stays lost.

@@ -1,0 +1,370 @@
+"""Roles in stores: every engine keeps them, and writers refuse values that do not fit them."""
+
+from __future__ import annotations
+
+import io
+import logging
+import pickle
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import storeds
+from plain_formats import READ, WRITE, declared, stored_row
+from storeds import errors, ops
+from storeds.backends import ConcatenatedBackend
+from storeds.backends.selection import Selection
+
+ENGINES = ("lmdb", "hdf5", "mongodb", "memory")
+MakeUrl = Callable[[str], str]
+
+BOXES = {"kind": "array", "dtype": "float32", "shape": [None, 4], "role": "boxes", "format": "xyxy"}
+LABELS = {"kind": "array", "dtype": "int64", "shape": [None], "role": "labels"}
+FIELDS: dict[str, Any] = {
+    "image": {"kind": "image", "role": "image"},
+    "boxes": BOXES,
+    "labels": LABELS,
+    "points": {"kind": "array", "dtype": "float32", "shape": [None, 2, 3], "role": "keypoints"},
+    "areas": {"kind": "array", "dtype": "float64", "shape": [None], "of": "boxes"},
+    "relative": {"kind": "json", "role": "boxes", "format": "cxcywh", "relative": True},
+    "mask": {"kind": "image", "role": "mask"},
+    "caption": {"kind": "str", "role": "text"},
+    "scene": {"kind": "int", "role": "label"},
+    "key": "str",
+}
+# What plain libraries must find in meta: the keys of a role that were given, and its format.
+STORED = [
+    {"name": "image", "kind": "image", "role": "image"},
+    {"name": "boxes", "kind": "array", "dtype": "<f4", "shape": [None, 4], "role": "boxes", "format": "xyxy"},
+    {"name": "labels", "kind": "array", "dtype": "<i8", "shape": [None], "role": "labels", "of": "boxes"},
+    {"name": "points", "kind": "array", "dtype": "<f4", "shape": [None, 2, 3], "role": "keypoints", "of": "boxes"},
+    {"name": "areas", "kind": "array", "dtype": "<f8", "shape": [None], "of": "boxes"},
+    {"name": "relative", "kind": "json", "role": "boxes", "format": "cxcywh", "relative": True},
+    {"name": "mask", "kind": "image", "role": "mask"},
+    {"name": "caption", "kind": "str", "role": "text"},
+    {"name": "scene", "kind": "int", "role": "label"},
+    {"name": "key", "kind": "str"},
+]
+FIELDS["labels"] = {**LABELS, "of": "boxes"}
+FIELDS["points"]["of"] = "boxes"
+VERDICTS = [{"name": f"_verdict_{name}", "kind": "str"} for name in ("image", "mask")]
+
+
+def picture(mode: str = "RGB", size: tuple[int, int] = (64, 48), form: str = "PNG") -> bytes:
+    file = io.BytesIO()
+    Image.new(mode, size).save(file, form)
+    return file.getvalue()
+
+
+PHOTO, MASK = picture(form="JPEG"), picture("L")
+
+
+def record(at: int = 0, **values: Any) -> dict[str, Any]:
+    count = at % 3
+    return {
+        "image": PHOTO,
+        "boxes": np.array([[0, 0, 10, 10 + row] for row in range(count)], np.float32).reshape(-1, 4),
+        "labels": np.arange(count),
+        "points": np.zeros((count, 2, 3), np.float32),
+        "areas": np.full(count, 2.5),
+        "relative": [[0.5, 0.5, 0.1, 0.2]] * at,
+        "mask": MASK,
+        "caption": "a picture",
+        "scene": at % 2,
+        "key": f"key {at}",
+        **values,
+    }
+
+
+def write(url: str, fields: Mapping[str, Any] = FIELDS, count: int = 5) -> storeds.Meta:
+    with storeds.open_writer(url, fields) as writer:
+        writer.append({name: record(at)[name] for name in fields} for at in range(count))
+        return writer.publish({"classes": ["cat", "dog"]})
+
+
+@pytest.mark.parametrize("engine", ENGINES[:3])
+def test_plain_libraries_find_roles_in_meta(make_engine_url: MakeUrl, engine: str) -> None:
+    url = make_engine_url(engine)
+    write(url)
+    body, _, _ = READ[engine](url)
+    assert body["fields"] == [*STORED, *VERDICTS]
+
+
+def test_every_engine_keeps_roles_and_the_id(make_engine_url: MakeUrl) -> None:
+    metas = []
+    for engine in ENGINES:
+        url = make_engine_url(engine)
+        written = write(url)
+        with storeds.open_backend(url) as backend:
+            assert pickle.loads(pickle.dumps(backend)).meta == backend.meta == written
+            metas.append(backend.meta)
+    assert len({meta.id for meta in metas}) == 1
+    assert all(dict(meta.fields) == dict(metas[0].fields) for meta in metas)
+    boxes = metas[0].fields["boxes"]
+    assert (boxes.role, boxes.format, boxes.relative, boxes.of) == ("boxes", "xyxy", False, None)
+    assert metas[0].fields["areas"].of == "boxes"
+
+
+@pytest.mark.parametrize("change", [{"role": None}, {"format": "xywh"}, {"relative": True}])
+def test_a_role_is_part_of_the_id(change: dict[str, Any]) -> None:
+    other = {key: value for key, value in {**BOXES, **change}.items() if value is not None}
+    if "role" not in other:
+        del other["format"]
+    ids = []
+    for name, boxes in (("memory://one", BOXES), ("memory://other", other)):
+        with storeds.open_writer(name, {"boxes": boxes}, overwrite=True) as writer:
+            writer.append([{"boxes": np.array([[0, 0, 1, 1]], np.float32)}])
+            ids.append(writer.publish().id)
+    assert ids[0] != ids[1]
+
+
+def test_a_default_format_is_the_same_as_a_given_one() -> None:
+    given, left_out = dict(BOXES), {key: value for key, value in BOXES.items() if key != "format"}
+    ids = set()
+    for boxes in (given, left_out):
+        with storeds.open_writer("memory://format", {"boxes": boxes}, overwrite=True) as writer:
+            ids.add(writer.publish().id)
+    assert len(ids) == 1
+
+
+def test_copies_keep_roles(make_engine_url: MakeUrl) -> None:
+    source = make_engine_url("lmdb")
+    meta = write(source)
+    for engine in ("hdf5", "mongodb", "lmdb"):
+        target = make_engine_url(engine)
+        assert ops.convert(source, target).id == meta.id
+        with storeds.open_backend(target) as backend:
+            assert backend.meta.fields == meta.fields
+    repaired = make_engine_url("lmdb")
+    ops.repair(source, repaired)
+    with storeds.open_backend(repaired) as backend:
+        assert backend.meta.fields == meta.fields
+
+
+def test_views_keep_roles(make_engine_url: MakeUrl) -> None:
+    urls = [make_engine_url("lmdb"), make_engine_url("hdf5")]
+    metas = [write(url) for url in urls]
+    with storeds.open_backend(urls) as both:
+        assert isinstance(both, ConcatenatedBackend)
+        assert both.meta.fields == metas[0].fields
+        assert pickle.loads(pickle.dumps(both)).meta.fields == metas[0].fields
+    with Selection(storeds.open_backend(urls[0]), {"scene": 1}) as some:
+        assert some.meta.fields == metas[0].fields
+
+
+def test_stores_with_different_roles_do_not_join(make_engine_url: MakeUrl) -> None:
+    urls = [make_engine_url("lmdb"), make_engine_url("lmdb")]
+    write(urls[0], {"boxes": BOXES})
+    write(urls[1], {"boxes": {**BOXES, "format": "xywh"}})
+    with pytest.raises(errors.FormatError) as caught:
+        storeds.open_backend(urls)
+    assert "boxes xyxy" in str(caught.value)
+    assert "boxes xywh" in str(caught.value)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_another_role_cannot_be_resumed(make_engine_url: MakeUrl, engine: str) -> None:
+    url = make_engine_url(engine)
+    writer = storeds.open_writer(url, {"boxes": BOXES})
+    writer.append([{"boxes": np.zeros((1, 4), np.float32)}])
+    writer.suspend()
+    with pytest.raises(errors.ConfigError, match="xywh"):
+        storeds.open_writer(url, {"boxes": {**BOXES, "format": "xywh"}}, resume=True)
+
+
+ONE = np.array([[0, 0, 4, 4], [4, 4, 8, 8]], np.float32)
+
+
+def changed(row: int, *numbers: float) -> Any:
+    boxes = ONE.copy()
+    boxes[row] = numbers
+    return boxes
+
+
+@pytest.mark.parametrize(
+    ("values", "row", "fault"),
+    [
+        ({"boxes": changed(1, 5, 5, 3, 9)}, 1, "[5, 5, 3, 9] has a negative width"),
+        ({"boxes": changed(0, 5, 5, 9, 3)}, 0, "[5, 5, 9, 3] has a negative height"),
+        ({"boxes": changed(1, 5, np.nan, 9, 9)}, 1, "[5, nan, 9, 9] is not finite"),
+        ({"boxes": changed(1, 5, 5, np.inf, 9)}, 1, "[5, 5, inf, 9] is not finite"),
+        ({"boxes": changed(0, 64, 0, 70, 9)}, 0, "outside the image of 64 × 48 pixels"),
+        ({"boxes": changed(0, 0, -9, 9, 0)}, 0, "outside the image"),
+        ({"labels": np.arange(1)}, None, "field 'labels' has 1 rows, and field 'boxes' has 2 boxes"),
+        ({"areas": np.zeros(3)}, None, "field 'areas' has 3 rows"),
+        ({"points": np.full((2, 2, 3), np.nan, np.float32)}, 0, "is not finite"),
+        ({"relative": [[0.5, 0.5, 0.1, 0.1], [0.5, 0.5, -0.1, 0.1]]}, 1, "has a negative width"),
+        ({"relative": [[2, 0.5, 0.1, 0.1]]}, 0, "outside the image"),
+        ({"relative": [[0.5, 0.5, 0.1]]}, None, "rows of 4 numbers"),
+        ({"relative": [[0.5, 0.5, 0.1, "wide"]]}, None, "rows of 4 numbers"),
+        ({"relative": {"x": 1}}, None, "rows of 4 numbers"),
+        ({"mask": picture("RGB")}, None, "one channel"),
+        ({"mask": picture("LA")}, None, "one channel"),
+        ({"mask": picture("L", (64, 47))}, None, "64 × 47 pixels (width × height), the image 64 × 48"),
+    ],
+    ids=str,
+)
+def test_a_bad_value_is_refused_and_named(values: dict[str, Any], row: int | None, fault: str) -> None:
+    with storeds.open_writer("memory://bad", FIELDS, overwrite=True) as writer:
+        writer.append([record(0)])
+        two = {"boxes": ONE, **{name: record(2)[name] for name in ("labels", "points", "areas")}}
+        with pytest.raises(errors.RecordError) as caught:
+            writer.append([record(1), record(2, **{**two, **values})])
+        assert writer.count == 2
+        writer.abort()
+    message = str(caught.value)
+    assert message.startswith("record 2 (key 'key 2') of memory://bad: field ")
+    assert repr(next(iter(values))) in message
+    assert fault in message
+    assert row is None or f", row {row}:" in message
+    assert (caught.value.position, caught.value.key) == (2, "key 2")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"boxes": changed(0, -5, -5, 4, 4)},  # partly outside
+        {"boxes": changed(0, 5, 5, 5, 5)},  # empty
+        {"boxes": changed(0, 0, 0, 64, 48)},
+        {"boxes": changed(0, 64, 48, 64, 48)},  # empty, on the edge
+        {"points": np.full((2, 2, 3), 1000, np.float32)},
+        {"relative": []},
+        {"mask": picture("1")},
+        {"mask": picture("P")},
+        {"mask": picture("I;16")},
+        {"mask": b"no picture"},
+        {"image": b"no picture", "mask": picture("L", (9, 9))},
+    ],
+    ids=str,
+)
+def test_values_on_the_edge_are_accepted(values: dict[str, Any]) -> None:
+    two = {"boxes": ONE, **{name: record(2)[name] for name in ("labels", "points", "areas")}}
+    with storeds.open_writer("memory://good", FIELDS, overwrite=True) as writer:
+        assert writer.append([record(2, **{**two, **values})]) == 1
+
+
+@pytest.mark.parametrize("count", [0, 1000])
+def test_any_number_of_boxes_is_stored(make_engine_url: MakeUrl, count: int) -> None:
+    url, boxes = make_engine_url("lmdb"), np.tile(ONE[:1], (count, 1))
+    with storeds.open_writer(url, {"boxes": BOXES, "labels": LABELS}) as writer:
+        writer.append([{"boxes": boxes, "labels": np.zeros(count, np.int64)}])
+    with storeds.open_backend(url) as backend:
+        (found,) = backend.get_many([0])
+        assert not isinstance(found, errors.RecordError)
+        assert np.array_equal(found["boxes"], boxes)
+
+
+COCO = {"image": "image", "masks": {"kind": "json", "role": "mask"}}
+
+
+@pytest.mark.parametrize(
+    ("masks", "fault"),
+    [
+        ([[[0, 0, 5, 0, 5, 5]], [], {"size": [48, 64], "counts": [72, 3000]}], None),
+        ([{"size": [48, 64], "counts": "abc"}], None),
+        ([[[0, 0, 5, 0, 5]]], "row 0: a polygon has an even number"),
+        ([[], [[0, 0, 5, 0]]], "row 1: a polygon has an even number of coordinates, at least 6"),
+        ([{"size": [64, 48], "counts": [72, 3000]}], "size is [height, width] of the image, [48, 64], not [64, 48]"),
+        ([{"size": [48, 64], "counts": [72, 1]}], "counts add up to 73"),
+        ([{"size": [48, 64]}], "keys size and counts"),
+        ([None], "row 0: a mask is a list of polygons"),
+        ({}, "masks are a list"),
+    ],
+    ids=str,
+)
+def test_polygons_and_run_lengths_are_checked(masks: Any, fault: str | None) -> None:
+    with storeds.open_writer("memory://coco", COCO, overwrite=True) as writer:
+        if fault is None:
+            assert writer.append([{"image": PHOTO, "masks": masks}]) == 1
+            return
+        with pytest.raises(errors.RecordError) as caught:
+            writer.append([{"image": PHOTO, "masks": masks}])
+        assert "field 'masks'" in str(caught.value)
+        assert fault in str(caught.value)
+
+
+def test_arrays_of_pixels_give_the_size_of_the_image() -> None:
+    image = {"kind": "array", "dtype": "uint8", "shape": [None, None, 3], "role": "image"}
+    mask = {"kind": "array", "dtype": "uint8", "shape": [None, None], "role": "mask"}
+    with storeds.open_writer("memory://arrays", {"x": image, "y": mask}, overwrite=True) as writer:
+        good = {"x": np.zeros((9, 7, 3), np.uint8), "y": np.zeros((9, 7), np.uint8)}
+        writer.append([good])
+        with pytest.raises(errors.RecordError, match=r"field 'y': the mask has 9 × 7 pixels .*, the image 7 × 9"):
+            writer.append([{**good, "y": np.zeros((7, 9), np.uint8)}])
+
+
+def test_a_mask_that_is_a_jpeg_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    lossy = record(mask=picture("L", form="JPEG"))
+    with (
+        caplog.at_level(logging.WARNING, "storeds"),
+        storeds.open_writer("memory://lossy", FIELDS, overwrite=True) as writer,
+    ):
+        writer.append([lossy, lossy])
+    (message,) = (each.message for each in caplog.records)
+    assert "'mask'" in message
+    assert "PNG" in message
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_class_id_without_a_name_is_refused_when_publishing(make_engine_url: MakeUrl, engine: str) -> None:
+    url, fields = make_engine_url(engine), {"boxes": BOXES, "labels": LABELS}
+    boxes = np.zeros((1, 4), np.float32)
+    writer = storeds.open_writer(url, fields, commit_every=2)
+    writer.append({"boxes": boxes, "labels": np.array([number])} for number in (0, 2, 7, 1))
+    writer.flush({"next": 4})
+    writer.suspend()
+    # Another process, which sees no label above 1 itself, goes on.
+    resumed = storeds.open_writer(url, fields, resume=True)
+    assert resumed.note == {"next": 4}
+    resumed.append([{"boxes": boxes, "labels": np.array([1])}])
+    with pytest.raises(errors.RecordError, match=r"record 2 of .*'labels' has class id 7, which has no name.*0 to 1"):
+        resumed.publish({"classes": ["cat", "dog"]})
+    again = storeds.open_writer(url, fields, resume=True)
+    assert again.count == 5
+    assert again.publish({"classes": [f"class {number}" for number in range(8)]}).count == 5
+
+
+def test_negative_class_ids_and_names_per_field() -> None:
+    fields = {"make": {"kind": "int", "role": "label"}, "colour": {"kind": "int", "role": "label"}}
+    for colour, fault in ((-1, "class id -1"), (2, "class id 2"), (1, None)):
+        writer = storeds.open_writer("memory://cars", fields, overwrite=True)
+        writer.append([{"make": 5, "colour": colour}])
+        attrs = {"classes": {"colour": ["red", "blue"]}}
+        if fault is None:
+            assert writer.publish(attrs).count == 1
+        else:
+            with pytest.raises(errors.RecordError, match=f"record 0 .*'colour' has {fault}"):
+                writer.publish(attrs)
+
+
+def test_a_label_without_a_role_may_be_any_number() -> None:
+    with storeds.open_writer("memory://plain", {"label": "int"}, overwrite=True) as writer:
+        writer.append([{"label": 9}])
+        assert writer.publish({"classes": ["cat"]}).count == 1
+
+
+@pytest.mark.parametrize("engine", ENGINES[:3])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_verify_finds_values_that_another_program_stored(make_engine_url: MakeUrl, engine: str, workers: int) -> None:
+    url = make_engine_url(engine)
+    fields = {name: FIELDS[name] for name in ("image", "boxes", "labels", "mask", "key")}
+    two = {"boxes": ONE, "labels": np.array([0, 1])}
+    records = [
+        record(0),
+        record(1, **{**two, "boxes": changed(1, 9, 0, 5, 4)}),
+        record(2, mask=picture("L", (9, 9))),
+        record(3, mask=picture("RGB")),
+        record(4, labels=np.array([2])),
+        record(5, mask=picture("L", form="JPEG")),
+        record(6, **{**two, "boxes": ONE[:1]}),
+    ]
+    WRITE[engine](url, [stored_row(each, fields) for each in records], declared(fields))
+    report = ops.verify(url, workers=workers)
+    found = {(each.position, each.key, each.kind): each.message for each in report.findings}
+    assert list(found) == [(at, f"key {at}", "value") for at in (1, 2, 3, 4, 6)]
+    for at, text in ((1, "row 1: [9, 0, 5, 4]"), (2, "9 × 9"), (3, "RGB"), (4, "class id 2"), (6, "2 rows")):
+        assert text in found[at, f"key {at}", "value"]
+    assert [(each.position, each.kind) for each in report.notes] == [(5, "lossy_mask")]
