@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from storeds.loaders.sampler import EpochSampler as EpochSampler
     from storeds.loaders.threaded import ThreadLoader as ThreadLoader
     from storeds.ops import convert as convert
+    from storeds.ops import export as export
     from storeds.ops import info as info
     from storeds.ops import pack as pack
     from storeds.ops import repair as repair
@@ -49,6 +50,7 @@ _LAZY = {
     "build_loader": "storeds.config",
     "collate": "storeds.batching.collate",
     "convert": "storeds.ops",
+    "export": "storeds.ops",
     "info": "storeds.ops",
     "load_config": "storeds.config",
     "open_backend": "storeds.backends.opening",
@@ -81,6 +83,7 @@ __all__ = [
     "collate",
     "convert",
     "errors",
+    "export",
     "info",
     "load_config",
     "open_backend",

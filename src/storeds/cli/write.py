@@ -1,4 +1,4 @@
-"""The commands that write a store: pack, convert, repair."""
+"""The commands that write a store or a folder: pack, convert, export, repair."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from storeds import ops
 from storeds._utils.locations import redact
-from storeds._utils.text import counted
+from storeds._utils.text import byte_size, counted
 from storeds.cli.app import (
     AsJson,
     CommitEvery,
@@ -18,6 +18,7 @@ from storeds.cli.app import (
     Options,
     Overwrite,
     Resume,
+    StoreArgument,
     Target,
     app,
     command,
@@ -31,10 +32,11 @@ from storeds.cli.app import (
 )
 from storeds.errors import ConfigError
 from storeds.ops.common import brief_counts, restarts_line
+from storeds.ops.exporting import ExportFormat
 from storeds.ops.packing import OnBad, Packed, SplitBy, reasons, reasons_line
 from storeds.ops.packing.sources import LabelStyle, Problem, SourceKind
 
-__all__ = ["convert", "pack", "repair"]
+__all__ = ["convert", "export", "pack", "repair"]
 
 _SHOWN = 20  # lines
 
@@ -254,6 +256,32 @@ def convert(
     _published(url, meta, as_json=as_json, restarts=meta.restarts)
     if meta.restarts and not as_json:
         say(f"fast crops: {restarts_line(meta.restarts)}")
+
+
+@app.command()
+@command
+def export(
+    source: StoreArgument,
+    path: Annotated[str, typer.Argument(help="The new folder.")],
+    format: Annotated[ExportFormat, typer.Option("--format", help="What to write.")],
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a folder that an earlier export wrote.")
+    ] = False,
+    layout: Layout = None,
+    option: Options = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write the pictures and annotations of a store as files, in a form that other programs read."""
+    options = dict(map(parse_option, option or []))
+    with progress("export", quiet=as_json) as hook:
+        done = ops.export(
+            source, path, format=format, overwrite=overwrite, layout=layout, options=options, progress=hook
+        )
+    if as_json:
+        print_json(done.to_json())
+    else:
+        files = f"{counted(done.files, 'file')}, {byte_size(done.bytes)}"
+        say(f"{done.path}: {counted(done.count, 'record')} as {done.format}, {files}")
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""Operations on whole stores: pack, convert, verify, repair, info, bench.
+"""Operations on whole stores: pack, convert, export, verify, repair, info, bench.
 
 Each has its own module or package, named with a gerund because `storeds.ops.verify` is the function. Read `common`
 first, which they share.
@@ -7,6 +7,7 @@ first, which they share.
 from storeds.ops.benchmarking import BenchPlot, BenchReport, Bottleneck, Measurement, bench
 from storeds.ops.common import Progress, ProgressHook
 from storeds.ops.converting import Converted, convert
+from storeds.ops.exporting import Exported, export
 from storeds.ops.inspecting import Info, info
 from storeds.ops.packing import Packed, pack
 from storeds.ops.repairing import RepairReport, repair
@@ -19,6 +20,7 @@ __all__ = [
     "Bottleneck",
     "ContactSheet",
     "Converted",
+    "Exported",
     "Finding",
     "Info",
     "Measurement",
@@ -29,6 +31,7 @@ __all__ = [
     "Report",
     "bench",
     "convert",
+    "export",
     "info",
     "pack",
     "repair",

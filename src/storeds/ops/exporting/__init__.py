@@ -1,0 +1,162 @@
+"""Exports a store to files that other programs read: `export`. Each format has its own module; `base` is what they share."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import logging
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+from storeds._utils.locations import file_path, redact
+from storeds.backends.concatenated import ConcatenatedBackend
+from storeds.backends.opening import open_backend, scheme_of
+from storeds.errors import ConfigError, StoredsError, StoreExistsError, StoreNotFoundError, suggest
+from storeds.ops.common import ProgressHook
+from storeds.ops.exporting.base import Exported
+from storeds.ops.exporting.coco import export_coco
+from storeds.protocols import Backend
+
+__all__ = ["FORMATS", "ExportFormat", "Exported", "export"]
+
+ExportFormat: TypeAlias = Literal["coco"]
+FORMATS: tuple[str, ...] = get_args(ExportFormat)
+# Each is called with the store, an empty folder, progress= and the options of its format.
+_WRITERS: dict[str, Callable[..., Exported]] = {"coco": export_coco}
+_MARKER = ".storeds-export.json"
+_LOG = logging.getLogger("storeds")
+
+
+def export(
+    url: str,
+    path: str | os.PathLike[str],
+    *,
+    format: str,
+    overwrite: bool = False,
+    layout: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    progress: ProgressHook | None = None,
+    **format_options: Any,
+) -> Exported:
+    """Export the store at `url` to a new folder of files. Pictures keep their bytes.
+
+    Parameters
+    ----------
+    url : str
+        As for `open_backend`.
+    path : path
+        The new folder. It appears when it is complete.
+    format : str
+        ``"coco"``: the pictures in ``images/``, and ``annotations.json``.
+    overwrite : bool
+        Replace a folder that an earlier export wrote. Other folders are never replaced.
+    layout, options : str, mapping, optional
+        Of the store, as for `open_backend`.
+    progress : callable, optional
+        Called with a `Progress` after each batch.
+    **format_options
+        Options of the format.
+
+    Returns
+    -------
+    Exported
+        What was written, and which fields have no place in the format. These are logged as warnings too.
+
+    Raises
+    ------
+    ConfigError
+        The format is unknown, or the store lacks a field that it needs.
+    StoreExistsError
+        The folder exists.
+    RecordError
+        A record is bad. No folder is left.
+
+    Notes
+    -----
+    Names of files are the keys of the records. A key that is no usable name, such as ``../a.jpg``, is made safe, and
+    ``Exported.notes`` counts these. The folder contains ``.storeds-export.json``, which names the store.
+    """
+    if format not in _WRITERS:
+        raise ConfigError(f"unknown format {format!r}; {suggest(format, FORMATS, 'formats')}")
+    write = _WRITERS[format]
+    _check_options(format, write, format_options)
+    target = Path(os.path.abspath(path))
+    with open_backend(url, layout=layout, **(options or {})) as backend:
+        _check_target(target, backend, overwrite=overwrite)
+        folder = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
+        try:
+            folder.mkdir()
+        except OSError as error:
+            raise StoreNotFoundError(
+                f"{target} cannot be created: {error.strerror}; create {target.parent} first, or pass another path"
+            ) from None
+        try:
+            done = dataclasses.replace(write(backend, folder, progress=progress, **format_options), path=str(target))
+            marker = {"format": format, "store": redact(url), "id": backend.meta.id, "count": done.count}
+            (folder / _MARKER).write_text(json.dumps(marker) + "\n")
+            _publish(folder, target)
+        except OSError as error:
+            raise StoredsError(f"{target} cannot be written: {error}; nothing is left there") from error
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    for name, why in done.left_out.items():
+        _LOG.warning("%s: %s is not in the export: %s", target, name, why)
+    for note in done.notes:
+        _LOG.warning("%s: %s", target, note)
+    return done
+
+
+def _check_options(format: str, write: Callable[..., Exported], options: Mapping[str, Any]) -> None:
+    known = [name for name in inspect.signature(write).parameters if name not in ("backend", "folder", "progress")]
+    for name in options:
+        if name not in known:
+            raise ConfigError(f"format {format!r} has no option {name!r}; {suggest(name, known, 'options')}")
+
+
+def _check_target(target: Path, backend: Backend, *, overwrite: bool) -> None:
+    """Raise an error if `target` must not be replaced, or contains the store itself."""
+    if not os.path.lexists(target):
+        return
+    if target.is_dir() and not target.is_symlink() and not any(target.iterdir()):
+        return
+    if not overwrite:
+        raise StoreExistsError(
+            f"{target} exists; pass another path, or overwrite=True (--overwrite) to replace an earlier export"
+        )
+    if target.is_symlink() or not (target / _MARKER).is_file():
+        raise StoreExistsError(
+            f"{target} was not written by an export (it has no {_MARKER}), so overwrite=True does not replace it; pass another "
+            "path, or delete it"
+        )
+    for member in backend.members() if isinstance(backend, ConcatenatedBackend) else [backend]:
+        if _is_inside(member.url, target):
+            raise ConfigError(
+                f"{target} contains the store {member.url}, which replacing would delete; pass another path"
+            )
+
+
+def _is_inside(url: str, folder: Path) -> bool:
+    """Whether the file of a store is below `folder`."""
+    if scheme_of(url, writing=False) not in ("lmdb", "hdf5"):
+        return False
+    return Path(os.path.realpath(file_path(url)[0])).is_relative_to(os.path.realpath(folder))
+
+
+def _publish(folder: Path, target: Path) -> None:
+    """Rename `folder` to `target`, and remove what was there."""
+    if not os.path.lexists(target):
+        os.rename(folder, target)
+        return
+    old = folder.with_suffix(".old")
+    os.rename(target, old)
+    try:
+        os.rename(folder, target)
+    except OSError:
+        os.rename(old, target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)

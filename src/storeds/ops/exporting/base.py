@@ -1,0 +1,267 @@
+"""What all formats of `export` share: the result, the names of files, the fields of each role, and boxes in another form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from storeds._utils.text import some
+from storeds.errors import ConfigError
+from storeds.jpeg.formats import sniff
+from storeds.ops.packing.sources.base import IMAGE_SUFFIXES
+from storeds.protocols import Array, Field, Meta
+from storeds.records.fields import is_mask
+
+__all__ = [
+    "ExportFolder",
+    "Exported",
+    "FileNames",
+    "boxes_as",
+    "fields_of",
+    "one_field",
+    "picture_suffix",
+    "unexported",
+]
+
+_SUFFIXES = {
+    "PNG": ".png",
+    "GIF": ".gif",
+    "BMP": ".bmp",
+    "TIFF": ".tif",
+    "WebP": ".webp",
+    "JPEG 2000": ".jp2",
+    "AVIF": ".avif",
+}
+_LONGEST = 255  # bytes of a file name
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The result of `export`.
+
+    Attributes
+    ----------
+    path : str
+        The new folder.
+    format : str
+    count : int
+        Number of records, which are all in the export.
+    files, bytes : int
+        What was written.
+    left_out : dict
+        Field, or part of one → why the export does not contain it.
+    notes : tuple of str
+        What differs from the store, as sentences: files that got another name than their key.
+    """
+
+    path: str
+    format: str
+    count: int
+    files: int
+    bytes: int
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as JSON."""
+        return {**asdict(self), "notes": list(self.notes)}
+
+
+class ExportFolder:
+    """The folder in which an export is built. It counts what is written.
+
+    Parameters
+    ----------
+    path : Path
+        An empty folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.files, self.bytes = path, 0, 0
+        self._made: set[Path] = {path}
+
+    def write(self, name: str, data: bytes | str) -> None:
+        """Write a new file; `name` is relative to the folder. Text is stored as UTF-8.
+
+        Raises
+        ------
+        ConfigError
+            The name leaves the folder, or the file exists already.
+        """
+        path = self.path / name
+        if ".." in path.parts or not path.is_relative_to(self.path):
+            raise ConfigError(f"a file of the export cannot be named {name!r}, which leaves its folder")
+        if path.parent not in self._made:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._made.add(path.parent)
+        content = data.encode() if isinstance(data, str) else data
+        try:
+            with open(path, "xb") as file:
+                file.write(content)
+        except FileExistsError:
+            raise ConfigError(f"the export has two files named {name!r}") from None
+        self.files += 1
+        self.bytes += len(content)
+
+
+class FileNames:
+    """Gives each record the name of its file: its key where that is possible, and else one made from it.
+
+    A name never leaves its folder, and no two records get the same name. Keys of other forms are made safe: ``../a.jpg``
+    becomes ``_/a.jpg``, and ``/data/a.jpg`` becomes ``data/a.jpg``.
+
+    Parameters
+    ----------
+    folder : str
+        What all names begin with: ``"images/"``.
+    with_suffix : bool
+        Append the suffix of its format to a name without the suffix of an image.
+    """
+
+    def __init__(self, folder: str = "", *, with_suffix: bool = True) -> None:
+        self._folder, self._with_suffix = folder, with_suffix
+        self._files: set[str] = set()
+        self._folders: set[str] = set()
+        self._changed: list[str] = []
+
+    def name(self, key: str | None, position: int, blob: bytes, *, suffix: str | None = None) -> str:
+        """Return the name of the file of the record at `position`, below the folder.
+
+        Parameters
+        ----------
+        key : str or None
+            The record's key; None in a store without keys.
+        position : int
+        blob : bytes
+            The picture, which gives the suffix.
+        suffix : str, optional
+            Replaces the suffix: ``".txt"``.
+        """
+        name = f"{position:08}" if key is None else _safe(key, position)
+        added = ""
+        if suffix is not None:
+            name, added = _without_suffix(name), suffix
+        elif self._with_suffix and not name.lower().endswith(IMAGE_SUFFIXES):
+            added = picture_suffix(blob)
+        wanted = None if key is None else f"{key if suffix is None else _without_suffix(key)}{added}"
+        name = self._unused(f"{name}{added}", position)
+        if key is not None and (not key or name != wanted):
+            self._changed.append(key)
+        self._files.add(name)
+        parts = name.split("/")
+        self._folders.update("/".join(parts[:end]) for end in range(1, len(parts)))
+        return f"{self._folder}{name}"
+
+    def _unused(self, name: str, position: int) -> str:
+        """Return `name`, or one with the position in it if another file or folder has that name."""
+        parts = name.split("/")
+        if any("/".join(parts[:end]) in self._files for end in range(1, len(parts))):
+            name = "_".join(parts)  # a file has the name of its folder
+        if name in self._files or name in self._folders:
+            stem = _without_suffix(name)
+            name = f"{stem}-{position:08}{name[len(stem) :]}"
+        return name
+
+    def notes(self) -> tuple[str, ...]:
+        """Return one sentence about keys that are not the name of their file, or nothing."""
+        if not self._changed:
+            return ()
+        count = len(self._changed)
+        return (
+            f"{count:,} {'key is' if count == 1 else 'keys are'} no usable name for a file, which got another: "
+            f"{some(map(repr, self._changed))}",
+        )
+
+
+def _safe(key: str, position: int) -> str:
+    """Return a key as a path that stays in its folder."""
+    parts = ["_" if part == ".." else part for part in key.replace("\0", "_").split("/") if part not in ("", ".")]
+    if not parts or any(len(part.encode()) > _LONGEST - 20 for part in parts):
+        return f"{position:08}{_suffix_of(key)}"
+    return "/".join(parts)
+
+
+def _suffix_of(name: str) -> str:
+    return next((suffix for suffix in IMAGE_SUFFIXES if name.lower().endswith(suffix)), "")
+
+
+def _without_suffix(name: str) -> str:
+    suffix = _suffix_of(name)
+    return name[: -len(suffix)] if suffix and not name.endswith(f"/{suffix}") else name
+
+
+def picture_suffix(blob: bytes) -> str:
+    """Return the usual suffix of a picture's format, ``.jpg`` for a JPEG; ``.bin`` for an unknown one."""
+    return ".jpg" if blob.startswith(b"\xff\xd8") else _SUFFIXES.get(sniff(blob), ".bin")
+
+
+def fields_of(meta: Meta, *roles: str) -> list[str]:
+    """Return the fields of these roles, in order. A field of kind image without a role is an image, or a mask by its name."""
+    return [name for name, declared in meta.fields.items() if _role_of(name, declared) in roles]
+
+
+def _role_of(name: str, declared: Field) -> str | None:
+    if declared.role is None and declared.kind == "image":
+        return "mask" if is_mask(name) else "image"
+    return declared.role
+
+
+def one_field(meta: Meta, format: str, *roles: str, required: bool = True) -> str | None:
+    """Return the only field of these roles, None without one.
+
+    Raises
+    ------
+    ConfigError
+        There are several; or none, and `required` is True.
+    """
+    found = fields_of(meta, *roles)
+    what = " or ".join(roles)
+    if len(found) > 1:
+        raise ConfigError(
+            f"format {format!r} has one field with role {what}, and the store has {len(found)}: {', '.join(found)}; copy the "
+            "store with one of them"
+        )
+    if not found and required:
+        fields = ", ".join(f"{name} ({declared.role or declared.kind})" for name, declared in meta.fields.items())
+        raise ConfigError(f"format {format!r} needs a field with role {what}; the store has {fields}")
+    return found[0] if found else None
+
+
+def boxes_as(format: str, boxes: Any, declared: Field, size: tuple[int, int]) -> Array:
+    """Return boxes in another format, in pixels, as float64 (n, 4). In the format of the store, numbers do not change.
+
+    Parameters
+    ----------
+    format : str
+        ``xyxy``, ``xywh`` or ``cxcywh``.
+    boxes : array or list
+        As stored.
+    declared : Field
+        The declaration of their field.
+    size : (int, int)
+        Height and width of the image.
+    """
+    rows = np.asarray(boxes, np.float64).reshape(-1, 4)
+    if declared.relative:
+        rows = rows * np.array([size[1], size[0]] * 2, np.float64)
+    have = declared.format or "xyxy"
+    if have == format:
+        return rows
+    first, last = rows[:, :2], rows[:, 2:]
+    if have == "xyxy":
+        start, sides = first, last - first
+    else:
+        start, sides = (first - last / 2 if have == "cxcywh" else first), last
+    if format == "xyxy":
+        return np.concatenate([start, last if have == "xyxy" else start + sides], axis=1)
+    return np.concatenate([start if format == "xywh" else start + sides / 2, sides], axis=1)
+
+
+def unexported(meta: Meta, exported: Iterable[str], why: str) -> dict[str, str]:
+    """Return the fields that are not among `exported`, each with the reason `why`."""
+    there = set(exported)
+    return {name: why for name in meta.fields if name not in there}

@@ -1,0 +1,278 @@
+"""Exports a store to COCO: the pictures in ``images/``, and all annotations in ``annotations.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from storeds.errors import ConfigError, MissingDependencyError, RecordError
+from storeds.ops.common import ProgressHook, picture_size, read_batches
+from storeds.ops.exporting.base import Exported, ExportFolder, FileNames, boxes_as, fields_of, one_field
+from storeds.protocols import JSON, Array, Backend, Field, Meta, Record
+from storeds.readers.instances import rasterised
+from storeds.records.roles import boxes_of, check_values
+
+__all__ = ["export_coco"]
+
+_FORMAT = "coco"
+_FILE = "annotations.json"
+_IMAGE_KEYS = ("id", "file_name", "width", "height")
+_FLAGS = ("iscrowd", "area", "annotation_ids")
+_ANNOTATION_KEYS = (
+    *("id", "image_id", "category_id", "bbox", "area", "iscrowd", "segmentation"),
+    *("keypoints", "num_keypoints", "caption"),
+)
+
+
+def export_coco(backend: Backend, folder: Path, *, progress: ProgressHook | None = None) -> Exported:
+    """Write the pictures of a store, and one file of annotations in COCO's form.
+
+    Parameters
+    ----------
+    backend : Backend
+        Its fields have roles: an image, and boxes, masks of instances, keypoints or captions.
+    folder : Path
+        An empty folder.
+    progress : callable, optional
+        Called with a `Progress` after each batch.
+
+    Raises
+    ------
+    ConfigError
+        The store has no such fields.
+    RecordError
+        A record is bad, or does not fit its roles.
+    """
+    parts = _FromRoles(backend.meta)
+    out, names = ExportFolder(folder), FileNames()
+    images: list[bytes] = []
+    position = 0
+    with open(folder / _FILE, "xb") as file:
+        file.write(b'{"annotations":[')
+        separator = b"\n"
+        for records, state in read_batches(backend, 0):
+            for record in records:
+                blob = record[parts.image]
+                name = names.name(record.get("key"), position, blob)
+                out.write(f"images/{name}", blob)
+                try:
+                    image, annotations = parts.convert(record, position, name)
+                except ValueError as error:
+                    raise RecordError.at(backend.url, position, str(error)) from None
+                images.append(msgspec.json.encode(image))
+                for annotation in annotations:
+                    file.write(separator + msgspec.json.encode(annotation))
+                    separator = b",\n"
+                position += 1
+            if progress is not None:
+                progress(state)
+        file.write(b'],\n"images":[\n' + b",\n".join(images) + b"]")
+        for key, value in parts.rest().items():
+            file.write(b",\n" + msgspec.json.encode(key) + b":" + msgspec.json.encode(value))
+        file.write(b"}\n")
+        size = file.tell()
+    return Exported(str(folder), _FORMAT, position, out.files + 1, out.bytes + size, parts.left_out, names.notes())
+
+
+class _FromRoles:
+    """Turns the records of a store whose fields have roles into images and annotations of COCO.
+
+    Parameters
+    ----------
+    meta : Meta
+
+    Attributes
+    ----------
+    image : str
+        The field of the pictures.
+    left_out : dict
+        Field → why COCO has no place for it.
+    """
+
+    def __init__(self, meta: Meta) -> None:
+        image = one_field(meta, _FORMAT, "image")
+        assert image is not None
+        self.image, self._meta = image, meta
+        self._boxes = one_field(meta, _FORMAT, "boxes", required=False)
+        self._labels = one_field(meta, _FORMAT, "labels", required=False)
+        self._masks = next((name for name in fields_of(meta, "mask") if _is_instances(meta.fields[name])), None)
+        self._keypoints = one_field(meta, _FORMAT, "keypoints", required=False)
+        self._captions = one_field(meta, _FORMAT, "text", required=False)
+        if not (self._boxes or self._masks or self._keypoints or self._captions):
+            raise ConfigError(
+                f"format {_FORMAT!r} needs a field with role boxes, mask (of instances), keypoints or text; the store has "
+                f"{', '.join(meta.fields)}"
+            )
+        names: Any = meta.attrs.get("classes") or []
+        self._classes: dict[Any, int] = {}  # labels that attrs do not name → category
+        self._names: list[str] = [str(name) for name in names]
+        self._ids = _category_ids(meta.attrs, len(self._names))
+        self._annotations = 0
+        self.left_out: dict[str, str] = {}
+        self._of_rows, self._of_image = self._split_rest()
+
+    def _split_rest(self) -> tuple[list[str], list[str]]:
+        """Return the further fields of annotations and of images. The others are left out."""
+        used = {self.image, self._boxes, self._labels, self._masks, self._keypoints, self._captions, "key", "image_id"}
+        rows, image = [], []
+        for name, declared in self._meta.fields.items():
+            if name in used or (name in _FLAGS and self._is_of_rows(name)):
+                continue
+            if declared.role == "mask":
+                self.left_out[name] = "COCO has masks of instances only; format 'folder' keeps masks of whole images"
+            elif declared.kind in ("image", "bytes"):
+                self.left_out[name] = "COCO has one picture per image, and no other bytes"
+            elif self._is_of_rows(name) and name not in _ANNOTATION_KEYS:
+                rows.append(name)
+            elif declared.kind == "array" or name in _IMAGE_KEYS or name in _ANNOTATION_KEYS:
+                self.left_out[name] = f"COCO has no place for {'an array' if declared.kind == 'array' else 'this name'}"
+            else:
+                image.append(name)
+        return rows, image
+
+    def _is_of_rows(self, name: str) -> bool:
+        return boxes_of(name, self._meta.fields) is not None
+
+    def convert(self, record: Record, position: int, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Return the image and the annotations of a record; raises ValueError if it does not fit its roles."""
+        size = picture_size(record[self.image])
+        if size is None:
+            raise ValueError("the size of its picture cannot be read, which COCO needs")
+        check_values(record, self._meta.fields, size)
+        number = record.get("image_id", position + 1)
+        image = {"id": number, "file_name": name, "width": size[1], "height": size[0]}
+        image.update({each: record[each] for each in self._of_image})
+        annotations = [{"id": 0, "image_id": number, **row} for row in self._rows(record, size)]
+        ids = record.get("annotation_ids") if "annotation_ids" in self._meta.fields else None
+        for row, annotation in enumerate(annotations):
+            self._annotations += 1
+            annotation["id"] = self._annotations if ids is None else int(ids[row])
+        return image, annotations
+
+    def _rows(self, record: Record, size: tuple[int, int]) -> Iterator[dict[str, Any]]:
+        masks = [] if self._masks is None else _segmentations(record[self._masks], self._meta.fields[self._masks], size)
+        points = self._points(record, size)
+        boxes = self._xywh(record, size, masks, points)
+        for row, box in enumerate(boxes.tolist()):
+            annotation: dict[str, Any] = {"bbox": box, "iscrowd": 0, "area": box[2] * box[3]}
+            if self._labels is not None:
+                annotation["category_id"] = self._category(record[self._labels][row])
+            elif self._captions is None or masks or points:
+                annotation["category_id"] = self._category("object")
+            if masks:
+                annotation["segmentation"] = masks[row]
+            if points:
+                annotation["keypoints"] = points[row]
+                annotation["num_keypoints"] = sum(visible > 0 for visible in points[row][2::3])
+            if "iscrowd" in self._meta.fields and self._is_of_rows("iscrowd"):
+                annotation["iscrowd"] = int(record["iscrowd"][row])
+            if "area" in self._meta.fields and self._is_of_rows("area"):
+                annotation["area"] = float(record["area"][row])
+            for name in self._of_rows:
+                value = record[name][row]
+                annotation[name] = value.tolist() if hasattr(value, "tolist") else value
+            yield annotation
+        if self._captions is not None:
+            texts = record[self._captions]
+            yield from ({"caption": text} for text in ([texts] if isinstance(texts, str) else texts))
+
+    def _xywh(self, record: Record, size: tuple[int, int], masks: list[Any], points: list[list[float]]) -> Array:
+        """Return the boxes, which are those of the masks or the keypoints in a store without boxes."""
+        if self._boxes is not None:
+            return boxes_as("xywh", record[self._boxes], self._meta.fields[self._boxes], size)
+        if masks:
+            return np.array([_box_of(mask) for mask in rasterised(masks, *size)], np.float64).reshape(-1, 4)
+        found = []
+        for flat in points:
+            seen = np.array([flat[at : at + 2] for at in range(0, len(flat), 3) if flat[at + 2]]).reshape(-1, 2)
+            start, stop = (seen.min(0), seen.max(0)) if len(seen) else (np.zeros(2), np.zeros(2))
+            found.append([*start, *(stop - start)])
+        return np.array(found, np.float64).reshape(-1, 4)
+
+    def _points(self, record: Record, size: tuple[int, int]) -> list[list[float]]:
+        """Return keypoints as x, y, visibility, x, y, visibility, … for each instance."""
+        if self._keypoints is None:
+            return []
+        points = np.asarray(record[self._keypoints], np.float64)
+        if self._meta.fields[self._keypoints].relative:
+            points = points * np.array([size[1], size[0], 1.0])[: points.shape[-1]]
+        if points.ndim == 2:
+            points = points[np.newaxis]
+        if points.shape[-1] == 2:
+            points = np.concatenate([points, np.full((*points.shape[:2], 1), 2.0)], axis=2)
+        flat: list[list[float]] = points.reshape(len(points), -1).tolist()
+        return flat
+
+    def _category(self, label: Any) -> int:
+        if isinstance(label, (int, np.integer)) and 0 <= label < len(self._names):
+            return self._ids[int(label)]
+        key = label if isinstance(label, str) else int(label)
+        if key not in self._classes:
+            if isinstance(key, str) and key in self._names:
+                return self._ids[self._names.index(key)]
+            taken = {*self._ids, *self._classes.values()}
+            self._classes[key] = max(taken, default=0) + 1
+        return self._classes[key]
+
+    def rest(self) -> dict[str, JSON]:
+        """Return the other keys of the file. Valid after all records were converted."""
+        points: Any = {key: self._meta.attrs[name] for name, key in _SKELETON.items() if name in self._meta.attrs}
+        named = [(number, name) for number, name in zip(self._ids, self._names, strict=True)]
+        named += [(number, str(label)) for label, number in self._classes.items()]
+        own = points if self._keypoints is not None else {}
+        return {"categories": [{"id": number, "name": name, **own} for number, name in named]}
+
+
+_SKELETON = {"keypoint_names": "keypoints", "skeleton": "skeleton"}
+
+
+def _category_ids(attrs: Mapping[str, JSON], count: int) -> list[int]:
+    """Return the original id of each class, or 1, 2, …: COCO's programs take category 0 for the background."""
+    ids = attrs.get("category_ids")
+    if isinstance(ids, list) and len(ids) == count and len(set(map(str, ids))) == count:
+        return [int(str(each)) for each in ids]
+    return list(range(1, count + 1))
+
+
+def _is_instances(declared: Field) -> bool:
+    return declared.format == "coco" or (declared.kind == "array" and len(declared.shape or ()) == 3)
+
+
+def _segmentations(value: Any, declared: Field, size: tuple[int, int]) -> list[Any]:
+    """Return the masks of one image in the forms of COCO."""
+    if declared.format != "coco":
+        return [_run_length_encoding(mask) for mask in value]
+    if not declared.relative:
+        return list(value)
+    height, width = size
+    return [
+        mask
+        if isinstance(mask, Mapping)
+        else [[number * (height if at % 2 else width) for at, number in enumerate(one)] for one in mask]
+        for mask in value
+    ]
+
+
+def _run_length_encoding(mask: Array) -> dict[str, Any]:
+    """Return the compressed run-length encoding of a mask of shape (height, width)."""
+    try:
+        from pycocotools.mask import encode
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"masks as run-length encodings need pycocotools, which cannot be imported ({error}): pip install storeds[coco]"
+        ) from error
+    found = encode(np.asfortranarray(mask != 0, np.uint8))
+    return {"size": list(mask.shape), "counts": found["counts"].decode()}
+
+
+def _box_of(mask: Array) -> list[int]:
+    """Return the box around the pixels of a mask: left, top, width, height."""
+    rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
+    if not len(rows):
+        return [0, 0, 0, 0]
+    left, top = int(columns[0]), int(rows[0])
+    return [left, top, int(columns[-1]) + 1 - left, int(rows[-1]) + 1 - top]

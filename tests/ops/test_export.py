@@ -1,0 +1,138 @@
+"""`export`: safe files, nothing lost silently, the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import storeds
+from photographs import jpeg
+from storeds.cli import app
+from storeds.errors import ConfigError, StoredsError, StoreExistsError
+
+FIELDS: dict[str, Any] = {
+    "image": {"kind": "image", "role": "image"},
+    "boxes": {"kind": "array", "dtype": "float32", "shape": [None, 4], "role": "boxes", "format": "xyxy"},
+    "labels": {"kind": "array", "dtype": "int64", "shape": [None], "role": "labels"},
+    "key": "str",
+    "thumbnail": "bytes",
+    "weather": "str",
+}
+RUNNER = CliRunner()
+
+
+def store(url: str, keys: list[str], fields: dict[str, Any] | None = None, **values: Any) -> str:
+    declared = FIELDS if fields is None else fields
+    with storeds.open_writer(url, declared) as writer:
+        for number, key in enumerate(keys):
+            record = {
+                "image": jpeg(number),
+                "boxes": np.array([[1, 2, 30, 40], [5.5, 6, 50, 60]], np.float32),
+                "labels": np.array([1, 0]),
+                "key": key,
+                "thumbnail": b"x",
+                "weather": "rain",
+                **values,
+            }
+            writer.append([{name: record[name] for name in declared}])
+        writer.publish({"classes": ["cat", "dog"]})
+    return url
+
+
+@pytest.mark.parametrize("engine", ["lmdb", "hdf5", "mongodb"])
+def test_coco_of_a_store_with_roles(engine: str, make_engine_url: Any, tmp_path: Path) -> None:
+    url = store(make_engine_url(engine), ["a.jpg", "sub/b.jpg", "c"])
+    done = storeds.export(url, tmp_path / "out", format="coco")
+    assert done.count == 3
+    assert done.files == 4
+    assert list(done.left_out) == ["thumbnail"]
+    assert (tmp_path / "out/images/a.jpg").read_bytes() == jpeg(0)
+    assert (tmp_path / "out/images/sub/b.jpg").read_bytes() == jpeg(1)
+    found = json.loads((tmp_path / "out/annotations.json").read_text())
+    assert found["categories"] == [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]
+    assert [image["file_name"] for image in found["images"]] == ["a.jpg", "sub/b.jpg", "c.jpg"]
+    assert found["images"][0] == {"id": 1, "file_name": "a.jpg", "width": 96, "height": 64, "weather": "rain"}
+    assert [each["id"] for each in found["annotations"]] == [1, 2, 3, 4, 5, 6]
+    assert found["annotations"][1] == {
+        **{"id": 2, "image_id": 1, "category_id": 1, "bbox": [5.5, 6, 44.5, 54]},
+        **{"area": 44.5 * 54, "iscrowd": 0},
+    }
+
+
+@pytest.mark.parametrize(
+    "key", ["../../evil.jpg", "/etc/evil.jpg", "a/../../evil.jpg", "..", "", "a\0b.jpg", "x" * 300]
+)
+def test_no_key_leaves_the_folder(key: str, tmp_path: Path) -> None:
+    url = store(f"lmdb://{tmp_path}/a.lmdb", [key, "a.jpg"])
+    done = storeds.export(url, tmp_path / "out", format="coco")
+    there = sorted(path.relative_to(tmp_path / "out") for path in (tmp_path / "out").rglob("*") if path.is_file())
+    assert len(there) == 4
+    assert {path.name for path in tmp_path.iterdir()} == {"a.lmdb", "out"}
+    assert "1 key is no usable name" in done.notes[0]
+
+
+def test_equal_names_stay_apart(tmp_path: Path) -> None:
+    url = store(f"lmdb://{tmp_path}/a.lmdb", ["a.jpg", "a.jpg", "./a.jpg", "b", "b/c.jpg", "b.jpg"])
+    storeds.export(url, tmp_path / "out", format="coco")
+    images = json.loads((tmp_path / "out/annotations.json").read_text())["images"]
+    assert len({image["file_name"] for image in images}) == 6
+    for number, image in enumerate(images):
+        assert (tmp_path / "out/images" / image["file_name"]).read_bytes() == jpeg(number)
+
+
+def test_a_folder_is_replaced_only_on_request_and_only_if_an_export_wrote_it(tmp_path: Path) -> None:
+    url, out = store(f"lmdb://{tmp_path}/a.lmdb", ["a.jpg"]), tmp_path / "out"
+    out.mkdir()
+    storeds.export(url, out, format="coco")
+    with pytest.raises(StoreExistsError, match="--overwrite"):
+        storeds.export(url, out, format="coco")
+    (out / "more").write_text("x")
+    storeds.export(url, out, format="coco", overwrite=True)
+    assert not (out / "more").exists()
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "work.txt").write_text("x")
+    with pytest.raises(StoreExistsError, match="was not written by an export"):
+        storeds.export(url, mine, format="coco", overwrite=True)
+    (out / "link.lmdb").symlink_to(tmp_path / "a.lmdb")
+    inside = store(f"lmdb://{out}/b.lmdb", ["a.jpg"])
+    with pytest.raises(ConfigError, match="contains the store"):
+        storeds.export(inside, out, format="coco", overwrite=True)
+    assert {path.name for path in tmp_path.iterdir()} == {"a.lmdb", "out", "mine"}
+
+
+def test_a_failed_export_leaves_nothing(tmp_path: Path) -> None:
+    url = store(f"lmdb://{tmp_path}/a.lmdb", ["a.jpg"], image=b"no picture")
+    with pytest.raises(StoredsError, match="record 0 of .*size of its picture"):
+        storeds.export(url, tmp_path / "out", format="coco")
+    with pytest.raises(StoredsError, match="create"):
+        storeds.export(url, tmp_path / "no/such/out", format="coco")
+    assert {path.name for path in tmp_path.iterdir()} == {"a.lmdb"}
+
+
+def test_wrong_arguments(tmp_path: Path) -> None:
+    url = store(f"lmdb://{tmp_path}/a.lmdb", ["a.jpg"], {"image": "image", "weather": "str"})
+    with pytest.raises(ConfigError, match="the formats are coco"):
+        storeds.export(url, tmp_path / "out", format="koko")
+    with pytest.raises(ConfigError, match="no option 'quality'"):
+        storeds.export(url, tmp_path / "out", format="coco", quality=3)
+    with pytest.raises(ConfigError, match="needs a field with role boxes"):
+        storeds.export(url, tmp_path / "out", format="coco")
+
+
+def test_the_command(tmp_path: Path) -> None:
+    url = store(f"lmdb://{tmp_path}/a.lmdb", ["a.jpg"])
+    done = RUNNER.invoke(app, ["export", url, str(tmp_path / "out"), "--format", "coco"])
+    assert done.exit_code == 0, done.output
+    assert "1 record as coco, 2 files" in done.output.replace("\n", " ")
+    assert "thumbnail is not in the export" in done.output.replace("\n", " ")
+    again = RUNNER.invoke(app, ["export", url, str(tmp_path / "out"), "--format", "coco", "--json"])
+    assert again.exit_code == 3
+    replaced = RUNNER.invoke(app, ["export", url, str(tmp_path / "out"), "--format", "coco", "--overwrite", "--json"])
+    assert replaced.exit_code == 0
+    assert json.loads(replaced.stdout)["count"] == 1
