@@ -72,13 +72,14 @@ def parse_role(name: str, spec: Field) -> Field:
             kinds = ", ".join(_KINDS[spec.role])
             raise ConfigError(f"field {name!r}: role {spec.role!r} needs kind {kinds}, not {spec.kind}")
         _check_array(name, spec)
+    spec = _with_format(name, spec)
     if not isinstance(spec.relative, bool):
         raise ConfigError(f"field {name!r}: relative is True or False, not {spec.relative!r}")
     if spec.relative and spec.role not in ("boxes", "keypoints") and spec.format != "coco":
         raise ConfigError(f"field {name!r}: relative is for boxes, keypoints and masks of format 'coco'")
     if spec.of is not None and not isinstance(spec.of, str):
         raise ConfigError(f"field {name!r}: of names a field of boxes, not {spec.of!r}")
-    return _with_format(name, spec)
+    return spec
 
 
 def _check_array(name: str, spec: Field) -> None:
@@ -158,7 +159,7 @@ _MASK_MODES = ("1", "L", "P", "I", "I;16", "I;16B", "I;16L", "I;16N")
 
 
 def check_boxes(name: str, value: Any, field: Field, size: Size | None = None) -> Array:
-    """Return boxes as a float64 array (n, 4), as stored; raise ValueError for the first bad one.
+    """Return boxes as a float64 array (n, 4), as stored; raise ValueError for a bad one.
 
     Bad are coordinates that are not finite, a negative width or height, and a box that lies completely outside the
     image. A box may lie partly outside, and may be empty.
@@ -183,12 +184,14 @@ def check_boxes(name: str, value: Any, field: Field, size: Size | None = None) -
     how = f"boxes of format {kind!r} are {_COLUMNS[kind]}, {'from 0 to 1' if field.relative else 'in pixels'}"
     _check_rows_finite(name, boxes, f"{how}; fix the box, or leave it out")
     with np.errstate(over="ignore"):
-        start, sides = boxes[:, :2], boxes[:, 2:]
         if kind == "xyxy":
-            sides = sides - start
-        elif kind == "cxcywh":
-            start = start - sides / 2
-        stop = start + sides
+            start, stop = boxes[:, :2], boxes[:, 2:]
+            sides = stop - start
+        else:
+            start, sides = boxes[:, :2], boxes[:, 2:]
+            if kind == "cxcywh":
+                start = start - sides / 2
+            stop = start + sides
     for axis, side in ((0, "width"), (1, "height")):
         _refuse(name, boxes, sides[:, axis] < 0, f"has a negative {side}; {how}: check the format")
     edge = (1, 1) if field.relative else size
@@ -333,6 +336,8 @@ def check_values(values: Mapping[str, Any], fields: Mapping[str, Field], size: S
             check_keypoints(name, value)
         elif declared.role == "labels":
             check_labels(name, value)
+        elif declared.role == "text" and not _is_text(value):
+            raise ValueError(f"field {name!r}: a caption is text, or a list of texts, not {_short(value)}")
         elif declared.role == "mask" and declared.kind == "array":
             check_mask(name, value.shape[-2:], size)
         elif declared.role == "mask" and declared.kind == "json":
@@ -340,6 +345,10 @@ def check_values(values: Mapping[str, Any], fields: Mapping[str, Field], size: S
         elif declared.of is not None and not isinstance(value, (list, np.ndarray)):
             raise ValueError(f"field {name!r}: one row for each box is a list, not {type(value).__name__}")
     check_row_counts(values, fields)
+
+
+def _is_text(value: Any) -> bool:
+    return all(isinstance(each, str) for each in value) if isinstance(value, list) else isinstance(value, str)
 
 
 def _numbers(name: str, value: Any, what: str, columns: int) -> Array:
