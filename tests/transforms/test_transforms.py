@@ -610,7 +610,7 @@ def test_dotted_paths_reach_any_class_or_function() -> None:
         (3, "transform: expected a callable, a name, a mapping .* not 3"),
         (b"ToTensor", "transform: expected a callable"),
         ([None], r"transform\[0\]: expected a callable"),
-        ("Resise", "transform: unknown transform 'Resise'; did you mean 'Resize'. The built-in transforms are CenterCrop, Compose, .*dotted path"),
+        ("Resise", "transform: unknown transform 'Resise'; did you mean 'Resize'. The built-in transforms are CenterCrop, ColorJitter, Compose, .*dotted path"),
         (["ToTensor", {"name": "qqq"}], r"transform\[1\]: unknown transform 'qqq'; the built-in transforms are"),
         ([["ToTensor"], ["Resise"]], r"transform\[1\]\[0\]: unknown transform"),
         ({"size": 3}, "transform: a mapping needs the transform's 'name', a string; it is {'size': 3}"),

@@ -5,11 +5,13 @@ A transform takes its randomness from the `torch.Generator` that it is called wi
 Configs name other transforms by their dotted path (`build_transform`); `BoundTransform` gives them their randomness.
 
 Images are `PIL.Image.Image` or tensors of shape (..., channels, height, width), uint8 or floating. No transform changes
-the image that it gets, except ``Normalize(inplace=True)``. A transform with nothing to do returns the image itself.
+the image that it gets, except with ``inplace=True``. A transform with nothing to do returns the image itself.
 """
 
+from storeds.transforms.augment import TrivialAugmentWide
 from storeds.transforms.binding import BoundTransform, Compose, Views, apply_transform, build_transform
 from storeds.transforms.boxes import FilterBoxes
+from storeds.transforms.colour import ColorJitter, Grayscale, RandomErasing
 from storeds.transforms.images import (
     CenterCrop,
     Crop,
@@ -21,21 +23,31 @@ from storeds.transforms.images import (
 )
 from storeds.transforms.operations import Operation
 from storeds.transforms.samples import JointTransform
+from storeds.transforms.spatial import LetterBox, Pad, RandomCrop, RandomRotation, RandomVerticalFlip
 
 # Read images.py first, then binding.py, operations.py and samples.py. generators.py finds transforms that storeds cannot seed.
 __all__ = [
     "BoundTransform",
     "CenterCrop",
+    "ColorJitter",
     "Compose",
     "Crop",
     "FilterBoxes",
+    "Grayscale",
     "JointTransform",
+    "LetterBox",
     "Normalize",
     "Operation",
+    "Pad",
+    "RandomCrop",
+    "RandomErasing",
     "RandomHorizontalFlip",
     "RandomResizedCrop",
+    "RandomRotation",
+    "RandomVerticalFlip",
     "Resize",
     "ToTensor",
+    "TrivialAugmentWide",
     "Views",
     "apply_transform",
     "build_transform",

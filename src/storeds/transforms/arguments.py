@@ -15,7 +15,7 @@ __all__ = [
     "both_edges",
     "check_choice",
     "check_interpolation",
-    "checked_color",
+    "checked_colour",
     "checked_int",
     "checked_interval",
     "checked_numbers",
@@ -128,7 +128,7 @@ def checked_padding(owner: str, padding: Any) -> tuple[int, int, int, int]:
     return int(left), int(top), int(right), int(bottom)
 
 
-def checked_color(owner: str, name: str, value: Any) -> float | tuple[float, ...]:
+def checked_colour(owner: str, name: str, value: Any) -> float | tuple[float, ...]:
     """Return one number for all channels, or one for each."""
     numbers = as_tuple(value)
     if numbers is None and is_number(value):

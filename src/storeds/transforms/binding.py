@@ -22,7 +22,9 @@ from storeds._utils.arguments import plain
 from storeds.errors import ConfigError, MissingDependencyError, suggest
 from storeds.protocols import Cropped, Cropper, CropRequest, SampleContext, Transform
 from storeds.transforms.albumentations import Albumentations
+from storeds.transforms.augment import TrivialAugmentWide
 from storeds.transforms.boxes import FilterBoxes
+from storeds.transforms.colour import ColorJitter, Grayscale, RandomErasing
 from storeds.transforms.functional import ToNormalized, crop, size_of
 from storeds.transforms.images import (
     CenterCrop,
@@ -33,6 +35,7 @@ from storeds.transforms.images import (
     Resize,
     ToTensor,
 )
+from storeds.transforms.spatial import LetterBox, Pad, RandomCrop, RandomRotation, RandomVerticalFlip
 
 __all__ = [
     "CROPS",
@@ -176,7 +179,7 @@ class Compose:
         return f"Compose([{', '.join(map(repr, self.transforms))}])"
 
 
-CROPS = (CenterCrop, Crop, RandomResizedCrop)
+CROPS = (CenterCrop, Crop, RandomCrop, RandomResizedCrop)
 """Built-in transforms that cut windows out of an image. They are `storeds.protocols.Cropper`."""
 
 
@@ -221,22 +224,30 @@ class Views:
     @property
     def begins_with_crops(self) -> bool:
         """Whether every view begins with a built-in crop."""
-        return all(type(_first(each)) in CROPS for each in self.transforms)
+        return all(_is_crop(_first(each)) for each in self.transforms)
 
     def __call__(self, image: Any, generator: torch.Generator | None = None) -> tuple[Any, ...]:
         """Return a tuple with the result of each view."""
         if not self.begins_with_crops:
             return tuple(view.draw(image, generator) for view in self._bound)
         if not isinstance(image, Cropped):
-            windows = (window for window, _ in self.crops(*size_of(image, "Views"), generator))
+            windows = [window for window, _ in self.crops(*size_of(image, "Views"), generator)]
+            if not windows:  # the image is too small for one of the crops, which raises an error
+                return tuple(view.draw(image, generator) for view in self._bound)
             image = Cropped(tuple(crop(image, *window, "Views") for window in windows))
         return tuple(
             view.draw(Cropped((part,)), generator) for view, part in zip(self._bound, image.images, strict=True)
         )
 
     def crops(self, height: int, width: int, generator: torch.Generator | None = None) -> tuple[CropRequest, ...]:
-        """Draw the first crop of each view, for an image of `height` × `width` pixels."""
-        return tuple(request for each in self.transforms for request in _first(each).crops(height, width, generator))
+        """Draw the first crop of each view; return none if the image is too small for one of them."""
+        drawn = [_first(each).crops(height, width, generator) for each in self.transforms]
+        return tuple(request for requests in drawn for request in requests) if all(drawn) else ()
+
+
+def _is_crop(transform: Any) -> bool:
+    """Return whether a transform cuts a window out of an image, which a reader can do too."""
+    return type(transform) in CROPS and getattr(transform, "cuts_only", True)
 
 
 def _first(transform: Any) -> Any:
@@ -324,21 +335,22 @@ def _global_generators_from(generator: torch.Generator) -> Iterator[None]:
             random.setstate(states[2])
 
 
-_BUILT_IN: dict[str, type] = {
-    each.__name__: each
-    for each in (
-        CenterCrop,
-        Compose,
-        Crop,
-        FilterBoxes,
-        Normalize,
-        RandomHorizontalFlip,
-        RandomResizedCrop,
-        Resize,
-        ToTensor,
-        Views,
-    )
-}
+_TAKES_STRIDED = (
+    *CROPS,
+    ColorJitter,
+    Grayscale,
+    LetterBox,
+    Normalize,
+    Pad,
+    RandomErasing,
+    RandomHorizontalFlip,
+    RandomRotation,
+    RandomVerticalFlip,
+    Resize,
+    ToTensor,
+    TrivialAugmentWide,
+)
+_BUILT_IN: dict[str, type] = {each.__name__: each for each in (*_TAKES_STRIDED, Compose, FilterBoxes, Views)}
 
 
 def build_transform(spec: Any, where: str = "transform") -> Transform | None:
@@ -532,14 +544,14 @@ def first_crop(transform: Transform | None) -> Cropper | None:
     first: Any = _first(transform)
     if type(first) is Views:
         return first if first.begins_with_crops else None
-    return first if type(first) in CROPS else None
+    return first if _is_crop(first) else None
 
 
 def takes_strided(transform: Transform | None) -> bool:
     """Return whether a transform handles tensors with the channels last in memory as well as any other."""
     if type(transform) is Compose:
         return bool(transform.transforms) and all(map(takes_strided, transform.transforms))
-    return type(transform) in (*CROPS, Normalize, RandomHorizontalFlip, Resize, ToTensor)
+    return type(transform) in _TAKES_STRIDED
 
 
 def check_picklable(name: str, transform: object) -> None:

@@ -27,6 +27,8 @@ __all__ = [
     "check_normalize",
     "crop",
     "crop_and_resize",
+    "draw_aspect",
+    "draw_int",
     "draw_uniform",
     "draw_window",
     "flip",
@@ -363,10 +365,21 @@ def draw_uniform(low: float, high: float, generator: torch.Generator | None) -> 
     return _scratch.number.uniform_(low, high, generator=generator).item()
 
 
+def draw_int(count: int, generator: torch.Generator | None) -> int:
+    """Draw an integer from 0 to `count` - 1, as ``torch.randint`` does."""
+    return int(_scratch.whole.random_(0, count, generator=generator).item())
+
+
 @functools.lru_cache(maxsize=64)
 def _logarithms(ratio: tuple[float, ...]) -> tuple[float, float]:
     low, high = torch.log(torch.tensor(ratio, dtype=torch.float32)).tolist()
     return low, high
+
+
+def draw_aspect(ratio: Sequence[float], generator: torch.Generator | None) -> float:
+    """Draw an aspect ratio between two ends, with a uniform logarithm."""
+    low, high = _logarithms(tuple(ratio))
+    return _scratch.number.uniform_(low, high, generator=generator).exp_().item()
 
 
 def draw_window(
@@ -374,14 +387,13 @@ def draw_window(
 ) -> tuple[int, int, int, int]:
     """Draw (top, left, height, width) of a window with limits on its area and its aspect ratio (width / height)."""
     # Draw in float32 and in torchvision's order: the same seed gives the same windows.
-    low, high = _logarithms(tuple(ratio))
     for _ in range(10):
         area = height * width * draw_uniform(scale[0], scale[1], generator)
-        aspect = _scratch.number.uniform_(low, high, generator=generator).exp_().item()
+        aspect = draw_aspect(ratio, generator)
         cut_width, cut_height = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
         if 0 < cut_width <= width and 0 < cut_height <= height:
-            top = int(_scratch.whole.random_(0, height - cut_height + 1, generator=generator).item())
-            left = int(_scratch.whole.random_(0, width - cut_width + 1, generator=generator).item())
+            top = draw_int(height - cut_height + 1, generator)
+            left = draw_int(width - cut_width + 1, generator)
             return top, left, cut_height, cut_width
     cut_width, cut_height = width, height
     if width / height < ratio[0]:

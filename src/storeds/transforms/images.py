@@ -398,7 +398,9 @@ _STAY = re.compile(
 )
 _STAY_WITH_CHILDREN = frozenset(("ImageOnlyTransform", "IntensityAugmentationBase2D", "IntensityAugmentationBase3D"))
 _ANY = re.compile("Lambda|Identity|NoOp|ToDtype|ToPureTensor|ConvertImageDtype|BoundTransform")
-_ALIKE = frozenset(("Resize", "CenterCrop", "Crop", "Pad", "SmallestMaxSize", "LongestMaxSize", "PadIfNeeded"))
+_ALIKE = frozenset(
+    ("Resize", "CenterCrop", "Crop", "LetterBox", "Pad", "SmallestMaxSize", "LongestMaxSize", "PadIfNeeded")
+)
 _LIBRARIES = ("storeds", "torchvision", "albumentations", "kornia")
 
 

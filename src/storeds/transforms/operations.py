@@ -19,6 +19,7 @@ from PIL import Image
 
 from storeds.protocols import Array, Cropped, Window
 from storeds.transforms.functional import crop, crop_and_resize, flip, owned, resize, size_of
+from storeds.transforms.geometry import pad, pad_mask
 
 __all__ = ["Cut", "CutAndResize", "EachImage", "Flip", "InTurn", "Operation", "Orient", "PadBy", "ResizeTo", "Size"]
 
@@ -235,36 +236,39 @@ class Flip(Operation):
 class PadBy(Operation):
     """Add pixels at the edges, as many as `padding` says: left, top, right, bottom.
 
-    Images get 0 and masks the class id `mask_fill` there.
+    With mode ``constant``, new pixels of images are `fill`, and those of masks are `mask_fill`. If `white` is set, it is
+    the value of `fill` that stands for 1 in floating tensors.
     """
 
     padding: tuple[int, int, int, int]
+    fill: Any = 0
+    mode: str = "constant"
     mask_fill: int = 0
     who: str = "Pad"
+    white: int | None = None
     moves: ClassVar[bool] = True
 
     def image(self, image: Any) -> Any:
         # docstring inherited
-        return crop(image, *self._window(*size_of(image, self.who)), self.who)
+        fill = self.fill
+        if self.white is not None and isinstance(image, torch.Tensor) and image.is_floating_point():
+            numbers = fill if isinstance(fill, Sequence) else (fill,)
+            fill = tuple(number / self.white for number in numbers)
+        return pad(image, self.padding, fill, self.mode, self.who)
 
     def mask(self, mask: torch.Tensor) -> torch.Tensor:
         # docstring inherited
-        pixels = mask.numpy()
-        return torch.from_numpy(_cut(pixels, self._window(*pixels.shape[-2:]), self.mask_fill))
+        return pad_mask(mask, self.padding, self.mask_fill, self.mode)
 
     def points(self, points: Array) -> Array:
         # docstring inherited
-        shift = self.padding[0], self.padding[1]
-        return points + shift
+        moved: Array = points + self.padding[:2]
+        return moved
 
     def size(self, height: int, width: int) -> Size:
         # docstring inherited
         left, top, right, bottom = self.padding
         return height + top + bottom, width + left + right
-
-    def _window(self, height: int, width: int) -> Window:
-        left, top, right, bottom = self.padding
-        return -top, -left, height + top + bottom, width + left + right
 
 
 # EXIF orientation: whether to swap height and width, and then to reverse rows and columns.
@@ -327,14 +331,14 @@ def _nearest(mask: torch.Tensor, window: Window, result: Size) -> torch.Tensor:
     return torch.from_numpy(mask.numpy().take(rows, axis=-2).take(columns, axis=-1))
 
 
-def _cut(mask: Array, window: Window, fill: int = 0) -> Array:
-    """Cut a window out of a mask. Outside the mask it is `fill`. The result owns its memory."""
+def _cut(mask: Array, window: Window) -> Array:
+    """Cut a window out of a mask. Outside the mask it is 0. The result owns its memory."""
     top, left, height, width = window
     first_row, first_column = max(top, 0), max(left, 0)
     inside = mask[..., first_row : max(top + height, 0), first_column : max(left + width, 0)]
     if inside.shape[-2:] == (height, width):
         return inside.copy()
-    padded = np.full((*mask.shape[:-2], height, width), fill, mask.dtype)
+    padded = np.zeros((*mask.shape[:-2], height, width), mask.dtype)
     row, column = first_row - top, first_column - left
     padded[..., row : row + inside.shape[-2], column : column + inside.shape[-1]] = inside
     return padded
