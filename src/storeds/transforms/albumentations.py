@@ -1,11 +1,12 @@
-"""Applies albumentations 2 transforms to images, with randomness from the sample's generator."""
+"""Applies albumentations 2 transforms to images and whole samples, with randomness from the sample's generator."""
 
 from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from PIL import Image
 from storeds.protocols import Array
 from storeds.records.fields import layout_of
 
-__all__ = ["Albumentations"]
+__all__ = ["Albumentations", "AlbumentationsParts", "JointAlbumentations"]
 
 _INCREMENT = 0x5851F42D4C957F2D14057B7EF767814F  # any odd number; selects one of PCG64's sequences
 
@@ -58,9 +59,10 @@ class Albumentations:
         if isinstance(image, torch.Tensor):
             return self._tensor(image, generator)
         if isinstance(image, Image.Image):
-            return _pillow(self._apply("image", _pixels(image), generator), image)
+            return _pillow(self.call({"image": _pixels(image)}, generator)["image"], image)
         if isinstance(image, list) and image and all(isinstance(frame, Image.Image) for frame in image):
-            made = self._apply("images", np.stack([_pixels(frame) for frame in image]), generator)
+            frames = np.stack([_pixels(frame) for frame in image])
+            made = self.call({"images": frames}, generator)["images"]
             return made if isinstance(made, torch.Tensor) else [_pillow(frame, image[0]) for frame in made]
         if not isinstance(image, np.ndarray):
             raise TypeError(
@@ -70,7 +72,7 @@ class Albumentations:
             raise ValueError(
                 f"albumentations takes arrays of shape (height, width, channels), but this one has {image.shape}"
             )
-        return self._apply("image", image, generator)
+        return self.call({"image": image}, generator)["image"]
 
     def followed_by(self, other: object) -> Albumentations | None:
         """Return both transforms as one, which converts the image once; None if one is a user's Compose."""
@@ -93,13 +95,14 @@ class Albumentations:
         frames = image.shape[:-3]
         pixels = image.movedim(-3, -1)
         if frames:
-            made = self._apply("images", pixels.flatten(0, len(frames) - 1).contiguous().numpy(), generator)
+            made = self.call({"images": pixels.flatten(0, len(frames) - 1).contiguous().numpy()}, generator)["images"]
         else:
-            made = self._apply("image", pixels.contiguous().numpy(), generator)
+            made = self.call({"image": pixels.contiguous().numpy()}, generator)["image"]
         made = _channels_first(made, len(frames) > 0)
         return made.reshape(*frames, *made.shape[1:]) if len(frames) > 1 else made
 
-    def _apply(self, name: str, pixels: Array, generator: torch.Generator | None) -> Any:
+    def call(self, targets: dict[str, Any], generator: torch.Generator | None) -> dict[str, Any]:
+        """Return the transformed targets of albumentations, such as ``image``, with randomness from `generator`."""
         try:
             mine = self._idle.pop()  # atomic
         except IndexError:
@@ -114,7 +117,7 @@ class Albumentations:
             "uinteger": 0,
         }
         plain.seed(seeds[2])
-        made = transform(**{name: pixels})[name]
+        made: dict[str, Any] = transform(**targets)
         self._idle.append(mine)  # not reached if the call fails
         return made
 
@@ -129,6 +132,132 @@ class Albumentations:
 
     def __repr__(self) -> str:
         return repr(self.transform)
+
+
+class AlbumentationsParts(NamedTuple):
+    """The parts of a sample, as a `JointAlbumentations` takes and returns them.
+
+    Attributes
+    ----------
+    images : list
+        Pillow images, or tensors of shape (channels, height, width).
+    masks : list of torch.Tensor
+        Integers of shape (height, width) or (n, height, width).
+    boxes : numpy.ndarray
+        (n, 4): left, top, right, bottom in pixels.
+    rows : numpy.ndarray
+        (n,): the number of each box. Boxes that are dropped are missing.
+    points : numpy.ndarray
+        (m, 2): x and y in pixels, where (0, 0) is the centre of the first pixel. Never dropped.
+    """
+
+    images: list[Any]
+    masks: list[torch.Tensor]
+    boxes: Array
+    rows: Array
+    points: Array
+
+
+class JointAlbumentations:
+    """Albumentations transforms as a callable that takes the parts of a sample, all in one call.
+
+    Parameters
+    ----------
+    transforms : sequence of transforms
+        Applied one after another. A single ``Compose`` keeps the limits of its ``bbox_params``.
+    images, masks : int
+        How many images and masks a sample has.
+    """
+
+    def __init__(self, transforms: Sequence[Any], images: int, masks: int) -> None:
+        import albumentations
+
+        only = transforms[0] if len(transforms) == 1 and type(transforms[0]) is albumentations.Compose else None
+        processor = None if only is None else only.processors.get("bboxes")
+        limits = {} if processor is None else {name: getattr(processor.params, name, None) for name in _LIMITS}
+        more = {f"image_{number}": "image" for number in range(1, images)}
+        for number in range(masks):
+            more |= {f"mask_{number}": "mask", f"masks_{number}": "masks"}
+        composed = albumentations.Compose(
+            list(transforms if only is None else only.transforms),
+            bbox_params=albumentations.BboxParams("pascal_voc", label_fields=["rows"], **limits),
+            keypoint_params=albumentations.KeypointParams("xy", remove_invisible=False),
+            additional_targets=more,
+            p=1.0 if only is None else only.p,
+        )
+        self._transform = Albumentations(composed)
+
+    def __call__(self, parts: AlbumentationsParts, generator: torch.Generator | None) -> AlbumentationsParts:
+        """Return the transformed parts; raise TypeError or ValueError for values that albumentations cannot take."""
+        images = [_first_to_last(image) for image in parts.images]
+        if not images:
+            raise ValueError("albumentations transforms need an image in each sample, and this one has none")
+        targets = {f"image_{number}" if number else "image": image for number, image in enumerate(images)}
+        names = [f"mask_{number}" if mask.ndim == 2 else f"masks_{number}" for number, mask in enumerate(parts.masks)]
+        given = dict(zip(names, parts.masks, strict=True))
+        targets |= {name: _exact(mask) for name, mask in given.items() if mask.numel()}
+        # Both kinds of coordinates are passed although empty: albumentations requires what its parameters name.
+        targets |= {"bboxes": parts.boxes.astype(np.float32), "rows": np.arange(len(parts.boxes))}
+        targets |= {"keypoints": parts.points.astype(np.float32)}
+        made = self._transform.call(targets, generator)
+        outputs = [
+            _as_given(made[f"image_{number}" if number else "image"], image)
+            for number, image in enumerate(parts.images)
+        ]
+        size = outputs[0].shape[-2:] if isinstance(outputs[0], torch.Tensor) else outputs[0].size[::-1]
+        masks = [_mask(made.get(name), mask, size) for name, mask in given.items()]
+        rows = parts.rows[np.asarray(made["rows"], np.int64)]
+        boxes = np.asarray(made["bboxes"], np.float64).reshape(-1, 4)
+        points = np.asarray(made["keypoints"], np.float64).reshape(-1, 2)
+        return AlbumentationsParts(outputs, masks, boxes, rows, points)
+
+    def __repr__(self) -> str:
+        return repr(self._transform)
+
+
+_LIMITS = ("min_area", "min_visibility", "min_width", "min_height", "max_accept_ratio")
+_EXACT = 2**24  # float32 holds every integer up to this one
+
+
+def _first_to_last(image: Any) -> Array:
+    """Return an image as an array of shape (height, width[, channels])."""
+    if isinstance(image, Image.Image):
+        return _pixels(image)
+    if not isinstance(image, torch.Tensor) or image.ndim != 3:
+        what = tuple(image.shape) if isinstance(image, torch.Tensor) else type(image).__qualname__
+        raise TypeError(
+            f"albumentations takes samples of Pillow images or tensors (channels, height, width), not {what}"
+        )
+    array: Array = image.movedim(0, -1).contiguous().numpy()
+    return array
+
+
+def _as_given(made: Any, image: Any) -> Any:
+    """Return a transformed image of the type of the given one."""
+    return _pillow(made, image) if isinstance(image, Image.Image) else _channels_first(made, is_clip=False)
+
+
+def _exact(mask: torch.Tensor) -> Array:
+    """Return a mask of a dtype that all transforms take and that holds its class ids."""
+    pixels = mask.numpy()
+    if pixels.dtype == np.uint8:
+        return pixels
+    low, high = int(pixels.min()), int(pixels.max())
+    if low >= 0 and high <= 255:
+        return pixels.astype(np.uint8)
+    if max(-low, high) > _EXACT:
+        raise ValueError(
+            f"albumentations takes masks of class ids up to {_EXACT}, but one has {max(low, high, key=abs)}"
+        )
+    return pixels.astype(np.float32)
+
+
+def _mask(made: Any, mask: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+    """Return a transformed mask of the dtype and number of dimensions of the given one."""
+    if made is None:  # without a row
+        return mask.new_zeros((*mask.shape[:-2], *size))
+    pixels = made if isinstance(made, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(made))
+    return pixels.reshape(*mask.shape[:-2], *size).to(mask.dtype)
 
 
 def _pixels(image: Image.Image) -> Array:

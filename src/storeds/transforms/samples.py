@@ -23,7 +23,15 @@ from storeds.errors import ConfigError, RecordError
 from storeds.protocols import Array, Field, SampleContext, Transform
 from storeds.records.fields import is_spatial
 from storeds.records.roles import BOX_FORMATS, Sample, boxes_of
-from storeds.transforms.binding import BoundTransform, Compose, Views, build_transform
+from storeds.transforms.albumentations import AlbumentationsParts, JointAlbumentations
+from storeds.transforms.binding import (
+    BoundTransform,
+    Compose,
+    Views,
+    build_transform,
+    is_albumentations,
+    wrap_albumentations,
+)
 from storeds.transforms.boxes import FilterBoxes, from_corners, to_corners
 from storeds.transforms.functional import in_order, size_of
 from storeds.transforms.images import Moves, Normalize, ToTensor, _leaves, moves
@@ -74,10 +82,10 @@ class JointTransform:
         last = len(steps)
         while last and type(steps[last - 1]) in (ToTensor, Normalize):
             last -= 1
-        self._steps = tuple(step if _is_joint(step) else BoundTransform(step) for step in steps[:last])
+        self._steps = _grouped(steps[:last])
         self._end = BoundTransform(Compose(steps[last:]), finish, may_wait)
         self._measures = any(isinstance(step, FilterBoxes) for step in steps)
-        self._elements: _Elements | None = None
+        self._prepared: tuple[_Elements, tuple[Any, ...]] | None = None
 
     def __call__(self, sample: Sample, context: SampleContext) -> dict[str, Any]:
         """Return element → value, tv_tensors if torchvision is installed.
@@ -87,14 +95,17 @@ class JointTransform:
         RecordError
             An image or mask has another size than the first image.
         """
-        elements = self._elements
-        if elements is None or elements.fields is not sample.fields:
-            elements = self._elements = _Elements(sample.fields)
+        prepared = self._prepared
+        if prepared is None or prepared[0].fields is not sample.fields:
+            prepared = self._prepared = self._prepare(sample.fields)
+        elements, steps = prepared
         work = _Work(sample, elements, measures=self._measures)
         crop = sample.window
-        for step in self._steps:
+        for step in steps:
             if isinstance(step, FilterBoxes):
                 work.filter(step)
+            elif isinstance(step, JointAlbumentations):
+                work.call_albumentations(step, context.generator)
             elif isinstance(step, BoundTransform):
                 work.call(step, context.generator)
             else:
@@ -106,8 +117,16 @@ class JointTransform:
             values[name] = in_order(self._end(values[name], context))
         return _wrapped(values, elements, work.size, self.box_format)
 
+    def _prepare(self, fields: Mapping[str, Field]) -> tuple[_Elements, tuple[Any, ...]]:
+        """Return the elements by role, and the steps for samples with these elements."""
+        elements = _Elements(fields)
+        images, masks = len(elements.images), len(elements.masks)
+        return elements, tuple(
+            JointAlbumentations(step, images, masks) if isinstance(step, list) else step for step in self._steps
+        )
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_elements": None}
+        return {**self.__dict__, "_prepared": None}
 
     def __repr__(self) -> str:
         return repr(self.transforms)
@@ -147,14 +166,31 @@ def _flattened(transform: Any) -> list[Any]:
     return [each for part in transform.transforms for each in _flattened(part)]
 
 
-def _is_joint(step: Any) -> bool:
-    return isinstance(step, FilterBoxes) or hasattr(step, "operation")
+def _grouped(steps: list[Any]) -> tuple[Any, ...]:
+    """Return the steps: built-in transforms, lists of albumentations transforms, and others, bound to a generator."""
+    grouped: list[Any] = []
+    for step in steps:
+        if not is_albumentations(step):
+            grouped.append(
+                step if isinstance(step, FilterBoxes) or hasattr(step, "operation") else BoundTransform(step)
+            )
+        elif grouped and isinstance(grouped[-1], list) and not _is_compose(step) and not _is_compose(grouped[-1][0]):
+            grouped[-1].append(step)
+        else:
+            grouped.append([step])
+    return tuple(grouped)
+
+
+def _is_compose(transform: Any) -> bool:
+    """Return whether this is a Compose of albumentations, whose limits hold for its own transforms."""
+    return any(kind.__name__ == "Compose" for kind in type(transform).__mro__)
 
 
 def _check_step(step: Any) -> None:
     """Raise ConfigError for a transform that cannot take samples."""
     if isinstance(step, Views):
         raise ConfigError("transforms: Views makes several images of one: pass it as transform=, for the image alone")
+    wrap_albumentations(step)  # refuses version 1
     module = type(step).__module__
     if module.startswith("torchvision.transforms.") and not module.startswith("torchvision.transforms.v2"):
         raise ConfigError(
@@ -220,6 +256,38 @@ class _Work:
         if known:
             plain = self._from_torchvision(values, plain)
         self._absorb(plain, made, transform)
+
+    def call_albumentations(self, transform: JointAlbumentations, generator: torch.Generator | None) -> None:
+        """Apply albumentations transforms to all elements in one call."""
+        self._move(Operation())  # it refuses boxes that are empty or outside the image
+        elements = self._elements
+        boxes, points = list(self._boxes.values()), [each[..., :2].reshape(-1, 2) for each in self._points.values()]
+        given = AlbumentationsParts(
+            [self.values[name] for name in elements.images],
+            [self.values[name] for name in elements.masks],
+            np.concatenate([np.zeros((0, 4)), *boxes]),
+            np.arange(sum(map(len, boxes))),
+            np.concatenate([np.zeros((0, 2)), *points]),
+        )
+        made = transform(given, generator)
+        self.values |= zip((*elements.images, *elements.masks), (*made.images, *made.masks), strict=True)
+        self.size = _size_after(self.values, elements, self.size)
+        at = 0
+        for each in self._points.values():
+            count = each[..., 0].size
+            each[..., :2] = made.points[at : at + count].reshape(*each.shape[:-1], 2)
+            at += count
+        at = 0
+        for name, each in list(self._boxes.items()):
+            mine = (made.rows >= at) & (made.rows < at + len(each))
+            order = np.argsort(made.rows[mine])
+            kept = np.zeros(len(each), bool)
+            kept[made.rows[mine] - at] = True
+            self._keep(name, kept)
+            self._boxes[name] = made.boxes[mine][order]
+            at += len(each)
+        self._check_sizes()
+        self._move(Operation())
 
     def packed(self, box_format: str | None) -> dict[str, Any]:
         """Return the elements as a `Sample` holds them, with boxes in a format, by default that of their field."""
