@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from storeds.backends.opening import open_backend as open_backend
     from storeds.backends.opening import open_writer as open_writer
     from storeds.batching.collate import collate as collate
+    from storeds.batching.detection import collate_detection as collate_detection
     from storeds.batching.skipped import Skipped as Skipped
     from storeds.config import Config as Config
     from storeds.config import build_dataset as build_dataset
@@ -49,6 +50,7 @@ _LAZY = {
     "build_dataset": "storeds.config",
     "build_loader": "storeds.config",
     "collate": "storeds.batching.collate",
+    "collate_detection": "storeds.batching.detection",
     "convert": "storeds.ops",
     "export": "storeds.ops",
     "info": "storeds.ops",
@@ -81,6 +83,7 @@ __all__ = [
     "build_dataset",
     "build_loader",
     "collate",
+    "collate_detection",
     "convert",
     "errors",
     "export",

@@ -1,6 +1,7 @@
 """Batches: collating samples, and the memory that processes share for them.
 
-Start with ``collate.py``; its function is `storeds.collate`. ``shared_memory.py`` sends batches from workers.
+Start with ``collate.py``; its function is `storeds.collate`. ``detection.py`` makes the batches of detectors, and
+``roles.py`` fits both to a dataset. ``shared_memory.py`` and ``allocation.py`` send batches from workers.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 from storeds.registry import export_lazily
 
 if TYPE_CHECKING:
-    from storeds.batching.collate import Padded
+    from storeds.batching.padding import Padded
     from storeds.batching.shared_memory import (
         BufferPool,
         SharedBatchTensor,
@@ -33,7 +34,7 @@ __all__ = [
 __getattr__ = export_lazily(
     __name__,
     {
-        "collate": ("Padded",),
+        "padding": ("Padded",),
         "shared_memory": ("BufferPool", "SharedBatchTensor", "SharedBufferPool", "batch_memory", "use_buffer_pool"),
         "skipped": ("Skipped",),
     },

@@ -1,11 +1,10 @@
-"""`collate`: makes a batch of samples, drops skipped ones, pads values that vary in length, copies each value once."""
+"""`collate`: makes a batch of samples, drops skipped ones, pads or lists values that differ in size, copies each value once."""
 
 from __future__ import annotations
 
-import functools
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn, TypeAlias
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -14,47 +13,63 @@ from torch.utils.data import get_worker_info
 from torch.utils.data._utils.collate import collate as torch_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
+from storeds.batching.allocation import empty_batch, in_one_memory, is_plain, is_tv_tensor, plain_tensor
+from storeds.batching.padding import Padded, check_channels, pad_images, pad_rows
 from storeds.batching.shared_memory import batch_memory, fits_inline, send_inline
 from storeds.batching.skipped import Skipped
-from storeds.errors import BadSamplesError, ConfigError
+from storeds.errors import BadSamplesError, ConfigError, suggest
 from storeds.protocols import Array
 from storeds.transforms.functional import DeferredImage
 
-__all__ = ["Padded", "collate", "collate_columns", "is_collate"]
+__all__ = [
+    "PadImages",
+    "Ragged",
+    "collate",
+    "collate_columns",
+    "good_samples",
+    "listed",
+]
 
 _Map: TypeAlias = dict[Any, Callable[..., Any]]
+_Key: TypeAlias = str | int
+Ragged: TypeAlias = Literal["mask", "pad", "list"]
+PadImages: TypeAlias = bool | Collection[_Key] | Mapping[Any, float]
 
 
-class Padded(NamedTuple):
-    """Values of different lengths as one tensor.
+def collate(
+    batch: Sequence[Any],
+    *,
+    pad: Collection[str | int] = (),
+    ragged: Mapping[Any, Ragged] | None = None,
+    pad_images: PadImages = False,
+) -> Any:
+    """Return a batch of samples, as PyTorch's ``default_collate`` does, with three differences.
 
-    Attributes
-    ----------
-    values : torch.Tensor
-        Shape (batch, longest, …); zero (False) beyond the length of each.
-    mask : torch.Tensor
-        bool, shape (batch, longest): True where there is a value.
-    """
-
-    values: torch.Tensor
-    mask: torch.Tensor
-
-
-def collate(batch: Sequence[Any], *, pad: Collection[str | int] = ()) -> Any:
-    """Return a batch of samples, as PyTorch's ``default_collate`` does, with two differences.
-
-    It drops a `Skipped` in the place of a bad sample, or inside one that a StackDataset made. And it pads arrays and
-    tensors that differ in their first dimension only, with zeros at the end: they become `Padded`. In a dict sample
-    ``{"clip": …}`` the values stay under ``clip``, and the mask is added under ``clip_mask``.
+    It drops a `Skipped` in the place of a bad sample, or inside one that a StackDataset made. It pads or lists values
+    that differ in size, as `ragged` and `pad_images` say. And values that differ in their first dimension only are
+    padded without being named. Tensors of torchvision become plain tensors, as in PyTorch.
 
     Parameters
     ----------
     batch : sequence
         Samples: tuples, dicts or single values.
     pad : collection of str or int
-        Elements to pad, with a mask, in every batch, even if all lengths are equal; by name in a dict, by place in a
-        tuple. Pass ``functools.partial(storeds.collate, pad=["clip"])`` as ``collate_fn``, or write
-        ``pad`` into the ``[loader]`` table of a config.
+        Elements for which `ragged` is ``"mask"``.
+    ragged : mapping of str or int to str
+        What becomes of an element whose first dimension differs between samples, such as boxes: by name in a dict, by
+        place in a tuple. It applies to every batch, even if all lengths are equal.
+
+        ``"mask"``: values padded with zeros at the end, and a mask. In a tuple they are a `Padded`. In a dict the values
+        stay under their name, for example ``boxes``, and the mask is added under ``boxes_mask``.
+        ``"pad"``: the padded values alone.
+        ``"list"``: a list with the value of each sample, of any shapes.
+    pad_images : bool, collection or mapping
+        Pad images and masks of different heights and widths at the right and at the bottom to the largest of the batch,
+        and add a mask (batch, height, width), which is True where there are pixels. In a dict the mask of ``image`` is
+        ``image_mask``. True means each element that is a tensor (channels, height, width) with 1 to 4 channels,
+        or a ``tv_tensors.Image`` or ``Mask``. A collection names the elements. A mapping also says what fills them:
+        ``{"image": 0, "mask": 255}``. By default zero does. Masks of instances (n, height, width) get the mask of
+        `ragged` instead.
 
     Returns
     -------
@@ -68,7 +83,27 @@ def collate(batch: Sequence[Any], *, pad: Collection[str | int] = ()) -> Any:
         Every sample was skipped.
     ConfigError
         Values cannot be batched; the message says which and what to do.
+
+    Examples
+    --------
+    >>> collate_fn = functools.partial(storeds.collate, ragged={"boxes": "list"}, pad_images=True)
+
+    In a config, write ``ragged`` and ``pad_images`` into the ``[loader]`` table.
     """
+    samples = good_samples(batch)
+    first = samples[0]
+    elements = first if isinstance(first, Mapping) else range(len(first) if isinstance(first, tuple) else 1)
+    plan = _Plan(_ways(pad, ragged or {}, elements), _fills(pad_images, elements), pad_images is True)
+    if isinstance(first, Mapping):
+        return _collate_dicts(samples, plan)
+    if isinstance(first, tuple):
+        columns = [_collate_values(column, at, plan) for at, column in enumerate(zip(*samples, strict=True))]
+        return type(first)(*columns) if hasattr(first, "_fields") else columns
+    return _collate_values(samples, 0, plan)
+
+
+def good_samples(batch: Sequence[Any]) -> list[Any]:
+    """Return the samples of a batch without skipped ones; raise an error if none is left."""
     skips = [_skip_in(sample) for sample in batch]
     samples = [sample for sample, skip in zip(batch, skips, strict=True) if skip is None]
     if not skips:
@@ -81,15 +116,7 @@ def collate(batch: Sequence[Any], *, pad: Collection[str | int] = ()) -> Any:
             "them, but ConcatDataset and the like read one sample at a time: open the stores as one dataset, "
             "StoreDataset([url, …]), or use on_error='replace'"
         )
-    first = samples[0]
-    if isinstance(first, Mapping):
-        _check_pad(pad, first)
-        return _collate_dicts(samples, pad)
-    if isinstance(first, tuple):
-        _check_pad(pad, range(len(first)))
-        columns = [_collate_values(column, at in pad) for at, column in enumerate(zip(*samples, strict=True))]
-        return type(first)(*columns) if hasattr(first, "_fields") else columns
-    return _collate_values(samples, 0 in pad)
+    return samples
 
 
 def collate_columns(columns: Mapping[str, Array], as_dict: bool) -> Any:
@@ -104,21 +131,56 @@ def _tensor(column: Array) -> torch.Tensor:
     return send_inline(tensor.contiguous()) if memory is None else memory.copy_(tensor)
 
 
-def is_collate(collate_fn: Any) -> bool:
-    """Return whether a loader's ``collate_fn`` is `collate`, with or without `pad`."""
-    return (collate_fn.func if isinstance(collate_fn, functools.partial) else collate_fn) is collate
-
-
 def _skip_in(sample: Any) -> Skipped | None:
     """Return the `Skipped` that a sample is, or contains: a StackDataset makes one sample of several."""
     parts = sample.values() if isinstance(sample, Mapping) else sample if type(sample) in (tuple, list) else (sample,)
     return next((part for part in parts if isinstance(part, Skipped)), None)
 
 
-def _collate_dicts(samples: Sequence[Mapping[str, Any]], pad: Collection[str | int]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _Plan:
+    """What becomes of each element that may differ in size."""
+
+    ways: Mapping[_Key, str]
+    fills: Mapping[_Key, float]
+    all_images: bool
+
+
+def _ways(pad: Collection[_Key], ragged: Mapping[Any, Ragged], elements: Collection[_Key]) -> dict[_Key, str]:
+    """Return what becomes of each named element; raise ConfigError if the arguments are malformed."""
+    for name, way in ragged.items():
+        if way not in get_args(Ragged):
+            raise ConfigError(f"ragged: {name!r} is {way!r}; {suggest(str(way), get_args(Ragged), 'values')}")
+        if name in pad and way != "mask":
+            raise ConfigError(f"{name!r} is in pad, which means 'mask', and {way!r} in ragged: leave one of them out")
+    _check_names("pad", pad, elements)
+    _check_names("ragged", ragged, elements)
+    return {**dict.fromkeys(pad, "mask"), **ragged}
+
+
+def _fills(pad_images: PadImages, elements: Collection[_Key]) -> Mapping[_Key, float]:
+    if isinstance(pad_images, bool):
+        return {}
+    if isinstance(pad_images, str) or not isinstance(pad_images, Collection):
+        raise ConfigError(
+            f"pad_images is True, a list of elements or a mapping of elements to the value that fills them, not {pad_images!r}"
+        )
+    _check_names("pad_images", pad_images, elements)
+    return pad_images if isinstance(pad_images, Mapping) else dict.fromkeys(pad_images, 0.0)
+
+
+def _check_names(argument: str, names: Collection[_Key], elements: Collection[_Key]) -> None:
+    for name in names:
+        if name not in elements:
+            raise ConfigError(
+                f"{argument} names {name!r}, and samples have no such element: {', '.join(map(repr, elements))}"
+            )
+
+
+def _collate_dicts(samples: Sequence[Mapping[str, Any]], plan: _Plan) -> dict[str, Any]:
     batch: dict[str, Any] = {}
     for name in samples[0]:
-        value = _collate_values([sample[name] for sample in samples], name in pad)
+        value = _collate_values([sample[name] for sample in samples], name, plan)
         if isinstance(value, Padded):
             mask = f"{name}_mask"
             if mask in samples[0]:
@@ -131,24 +193,69 @@ def _collate_dicts(samples: Sequence[Mapping[str, Any]], pad: Collection[str | i
     return batch
 
 
-def _check_pad(pad: Collection[str | int], elements: Collection[str | int]) -> None:
-    for name in pad:
-        if name not in elements:
-            raise ConfigError(f"pad names {name!r}, and samples have no such element: {', '.join(map(repr, elements))}")
-
-
-def _collate_values(values: Sequence[Any], always_pad: bool) -> Any:
-    if always_pad:
-        values = [value.scaled() if isinstance(value, DeferredImage) else value for value in values]
-        return _pad([torch.as_tensor(value) for value in values])
+def _collate_values(values: Sequence[Any], name: _Key, plan: _Plan) -> Any:
+    """Return one element of a batch."""
+    way = plan.ways.get(name)
+    if way == "list":
+        return listed(values)
+    has_size = name in plan.fills or (plan.all_images and _is_image(values[0]))
+    fill = plan.fills.get(name, 0.0)
+    if way is not None or (has_size and _is_instances(values[0])):
+        tensors = [_tensor_of(value, name) for value in values]
+        padded = pad_rows(tensors, sizes_too=has_size, fill=fill)
+        return padded.values if way == "pad" else padded
+    if has_size:
+        images = [value if isinstance(value, DeferredImage) else _tensor_of(value, name) for value in values]
+        return pad_images(images, fill)
     batch = torch_collate(values, collate_fn_map=_MAP)
     return send_inline(batch) if isinstance(batch, torch.Tensor) else batch
 
 
+def _tensor_of(value: Any, name: _Key) -> torch.Tensor:
+    if isinstance(value, DeferredImage):
+        return value.scaled()
+    if isinstance(value, Image.Image):
+        _refuse_images([value])
+    try:
+        return plain_tensor(torch.as_tensor(value))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"element {name!r} cannot be padded, because a {type(value).__name__} makes no tensor: {error}. Leave it out of pad, "
+            "ragged and pad_images, or use ragged 'list'"
+        ) from error
+
+
+def _is_image(value: Any) -> bool:
+    """Return whether ``pad_images=True`` pads an element."""
+    if isinstance(value, DeferredImage) or is_tv_tensor(value, "Image", "Mask"):
+        return True
+    return (
+        isinstance(value, torch.Tensor)
+        and type(value) is torch.Tensor
+        and value.ndim == 3
+        and len(value) in (1, 2, 3, 4)
+    )
+
+
+def _is_instances(value: Any) -> bool:
+    return is_tv_tensor(value, "Mask") and value.ndim == 3
+
+
+def listed(values: Sequence[Any]) -> list[Any]:
+    """Return the values of an element as a list: arrays and tensors as plain tensors, others as they are."""
+    plain = [
+        torch.as_tensor(value) if isinstance(value, np.ndarray) and value.dtype.kind not in "SUO" else value
+        for value in values
+    ]
+    if not all(isinstance(value, (torch.Tensor, DeferredImage)) for value in plain):
+        return [value.scaled() if isinstance(value, DeferredImage) else value for value in plain]
+    return in_one_memory([value if isinstance(value, DeferredImage) else plain_tensor(value) for value in plain])
+
+
 def _stack(values: Sequence[torch.Tensor | DeferredImage], *, collate_fn_map: Any = None) -> Any:
-    tensors = [value.scaled() if isinstance(value, DeferredImage) else value for value in values]
+    tensors = [value.scaled() if isinstance(value, DeferredImage) else plain_tensor(value) for value in values]
     if len({tensor.shape for tensor in tensors}) == 1:
-        alike = len({tensor.dtype for tensor in tensors}) == 1 and all(map(_is_plain, tensors))
+        alike = len({tensor.dtype for tensor in tensors}) == 1 and all(map(is_plain, tensors))
         memory = batch_memory((len(tensors), *tensors[0].shape), tensors[0].dtype) if alike else None
         if memory is not None:
             torch.stack(tensors, out=memory.as_subclass(torch.Tensor))
@@ -156,23 +263,8 @@ def _stack(values: Sequence[torch.Tensor | DeferredImage], *, collate_fn_map: An
         if alike and fits_inline(tensors[0].nbytes * len(tensors)):
             return torch.stack(tensors)
         return default_collate_fn_map[torch.Tensor](tensors, collate_fn_map=collate_fn_map)
-    _check_channels(tensors)
-    return _pad(tensors)
-
-
-def _check_channels(tensors: Sequence[torch.Tensor]) -> None:
-    """Refuse to pad images that differ in their channels: grey ones would lack green and blue."""
-    counts = {len(tensor) for tensor in tensors if tensor.ndim == 3 and tensor.dtype in (torch.uint8, torch.float32)}
-    if len(counts) > 1 and counts <= {1, 2, 3, 4}:
-        raise ConfigError(
-            f"images of {' and '.join(map(str, sorted(counts)))} channels make no batch: read them in one mode, mode='RGB' or "
-            "'L'. If they are sequences of different lengths, name their element in pad"
-        )
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Return whether a copy of the values in ordinary memory is equivalent to the tensor."""
-    return tensor.is_cpu and tensor.layout == torch.strided and not tensor.requires_grad
+    check_channels(tensors)
+    return pad_rows(tensors)
 
 
 def _scale(images: Sequence[Any], *, collate_fn_map: Any = None) -> Any:
@@ -180,23 +272,10 @@ def _scale(images: Sequence[Any], *, collate_fn_map: Any = None) -> Any:
     shapes = {image.image.shape if isinstance(image, DeferredImage) else None for image in images}
     if len(shapes) > 1:  # or some are floats already
         return _stack(images, collate_fn_map=collate_fn_map)
-    batch = _empty((len(images), *images[0].image.shape), torch.float32)
+    batch = empty_batch((len(images), *images[0].image.shape), torch.float32)
     for image, out in zip(images, batch, strict=True):
         image.scale_into(image.image, out)
     return batch
-
-
-def _empty(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return an uninitialised tensor, in memory that the training process sees if this is a worker and it is not small."""
-    memory = batch_memory(size, dtype)
-    if memory is not None:
-        return memory
-    nbytes = math.prod(size) * dtype.itemsize
-    if get_worker_info() is None or fits_inline(nbytes):
-        return torch.empty(size, dtype=dtype)
-    storage = torch.UntypedStorage._new_shared(nbytes)  # type: ignore[no-untyped-call]  # torch leaves it without types
-    strides = torch.empty(size, device="meta").stride()
-    return torch.empty(0, dtype=dtype).set_(storage, 0, size, strides)
 
 
 def _stack_arrays(arrays: Sequence[np.ndarray[Any, Any]], *, collate_fn_map: Any = None) -> Any:
@@ -217,25 +296,6 @@ def _stack_lists(values: Sequence[list[Any]], *, collate_fn_map: Any = None) -> 
     if any(len(value) != len(values[0]) for value in values):
         return list(values)
     return [torch_collate(column, collate_fn_map=collate_fn_map) for column in zip(*values, strict=True)]
-
-
-def _pad(tensors: Sequence[torch.Tensor]) -> Padded:
-    if not all(tensor.ndim for tensor in tensors) or len({tensor.shape[1:] for tensor in tensors}) > 1:
-        shapes = ", ".join(sorted({str(tuple(tensor.shape)) for tensor in tensors}))
-        raise ConfigError(
-            f"values of shapes {shapes} make no batch, because they differ in more than their length: add a transform that "
-            "unifies their size (Resize, RandomResizedCrop), or pass a custom collate_fn"
-        )
-    lengths = [len(tensor) for tensor in tensors]
-    size = (len(tensors), max(lengths), *tensors[0].shape[1:])
-    dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
-    values, mask = _empty(size, dtype), _empty(size[:2], torch.bool)
-    values.zero_()
-    mask.zero_()
-    for row, (tensor, length) in enumerate(zip(tensors, lengths, strict=True)):
-        values[row, :length] = tensor
-        mask[row, :length] = True
-    return Padded(send_inline(values), send_inline(mask))
 
 
 def _refuse_images(images: Sequence[Any], **_: Any) -> NoReturn:

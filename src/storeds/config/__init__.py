@@ -1,20 +1,20 @@
 """Builds datasets and loaders from a config file: `load_config`, then `build_dataset` and `build_loader`.
 
-`Config` and `Loader` are the validated tables. `files.py` parses files, `overrides.py` applies ``key=value`` texts, `splits.py` selects splits.
+`Config` and `Loader` (``loader.py``) are the validated tables. `files.py` parses files, `overrides.py` applies ``key=value`` texts, `splits.py` selects splits.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field
 
 from storeds._utils.text import counted
 from storeds.config.files import read_mapping
+from storeds.config.loader import Loader
 from storeds.config.overrides import override
 from storeds.config.splits import shared_records, split_value, with_split
 from storeds.datasets.source import Settings, Source
@@ -22,7 +22,6 @@ from storeds.errors import ConfigError, suggest
 from storeds.protocols import Backend
 from storeds.protocols import Field as StoreField
 from storeds.records.columns import read_column
-from storeds.registry import import_object
 
 if TYPE_CHECKING:
     from storeds.datasets.map_dataset import StoreDataset
@@ -33,37 +32,6 @@ __all__ = ["Config", "Loader", "build_dataset", "build_loader", "config_schema",
 _LOG = logging.getLogger("storeds")
 _PLACEHOLDER = "{split}"
 _SHOWN, _LONG = 8, 60  # values in a message, characters of one
-
-
-class Loader(Settings):
-    """The ``[loader]`` table: arguments of `torch.utils.data.DataLoader`; `build_loader` picks and logs missing ones."""
-
-    where_from: ClassVar[str] = "[loader]"
-
-    batch_size: int | None = Field(32, ge=1, description="Samples per batch; null for single samples.")
-    shuffle: bool = Field(False, description="A new order each epoch; runs with the same dataset seed repeat it.")
-    block_size: int | None = Field(None, ge=1, description="Shuffle blocks of this many neighbours, for cold disks.")
-    window: int | None = Field(None, ge=1, description="Blocks whose samples are mixed; 8 by default.")
-    drop_last: bool = Field(False, description="Drop a short last batch, and samples that would leave ranks unequal.")
-    collate: str = Field("storeds", description="storeds, default, or the dotted path of a function.")
-    pad: list[str | int] = Field(
-        default_factory=list,
-        description="Elements that storeds.collate pads in every batch: names, or tuple indices.",
-    )
-    num_workers: int | None = Field(
-        None, ge=0, description="Workers; by default one per CPU that this process may use."
-    )
-    start_method: Literal["fork", "spawn", "forkserver", "thread"] | None = Field(
-        None, description="How workers start; thread makes them threads of this process."
-    )
-    persistent_workers: bool | None = Field(
-        None, description="Keep workers between epochs; the default when there are workers."
-    )
-    prefetch_factor: int | None = Field(None, ge=1, description="Batches loaded ahead by each worker.")
-    pin_memory: bool | None = Field(None, description="Copy batches to pinned memory; by default with CUDA.")
-    timeout: float = Field(0, ge=0, description="Seconds to wait for a batch from a worker; 0 for no limit.")
-    in_order: bool = Field(True, description="Return batches in the sampler's order; false returns ready ones first.")
-    worker_init_fn: str | None = Field(None, description="The dotted path of a function called in each worker.")
 
 
 def _named_by_text(splits: Any) -> Any:
@@ -300,7 +268,7 @@ def build_loader(
         "sampler": sampler,
         "batch_size": settings.batch_size,
         "drop_last": settings.drop_last and settings.batch_size is not None,
-        "collate_fn": _collate(settings),
+        "collate_fn": settings.collate_fn(),
         "pin_memory": pin,
     }
     make = _threaded if settings.start_method == "thread" else _with_processes
@@ -334,7 +302,7 @@ def _with_processes(settings: Loader, dataset: StoreDataset, workers: int, argum
         prefetch_factor=settings.prefetch_factor if workers else None,
         timeout=settings.timeout if workers else 0,
         in_order=settings.in_order,
-        worker_init_fn=_function("worker_init_fn", settings.worker_init_fn),
+        worker_init_fn=settings.function("worker_init_fn"),
     )
 
 
@@ -351,30 +319,3 @@ def _cpus_of_this_rank() -> int:
     """Return how many CPUs this process may use, divided among the ranks that torchrun started on this machine."""
     cpus = len(os.sched_getaffinity(0))
     return max(cpus // max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1), 1)
-
-
-def _collate(settings: Loader) -> Callable[..., Any] | None:
-    batched = settings.batch_size is not None
-    if settings.pad and not (batched and settings.collate == "storeds"):
-        given = f"collate = {settings.collate!r}" if batched else "batch_size = null"
-        raise ConfigError(f"[loader]: pad is for batches that storeds.collate makes, and the config says {given}")
-    if settings.collate == "default" or (settings.collate == "storeds" and not batched):
-        return None
-    if settings.collate == "storeds":
-        from storeds.batching.collate import collate
-
-        return functools.partial(collate, pad=tuple(settings.pad)) if settings.pad else collate
-    return _function("collate", settings.collate)
-
-
-def _function(key: str, path: str | None) -> Callable[..., Any] | None:
-    """Return the function that a config names."""
-    if path is None:
-        return None
-    try:
-        found = import_object(path if ":" in path else ":".join(path.rsplit(".", 1)))
-    except (ImportError, ValueError) as error:
-        raise ConfigError(f"[loader]: {key} {path!r} cannot be imported: {error}") from error
-    if not callable(found):
-        raise ConfigError(f"[loader]: {key} {path!r} is not a function but a {type(found).__name__}")
-    return cast("Callable[..., Any]", found)

@@ -10,12 +10,15 @@ from typing import Any, NamedTuple
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, Subset, get_worker_info
 
 from storeds._utils.text import some
-from storeds.batching.collate import collate, collate_columns, is_collate
+from storeds.batching.collate import collate, collate_columns
+from storeds.batching.roles import fit_collate, is_collate
 from storeds.batching.shared_memory import BufferPool, use_buffer_pool
 from storeds.datasets.epoch import use_epoch
 from storeds.datasets.map_dataset import StoreDataset
 from storeds.errors import ConfigError
 from storeds.loaders.sampler import BatchRequest, EpochSampler
+from storeds.protocols import Field
+from storeds.readers.base import INDEX
 
 __all__ = ["BatchFetcher", "FetchedBatch", "StoreLoader"]
 
@@ -57,11 +60,7 @@ class BatchFetcher(Dataset[FetchedBatch]):
 
     def __init__(self, dataset: Any, collate_fn: Any, memory: BufferPool) -> None:
         self.dataset, self.collate_fn, self._memory = dataset, collate_fn, memory
-        inner = dataset
-        while type(inner) is Subset:
-            inner = inner.dataset
-        # Only then does nothing else see the samples. A subclass may change them.
-        self._store = inner if type(inner) is StoreDataset and is_collate(collate_fn) else None
+        self._store = _store_of(dataset) if is_collate(collate_fn) else None
         self._pads = collate_fn is not collate
 
     def __getitem__(self, request: BatchRequest) -> FetchedBatch:
@@ -88,6 +87,29 @@ class BatchFetcher(Dataset[FetchedBatch]):
         return self.collate_fn(store._samples(indices, defer=True))
 
 
+def fitted_collate(collate_fn: Any, dataset: Any) -> Any:
+    """Return a ``collate_fn`` of storeds for the elements of a StoreDataset; other functions and datasets change nothing."""
+    store = _store_of(dataset)
+    if store is None or not is_collate(collate_fn):
+        return collate_fn
+    return fit_collate(
+        collate_fn, _elements(store), as_dict=store.as_dict, changed=[name for name, _ in store._pipeline.transforms]
+    )
+
+
+def _store_of(dataset: Any) -> StoreDataset | None:
+    """Return the StoreDataset whose samples a dataset passes on unchanged, if there is one. A subclass may change them."""
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return dataset if type(dataset) is StoreDataset else None
+
+
+def _elements(store: StoreDataset) -> dict[str, Field]:
+    """Return the declarations of the elements of a sample, in order."""
+    declared = {INDEX: Field("int"), **store.backend.meta.fields}
+    return {name: declared.get(name, Field("json")) for name in store.reader.fields}
+
+
 class StoreLoader(DataLoader[Any]):
     """A `torch.utils.data.DataLoader` over an `EpochSampler`, whose state is the position of the training loop.
 
@@ -105,7 +127,9 @@ class StoreLoader(DataLoader[Any]):
         Without a `sampler`: the seed of the order. By default the dataset's. If that has none, the sampler draws one
         from torch's default generator at the first pass.
     **arguments
-        As for `torch.utils.data.DataLoader`; the default ``collate_fn`` is `storeds.collate`.
+        As for `torch.utils.data.DataLoader`; the default ``collate_fn`` is `storeds.collate`. The settings of
+        `storeds.collate` and `storeds.collate_detection` may name roles, and elements of tuples by their names. Boxes,
+        keypoints and labels that are declared to vary in length get a mask in every batch, unless `ragged` names them.
 
     Raises
     ------
@@ -150,6 +174,7 @@ class StoreLoader(DataLoader[Any]):
                 "use_distributed_sampler=False to the Trainer"
             )
         arguments.setdefault("collate_fn", collate if arguments.get("batch_size", 1) is not None else None)
+        arguments["collate_fn"] = fitted_collate(arguments["collate_fn"], dataset)
         super().__init__(dataset, sampler=sampler, **arguments)
         self._memory = BufferPool(limit=2)  # without workers: one batch is in use, and the next one is made
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -123,8 +122,8 @@ class _Settings:
     options : dict
         Options of the backend.
     from_config : bool
-    pad : list
-        Elements that `storeds.collate` pads.
+    collate_fn : callable, optional
+        `storeds.collate` or `storeds.collate_detection`, with the settings of a config.
     where_of : callable or None
         Gives the ``where`` of a config's split for a store with this `Meta`.
     workers : sequence of int
@@ -136,7 +135,7 @@ class _Settings:
     layout: str | None
     options: dict[str, Any]
     from_config: bool
-    pad: list[str | int] = field(default_factory=list)
+    collate_fn: Callable[..., Any] | None = None
     where_of: Callable[[Meta], dict[str, Any] | None] | None = None
     workers: Sequence[int] = ()
     batch_size: int = _BATCH
@@ -159,7 +158,7 @@ class _Settings:
 
             loaded = load_config(config)
             arguments, loader = loaded.source_for(split).arguments(), loaded.loader_for(split)
-            more = {"pad": loader.pad, "batch_size": loader.batch_size or 1}
+            more = {"collate_fn": loader.collate_fn(), "batch_size": loader.batch_size or 1}
             more["where_of"] = lambda meta: loaded.source_for(split, meta.fields).where
         elif split is not None:
             raise ConfigError(f"split {split!r} needs a config; pass both, or neither")
@@ -196,12 +195,6 @@ class _Settings:
         kinds = {field.kind for name, field in meta.fields.items() if name in stored}
         decodes = self.arguments["reader"] != "array" and self.arguments.get("decode") != "bytes"
         return "image" in kinds and decodes
-
-    def collate(self) -> Callable[..., Any]:
-        """Return the function that collates samples."""
-        from storeds.batching.collate import collate
-
-        return functools.partial(collate, pad=tuple(self.pad)) if self.pad else collate
 
 
 def _usual_workers() -> list[int]:
@@ -276,9 +269,13 @@ class _Bench:
 
     def _collate(self, dataset: StoreDataset) -> Callable[[Sequence[Any]], Any]:
         """Return the function that makes batches: `list` if samples do not stack and there is no config."""
+        from storeds.batching.collate import collate as usual
+        from storeds.batching.roles import is_collate
+        from storeds.loaders.loader import fitted_collate
         from storeds.ops.benchmarking.runner import Probe, once
 
-        collate = self.settings.collate()
+        given = self.settings.collate_fn
+        collate: Callable[[Sequence[Any]], Any] = fitted_collate(given if is_collate(given) else usual, dataset)
         try:
             Probe(dataset, "full", collate).__getitems__(
                 next(once(self.count, min(self.settings.batch_size, 16), self.rng))

@@ -1,0 +1,199 @@
+"""`collate_detection`: makes the images and targets that torchvision's detectors take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from storeds.batching.allocation import TensorLike, in_one_memory, is_tv_tensor, plain_tensor
+from storeds.batching.collate import good_samples
+from storeds.errors import ConfigError, suggest
+from storeds.records.roles import BOX_FORMATS
+from storeds.transforms.functional import DeferredImage
+
+__all__ = ["collate_detection"]
+
+
+def collate_detection(
+    batch: Sequence[Any],
+    *,
+    images: str = "image",
+    boxes: str = "boxes",
+    labels: str | None = "labels",
+    masks: str = "masks",
+    keypoints: str = "keypoints",
+    label_offset: int = 0,
+    box_format: str = "xyxy",
+    fields: Sequence[str] | None = None,
+) -> tuple[list[torch.Tensor], list[dict[str, Any]]]:
+    """Return a batch as torchvision's detectors take it: ``(images, targets)``, two lists. Drops skipped samples.
+
+    Parameters
+    ----------
+    batch : sequence
+        Samples: dicts, or tuples whose elements `fields` names.
+    images, boxes, labels, masks, keypoints : str
+        The elements that hold these. Samples need no masks and keypoints. With ``labels=None`` every label is 0.
+    label_offset : int
+        Added to the labels. Detectors of torchvision keep label 0 for the background, so pass 1 if 0 is a class,
+        and make the model with ``num_classes = len(dataset.classes) + 1``.
+    box_format : str
+        Format of boxes that are plain tensors: ``xyxy``, ``xywh`` or ``cxcywh``. A ``tv_tensors.BoundingBoxes`` has its
+        own.
+    fields : sequence of str, optional
+        The elements of samples that are tuples, in order. `storeds.StoreLoader` passes those of a `StoreDataset`.
+
+    Returns
+    -------
+    images : list of torch.Tensor
+        float32 (channels, height, width) of any sizes. 8-bit images are scaled to [0, 1].
+    targets : list of dict
+        For each image: ``boxes``, float32 (n, 4) as x1, y1, x2, y2; ``labels``, int64 (n,); ``masks``, uint8
+        (n, height, width), and ``keypoints``, float32 (n, points, 3), where samples have them. Keypoints without a
+        visibility get 1. Other elements keep their names; arrays become tensors.
+
+    Raises
+    ------
+    BadSamplesError
+        Every sample was skipped.
+    ConfigError
+        Samples lack an element, or it is not what its name says.
+
+    Notes
+    -----
+    A worker sends all tensors of a batch in one memory, with one file descriptor. The memory is released when nothing
+    refers to any of them.
+    """
+    if box_format not in BOX_FORMATS:
+        raise ConfigError(f"unknown box_format {box_format!r}; {suggest(box_format, BOX_FORMATS, 'formats')}")
+    samples = [_named(sample, fields) for sample in good_samples(batch)]
+    values: list[TensorLike] = []  # of all images and targets
+    targets: list[dict[str, Any]] = []
+    for sample in samples:
+        values.append(_image(_element(sample, "images", images), images))
+        target: dict[str, Any] = {"boxes": _boxes(_element(sample, "boxes", boxes), boxes, box_format)}
+        count = len(target["boxes"])
+        if labels is None:
+            target["labels"] = torch.full((count,), label_offset, dtype=torch.int64)
+        else:
+            target["labels"] = (
+                _rows(_element(sample, "labels", labels), labels, 1, count).to(torch.int64) + label_offset
+            )
+        if masks in sample:
+            target["masks"] = _rows(sample[masks], masks, 3, count).to(torch.uint8)
+        if keypoints in sample:
+            target["keypoints"] = _with_visibility(_rows(sample[keypoints], keypoints, 3, count))
+        own = (images, boxes, labels, masks, keypoints)
+        for name in [name for name in sample if name not in own]:
+            if name in ("boxes", "labels", "masks", "keypoints"):
+                raise ConfigError(
+                    f"element {name!r} would replace the {name} of the targets: pass {name}={name!r}, or rename the element"
+                )
+            target[name] = _other(sample[name])
+        targets.append(target)
+    places = [(target, name) for target in targets for name in target if isinstance(target[name], _TENSORS)]
+    made = in_one_memory([*values, *(target[name] for target, name in places)])
+    for (target, name), tensor in zip(places, made[len(values) :], strict=True):
+        target[name] = tensor
+    return made[: len(values)], targets
+
+
+_TENSORS = (torch.Tensor, DeferredImage)
+
+
+def _named(sample: Any, fields: Sequence[str] | None) -> Mapping[str, Any]:
+    """Return the elements of a sample by name."""
+    if isinstance(sample, Mapping):
+        return sample
+    if not isinstance(sample, tuple):
+        raise ConfigError(f"collate_detection takes samples that are dicts or tuples, not {type(sample).__name__}")
+    names = getattr(sample, "_fields", fields)
+    if names is None:
+        raise ConfigError(
+            "collate_detection needs the names of the elements of a tuple: pass fields=['image', 'boxes', 'labels'], or make "
+            "samples that are dicts, as_dict=True"
+        )
+    if len(names) != len(sample):
+        raise ConfigError(f"fields names {len(names)} elements, {', '.join(names)}, and samples have {len(sample)}")
+    return dict(zip(names, sample, strict=True))
+
+
+def _element(sample: Mapping[str, Any], argument: str, name: str) -> Any:
+    if name not in sample:
+        raise ConfigError(
+            f"collate_detection: samples have no element {name!r}, but {', '.join(map(repr, sample))}: pass {argument}= with "
+            "the element's name"
+        )
+    return sample[name]
+
+
+def _image(value: Any, name: str) -> TensorLike:
+    if isinstance(value, DeferredImage):
+        return value
+    if not isinstance(value, torch.Tensor) or value.ndim != 3:
+        what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+        raise ConfigError(
+            f"collate_detection takes images as tensors of shape (channels, height, width), and {name!r} is {what}: use "
+            "decode='tensor', or the transform ToTensor"
+        )
+    image = plain_tensor(value)
+    if image.dtype == torch.uint8:
+        return DeferredImage(image, _scale_bytes)
+    if not image.is_floating_point():
+        raise ConfigError(
+            f"collate_detection takes images of uint8 or floats, and {name!r} is of {image.dtype}: add a transform that "
+            "converts it, such as ToDtype with scale = true"
+        )
+    return image.to(torch.float32)
+
+
+def _scale_bytes(image: torch.Tensor, out: torch.Tensor) -> None:
+    out.copy_(image).div_(255)
+
+
+def _boxes(value: Any, name: str, box_format: str) -> torch.Tensor:
+    """Return boxes as float32 corners."""
+    layout = value.format.value.lower() if is_tv_tensor(value, "BoundingBoxes") else box_format
+    boxes = _tensor(value, name).to(torch.float32)
+    if layout not in BOX_FORMATS or boxes.ndim != 2 or boxes.shape[1] != 4:
+        raise ConfigError(
+            f"collate_detection takes boxes of shape (n, 4), and {name!r} is {layout} of shape {tuple(boxes.shape)}"
+        )
+    if layout == "xyxy":
+        return boxes
+    first, size = boxes[:, :2], boxes[:, 2:]
+    corner = first - size / 2 if layout == "cxcywh" else first
+    return torch.cat([corner, corner + size], dim=1)
+
+
+def _rows(value: Any, name: str, dimensions: int, count: int) -> torch.Tensor:
+    """Return what describes boxes row by row."""
+    rows = _tensor(value, name)
+    if rows.ndim != dimensions or len(rows) != count:
+        raise ConfigError(
+            f"collate_detection: element {name!r} has shape {tuple(rows.shape)}, where {dimensions} dimensions and a row for each "
+            f"of {count} boxes are needed"
+        )
+    return rows
+
+
+def _with_visibility(keypoints: torch.Tensor) -> torch.Tensor:
+    points = keypoints.to(torch.float32)
+    return torch.cat([points, torch.ones_like(points[..., :1])], dim=-1) if points.shape[-1] == 2 else points
+
+
+def _other(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return plain_tensor(value)
+    is_numbers = isinstance(value, np.ndarray) and value.dtype.kind not in "SUO"
+    return torch.as_tensor(value) if is_numbers else value
+
+
+def _tensor(value: Any, name: str) -> torch.Tensor:
+    try:
+        return plain_tensor(torch.as_tensor(value))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"collate_detection: element {name!r} makes no tensor: {error}") from error

@@ -1,0 +1,125 @@
+"""Fits a ``collate_fn`` of ours to the samples of a dataset: names and roles become the places of elements."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from storeds.batching.collate import collate, good_samples
+from storeds.batching.detection import collate_detection
+from storeds.errors import ConfigError, suggest
+from storeds.protocols import ROLES, Field
+from storeds.records.roles import boxes_of
+
+__all__ = ["fit_collate", "is_collate"]
+
+
+def is_collate(collate_fn: Any) -> bool:
+    """Return whether a ``collate_fn`` is `collate` or `collate_detection`, with or without settings."""
+    return _function(collate_fn) in (collate, collate_detection, _collate_by_role)
+
+
+def _function(collate_fn: Any) -> Any:
+    return collate_fn.func if isinstance(collate_fn, functools.partial) else collate_fn
+
+
+def fit_collate(
+    collate_fn: Callable[..., Any], fields: Mapping[str, Field], *, as_dict: bool, changed: Collection[str] = ()
+) -> Callable[..., Any]:
+    """Return a function of ours for samples of these elements, and any other ``collate_fn`` unchanged.
+
+    In its settings a name or a role becomes the name of an element in a dict, and its place in a tuple. For `collate`,
+    elements that are declared to vary in length with boxes, and keypoints and labels that vary, get a mask in every
+    batch, unless `ragged` or `pad` names them: batches then have the same structure whatever they hold.
+
+    Parameters
+    ----------
+    collate_fn : callable
+        `collate`, `collate_detection`, a `functools.partial` of one, or any other function.
+    fields : mapping of str to Field
+        The elements of a sample, in order.
+    as_dict : bool
+        Whether samples are dicts.
+    changed : collection of str
+        Elements that have a transform of their own, so that their declaration says nothing about their length.
+
+    Raises
+    ------
+    ConfigError
+        A setting names no element.
+    """
+    if not is_collate(collate_fn):
+        return collate_fn
+    settings = dict(collate_fn.keywords) if isinstance(collate_fn, functools.partial) else {}
+    if _function(collate_fn) is collate_detection:
+        return functools.partial(collate_detection, **_for_detection(settings, fields, as_dict=as_dict))
+    places = functools.partial(_places, fields=fields, as_dict=as_dict)
+    if settings.get("pad"):
+        settings["pad"] = tuple(place for name in settings["pad"] for place in places("pad", name))
+    if settings.get("ragged"):
+        settings["ragged"] = {
+            place: way for name, way in settings["ragged"].items() for place in places("ragged", name)
+        }
+    images = settings.get("pad_images")
+    if isinstance(images, Collection) and not isinstance(images, str):
+        fills = images if isinstance(images, Mapping) else dict.fromkeys(images, 0)
+        settings["pad_images"] = {place: fill for name, fill in fills.items() for place in places("pad_images", name)}
+    elif images is True and (named := [name for name in fields if fields[name].role in ("image", "mask")]):
+        settings["pad_images"] = {place: 0 for name in named for place in places("pad_images", name)}
+    rows = [name for name in fields if name not in changed and _varies(name, fields)]
+    if rows:
+        settings["rows"] = tuple(place for name in rows for place in places("rows", name))
+        return functools.partial(_collate_by_role, **settings)
+    return functools.partial(collate, **settings) if settings else collate_fn
+
+
+def _varies(name: str, fields: Mapping[str, Field]) -> bool:
+    """Return whether an element is declared as rows, of which samples may have different numbers."""
+    field = fields[name]
+    if field.role in ("boxes", "keypoints", "labels") or boxes_of(name, fields) is not None:
+        return field.shape is None or field.shape[:1] == (None,)
+    return False
+
+
+def _places(argument: str, name: str | int, *, fields: Mapping[str, Field], as_dict: bool) -> list[str | int]:
+    """Return the elements of samples that a name or a role means."""
+    if isinstance(name, int):
+        return [name]
+    names = [name] if name in fields else [each for each, field in fields.items() if field.role == name]
+    if not names and not as_dict:
+        known = [*fields, *(role for role in ROLES if any(field.role == role for field in fields.values()))]
+        raise ConfigError(f"{argument}: there is no element {name!r}; {suggest(name, known, 'elements and roles')}")
+    order: Sequence[str] = list(fields)
+    # A transform may add elements to a dict: collate checks those names.
+    return list(names or [name]) if as_dict else [order.index(each) for each in names]
+
+
+def _for_detection(settings: dict[str, Any], fields: Mapping[str, Field], *, as_dict: bool) -> dict[str, Any]:
+    """Return the settings of `collate_detection`, with elements found by their role where no element has the usual name."""
+    roles = {"images": "image", "boxes": "boxes", "labels": "labels", "masks": "mask", "keypoints": "keypoints"}
+    usual = {"images": "image", "boxes": "boxes", "labels": "labels", "masks": "masks", "keypoints": "keypoints"}
+    for argument, role in roles.items():
+        found = [name for name, field in fields.items() if field.role == role]
+        if role in ("mask", "labels", "keypoints"):
+            found = [name for name in found if boxes_of(name, fields) is not None]
+        if argument not in settings and usual[argument] not in fields and len(found) == 1:
+            settings[argument] = found[0]
+    boxes = fields.get(settings.get("boxes", "boxes"))
+    if boxes is not None and boxes.format is not None:
+        settings.setdefault("box_format", boxes.format)
+    if not as_dict:
+        settings.setdefault("fields", tuple(fields))
+    return settings
+
+
+def _collate_by_role(batch: Sequence[Any], *, rows: Collection[str | int], **settings: Any) -> Any:
+    """Return `collate` of a batch, where elements `rows` that are tensors get a mask unless `settings` name them."""
+    first = good_samples(batch)[0]
+    values = first if isinstance(first, Mapping) else dict(enumerate(first)) if isinstance(first, tuple) else {0: first}
+    named = {*(settings.get("pad") or ()), *(settings.get("ragged") or ())}
+    masked = [name for name in rows if name not in named and isinstance(values.get(name), torch.Tensor)]
+    ragged = {**dict.fromkeys(masked, "mask"), **(settings.get("ragged") or {})}
+    return collate(batch, **{**settings, "ragged": ragged})

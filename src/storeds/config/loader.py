@@ -1,0 +1,105 @@
+"""`Loader`: the ``[loader]`` table of a config, and the functions that it names."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal, TypeAlias, cast
+
+from pydantic import Field
+
+from storeds.datasets.source import Settings
+from storeds.errors import ConfigError
+from storeds.registry import import_object
+
+__all__ = ["Loader"]
+
+Ragged: TypeAlias = Literal["mask", "pad", "list"]
+_MADE_BY = {"storeds": "storeds.collate", "detection": "storeds.collate_detection"}
+
+
+class Loader(Settings):
+    """The ``[loader]`` table: arguments of `torch.utils.data.DataLoader`; `build_loader` picks and logs missing ones."""
+
+    where_from: ClassVar[str] = "[loader]"
+
+    batch_size: int | None = Field(32, ge=1, description="Samples per batch; null for single samples.")
+    shuffle: bool = Field(False, description="A new order each epoch; runs with the same dataset seed repeat it.")
+    block_size: int | None = Field(None, ge=1, description="Shuffle blocks of this many neighbours, for cold disks.")
+    window: int | None = Field(None, ge=1, description="Blocks whose samples are mixed; 8 by default.")
+    drop_last: bool = Field(False, description="Drop a short last batch, and samples that would leave ranks unequal.")
+    collate: str = Field("storeds", description="storeds, detection, default, or the dotted path of a function.")
+    pad: list[str | int] = Field(
+        default_factory=list,
+        description="Elements that storeds.collate pads in every batch, with a mask: names, roles, or tuple indices.",
+    )
+    ragged: dict[str, Ragged] = Field(
+        default_factory=dict,
+        description="Element or role that varies in length: mask (padded, with a mask), pad (padded alone) or list.",
+    )
+    pad_images: bool | list[str | int] | dict[str, float] = Field(
+        False,
+        description="Pad images of different sizes, with a mask: true, elements or roles, or what fills each of them.",
+    )
+    label_offset: int = Field(
+        0, description="Added to the labels of collate = 'detection'; 1 for torchvision's models."
+    )
+    num_workers: int | None = Field(
+        None, ge=0, description="Workers; by default one per CPU that this process may use."
+    )
+    start_method: Literal["fork", "spawn", "forkserver", "thread"] | None = Field(
+        None, description="How workers start; thread makes them threads of this process."
+    )
+    persistent_workers: bool | None = Field(
+        None, description="Keep workers between epochs; the default when there are workers."
+    )
+    prefetch_factor: int | None = Field(None, ge=1, description="Batches loaded ahead by each worker.")
+    pin_memory: bool | None = Field(None, description="Copy batches to pinned memory; by default with CUDA.")
+    timeout: float = Field(0, ge=0, description="Seconds to wait for a batch from a worker; 0 for no limit.")
+    in_order: bool = Field(True, description="Return batches in the sampler's order; false returns ready ones first.")
+    worker_init_fn: str | None = Field(None, description="The dotted path of a function called in each worker.")
+
+    def collate_fn(self) -> Callable[..., Any] | None:
+        """Return the function that makes batches; None for PyTorch's own, and for samples that are not batched.
+
+        Raises
+        ------
+        ConfigError
+            The function cannot be imported, or a setting is for batches that are made in another way.
+        """
+        way = self.collate if self.batch_size is not None else None
+        self._check_for("storeds", way, {"pad": self.pad, "ragged": self.ragged, "pad_images": self.pad_images})
+        self._check_for("detection", way, {"label_offset": self.label_offset})
+        if self.collate == "detection" and way is None:
+            raise ConfigError("[loader]: collate = 'detection' makes batches, and the config says batch_size = null")
+        if way == "storeds":
+            from storeds.batching.collate import collate
+
+            named: dict[str, Any] = {"pad": tuple(self.pad), "ragged": self.ragged, "pad_images": self.pad_images}
+            named = {name: value for name, value in named.items() if value}
+            return functools.partial(collate, **named) if named else collate
+        if way == "detection":
+            from storeds.batching.detection import collate_detection
+
+            return functools.partial(collate_detection, label_offset=self.label_offset)
+        return None if self.collate in ("default", "storeds", "detection") else self.function("collate")
+
+    def _check_for(self, wanted: str, way: str | None, settings: dict[str, Any]) -> None:
+        for name in (name for name, value in settings.items() if value and way != wanted):
+            given = "batch_size = null" if way is None else f"collate = {way!r}"
+            raise ConfigError(
+                f"[loader]: {name} is for batches that {_MADE_BY[wanted]} makes, and the config says {given}"
+            )
+
+    def function(self, key: str) -> Callable[..., Any] | None:
+        """Return the function that a setting names; raise ConfigError if it cannot be imported."""
+        path: str | None = getattr(self, key)
+        if path is None:
+            return None
+        try:
+            found = import_object(path if ":" in path else ":".join(path.rsplit(".", 1)))
+        except (ImportError, ValueError) as error:
+            raise ConfigError(f"[loader]: {key} {path!r} cannot be imported: {error}") from error
+        if not callable(found):
+            raise ConfigError(f"[loader]: {key} {path!r} is not a function but a {type(found).__name__}")
+        return cast("Callable[..., Any]", found)
