@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from storeds.protocols import JSON, Field, Record
 from storeds.records.fields import layout_of
 from storeds.records.roles import check_labels, check_mask, check_mask_mode, check_values
+
+if TYPE_CHECKING:
+    from storeds.jpeg import PictureHeader
 
 __all__ = ["LOSSY", "ClassIds", "RoleChecker"]
 
@@ -40,37 +43,43 @@ class RoleChecker:
         return bool(self._fields)
 
     def check(self, record: Record) -> None:
-        """Raise ValueError for the first value of `record` that does not fit its role."""
+        """Raise ValueError for the first value of `record` that does not fit its role.
+
+        Whether a value fits its kind is not checked here.
+        """
         size = self._size(record)
         check_values(record, self._fields, size)
         for name in self._masks:
-            self._check_mask(name, record[name], size)
+            self._check_mask(name, record.get(name), size)
 
     def _size(self, record: Record) -> tuple[int, int] | None:
         """Return height and width of the image as stored, or None if that is not clear."""
         if self._image is None or self._image_field is None:
             return None
-        value, shape = record[self._image], self._image_field.shape
+        value, shape = record.get(self._image), self._image_field.shape
         if shape is None:
-            from storeds.jpeg import read_picture_header  # a writer without images needs no decoder
-
-            header = read_picture_header(bytes(value))
+            header = _header_of(value)
             return None if header is None else (header.height, header.width)
         layout = layout_of(shape)
-        if layout is None:
+        if layout is None or not isinstance(value, np.ndarray):
             return None
-        return tuple(value.shape[-3:-1] if layout == "last" else value.shape[-2:])
+        height, width = value.shape[-3:-1] if layout == "last" else value.shape[-2:]
+        return height, width
 
     def _check_mask(self, name: str, value: Any, size: tuple[int, int] | None) -> None:
-        from storeds.jpeg import read_picture_header
-
-        header = read_picture_header(bytes(value))
+        header = _header_of(value)
         if header is None:
             return
         check_mask_mode(name, header.mode)
         check_mask(name, (header.height, header.width), size)
         if header.format == "JPEG":
             self._on_lossy(name)
+
+
+def _header_of(value: Any) -> PictureHeader | None:
+    from storeds.jpeg import read_picture_header  # a writer without images needs no decoder
+
+    return read_picture_header(bytes(value)) if isinstance(value, (bytes, bytearray, memoryview)) else None
 
 
 def _has_coordinates(field: Field) -> bool:

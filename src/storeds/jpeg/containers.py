@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from storeds.records.fields import Verdict
 
-__all__ = ["check_bmp", "check_boxes", "check_codestream", "check_gif", "check_webp"]
+__all__ = ["check_bmp", "check_codestream", "check_gif", "check_isobmff", "check_webp"]
 
 
 def _whole(blob: bytes, end: int) -> Verdict:
@@ -147,7 +147,7 @@ def _bmp_size(blob: bytes, header: int) -> int:
     return size
 
 
-def check_boxes(blob: bytes) -> Verdict:
+def check_isobmff(blob: bytes) -> Verdict:
     """Judge a file made of boxes."""
     at, names = 0, []
     while at + 8 <= len(blob):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from PIL import Image, ImageFile, UnidentifiedImageError
 
-from storeds.jpeg.containers import check_bmp, check_boxes, check_codestream, check_gif, check_webp
+from storeds.jpeg.containers import check_bmp, check_codestream, check_gif, check_isobmff, check_webp
 from storeds.jpeg.markers import MAX_PIXELS, read_header
 from storeds.jpeg.png import check_png
 from storeds.jpeg.tiff import check_tiff
@@ -177,9 +177,9 @@ def _check(blob: bytes, *, inflate: bool) -> Verdict | None:
         case "BMP":
             return check_bmp(blob)
         case "AVIF" | "HEIC" | "HEIF":
-            return check_boxes(blob)
+            return check_isobmff(blob)
         case "JPEG 2000":
-            return check_codestream(blob) if blob.startswith(b"\xff\x4f") else check_boxes(blob)
+            return check_codestream(blob) if blob.startswith(b"\xff\x4f") else check_isobmff(blob)
     return None
 
 

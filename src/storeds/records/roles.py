@@ -327,24 +327,27 @@ def check_values(values: Mapping[str, Any], fields: Mapping[str, Field], size: S
         Height and width of the image.
     """
     for name, declared in fields.items():
-        if name not in values:
-            continue
-        value = values[name]
-        if declared.role == "boxes":
-            check_boxes(name, value, declared, size)
-        elif declared.role == "keypoints":
-            check_keypoints(name, value)
-        elif declared.role == "labels":
-            check_labels(name, value)
-        elif declared.role == "text" and not _is_text(value):
-            raise ValueError(f"field {name!r}: a caption is text, or a list of texts, not {_short(value)}")
-        elif declared.role == "mask" and declared.kind == "array":
-            check_mask(name, value.shape[-2:], size)
-        elif declared.role == "mask" and declared.kind == "json":
-            check_coco_masks(name, value, size)
-        elif declared.of is not None and not isinstance(value, (list, np.ndarray)):
-            raise ValueError(f"field {name!r}: one row for each box is a list, not {type(value).__name__}")
+        if name in values:
+            _check_value(name, values[name], declared, size)
     check_row_counts(values, fields)
+
+
+def _check_value(name: str, value: Any, declared: Field, size: Size | None) -> None:
+    match declared.role:
+        case "boxes":
+            check_boxes(name, value, declared, size)
+        case "keypoints":
+            check_keypoints(name, value)
+        case "labels":
+            check_labels(name, value)
+        case "mask" if declared.kind == "json":
+            check_coco_masks(name, value, size)
+        case "mask" if isinstance(value, np.ndarray):
+            check_mask(name, value.shape[-2:], size)
+        case "text" if not _is_text(value):
+            raise ValueError(f"field {name!r}: a caption is text, or a list of texts, not {_short(value)}")
+    if declared.of is not None and not isinstance(value, (list, np.ndarray)):
+        raise ValueError(f"field {name!r}: one row for each box is a list, not {type(value).__name__}")
 
 
 def _is_text(value: Any) -> bool:

@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 from PIL import Image, ImageOps
 
 from storeds._utils.text import counted
+from storeds.backends.role_checks import ClassIds, RoleChecker
 from storeds.errors import StoredsError
 from storeds.jpeg import Verdict, examine, repair
 from storeds.jpeg.markers import surely_opens
@@ -116,7 +118,25 @@ class Preparer:
                 if self.marker is not None and field.role != "mask":  # masks are decoded whole
                     outcomes.append(mark_picture(self.marker, record, name))
                 fast_crops += is_fast(record, name)
+        fault = self._fault(record) if self._roles else None
+        if fault is not None:
+            return Prepared(None, fault)
         return Prepared(record, "; ".join(reasons) or None, damaged, fast_crops, tuple(outcomes))
+
+    @cached_property
+    def _roles(self) -> RoleChecker:
+        return RoleChecker(self.source.fields, _ignore)  # the writer warns of masks that are JPEGs
+
+    def _fault(self, record: Record) -> str | None:
+        """Return why the writer would refuse the values of a record."""
+        ids = ClassIds(self.source.fields)
+        try:
+            self._roles.check(record)
+            ids.add(record, 0)
+        except ValueError as error:
+            return str(error)
+        unnamed = ids.unnamed(self.source.attrs.get("classes"))
+        return unnamed[1] if unnamed is not None else None
 
     @property
     def encodes(self) -> bool:
@@ -170,6 +190,10 @@ class Preparer:
             buffer = io.BytesIO()
             image.save(buffer, "JPEG", quality=self.quality or _QUALITY, icc_profile=profile)
         return buffer.getvalue()
+
+
+def _ignore(name: str) -> None:
+    pass
 
 
 def _unreadable(blob: bytes, verdict: Verdict | None) -> str | None:
