@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,9 +12,10 @@ import numpy as np
 
 from storeds.errors import ConfigError, suggest
 from storeds.protocols import Array, Backend, Field, Record, SampleContext
+from storeds.records.columns import read_column
 from storeds.records.fields import Channels, Count, Layout, is_image_like, layout_of
 
-__all__ = ["INDEX", "ArrayReader", "RecordReader"]
+__all__ = ["INDEX", "ArrayReader", "RecordReader", "channels_first", "channels_of", "unshared"]
 
 INDEX = "index"
 
@@ -24,19 +26,22 @@ class RecordReader(ABC):
 
     Parameters
     ----------
-    fields : sequence of str, optional
+    fields : sequence of str, or mapping of str to str, optional
         Elements of a sample, in order: fields of the store, and ``"index"`` for the index of the sample, unless the
-        store has a field of that name.
+        store has a field of that name. A mapping of elements to fields renames them: ``{"pixel_values": "image"}``.
     """
 
-    # Elements that the reader computes, unless the store has a field of that name.
+    # What the reader computes, unless the store has a field of that name.
     computes: ClassVar[tuple[str, ...]] = (INDEX,)
     # Set by `bind`; not options for users.
-    internal: ClassVar[tuple[str, ...]] = ("count", "kinds")
+    internal: ClassVar[tuple[str, ...]] = ("count", "kinds", "sources")
 
     fields: tuple[str, ...] = ()
     count: int = 0
     kinds: tuple[Field, ...] = ()
+    """The declaration of each element."""
+    sources: tuple[str, ...] = ()
+    """The stored field, or computed value, of each element."""
     _computed: tuple[str, ...] | None = None
 
     @abstractmethod
@@ -49,38 +54,79 @@ class RecordReader(ABC):
 
     @property
     def computed(self) -> tuple[str, ...]:
-        """The elements that the reader computes."""
+        """The values that the reader computes, because the store has no field of that name."""
         return self.computes if self._computed is None else self._computed
 
     @property
     def stored(self) -> tuple[str, ...]:
         # docstring inherited
-        return tuple(name for name in self.fields if name not in self.computed)
+        return tuple(dict.fromkeys(source for _, source in self.elements()))
 
     @property
     def data(self) -> str | None:
         # docstring inherited
-        return self.stored[0] if self.stored else None
+        return next((name for name, _ in self.elements()), None)
 
     @property
     def target(self) -> str | None:
         # docstring inherited
-        others = [name for name in self.fields if name not in (*self.computed, self.data, "key")]
-        return "label" if "label" in others else others[0] if others else None
+        return self._target_without(self.data)
+
+    def declared(self) -> dict[str, Field]:
+        """Return element → declaration, for the elements that come from the store."""
+        pairs = zip(self.fields, self.sources or self.fields, self.kinds, strict=True)
+        return {name: declared for name, source, declared in pairs if source not in self.computed}
+
+    def stored_as(self, name: str) -> str:
+        """Return the stored field of an element."""
+        return self.sources[self.fields.index(name)] if self.sources else name
+
+    def column(self, view: Backend, name: str, /) -> Array:
+        """Return element `name` of all samples, as `storeds.records.columns.read_column` does."""
+        return read_column(view, self.stored_as(name))
+
+    def elements(self) -> list[tuple[str, str]]:
+        """Return the elements that come from the store, each with its field."""
+        pairs = zip(self.fields, self.sources or self.fields, strict=True)
+        return [(name, source) for name, source in pairs if source not in self.computed]
+
+    def _target_without(self, *others: str | None) -> str | None:
+        """Return the element of the label: the field ``label``, or the first element that is none of `others`."""
+        found = {name: source for name, source in self.elements() if name not in others and source != "key"}
+        if "label" in found:
+            return "label"
+        return next((name for name, source in found.items() if source == "label"), next(iter(found), None))
 
     def bind(self, backend: Backend, /) -> Self:
         # docstring inherited
         declared = dict(backend.meta.fields)
         computed = tuple(name for name in self.computes if name not in declared)
-        fields = tuple(self.fields) or self._choose(declared)
-        for name in fields:
-            if name not in self.computes and name not in declared:
+        chosen = self._asked() or {name: name for name in self._choose(declared)}
+        for source in chosen.values():
+            if source not in self.computes and self._declaration(source, declared) is None:
                 known = [*declared, *computed]
-                raise ConfigError(f"{backend.url} has no field {name!r}; {suggest(name, known, 'fields')}")
-        if len(set(fields)) != len(fields):
-            raise ConfigError(f"fields {fields} name an element twice")
-        kinds = tuple(declared.get(name, Field("int")) for name in fields)
-        return replace(self, fields=fields, count=Count(len(backend)), kinds=kinds, _computed=computed)
+                raise ConfigError(f"{backend.url} has no field {source!r}; {suggest(source, known, 'fields')}")
+        fields, sources = tuple(chosen), tuple(chosen.values())
+        kinds = tuple(self._declaration(source, declared) or Field("int") for source in sources)
+        return replace(self, fields=fields, sources=sources, count=Count(len(backend)), kinds=kinds, _computed=computed)
+
+    def _declaration(self, source: str, declared: Mapping[str, Field]) -> Field | None:
+        """Return the declaration of a stored field, or None if the store has none of that name."""
+        return declared.get(source)
+
+    def _asked(self) -> dict[str, str]:
+        """Return the elements that the user named, each with its field."""
+        given: Any = self.fields
+        if isinstance(given, Mapping):
+            for name, source in given.items():
+                if not isinstance(name, str) or not isinstance(source, str):
+                    raise ConfigError(
+                        f"fields maps elements to fields of the store, both names, not {name!r} to {source!r}"
+                    )
+            return dict(given)
+        if len(set(given)) != len(given):
+            raise ConfigError(f"fields {tuple(given)} name an element twice")
+        return dict(zip(given, self.sources or given, strict=True))
 
     def __len__(self) -> int:
         return self.count
@@ -89,13 +135,18 @@ class RecordReader(ABC):
         # docstring inherited
         return (index,)
 
-    def build(self, records: Sequence[Record], context: SampleContext, /) -> dict[str, Any]:
+    def build(self, records: Sequence[Record], context: SampleContext, /) -> Any:
         # docstring inherited
-        record = records[0]
-        return {
-            name: context.index if name in self.computed else self._value(name, field, record[name], context)
-            for name, field in zip(self.fields, self.kinds, strict=True)
+        record, sources = records[0], self.sources or self.fields
+        sample = {
+            name: self._element(name, source, field, record, context)
+            for name, source, field in zip(self.fields, sources, self.kinds, strict=True)
         }
+        return sample if len(set(sources)) == len(sources) else unshared(sample, sources)
+
+    def _element(self, name: str, source: str, field: Field, record: Record, context: SampleContext) -> Any:
+        """Return element `name`, which comes from field `source` of a record."""
+        return context.index if source in self.computed else self._value(name, field, record[source], context)
 
 
 @dataclass(frozen=True)
@@ -139,9 +190,10 @@ class ArrayReader(RecordReader):
     def bind(self, backend: Backend, /) -> Self:
         # docstring inherited
         bound = super().bind(backend)
+        names = [name for name, _ in bound.elements()]
         for name in bound._given_channels():
-            if name not in bound.stored:
-                raise ConfigError(f"channels names {name!r}; {suggest(name, bound.stored, 'elements of a sample')}")
+            if name not in names:
+                raise ConfigError(f"channels names {name!r}; {suggest(name, names, 'elements of a sample')}")
             bound.layout(name)
         if self.decode is None:
             return bound
@@ -150,9 +202,10 @@ class ArrayReader(RecordReader):
     @property
     def data(self) -> str | None:
         # docstring inherited
-        arrays = [name for name in self.stored if self._field(name).kind in ("array", "image")]
+        names = [name for name, _ in self.elements()]
+        arrays = [name for name in names if self._field(name).kind in ("array", "image")]
         images = [name for name in arrays if is_image_like(self._field(name))]
-        return next(iter((*images, *arrays, *self.stored)), None)
+        return next(iter((*images, *arrays, *names)), None)
 
     def with_channels_first(self, names: Iterable[str], *, views: bool = False) -> Self:
         """Return a bound reader that gives these elements with their channels first; raise as `layout` does."""
@@ -161,25 +214,7 @@ class ArrayReader(RecordReader):
     def layout(self, name: str) -> Layout:
         """Return the position of the channels; raise ConfigError if the element holds no images or is ambiguous."""
         declared = self._field(name) if name in self.fields else Field("int")
-        shape = declared.shape
-        if declared.kind != "array" or shape is None or len(shape) < 2:
-            what = f"arrays of shape {shape}" if shape is not None else f"values of kind {declared.kind}"
-            raise ConfigError(
-                f"element {name!r} holds {what}, which are not images: images have at least a height and a width. Name "
-                f"another element, for example channels={{'image': 'last'}} or transform={{'image': …}}; a sample has "
-                f"{', '.join(self.fields)}"
-            )
-        given = self._given_channels().get(name)
-        if given is not None and len(shape) == 2:
-            raise ConfigError(f"channels: element {name!r} has shape {shape}, a single channel; do not pass channels")
-        found: Layout | None = given or layout_of(shape)
-        if found is None:
-            raise ConfigError(
-                f"element {name!r} holds arrays of shape {shape}, which does not show where the channels are: pass "
-                f"channels='last' if it is (…, height, width, channels), channels='first' if it is (…, channels, height, "
-                f"width), or channels={{{name!r}: …}} for one of several elements"
-            )
-        return found
+        return channels_of(name, declared, self._given_channels().get(name), self.fields)
 
     def shape(self, name: str) -> tuple[int | None, ...]:
         """Return the shape of an element of the sample."""
@@ -189,8 +224,11 @@ class ArrayReader(RecordReader):
         return (*shape[:-2], 1, *shape[-2:]) if layout == "none" else shape
 
     def arranged(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Return batches of stored arrays of shape (n, …), with the channels of images first."""
-        return {name: _channels_first(array, self.layouts.get(name)) for name, array in arrays.items()}
+        """Return element → batch of shape (n, …), with the channels of images first; `arrays` is by stored field."""
+        elements = self.elements()
+        batches = {name: channels_first(arrays[source], self.layouts.get(name)) for name, source in elements}
+        sources = [source for _, source in elements]
+        return batches if len(set(sources)) == len(sources) else unshared(batches, sources)
 
     def _choose(self, fields: dict[str, Field]) -> tuple[str, ...]:
         return tuple(fields)
@@ -203,7 +241,7 @@ class ArrayReader(RecordReader):
         layout = self.layouts.get(name)
         if layout is None:
             return torch.from_numpy(value)
-        tensor = torch.from_numpy(_channels_first(value, layout))
+        tensor = torch.from_numpy(channels_first(value, layout))
         return tensor if self.views and name == self.data else tensor.contiguous()
 
     def _field(self, name: str) -> Field:
@@ -215,7 +253,48 @@ class ArrayReader(RecordReader):
         return dict(self.channels) if isinstance(self.channels, Mapping) else {self.data or "": self.channels}
 
 
-def _channels_first(array: Array, layout: Layout | None) -> Array:
+def channels_of(name: str, declared: Field, given: Channels | None, elements: Sequence[str]) -> Layout:
+    """Return where the channels of an element are; raise ConfigError if it holds no images, or if that is ambiguous.
+
+    Parameters
+    ----------
+    name : str
+    declared : Field
+    given : str or None
+        What the user says.
+    elements : sequence of str
+        All elements, for messages.
+    """
+    shape = declared.shape
+    if declared.kind != "array" or shape is None or len(shape) < 2:
+        what = f"arrays of shape {shape}" if shape is not None else f"values of kind {declared.kind}"
+        raise ConfigError(
+            f"element {name!r} holds {what}, which are not images: images have at least a height and a width. Name "
+            f"another element, for example channels={{'image': 'last'}} or transform={{'image': …}}; a sample has "
+            f"{', '.join(elements)}"
+        )
+    if given is not None and len(shape) == 2:
+        raise ConfigError(f"channels: element {name!r} has shape {shape}, a single channel; do not pass channels")
+    found: Layout | None = given or layout_of(shape)
+    if found is None:
+        raise ConfigError(
+            f"element {name!r} holds arrays of shape {shape}, which does not show where the channels are: pass "
+            f"channels='last' if it is (…, height, width, channels), channels='first' if it is (…, channels, height, "
+            f"width), or channels={{{name!r}: …}} for one of several elements"
+        )
+    return found
+
+
+def unshared(sample: dict[str, Any], sources: Sequence[str]) -> dict[str, Any]:
+    """Return a sample of which two elements have the same field, so that a change of one leaves the other as it is."""
+    first = {source: name for name, source in reversed([*zip(sample, sources, strict=True)])}
+    return {
+        name: value if first[source] == name else copy.deepcopy(value)
+        for (name, value), source in zip(sample.items(), sources, strict=True)
+    }
+
+
+def channels_first(array: Array, layout: Layout | None) -> Array:
     """Return a view with the last three dimensions channels, height and width."""
     if layout == "last":
         return np.moveaxis(array, -1, -3)

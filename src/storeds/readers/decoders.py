@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "UNCHANGED",
+    "any_orientation",
     "check_jpeg",
     "check_pixels",
     "decode_bytes",
@@ -47,6 +48,8 @@ __all__ = [
 ]
 
 UNCHANGED = "unchanged"
+
+_PNG_ORIENTED = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
 
 _ADDRESS = re.compile(r" ?<_io\.BytesIO object at 0x[0-9a-f]+>")
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
@@ -260,6 +263,18 @@ def orientation_of(blob: bytes, header: Header | None = None) -> int | None:
             orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
     except Exception:  # damaged metadata make Pillow raise errors of any type
         return None
+    return orientation if orientation in _ORIENTATIONS else 1
+
+
+def any_orientation(blob: bytes, header: Header | None) -> int:
+    """Return the EXIF orientation, 1 to 8, by which a decoder with ``orient=True`` rotates a picture of any format."""
+    known = orientation_of(blob, header)
+    if known is not None:
+        return known
+    if blob.startswith(b"\x89PNG") and not any(name in blob for name in _PNG_ORIENTED):
+        return 1  # otherwise Pillow decodes the picture in search of a late chunk
+    with Image.open(io.BytesIO(blob)) as image:
+        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
     return orientation if orientation in _ORIENTATIONS else 1
 
 

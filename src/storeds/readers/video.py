@@ -190,7 +190,7 @@ class VideoReader(PictureReader):
 
     Parameters
     ----------
-    fields : sequence of str, optional
+    fields : sequence of str, or mapping of str to str, optional
         Elements of a sample. Default: the image and, if there is one, the label. Fields of kind image become clips.
         Fields in `per_frame` become a tensor of one number per frame, or a list. Any other field has the value of the
         first frame of the sample. ``"decoded"`` is a tensor that tells which frames decoded, see `bad_frames`.
@@ -284,16 +284,15 @@ class VideoReader(PictureReader):
     @property
     def target(self) -> str | None:
         # docstring inherited
-        named = (*self.computed, self.data, "key", self.by, *self.per_frame)
-        others = [name for name in self.fields if name not in named]
-        return "label" if "label" in others else others[0] if others else None
+        per_frame = [name for name, source in self.elements() if source in (self.by, *self.per_frame)]
+        return self._target_without(self.data, *per_frame)
 
     def __len__(self) -> int:
         return len(self._bound())
 
     def column(self, view: Backend, name: str, /) -> Array:
-        """Return field `name`, one value per video: that of its first frame."""
-        return read_column(view, name)[self._bound().bounds[:-1]]
+        """Return element `name`, one value per video: that of its first frame."""
+        return read_column(view, self.stored_as(name))[self._bound().bounds[:-1]]
 
     def locate(self, index: int, context: SampleContext, /) -> Sequence[int]:
         # docstring inherited
@@ -308,20 +307,19 @@ class VideoReader(PictureReader):
             raise DecodeError(f"video {context.index} has no frames")
         if self._plan.short == "error":
             self._refuse_short(records[0], context)
-        pictures = [name for name, declared in zip(self.fields, self.kinds, strict=True) if declared.kind == "image"]
         bad: set[int] = set()
-        clips = {name: self._clip(name, records, bad, context) for name in pictures}
+        clips = {name: self._clip(name, records, bad, context) for name in self._images()}
         computed = {INDEX: context.index, _DECODED: self._by_clip(_flags(len(records), bad))}
         sample: dict[str, Any] = {}
-        for name, declared in zip(self.fields, self.kinds, strict=True):
-            if name in self.computed:
-                sample[name] = computed[name]
+        for name, source, declared in zip(self.fields, self.sources or self.fields, self.kinds, strict=True):
+            if source in self.computed:
+                sample[name] = computed[source]
             elif name in clips:
                 sample[name] = self._by_clip(clips[name])
-            elif name in self.per_frame:
-                sample[name] = self._by_clip(_numbers(declared, [record[name] for record in records]))
+            elif source in self.per_frame:
+                sample[name] = self._by_clip(_numbers(declared, [record[source] for record in records]))
             else:
-                sample[name] = records[0][name]
+                sample[name] = records[0][source]
         return sample
 
     def _refuse_short(self, record: Record, context: SampleContext) -> None:
@@ -346,7 +344,7 @@ class VideoReader(PictureReader):
         for at, record in enumerate(records):
             # Backends return the same object for a repeated position. Comparing the bytes would take as long as
             # reading.
-            same = first.setdefault(id(record[name]), at)
+            same = first.setdefault(id(record[self.stored_as(name)]), at)
             if same != at:
                 good.append(good[same])
                 if good[same]:

@@ -45,14 +45,15 @@ class VideoFileReader(VideoReader):
         # docstring inherited
         if self.decode not in _DECODERS:
             raise ConfigError(f"decode={self.decode!r} is for images; video files are decoded to 'tensor' or 'pil'")
-        if self._file_mode not in _MODES:
-            raise ConfigError(f"mode={self.mode!r}: video files are decoded to mode RGB or L")
         if self.bad_frames != "error":
             raise ConfigError("bad_frames='repeat' is for stores of frames; a damaged video file is an error")
         if backend.meta.fields[self.by].kind != "bytes":
             raise ConfigError(f"field {self.by!r} of {backend.url} does not hold video files: they are of kind bytes")
         _import_av()
-        return RecordReader.bind(self, backend)
+        bound = RecordReader.bind(self, backend)
+        if bound._file_mode not in _MODES:
+            raise ConfigError(f"mode={self.mode!r}: video files are decoded to mode RGB or L")
+        return bound
 
     def _choose(self, fields: dict[str, Field]) -> tuple[str, ...]:
         return (self.by, *label_of(fields))
@@ -65,14 +66,14 @@ class VideoFileReader(VideoReader):
     @property
     def data(self) -> str | None:
         # docstring inherited
-        return self.by if self.by in self.fields else None
+        return next((name for name, source in self.elements() if source == self.by), None)
 
     def __len__(self) -> int:
         return self.count
 
     def column(self, view: Backend, name: str, /) -> Array:
         # docstring inherited
-        return read_column(view, name)
+        return read_column(view, self.stored_as(name))
 
     def locate(self, index: int, context: SampleContext, /) -> Sequence[int]:
         # docstring inherited
@@ -82,18 +83,18 @@ class VideoFileReader(VideoReader):
         # docstring inherited
         (record,) = records
         sample: dict[str, Any] = {}
-        for name in self.fields:
-            if name == self.by:
-                sample[name] = self._by_clip(self._read_clip(record[name], context))
-            elif name in self.computed:
+        for name, source in zip(self.fields, self.sources or self.fields, strict=True):
+            if source == self.by:
+                sample[name] = self._by_clip(self._read_clip(record[source], context))
+            elif source in self.computed:
                 sample[name] = context.index
             else:
-                sample[name] = record[name]
+                sample[name] = record[source]
         return sample
 
     @property
     def _file_mode(self) -> str:
-        return self.mode if isinstance(self.mode, str) else self.mode.get(self.by, "RGB")
+        return self.mode if isinstance(self.mode, str) else self.mode.get(self.data or "", "RGB")
 
     def _read_clip(self, blob: bytes, context: SampleContext) -> Any:
         """Return the frames of a clip as one tensor, or as a list of Pillow images."""
