@@ -213,6 +213,7 @@ for _name, _target, _needs in (
 for _name, _target in (
     ("image", "storeds.readers.image:ImageReader"),
     ("array", "storeds.readers.base:ArrayReader"),
+    ("sample", "storeds.readers.sample:SampleReader"),
     ("video", "storeds.readers.video:VideoReader"),
 ):
     READERS._known[_name] = _Known(_target, "", "built in")

@@ -30,7 +30,8 @@ from storeds.datasets.stream import (
     shard_ranges,
 )
 from storeds.errors import ConfigError, suggest
-from storeds.protocols import Backend
+from storeds.protocols import Backend, Field
+from storeds.readers import RecordReader
 
 __all__ = ["SourceLike", "StoreIterable", "check_alike", "listed", "seed_of", "single"]
 
@@ -86,9 +87,14 @@ def check_alike(first: StoreDataset, other: StoreDataset) -> None:
 
 
 def _description(dataset: StoreDataset) -> tuple[Any, ...]:
-    stored = dataset.backend.meta.fields
-    kinds = [(stored[name].kind, stored[name].dtype) if name in stored else name for name in dataset.reader.fields]
-    return dataset.reader.fields, kinds, dataset.as_dict
+    reader = dataset.reader
+    declared = reader.declared() if isinstance(reader, RecordReader) else dataset.backend.meta.fields
+    kinds = [_kind(declared[name]) if name in declared else name for name in reader.fields]
+    return reader.fields, kinds, dataset.as_dict
+
+
+def _kind(declared: Field) -> tuple[Any, ...]:
+    return (declared.kind, declared.dtype, *([declared.role] if declared.role is not None else []))
 
 
 _VERSION = 1

@@ -25,15 +25,16 @@ from storeds.datasets.pipeline import Policy, SampleCounters, SamplePipeline, Sa
 from storeds.datasets.source import Source
 from storeds.errors import ConfigError, RecordError, suggest
 from storeds.protocols import Array, Backend, Field, Reader, SampleContext, Transform
-from storeds.readers import ArrayReader, ImageReader
-from storeds.readers.base import INDEX
+from storeds.readers import ArrayReader, ImageReader, RecordReader, SampleReader
+from storeds.readers.json_paths import is_path
 from storeds.records.columns import read_arrays, read_column
 from storeds.registry import READERS
-from storeds.transforms import BoundTransform, build_transform
+from storeds.transforms import BoundTransform, JointTransform, build_transform
 from storeds.transforms.binding import check_picklable, first_crop, takes_strided
 from storeds.transforms.functional import in_order
 from storeds.transforms.generators import warn_of_own_generators
 from storeds.transforms.images import check_spatial, takes_images
+from storeds.transforms.samples import check_roles
 
 __all__ = ["StoreDataset", "check_seed", "open_source"]
 
@@ -41,7 +42,8 @@ __all__ = ["StoreDataset", "check_seed", "open_source"]
 Transforms: TypeAlias = Transform | dict[str, Transform] | None
 """For the sample's data, or for each element that the user named."""
 
-_IMAGE_OPTIONS = ("decode", "channels", "mode", "repair", "min_recovered")  # of a dataset, for its reader
+_READER_OPTIONS = ("decode", "channels", "mode", "repair", "min_recovered", "roles")  # of a dataset, for its reader
+_WITHOUT_DEFAULT = ("decode", "channels", "roles")  # None leaves the default to the reader
 
 
 def check_seed(seed: Any) -> int | None:
@@ -69,11 +71,25 @@ def open_source(source: Any, layout: str | None, options: Mapping[str, Any] | No
     return source
 
 
-def _make_reader(settings: Source) -> Reader[Any]:
+def _has_parts(settings: Source, declared: Mapping[str, Field]) -> bool:
+    """Return whether samples have several parts that belong together, which the reader ``"sample"`` reads."""
+    if settings.transforms is not None or settings.roles is not None:
+        return True
+    fields = settings.fields
+    asked = declared if fields is None else fields.values() if isinstance(fields, Mapping) else fields
+    if any(isinstance(name, str) and is_path(name, declared) for name in asked):
+        return True
+    roles = {declared[name].role for name in asked if name in declared}
+    return not roles.isdisjoint(("mask", "boxes", "keypoints"))
+
+
+def _make_reader(settings: Source, declared: Mapping[str, Field]) -> Reader[Any]:
     """Return the reader for a name, a class or an instance; only some readers take decode, mode, repair, …."""
     reader: Any = settings.reader
+    if reader == "image" and _has_parts(settings, declared):
+        reader = "sample"
     fields, own = settings.fields, dict(settings.reader_options or {})
-    image_options = {name: getattr(settings, name) for name in _IMAGE_OPTIONS}
+    image_options = {name: getattr(settings, name) for name in _READER_OPTIONS}
     changed = [name for name, value in image_options.items() if value != Source.default(name)]
     if not isinstance(reader, (str, type)):
         given = ["fields"] * (fields is not None) + ["reader_options"] * bool(own) + changed
@@ -83,27 +99,54 @@ def _make_reader(settings: Source) -> Reader[Any]:
             )
         return cast("Reader[Any]", reader)
     target = READERS.get(reader) if isinstance(reader, str) else reader
-    accepted = inspect.signature(target).parameters
+    accepted = list(inspect.signature(target).parameters)
+    _check_fields(reader, target, fields)
+    _check_options(reader, target, accepted, own, {name: image_options[name] for name in changed})
+    # A reader may have another default than None.
+    named = {
+        name: value
+        for name, value in image_options.items()
+        if name in accepted and (name not in _WITHOUT_DEFAULT or value is not None)
+    }
+    chosen = dict(fields) if isinstance(fields, Mapping) else tuple(fields or ())
+    return cast("Reader[Any]", target(fields=chosen, **{**named, **own}))
+
+
+def _check_fields(reader: Any, target: Any, fields: Any) -> None:
+    if isinstance(fields, str):
+        raise ConfigError(f"fields is a sequence of names, not the text {fields!r}")
+    if isinstance(fields, Mapping) and not (isinstance(target, type) and issubclass(target, RecordReader)):
+        raise ConfigError(f"reader {reader!r} takes a list of fields, and cannot rename them: pass fields=[…]")
+
+
+def _check_options(
+    reader: Any, target: Any, accepted: Sequence[str], own: Mapping[str, Any], changed: Mapping[str, Any]
+) -> None:
+    """Raise ConfigError for an option that the reader does not take, or that is given twice.
+
+    Parameters
+    ----------
+    reader : str or type
+    target : callable
+        Makes the reader.
+    accepted : sequence of str
+        Its parameters.
+    own : mapping
+        ``reader_options``.
+    changed : mapping
+        The options of the dataset, for its reader, that differ from the default.
+    """
     options = [name for name in accepted if name != "fields" and not _is_internal(name, target)]
     for name in own:
         if name == "fields":
             raise ConfigError("fields is an argument of StoreDataset, or a key of [dataset], not one of reader_options")
         if name not in options:
             raise ConfigError(f"reader {reader!r} has no option {name!r}; {suggest(name, options, 'options')}")
-        if name in changed and image_options[name] != own[name]:
+        if name in changed and changed[name] != own[name]:
             raise ConfigError(f"{name} is given twice with different values, to the dataset and in reader_options")
-    if isinstance(fields, str):
-        raise ConfigError(f"fields is a sequence of names, not the text {fields!r}")
     for name in changed:
         if name not in accepted:
             raise ConfigError(f"reader {reader!r} takes no {name}: it would have no effect; leave it out")
-    # For decode and channels, a reader may have another default than None.
-    named = {
-        name: value
-        for name, value in image_options.items()
-        if name in accepted and (name not in ("decode", "channels") or value is not None)
-    }
-    return cast("Reader[Any]", target(fields=tuple(fields or ()), **{**named, **own}))
 
 
 def _is_internal(name: str, target: Any) -> bool:
@@ -147,17 +190,25 @@ def _transforms_by_element(
             given[element] = function
     if not given:
         return {}
-    stored = {name: fields[name] for name in reader.fields if name in fields}
+    stored = _declarations(reader, fields)
     check_spatial(stored, reader.data, {name: each for name, each in given.items() if name in stored}, named)
     return given
 
 
-def _with_images(reader: Reader[Any], fields: Mapping[str, Field], transforms: Mapping[str, Transform]) -> Reader[Any]:
+def _declarations(reader: Reader[Any], fields: Mapping[str, Field]) -> dict[str, Field]:
+    """Return the elements that come from the store, each with its declaration."""
+    if isinstance(reader, RecordReader):
+        return reader.declared()
+    return {name: fields[name] for name in reader.fields if name in fields}
+
+
+def _with_images(reader: Reader[Any], transforms: Mapping[str, Transform]) -> Reader[Any]:
     """Return a bound reader that puts the channels of arrays first where a transform takes images; raises ConfigError."""
     if not isinstance(reader, ArrayReader):
         return reader
+    declared = reader.declared()
     images = [name for name, each in transforms.items() if takes_images(each)]
-    return reader.with_channels_first(name for name in images if name in fields and fields[name].kind == "array")
+    return reader.with_channels_first(name for name in images if name in declared and declared[name].kind == "array")
 
 
 def _enable_fast_decode(reader: Reader[Any], transform: Transform) -> Reader[Any]:
@@ -171,6 +222,14 @@ def _enable_fast_decode(reader: Reader[Any], transform: Transform) -> Reader[Any
     if type(reader) is not ImageReader or reader.strided or not (crop or takes_strided(transform)):
         return reader
     if [name for name, field in zip(reader.fields, reader.kinds, strict=True) if field.kind == "image"][1:]:
+        return reader
+    return replace(reader, strided=True, cropper=crop)
+
+
+def _enable_fast_samples(reader: SampleReader, transforms: Transform | None) -> SampleReader:
+    """Return a bound reader that decodes only the part of images that the first crop of `transforms` needs."""
+    crop = first_crop(transforms)
+    if reader.strided or not (crop or takes_strided(transforms)):
         return reader
     return replace(reader, strided=True, cropper=crop)
 
@@ -201,20 +260,30 @@ class StoreDataset(Dataset[Any]):
     url : str, path or sequence of them, optional
         Another name for `source`, as in a config. Pass one of the two.
     reader : str or Reader
-        ``"image"``, ``"array"``, ``"video"`` or a registered name.
-    fields : sequence of str, optional
-        The sample's elements, in order; ``"index"`` may be among them. By default the reader chooses: the image and,
-        if the store has one, the label.
-    decode : str or Decoder, optional
+        ``"image"``, ``"sample"``, ``"array"``, ``"video"`` or a registered name. ``"image"`` becomes ``"sample"`` with
+        `transforms` or `roles`, and where an element has the role mask, boxes or keypoints.
+    fields : sequence of str, or mapping of str to str, optional
+        The sample's elements, in order; ``"index"`` may be among them. A mapping of elements to fields renames them:
+        ``{"pixel_values": "image", "labels": "label"}``. By default the reader chooses: the image and, if the store has
+        one, the label; and with roles, the fields that have one.
+    decode : str, Decoder or mapping of str to these, optional
         ``"pil"``, ``"tensor"`` (uint8, channels × height × width), ``"bytes"`` (as stored) or a registered name. By
-        default the reader chooses: ``"pil"`` for images, ``"tensor"`` for videos. With the reader ``"array"``,
-        ``"tensor"`` returns array images as channels × height × width.
+        default the reader chooses: ``"pil"`` for images, ``"tensor"`` for samples and videos. With the reader
+        ``"array"``, ``"tensor"`` returns array images as channels × height × width. A mapping sets it for each of
+        several images.
     channels : str or mapping of str to str, optional
         Where the channels of array images are, ``"last"`` or ``"first"``; for the reader ``"array"``, and required
         where the shape is ambiguous. A mapping sets it for each of several elements.
     mode : str or mapping of str to str
         The Pillow mode of the sample's image; ``"unchanged"`` keeps the mode of the file. Further images of a sample,
         such as masks, stay unchanged. A mapping sets the mode of each: ``{"image": "RGB", "depth": "F"}``.
+    roles : mapping, optional
+        What elements mean, for stores of other tools: ``{"boxes": {"role": "boxes", "format": "xywh"}, "seg": "mask"}``.
+        See `storeds.readers.SampleReader`.
+    transforms : callable or config, optional
+        Applied to the whole sample, before `transform`: images, masks, boxes and keypoints move together. What
+        `build_transform` takes: built-in transforms, those of torchvision v2 and albumentations, and functions of a
+        dict.
     transform, target_transform : callable or config, optional
         Applied to the image (the reader's data), and to the label (without a field ``label``, to the first other
         element). Any callable, or what `storeds.transforms.build_transform` takes. A mapping applies transforms by
@@ -262,10 +331,12 @@ class StoreDataset(Dataset[Any]):
         *,
         url: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
         reader: str | Reader[Any] = "image",
-        fields: Sequence[str] | None = None,
+        fields: Sequence[str] | Mapping[str, str] | None = None,
         decode: Any = None,
         channels: str | Mapping[str, str] | None = None,
         mode: str | Mapping[str, str] = "RGB",
+        roles: Mapping[str, Any] | None = None,
+        transforms: Any = None,
         transform: Any = None,
         target_transform: Any = None,
         as_dict: bool = False,
@@ -291,6 +362,8 @@ class StoreDataset(Dataset[Any]):
             decode=decode,
             channels=channels,
             mode=mode,
+            roles=roles,
+            transforms=transforms,
             transform=transform,
             target_transform=target_transform,
             as_dict=as_dict,
@@ -306,6 +379,7 @@ class StoreDataset(Dataset[Any]):
             reader_options=reader_options,
         )
         policy = Policy(settings.on_error, settings.max_bad, settings.max_bad_fraction)
+        self.transforms: Transform | None = build_transform(settings.transforms, "transforms")
         self.transform: Transforms = _build_transforms(settings.transform)
         target = settings.target_transform
         self.target_transform: Transform | None = (
@@ -315,16 +389,26 @@ class StoreDataset(Dataset[Any]):
         self.seed: int | None = check_seed(settings.seed)
         self.backend: Backend = open_source(settings.url, settings.layout, settings.options)
         self._view: Backend = self.backend if settings.where is None else Selection(self.backend, settings.where)
-        bound = _make_reader(settings).bind(self._view)
+        bound = _make_reader(settings, self._view.meta.fields).bind(self._view)
         declared = self.backend.meta.fields
         transforms = _transforms_by_element(bound, self.url, declared, self.transform, self.target_transform)
-        for name, function in transforms.items():
-            if not takes_strided(function):  # true of built-in transforms alone, which own no generators
+        for name, function in (*transforms.items(), ("sample", self.transforms)):
+            if function is not None and not takes_strided(
+                function
+            ):  # true of built-in transforms alone, which own no generators
                 warn_of_own_generators(name, function)
         image_transform = transforms.get(bound.data or "")
-        bound = _with_images(bound, declared, transforms)
+        bound = _with_images(bound, transforms)
         finish = None
-        if image_transform is not None:
+        if isinstance(bound, SampleReader):
+            check_roles(self.transforms, bound.declared())
+            bound = _enable_fast_samples(bound, self.transforms)
+        elif self.transforms is not None:
+            raise ConfigError(
+                f"transforms is for whole samples, which reader 'sample' reads, not {type(bound).__name__}; pass transform= for "
+                "the sample's data alone"
+            )
+        elif image_transform is not None:
             bound = _enable_fast_decode(bound, image_transform)
             finish = in_order if takes_strided(image_transform) else None
         self.reader: Reader[Any] = bound
@@ -338,13 +422,27 @@ class StoreDataset(Dataset[Any]):
                 for name, each in transforms.items()
             ]
 
-        self._pipeline = SamplePipeline(self._view, self.reader, bind(ScaledInPool(finish)), self.as_dict, policy)
+        def joint(finish: Callable[[Any], Any] | None) -> JointTransform | None:
+            if not isinstance(bound, SampleReader):
+                return None
+            # A transform of one image takes the floats, so collating cannot make them.
+            may_wait = not any(bound.declared()[name].role == "image" for name in transforms)
+            return JointTransform(self.transforms, box_format=bound.box_format, finish=finish, may_wait=may_wait)
+
+        self._pipeline = SamplePipeline(
+            self._view,
+            self.reader,
+            bind(ScaledInPool(finish)),
+            self.as_dict,
+            policy,
+            joint=joint(ScaledInPool(None)),
+        )
         # The same pipeline for batches, where `storeds.collate` finishes the images.
-        self._deferring = replace(self._pipeline, transforms=bind(finish))
-        self._column_fields = {} if transforms else _column_fields(self.reader, self.backend)
+        self._deferring = replace(self._pipeline, transforms=bind(finish), joint=joint(None))
+        self._column_fields = {} if transforms else _column_fields(self.reader)
         # Shared with workers, so that set_epoch reaches persistent ones (pytorch#97326).
         self._epoch = SharedEpoch()
-        is_random = self.seed is not None and (transforms or hasattr(self.reader, "sampling"))
+        is_random = self.seed is not None and (transforms or self.transforms or hasattr(self.reader, "sampling"))
         self._repeats = RepeatDetector() if is_random else None
 
     @property
@@ -449,9 +547,7 @@ class StoreDataset(Dataset[Any]):
         except RecordError:
             return None
         self._pipeline.counters.add_seen(len(resolved), self.epoch)
-        if INDEX in self._column_fields and INDEX not in arrays:
-            arrays = {**arrays, INDEX: np.array(resolved, np.int64)}
-        return {name: arrays[name] for name in self._column_fields}
+        return {name: arrays[name] if name in arrays else np.array(resolved, np.int64) for name in self._column_fields}
 
     def _samples_until_error(self, indices: Iterable[Any]) -> tuple[list[Any], RecordError | None]:
         """Return the samples of a stream for `indices`, and the error that ends it, if there is one."""
@@ -512,7 +608,7 @@ class StoreDataset(Dataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         if get_spawning_popen() is not None:  # copies in this process may hold what cannot be pickled
-            for name in ("transform", "target_transform"):
+            for name in ("transforms", "transform", "target_transform"):
                 check_picklable(name, getattr(self, name))
         return self.__dict__
 
@@ -526,12 +622,11 @@ class StoreDataset(Dataset[Any]):
         return f"StoreDataset({self.url!r}{where}, count={len(self)}, {reader})"
 
 
-def _column_fields(reader: Reader[Any], backend: Backend) -> dict[str, Field]:
+def _column_fields(reader: Reader[Any]) -> dict[str, Field]:
     """Return the elements of a reader's samples if all are numbers and arrays of fixed shape, otherwise nothing."""
     if type(reader) is not ArrayReader or not reader.stored:  # a subclass may build other samples
         return {}
-    declared = {INDEX: Field("int"), **backend.meta.fields}
-    elements = {name: declared[name] for name in reader.fields}
+    elements = dict(zip(reader.fields, reader.kinds, strict=True))
     return elements if all(field.is_fixed for field in elements.values()) else {}
 
 

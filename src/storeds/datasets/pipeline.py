@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -31,6 +31,7 @@ from storeds.errors import (
     suggest,
 )
 from storeds.protocols import Backend, Reader, Record, SampleContext
+from storeds.records.roles import Sample
 from storeds.transforms import BoundTransform
 
 __all__ = ["FAULTS", "POLICIES", "Event", "Policy", "SampleCounters", "SamplePipeline", "SampleReport", "SampleResult"]
@@ -337,6 +338,8 @@ class SamplePipeline:
         Bound to `view`.
     transforms : sequence of (str, BoundTransform)
         Element → its transform.
+    joint : callable, optional
+        Makes the elements of the `Sample` that the reader builds, before `transforms`.
     as_dict : bool
         Whether samples are dicts; tuples otherwise.
     policy : Policy
@@ -349,6 +352,7 @@ class SamplePipeline:
     as_dict: bool
     policy: Policy = field(default_factory=Policy)
     counters: SampleCounters = field(default_factory=SampleCounters)
+    joint: Callable[[Sample, SampleContext], dict[str, Any]] | None = None
 
     def samples(self, contexts: Sequence[SampleContext], *, fill: bool) -> list[Any]:
         """Return the samples of `contexts`, with what the policy puts in the place of bad ones.
@@ -414,6 +418,10 @@ class SamplePipeline:
             position = self._in_store(positions[0]) if positions else -1
             error.add_note(f"{type(self.reader).__name__} was given record {position} of {self.view.url}")
             raise
+        if self.joint is not None:
+            sample = self._joined(sample, positions, context)
+            if isinstance(sample, RecordError):
+                return sample
         for name, transform in self.transforms:
             try:
                 sample[name] = transform(sample[name], context)
@@ -423,6 +431,17 @@ class SamplePipeline:
         if self.as_dict or not isinstance(sample, dict):
             return sample
         return tuple(sample[name] for name in self.reader.fields)
+
+    def _joined(self, sample: Sample, positions: Sequence[int], context: SampleContext) -> dict[str, Any] | RecordError:
+        """Return the elements of a sample after the transforms of whole samples, or the error of a bad one."""
+        assert self.joint is not None
+        try:
+            return self.joint(sample, context)
+        except RecordError as error:  # of its values, such as a mask of another size
+            return self._error_at(RecordError, positions, error.reason or str(error), error.kind, error.__cause__)
+        except Exception as error:  # whatever a user's transform raises
+            reason = f"transforms {self.joint!r} failed: {_reason(error)}"
+            return self._error_at(TransformError, positions, reason, None, error)
 
     # --- Bad samples ---
 

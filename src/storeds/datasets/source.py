@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
 from storeds._utils.arguments import DEEPEST, is_omegaconf, plain
 from storeds._utils.locations import redact, redact_message
@@ -47,6 +48,13 @@ class Settings(BaseModel):
         return [(name, _hide(value)) for name, value in super().__repr_args__()]
 
 
+def _list_or_table(value: Any) -> Any:
+    # One message, where the union of both would give two.
+    if value is None or isinstance(value, (list, tuple, Mapping)):
+        return value
+    raise PydanticCustomError("fields", "input should be a list, or a table of element = field")
+
+
 class Source(Settings):
     """The validated settings of a `StoreDataset`; also the ``[dataset]`` table of a config.
 
@@ -62,18 +70,29 @@ class Source(Settings):
     )
     layout: str | None = Field(None, description="A foreign layout; detected by default.")
     options: dict[str, Any] = Field(default_factory=dict, description="Options of the backend.")
-    reader: str = Field("image", description="image, array, video, or a registered reader.")
+    reader: str = Field("image", description="image, sample, array, video, or a registered reader.")
     reader_options: dict[str, Any] = Field(default_factory=dict, description="Further arguments of the reader.")
-    fields: tuple[str, ...] | None = Field(None, description="The sample's elements, in order.")
-    decode: str | None = Field(
+    fields: Annotated[tuple[str, ...] | dict[str, str] | None, BeforeValidator(_list_or_table)] = Field(
+        None, description="The sample's elements, in order; or a table of element → stored field."
+    )
+    roles: dict[str, str | dict[str, Any]] | None = Field(
         None,
-        description="pil, tensor, bytes, or a registered decoder; pil for images and tensor for videos by default.",
+        description="What elements mean: a table of element → role, or a table with role, format, relative, of, classes.",
+    )
+    decode: str | dict[str, str] | None = Field(
+        None,
+        description="pil, tensor, bytes, or a registered decoder; pil for images, tensor for samples and videos by default. "
+        "A table of decoders for several images.",
     )
     channels: Literal["first", "last"] | dict[str, Literal["first", "last"]] | None = Field(
         None, description="The position of the channels in array images; a table for several arrays."
     )
     mode: str | dict[str, str] = Field(
         "RGB", description="The Pillow mode of the image, or unchanged; a table of modes for several images."
+    )
+    transforms: Any = Field(
+        None,
+        description="A list of transforms for whole samples: images, masks, boxes and keypoints move together.",
     )
     transform: Any = Field(
         None,

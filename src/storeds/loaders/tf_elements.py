@@ -14,7 +14,7 @@ from storeds._utils.arguments import integer
 from storeds.datasets.map_dataset import StoreDataset
 from storeds.errors import ConfigError, RecordError, suggest
 from storeds.protocols import Array, Field, SampleContext
-from storeds.readers import ArrayReader, ImageReader
+from storeds.readers import ArrayReader, ImageReader, RecordReader
 from storeds.records.fields import canonical_json
 
 __all__ = ["TEXT", "Element", "Parts", "elements_of", "to_array", "values_of"]
@@ -86,6 +86,7 @@ Shape: TypeAlias = tuple[int | None, ...]
 Parts: TypeAlias = tuple[Array, ...]
 
 _INSPECTED = 4
+_SHAPED = ("image", "mask", "boxes", "keypoints", "labels")
 _SCALARS: dict[str, Any] = {"int": "<i8", "float": "<f8", "bool": "?", "str": "O", "bytes": "O", "json": "O"}
 
 
@@ -268,7 +269,7 @@ def _declared(dataset: StoreDataset, name: str) -> Element | None:
     reader = dataset.reader
     if type(reader) not in (ImageReader, ArrayReader) or name in [each for each, _ in dataset._pipeline.transforms]:
         return None
-    field = dataset.backend.meta.fields.get(name, Field("int"))  # the index is not a field
+    field = _field_of(dataset, name)
     if field.kind == "image" and isinstance(reader, ImageReader):
         return Element(name, TEXT, ()) if reader.decode == "bytes" else None
     if field.kind == "array":
@@ -304,11 +305,33 @@ def _spread(count: int, wanted: int) -> list[int]:
     return sorted({at * (count - 1) // (wanted - 1) for at in range(wanted)})
 
 
+def _field_of(dataset: StoreDataset, name: str) -> Field:
+    reader = dataset.reader
+    declared = reader.declared() if isinstance(reader, RecordReader) else dataset.backend.meta.fields
+    return declared.get(name, Field("int"))  # the index is not a field
+
+
+def _shaped(url: str, name: str, field: Field, values: Sequence[Any]) -> Element:
+    """Return an element whose role tells which of its dimensions vary: rows, and the height and width of pictures."""
+    is_image = field.role == "image"
+    arrays = [to_array(value, name, is_image=is_image, is_json=False) for value in values]
+    shape = _common(name, {array.shape: url for array in arrays})
+    if is_image:
+        shape = (*shape[:-3], None, None, *shape[-1:])
+    elif field.role == "mask":
+        shape = (None,) * len(shape)
+    else:
+        shape = (None, *shape[1:])
+    return Element(name, arrays[0].dtype, shape, is_image)
+
+
 def _inferred(datasets: Sequence[StoreDataset], name: str, values: Sequence[Any]) -> Element:
-    url, field = datasets[0].url, datasets[0].backend.meta.fields.get(name)
+    url, field = datasets[0].url, _field_of(datasets[0], name)
     transformed = any(name == each for dataset in datasets for each, _ in dataset._pipeline.transforms)
-    is_image = field is not None and field.kind == "image"
-    is_json = field is not None and field.kind == "json" and (not transformed or isinstance(values[0], (dict, list)))
+    if field.role in _SHAPED:
+        return _shaped(url, name, field, values)
+    is_image = field.kind == "image"
+    is_json = field.kind == "json" and (not transformed or isinstance(values[0], (dict, list)))
     arrays = [to_array(value, name, is_image=is_image, is_json=is_json) for value in values]
     types = sorted({f"{array.dtype} of {array.ndim} dimensions" for array in arrays})
     if len(types) > 1:

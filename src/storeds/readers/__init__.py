@@ -7,6 +7,7 @@ from storeds.readers.base import ArrayReader, RecordReader
 from storeds.readers.decoders import decode_bytes, decode_fast, decode_pil, decode_tensor, decode_windows
 from storeds.readers.image import ImageReader
 from storeds.readers.instances import rasterised
+from storeds.readers.sample import SampleReader
 from storeds.readers.video import ClipPlan, VideoReader
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "ClipPlan",
     "ImageReader",
     "RecordReader",
+    "SampleReader",
     "VideoReader",
     "decode_bytes",
     "decode_fast",

@@ -359,6 +359,8 @@ def is_image_like(field: Field) -> bool:
 
 def is_spatial(name: str, field: Field, data: Field | None) -> bool:
     """Whether an element has image coordinates: an image, a map of pixels, boxes or points."""
+    if field.role is not None:
+        return field.role in ("image", "mask", "boxes", "keypoints")
     if field.kind == "image":
         return True
     if field.is_scalar or field.kind == "str":

@@ -471,7 +471,7 @@ def check_spatial(
         Whether the user named the elements. Then the others are meant to stay unchanged.
     """
     for name, transform in transforms.items():
-        if is_mask(name) and holds_integers(fields[name]):
+        if fields[name].role == "mask" or (is_mask(name) and holds_integers(fields[name])):
             _check_mask_interpolation(name, transform)
     belonging = [name for name, field in fields.items() if is_spatial(name, field, fields.get(data or ""))]
     moving = {name: moves(transforms[name]) for name in belonging if name in transforms}
@@ -494,8 +494,8 @@ def check_spatial(
 
 
 _ADVICE = (
-    "Joint transforms of several elements are not supported yet. Read only one of these elements (fields=[…]), or transform "
-    "whole samples in a function of your own, for example the collate_fn of the loader with as_dict=True."
+    "Pass it as transforms=, which moves images, masks, boxes and keypoints of a sample together. Or read only one of these "
+    "elements (fields=[…])."
 )
 
 

@@ -226,8 +226,8 @@ class _Work:
         self._is_unpacked = False
         if sample.orientation != 1:
             height, width = sample.size
-            stored = (width, height) if sample.orientation > 4 else (height, width)
-            self._move(Orient(stored, sample.orientation))
+            self.size = (width, height) if sample.orientation > 4 else (height, width)
+            self._move(Orient(self.size, sample.orientation))
         self._check_sizes()
 
     def apply(self, operation: Operation) -> None:

@@ -1,0 +1,200 @@
+"""Turns stored masks, boxes, keypoints and labels into the tensors of a `Sample`. Bad values raise ValueError."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+
+from storeds.errors import suggest
+from storeds.protocols import Field
+from storeds.readers.instances import rasterised
+from storeds.records.roles import check_boxes, check_keypoints, check_labels, check_mask, check_mask_mode
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["boxes_tensor", "class_ids", "class_number", "keypoints_tensor", "labels_tensor", "mask_tensor", "parsed"]
+
+Size = tuple[int, int]
+
+_NPY = b"\x93NUMPY"
+_PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def class_ids(name: str, image: Any, blob: bytes) -> torch.Tensor:
+    """Return the class ids of a decoded mask, shape (height, width): uint8, or int32 for files of more bits.
+
+    The ids are the numbers in the file: the indices of a palette, 0 and 1 of a picture of 1 bit, 0 to 3 and 0 to 15 of
+    grey PNGs of 2 and 4 bits.
+
+    Parameters
+    ----------
+    name : str
+        The element, for messages.
+    image : PIL.Image.Image, torch.Tensor or numpy.ndarray
+        A picture in the mode of its file, or the ids that a user's decoder returns.
+    blob : bytes
+        The file.
+    """
+    import torch
+
+    if not isinstance(image, Image.Image):
+        ids = torch.as_tensor(image)
+        if ids.ndim != 2 or ids.is_floating_point() or ids.is_complex():
+            raise ValueError(
+                f"field {name!r}: the decoder of a mask returns integers of shape (height, width), not {ids.dtype} of shape "
+                f"{tuple(ids.shape)}"
+            )
+        return ids
+    check_mask_mode(name, image.mode)
+    pixels = np.asarray(image)
+    if pixels.dtype.itemsize > 1:
+        return torch.from_numpy(pixels.astype(np.int32))
+    ids = torch.from_numpy(pixels.astype(np.uint8))
+    step = _grey_step(blob) if image.mode == "L" else 1
+    return ids if step == 1 else ids // step
+
+
+def _grey_step(blob: bytes) -> int:
+    """Return the number by which Pillow multiplies the samples of a grey PNG of 2 or 4 bits; 1 for other pictures."""
+    is_grey_png = blob.startswith(_PNG) and blob[12:16] == b"IHDR" and blob[25:26] == b"\0"
+    return {2: 85, 4: 17}.get(blob[24], 1) if is_grey_png else 1
+
+
+def mask_tensor(name: str, value: Any, field: Field, size: Size | None) -> torch.Tensor:
+    """Return a mask of kind array or json, shape (height, width) or (instances, height, width)."""
+    import torch
+
+    if field.kind == "array":
+        check_mask(name, value.shape[-2:], size)
+        return torch.from_numpy(value if value.dtype.isnative else value.astype(value.dtype.newbyteorder("=")))
+    if size is None:
+        raise ValueError(f"field {name!r}: polygons need the size of the image, and the sample has no image")
+    try:
+        return torch.from_numpy(rasterised(parsed(name, value), *size, relative=field.relative))
+    except ValueError as error:
+        raise ValueError(f"field {name!r}: {error}") from None
+
+
+def boxes_tensor(name: str, value: Any, field: Field, size: Size | None) -> torch.Tensor:
+    """Return boxes in pixels, float32 of shape (n, 4), in the format of their field."""
+    import torch
+
+    rows = _rows(name, parsed(name, value), 4)
+    boxes = check_boxes(name, rows, field, size)
+    if field.relative and len(boxes):
+        height, width = _required(name, size)
+        boxes = boxes * (width, height, width, height)
+    return torch.from_numpy(np.asarray(boxes, np.float32).reshape(-1, 4))
+
+
+def keypoints_tensor(name: str, value: Any, field: Field, size: Size | None) -> torch.Tensor:
+    """Return keypoints in pixels, float32 of shape (…, 2) or (…, 3)."""
+    import torch
+
+    rows = parsed(name, value)
+    if isinstance(rows, list) and rows and isinstance(rows[0], list) and rows[0] and not isinstance(rows[0][0], list):
+        rows = [_triples(name, row) if len(row) > 3 else row for row in rows]
+    elif _is_flat(rows):
+        rows = _triples(name, list(rows))
+    points = check_keypoints(name, rows)
+    if field.relative and points.size:
+        height, width = _required(name, size)
+        points = points.copy()
+        points[..., :2] *= (width, height)
+    return torch.from_numpy(points.astype(np.float32))
+
+
+def labels_tensor(name: str, value: Any, classes: Mapping[Any, int] | None) -> torch.Tensor:
+    """Return the class numbers of several labels, int64 of shape (n,)."""
+    import torch
+
+    labels = check_labels(name, parsed(name, value))
+    if isinstance(labels, np.ndarray) and (classes is None or not len(labels)):
+        return torch.from_numpy(labels.astype(np.int64))
+    values = labels.tolist() if isinstance(labels, np.ndarray) else labels
+    return torch.tensor([class_number(name, each, classes or {}) for each in values], dtype=torch.int64)
+
+
+def class_number(name: str, value: Any, classes: Mapping[Any, int]) -> Any:
+    """Return the number of a class that is given by its name, or by a number.
+
+    Parameters
+    ----------
+    name : str
+        The element, for messages.
+    value : str, int or other
+        Values of other types are returned unchanged.
+    classes : mapping
+        Class, a name or number, to its class number. Where these are names, a number is a class number.
+    """
+    if not isinstance(value, (str, int)) or isinstance(value, bool):
+        return value
+    if value in classes:
+        return classes[value]
+    if isinstance(value, str):
+        hint = suggest(value, map(str, classes), "classes") if classes else "the store's attrs have no list of classes"
+        raise ValueError(
+            f"field {name!r}: {value!r} is no class; {hint}; pass them: roles={{{name!r}: {{'classes': […]}}}}"
+        )
+    if any(isinstance(each, int) for each in classes) or not 0 <= value < len(classes):
+        raise ValueError(
+            f"field {name!r}: class {value} has no name: the classes are {', '.join(map(str, [*classes][:8]))}"
+            f"{' …' if len(classes) > 8 else ''} ({len(classes)}); fix the label, or the store's attrs['classes']"
+        )
+    return value
+
+
+def parsed(name: str, value: Any) -> Any:
+    """Return rows that another tool keeps as JSON text or as an .npy file; other values unchanged."""
+    if not isinstance(value, (str, bytes)):
+        return value
+    if isinstance(value, bytes) and value.startswith(_NPY):
+        try:
+            return np.load(io.BytesIO(value), allow_pickle=False)
+        except (ValueError, EOFError, OSError) as error:
+            raise ValueError(f"field {name!r}: the .npy file is damaged: {error}") from None
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        pass
+    shown = repr(value if len(value) <= 40 else value[:40])
+    raise ValueError(
+        f"field {name!r}: rows are an array, JSON or an .npy file, not {type(value).__name__} {shown}, which do not tell their "
+        "type: convert them"
+    )
+
+
+def _rows(name: str, value: Any, columns: int) -> Any:
+    """Return rows of `columns` numbers that may be given as one flat list."""
+    if not _is_flat(value):
+        return value
+    if len(value) % columns:
+        raise ValueError(f"field {name!r}: {len(value)} numbers are no rows of {columns}")
+    return np.asarray(value).reshape(-1, columns)
+
+
+def _triples(name: str, value: list[Any]) -> Any:
+    """Return keypoints that are given as one flat list, as COCO does: x, y and visibility of each."""
+    if len(value) % 3:
+        raise ValueError(f"field {name!r}: {len(value)} numbers are no triples of x, y and visibility")
+    return np.asarray(value).reshape(-1, 3).tolist()
+
+
+def _is_flat(value: Any) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.ndim == 1 and value.size > 0
+    return isinstance(value, list) and bool(value) and all(isinstance(each, (int, float)) for each in value)
+
+
+def _required(name: str, size: Size | None) -> Size:
+    if size is None:
+        raise ValueError(
+            f"field {name!r}: relative coordinates need the size of the image, and the sample has no image: add it to fields"
+        )
+    return size

@@ -1,0 +1,283 @@
+"""`SampleReader`: what it reads of each role, renamed elements, paths into JSON, and bad values."""
+
+from __future__ import annotations
+
+import io
+import logging
+import pickle
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from storeds import StoreDataset, open_writer
+from storeds.errors import ConfigError, DecodeError, RecordError
+
+PHOTOGRAPH = {"kind": "image", "role": "image"}
+MASK = {"kind": "image", "role": "mask"}
+BOXES = {"kind": "array", "dtype": "float32", "shape": [None, 4], "role": "boxes", "format": "xyxy"}
+LABELS = {"kind": "array", "dtype": "int64", "shape": [None], "role": "labels"}
+POINTS = {"kind": "array", "dtype": "float32", "shape": [None, 17, 3], "role": "keypoints"}
+RNG = np.random.default_rng(7)
+
+
+def picture(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, form, **options)
+    return file.getvalue()
+
+
+def photograph(width: int = 40, height: int = 30, form: str = "JPEG", **options: Any) -> bytes:
+    pixels = RNG.integers(0, 255, (height, width, 3)).astype(np.uint8)
+    return picture(Image.fromarray(pixels), form, **options)
+
+
+def ids(width: int = 40, height: int = 30, most: int = 200) -> np.ndarray[Any, Any]:
+    return RNG.integers(0, most, (height, width)).astype(np.uint8)
+
+
+def store(fields: Mapping[str, Any], records: Sequence[Mapping[str, Any]], **attrs: Any) -> str:
+    url = f"memory://samples-{secrets.token_hex(8)}"
+    with open_writer(url, fields) as writer:
+        writer.append(map(dict, records))
+        writer.publish(attrs=attrs)
+    return url
+
+
+def test_the_default_elements_are_those_with_a_role() -> None:
+    fields = {"key": "str", "labels": LABELS, "image": PHOTOGRAPH, "mask": MASK, "boxes": BOXES, "other": "int"}
+    mask = ids()
+    record = {
+        "key": "a",
+        "labels": np.array([1]),
+        "image": photograph(),
+        "mask": picture(Image.fromarray(mask)),
+        "boxes": np.array([[1, 2, 3, 4]], np.float32),
+        "other": 5,
+    }
+    dataset = StoreDataset(store(fields, [record], classes=["cat", "dog"]), as_dict=True)
+    sample = dataset[0]
+    assert list(sample) == ["image", "mask", "boxes", "labels"]
+    assert sample["image"].shape == (3, 30, 40)
+    assert sample["mask"].dtype == torch.uint8
+    assert np.array_equal(sample["mask"], mask)
+    assert sample["boxes"].tolist() == [[1, 2, 3, 4]]
+    assert sample["labels"].tolist() == [1]
+    assert (dataset.reader.data, dataset.reader.target) == ("image", "labels")
+    assert "SampleReader" in repr(dataset)
+
+
+def test_elements_can_be_renamed_and_one_field_can_be_two_elements() -> None:
+    url = store({"image": "image", "label": "int"}, [{"image": photograph(), "label": 3}])
+    dataset = StoreDataset(url, fields={"pixel_values": "image", "labels": "label", "again": "label"}, as_dict=True)
+    assert dataset.reader.fields == ("pixel_values", "labels", "again")
+    assert dataset.reader.stored == ("image", "label", "_verdict_image")
+    assert (dataset.reader.data, dataset.reader.target) == ("pixel_values", "labels")
+    assert (dataset[0]["labels"], dataset[0]["again"]) == (3, 3)
+    assert dataset.targets == [3]
+
+
+def test_arrays_renamed_twice_share_no_memory() -> None:
+    url = store({"tokens": {"kind": "array", "dtype": "int64", "shape": [4]}}, [{"tokens": np.arange(4)}] * 2)
+    for fields in (
+        {"input_ids": "tokens", "labels": "tokens"},
+        {"at": "index", "input_ids": "tokens", "labels": "tokens"},
+    ):
+        dataset = StoreDataset(url, reader="array", fields=fields, as_dict=True)
+        for sample in (dataset[0], dataset[:][1]):
+            sample["labels"][0] = -100
+            assert sample["input_ids"].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "I;16"])
+def test_masks_keep_their_class_ids(mode: str) -> None:
+    values = ids(most=2 if mode == "1" else 200)
+    if mode == "I;16":
+        values = values.astype(np.uint16) + 1000
+    image = Image.fromarray(values.astype(bool)) if mode == "1" else Image.fromarray(values)
+    if mode == "P":
+        image = Image.frombytes("P", (40, 30), values.tobytes())
+        image.putpalette(RNG.integers(0, 255, 768).astype(np.uint8).tobytes())
+    blob = picture(image)
+    with Image.open(io.BytesIO(blob)) as opened:
+        assert opened.mode == mode
+    dataset = StoreDataset(store({"image": PHOTOGRAPH, "mask": MASK}, [{"image": photograph(), "mask": blob}]))
+    mask = dataset[0][1]
+    assert mask.dtype == (torch.int32 if mode == "I;16" else torch.uint8)
+    assert np.array_equal(mask, values)
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_grey_masks_of_few_bits_keep_their_class_ids(bits: int) -> None:
+    values = ids(most=1 << bits)
+    # Pillow writes few bits for palettes only, so the colour type changes to grey here.
+    image = Image.frombytes("P", (40, 30), values.tobytes())
+    image.putpalette([0] * 768)
+    blob = as_grey(picture(image, bits=bits), bits)
+    dataset = StoreDataset(store({"image": PHOTOGRAPH, "mask": MASK}, [{"image": photograph(), "mask": blob}]))
+    assert np.array_equal(dataset[0][1], values)
+
+
+def as_grey(blob: bytes, bits: int) -> bytes:
+    """Return a PNG with a palette as a grey one of the same samples."""
+    import zlib
+
+    assert blob[24] == bits
+    header = bytearray(blob[12:29])
+    header[13] = 0  # the colour type
+    start = blob.index(b"PLTE") - 4
+    stop = blob.index(b"IDAT") - 4
+    assert start < stop
+    return blob[:12] + bytes(header) + zlib.crc32(header).to_bytes(4, "big") + blob[33:start] + blob[stop:]
+
+
+def test_boxes_are_in_pixels_and_kept_in_their_format() -> None:
+    boxes = {**BOXES, "format": "cxcywh", "relative": True}
+    url = store(
+        {"image": PHOTOGRAPH, "boxes": boxes}, [{"image": photograph(), "boxes": np.full((1, 4), 0.5, np.float32)}]
+    )
+    assert StoreDataset(url)[0][1].tolist() == [[20, 15, 20, 15]]
+    other = StoreDataset(url, reader="sample", reader_options={"box_format": "xyxy"})
+    assert other[0][1].tolist() == [[10, 7.5, 30, 22.5]]
+    assert StoreDataset(
+        store({"image": PHOTOGRAPH, "boxes": boxes}, [{"image": photograph(), "boxes": np.zeros((0, 4), np.float32)}])
+    )[0][1].shape == (0, 4)
+
+
+OBJECTS = [{"bbox": [1, 2, 3, 4], "category": "dog"}, {"bbox": [5, 6, 7, 8], "category": "cat"}]
+ROLES = {"boxes": {"role": "boxes", "format": "xywh"}, "labels": {"role": "labels", "classes": ["cat", "dog"]}}
+PATHS = {"image": "image", "boxes": "objects[].bbox", "labels": "objects[].category", "width": "size.width"}
+
+
+def nested(objects: Any = OBJECTS, size: Any = None) -> str:
+    record = {"image": photograph(), "objects": objects, "size": size or {"width": 40}}
+    return store({"image": "image", "objects": "json", "size": "json"}, [record])
+
+
+def test_paths_lead_into_json() -> None:
+    dataset = StoreDataset(nested(), fields=PATHS, roles=ROLES, as_dict=True)
+    sample = pickle.loads(pickle.dumps(dataset))[0]
+    assert sample["boxes"].tolist() == [[1, 2, 3, 4], [5, 6, 7, 8]]
+    assert sample["labels"].tolist() == [1, 0]
+    assert sample["width"] == 40
+    assert dataset.reader.stored == ("image", "objects", "size", "_verdict_image")
+
+
+@pytest.mark.parametrize(
+    ("objects", "says"),
+    [
+        ([{"bbox": [1, 2, 3, -4], "category": "cat"}], "negative height"),
+        ([{"bbox": [1, 2, 3, 4], "category": "cow"}], "'cow' is no class.*the classes are cat, dog"),
+        ([{"bbox": [1, 2, 3, 4]}], r"path 'objects\[\].category, item 0': there is no 'category'"),
+        ([{"bbox": [1, 2, 3], "category": "cat"}], "boxes are rows of 4 numbers"),
+        ([{"bbox": [50, 2, 3, 4], "category": "cat"}], "lies outside the image of 40 × 30"),
+        ({"bbox": 1}, r"\[\] needs a list, not dict"),
+        ("text", r"\[\] needs a list, not str"),
+    ],
+)
+def test_bad_values_name_record_field_and_reason(objects: Any, says: str) -> None:
+    url = nested(objects)
+    with pytest.raises(RecordError, match=f"^record 0 of {url}: .*{says}"):
+        StoreDataset(url, fields=PATHS, roles=ROLES)[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"fields": {"boxes": "objcts[].bbox"}}, "has no field 'objcts.*did you mean"),
+        ({"fields": {"boxes": "objects[.bbox"}}, "is not a path"),
+        ({"fields": {"boxes": "image.bbox"}}, "of kind image: only values of kind json have parts"),
+        ({"roles": {"boxs": "boxes"}}, "roles names 'boxs', which is no element of a sample"),
+        ({"roles": {"image": "picture"}}, "'image' has an unknown role 'picture'"),
+        ({"roles": {"image": {"roles": "image"}}}, "unknown key 'roles'; did you mean 'role'"),
+        ({"roles": {"image": "boxes"}}, "role 'boxes' needs kind array, json, not image"),
+        ({"reader": "array", "roles": {"size": "text"}}, "reader 'array' takes no roles"),
+        ({"reader": "array", "transforms": ["RandomHorizontalFlip"]}, "transforms is for whole samples"),
+        ({"transforms": ["RandomHorizontalFlipp"]}, "transforms.*did you mean 'RandomHorizontalFlip'"),
+    ],
+)
+def test_bad_settings_are_explained(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        StoreDataset(nested(), **settings)
+
+
+def test_masks_of_another_size_and_with_colours_are_refused() -> None:
+    fields = {"image": "image", "mask": "image"}
+    for mask, says in (
+        (picture(Image.fromarray(ids(39))), "mask has 39 × 30"),
+        (photograph(), "not Pillow mode 'RGB'"),
+    ):
+        url = store(fields, [{"image": photograph(), "mask": mask}])
+        with pytest.raises(RecordError, match=f"^record 0 of {url}: field 'mask': .*{says}"):
+            StoreDataset(url, fields=["image", "mask"], roles={"mask": "mask"})[0]
+
+
+def test_a_broken_mask_is_a_decode_error_that_names_it() -> None:
+    url = store({"image": "image", "mask": "image"}, [{"image": photograph(), "mask": b"\x89PNG no"}])
+    with pytest.raises(DecodeError, match=f"^record 0 of {url}: field 'mask': "):
+        StoreDataset(url, fields=["image", "mask"], roles={"mask": "mask"})[0]
+
+
+def test_a_mask_that_is_a_jpeg_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    record = {"image": photograph(), "mask": picture(Image.fromarray(ids()), "JPEG")}
+    dataset = StoreDataset(
+        store({"image": "image", "mask": "image"}, [record] * 3), roles={"mask": "mask", "image": "image"}
+    )
+    with caplog.at_level(logging.WARNING, "storeds"):
+        dataset[:]
+        dataset[0]
+    assert [each.message for each in caplog.records if "lossy" in each.message] == [
+        "mask 'mask' is a JPEG: lossy compression changes class ids, most of all at edges; store masks as PNG (this is logged "
+        "once)"
+    ]
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("form", ["JPEG", "PNG"])
+def test_orientation_turns_everything(orientation: int, form: str) -> None:
+    """The mask, stored as an array, marks the pixels of the box; afterwards it still does."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    blob = photograph(form=form, exif=exif)
+    mask = np.zeros((30, 40), np.uint8)
+    mask[4:10, 5:25] = 1
+    fields = {
+        "image": PHOTOGRAPH,
+        "mask": {"kind": "array", "dtype": "uint8", "shape": [None, None], "role": "mask"},
+        "boxes": BOXES,
+    }
+    record = {"image": blob, "mask": mask, "boxes": np.array([[5, 4, 25, 10]], np.float32)}
+    dataset = StoreDataset(store(fields, [record]), reader="sample", reader_options={"orient": True})
+    image, turned, boxes = dataset[0]
+    assert image.shape[1:] == turned.shape == ((40, 30) if orientation > 4 else (30, 40))
+    rows, columns = np.nonzero(np.asarray(turned))
+    assert boxes.tolist() == [[columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]]
+    whole = StoreDataset(store(fields, [{**record, "boxes": np.zeros((0, 4), np.float32)}]))[0]
+    assert whole[0].shape == (3, 30, 40)
+
+
+@pytest.mark.parametrize("decode", ["tensor", "fast", "pil"])
+def test_a_crop_drawn_before_decoding_gives_the_same(decode: str) -> None:
+    """The stored verdict lets the first epoch decode a window; without one, the picture is decoded whole at first."""
+    fields = {"image": PHOTOGRAPH, "other": PHOTOGRAPH, "mask": MASK, "boxes": BOXES}
+    boxes = np.array([[10, 10, 200, 150], [0, 0, 5, 5]], np.float32)
+    record = {
+        "image": photograph(320, 240),
+        "other": photograph(320, 240),
+        "mask": picture(Image.fromarray(ids(320, 240))),
+        "boxes": boxes,
+    }
+    url = store(fields, [record] * 4)
+    crop = [{"name": "RandomResizedCrop", "size": 60, "scale": [0.3, 0.5]}]
+    dataset = StoreDataset(url, decode=decode, transforms=crop, seed=3)
+    given = dataset[:]
+    dataset = StoreDataset(url, decode=decode, transforms=[{"name": "Compose", "transforms": []}, *crop], seed=3)
+    object.__setattr__(dataset.reader, "cropper", None)
+    for one, other in zip(given, dataset[:], strict=True):
+        for element, expected in zip(one[1:], other[1:], strict=True):
+            if decode != "fast" or element.ndim != 3:
+                assert np.array_equal(np.asarray(element), np.asarray(expected))
