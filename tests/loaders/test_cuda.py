@@ -65,6 +65,41 @@ def test_batches_reach_the_gpu_whole_while_steps_run(url: str, kind: Any, worker
     assert means.tolist() == torch.cat([label for _, label in sums]).tolist() == list(range(COUNT))
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", [StoreLoader, ThreadLoader])
+def test_lists_for_detectors_are_pinned_and_reach_the_gpu(tmp_path: Path, kind: Any, workers: int) -> None:
+    fields: Any = {
+        "image": {"kind": "array", "dtype": "uint8", "shape": [3, None, None], "role": "image"},
+        "boxes": {"kind": "array", "dtype": "float32", "shape": [None, 4], "role": "boxes"},
+        "labels": {"kind": "array", "dtype": "int64", "shape": [None], "role": "labels"},
+    }
+    with storeds.open_writer(f"lmdb://{tmp_path}/b.lmdb", fields) as writer:
+        writer.append(
+            {
+                "image": torch.full((3, 60 + n % 3, 80), n, dtype=torch.uint8).numpy(),
+                "boxes": torch.tensor([[0.0, 0, 1, n + 1]]).repeat(n % 3, 1).numpy(),
+                "labels": torch.full((n % 3,), n).numpy(),
+            }
+            for n in range(COUNT)
+        )
+    dataset = StoreDataset(f"lmdb://{tmp_path}/b.lmdb", reader="array")
+    batches = kind(
+        dataset, batch_size=BATCH, collate_fn=storeds.collate_detection, pin_memory=True, num_workers=workers
+    )
+    for images, targets in batches:
+        assert all(image.is_pinned() for image in images)
+        assert all(target["labels"].is_pinned() for target in targets if len(target["labels"]))
+    n = 0
+    for images, targets in to_device(batches, "cuda"):
+        for image, target in zip(images, targets, strict=True):
+            assert image.is_cuda
+            assert image.mul(255).round().eq(n).all()
+            assert target["labels"].tolist() == [n] * (n % 3)
+            assert target["boxes"][:, 3].tolist() == [n + 1] * (n % 3)
+            n += 1
+    assert n == COUNT
+
+
 def test_the_next_batch_arrives_while_a_step_still_runs(url: str) -> None:
     """A copy on the stream of the training step would wait for its end."""
     batches = iter(to_device(loader(url), "cuda"))

@@ -106,8 +106,11 @@ def _store_of(dataset: Any) -> StoreDataset | None:
 
 def _elements(store: StoreDataset) -> dict[str, Field]:
     """Return the declarations of the elements of a sample, in order."""
+    reader: Any = store.reader
     declared = {INDEX: Field("int"), **store.backend.meta.fields}
-    return {name: declared.get(name, Field("json")) for name in store.reader.fields}
+    if hasattr(reader, "declared"):  # the reader renames fields, or gives them roles
+        declared |= reader.declared()
+    return {name: declared.get(name, Field("json")) for name in reader.fields}
 
 
 class StoreLoader(DataLoader[Any]):

@@ -1,0 +1,224 @@
+"""What loaders and configs make of samples with boxes: settings by role, and lists for detectors."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Subset
+
+import storeds
+from storeds import (
+    StoreDataset,
+    StoreIterable,
+    StoreLoader,
+    ThreadLoader,
+    build_loader,
+    collate,
+    collate_detection,
+    errors,
+    to_device,
+)
+from storeds.batching import Padded
+
+COUNT, BATCH = 24, 4
+FIELDS: Any = {
+    "image": {"kind": "array", "dtype": "uint8", "shape": [3, None, None], "role": "image"},
+    "boxes": {"kind": "array", "dtype": "float32", "shape": [None, 4], "role": "boxes", "format": "xywh"},
+    "labels": {"kind": "array", "dtype": "int64", "shape": [None], "role": "labels"},
+    "area": {"kind": "array", "dtype": "float32", "shape": [None], "of": "boxes"},
+    "id": "int",
+}
+
+
+def record(at: int) -> dict[str, Any]:
+    draw = np.random.default_rng(at)
+    boxes = (0, 2, 5, 1)[at % 4] if at >= BATCH else 2  # the first batch has as many in each sample
+    corner, size = draw.integers(0, 7, (boxes, 2)), draw.integers(1, 9, (boxes, 2))
+    return {
+        "image": draw.integers(0, 255, (3, 9 + at % 3, 11 - at % 4), np.uint8),
+        "boxes": np.concatenate([corner, size], 1).astype("f4"),
+        "labels": draw.integers(0, 5, boxes),
+        "area": size.prod(1).astype("f4"),
+        "id": at,
+    }
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path: Path = tmp_path_factory.mktemp("samples") / "boxes.h5"
+    with storeds.open_writer(f"hdf5://{path}", FIELDS) as writer:
+        writer.append(map(record, range(COUNT)))
+    return f"hdf5://{path}"
+
+
+def dataset(url: str, **options: Any) -> StoreDataset:
+    fields = options.pop("fields", ["boxes", "labels", "area", "id"])
+    return StoreDataset(url, reader="array", fields=fields, **options)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("loader", [StoreLoader, ThreadLoader])
+def test_rows_of_boxes_get_a_mask_in_every_batch(url: str, loader: Any, workers: int) -> None:
+    for number, batch in enumerate(loader(dataset(url, as_dict=True), batch_size=BATCH, num_workers=workers)):
+        assert batch.keys() == {"boxes", "boxes_mask", "labels", "labels_mask", "area", "area_mask", "id"}
+        for row, at in enumerate(batch["id"].tolist()):
+            assert at == number * BATCH + row
+            for name in ("boxes", "labels", "area"):
+                assert np.array_equal(batch[name][row][batch[f"{name}_mask"][row]], record(at)[name])
+    for batch in loader(Subset(dataset(url), range(COUNT)), batch_size=BATCH, num_workers=workers):
+        assert [type(element) for element in batch] == [Padded, Padded, Padded, torch.Tensor]
+
+
+@pytest.mark.parametrize("as_dict", [False, True])
+def test_settings_name_elements_or_roles(url: str, as_dict: bool) -> None:
+    ragged: Any = {"boxes": "list", "labels": "pad"}
+    fitted = functools.partial(collate, ragged=ragged, pad=["area"], pad_images=True)
+    fields = ["id", "image", "labels", "boxes", "area"]
+    loader = StoreLoader(dataset(url, fields=fields, as_dict=as_dict), batch_size=BATCH, collate_fn=fitted)
+    for number, batch in enumerate(loader):
+        records = [record(at) for at in range(number * BATCH, (number + 1) * BATCH)]
+        if as_dict:
+            assert list(batch) == ["id", "image", "image_mask", "labels", "boxes", "area", "area_mask"]
+            _, images, pixels, labels, boxes, area, _ = batch.values()
+        else:
+            _, (images, pixels), labels, boxes, (area, _) = batch
+        for row, each in enumerate(records):
+            assert np.array_equal(images[row][:, pixels[row]].reshape(each["image"].shape), each["image"])
+            assert np.array_equal(labels[row][: len(each["labels"])], each["labels"])
+            assert np.array_equal(boxes[row], each["boxes"])
+            assert area[row].sum() == each["area"].sum()
+    with pytest.raises(errors.ConfigError, match="ragged: there is no element 'box'; did you mean 'boxes'"):
+        StoreLoader(dataset(url), collate_fn=functools.partial(collate, ragged={"box": "list"}))
+
+
+def test_an_element_with_a_transform_of_its_own_is_stacked(url: str) -> None:
+    counted = dataset(url, fields=["boxes", "labels"], target_transform=_count, as_dict=True)
+    batch = next(iter(StoreLoader(counted, batch_size=COUNT)))
+    assert batch.keys() == {"boxes", "boxes_mask", "labels"}
+    assert batch["labels"].tolist() == [np.bincount(record(at)["labels"], minlength=5).tolist() for at in range(COUNT)]
+
+
+def _count(labels: torch.Tensor) -> torch.Tensor:
+    return labels.bincount(minlength=5)
+
+
+def assert_detection(batches: Any, offset: int = 0) -> None:
+    seen = 0
+    for images, targets in batches:
+        for image, target in zip(images, targets, strict=True):
+            each = record(target["id"])
+            assert torch.equal(image, torch.from_numpy(each["image"]).float() / 255)
+            corners = np.concatenate([each["boxes"][:, :2], each["boxes"][:, :2] + each["boxes"][:, 2:]], 1)
+            assert np.array_equal(target["boxes"], corners)
+            assert np.array_equal(target["labels"], each["labels"] + offset)
+            assert np.array_equal(target["area"], each["area"])
+            seen += 1
+    assert seen == COUNT
+
+
+@pytest.mark.parametrize("as_dict", [False, True])
+@pytest.mark.parametrize("loader", [StoreLoader, ThreadLoader])
+def test_detection_needs_no_names(url: str, loader: Any, as_dict: bool) -> None:
+    samples = dataset(url, fields=list(FIELDS), as_dict=as_dict)
+    for workers in (0, 2):
+        assert_detection(loader(samples, batch_size=BATCH, num_workers=workers, collate_fn=collate_detection))
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn", "thread"])
+def test_a_config_makes_batches_for_detectors(url: str, start_method: str) -> None:
+    source = {"url": url, "reader": "array", "fields": list(FIELDS)}
+    made = {"collate": "detection", "label_offset": 1, "batch_size": BATCH, "num_workers": 2}
+    assert_detection(build_loader({"dataset": source, "loader": {**made, "start_method": start_method}}), offset=1)
+
+
+def test_a_config_says_what_becomes_of_values_that_differ(url: str) -> None:
+    source = {"url": url, "reader": "array", "fields": ["image", "boxes", "labels"], "as_dict": True}
+    settings = {"ragged": {"boxes": "list"}, "pad_images": {"image": 7}, "batch_size": BATCH, "num_workers": 0}
+    for number, batch in enumerate(build_loader({"dataset": source, "loader": settings})):
+        assert batch.keys() == {"image", "image_mask", "boxes", "labels", "labels_mask"}
+        assert all(len(boxes) == len(record(number * BATCH + at)["boxes"]) for at, boxes in enumerate(batch["boxes"]))
+        assert batch["image"].movedim(1, -1)[~batch["image_mask"]].eq(7).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"ragged": {"boxes": "lists"}}, "ragged"),
+        ({"ragged": {"boxes": "list"}, "collate": "detection"}, "ragged is for batches that storeds.collate makes"),
+        ({"pad_images": True, "collate": "default"}, "pad_images is for batches that storeds.collate makes"),
+        ({"label_offset": 1}, "label_offset is for batches that storeds.collate_detection makes"),
+        ({"collate": "detection", "batch_size": None}, "batch_size = null"),
+        ({"ragged": {"box": "list"}}, "did you mean 'boxes'"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(url: str, settings: dict[str, Any], words: str) -> None:
+    source = {"url": url, "reader": "array", "fields": ["boxes", "labels"]}
+    with pytest.raises(errors.ConfigError, match=words):
+        build_loader({"dataset": source, "loader": {"num_workers": 0, **settings}})
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_streams_make_the_same_batches(url: str, workers: int) -> None:
+    stream = StoreIterable(url, reader="array", fields=list(FIELDS), as_dict=True)
+    collate_fn = functools.partial(collate_detection, box_format="xywh")
+    assert_detection(DataLoader(stream, batch_size=BATCH, collate_fn=collate_fn, num_workers=workers))
+    ragged: Any = {"boxes": "list", "labels": "list", "area": "mask"}
+    padded = functools.partial(collate, ragged=ragged, pad_images=["image"])
+    for batch in DataLoader(stream, batch_size=BATCH, collate_fn=padded, num_workers=workers):
+        for row, at in enumerate(batch["id"].tolist()):
+            assert np.array_equal(batch["boxes"][row], record(at)["boxes"])
+            assert np.array_equal(batch["area"][row][batch["area_mask"][row]], record(at)["area"])
+
+
+def tiny_detector(name: str) -> torch.nn.Module:
+    """Return a detector of torchvision with random weights, for 6 classes and the background."""
+    from torchvision.models.detection import FCOS, FasterRCNN, RetinaNet
+    from torchvision.models.detection.anchor_utils import AnchorGenerator
+
+    from _torchvision import enable_detectors
+
+    enable_detectors()
+    backbone: Any = torch.nn.Sequential(torch.nn.Conv2d(3, 32, 3, stride=4, padding=1), torch.nn.ReLU())
+    backbone.out_channels = 32
+    size = {"num_classes": 7, "min_size": 24, "max_size": 48}
+    if name == "FCOS":
+        return FCOS(backbone, anchor_generator=AnchorGenerator(((8,),), ((1.0,),)), **size)  # type: ignore[no-any-return]
+    anchors = AnchorGenerator(((4, 8, 16),), ((1.0,),))
+    if name == "RetinaNet":
+        return RetinaNet(backbone, anchor_generator=anchors, **size)  # type: ignore[no-any-return]
+    few = {"rpn_pre_nms_top_n_train": 60, "rpn_post_nms_top_n_train": 20, "box_batch_size_per_image": 16}
+    return FasterRCNN(backbone, rpn_anchor_generator=anchors, **few, **size)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", ["FasterRCNN", "RetinaNet", "FCOS"])
+def test_detectors_of_torchvision_learn_from_the_batches(url: str, name: str) -> None:
+    torch.manual_seed(1)
+    detector = tiny_detector(name).train()
+    optimizer = torch.optim.SGD(detector.parameters(), lr=0.01)
+    collate_fn = functools.partial(collate_detection, label_offset=1)
+    losses = []
+    for images, targets in StoreLoader(dataset(url, fields=list(FIELDS)), batch_size=8, collate_fn=collate_fn):
+        loss = sum(detector(images, targets).values())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert len(losses) == 3
+    assert np.isfinite(losses).all()
+
+
+def test_all_tensors_of_nested_batches_reach_the_device(url: str) -> None:
+    samples = dataset(url, fields=list(FIELDS))
+    for images, targets in to_device(StoreLoader(samples, batch_size=BATCH, collate_fn=collate_detection), "meta"):
+        assert all(image.is_meta for image in images)
+        assert all(target[name].is_meta for target in targets for name in ("boxes", "labels", "area"))
+        assert all(type(target["id"]) is int for target in targets)
+    for boxes, *_ in to_device(StoreLoader(dataset(url), batch_size=BATCH), "meta"):
+        assert type(boxes) is Padded
+        assert boxes.values.is_meta
+        assert boxes.mask.is_meta
