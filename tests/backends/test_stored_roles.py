@@ -17,6 +17,9 @@ from plain_formats import READ, WRITE, declared, stored_row
 from storeds import errors, ops
 from storeds.backends import ConcatenatedBackend
 from storeds.backends.selection import Selection
+from storeds.records.roles import ROLE_KEYS
+from storeds.testing import FIELDS as KINDS
+from storeds.testing import make_records
 
 ENGINES = ("lmdb", "hdf5", "mongodb", "memory")
 MakeUrl = Callable[[str], str]
@@ -77,6 +80,13 @@ def record(at: int = 0, **values: Any) -> dict[str, Any]:
         "key": f"key {at}",
         **values,
     }
+
+
+TYPED = {name: FIELDS[name] for name in ("image", "boxes", "labels", "areas", "mask")}
+
+
+def record_of(at: int, **values: Any) -> dict[str, Any]:
+    return {name: record(at, **values)[name] for name in TYPED}
 
 
 def write(url: str, fields: Mapping[str, Any] = FIELDS, count: int = 5) -> storeds.Meta:
@@ -142,6 +152,44 @@ def test_copies_keep_roles(make_engine_url: MakeUrl) -> None:
     ops.repair(source, repaired)
     with storeds.open_backend(repaired) as backend:
         assert backend.meta.fields == meta.fields
+
+
+@pytest.mark.parametrize("engine", ENGINES[:3])
+def test_a_copy_gets_roles(make_engine_url: MakeUrl, engine: str) -> None:
+    plain = {
+        name: {key: spec[key] for key in ("kind", "dtype", "shape") if key in spec} for name, spec in TYPED.items()
+    }
+    source, target, same = make_engine_url("lmdb"), make_engine_url(engine), make_engine_url("memory")
+    old, new = write(source, plain), write(same, TYPED)
+    roles = {name: {key: spec[key] for key in ROLE_KEYS if key in spec} for name, spec in TYPED.items()}
+    copy = ops.convert(source, target, roles=roles)
+    assert copy.id == new.id != old.id
+    assert copy.fields == new.fields
+    without = {name: {"role": None, "format": None, "of": None} for name in TYPED}
+    assert ops.convert(target, make_engine_url("lmdb"), roles=without).id == old.id
+
+
+@pytest.mark.parametrize(
+    ("roles", "error", "fault"),
+    [
+        ({"box": "boxes"}, errors.ConfigError, "no field 'box'; did you mean 'boxes'"),
+        ({"boxes": 3}, errors.ConfigError, "a name, or a mapping with role, format, relative, of, not 3"),
+        ({"boxes": {"kind": "json"}}, errors.ConfigError, "a name, or a mapping"),
+        ({"mask": "keypoints"}, errors.ConfigError, "field 'mask': role 'keypoints' needs"),
+        ({"boxes": {"role": "boxes", "relative": True}}, errors.RecordError, "record 1 .*outside the image"),
+    ],
+    ids=str,
+)
+def test_a_copy_refuses_roles_that_do_not_fit(
+    make_engine_url: MakeUrl, roles: dict[str, Any], error: type[Exception], fault: str
+) -> None:
+    source, target = make_engine_url("lmdb"), make_engine_url("hdf5")
+    with storeds.open_writer(source, TYPED) as writer:
+        writer.append([record_of(0), record_of(1, boxes=np.full((1, 4), 9, np.float32))])
+    with pytest.raises(error, match=fault):
+        ops.convert(source, target, roles=roles)
+    with pytest.raises(errors.StoreNotFoundError):
+        storeds.open_backend(target)
 
 
 def test_views_keep_roles(make_engine_url: MakeUrl) -> None:
@@ -395,3 +443,27 @@ def test_a_caption_is_text_or_a_list_of_texts() -> None:
         for bad in (3, ["one", 2], {"a": "b"}):
             with pytest.raises(errors.RecordError, match="record 3 of .*'t': a caption is text"):
                 writer.append([{"t": bad}])
+
+
+def test_a_list_of_classes_is_for_the_usual_fields_where_there_are_several() -> None:
+    fields = {"label": {"kind": "int", "role": "label"}, "colour": {"kind": "int", "role": "label"}}
+    for values, fault in (({"label": 0, "colour": 9}, None), ({"label": 9, "colour": 0}, "'label' has class id 9")):
+        writer = storeds.open_writer("memory://several", fields, overwrite=True)
+        writer.append([values])
+        if fault is None:
+            assert writer.publish({"classes": ["cat"]}).count == 1
+        else:
+            with pytest.raises(errors.RecordError, match=fault):
+                writer.publish({"classes": ["cat"]})
+
+
+def test_stores_without_roles_keep_their_ids() -> None:
+    # Computed by storeds before there were roles.
+    with storeds.open_writer("memory://kinds", KINDS, overwrite=True) as writer:
+        writer.append(make_records(24))
+        assert writer.publish({"classes": ["cat", "dog"]}).id == "ba388206a6cf29cc8476f604e5261036"
+    boxes = {"kind": "array", "dtype": "float32", "shape": [None, 4]}
+    fields = {"image": "image", "boxes": boxes, "label": "int"}
+    with storeds.open_writer("memory://plain", fields, overwrite=True) as writer:
+        writer.append({"image": b"x", "boxes": np.zeros((at, 4), np.float32), "label": at} for at in range(3))
+        assert writer.publish().id == "c18b2ff4612e02bbd9fc499056d73996"

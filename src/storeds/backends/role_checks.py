@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LOSSY", "ClassIds", "RoleChecker"]
 
+_USUAL = ("label", "labels")
 LOSSY = "its JPEG compression changes class ids at the edges of objects; store masks as PNG"
 """Why a mask should not be a JPEG."""
 
@@ -139,10 +140,13 @@ class ClassIds:
         Parameters
         ----------
         classes : JSON
-            ``classes`` of the attributes: a list of names, or a mapping from a field to its names. Other values name none.
+            ``classes`` of the attributes: a list of names, or a mapping from a field to its names. Other values name none. With
+            several fields of labels, a list is for those called ``label`` and ``labels``.
         """
         for name in self._names:
             names = classes.get(name) if isinstance(classes, Mapping) else classes
+            if len(self._names) > 1 and names is classes and name not in _USUAL:
+                continue  # the list may name the classes of another field
             if not isinstance(names, list):
                 continue
             for number, position in self._ends.get(name, ()):

@@ -233,11 +233,18 @@ def convert(
     index: Index = None,
     check: Check = True,
     fast_crops: FastCrops = False,
+    role: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--role",
+            help="What a field of the copy means, as name=role, or name={…} with role, format, relative and of as JSON.",
+        ),
+    ] = None,
     layout: Layout = None,
     option: Options = None,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a native or foreign store to another engine. A native one with verdicts keeps its id without --fast-crops."""
+    """Copy a native or foreign store to another engine. A native one keeps its id unless the copy differs."""
     options = dict(map(parse_option, option or []))
     with progress("convert", quiet=as_json) as hook:
         meta = ops.convert(
@@ -249,6 +256,7 @@ def convert(
             index=index or (),
             check=check,
             fast_crops=fast_crops,
+            roles=dict(map(parse_option, role or [])),
             layout=layout,
             options=options,
             progress=hook,

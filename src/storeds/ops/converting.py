@@ -30,6 +30,7 @@ from storeds.ops.common import (
 from storeds.protocols import JSON, Backend, Meta, Record, Writer
 from storeds.records.codec import ContentHash, RecordCodec, checksum
 from storeds.records.fields import NATIVE, stored_fields
+from storeds.records.roles import with_roles
 
 __all__ = ["Converted", "convert"]
 
@@ -57,6 +58,7 @@ def convert(
     index: Sequence[str] = (),
     check: bool = True,
     fast_crops: bool = False,
+    roles: Mapping[str, str | Mapping[str, Any]] | None = None,
     layout: str | None = None,
     options: Mapping[str, Any] | None = None,
     progress: ProgressHook | None = None,
@@ -64,7 +66,7 @@ def convert(
     """Copy the store at `src_url` to `dst_url`. Order, fields, attrs and verdicts on pictures stay the same.
 
     The `Meta.id` of a native store stays the same too, unless pictures without a verdict are examined: the id includes
-    verdicts. With `fast_crops` the bytes of pictures change, and so does the id.
+    verdicts. With `fast_crops` the bytes of pictures change, with `roles` the declaration, and so does the id.
 
     Parameters
     ----------
@@ -79,6 +81,9 @@ def convert(
         Existing verdicts are copied either way.
     fast_crops : bool
         Put restart markers into the JPEGs, as `storeds.pack` does.
+    roles : mapping, optional
+        Field → its role in the copy, or a mapping with ``role``, ``format``, ``relative`` and ``of``:
+        ``{"boxes": {"role": "boxes", "format": "xywh"}}``. Other fields keep theirs. Values do not change, and must fit.
     layout, options : str, mapping, optional
         Of the source, as for `open_backend`. Foreign stores can be converted too.
     progress : callable, optional
@@ -92,9 +97,9 @@ def convert(
     Raises
     ------
     ConfigError
-        The target is the source, or one of the stores that it concatenates.
+        The target is the source, or one of the stores that it concatenates; or a role does not fit its field.
     RecordError
-        A record of the source is bad; nothing is published.
+        A record of the source is bad, or does not fit the roles; nothing is published.
     FormatError
         The records read from a native source do not match its `Meta.id`: the source is damaged in a way that no checksum
         of a record shows. This compares the records as they were read, before verdicts and markers.
@@ -102,10 +107,11 @@ def convert(
     marker = RestartMarker.find() if fast_crops else None
     with open_backend(src_url, layout=layout, **(options or {})) as source:
         check_distinct(source, dst_url)
-        source_hash = _SourceHash.of(source, check, fast_crops)
+        fields = with_roles(source.meta.fields, roles or {})
+        source_hash = _SourceHash.of(source, check, fast_crops or fields != source.meta.fields)
         writer = open_writer(
             dst_url,
-            source.meta.fields,
+            fields,
             overwrite=overwrite,
             resume=resume,
             commit_every=commit_every,
@@ -200,13 +206,13 @@ class _SourceHash:
         self._content = ContentHash()
 
     @classmethod
-    def of(cls, source: Backend, check: bool, fast_crops: bool) -> _SourceHash | None:
+    def of(cls, source: Backend, check: bool, changes: bool) -> _SourceHash | None:
         """Return one, or None if the id of the copy must equal that of the source."""
         if source.meta.layout != NATIVE:
             return None
         lacks = set(images_of(source)) - set(source.meta.verdicts)
-        changes = lacks or fast_crops or (check and VerdictCounts.of(source).kinds.get(NOT_EXAMINED))
-        return cls(source) if changes else None
+        more = lacks or (check and VerdictCounts.of(source).kinds.get(NOT_EXAMINED))
+        return cls(source) if changes or more else None
 
     def add_batch(self, batch: Batch) -> Batch:
         """Add the records of a batch, and return the batch."""

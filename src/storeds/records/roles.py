@@ -34,6 +34,7 @@ __all__ = [
     "parse_role",
     "role_text",
     "role_to_json",
+    "with_roles",
 ]
 
 ROLE_KEYS = ("role", "format", "relative", "of")
@@ -80,6 +81,29 @@ def parse_role(name: str, spec: Field) -> Field:
     if spec.of is not None and not isinstance(spec.of, str):
         raise ConfigError(f"field {name!r}: of names a field of boxes, not {spec.of!r}")
     return spec
+
+
+def with_roles(fields: Mapping[str, Field], roles: Mapping[str, str | Mapping[str, Any]]) -> dict[str, Field]:
+    """Return fields with other roles; raise ConfigError if one does not exist or does not fit.
+
+    Parameters
+    ----------
+    fields : mapping of str to Field
+    roles : mapping of str to str, or mapping of str to mapping
+        Field → its role, or the keys of a declaration that belong to a role. They replace those that it has.
+    """
+    changed = dict(fields)
+    for name, given in roles.items():
+        if name not in fields:
+            raise ConfigError(f"roles: there is no field {name!r}; {suggest(name, fields, 'fields')}")
+        keys = {"role": given} if isinstance(given, str) else given
+        if not isinstance(keys, Mapping) or not keys.keys() <= set(ROLE_KEYS):
+            raise ConfigError(
+                f"roles: that of {name!r} is a name, or a mapping with {', '.join(ROLE_KEYS)}, not {given!r}"
+            )
+        plain = Field(fields[name].kind, fields[name].dtype, fields[name].shape)
+        changed[name] = parse_role(name, dataclasses.replace(plain, **keys))
+    return check_rows(changed)
 
 
 def _check_array(name: str, spec: Field) -> None:
