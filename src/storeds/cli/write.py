@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -39,6 +39,7 @@ from storeds.ops.packing.sources import LabelStyle, Problem, SourceKind
 __all__ = ["convert", "export", "pack", "repair"]
 
 _SHOWN = 20  # lines
+BoxFormat = Literal["xyxy", "xywh", "cxcywh"]
 
 Check = Annotated[
     bool, typer.Option("--check/--no-check", help="Examine each picture once, and store the verdict with it.")
@@ -104,6 +105,26 @@ def pack(
     mask_suffix: Annotated[
         str | None, typer.Option(help="With --kind masks: how names of masks end, before .png.")
     ] = None,
+    image_columns: Annotated[
+        str | None, typer.Option(help="The manifest's columns of images, if there are several: left,right.")
+    ] = None,
+    mask_columns: Annotated[
+        str | None, typer.Option(help="The manifest's columns of masks; detected by their names by default.")
+    ] = None,
+    caption_columns: Annotated[str | None, typer.Option(help="The manifest's columns of captions.")] = None,
+    box_column: Annotated[str | None, typer.Option(help="The manifest's column of boxes; boxes or bbox.")] = None,
+    box_format: Annotated[
+        BoxFormat | None, typer.Option(help="How the manifest writes boxes, which are packed only then.")
+    ] = None,
+    box_relative: Annotated[
+        bool, typer.Option("--box-relative", help="Boxes are fractions of the width and the height of the image.")
+    ] = False,
+    label_separator: Annotated[
+        str | None, typer.Option(help="What separates several labels in one cell of the manifest, such as ';'.")
+    ] = None,
+    label_columns: Annotated[
+        str | None, typer.Option(help="The manifest's columns with 0 or 1, one for each class: cat,dog.")
+    ] = None,
     columns: Annotated[str | None, typer.Option(help="Column names for a CSV without a header: path,label.")] = None,
     delimiter: Annotated[str | None, typer.Option(help="The delimiter of the CSV; detected by default.")] = None,
     encoding: Annotated[str | None, typer.Option(help="The manifest's text encoding; UTF-8 by default.")] = None,
@@ -141,6 +162,14 @@ def pack(
         "mask_folder": mask_folder,
         "image_suffix": image_suffix,
         "mask_suffix": mask_suffix,
+        "image_columns": None if image_columns is None else _names(image_columns),
+        "mask_columns": None if mask_columns is None else _names(mask_columns),
+        "caption_columns": None if caption_columns is None else _names(caption_columns),
+        "box_column": box_column,
+        "box_format": box_format,
+        "box_relative": box_relative or None,
+        "label_separator": label_separator,
+        "label_columns": None if label_columns is None else _names(label_columns),
         "columns": None if columns is None else _names(columns),
         "allow_outside": allow_outside or None,
         "allow_empty": allow_empty or None,
@@ -207,8 +236,8 @@ def _report(packed: Packed, problems: list[Problem], *, kept: bool) -> None:
 
 
 def _names(text: str) -> list[str]:
-    """Return the names in ``a,b,c``."""
-    return [name.strip() for name in text.split(",")]
+    """Return the names in ``a,b,c``; none in an empty text."""
+    return [name.strip() for name in text.split(",")] if text.strip() else []
 
 
 def _shares(text: str | None) -> dict[str, float] | None:

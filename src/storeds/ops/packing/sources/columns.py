@@ -13,7 +13,7 @@ from storeds._utils.text import counted
 from storeds.errors import ConfigError, suggest
 from storeds.ops.packing.sources.base import StringArray, is_int
 from storeds.ops.packing.sources.class_names import read_class_names
-from storeds.protocols import Kind
+from storeds.protocols import Field
 from storeds.records.fields import canonical_json
 
 __all__ = [
@@ -44,11 +44,15 @@ def _is_number(text: str) -> bool:
 
 
 class Column:
-    """A finished column: its kind, and its values by row."""
+    """A finished column: its field, and its values by row."""
 
-    def __init__(self, kind: Kind, values: Sequence[Any], load: Callable[[Any], Any] | None = None) -> None:
-        self.kind: Kind = kind
+    def __init__(self, field: Field, values: Sequence[Any], load: Callable[[Any], Any] | None = None) -> None:
+        self.field = field
         self._values, self._load = values, load
+
+    def raw(self, index: int) -> Any:
+        """Return what is kept for a value, such as the path of a file."""
+        return self._values[index]
 
     def __getitem__(self, index: int) -> Any:
         value = self._values[index]
@@ -58,7 +62,7 @@ class Column:
         """Return the column with only these rows."""
         values, chosen = self._values, (self._values[row] for row in rows)
         selected = array(values.typecode, chosen) if isinstance(values, array) else StringArray(chosen)
-        return Column(self.kind, selected, self._load)
+        return Column(self.field, selected, self._load)
 
 
 class TextColumn:
@@ -67,6 +71,10 @@ class TextColumn:
     def __init__(self) -> None:
         self.texts = StringArray()
         self._all_int = self._all_number = True
+
+    def fault(self, text: str) -> str | None:
+        """Return None: every cell is valid."""
+        return None
 
     def append(self, text: str) -> None:
         """Add the cell of the next row."""
@@ -77,10 +85,10 @@ class TextColumn:
     def finish(self) -> Column:
         """Return the column: int if every cell is an int, else float if every cell is a number, else str."""
         if self._all_int and len(self.texts):
-            return Column("int", array("q", map(int, self.texts)))
+            return Column(Field("int"), array("q", map(int, self.texts)))
         if self._all_number and len(self.texts):
-            return Column("float", array("d", map(float, self.texts)))
-        return Column("str", self.texts)
+            return Column(Field("float"), array("d", map(float, self.texts)))
+        return Column(Field("str"), self.texts)
 
 
 class JsonColumn:
@@ -90,6 +98,10 @@ class JsonColumn:
         self.texts = StringArray()
         self._kinds: set[str] = set()
 
+    def fault(self, value: Any) -> str | None:
+        """Return None: every value is valid."""
+        return None
+
     def append(self, value: Any) -> None:
         """Add the value of the next object."""
         self.texts.append(json.dumps(value, ensure_ascii=False))
@@ -98,14 +110,14 @@ class JsonColumn:
     def finish(self) -> Column:
         """Return the column: of the kind that all values have, else json."""
         if self._kinds and self._kinds <= {"int", "exact"}:
-            return Column("int", array("q", map(int, self.texts)))
+            return Column(Field("int"), array("q", map(int, self.texts)))
         if self._kinds and self._kinds <= {"exact", "float"}:
-            return Column("float", array("d", map(float, self.texts)))
+            return Column(Field("float"), array("d", map(float, self.texts)))
         if self._kinds == {"bool"}:
-            return Column("bool", array("b", (text == "true" for text in self.texts)), bool)
+            return Column(Field("bool"), array("b", (text == "true" for text in self.texts)), bool)
         if self._kinds == {"str"}:
-            return Column("str", StringArray(map(json.loads, self.texts)))
-        return Column("json", self.texts, _load_json)
+            return Column(Field("str"), StringArray(map(json.loads, self.texts)))
+        return Column(Field("json"), self.texts, _load_json)
 
 
 def _kind_of(value: Any) -> str:

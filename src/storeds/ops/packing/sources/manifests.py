@@ -6,12 +6,15 @@ import json
 import os
 import posixpath
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, islice
 from typing import Any, Literal
 
 import xxhash
 
 from storeds.errors import ConfigError, StoreNotFoundError
+from storeds.ops.packing.sources.annotations import FileColumn, LabelLists, OneHot
 from storeds.ops.packing.sources.base import (
     BadItem,
     Hidden,
@@ -25,18 +28,17 @@ from storeds.ops.packing.sources.base import (
     show,
 )
 from storeds.ops.packing.sources.columns import (
-    LESS_CERTAIN,
     Column,
     JsonColumn,
     Labels,
     LabelStyle,
-    TextColumn,
     check_classes,
     field_names,
-    likely_label,
     no_label,
 )
 from storeds.ops.packing.sources.folders import FileList
+from storeds.ops.packing.sources.list_columns import AnyLabels, Collector, ListOptions, ListPlan
+from storeds.ops.packing.sources.mask_checks import JPEG_SUFFIXES, MaskCheck, lossy_notes
 from storeds.ops.packing.sources.text import BadRow, Dialect, csv_rows, jsonl_rows, open_text
 from storeds.protocols import JSON, Field, Record
 
@@ -52,11 +54,11 @@ class _Rows:
         What messages put before and after the number of a row: ``("train.csv line ", "")``.
     root : Root
         The folder that paths are relative to.
-    labels : Labels or None
+    labels : Labels, LabelLists, OneHot or None
         Collects the labels, if rows have them.
     label_column : str or None
         The name of the label in messages.
-    columns : mapping of str to TextColumn or JsonColumn
+    columns : mapping of str to Collector
         Collect the further columns, by the names of their fields.
     include_hidden : bool
         Include rows whose paths are hidden.
@@ -66,9 +68,9 @@ class _Rows:
         self,
         place: tuple[str, str],
         root: Root,
-        labels: Labels | None,
+        labels: AnyLabels | None,
         label_column: str | None,
-        columns: Mapping[str, TextColumn | JsonColumn],
+        columns: Mapping[str, Collector],
         include_hidden: bool,
     ) -> None:
         self.place, self.root, self.labels, self.label_column = place, root, labels, label_column
@@ -83,16 +85,18 @@ class _Rows:
         fault = self._path_fault(path) or (None if self.labels is None else self._label_fault(label))
         if not fault and not all(map(_is_utf8, rest)):
             fault = "contains text with a lone surrogate, which UTF-8 cannot encode"
+        fault = fault or self._rest_fault(rest) or self._doubled(path, rest)
         if fault:
             self.report(number, fault, path)
             return
         if self.hidden.skips_path(path):
             return
-        self._seen[posixpath.normpath(path)] = number
+        self._seen[self._identity(path, rest)] = number
         self.keys.append(path.replace(os.sep, "/"))
         self.numbers.append(number)
         if self.labels is not None:
-            self.labels.append(str(label), f"{self.place[0]}{number}{self.place[1]}")
+            own = str(label) if isinstance(self.labels, Labels) else label
+            self.labels.append(own, f"{self.place[0]}{number}{self.place[1]}")
         for column, value in zip(self.columns.values(), rest, strict=True):
             column.append(value)
 
@@ -106,11 +110,25 @@ class _Rows:
             return "no path is given"
         if not isinstance(path, str):
             return f"its path is a {type(path).__name__}, not text"
-        fault = path_fault(path) or self.root.path_fault(path)
-        first = None if fault else self._seen.get(posixpath.normpath(path))
-        return fault if first is None else f"the path is already listed at {self.place[0]}{first}{self.place[1]}"
+        return path_fault(path) or self.root.path_fault(path)
+
+    def _rest_fault(self, rest: Sequence[Any]) -> str | None:
+        faults = (column.fault(value) for column, value in zip(self.columns.values(), rest, strict=True))
+        return next((fault for fault in faults if fault is not None), None)
+
+    def _identity(self, path: str, rest: Sequence[Any]) -> str:
+        """Return what two rows must not have in common: the paths of their images."""
+        columns = zip(self.columns.values(), rest, strict=True)
+        more = (value for column, value in columns if isinstance(column, FileColumn) and column.role == "image")
+        return "\0".join(map(posixpath.normpath, (path, *more)))
+
+    def _doubled(self, path: str, rest: Sequence[Any]) -> str | None:
+        first = self._seen.get(self._identity(path, rest))
+        return None if first is None else f"the path is already listed at {self.place[0]}{first}{self.place[1]}"
 
     def _label_fault(self, label: Any) -> str | None:
+        if isinstance(self.labels, (LabelLists, OneHot)):
+            return self.labels.fault(label)
         if label is None or (isinstance(label, str) and not label.strip()):
             return f"no label is given in {self.label_column!r}"
         if isinstance(label, bool) or not isinstance(label, (str, int, float)):
@@ -135,26 +153,54 @@ class _Listing(FileList):
         The kind of the source, and the file of the list.
     attrs : mapping
         Further attributes.
+    image : str
+        The field of the images.
+    texts : collection of str
+        The fields with the role ``text``.
+    check : MaskCheck
+        Checks masks.
     """
 
-    def __init__(self, rows: _Rows, kind: str, file: str, attrs: Mapping[str, JSON]) -> None:
-        super().__init__(rows.root.path, has_labels=rows.labels is not None)
-        labels, faults = (None, dict[int, str]()) if rows.labels is None else rows.labels.finish()
+    def __init__(
+        self,
+        rows: _Rows,
+        kind: str,
+        file: str,
+        attrs: Mapping[str, JSON],
+        *,
+        image: str = "image",
+        texts: Collection[str] = (),
+        check: MaskCheck | None = None,
+    ) -> None:
+        super().__init__(rows.root.path, has_labels=isinstance(rows.labels, Labels))
+        finished = {name: column.finish() for name, column in rows.columns.items()}
+        labels, faults = None, dict[int, str]()
+        if isinstance(rows.labels, Labels):
+            labels, faults = rows.labels.finish()
+        elif rows.labels is not None:
+            finished["labels"], faults = rows.labels.finish()
         for row, reason in faults.items():
             rows.report(rows.numbers[row], reason, rows.keys[row])
         good = [row for row in range(len(rows.keys)) if row not in faults]
         if not good and not rows.problems:
             raise ConfigError(f"{file} lists no image{''.join(f'; {note}' for note in rows.hidden.notes())}")
-        for row in good:
-            key = rows.keys[row]
-            state = file_state(os.path.join(self._root, key))
-            self._add([(key, *state)], -1 if labels is None else labels[row])
-        finished = {name: column.finish() for name, column in rows.columns.items()}
         self._columns: dict[str, Column] = {
             name: column.select(good) if faults else column for name, column in finished.items()
         }
+        pictures = [name for name, column in rows.columns.items() if isinstance(column, FileColumn)]
+        for at, row in enumerate(good):
+            key = rows.keys[row]
+            state = file_state(os.path.join(self._root, key))
+            self._add([(key, *state)], -1 if labels is None else labels[row])
+            for name in pictures:
+                path = self._columns[name].raw(at)
+                size, mtime = file_state(os.path.join(self._root, path))
+                self._fingerprint.add(path, size, mtime)
+                self._sizes[-1] += size
         self._place, self._numbers = rows.place, array("q", (rows.numbers[row] for row in good))
-        self.fields = {**self.fields, **{name: Field(column.kind) for name, column in self._columns.items()}}
+        self._image, self._check = image, check or MaskCheck()
+        self._masks = [name for name in pictures if self._columns[name].field.role == "mask"]
+        self.fields = self._declare(pictures, texts)
         with open(file, "rb") as opened:
             self._fingerprint.add(xxhash.xxh3_128_hexdigest(opened.read()))
         self._finish(kind)
@@ -162,7 +208,25 @@ class _Listing(FileList):
         named: list[JSON] = list(classes or ())
         self.attrs = {**({"classes": named} if classes is not None else {}), **attrs}
         self.problems = tuple(rows.problems)
-        self.notes = (*class_notes(classes or ()), *rows.hidden.notes())
+        self.notes = (*class_notes(classes or ()), *rows.hidden.notes(), *self._lossy())
+
+    def _declare(self, pictures: Sequence[str], texts: Collection[str]) -> dict[str, Field]:
+        """Return the fields in order: pictures, labels, key, other columns."""
+        columns = {name: column.field for name, column in self._columns.items()}
+        columns |= {name: replace(columns[name], role="text") for name in texts}
+        # A list without any other role keeps its declaration, and its store the id of earlier versions.
+        has_roles = any(field.role for field in columns.values())
+        own = {name: field for name, field in self.fields.items() if name in ("label", "key")}
+        if has_roles and "label" in own:
+            own["label"] = Field("int", role="label")
+        first = {self._image: Field("image", role="image") if has_roles else Field("image")}
+        several = {name: columns[name] for name in ("labels",) if columns.get(name, Field("str")).role == "labels"}
+        return {**first, **{name: columns[name] for name in pictures}, **several, **own, **columns}
+
+    def _lossy(self) -> Iterator[str]:
+        for name in self._masks:
+            paths = (self._columns[name].raw(at) for at in range(len(self)))
+            yield from lossy_notes([path for path in paths if path.lower().endswith(JPEG_SUFFIXES)])
 
     def name(self, index: int, /) -> str:
         # docstring inherited
@@ -172,29 +236,22 @@ class _Listing(FileList):
     def read(self, index: int, /) -> Record:
         # docstring inherited
         record = super().read(index)
+        record[self._image] = record.pop("image")
         for name, column in self._columns.items():
             try:
                 record[name] = column[index]
             except ValueError as error:
                 raise BadItem(f"its {name} cannot be stored: {error}") from None
-        return record
+        for name in self._masks:
+            fault = replace(self._check, field=name).fault(
+                record[self._image], record[name], self._columns[name].raw(index)
+            )
+            if fault is not None:
+                raise BadItem(fault)
+        return {name: record[name] for name in self.fields}
 
 
-PATH_COLUMNS = (
-    "path",
-    "image",
-    "file",
-    "filename",
-    "filepath",
-    "file_name",
-    "img",
-    "file_path",
-    "image_path",
-    "img_path",
-    "image_file",
-    "image_name",
-    "img_name",
-)
+_PEEKED = 64  # rows that show what columns hold
 
 
 class ManifestSource(_Listing):
@@ -226,6 +283,29 @@ class ManifestSource(_Listing):
         Of the CSV file. The first two are detected by default. A quotechar of ``""`` means that nothing is quoted.
     encoding : str, optional
         The default is UTF-8, with or without a byte order mark.
+    image_columns : sequence of str, optional
+        Several columns of images, each of which becomes a field of its own name. The path in the first is the key. If no
+        column is one of ``PATH_COLUMNS``, and the cells of several are paths of images, the default is these.
+    mask_columns : sequence of str, optional
+        Columns of masks; a single one becomes the field ``mask``. The default is a column named ``mask``, ``mask_path``,
+        ``mask_file`` or similar whose cells are paths of images. Without labels, `classes` names the class ids of masks.
+    ignore_index : int, optional
+        The class id in masks that needs no name, 255 by default. It goes to ``attrs["ignore_index"]``.
+    caption_columns : sequence of str, optional
+        Columns of text that get the role ``text``: a caption, or in JSONL a list of captions. The default is those named
+        ``caption``, ``text`` or ``description``, if no column looks like labels.
+    box_column : str, optional
+        The column of boxes; by default the one named ``boxes`` or ``bbox``, if `box_format` is given. A cell is a list of
+        boxes of four numbers, or one box; in CSV as JSON.
+    box_format : str, optional
+        ``xyxy``, ``xywh`` or ``cxcywh``. Boxes become the field ``boxes``, float64 of shape (n, 4).
+    box_relative : bool
+        Coordinates are fractions of the width and the height of the image.
+    label_separator : str, optional
+        What separates several labels in one cell. They become the field ``labels``, int64 of shape (n,), as do the lists
+        of a JSONL file.
+    label_columns : sequence of str, optional
+        Columns with 0 or 1, one for each class, instead of a column of labels.
     allow_outside : bool
         Allow paths that leave `root`: through ``..``, as absolute paths, or through a link.
     include_hidden : bool
@@ -261,6 +341,15 @@ class ManifestSource(_Listing):
         quotechar: str | None = None,
         escapechar: str | None = None,
         encoding: str | None = None,
+        image_columns: Sequence[str] | None = None,
+        mask_columns: Sequence[str] | None = None,
+        ignore_index: int | None = None,
+        caption_columns: Sequence[str] | None = None,
+        box_column: str | None = None,
+        box_format: str | None = None,
+        box_relative: bool = False,
+        label_separator: str | None = None,
+        label_columns: Sequence[str] | None = None,
         allow_outside: bool = False,
         include_hidden: bool = False,
     ) -> None:
@@ -275,30 +364,44 @@ class ManifestSource(_Listing):
         if not label and label_column:
             raise ConfigError(f"{where}: label_column={label_column!r} and label=False contradict each other")
         given = check_classes(classes, label_type)
+        options = ListOptions(
+            path_column=path_column,
+            label_column=label_column,
+            label=label,
+            image_columns=image_columns,
+            mask_columns=mask_columns,
+            caption_columns=caption_columns,
+            box_column=box_column,
+            box_format=box_format,
+            box_relative=box_relative,
+            label_separator=label_separator,
+            label_columns=label_columns,
+        )
         root_folder = Root(_root_of(file, root), allow_outside=allow_outside)
         with open_text(file, encoding) as opened:
             if kind == "csv":
-                wanted = PATH_COLUMNS if path_column is None else (path_column.strip().lower(),)
-                names, found = csv_rows(opened, dialect, columns, wanted, where)
+                names, found = csv_rows(opened, dialect, columns, options.wanted(), where)
             else:
                 names, found = jsonl_rows(opened)
-            paths = _path_column(where, names, path_column)
-            label_name = _label_column(where, names, paths, label_column if label else "")
-            labels = None if label_name is None else Labels(where, given, label_type)
-            rest = field_names([name for name in names if name not in (paths, label_name)], _taken(labels), where)
-            cell = TextColumn if kind == "csv" else JsonColumn
-            collected = {field: cell() for field in rest.values()}
-            rows = _Rows((f"{where} line ", ""), root_folder, labels, label_name, collected, include_hidden)
-            for line, row in found:
+            peeked = list(islice(found, _PEEKED))
+            values = [row for _, row in peeked if not isinstance(row, BadRow)]
+            plan = ListPlan(where, names, values, options, given, label_type)
+            shown = plan.label_names[0] if plan.label_names else None
+            collected = plan.collectors(kind, root_folder)
+            rows = _Rows((f"{where} line ", ""), root_folder, plan.labels, shown, collected, include_hidden)
+            for line, row in chain(peeked, found):
                 if isinstance(row, BadRow):
                     rows.report(line, row.reason)
                 else:
-                    own = None if label_name is None else row.get(label_name)
-                    rows.add(line, row.get(paths), own, [row.get(name) for name in rest])
-        fixed = {paths: "image", label_name: "label"}
-        self.columns: Mapping[str, str | None] = {name: fixed.get(name) or rest[name] for name in names}
-        provenance: dict[str, JSON] = {"kind": kind, "file": where}
-        super().__init__(rows, kind, file, {"source": provenance})
+                    rows.add(line, row.get(plan.paths), plan.label_of(row), [row.get(name) for name in plan.rest])
+        self.columns: Mapping[str, str | None] = plan.columns
+        of_masks = given if plan.labels is None and plan.has_masks else None
+        attrs: dict[str, JSON] = {} if of_masks is None else {"classes": list(of_masks)}
+        attrs |= {} if ignore_index is None else {"ignore_index": ignore_index}
+        attrs["source"] = {"kind": kind, "file": where}
+        check = MaskCheck(None if of_masks is None else len(of_masks), ignore_index)
+        super().__init__(rows, kind, file, attrs, image=plan.image, texts=plan.texts, check=check)
+        self.notes = (*self.notes, *plan.notes)
 
 
 class JsonIndexSource(_Listing):
@@ -368,42 +471,6 @@ class JsonIndexSource(_Listing):
         skipped: dict[str, JSON] = {"ignored": list(ignored)} if ignored else {}
         provenance: dict[str, JSON] = {"kind": "index", "file": where, **skipped}
         super().__init__(rows, "index", file, {"source": provenance})
-
-
-def _path_column(where: str, columns: Sequence[str], given: str | None) -> str:
-    """Return the column of paths; raises ConfigError if there is none."""
-    by_name = {column.strip().lower(): column for column in reversed(columns)}
-    found = next((by_name[name] for name in PATH_COLUMNS if name in by_name), None) if given is None else given
-    listed = ", ".join(map(repr, columns[:20]))
-    if found is None:
-        raise ConfigError(
-            f"{where}: none of its columns {listed} is one of {', '.join(PATH_COLUMNS)}; name it with path_column= "
-            "(--path-column), or, for CSV without a header, pass columns=['path', …] (--columns path,label)"
-        )
-    if found not in columns:
-        raise ConfigError(f"{where}: path_column={found!r} is not one of its columns {listed}")
-    return found
-
-
-def _label_column(where: str, columns: Sequence[str], paths: str, given: str | None) -> str | None:
-    """Return the column of labels, None to pack without labels; raises ConfigError if that is not clear."""
-    if given == paths:
-        raise ConfigError(f"{where}: column {paths!r} cannot contain both paths and labels")
-    if given:
-        if given not in columns:
-            listed = ", ".join(map(repr, columns[:20]))
-            raise ConfigError(f"{where}: label_column={given!r} is not one of its columns {listed}")
-        return given
-    others = [name for name in columns if name != paths]
-    if given is not None or not others:  # label=False, or a plain list of paths
-        return None
-    named = {name.strip().lower(): name for name in reversed(others)}
-    found = likely_label(where, named, [name for name in others if name.strip().lower() in LESS_CERTAIN])
-    if found is None:
-        named_one = others[0] if len(others) == 1 else "NAME"
-        say = f"name the column of labels with label_column= (--label-column {named_one})"
-        raise no_label(where, "column", "paths", others, say)
-    return found
 
 
 def _taken(labels: Labels | None) -> tuple[str, ...]:

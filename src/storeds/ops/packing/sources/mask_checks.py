@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,7 @@ from storeds.ops.packing.sources.base import show
 from storeds.readers.decoders import decode_reason, orientation_of
 from storeds.records.roles import check_mask, check_mask_mode
 
-__all__ = ["JPEG_SUFFIXES", "MaskCheck"]
+__all__ = ["JPEG_SUFFIXES", "MaskCheck", "lossy_notes"]
 
 JPEG_SUFFIXES = (".jpg", ".jpeg")
 _UNNAMED = 255  # marks pixels without a class in most data sets with masks of 8 bits
@@ -96,3 +97,12 @@ def _ids(opened: Image.Image) -> list[int]:
     if pixels.dtype.kind == "u" and pixels.itemsize <= 2:  # much faster than sorting
         return [int(number) for number in np.flatnonzero(np.bincount(pixels.ravel()))]
     return [int(number) for number in np.unique(pixels)]
+
+
+def lossy_notes(paths: Sequence[str]) -> Iterator[str]:
+    """Yield a sentence about masks that are JPEGs, if there are any."""
+    if paths:
+        yield (
+            f"{counted(len(paths), 'mask is a JPEG', 'masks are JPEGs')} ({some(map(show, paths), 3)}): lossy compression "
+            "changes class ids at edges; get the masks as PNG if you can"
+        )

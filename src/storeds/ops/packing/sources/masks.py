@@ -25,7 +25,7 @@ from storeds.ops.packing.sources.base import (
 from storeds.ops.packing.sources.class_names import find_class_file
 from storeds.ops.packing.sources.columns import check_classes
 from storeds.ops.packing.sources.folders import FoundFile, Walk, folders_in
-from storeds.ops.packing.sources.mask_checks import JPEG_SUFFIXES, MaskCheck
+from storeds.ops.packing.sources.mask_checks import JPEG_SUFFIXES, MaskCheck, lossy_notes
 from storeds.protocols import JSON, Field, Record
 
 __all__ = ["MaskFolderSource", "MaskFolders", "find_mask_folders"]
@@ -384,8 +384,4 @@ class _Pairs:
                 for sort, number in self._ignored.most_common()
             )
             yield f"ignored {counted(count, 'file')} that {'is' if count == 1 else 'are'} no image or mask: {listed}"
-        if self._lossy:
-            yield (
-                f"{counted(len(self._lossy), 'mask is a JPEG', 'masks are JPEGs')} ({some(map(show, self._lossy), 3)}): lossy "
-                "compression changes class ids at edges; get the masks as PNG if you can"
-            )
+        yield from lossy_notes(self._lossy)
