@@ -97,6 +97,13 @@ def pack(
         typer.Option(help="The class names in the order of their ids: a,b,c, or the path of a file of them."),
     ] = None,
     ignore_index: Annotated[int | None, typer.Option(help="The class id of pixels without a class in masks.")] = None,
+    image_set: Annotated[
+        str | None,
+        typer.Option(help="With --kind voc: the lists of ImageSets to pack: train,val or Segmentation/train; or all."),
+    ] = None,
+    zero_based: Annotated[
+        bool, typer.Option("--zero-based", help="With --kind voc: coordinates count from 0, not from 1.")
+    ] = False,
     image_folder: Annotated[str | None, typer.Option(help="With --kind masks: the folder of the images.")] = None,
     mask_folder: Annotated[str | None, typer.Option(help="With --kind masks: the folder of the masks.")] = None,
     image_suffix: Annotated[
@@ -158,6 +165,8 @@ def pack(
         "label_type": label_type,
         "classes": None if classes is None else classes if os.path.isfile(classes) else _names(classes),
         "ignore_index": ignore_index,
+        "image_set": image_set,
+        "zero_based": zero_based or None,
         "image_folder": image_folder,
         "mask_folder": mask_folder,
         "image_suffix": image_suffix,

@@ -17,6 +17,7 @@ from storeds.ops.packing.sources.stores import StoreSource
 from storeds.ops.packing.sources.tables import TableSource
 from storeds.ops.packing.sources.tars import TarSource
 from storeds.ops.packing.sources.videos import FrameFolderSource, VideoSource
+from storeds.ops.packing.sources.voc import VocSource
 from storeds.ops.packing.sources.yolo import YoloSource
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "TableSource",
     "TarSource",
     "VideoSource",
+    "VocSource",
     "YoloSource",
     "open_source",
     "read_file",

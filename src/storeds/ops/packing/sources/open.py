@@ -21,6 +21,7 @@ from storeds.ops.packing.sources.stores import StoreSource
 from storeds.ops.packing.sources.tables import SAVED_FILES, TABLE_SUFFIXES, TableSource
 from storeds.ops.packing.sources.tars import TarSource, is_pattern
 from storeds.ops.packing.sources.videos import VIDEO_SUFFIXES, FrameFolderSource, VideoSource
+from storeds.ops.packing.sources.voc import VocSource, find_voc_folders
 from storeds.ops.packing.sources.yolo import YoloSource, is_yolo_file, is_yolo_folder
 from storeds.protocols import Backend
 
@@ -40,6 +41,7 @@ SourceKind: TypeAlias = Literal[
     "videos",
     "frames",
     "yolo",
+    "voc",
 ]
 
 _SOURCES: dict[str, Callable[..., PackSource]] = {
@@ -56,6 +58,7 @@ _SOURCES: dict[str, Callable[..., PackSource]] = {
     "videos": VideoSource,
     "frames": FrameFolderSource,
     "yolo": YoloSource,
+    "voc": VocSource,
 }
 KINDS: tuple[str, ...] = get_args(SourceKind)
 _SUFFIXES = {
@@ -166,8 +169,8 @@ def _detect_path(path: str, *, include_hidden: bool) -> str:
         reason = getattr(error, "strerror", None) or error
         raise StoreNotFoundError(f"{redact(show(path))} cannot be inspected: {reason}") from None
     if stat.S_ISDIR(mode):
-        if is_yolo_folder(path):
-            return "yolo"
+        if is_yolo_folder(path) or find_voc_folders(path):
+            return "yolo" if is_yolo_folder(path) else "voc"
         if _is_saved_dataset(entries) or _contains_tables(path, _TABLE_DEPTH):
             return "table"
         return "videos" if _contains_videos(path) else _detect_folder(path, entries, include_hidden=include_hidden)

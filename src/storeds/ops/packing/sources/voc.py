@@ -1,0 +1,402 @@
+"""A source for data sets in the folders of Pascal VOC: JPEGImages, Annotations, ImageSets and SegmentationClass."""
+
+from __future__ import annotations
+
+import json
+import os
+import posixpath
+import re
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from storeds._utils.text import counted, some
+from storeds.errors import ConfigError, StoreNotFoundError, suggest
+from storeds.jpeg.formats import read_picture_header
+from storeds.ops.packing.sources.base import (
+    BadItem,
+    Fingerprint,
+    Problem,
+    Root,
+    StringArray,
+    file_state,
+    read_file,
+    show,
+)
+from storeds.ops.packing.sources.columns import check_classes
+from storeds.ops.packing.sources.folders import FoundFile, Walk
+from storeds.ops.packing.sources.mask_checks import MaskCheck
+from storeds.ops.packing.sources.text import open_text
+from storeds.ops.packing.sources.turned import as_stored, exif_orientation
+from storeds.ops.packing.sources.voc_xml import Annotation, parse_annotation
+from storeds.protocols import JSON, Array, Field, Record
+from storeds.records.roles import check_boxes
+
+__all__ = ["VocSource", "find_voc_folders"]
+
+_IMAGES, _ANNOTATIONS, _SETS, _MASKS = "JPEGImages", "Annotations", "ImageSets", "SegmentationClass"
+_OF_CLASS = re.compile(r".+_(train|val|trainval|test)")
+_ROUNDING = 0.5  # pixels
+_VOC = (
+    *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog"),
+    *("horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor"),
+)
+_BOXES = Field("array", "<f8", (None, 4), role="boxes", format="xyxy")
+
+
+class VocSource:
+    """A data set of Pascal VOC: pictures with boxes from XML files, and masks if every picture has one.
+
+    Parameters
+    ----------
+    path : path
+        The folder with ``JPEGImages`` and ``Annotations``, such as ``VOCdevkit/VOC2012``, or the folder that contains it.
+    image_set : str or sequence of str, optional
+        The lists of images to pack, which become the field ``split``: ``"train,val"``, ``"Segmentation/train"``. Names
+        without a folder are in ``ImageSets/Main``. ``"all"`` packs every image of ``JPEGImages``. The default is all
+        lists in ``ImageSets/Main`` that are not about one class, without ``trainval`` beside its parts; or every image
+        if there are none.
+    classes : sequence of str or path, optional
+        The class names in the order of their labels. The default is the names in all annotations, sorted.
+    zero_based : bool
+        Coordinates count from 0, and xmax and ymax are edges. They are then stored as they are.
+    allow_outside : bool
+        Follow links that lead out of the folder.
+    include_hidden : bool
+        Include hidden files and folders.
+
+    Notes
+    -----
+    VOC counts pixels from 1, and a box includes its last pixel: pixel k covers the range from k - 1 to k. A box is
+    therefore stored as xmin - 1, ymin - 1, xmax, ymax, so that its sides are the edges of pixels.
+
+    Raises
+    ------
+    StoreNotFoundError
+        The folder does not exist.
+    ConfigError
+        It has no such folders, a list does not exist, or two lists contain the same image.
+    """
+
+    thread_safe = True
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        image_set: str | Sequence[str] | None = None,
+        classes: Sequence[str] | os.PathLike[str] | None = None,
+        zero_based: bool = False,
+        allow_outside: bool = False,
+        include_hidden: bool = False,
+    ) -> None:
+        given = check_classes(classes, "auto")
+        self._root, self._zero_based = _find(os.fspath(path)), zero_based
+        walk = Walk(Root(self._root, allow_outside=allow_outside), include_hidden=include_hidden)
+        listing = _Listing(self._root, walk, image_set)
+        self._keys, self._sizes, self._splits = listing.keys, listing.sizes, listing.splits
+        self._parts = [name.rpartition("/")[2] for name in listing.sets]
+        self.notes: tuple[str, ...] = tuple(listing.notes())
+        self.problems: Sequence[Problem] = (*walk.problems, *listing.problems)
+        self._has_masks = bool(len(self)) and listing.masks == len(self)
+        self._mask_check = MaskCheck()
+        if given is None:
+            given = self._names()
+        self._numbers = {name: number for number, name in enumerate(given)}
+        self.fields: Mapping[str, Field] = self._fields()
+        self.attrs: Mapping[str, JSON] = self._attrs(given)
+        listing.fingerprint.add(json.dumps([given, zero_based, self._parts, self._has_masks]))
+        self.fingerprint: JSON = listing.fingerprint.finish("voc", len(self))
+
+    def _fields(self) -> dict[str, Field]:
+        flags = Field("array", "|b1", (None,), of="boxes")
+        return {
+            "image": Field("image", role="image"),
+            "boxes": _BOXES,
+            "labels": Field("array", "<i8", (None,), role="labels"),
+            "difficult": flags,
+            "truncated": flags,
+            "objects": Field("json", of="boxes"),
+            **({"mask": Field("image", role="mask")} if self._has_masks else {}),
+            "annotation": Field("json"),
+            **({"split": Field("str")} if len(self._parts) > 1 else {}),
+            "key": Field("str"),
+        }
+
+    def _attrs(self, classes: Sequence[str]) -> dict[str, JSON]:
+        attrs: dict[str, JSON] = {"classes": list(classes)}
+        if self._has_masks and set(classes) <= set(_VOC):
+            attrs |= {"mask_classes": ["background", *_VOC], "ignore_index": 255}
+        return {**attrs, "source": {"kind": "voc", "file": os.path.basename(self._root)}}
+
+    def _names(self) -> list[str]:
+        """Return the names of classes in all annotations, sorted."""
+        names: set[str] = set()
+        for index in range(len(self)):
+            try:
+                names.update(self._annotation(index).names)
+            except BadItem:  # `read` reports it
+                continue
+        return sorted(names)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def name(self, index: int, /) -> str:
+        # docstring inherited
+        return self._keys[index]
+
+    def size(self, index: int, /) -> int:
+        # docstring inherited
+        return self._sizes[index]
+
+    def _read(self, path: str) -> bytes:
+        return read_file(os.path.join(self._root, path.replace("/", os.sep)))
+
+    def _annotation(self, index: int) -> Annotation:
+        path = _beside(self._keys[index], _ANNOTATIONS, ".xml")
+        try:
+            blob = self._read(path)
+        except BadItem as fault:
+            raise BadItem(f"its annotation {fault} ({path})") from None
+        return parse_annotation(blob, path)
+
+    def read(self, index: int, /) -> Record:
+        # docstring inherited
+        key = self._keys[index]
+        found, blob = self._annotation(index), self._read(key)
+        record: Record = {
+            "image": blob,
+            "boxes": self._boxes(found, blob),
+            "labels": self._labels(found, key),
+            "difficult": np.array(found.difficult, bool),
+            "truncated": np.array(found.truncated, bool),
+            "objects": found.objects,
+        }
+        if self._has_masks:
+            path = _beside(key, _MASKS, ".png")
+            record["mask"] = self._read(path)
+            fault = self._mask_check.fault(blob, record["mask"], path)
+            if fault is not None:
+                raise BadItem(fault)
+        record["annotation"] = found.rest
+        if len(self._parts) > 1:
+            record["split"] = self._parts[self._splits[index]]
+        record["key"] = key
+        return record
+
+    def _labels(self, found: Annotation, key: str) -> Array:
+        unnamed = sorted(set(found.names).difference(self._numbers))
+        if unnamed:
+            path = _beside(key, _ANNOTATIONS, ".xml")
+            raise BadItem(f"its annotation has classes that classes does not name: {some(unnamed)} ({path})")
+        return np.array([self._numbers[name] for name in found.names], np.int64)
+
+    def _boxes(self, found: Annotation, blob: bytes) -> Array:
+        """Return the boxes as left, top, right and bottom edge of the pixels as stored; raises `BadItem`."""
+        rows = np.array(found.boxes, np.float64).reshape(-1, 4)
+        header = read_picture_header(blob)
+        if header is None:  # `pack` reports pictures that cannot be read
+            return rows
+        stored = header.height, header.width
+        orientation = exif_orientation(blob)
+        shown = stored[::-1] if orientation > 4 else stored
+        # Tools that annotate show pictures as EXIF says, unless the size in the file says otherwise.
+        if orientation > 1 and found.size == stored != shown:
+            orientation, shown = 1, stored
+        if found.size is not None and found.size != shown:
+            sizes = f"{found.size[1]} x {found.size[0]}", f"{shown[1]} x {shown[0]}"
+            raise BadItem(f"its annotation says that it has {sizes[0]} pixels, and it has {sizes[1]}")
+        self._check_range(found, shown)
+        if not self._zero_based:
+            rows[:, :2] -= 1
+        if orientation > 1:
+            corners = as_stored(rows.reshape(-1, 2, 2), shown, orientation)
+            rows = np.concatenate([corners.min(1), corners.max(1)], axis=1)
+        try:
+            return check_boxes("boxes", rows, _BOXES, stored)
+        except ValueError as error:
+            raise BadItem(str(error)) from None
+
+    def _check_range(self, found: Annotation, shown: tuple[int, int]) -> None:
+        first = 0 if self._zero_based else 1
+        for number, (name, row) in enumerate(zip(found.names, found.boxes, strict=True), 1):
+            where = f"object {number} ({name}) of its annotation"
+            for at, side in enumerate(("xmin", "ymin")):
+                if row[at] < first - _ROUNDING:
+                    hint = (
+                        ""
+                        if self._zero_based or row[at] < -_ROUNDING
+                        else ("; if these files count from 0, pass zero_based=True (--zero-based)")
+                    )
+                    raise BadItem(f"{where} has {side} {row[at]:g}, and the first pixel is {first}{hint}")
+            for at, side, most, what in ((2, "xmax", shown[1], "width"), (3, "ymax", shown[0], "height")):
+                if row[at] > most + _ROUNDING:
+                    raise BadItem(f"{where} has {side} {row[at]:g}, beyond the {what} of {most} pixels")
+
+
+class _Listing:
+    """Lists the images to pack, with their set, and what is missing."""
+
+    def __init__(self, root: str, walk: Walk, image_set: str | Sequence[str] | None) -> None:
+        self._root, self._walk = root, walk
+        self.keys, self.sizes, self.splits = StringArray(), array("q"), array("q")
+        self.problems: list[Problem] = []
+        self.fingerprint = Fingerprint()
+        self.masks = self._left_out = 0
+        by_name = self._images()
+        self.sets = self._chosen(image_set)
+        if self.sets:
+            self._add_sets(by_name)
+        else:
+            for found in by_name.values():
+                self._add(found, 0)
+            self._report_annotations(by_name)
+        if not len(self.keys) and not self.problems and not walk.problems:
+            raise ConfigError(f"{show(root)} contains no images in {_IMAGES}")
+
+    def notes(self) -> Iterator[str]:
+        """Yield sentences about what is left out."""
+        if self._left_out:
+            yield (
+                f"{counted(self._left_out, 'image is', 'images are')} in none of the lists {some(self.sets)}, and left out; "
+                "image_set='all' (--image-set all) packs every image"
+            )
+        yield from self._walk.hidden.notes()
+
+    def _images(self) -> dict[str, FoundFile]:
+        """Return the images by their path below JPEGImages without suffix, and report those with the same one."""
+        by_name: dict[str, FoundFile] = {}
+        twice: dict[str, list[str]] = {}
+        for found in self._walk.files(_IMAGES):
+            name = _name_of(found[0])
+            if name in by_name:
+                twice.setdefault(name, [by_name[name][0]]).append(found[0])
+            else:
+                by_name[name] = found
+        for name, keys in twice.items():
+            for key in keys:
+                others = some(other for other in keys if other != key)
+                self.problems.append(Problem(key, f"another image has the same annotation: {others}; rename one"))
+            del by_name[name]
+        self._twice = set(twice)
+        return by_name
+
+    def _chosen(self, given: str | Sequence[str] | None) -> list[str]:
+        """Return the sets to pack, such as ``Main/train``; none for every image."""
+        known = self._known()
+        if given is None:
+            sets = [name for name in known if name.startswith("Main/") and not _OF_CLASS.fullmatch(name)]
+            whole = {"Main/train", "Main/val"} <= set(sets)
+            return [name for name in sets if not (whole and name == "Main/trainval")]
+        names = [name.strip() for name in given.split(",")] if isinstance(given, str) else list(given)
+        if names == ["all"]:
+            return []
+        sets = [name if "/" in name else f"Main/{name}" for name in names]
+        for name in sets:
+            if name not in known:
+                raise ConfigError(
+                    f"no list {_SETS}/{name}.txt is in {show(self._root)}; {suggest(name, known, 'lists')}"
+                )
+        return sets
+
+    def _known(self) -> list[str]:
+        """Return the sets that exist: train, val and test first, then the others by name."""
+        top = os.path.join(self._root, _SETS)
+        found = [
+            f"{folder}/{file[:-4]}"
+            for folder in (sorted(os.listdir(top)) if os.path.isdir(top) else ())
+            if os.path.isdir(os.path.join(top, folder))
+            for file in sorted(os.listdir(os.path.join(top, folder)))
+            if file.endswith(".txt") and not file.startswith(".")
+        ]
+        first = ("train", "val", "test")
+        order = {name: number for number, name in enumerate(first)}
+        return sorted(found, key=lambda name: order.get(name.partition("/")[2], len(first)))
+
+    def _add_sets(self, by_name: Mapping[str, FoundFile]) -> None:
+        set_of: dict[str, str] = {}
+        added: set[str] = set()
+        shared: dict[tuple[str, str], list[str]] = {}
+        for number, chosen in enumerate(self.sets):
+            file = f"{_SETS}/{chosen}.txt"
+            with open_text(os.path.join(self._root, file), None) as opened:
+                for line, text in enumerate(opened, 1):
+                    name = text.strip() if text.strip() in by_name else (text.split() or [""])[0]
+                    if not name or name in self._twice:
+                        continue
+                    earlier = set_of.setdefault(name, chosen)
+                    if earlier != chosen:
+                        shared.setdefault((earlier, chosen), []).append(name)
+                    elif name not in by_name:
+                        self.problems.append(Problem(f"{file} line {line}", f"there is no image {_IMAGES}/{name}.*"))
+                    elif name not in added:
+                        added.add(name)
+                        self._add(by_name[name], number)
+        for (first, second), names in shared.items():
+            raise ConfigError(
+                f"{show(self._root)}: the lists {first} and {second} share {counted(len(names), 'image')} ({some(names)}); "
+                "choose lists with image_set= (--image-set train,val)"
+            )
+        self._left_out = sum(name not in set_of for name in by_name)
+
+    def _add(self, found: FoundFile, number: int) -> None:
+        key, size, mtime = found
+        annotation = _beside(key, _ANNOTATIONS, ".xml")
+        own_size, own_mtime = file_state(os.path.join(self._root, annotation))
+        if own_mtime == 0:
+            self.problems.append(Problem(key, f"has no annotation ({annotation})"))
+            return
+        mask = file_state(os.path.join(self._root, _beside(key, _MASKS, ".png")))
+        self.masks += mask[1] != 0
+        self.keys.append(key)
+        self.sizes.append(size + own_size + mask[0])
+        self.splits.append(number)
+        self.fingerprint.add(key, size, mtime, own_size, own_mtime, *mask, number)
+
+    def _report_annotations(self, by_name: Mapping[str, FoundFile]) -> None:
+        """Report annotations without an image."""
+        texts = Walk(Root(self._root, allow_outside=True), (".xml",))
+        for path, _, _ in texts.files(_ANNOTATIONS):
+            name = _name_of(path)
+            if name not in by_name and name not in self._twice:
+                self.problems.append(Problem(path, f"the annotation has no image ({_IMAGES}/{name}.*)"))
+
+
+def _name_of(path: str) -> str:
+    """Return a path below its first folder, without suffix."""
+    return posixpath.splitext(path.partition("/")[2])[0]
+
+
+def _beside(key: str, folder: str, suffix: str) -> str:
+    """Return the annotation or mask of an image."""
+    return f"{folder}/{_name_of(key)}{suffix}"
+
+
+def find_voc_folders(path: str) -> list[str]:
+    """Return the folders of VOC at `path`: itself, or those inside, also below a folder ``VOCdevkit``."""
+    if _is_voc(path):
+        return [path]
+    found = []
+    for top in (path, os.path.join(path, "VOCdevkit")):
+        try:
+            found += [each for name in sorted(os.listdir(top)) if _is_voc(each := os.path.join(top, name))]
+        except OSError:
+            continue
+    return found
+
+
+def _is_voc(path: str) -> bool:
+    return all(os.path.isdir(os.path.join(path, name)) for name in (_IMAGES, _ANNOTATIONS))
+
+
+def _find(path: str) -> str:
+    if not os.path.isdir(path):
+        raise StoreNotFoundError(f"no folder at {show(path)}; expected one with {_IMAGES} and {_ANNOTATIONS}")
+    found = find_voc_folders(path)
+    if not found:
+        raise ConfigError(f"{show(path)} is no data set of Pascal VOC: it has no folders {_IMAGES} and {_ANNOTATIONS}")
+    if len(found) > 1:
+        raise ConfigError(f"{show(path)} contains several data sets: {some(map(show, found))}; pass one of them")
+    return os.path.abspath(found[0])
