@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import DataLoader, Subset
 
 import storeds
@@ -222,3 +224,105 @@ def test_all_tensors_of_nested_batches_reach_the_device(url: str) -> None:
         assert type(boxes) is Padded
         assert boxes.values.is_meta
         assert boxes.mask.is_meta
+
+
+# --- Samples with all kinds of parts, through transforms ---
+
+PARTS: Any = {
+    "image": {"kind": "image", "role": "image"},
+    "mask": {"kind": "image", "role": "mask"},
+    "boxes": {
+        "kind": "array",
+        "dtype": "float64",
+        "shape": [None, 4],
+        "role": "boxes",
+        "format": "cxcywh",
+        "relative": True,
+    },
+    "labels": {"kind": "array", "dtype": "int64", "shape": [None], "role": "labels"},
+    "keypoints": {"kind": "array", "dtype": "float32", "shape": [None, 3, 2], "role": "keypoints"},
+    "captions": {"kind": "json", "role": "text"},
+    "key": "str",
+}
+TRANSFORMS = ["RandomHorizontalFlip", "ToTensor", {"name": "Normalize", "mean": [0.5], "std": [0.25]}]
+
+
+def parts(at: int) -> dict[str, Any]:
+    draw = np.random.default_rng(at)
+    boxes, width, height = at % 3, 40 + at % 5, 30 + at % 2
+    return {
+        "image": png(draw.integers(0, 255, (height, width, 3), np.uint8)),
+        "mask": png(draw.integers(0, 9, (height, width), np.uint8)),
+        "boxes": np.tile([0.5, 0.5, 0.25, 0.5], (boxes, 1)),
+        "labels": draw.integers(0, 5, boxes),
+        "keypoints": draw.uniform(1, 9, (boxes, 3, 2)).astype("f4"),
+        "captions": ["one", "two"][: 1 + at % 2],
+        "key": str(at),
+    }
+
+
+def png(pixels: np.ndarray[Any, Any]) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module", params=["hdf5", "lmdb"])
+def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> StoreDataset:
+    url = f"{request.param}://{tmp_path_factory.mktemp('parts')}/parts.{'h5' if request.param == 'hdf5' else 'lmdb'}"
+    with storeds.open_writer(url, PARTS) as writer:
+        writer.append(map(parts, range(COUNT)))
+    return StoreDataset(url, fields=list(PARTS), as_dict=True, transforms=TRANSFORMS, seed=3)
+
+
+LOADERS: Any = {
+    "alone": (StoreLoader, {}),
+    "fork": (StoreLoader, {"num_workers": 2, "multiprocessing_context": "fork"}),
+    "spawn": (StoreLoader, {"num_workers": 1, "multiprocessing_context": "spawn"}),
+    "threads": (ThreadLoader, {"num_workers": 2}),
+    "torch's": (DataLoader, {"num_workers": 2}),
+}
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_lists_of_whole_samples_are_those_of_the_dataset(whole: StoreDataset, name: str) -> None:
+    loader, arguments = LOADERS[name]
+    for number, (images, targets) in enumerate(
+        loader(whole, batch_size=BATCH, collate_fn=collate_detection, **arguments)
+    ):
+        for row, (image, target) in enumerate(zip(images, targets, strict=True)):
+            each = whole[number * BATCH + row]
+            assert torch.equal(image, each["image"].as_subclass(torch.Tensor))
+            assert target["key"] == each["key"]
+            assert target["captions"] == each["captions"]
+            assert torch.equal(target["labels"], each["labels"])
+            assert torch.equal(target["keypoints"][..., :2], each["keypoints"].as_subclass(torch.Tensor))
+            height, width = image.shape[1:]
+            corners = torch.tensor([[0.375 * width, 0.25 * height, 0.625 * width, 0.75 * height]])
+            assert torch.allclose(target["boxes"], corners.expand(len(each["labels"]), 4))
+
+
+@pytest.mark.parametrize("name", [name for name in LOADERS if name != "torch's"])
+def test_padded_whole_samples_are_those_of_the_dataset(whole: StoreDataset, name: str) -> None:
+    loader, arguments = LOADERS[name]
+    collate_fn = functools.partial(collate, pad_images={"image": 1, "mask": 255})
+    for number, batch in enumerate(loader(whole, batch_size=BATCH, collate_fn=collate_fn, **arguments)):
+        masks = {f"{name}_mask" for name in ("image", "mask", "boxes", "labels", "keypoints")}
+        assert batch.keys() == PARTS.keys() | masks
+        for row in range(BATCH):
+            each = whole[number * BATCH + row]
+            image, mask = (each[name].as_subclass(torch.Tensor) for name in ("image", "mask"))
+            padding = (0, batch["image"].shape[-1] - image.shape[-1], 0, batch["image"].shape[-2] - image.shape[-2])
+            assert torch.equal(batch["image"][row], torch.nn.functional.pad(image, padding, value=1))
+            assert torch.equal(batch["mask"][row], torch.nn.functional.pad(mask, padding, value=255))
+            for name in ("boxes", "labels", "keypoints"):
+                assert torch.equal(batch[name][row][batch[f"{name}_mask"][row]], each[name].as_subclass(torch.Tensor))
+            assert batch["captions"][row] == each["captions"]
+
+
+def test_boxes_that_are_fractions_make_no_targets() -> None:
+    with storeds.open_writer("memory://fractions", PARTS) as writer:
+        writer.append(map(parts, range(2)))
+    raw = StoreDataset("memory://fractions", reader="array", fields=["boxes", "labels"])
+    with pytest.raises(errors.ConfigError, match="read samples with reader='sample'"):
+        StoreLoader(raw, batch_size=2, collate_fn=collate_detection)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from storeds.batching.collate import collate, good_samples
+from storeds.batching.collate import Ragged, collate, good_samples
 from storeds.batching.detection import collate_detection
 from storeds.errors import ConfigError, suggest
 from storeds.protocols import ROLES, Field
@@ -33,7 +33,8 @@ def fit_collate(
 
     In its settings a name or a role becomes the name of an element in a dict, and its place in a tuple. For `collate`,
     elements that are declared to vary in length with boxes, and keypoints and labels that vary, get a mask in every
-    batch, unless `ragged` or `pad` names them: batches then have the same structure whatever they hold.
+    batch, and several texts are listed, unless `ragged` or `pad` names them: batches then have the same structure
+    whatever they hold.
 
     Parameters
     ----------
@@ -69,10 +70,11 @@ def fit_collate(
         settings["pad_images"] = {place: fill for name, fill in fills.items() for place in places("pad_images", name)}
     elif images is True and (named := [name for name in fields if fields[name].role in ("image", "mask")]):
         settings["pad_images"] = {place: 0 for name in named for place in places("pad_images", name)}
-    rows = [name for name in fields if name not in changed and _varies(name, fields)]
-    if rows:
-        settings["rows"] = tuple(place for name in rows for place in places("rows", name))
-        return functools.partial(_collate_by_role, **settings)
+    ways: dict[str, Ragged] = {name: "mask" for name in fields if _varies(name, fields)}
+    ways |= {name: "list" for name in fields if fields[name].role == "text" and fields[name].kind == "json"}
+    usual = {place: way for name, way in ways.items() if name not in changed for place in places("usual", name)}
+    if usual:
+        return functools.partial(_collate_by_role, **{**settings, "usual": usual})
     return functools.partial(collate, **settings) if settings else collate_fn
 
 
@@ -107,7 +109,13 @@ def _for_detection(settings: dict[str, Any], fields: Mapping[str, Field], *, as_
             found = [name for name in found if boxes_of(name, fields) is not None]
         if argument not in settings and usual[argument] not in fields and len(found) == 1:
             settings[argument] = found[0]
-    boxes = fields.get(settings.get("boxes", "boxes"))
+    name = settings.get("boxes", "boxes")
+    boxes = fields.get(name)
+    if boxes is not None and boxes.relative:
+        raise ConfigError(
+            f"collate_detection takes boxes in pixels, and those of {name!r} are fractions: read samples with reader='sample', "
+            "which converts them"
+        )
     if boxes is not None and boxes.format is not None:
         settings.setdefault("box_format", boxes.format)
     if not as_dict:
@@ -115,11 +123,17 @@ def _for_detection(settings: dict[str, Any], fields: Mapping[str, Field], *, as_
     return settings
 
 
-def _collate_by_role(batch: Sequence[Any], *, rows: Collection[str | int], **settings: Any) -> Any:
-    """Return `collate` of a batch, where elements `rows` that are tensors get a mask unless `settings` name them."""
+def _collate_by_role(batch: Sequence[Any], *, usual: Mapping[str | int, Ragged], **settings: Any) -> Any:
+    """Return `collate` of a batch, where `usual` says what becomes of elements that `settings` do not name.
+
+    A transform may have left an element out, or made something of it that has no length.
+    """
     first = good_samples(batch)[0]
     values = first if isinstance(first, Mapping) else dict(enumerate(first)) if isinstance(first, tuple) else {0: first}
-    named = {*(settings.get("pad") or ()), *(settings.get("ragged") or ())}
-    masked = [name for name in rows if name not in named and isinstance(values.get(name), torch.Tensor)]
-    ragged = {**dict.fromkeys(masked, "mask"), **(settings.get("ragged") or {})}
-    return collate(batch, **{**settings, "ragged": ragged})
+    takes = {"mask": torch.Tensor, "list": list}
+    ragged = {
+        name: way
+        for name, way in usual.items()
+        if name not in (settings.get("pad") or ()) and isinstance(values.get(name), takes[way])
+    }
+    return collate(batch, **{**settings, "ragged": {**ragged, **(settings.get("ragged") or {})}})

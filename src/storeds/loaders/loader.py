@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, Subset, get_worker_info
@@ -18,7 +19,7 @@ from storeds.datasets.map_dataset import StoreDataset
 from storeds.errors import ConfigError
 from storeds.loaders.sampler import BatchRequest, EpochSampler
 from storeds.protocols import Field
-from storeds.readers.base import INDEX
+from storeds.readers import RecordReader, SampleReader
 
 __all__ = ["BatchFetcher", "FetchedBatch", "StoreLoader"]
 
@@ -105,12 +106,15 @@ def _store_of(dataset: Any) -> StoreDataset | None:
 
 
 def _elements(store: StoreDataset) -> dict[str, Field]:
-    """Return the declarations of the elements of a sample, in order."""
-    reader: Any = store.reader
-    declared = {INDEX: Field("int"), **store.backend.meta.fields}
-    if hasattr(reader, "declared"):  # the reader renames fields, or gives them roles
-        declared |= reader.declared()
-    return {name: declared.get(name, Field("json")) for name in reader.fields}
+    """Return the declarations of the elements of a sample, in order, as the samples have them."""
+    reader = store.reader
+    declared = reader.declared() if isinstance(reader, RecordReader) else dict(store.backend.meta.fields)
+    elements = {name: declared.get(name, Field("json")) for name in reader.fields}
+    if isinstance(reader, SampleReader):  # its coordinates are pixels
+        for name, field in elements.items():
+            layout = (reader.box_format or field.format) if field.role == "boxes" else field.format
+            elements[name] = replace(field, relative=False, format=layout)
+    return elements
 
 
 class StoreLoader(DataLoader[Any]):
