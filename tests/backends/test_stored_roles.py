@@ -467,3 +467,14 @@ def test_stores_without_roles_keep_their_ids() -> None:
     with storeds.open_writer("memory://plain", fields, overwrite=True) as writer:
         writer.append({"image": b"x", "boxes": np.zeros((at, 4), np.float32), "label": at} for at in range(3))
         assert writer.publish().id == "c18b2ff4612e02bbd9fc499056d73996"
+
+
+def test_a_stream_refuses_boxes_of_different_formats(make_engine_url: MakeUrl) -> None:
+    urls = [make_engine_url("lmdb"), make_engine_url("hdf5")]
+    for url, how in zip(urls, ("xyxy", "xywh"), strict=True):
+        write(url, {"image": FIELDS["image"], "boxes": {**BOXES, "format": how}})
+    with pytest.raises(errors.ConfigError, match=r"must be alike.*xyxy.*xywh"):
+        storeds.StoreIterable([storeds.StoreDataset(url, reader="sample") for url in urls])
+    options: dict[str, Any] = {"reader": "sample", "reader_options": {"box_format": "xyxy"}}
+    stream = storeds.StoreIterable([storeds.StoreDataset(url, **options) for url in urls])
+    assert len(list(stream)) == 10

@@ -89,12 +89,17 @@ def check_alike(first: StoreDataset, other: StoreDataset) -> None:
 def _description(dataset: StoreDataset) -> tuple[Any, ...]:
     reader = dataset.reader
     declared = reader.declared() if isinstance(reader, RecordReader) else dataset.backend.meta.fields
-    kinds = [_kind(declared[name]) if name in declared else name for name in reader.fields]
+    given = getattr(reader, "box_format", None)
+    kinds = [_kind(declared[name], given) if name in declared else name for name in reader.fields]
     return reader.fields, kinds, dataset.as_dict
 
 
-def _kind(declared: Field) -> tuple[Any, ...]:
-    return (declared.kind, declared.dtype, *([declared.role] if declared.role is not None else []))
+def _kind(declared: Field, box_format: str | None) -> tuple[Any, ...]:
+    """Return what the values of an element are; boxes have the format that the reader gives them."""
+    if declared.role is None:
+        return declared.kind, declared.dtype
+    format = (box_format or declared.format) if declared.role == "boxes" else None
+    return (declared.kind, declared.dtype, declared.role, *([format] if format is not None else []))
 
 
 _VERSION = 1
