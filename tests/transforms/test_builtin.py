@@ -26,6 +26,7 @@ from storeds.transforms import (
     RandomErasing,
     RandomRotation,
     RandomVerticalFlip,
+    ToDtype,
     TrivialAugmentWide,
     apply_transform,
     build_transform,
@@ -233,6 +234,7 @@ ALL: list[Any] = [
     RandomErasing(1.0, value=(0.0, 0.5, 1.0)),
     TrivialAugmentWide(),
     TrivialAugmentWide(interpolation="bilinear", fill=0.5),
+    ToDtype("float16", scale=True),
 ]
 
 
@@ -260,3 +262,22 @@ def test_pickling_and_its_text_keep_a_transform(transform: Any) -> None:
     name = type(transform).__name__
     config = {"name": name, **{each.name: getattr(transform, each.name) for each in dataclasses.fields(transform)}}
     assert build_transform(json.loads(json.dumps(config))) == transform
+
+
+@pytest.mark.parametrize("source", ["uint8", "int16", "int32", "float16", "float32", "float64"])
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "int32", "int64", "float16", "float32", "float64"])
+@pytest.mark.parametrize("scale", [False, True])
+def test_to_dtype(source: str, dtype: str, scale: bool) -> None:
+    image = torch.rand(3, 9, 7, dtype=torch.float64)
+    source_dtype = getattr(torch, source)
+    image = image.to(source_dtype) if source_dtype.is_floating_point else (image * 200).to(source_dtype)
+    ours, theirs = ToDtype(dtype, scale), v2.ToDtype(getattr(torch, dtype), scale)
+    try:
+        expected = theirs(image)
+    except RuntimeError:
+        with pytest.raises(TypeError, match="ToDtype cannot scale torch.float.* holds more digits"):
+            ours(image)
+        return
+    found = ours(image)
+    assert found.dtype == expected.dtype
+    assert torch.equal(found, expected)

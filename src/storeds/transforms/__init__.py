@@ -12,6 +12,7 @@ from storeds.transforms.augment import TrivialAugmentWide
 from storeds.transforms.binding import BoundTransform, Compose, Views, apply_transform, build_transform
 from storeds.transforms.boxes import FilterBoxes
 from storeds.transforms.colour import ColorJitter, Grayscale, RandomErasing
+from storeds.transforms.convert import MultiHot, ToDtype
 from storeds.transforms.images import (
     CenterCrop,
     Crop,
@@ -36,6 +37,7 @@ __all__ = [
     "Grayscale",
     "JointTransform",
     "LetterBox",
+    "MultiHot",
     "Normalize",
     "Operation",
     "Pad",
@@ -46,6 +48,7 @@ __all__ = [
     "RandomRotation",
     "RandomVerticalFlip",
     "Resize",
+    "ToDtype",
     "ToTensor",
     "TrivialAugmentWide",
     "Views",

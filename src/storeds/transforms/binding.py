@@ -25,6 +25,7 @@ from storeds.transforms.albumentations import Albumentations
 from storeds.transforms.augment import TrivialAugmentWide
 from storeds.transforms.boxes import FilterBoxes
 from storeds.transforms.colour import ColorJitter, Grayscale, RandomErasing
+from storeds.transforms.convert import MultiHot, ToDtype
 from storeds.transforms.functional import ToNormalized, crop, size_of
 from storeds.transforms.images import (
     CenterCrop,
@@ -347,10 +348,11 @@ _TAKES_STRIDED = (
     RandomRotation,
     RandomVerticalFlip,
     Resize,
+    ToDtype,
     ToTensor,
     TrivialAugmentWide,
 )
-_BUILT_IN: dict[str, type] = {each.__name__: each for each in (*_TAKES_STRIDED, Compose, FilterBoxes, Views)}
+_BUILT_IN: dict[str, type] = {each.__name__: each for each in (*_TAKES_STRIDED, Compose, FilterBoxes, MultiHot, Views)}
 
 
 def build_transform(spec: Any, where: str = "transform") -> Transform | None:

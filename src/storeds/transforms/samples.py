@@ -33,6 +33,7 @@ from storeds.transforms.binding import (
     wrap_albumentations,
 )
 from storeds.transforms.boxes import FilterBoxes, from_corners, to_corners
+from storeds.transforms.convert import ToDtype
 from storeds.transforms.functional import in_order, size_of
 from storeds.transforms.images import Moves, Normalize, ToTensor, _leaves, moves
 from storeds.transforms.operations import Operation, Orient, Size
@@ -104,6 +105,8 @@ class JointTransform:
         for step in steps:
             if isinstance(step, FilterBoxes):
                 work.filter(step)
+            elif isinstance(step, ToDtype):
+                work.convert(step)
             elif isinstance(step, JointAlbumentations):
                 work.call_albumentations(step, context.generator)
             elif isinstance(step, BoundTransform):
@@ -112,7 +115,7 @@ class JointTransform:
                 drawn = step.operation(*work.size, context.generator) if crop is None else step.drawn(crop)
                 crop = None
                 work.apply(drawn)
-        values = work.packed(self.box_format)
+        values = work.converted(self.box_format)
         for name in elements.images:
             values[name] = in_order(self._end(values[name], context))
         return _wrapped(values, elements, work.size, self.box_format)
@@ -136,7 +139,7 @@ _LABELS = "labels"
 
 
 def check_roles(transforms: Transform | None, fields: Mapping[str, Field]) -> None:
-    """Raise ConfigError if transforms move pixels, but not those of an element without a role.
+    """Raise ConfigError if transforms move pixels, but not those of an element without a role, or if names are unknown.
 
     Parameters
     ----------
@@ -145,6 +148,9 @@ def check_roles(transforms: Transform | None, fields: Mapping[str, Field]) -> No
     fields : mapping of str to Field
         Element → its declaration.
     """
+    for step in _flattened(transforms):
+        if isinstance(step, ToDtype):
+            step.dtypes(fields)
     moving = next((step for step in _flattened(transforms) if moves(step) in (Moves.ALIKE, Moves.DRAWN)), None)
     if moving is None:
         return
@@ -171,9 +177,8 @@ def _grouped(steps: list[Any]) -> tuple[Any, ...]:
     grouped: list[Any] = []
     for step in steps:
         if not is_albumentations(step):
-            grouped.append(
-                step if isinstance(step, FilterBoxes) or hasattr(step, "operation") else BoundTransform(step)
-            )
+            is_joint = isinstance(step, (FilterBoxes, ToDtype)) or hasattr(step, "operation")
+            grouped.append(step if is_joint else BoundTransform(step))
         elif grouped and isinstance(grouped[-1], list) and not _is_compose(step) and not _is_compose(grouped[-1][0]):
             grouped[-1].append(step)
         else:
@@ -224,6 +229,7 @@ class _Work:
         self._points: dict[str, Array] = {}
         self._visible: dict[str, Array] = {}
         self._is_unpacked = False
+        self._dtypes: dict[str, torch.dtype] = {}
         if sample.orientation != 1:
             height, width = sample.size
             self.size = (width, height) if sample.orientation > 4 else (height, width)
@@ -242,6 +248,14 @@ class _Work:
         self._unpack()
         for name, boxes in self._boxes.items():
             self._keep(name, step.kept(boxes, self._visible[name]))
+
+    def convert(self, step: ToDtype) -> None:
+        """Convert images; remember the dtypes of other elements, which may change as long as transforms follow."""
+        for name, dtype in step.dtypes(self._elements.fields).items():
+            if name in self._elements.images:
+                self.values[name] = step.of_image(self.values[name], dtype)
+            else:
+                self._dtypes[name] = dtype
 
     def call(self, transform: BoundTransform, generator: torch.Generator | None) -> None:
         """Apply a callable that takes and returns a dict of all elements."""
@@ -303,6 +317,16 @@ class _Work:
                 self.values[name] = torch.from_numpy(points.astype(np.float32))
         self._is_unpacked = False
         return self.values
+
+    def converted(self, box_format: str | None) -> dict[str, Any]:
+        """Return the elements, in the dtypes that `ToDtype` chose."""
+        values = self.packed(box_format)
+        for name, dtype in self._dtypes.items():
+            value = values[name]
+            if not isinstance(value, (torch.Tensor, np.ndarray, int, float)):
+                raise TypeError(f"ToDtype: {name!r} is no tensor or number, but {type(value).__qualname__}")
+            values[name] = torch.as_tensor(value).to(dtype)
+        return values
 
     def _unpack(self) -> None:
         """Make arrays of the coordinates, whose arithmetic takes less time than that of small tensors."""
