@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 from typer.testing import CliRunner
@@ -77,6 +78,27 @@ def test_the_text_output(tree: Path, tmp_path: Path) -> None:
     assert "6 records, id " in run("pack", tree, url)
     assert "image: image, label: int, key: str" in run("info", url)
     assert "6 records, 6 images (0 examined): no findings" in run("verify", url)
+
+
+def test_info_shows_roles(tmp_path: Path) -> None:
+    source, url = f"lmdb://{tmp_path}/a.lmdb", f"lmdb://{tmp_path}/b.lmdb"
+    boxes = {"kind": "array", "dtype": "float32", "shape": [None, 4]}
+    with storeds.open_writer(source, {"image": "image", "boxes": boxes, "areas": "json"}) as writer:
+        writer.append([{"image": b"x", "boxes": np.zeros((1, 4), np.float32), "areas": [1.5]}])
+    roles = ("--role", 'boxes={"role": "boxes", "format": "xywh"}', "--role", 'areas={"of": "boxes"}')
+    run("convert", source, url, "--no-check", *roles)
+    lines = run("info", url).splitlines()
+    assert [line.split() for line in lines[-3:]] == [
+        ["fields", "image", "image"],
+        ["boxes", "array", "<f4", "[*,", "4]", "boxes", "xywh"],
+        ["areas", "json", "of", "boxes"],
+    ]
+    declared = {row.pop("name"): row for row in run_json("info", url)["fields"]}
+    assert declared["boxes"] == {**boxes, "dtype": "<f4", "role": "boxes", "format": "xywh"}
+    assert declared["areas"] == {"kind": "json", "of": "boxes"}
+    wrong = CliRunner().invoke(app, ["convert", source, f"{url}2", "--role", "boxes=masks"])
+    assert wrong.exit_code == 2
+    assert "did you mean 'mask'" in wrong.output
 
 
 def test_verify_exits_with_1_and_locates_damage(tmp_path: Path) -> None:

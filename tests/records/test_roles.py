@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from fractions import Fraction
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from storeds.errors import ConfigError
 from storeds.protocols import Field
 from storeds.records.fields import fields_from_json, fields_to_json, parse_fields
-from storeds.records.roles import boxes_of, check_boxes, check_keypoints, check_labels, role_text
+from storeds.records.roles import boxes_of, check_boxes, check_keypoints, check_labels, check_values, role_text
 
 
 def array(dtype: str, *shape: int | None, **role: Any) -> dict[str, Any]:
@@ -187,6 +188,37 @@ def test_a_bad_box_is_named(rows: list[list[float]], how: str, relative: bool, a
 def test_a_box_that_begins_far_outside_is_compared_exactly() -> None:
     field = Field("array", "<f8", (None, 4), role="boxes", format="xyxy")
     assert len(check_boxes("b", [[-1e300, 0, 2.5, 1]], field, SIZE)) == 1
+
+
+NUMBERS = (
+    st.integers() | st.floats() | st.booleans() | st.none() | st.text(max_size=3) | st.sampled_from([2**63, 2**70])
+)
+ANY_JSON = st.recursive(
+    NUMBERS,
+    lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.sampled_from(["size", "counts", "x"]), inner),
+    max_leaves=30,
+)
+JSON_ROLES = parse_fields(
+    {
+        "boxes": {"kind": "json", "role": "boxes"},
+        "points": {"kind": "json", "role": "keypoints"},
+        "masks": {"kind": "json", "role": "mask"},
+        "labels": {"kind": "json", "role": "labels"},
+        "text": {"kind": "json", "role": "text"},
+        "areas": {"kind": "json", "of": "boxes"},
+    }
+)
+
+
+@given(st.fixed_dictionaries(dict.fromkeys(JSON_ROLES, ANY_JSON)))
+def test_any_json_is_accepted_or_refused_with_its_field(values: dict[str, Any]) -> None:
+    for name, value in values.items():
+        try:
+            check_values({name: value}, JSON_ROLES, SIZE)
+        except ValueError as error:
+            assert f"field {name!r}" in str(error)
+    with contextlib.suppress(ValueError):
+        check_values(values, JSON_ROLES, SIZE)
 
 
 def test_values_come_back_as_arrays() -> None:

@@ -249,11 +249,15 @@ def check_labels(name: str, value: Any) -> Array | list[str]:
     if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
         return value
     what = "labels are a list of whole numbers"
+    if isinstance(value, list) and not value:
+        return np.zeros(0, np.int64)
+    labels = _array_of(value)
+    if labels is None or labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise ValueError(f"field {name!r}: {what}, not {_short(value)}")
     if isinstance(value, list) and any(isinstance(each, bool) for each in value):
         raise ValueError(f"field {name!r}: {what}, without true and false")
-    labels = np.asarray(value) if isinstance(value, np.ndarray) or value else np.zeros(0, np.int64)
-    if labels.ndim != 1 or labels.dtype.kind not in "iu":
-        raise ValueError(f"field {name!r}: {what}, not {labels.dtype} of shape {labels.shape}")
+    if labels.dtype == np.uint64 and len(labels) and labels.max() > np.iinfo(np.int64).max:
+        raise ValueError(f"field {name!r}: {what} below 2**63, not {labels.max()}")
     return labels.astype(np.int64, copy=False)
 
 
@@ -299,8 +303,8 @@ def _wrong_polygons(mask: Any) -> str | None:
             return f"{what}; a polygon is a list, not {type(polygon).__name__}"
         if len(polygon) < 6 or len(polygon) % 2:
             return f"a polygon has an even number of coordinates, at least 6, not {len(polygon)}; leave the polygon out"
-        numbers = np.asarray(polygon)
-        if numbers.dtype.kind not in "iuf" or numbers.ndim != 1 or not np.isfinite(numbers).all():
+        numbers = _array_of(polygon)
+        if numbers is None or numbers.dtype.kind not in "iuf" or numbers.ndim != 1 or not np.isfinite(numbers).all():
             return f"the coordinates of a polygon are finite numbers, not {_short(polygon)}"
     return None
 
@@ -382,13 +386,20 @@ def _numbers(name: str, value: Any, what: str, columns: int) -> Array:
     """Return finite or other numbers as float64; no rows become shape (0, `columns`)."""
     if isinstance(value, list) and not value:
         return np.zeros((0, columns))
-    try:
-        numbers = np.asarray(value)
-    except ValueError:  # rows of different length
-        raise ValueError(f"field {name!r}: {what}, and its rows have different lengths") from None
-    if not isinstance(value, (list, np.ndarray)) or numbers.dtype.kind not in "iuf":
+    numbers = _array_of(value)
+    if numbers is None or numbers.dtype.kind not in "iuf":
         raise ValueError(f"field {name!r}: {what}, not {_short(value)}")
     return numbers.astype(np.float64, copy=False)
+
+
+def _array_of(value: Any) -> Array | None:
+    """Return an array, or the array of a list; None for other values, and for lists of different lengths."""
+    if isinstance(value, np.ndarray):
+        return value
+    try:
+        return np.asarray(value) if isinstance(value, list) else None
+    except ValueError:
+        return None
 
 
 def _check_rows_finite(name: str, rows: Array, advice: str) -> None:
