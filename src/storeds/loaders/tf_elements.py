@@ -311,16 +311,21 @@ def _field_of(dataset: StoreDataset, name: str) -> Field:
     return declared.get(name, Field("int"))  # the index is not a field
 
 
-def _shaped(url: str, name: str, field: Field, values: Sequence[Any]) -> Element:
-    """Return an element whose role tells which of its dimensions vary: rows, and the height and width of pictures."""
+def _shaped(datasets: Sequence[StoreDataset], name: str, field: Field, values: Sequence[Any]) -> Element:
+    """Return an element whose role tells which of its dimensions vary: rows, and the height and width of pictures.
+
+    Transforms may give pictures one size, so their sizes are those of the values then.
+    """
     is_image = field.role == "image"
     arrays = [to_array(value, name, is_image=is_image, is_json=False) for value in values]
-    shape = _common(name, {array.shape: url for array in arrays})
+    shape = _common(name, {array.shape: datasets[0].url for array in arrays})
+    own = any(name == each for dataset in datasets for each, _ in dataset._pipeline.transforms)
+    as_found = own or any(dataset.transforms is not None for dataset in datasets)
     if is_image:
-        shape = (*shape[:-3], None, None, *shape[-1:])
+        shape = shape if as_found else (*shape[:-3], None, None, *shape[-1:])
     elif field.role == "mask":
-        shape = (None,) * len(shape)
-    else:
+        shape = (*(None for _ in shape[:-2]), *(shape[-2:] if as_found else (None, None)))
+    elif not own:
         shape = (None, *shape[1:])
     return Element(name, arrays[0].dtype, shape, is_image)
 
@@ -329,7 +334,7 @@ def _inferred(datasets: Sequence[StoreDataset], name: str, values: Sequence[Any]
     url, field = datasets[0].url, _field_of(datasets[0], name)
     transformed = any(name == each for dataset in datasets for each, _ in dataset._pipeline.transforms)
     if field.role in _SHAPED:
-        return _shaped(url, name, field, values)
+        return _shaped(datasets, name, field, values)
     is_image = field.kind == "image"
     is_json = field.kind == "json" and (not transformed or isinstance(values[0], (dict, list)))
     arrays = [to_array(value, name, is_image=is_image, is_json=is_json) for value in values]
