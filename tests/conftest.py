@@ -45,6 +45,7 @@ PROCESS_FILES = frozenset(
         "processes",
         "random_failover",
         "repeats",
+        "samples",
         "sampling",
         "seeds",
         "sending",

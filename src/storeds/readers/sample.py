@@ -203,7 +203,9 @@ class SampleReader(PictureReader):
 
     def _foreign(self, declared: Field) -> Field:
         """Return the declaration of rows that a store of another tool holds in one dimension, or as text, as kind json."""
-        flat = declared.kind == "array" and len(declared.shape or ()) == 1 and declared.role in ("boxes", "keypoints")
+        shape = declared.shape or ()
+        # Files of other tools with arrays of different shapes do not tell how many columns these have.
+        flat = declared.role in ("boxes", "keypoints") and (len(shape) == 1 or shape[-1:] == (None,))
         text = declared.kind in ("str", "bytes") and declared.role in (*_ROWS, "mask")
         if flat or text:
             return dataclasses.replace(declared, kind="json", dtype=None, shape=None)
