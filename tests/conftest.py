@@ -45,7 +45,7 @@ PROCESS_FILES = frozenset(
         "processes",
         "random_failover",
         "repeats",
-        "samples",
+        "samples_equal",
         "sampling",
         "seeds",
         "sending",
