@@ -155,7 +155,7 @@ def test_values_are_the_stored_ones_without_transforms(make_engine_url: Callable
 
 def test_streams_and_batches_give_the_same_samples(truth: Any, make_engine_url: Callable[[str], str]) -> None:
     url = written(make_engine_url("lmdb"))
-    settings = {"as_dict": True, "fields": ELEMENTS, "transforms": TRANSFORMS}
+    settings: dict[str, Any] = {"as_dict": True, "fields": ELEMENTS, "transforms": TRANSFORMS}
     stream = StoreIterable(url, seed=5, **settings)
     assert sorted(digests(list(stream))) == truth[0]
     first = next(iter(StoreLoader(opened(url), batch_size=4, shuffle=False)))
@@ -193,7 +193,10 @@ def test_transform_and_target_transform_follow_transforms(make_engine_url: Calla
     image, _, labels = dataset[4]
     assert image.dtype == torch.float32
     assert image.shape == (3, 32, 32)
-    settings = {"fields": ["image", "boxes", "labels"], "transforms": [{"name": "CenterCrop", "size": 32}]}
+    settings: dict[str, Any] = {
+        "fields": ["image", "boxes", "labels"],
+        "transforms": [{"name": "CenterCrop", "size": 32}],
+    }
     assert torch.equal(labels, -StoreDataset(url, **settings)[4][2])
 
 
