@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import io
 import os
 import signal
 from collections import Counter
@@ -14,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
 import numpy as np
-from PIL import Image
 
 from storeds._utils.locations import file_path, redact
 from storeds._utils.text import counted
@@ -23,7 +21,6 @@ from storeds.backends.opening import open_backend, scheme_of
 from storeds.backends.writer import StoreWriter
 from storeds.errors import ConfigError, FormatError, RecordError, StoreNotFoundError
 from storeds.jpeg import Verdict, examine, is_ready
-from storeds.jpeg.markers import read_header
 from storeds.jpeg.restarts import ADDED, HAD, RestartMarker
 from storeds.protocols import JSON, Backend, Meta, Record, Writer
 from storeds.records.columns import read_column
@@ -47,7 +44,6 @@ __all__ = [
     "is_fast",
     "is_lost",
     "mark_picture",
-    "picture_size",
     "published",
     "read_batches",
     "restarts_line",
@@ -183,18 +179,6 @@ def damage_note(kinds: Mapping[str, int], meta: Meta) -> str | None:
         f"unchanged; readers apply min_recovered=, {selects}storeds verify lists the damaged ones, and storeds repair "
         "writes a copy in which every program can read what is left of them"
     )
-
-
-def picture_size(blob: bytes) -> tuple[int, int] | None:
-    """Return height and width in the header of a picture, before its EXIF orientation; None if it cannot be read."""
-    header = read_header(blob)
-    if header is not None:
-        return header.height, header.width
-    try:
-        with Image.open(io.BytesIO(blob)) as image:
-            return image.height, image.width
-    except Exception:  # decoders raise any exception on damaged bytes
-        return None
 
 
 _BATCH, _PART = 64, 8  # records

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ import msgspec
 import numpy as np
 
 from storeds.errors import ConfigError, MissingDependencyError, RecordError
-from storeds.ops.common import ProgressHook, picture_size, read_batches
+from storeds.jpeg import read_picture_header
+from storeds.ops.coco_records import COCO_FIELDS, REST, from_record, is_from_coco
+from storeds.ops.common import ProgressHook, read_batches
 from storeds.ops.exporting.base import Exported, ExportFolder, FileNames, boxes_as, fields_of, one_field
 from storeds.protocols import JSON, Array, Backend, Field, Meta, Record
 from storeds.readers.instances import rasterised
@@ -47,8 +50,8 @@ def export_coco(backend: Backend, folder: Path, *, progress: ProgressHook | None
     RecordError
         A record is bad, or does not fit its roles.
     """
-    parts = _FromRoles(backend.meta)
-    out, names = ExportFolder(folder), FileNames()
+    parts: _FromCoco | _FromRoles = _FromCoco(backend.meta) if is_from_coco(backend.meta) else _FromRoles(backend.meta)
+    out, names = ExportFolder(folder), FileNames(with_suffix=isinstance(parts, _FromRoles))
     images: list[bytes] = []
     position = 0
     with open(folder / _FILE, "xb") as file:
@@ -76,6 +79,34 @@ def export_coco(backend: Backend, folder: Path, *, progress: ProgressHook | None
         file.write(b"}\n")
         size = file.tell()
     return Exported(str(folder), _FORMAT, position, out.files + 1, out.bytes + size, parts.left_out, names.notes())
+
+
+class _FromCoco:
+    """Gives the images and annotations back that `pack` read. `_FromRoles` has the same methods."""
+
+    image = "image"
+
+    def __init__(self, meta: Meta) -> None:
+        self._meta = meta
+        self.left_out: dict[str, str] = {}
+        self._added: list[str] = []
+        for name, declared in meta.fields.items():
+            if name in COCO_FIELDS:
+                continue
+            if declared.kind in ("image", "bytes", "array"):
+                self.left_out[name] = f"COCO has no place for {declared.kind}"
+            else:
+                self._added.append(name)
+
+    def convert(self, record: Record, position: int, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Return the image and the annotations of a record."""
+        image, annotations = from_record(record, self._meta)
+        return {**image, "file_name": name, **{each: record[each] for each in self._added}}, annotations
+
+    def rest(self) -> dict[str, JSON]:
+        """Return the other keys of the file."""
+        kept: Any = self._meta.attrs[REST]
+        return dict(kept)
 
 
 class _FromRoles:
@@ -139,9 +170,10 @@ class _FromRoles:
 
     def convert(self, record: Record, position: int, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Return the image and the annotations of a record; raises ValueError if it does not fit its roles."""
-        size = picture_size(record[self.image])
-        if size is None:
+        header = read_picture_header(record[self.image])
+        if header is None:
             raise ValueError("the size of its picture cannot be read, which COCO needs")
+        size = header.height, header.width
         check_values(record, self._meta.fields, size)
         number = record.get("image_id", position + 1)
         image = {"id": number, "file_name": name, "width": size[1], "height": size[0]}
@@ -204,7 +236,7 @@ class _FromRoles:
             points = points[np.newaxis]
         if points.shape[-1] == 2:
             points = np.concatenate([points, np.full((*points.shape[:2], 1), 2.0)], axis=2)
-        flat: list[list[float]] = points.reshape(len(points), -1).tolist()
+        flat: list[list[float]] = points.reshape(len(points), math.prod(points.shape[1:])).tolist()
         return flat
 
     def _category(self, label: Any) -> int:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from storeds.ops.packing.sources.base import IMAGE_SUFFIXES, BadItem, PackSource, Problem, read_file
+from storeds.ops.packing.sources.coco import CocoSource
 from storeds.ops.packing.sources.columns import LabelStyle
 from storeds.ops.packing.sources.folders import FlatFolderSource, ImageFolderSource
 from storeds.ops.packing.sources.manifests import JsonIndexSource, ManifestSource
@@ -24,6 +25,7 @@ __all__ = [
     "IMAGE_SUFFIXES",
     "KINDS",
     "BadItem",
+    "CocoSource",
     "DatasetSource",
     "FilesSource",
     "FlatFolderSource",

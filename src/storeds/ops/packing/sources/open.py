@@ -13,6 +13,7 @@ from storeds._utils.locations import StoreURL, nearest, redact, sniff
 from storeds._utils.text import counted, some
 from storeds.errors import ConfigError, StoreNotFoundError, suggest
 from storeds.ops.packing.sources.base import IMAGE_SUFFIXES, PackSource, is_hidden, show
+from storeds.ops.packing.sources.coco import CocoSource, is_coco_file
 from storeds.ops.packing.sources.folders import FlatFolderSource, ImageFolderSource
 from storeds.ops.packing.sources.manifests import JsonIndexSource, ManifestSource
 from storeds.ops.packing.sources.masks import MaskFolderSource, find_mask_folders
@@ -34,6 +35,7 @@ SourceKind: TypeAlias = Literal[
     "csv",
     "jsonl",
     "index",
+    "coco",
     "table",
     "tar",
     "store",
@@ -51,6 +53,7 @@ _SOURCES: dict[str, Callable[..., PackSource]] = {
     "csv": partial(ManifestSource, format="csv"),
     "jsonl": partial(ManifestSource, format="jsonl"),
     "index": JsonIndexSource,
+    "coco": CocoSource,
     "table": TableSource,
     "tar": TarSource,
     "store": StoreSource,
@@ -83,7 +86,7 @@ def open_source(source: Any, *, kind: str | None = None, **options: Any) -> Pack
     ----------
     source : path, URL or object
         One of: a folder with one sub-folder per class, or with images only; a folder of images beside one of masks; a
-        folder of videos, or one video; a .csv, .tsv, .jsonl, .ndjson, .json or .tar file; a glob, a range or a list of tar
+        folder of videos, or one video; a .csv, .tsv, .jsonl, .ndjson, .json (COCO or an index) or .tar file; a glob, a range or a list of tar
         files; the URL or the file of a store, or a `Backend`; a dataset; a `PackSource`, which is returned.
     kind : str, optional
         One of ``KINDS``, if detection fails or is wrong.
@@ -162,6 +165,7 @@ def _detect_path(path: str, *, include_hidden: bool) -> str:
     try:
         mode = os.stat(path).st_mode
         found = _detect_content(path) or by_suffix if stat.S_ISREG(mode) else None
+        found = "coco" if found == "index" and is_coco_file(path) else found
         entries = list(os.scandir(path)) if stat.S_ISDIR(mode) else []
     except (FileNotFoundError, NotADirectoryError):
         raise StoreNotFoundError(f"nothing exists at {show(path)}: {nearest(os.path.abspath(path))}") from None
