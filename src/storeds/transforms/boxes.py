@@ -1,4 +1,4 @@
-"""Boxes as NumPy arrays of their corners, and the transform that drops small ones."""
+"""The transform that drops small boxes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from storeds.errors import ConfigError
 from storeds.protocols import Array
 from storeds.transforms.arguments import is_number
 
-__all__ = ["FilterBoxes", "from_corners", "to_corners"]
+__all__ = ["FilterBoxes"]
 
 
 @dataclass(frozen=True)
@@ -65,23 +65,3 @@ class FilterBoxes:
         sides = boxes[:, 2:] - boxes[:, :2]
         kept: Array = (sides.min(axis=1, initial=np.inf) >= self.min_size) & (sides.prod(axis=1) >= self.min_area)
         return kept & (visible >= self.min_visibility)
-
-
-def to_corners(boxes: Array, format: str) -> Array:
-    """Return float64 (n, 4): left, top, right, bottom."""
-    corners = boxes.astype(np.float64).reshape(-1, 4)
-    if format == "cxcywh":
-        corners[:, :2] -= corners[:, 2:] / 2
-    if format != "xyxy":
-        corners[:, 2:] += corners[:, :2]
-    return corners
-
-
-def from_corners(corners: Array, format: str) -> Array:
-    """Return boxes float32 in a format, in memory of their own."""
-    boxes = corners.copy()
-    if format != "xyxy":
-        boxes[:, 2:] -= boxes[:, :2]
-    if format == "cxcywh":
-        boxes[:, :2] += boxes[:, 2:] / 2
-    return boxes.astype(np.float32)

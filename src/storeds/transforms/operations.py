@@ -21,10 +21,24 @@ from storeds.protocols import Array, Cropped, Window
 from storeds.transforms.functional import crop, crop_and_resize, flip, owned, resize, size_of
 from storeds.transforms.geometry import pad, pad_mask
 
-__all__ = ["Cut", "CutAndResize", "EachImage", "Flip", "InTurn", "Operation", "Orient", "PadBy", "ResizeTo", "Size"]
+__all__ = [
+    "Axes",
+    "Cut",
+    "CutAndResize",
+    "EachImage",
+    "Flip",
+    "InTurn",
+    "Operation",
+    "Orient",
+    "PadBy",
+    "ResizeTo",
+    "Size",
+]
 
 Size = tuple[int, int]
 """Height and width in pixels."""
+Axes = tuple[float, float, float, float]
+"""What multiplies x, what is added to it, and the same of y."""
 
 
 class Operation:
@@ -36,7 +50,7 @@ class Operation:
     moves: ClassVar[bool] = False
     """Whether pixels move. If not, `mask`, `points`, `boxes` and `size` are not called."""
     turns: ClassVar[bool] = False
-    """Whether a rectangle may become one that is not parallel to the edges."""
+    """Whether a subclass overrides `points`, because rows may become columns or slanting lines. If not, it overrides `axes`."""
     pairs: Sequence[Sequence[int]] = ()
     """Numbers of keypoints that swap, such as those of the left and the right eye."""
 
@@ -48,9 +62,15 @@ class Operation:
         """Return the changed mask, integers of shape (height, width) or (n, height, width)."""
         return mask
 
+    def axes(self) -> Axes:
+        """Return how coordinates change: (scale of x, shift of x, scale of y, shift of y). Not called if it `turns`."""
+        return 1.0, 0.0, 1.0, 0.0
+
     def points(self, points: Array) -> Array:
         """Return where points go, floats of shape (…, 2): x and y."""
-        return points
+        scale_x, shift_x, scale_y, shift_y = self.axes()
+        moved: Array = points * np.array((scale_x, scale_y)) + np.array((shift_x, shift_y))
+        return moved
 
     def size(self, height: int, width: int) -> Size:
         """Return (height, width) of the result for an image of that size."""
@@ -58,12 +78,8 @@ class Operation:
 
     def boxes(self, boxes: Array) -> Array:
         """Return the smallest boxes around what boxes become, floats of shape (n, 4): left, top, right, bottom."""
-        if self.turns:
-            corners = self.points(boxes[:, [0, 1, 2, 1, 2, 3, 0, 3]].reshape(-1, 4, 2))
-            return np.concatenate([corners.min(1), corners.max(1)], axis=1)
-        ends = self.points(boxes.reshape(-1, 2, 2))
-        ends.sort(axis=1)
-        return ends.reshape(-1, 4)
+        corners = self.points(boxes[:, [0, 1, 2, 1, 2, 3, 0, 3]].reshape(-1, 4, 2))
+        return np.concatenate([corners.min(1), corners.max(1)], axis=1)
 
 
 @dataclass(frozen=True)
@@ -103,12 +119,6 @@ class InTurn(Operation):
             points = each.points(points)
         return points
 
-    def boxes(self, boxes: Array) -> Array:
-        # docstring inherited
-        for each in self.operations:
-            boxes = each.boxes(boxes)
-        return boxes
-
     def size(self, height: int, width: int) -> Size:
         # docstring inherited
         for each in self.operations:
@@ -132,10 +142,9 @@ class Cut(Operation):
         # docstring inherited
         return torch.from_numpy(_cut(mask.numpy(), self.window))
 
-    def points(self, points: Array) -> Array:
+    def axes(self) -> Axes:
         # docstring inherited
-        top, left, _, _ = self.window
-        return points - (left, top)
+        return 1.0, -self.window[1], 1.0, -self.window[0]
 
     def size(self, height: int, width: int) -> Size:
         # docstring inherited
@@ -160,9 +169,9 @@ class ResizeTo(Operation):
         # docstring inherited
         return _nearest(mask, (0, 0, *self.canvas), self.result)
 
-    def points(self, points: Array) -> Array:
+    def axes(self) -> Axes:
         # docstring inherited
-        return points * _factors(self.canvas, self.result)
+        return self.result[1] / self.canvas[1], 0.0, self.result[0] / self.canvas[0], 0.0
 
     def size(self, height: int, width: int) -> Size:
         # docstring inherited
@@ -194,10 +203,11 @@ class CutAndResize(Operation):
         # docstring inherited
         return _nearest(mask, self.window, self.result)
 
-    def points(self, points: Array) -> Array:
+    def axes(self) -> Axes:
         # docstring inherited
-        top, left, *size = self.window
-        return (points - (left, top)) * _factors((size[0], size[1]), self.result)
+        top, left, height, width = self.window
+        scale_x, scale_y = self.result[1] / width, self.result[0] / height
+        return scale_x, -left * scale_x, scale_y, -top * scale_y
 
     def size(self, height: int, width: int) -> Size:
         # docstring inherited
@@ -226,10 +236,10 @@ class Flip(Operation):
         pixels = mask.numpy()
         return torch.from_numpy(np.ascontiguousarray(pixels[..., ::-1, :] if self.vertical else pixels[..., ::-1]))
 
-    def points(self, points: Array) -> Array:
+    def axes(self) -> Axes:
         # docstring inherited
         height, width = self.canvas
-        return points * (1, -1) + (0, height) if self.vertical else points * (-1, 1) + (width, 0)
+        return (1.0, 0.0, -1.0, height) if self.vertical else (-1.0, width, 1.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -260,10 +270,9 @@ class PadBy(Operation):
         # docstring inherited
         return pad_mask(mask, self.padding, self.mask_fill, self.mode)
 
-    def points(self, points: Array) -> Array:
+    def axes(self) -> Axes:
         # docstring inherited
-        moved: Array = points + self.padding[:2]
-        return moved
+        return 1.0, self.padding[0], 1.0, self.padding[1]
 
     def size(self, height: int, width: int) -> Size:
         # docstring inherited
@@ -291,6 +300,7 @@ class Orient(Operation):
     canvas: Size
     orientation: int
     moves: ClassVar[bool] = True
+    turns: ClassVar[bool] = True
 
     def image(self, image: Any) -> Any:
         # docstring inherited
@@ -316,10 +326,6 @@ class Orient(Operation):
     def size(self, height: int, width: int) -> Size:
         # docstring inherited
         return (width, height) if _ORIENTATIONS[self.orientation][0] else (height, width)
-
-
-def _factors(canvas: Size, result: Size) -> tuple[float, float]:
-    return result[1] / canvas[1], result[0] / canvas[0]
 
 
 def _nearest(mask: torch.Tensor, window: Window, result: Size) -> torch.Tensor:

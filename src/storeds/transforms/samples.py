@@ -32,11 +32,12 @@ from storeds.transforms.binding import (
     is_albumentations,
     wrap_albumentations,
 )
-from storeds.transforms.boxes import FilterBoxes, from_corners, to_corners
+from storeds.transforms.boxes import FilterBoxes
 from storeds.transforms.convert import ToDtype
+from storeds.transforms.coordinates import Coordinates, from_corners, to_corners
 from storeds.transforms.functional import in_order, size_of
 from storeds.transforms.images import Moves, Normalize, ToTensor, _leaves, moves
-from storeds.transforms.operations import Operation, Orient, Size
+from storeds.transforms.operations import InTurn, Operation, Orient, Size
 
 __all__ = ["JointTransform", "check_roles"]
 
@@ -85,8 +86,9 @@ class JointTransform:
             last -= 1
         self._steps = _grouped(steps[:last])
         self._end = BoundTransform(Compose(steps[last:]), finish, may_wait)
-        self._measures = any(isinstance(step, FilterBoxes) for step in steps)
+        self._measures = any(isinstance(step, FilterBoxes) and step.min_visibility > 0 for step in steps)
         self._prepared: tuple[_Elements, tuple[Any, ...]] | None = None
+        _tv_tensors()  # the import takes seconds, which workers started by fork then save
 
     def __call__(self, sample: Sample, context: SampleContext) -> dict[str, Any]:
         """Return element → value, tv_tensors if torchvision is installed.
@@ -224,11 +226,8 @@ class _Work:
         self.values = dict(sample.values)
         self.size = sample.size
         self._elements = elements
-        self._measures = measures
-        self._boxes: dict[str, Array] = {}
-        self._points: dict[str, Array] = {}
-        self._visible: dict[str, Array] = {}
-        self._is_unpacked = False
+        self._coordinates: Coordinates | None = None
+        self._visible: dict[str, Array] | None = {} if measures else None
         self._dtypes: dict[str, torch.dtype] = {}
         if sample.orientation != 1:
             height, width = sample.size
@@ -238,6 +237,10 @@ class _Work:
 
     def apply(self, operation: Operation) -> None:
         """Apply an operation to all elements."""
+        if isinstance(operation, InTurn):
+            for each in operation.operations:
+                self.apply(each)
+            return
         if operation.moves:
             self._move(operation)
         for name in self._elements.images:
@@ -245,9 +248,13 @@ class _Work:
 
     def filter(self, step: FilterBoxes) -> None:
         """Drop the boxes that `step` does not keep."""
-        self._unpack()
-        for name, boxes in self._boxes.items():
-            self._keep(name, step.kept(boxes, self._visible[name]))
+        coordinates = self._settled()
+        for name, boxes in coordinates.boxes.items():
+            visible = np.ones(len(boxes)) if coordinates.visible is None else coordinates.visible[name]
+            kept = step.kept(boxes, visible)
+            if not kept.all():
+                coordinates.keep(name, kept)
+                self._drop(name, kept)
 
     def convert(self, step: ToDtype) -> None:
         """Convert images; remember the dtypes of other elements, which may change as long as transforms follow."""
@@ -274,48 +281,52 @@ class _Work:
     def call_albumentations(self, transform: JointAlbumentations, generator: torch.Generator | None) -> None:
         """Apply albumentations transforms to all elements in one call."""
         self._move(Operation())  # it refuses boxes that are empty or outside the image
-        elements = self._elements
-        boxes, points = list(self._boxes.values()), [each[..., :2].reshape(-1, 2) for each in self._points.values()]
+        coordinates, elements = self._settled(), self._elements
+        points = [each[..., :2].reshape(-1, 2) for each in coordinates.points.values()]
+        boxes = list(coordinates.boxes.values())
         given = AlbumentationsParts(
             [self.values[name] for name in elements.images],
             [self.values[name] for name in elements.masks],
             np.concatenate([np.zeros((0, 4)), *boxes]),
             np.arange(sum(map(len, boxes))),
-            np.concatenate([np.zeros((0, 2)), *points]),
+            np.concatenate([np.zeros((0, 2)), *points]) - 0.5,
         )
         made = transform(given, generator)
         self.values |= zip((*elements.images, *elements.masks), (*made.images, *made.masks), strict=True)
         self.size = _size_after(self.values, elements, self.size)
         at = 0
-        for each in self._points.values():
+        for each in coordinates.points.values():
             count = each[..., 0].size
-            each[..., :2] = made.points[at : at + count].reshape(*each.shape[:-1], 2)
+            each[..., :2] = made.points[at : at + count].reshape(*each.shape[:-1], 2) + 0.5
             at += count
         at = 0
-        for name, each in list(self._boxes.items()):
+        for name, each in list(coordinates.boxes.items()):
             mine = (made.rows >= at) & (made.rows < at + len(each))
-            order = np.argsort(made.rows[mine])
             kept = np.zeros(len(each), bool)
             kept[made.rows[mine] - at] = True
-            self._keep(name, kept)
-            self._boxes[name] = made.boxes[mine][order]
+            coordinates.keep(name, kept)
+            self._drop(name, kept)
+            coordinates.boxes[name] = made.boxes[mine][np.argsort(made.rows[mine])]
             at += len(each)
         self._check_sizes()
         self._move(Operation())
 
     def packed(self, box_format: str | None) -> dict[str, Any]:
         """Return the elements as a `Sample` holds them, with boxes in a format, by default that of their field."""
-        for name in self._elements.boxes:
+        is_moved = self._coordinates is not None
+        if not is_moved and box_format is None:
+            return self.values
+        coordinates, self._coordinates = self._settled(), None
+        self._visible = coordinates.visible
+        for name, boxes in coordinates.boxes.items():
             stored = self._elements.fields[name].format or "xyxy"
-            if self._is_unpacked:
-                self.values[name] = torch.from_numpy(from_corners(self._boxes[name], box_format or stored))
-            elif box_format is not None and box_format != stored:
-                corners = to_corners(self.values[name].numpy(), stored)
-                self.values[name] = torch.from_numpy(from_corners(corners, box_format))
-        if self._is_unpacked:
-            for name, points in self._points.items():
-                self.values[name] = torch.from_numpy(points.astype(np.float32))
-        self._is_unpacked = False
+            if is_moved or box_format not in (None, stored):
+                self.values[name] = torch.from_numpy(from_corners(boxes, box_format or stored))
+        for name, points in coordinates.points.items() if is_moved else ():
+            points[..., :2] -= 0.5
+            if points.shape[-1] == 3:
+                points[points[..., 2] <= 0] = 0
+            self.values[name] = torch.from_numpy(points.astype(np.float32))
         return self.values
 
     def converted(self, box_format: str | None) -> dict[str, Any]:
@@ -328,52 +339,45 @@ class _Work:
             values[name] = torch.as_tensor(value).to(dtype)
         return values
 
-    def _unpack(self) -> None:
-        """Make arrays of the coordinates, whose arithmetic takes less time than that of small tensors."""
-        if self._is_unpacked:
-            return
-        self._is_unpacked = True
-        for name in self._elements.boxes:
-            boxes = to_corners(self.values[name].numpy(), self._elements.fields[name].format or "xyxy")
-            self._boxes[name] = boxes
-            if name not in self._visible or len(self._visible[name]) != len(boxes):
-                self._visible[name] = np.ones(len(boxes))
-        for name in self._elements.keypoints:
-            self._points[name] = self.values[name].numpy().astype(np.float64)
+    def _settled(self) -> Coordinates:
+        """Return boxes and keypoints as they are now. Drops the rows of boxes that are outside the image."""
+        if self._coordinates is None:
+            self._coordinates = self._unpacked()
+        for name, kept in self._coordinates.settle().items():
+            self._drop(name, kept)
+        return self._coordinates
+
+    def _unpacked(self) -> Coordinates:
+        boxes = {
+            name: to_corners(self.values[name].numpy(), self._elements.fields[name].format or "xyxy")
+            for name in self._elements.boxes
+        }
+        points = {name: self.values[name].numpy().astype(np.float64) for name in self._elements.keypoints}
+        for each in points.values():
+            each[..., :2] += 0.5  # keypoints count from the centre of the first pixel
+        if self._visible is None:
+            return Coordinates(boxes, points, None)
+        # A callable that changes the number of boxes does not say which fraction of them is left.
+        known = {name: each for name, each in self._visible.items() if len(each) == len(boxes[name])}
+        return Coordinates(boxes, points, {name: np.ones(len(each)) for name, each in boxes.items()} | known)
 
     def _move(self, operation: Operation) -> None:
         """Move everything but images."""
-        self._unpack()
+        if self._coordinates is None:
+            self._coordinates = self._unpacked()
+        if operation.turns:
+            self._settled()
         self.size = operation.size(*self.size)
-        for name, boxes in self._boxes.items():
-            if len(boxes):
-                self._set_boxes(name, operation.boxes(boxes))
-        for name, points in self._points.items():
-            if points.size:
-                self._points[name] = _moved(points, operation, self.size)
+        self._coordinates.move(operation, self.size)
         for name in self._elements.masks:
             self.values[name] = operation.mask(self.values[name])
 
-    def _set_boxes(self, name: str, boxes: Array) -> None:
-        """Clip boxes to the image, and drop empty ones."""
-        height, width = self.size
-        clipped = np.minimum(np.maximum(boxes, 0), (width, height, width, height))
-        self._boxes[name] = clipped
-        sides = clipped[:, 2:] - clipped[:, :2]
-        if self._measures:
-            before = (boxes[:, 2:] - boxes[:, :2]).prod(axis=1)
-            self._visible[name] = self._visible[name] * sides.prod(axis=1) / np.maximum(before, 1e-12)
-        if sides.min() <= 0:
-            self._keep(name, sides.min(axis=1) > 0)
-
-    def _keep(self, name: str, kept: Array) -> None:
-        """Drop boxes, and the rows that describe them."""
-        if kept.all():
-            return
-        self._boxes[name], self._visible[name] = self._boxes[name][kept], self._visible[name][kept]
+    def _drop(self, name: str, kept: Array) -> None:
+        """Drop the rows that describe dropped boxes."""
+        points = {} if self._coordinates is None else self._coordinates.points
         for row in self._elements.rows[name]:
-            if row in self._points:
-                self._points[row] = self._points[row][kept]
+            if row in points:
+                points[row] = points[row][kept]
             else:
                 self.values[row] = _taken(self.values[row], kept, row, name)
 
@@ -451,29 +455,12 @@ class _Work:
             self._move(Operation())
 
 
-def _moved(points: Array, operation: Operation, size: Size) -> Array:
-    """Return keypoints (…, 2 or 3) after an operation. One outside the image loses its visibility, if it has one."""
-    moved = points.copy()
-    # Keypoints count from the centre of the first pixel, operations from its edge.
-    xy = operation.points(points[..., :2] + 0.5)
-    moved[..., :2] = xy - 0.5
-    if operation.pairs:
-        order = list(range(moved.shape[-2]))
-        for first, second in operation.pairs:
-            order[first], order[second] = order[second], order[first]
-        moved, xy = moved[..., order, :], xy[..., order, :]
-    if moved.shape[-1] == 3:
-        is_lost = (moved[..., 2] <= 0) | ((xy < 0) | (xy > (size[1], size[0]))).any(axis=-1)
-        moved[is_lost] = 0
-    return moved
-
-
 def _taken(value: Any, kept: Array, name: str, boxes: str) -> Any:
     """Return the rows to keep."""
     if len(value) != len(kept):
         raise ValueError(f"{name!r} has {len(value)} rows, but {boxes!r} has {len(kept)} boxes")
     if isinstance(value, torch.Tensor):
-        return value[torch.from_numpy(kept)]
+        return torch.from_numpy(value.numpy()[kept])
     if isinstance(value, np.ndarray):
         return value[kept]
     return [item for item, is_kept in zip(value, kept, strict=True) if is_kept]
