@@ -466,7 +466,7 @@ class Cropper(Protocol):
     """
 
     def crops(self, height: int, width: int, generator: torch.Generator | None = None) -> Sequence[CropRequest]:
-        """Draw the crops of an image of this size. Beyond its edges, windows are zero."""
+        """Draw the crops of an image of this size; return none to get the whole image. Beyond edges, windows are zero."""
         ...
 
 

@@ -18,14 +18,18 @@ from PIL import Image
 
 from storeds.protocols import SampleContext
 from storeds.transforms import (
+    CenterCrop,
     ColorJitter,
     Grayscale,
     LetterBox,
     Pad,
     RandomCrop,
     RandomErasing,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
     RandomRotation,
     RandomVerticalFlip,
+    Resize,
     ToDtype,
     TrivialAugmentWide,
     apply_transform,
@@ -217,6 +221,27 @@ def test_trivial_augment(kind: str) -> None:
             "fill": chance.choice([None, color_of(chance, image)]),
         }
         check_equal(TrivialAugmentWide(**arguments), v2.TrivialAugmentWide(**arguments), image, state)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic"])
+def test_resize_and_crops_of_fixed_size(kind: str, interpolation: str) -> None:
+    chance = random.Random(kind + interpolation)
+    mode = getattr(v2.InterpolationMode, interpolation.upper())
+    for state in range(TIMES):
+        image = image_of(chance, kind, least=2)
+        # torch resizes to a width of 1 pixel wrongly, see functional.py.
+        size: Any = chance.choice([chance.randint(2, 30), [chance.randint(2, 30), chance.randint(2, 30)]])
+        check_equal(Resize(size, interpolation), v2.Resize(size, mode), image, state)
+        check_equal(CenterCrop(size), v2.CenterCrop(size), image, state)
+        crop: Any = {"size": size, "scale": (0.05, 1.0)}
+        check_equal(
+            RandomResizedCrop(**crop, interpolation=interpolation),
+            v2.RandomResizedCrop(**crop, interpolation=mode),
+            image,
+            state,
+        )
+        check_equal(RandomHorizontalFlip(0.4), v2.RandomHorizontalFlip(0.4), image, state)
 
 
 ALL: list[Any] = [

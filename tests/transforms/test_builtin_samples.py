@@ -220,13 +220,15 @@ def test_letter_box_enlarges_only_if_asked() -> None:
 
 # --- In data sets ---
 
+SIZES = ((120, 160), (97, 131), (50, 160), (200, 90))
+
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     """URL of a store with photographs, of which the third is too small for a crop of 64 pixels."""
     url = f"lmdb://{tmp_path_factory.mktemp('builtin')}/photographs.lmdb"
     with open_writer(url, {"image": "image", "label": "int"}) as writer:
-        for at, (height, width) in enumerate([(120, 160), (97, 131), (50, 160), (200, 90)]):
+        for at, (height, width) in enumerate(SIZES):
             file = io.BytesIO()
             image_of_size(height, width, at).save(file, "JPEG", quality=92)
             writer.append([{"image": file.getvalue(), "label": at}])
@@ -259,6 +261,45 @@ def test_an_image_that_is_too_small_for_a_crop_is_a_bad_sample(store: str, is_vi
         strict[2]
     replacing = StoreDataset(store, decode="tensor", transform=transform, seed=5, on_error="replace")
     assert replacing[2]
+
+
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """URL of a store with photographs, masks and boxes, of which the third is too small for a crop of 64 pixels."""
+    url = f"lmdb://{tmp_path_factory.mktemp('builtin')}/samples.lmdb"
+    fields = {
+        "image": {"kind": "image", "role": "image"},
+        "mask": {"kind": "image", "role": "mask"},
+        "boxes": FIELDS["boxes"],
+    }
+    with open_writer(url, fields) as writer:
+        for at, (height, width) in enumerate(SIZES):
+            photograph, mask = io.BytesIO(), io.BytesIO()
+            image_of_size(height, width, at).save(photograph, "JPEG", quality=92)
+            Image.fromarray(np.arange(height * width, dtype=np.uint16).reshape(height, width)).save(mask, "PNG")
+            boxes = np.array([[3, 4, 40, 30], [20, 10, 80, 50]], np.float32)
+            writer.append([{"image": photograph.getvalue(), "mask": mask.getvalue(), "boxes": boxes}])
+    return url
+
+
+def test_a_random_crop_of_samples_drawn_before_decoding_cuts_the_same(samples: str) -> None:
+    crop = RandomCrop((40, 64), padding=3)
+    early = StoreDataset(samples, transforms=[crop, "RandomVerticalFlip"], seed=5, as_dict=True)
+    whole = StoreDataset(samples, transforms="torch.nn.Identity", seed=5, as_dict=True)
+    for at in range(len(whole)):
+        context = SampleContext(at, seed=5)
+        stored = {name: torch.Tensor.as_subclass(value, torch.Tensor) for name, value in whole[at].items()}
+        fields = {name: FIELDS[name] for name in stored}
+        late = JointTransform([crop, RandomVerticalFlip()])(Sample(stored, fields, SIZES[at]), context)
+        for name, value in early[at].items():
+            assert torch.equal(value, late[name]), (name, at)
+
+
+def test_a_sample_that_is_too_small_for_a_crop_is_a_bad_sample(samples: str) -> None:
+    dataset = StoreDataset(samples, transforms={"name": "RandomCrop", "size": 64}, seed=5, as_dict=True)
+    assert dataset[1]["image"].shape == (3, 64, 64)
+    with pytest.raises(TransformError, match="64 high and 64 wide does not fit into an image 50 high and 160 wide"):
+        dataset[2]
 
 
 # --- Errors ---

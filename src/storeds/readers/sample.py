@@ -388,6 +388,8 @@ class SampleReader(PictureReader):
             return {}
         first = next(iter(parts.values()))
         crops = self.cropper.crops(*oriented_size(first.header, first.orientation), context.generator)
+        if not crops:
+            return {}
         return {name: part._replace(crops=crops) for name, part in parts.items()}
 
     def _mask(self, name: str, record: Record, size: Size | None, context: SampleContext) -> torch.Tensor:
