@@ -20,14 +20,15 @@ from storeds.errors import ConfigError, StoredsError, StoreExistsError, StoreNot
 from storeds.ops.common import ProgressHook
 from storeds.ops.exporting.base import Exported
 from storeds.ops.exporting.coco import export_coco
+from storeds.ops.exporting.yolo import export_yolo
 from storeds.protocols import Backend
 
 __all__ = ["FORMATS", "ExportFormat", "Exported", "export"]
 
-ExportFormat: TypeAlias = Literal["coco"]
+ExportFormat: TypeAlias = Literal["coco", "yolo"]
 FORMATS: tuple[str, ...] = get_args(ExportFormat)
 # Each is called with the store, an empty folder, progress= and the options of its format.
-_WRITERS: dict[str, Callable[..., Exported]] = {"coco": export_coco}
+_WRITERS: dict[str, Callable[..., Exported]] = {"coco": export_coco, "yolo": export_yolo}
 _MARKER = ".storeds-export.json"
 _LOG = logging.getLogger("storeds")
 
@@ -52,7 +53,8 @@ def export(
     path : path
         The new folder. It appears when it is complete.
     format : str
-        ``"coco"``: the pictures in ``images/``, and ``annotations.json``.
+        ``"coco"``: the pictures in ``images/``, and ``annotations.json``. ``"yolo"``: the pictures in ``images/``, a text
+        file for each in ``labels/``, and ``data.yaml``.
     overwrite : bool
         Replace a folder that an earlier export wrote. Other folders are never replaced.
     layout, options : str, mapping, optional

@@ -28,7 +28,7 @@ from storeds.ops.packing.sources.columns import check_classes
 from storeds.ops.packing.sources.folders import FoundFile, Walk
 from storeds.ops.packing.sources.mask_checks import MaskCheck
 from storeds.ops.packing.sources.text import open_text
-from storeds.ops.packing.sources.turned import as_stored, exif_orientation
+from storeds.ops.packing.sources.turned import exif_orientation, inverse, turned_points
 from storeds.ops.packing.sources.voc_xml import Annotation, parse_annotation
 from storeds.protocols import JSON, Array, Field, Record
 from storeds.records.roles import check_boxes
@@ -212,7 +212,7 @@ class VocSource:
         if not self._zero_based:
             rows[:, :2] -= 1
         if orientation > 1:
-            corners = as_stored(rows.reshape(-1, 2, 2), shown, orientation)
+            corners = turned_points(rows.reshape(-1, 2, 2), inverse(orientation), shown)
             rows = np.concatenate([corners.min(1), corners.max(1)], axis=1)
         try:
             return check_boxes("boxes", rows, _BOXES, stored)

@@ -30,12 +30,12 @@ from storeds.ops.packing.sources.base import (
 from storeds.ops.packing.sources.columns import check_classes
 from storeds.ops.packing.sources.folders import FoundFile, Walk
 from storeds.ops.packing.sources.text import open_text
-from storeds.ops.packing.sources.yolo_labels import LabelFile, task_of
+from storeds.ops.packing.sources.yolo_labels import LabelFile, as_stored, task_of
 from storeds.protocols import JSON, Field, Record
 
-__all__ = ["YoloSource", "is_yolo_file", "is_yolo_folder"]
+__all__ = ["SPLITS", "YoloSource", "is_yolo_file", "is_yolo_folder", "labels_of"]
 
-_SPLITS = ("train", "val", "valid", "test", "minival")
+SPLITS = ("train", "val", "valid", "test", "minival")
 _YAML = (".yaml", ".yml")
 _SPLIT_FOLDER = re.compile(r"(train|val|valid|validation|test|minival)(\d{4})?")
 _CLASS_FILES = ("classes.txt", "labels/classes.txt")
@@ -155,7 +155,7 @@ class YoloSource:
     def _read_labels(self, index: int) -> bytes:
         if not self._labelled[index]:
             return b""
-        path = _labels_of(self._keys[index])
+        path = labels_of(self._keys[index])
         try:
             return read_file(os.path.join(self._root, path.replace("/", os.sep)))
         except BadItem as fault:
@@ -164,8 +164,9 @@ class YoloSource:
     def read(self, index: int, /) -> Record:
         # docstring inherited
         key = self._keys[index]
-        objects = self._labels.parse(self._read_labels(index), _labels_of(key))
-        record: Record = {"image": read_file(os.path.join(self._root, key.replace("/", os.sep))), **objects}
+        objects = self._labels.parse(self._read_labels(index), labels_of(key))
+        blob = read_file(os.path.join(self._root, key.replace("/", os.sep)))
+        record: Record = {"image": blob, **as_stored(objects, blob)}
         if len(self._parts) > 1:
             record["split"] = self._parts[self._splits[index]]
         record["key"] = key
@@ -226,7 +227,7 @@ class _Listing:
             raise ConfigError(f"{self._data.file}: {split}: {show(entry)}: {fault}")
         if os.path.isdir(path):
             top = "" if relative == "." else relative
-            self._folders[posixpath.dirname(_labels_of(f"{top}/x" if top else "x"))] = None
+            self._folders[posixpath.dirname(labels_of(f"{top}/x" if top else "x"))] = None
             return list(self._walk.files(top))
         if entry.lower().endswith(".txt") and os.path.isfile(path):
             return list(self._listed(path, relative))
@@ -260,7 +261,7 @@ class _Listing:
         """Yield the images that are not in an earlier split, or earlier in this one."""
         for each in found:
             earlier = self._split_of.setdefault(each[0], split)
-            keys = self._by_labels.setdefault(_labels_of(each[0]), [])
+            keys = self._by_labels.setdefault(labels_of(each[0]), [])
             if each[0] not in keys:
                 keys.append(each[0])
                 yield each
@@ -270,7 +271,7 @@ class _Listing:
     def _add(self, found: Sequence[FoundFile]) -> None:
         numbers = {split: number for number, split in enumerate(self._data.parts)}
         for key, size, mtime in found:
-            labels = _labels_of(key)
+            labels = labels_of(key)
             same = [other for other in self._by_labels[labels] if other != key]
             if same:
                 self._own.append(
@@ -291,7 +292,7 @@ class _Listing:
         if len(self.keys) and not any(self.labelled):
             raise ConfigError(
                 f"{self._data.file}: none of the {counted(len(self.keys), 'image')} has a label file; expected, for "
-                f"example, {_labels_of(self.keys[0])} for {self.keys[0]}; --kind flat packs images without labels"
+                f"example, {labels_of(self.keys[0])} for {self.keys[0]}; --kind flat packs images without labels"
             )
 
     def _report_texts(self) -> None:
@@ -306,7 +307,7 @@ class _Listing:
                     self._own.append(Problem(path, f"the label file has no image ({where}.*)"))
 
 
-def _labels_of(key: str) -> str:
+def labels_of(key: str) -> str:
     """Return the label file of an image: in ``labels`` in place of the last ``images``, or beside the image."""
     before, found, after = f"/{key}".rpartition("/images/")
     stem = posixpath.splitext(f"{before}/labels/{after}" if found else f"/{key}")[0]
@@ -329,7 +330,7 @@ def is_yolo_file(path: str) -> bool:
         found = read_mapping(path)
     except (ConfigError, StoreNotFoundError):
         return False
-    return "names" in found and any(split in found for split in _SPLITS)
+    return "names" in found and any(split in found for split in SPLITS)
 
 
 def is_yolo_folder(path: str) -> bool:
@@ -402,7 +403,7 @@ def _class_file(folder: str) -> list[str]:
 def _from_yaml(path: str, root: str | None, classes: list[str] | None) -> _DataSet:
     found = read_mapping(path)
     shown = show(path)
-    parts = {split: _entries(shown, split, found[split]) for split in _SPLITS if found.get(split)}
+    parts = {split: _entries(shown, split, found[split]) for split in SPLITS if found.get(split)}
     if not parts:
         raise ConfigError(f"{shown} names no images: expected train, val or test, with names (of classes)")
     names = classes if classes is not None else _names(shown, found)

@@ -9,11 +9,19 @@ from typing import Any, Literal
 
 import numpy as np
 
+from storeds.jpeg.formats import read_picture_header
 from storeds.ops.packing.sources.base import BadItem
+from storeds.ops.packing.sources.turned import (
+    exif_orientation,
+    inverse,
+    turned_centres,
+    turned_keypoints,
+    turned_points,
+)
 from storeds.protocols import Field, Record
 from storeds.records.roles import check_boxes
 
-__all__ = ["TOLERANCE", "LabelFile", "LabelTask", "task_of"]
+__all__ = ["TOLERANCE", "LabelFile", "LabelTask", "as_stored", "task_of"]
 
 LabelTask = Literal["boxes", "polygons", "keypoints"]
 
@@ -144,6 +152,25 @@ class LabelFile:
             points = [row[4:] for row in rows]
             record["keypoints"] = np.array(points, np.float64).reshape(-1, *self.keypoints)
         return record
+
+
+def as_stored(objects: Record, blob: bytes) -> Record:
+    """Return the objects of a picture for its pixels as stored: label files refer to the picture as EXIF displays it."""
+    orientation = exif_orientation(blob)
+    header = read_picture_header(blob) if orientation > 1 and len(objects["boxes"]) else None
+    if header is None:
+        return objects
+    back = inverse(orientation)
+    turned = {**objects, "boxes": turned_centres(objects["boxes"], back)}
+    if "masks" in objects:
+        turned["masks"] = [
+            [turned_points(np.reshape(polygon, (-1, 2)), back).ravel().tolist() for polygon in polygons]
+            for polygons in objects["masks"]
+        ]
+    if "keypoints" in objects:
+        shown = (header.width, header.height) if orientation > 4 else (header.height, header.width)
+        turned["keypoints"] = turned_keypoints(objects["keypoints"], back, shown)
+    return turned
 
 
 def _lines(text: str) -> Iterator[tuple[int, list[str]]]:

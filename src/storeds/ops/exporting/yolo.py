@@ -1,0 +1,339 @@
+"""Exports a store to YOLO: pictures in ``images/``, one text file for each in ``labels/``, and ``data.yaml``."""
+
+from __future__ import annotations
+
+import posixpath
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from storeds._utils.text import some
+from storeds.errors import RecordError
+from storeds.ops.common import ProgressHook, picture_size, read_batches
+from storeds.ops.exporting.base import Exported, ExportFolder, FileNames, boxes_as, fields_of, one_field, unexported
+from storeds.ops.packing.sources.turned import exif_orientation, turned_centres, turned_keypoints, turned_points
+from storeds.ops.packing.sources.yolo import SPLITS, labels_of
+from storeds.ops.packing.sources.yolo_labels import TOLERANCE
+from storeds.protocols import JSON, Array, Backend, Meta, Record
+from storeds.records.roles import boxes_of, check_values
+
+__all__ = ["export_yolo"]
+
+_FORMAT = "yolo"
+_FOLDERS = ("images", "JPEGImages")
+_MOST_CLASSES = 100_000  # without names
+_DIGITS = 15  # of coordinates that were computed as 1 - x
+_SAME = 1e-9
+_CUT = "reached over the edge of the picture, and were cut: YOLO has values from 0 to 1"
+_WHY = {
+    "crowd": "crowd regions are left out: YOLO would take each as one object",
+    "joined": "objects of several polygons became one polygon each, joined by lines without width",
+    "corners": "objects without polygons, such as run-length encodings, became the corners of their boxes",
+    "hull": "boxes are not those around their polygons; label files with polygons hold no boxes",
+    "boxes": f"boxes {_CUT}",
+    "polygons": f"polygons {_CUT}",
+    "keypoints": "keypoints lay outside the picture, and became 0 0, not labelled",
+    "renamed": "images got another name, because their label file would be that of another image",
+}
+
+
+def export_yolo(backend: Backend, folder: Path, *, progress: ProgressHook | None = None) -> Exported:
+    """Write the pictures of a store, a label file for each, and a data.yaml, as Ultralytics reads them.
+
+    Parameters
+    ----------
+    backend : Backend
+        Its fields have roles: an image and boxes, or masks of format ``coco``.
+    folder : Path
+        An empty folder.
+    progress : callable, optional
+        Called with a `Progress` after each batch.
+
+    Raises
+    ------
+    ConfigError
+        The store has no such fields.
+    RecordError
+        A record is bad, or does not fit its roles.
+
+    Notes
+    -----
+    A line holds a box with its keypoints if the store has keypoints; else a polygon if it has masks of format ``coco``;
+    else a box. Numbers that the store holds relative to the picture, in the format ``cxcywh``, do not change.
+    """
+    lines = _Lines(backend.meta)
+    out, names = ExportFolder(folder), _Names()
+    splits: dict[str, None] = {}
+    position = 0
+    for records, state in read_batches(backend, 0):
+        for record in records:
+            blob = record[lines.image]
+            split = str(record["split"]) if lines.has_splits else ""
+            splits[split] = None
+            name = names.name(record.get("key"), position, blob, split)
+            try:
+                text = "".join(f"{line}\n" for line in lines.of(record))
+            except ValueError as error:
+                raise RecordError.at(backend.url, position, str(error)) from None
+            out.write(name, blob)
+            out.write(labels_of(name), text)
+            position += 1
+        if progress is not None:
+            progress(state)
+    out.write("data.yaml", yaml.safe_dump(lines.data(list(splits)), allow_unicode=True, sort_keys=False))
+    counts = lines.counts + Counter(renamed=names.renamed)
+    notes = [f"{counts[each]:,} {why}" for each, why in _WHY.items() if counts[each]]
+    other = [split for split in splits if split and split not in SPLITS]
+    if other:
+        notes.append(f"data.yaml names the splits {some(other)}, and programs read {', '.join(SPLITS)} only")
+    return Exported(
+        str(folder), _FORMAT, position, out.files, out.bytes, lines.left_out, (*names.files.notes(), *notes)
+    )
+
+
+class _Names:
+    """Names images so that each has its own label file."""
+
+    def __init__(self) -> None:
+        self.files, self.renamed = FileNames("images/"), 0
+        self._used: set[str] = set()
+
+    def name(self, key: str | None, position: int, blob: bytes, split: str) -> str:
+        """Return the path of the image of a record in the export."""
+        below = None if key is None else _below(key, split)
+        if below is None:
+            below = f"{position:08}"
+        wanted = f"{split}/{below}" if split else below
+        name = self.files.name(wanted, position, blob)
+        if labels_of(name) in self._used:
+            stem, suffix = posixpath.splitext(wanted)
+            name = self.files.name(f"{stem}-{position:08}{suffix}", position, blob)
+            self.renamed += 1
+        self._used.add(labels_of(name))
+        return name
+
+
+def _below(key: str, split: str) -> str:
+    """Return a key without the folders that the export adds: ``images/train/a.jpg`` becomes ``a.jpg``."""
+    parts = key.split("/")
+    own = [*_FOLDERS, split] if split else list(_FOLDERS)
+    while len(parts) > 1 and parts[0] in own:
+        own.remove(parts.pop(0))
+    # Programs look for the label file of an image in place of the last folder named images.
+    return "/".join(["images_" if part == "images" else part for part in parts[:-1]] + parts[-1:])
+
+
+class _Lines:
+    """Turns records into the lines of label files.
+
+    Parameters
+    ----------
+    meta : Meta
+
+    Attributes
+    ----------
+    image : str
+        The field of the pictures.
+    has_splits : bool
+        Whether records have a split.
+    left_out : dict
+        Field → why label files do not contain it.
+    counts : Counter
+        What differs from the store → how often.
+    """
+
+    def __init__(self, meta: Meta) -> None:
+        image = one_field(meta, _FORMAT, "image")
+        assert image is not None
+        self.image, self._fields, self._attrs = image, meta.fields, meta.attrs
+        self.has_splits = "split" in meta.fields and meta.fields["split"].kind == "str"
+        masks = [name for name in fields_of(meta, "mask") if meta.fields[name].format == "coco"]
+        self._masks = masks[0] if masks else None
+        self._boxes = one_field(meta, _FORMAT, "boxes", required=not masks)
+        self._labels = one_field(meta, _FORMAT, "labels", required=False)
+        points = one_field(meta, _FORMAT, "keypoints", required=False)
+        has_rows = points is not None and self._boxes is not None and boxes_of(points, meta.fields) == self._boxes
+        self._keypoints = points if has_rows and len(meta.fields[str(points)].shape or ()) == 3 else None
+        self._shape: tuple[int, int] | None = None
+        self._crowd = "iscrowd" if "iscrowd" in meta.fields and boxes_of("iscrowd", meta.fields) else None
+        names: Any = meta.attrs.get("classes")
+        if isinstance(names, dict):
+            names = names.get(self._labels)
+        self._names = [str(name) for name in names] if isinstance(names, list) else []
+        self.counts: Counter[str] = Counter()
+        self.left_out = self._left_out(meta)
+
+    def _left_out(self, meta: Meta) -> dict[str, str]:
+        used = {self.image, self._boxes, self._labels, self._keypoints, self._crowd, "key"}
+        used |= {"split"} if self.has_splits else set()
+        used |= {self._masks} if self._keypoints is None else set()
+        left_out = unexported(meta, [name for name in used if name is not None], "YOLO has no place for it")
+        for name in left_out:
+            if meta.fields[name].role == "mask":
+                what = "beside keypoints" if name == self._masks else "except polygons"
+                left_out[name] = f"YOLO has no masks {what}"
+            elif meta.fields[name].role == "keypoints":
+                left_out[name] = "YOLO has one row of keypoints for each box, of shape (boxes, points, 2 or 3)"
+        return left_out
+
+    def of(self, record: Record) -> Iterator[str]:
+        """Yield the lines of a record; raises ValueError if it does not fit its roles."""
+        blob = record[self.image]
+        size = picture_size(blob)
+        if size is None:
+            raise ValueError("the size of its picture cannot be read, which YOLO needs")
+        check_values(record, self._fields, size)
+        orientation = exif_orientation(blob)
+        polygons = None if self._masks is None or self._keypoints is not None else self._polygons(record, size)
+        boxes = self._centres(record, size, polygons)
+        labels = self._numbers(record, len(boxes))
+        points = self._points(record, size, orientation)
+        skip = record[self._crowd] if self._crowd is not None else np.zeros(len(boxes))
+        if orientation > 1:
+            boxes = turned_centres(boxes, orientation).round(_DIGITS)
+        for row, label in enumerate(labels):
+            if skip[row]:
+                self.counts["crowd"] += 1
+                continue
+            if polygons is None:
+                values = self._cut_box(boxes[row])
+                values = values if points is None else [*values, *points[row]]
+            else:
+                values = self._polygon(polygons[row], boxes[row], orientation)
+            yield " ".join([str(label), *map(_text, values)])
+
+    def _polygons(self, record: Record, size: tuple[int, int]) -> list[list[Array]]:
+        """Return the polygons of each object, relative, each of shape (points, 2)."""
+        assert self._masks is not None
+        scale = np.array([1, 1] if self._fields[self._masks].relative else [size[1], size[0]], np.float64)
+        return [
+            [np.reshape(polygon, (-1, 2)) / scale for polygon in mask] if isinstance(mask, list) else []
+            for mask in record[self._masks]
+        ]
+
+    def _centres(self, record: Record, size: tuple[int, int], polygons: list[list[Array]] | None) -> Array:
+        """Return the boxes, relative, in the format cxcywh."""
+        if self._boxes is None:
+            assert polygons is not None
+            hulls = [_hull(np.concatenate(each)) if each else [0.0] * 4 for each in polygons]
+            return np.array(hulls, np.float64).reshape(-1, 4)
+        declared = self._fields[self._boxes]
+        rows = boxes_as("cxcywh", record[self._boxes], declared, (1, 1))
+        rows = rows if declared.relative else rows / np.array([size[1], size[0]] * 2)
+        for row, each in zip(rows, polygons or (), strict=False):
+            if each and not np.allclose(_hull(np.concatenate(each)), row, rtol=0, atol=_SAME):
+                self.counts["hull"] += 1
+        return rows
+
+    def _numbers(self, record: Record, count: int) -> list[int]:
+        """Return the class number of each object."""
+        if self._labels is None:
+            self._names = self._names or ["object"]
+            return [0] * count
+        numbers = []
+        for label in record[self._labels]:
+            if isinstance(label, str):
+                if label not in self._names:
+                    self._names.append(label)
+                numbers.append(self._names.index(label))
+                continue
+            number = int(label)
+            if not 0 <= number < max(_MOST_CLASSES, len(self._names)):
+                raise ValueError(f"field {self._labels!r} has class {number}; the classes of YOLO are 0, 1, 2, …")
+            self._names += [str(each) for each in range(len(self._names), number + 1)]
+            numbers.append(number)
+        return numbers
+
+    def _points(self, record: Record, size: tuple[int, int], orientation: int) -> list[list[float]] | None:
+        """Return the values of the keypoints of each object."""
+        if self._keypoints is None:
+            return None
+        points = np.array(record[self._keypoints], np.float64)
+        if len(points):
+            shape = points.shape[1], points.shape[2]
+            if self._shape not in (None, shape):
+                raise ValueError(
+                    f"field {self._keypoints!r} has {shape[0]} keypoints for each box, and earlier records have "
+                    f"{self._shape[0] if self._shape else 0}; YOLO has one number of keypoints"
+                )
+            self._shape = shape
+        if not self._fields[self._keypoints].relative:
+            points[..., :2] /= (size[1], size[0])
+        if orientation > 1:
+            points = turned_keypoints(points, orientation, size).round(_DIGITS)
+        places = points[..., :2]
+        outside = ((places < -TOLERANCE) | (places > 1 + TOLERANCE)).any(-1)
+        if points.shape[-1] == 3:
+            unseen = points[..., 2] == 0
+            self.counts["keypoints"] += int((outside & ~unseen).sum())
+            points[outside] = 0
+        else:
+            self.counts["keypoints"] += int(outside.sum())
+            points[outside] = 0
+        flat: list[list[float]] = points.reshape(len(points), points.shape[1] * points.shape[2]).tolist()
+        return flat
+
+    def _cut_box(self, box: Array) -> list[float]:
+        """Return a box whose values are from 0 to 1: cut to the picture if they are not."""
+        if ((box >= -TOLERANCE) & (box <= 1 + TOLERANCE)).all():
+            return list(box.tolist())
+        self.counts["boxes"] += 1
+        start, stop = np.clip(box[:2] - box[2:] / 2, 0, 1), np.clip(box[:2] + box[2:] / 2, 0, 1)
+        return [*((start + stop) / 2).tolist(), *(stop - start).tolist()]
+
+    def _polygon(self, polygons: list[Array], box: Array, orientation: int) -> list[float]:
+        """Return the points of one polygon for one object."""
+        if not polygons:
+            self.counts["corners"] += 1
+            left, top, right, bottom = [*(box[:2] - box[2:] / 2), *(box[:2] + box[2:] / 2)]
+            ring = np.array([[left, top], [right, top], [right, bottom], [left, bottom]])
+        else:
+            ring = _joined(polygons)
+            self.counts["joined"] += len(polygons) > 1
+            if orientation > 1:
+                ring = turned_points(ring, orientation).round(_DIGITS)
+        if not ((ring >= -TOLERANCE) & (ring <= 1 + TOLERANCE)).all():
+            self.counts["polygons"] += 1
+            ring = np.clip(ring, 0, 1)
+        flat: list[float] = ring.ravel().tolist()
+        return flat
+
+    def data(self, splits: list[str]) -> dict[str, Any]:
+        """Return what data.yaml says. Valid after all records were converted."""
+        # Without path, paths are relative to the file. Ultralytics wants a train and a val split.
+        parts: dict[str, Any] = {split: f"images/{split}" for split in splits if split}
+        parts = dict(
+            sorted(parts.items(), key=lambda part: SPLITS.index(part[0]) if part[0] in SPLITS else len(SPLITS))
+        )
+        data = parts or {"train": "images", "val": "images"}
+        data["names"] = dict(enumerate(self._names or ["object"]))
+        if self._keypoints is not None:
+            declared: Any = self._fields[self._keypoints].shape
+            data["kpt_shape"] = list(self._shape or (declared[1] or 1, declared[2]))
+            flip: JSON = self._attrs.get("flip_idx")
+            if isinstance(flip, list):
+                data["flip_idx"] = flip
+        return data
+
+
+def _text(value: float) -> str:
+    """Return the shortest digits of a number, without ``.0``."""
+    return repr(int(value)) if value.is_integer() else repr(value)
+
+
+def _hull(points: Array) -> list[float]:
+    low, high = points.min(0), points.max(0)
+    return [*((low + high) / 2).tolist(), *(high - low).tolist()]
+
+
+def _joined(polygons: list[Array]) -> Array:
+    """Return one ring around several polygons: from the first point of the first to each other, around it, and back."""
+    first = polygons[0]
+    parts = [first]
+    for other in polygons[1:]:
+        parts += [first[:1], other, other[:1]]
+    return np.concatenate(parts)

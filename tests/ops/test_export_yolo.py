@@ -1,0 +1,311 @@
+"""`export` to YOLO: the numbers of the text come back, and what has no place is listed."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
+from typer.testing import CliRunner
+
+import storeds
+from photographs import jpeg
+from shares import examples
+from storeds.cli import app
+from storeds.errors import RecordError
+
+WIDTH, HEIGHT = 96, 64
+IMAGE = {"kind": "image", "role": "image"}
+BOXES = {"kind": "array", "dtype": "float64", "shape": [None, 4], "role": "boxes"}
+LABELS = {"kind": "array", "dtype": "int64", "shape": [None], "role": "labels"}
+MASKS = {"kind": "json", "role": "mask", "format": "coco"}
+
+
+def put(path: Path, content: str | bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def store(url: str, fields: Mapping[str, Any], records: Sequence[Mapping[str, Any]], **attrs: Any) -> str:
+    """Write a store of photographs with these further values."""
+    with storeds.open_writer(url, {"image": IMAGE, **fields}) as writer:
+        writer.append([{"image": jpeg(number), **record} for number, record in enumerate(records)])
+        writer.publish({"classes": ["cat", "dog"], **attrs})
+    return url
+
+
+def read(folder: Path) -> dict[str, list[list[float]]]:
+    """Return the rows of each image of an exported data set, read as Ultralytics reads it."""
+    data = yaml.safe_load((folder / "data.yaml").read_text())
+    rows = {}
+    for part in {data[split] for split in ("train", "val", "test", "other") if split in data}:
+        for path in sorted(path for path in (folder / part).rglob("*") if path.is_file()):
+            before, _, after = str(path).rpartition("/images/")
+            labels = Path(f"{before}/labels/{after}").with_suffix(".txt")
+            lines = labels.read_text().splitlines()
+            rows[str(path.relative_to(folder / "images"))] = [list(map(float, line.split())) for line in lines]
+    return rows
+
+
+def lines_of(folder: Path) -> dict[str, list[list[float]]]:
+    """Return the numbers of every label file."""
+    return {
+        str(path.relative_to(folder / "labels")): [
+            list(map(float, line.split())) for line in path.read_text().splitlines()
+        ]
+        for path in sorted((folder / "labels").rglob("*.txt"))
+    }
+
+
+def there_and_back(root: Path, texts: Mapping[str, str], yaml_text: str, url: str) -> Path:
+    """Write label files, pack them, and export them again."""
+    for number, (name, text) in enumerate(texts.items()):
+        put(root / "set/images" / f"{name}.jpg", jpeg(number))
+        put(root / "set/labels" / f"{name}.txt", text)
+    put(root / "set/data.yaml", yaml_text)
+    storeds.pack(root / "set", url)
+    done = storeds.export(url, root / "out", format="yolo")
+    assert done.left_out == {}
+    assert done.notes == ()
+    return root / "out"
+
+
+@pytest.mark.parametrize("engine", ["lmdb", "hdf5", "mongodb"])
+@pytest.mark.parametrize(
+    ("line", "more"),
+    [
+        ("1 0.50 0.123456789 1e-3 0.3", ""),
+        ("1 0.1 0.2 0.5 0.25 0.3 0.7500", ""),
+        ("1 0.5 0.5 0.2 0.2 0.1 0.2 2 0.3 0.4 1 0 0 0", "kpt_shape: [3, 3]\nflip_idx: [1, 0, 2]\n"),
+        ("1 0.5 0.5 0.2 0.2 0.1 0.2 0.3 0.4", "kpt_shape: [2, 2]\n"),
+    ],
+)
+def test_yolo_comes_back(
+    line: str, more: str, engine: str, tmp_path: Path, make_engine_url: Callable[[str], str]
+) -> None:
+    text = f"{line}\n0{line[1:]}\n"
+    data = f"train: images/train\nval: images/val\nnames: [cat, 'no']\n{more}"
+    out = there_and_back(tmp_path, {"train/a": text, "train/b": "", "val/a": text}, data, make_engine_url(engine))
+    assert lines_of(out) == lines_of(tmp_path / "set")
+    assert yaml.safe_load((out / "data.yaml").read_text()) == {
+        "train": "images/train",
+        "val": "images/val",
+        "names": {0: "cat", 1: "no"},
+        **(yaml.safe_load(more) or {}),
+    }
+    for name in ("train/a", "train/b", "val/a"):
+        assert (out / f"images/{name}.jpg").read_bytes() == (tmp_path / f"set/images/{name}.jpg").read_bytes()
+    again = storeds.pack(out, make_engine_url(engine))
+    assert again.fields == storeds.pack(tmp_path / "set", make_engine_url(engine)).fields
+    assert again.attrs["classes"] == ["cat", "no"]
+
+
+numbers = st.floats(0, 1).map(repr)
+boxes = st.lists(st.tuples(st.integers(0, 1).map(str), numbers, numbers, numbers, numbers), max_size=5)
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(rows=boxes)
+def test_random_numbers_come_back(rows: list[tuple[str, ...]], tmp_path_factory: pytest.TempPathFactory) -> None:
+    root = tmp_path_factory.mktemp("yolo")
+    unique = {tuple(map(float, row)): row for row in rows}
+    text = "".join(f"{' '.join(row)}\n" for row in unique.values())
+    out = there_and_back(root, {"a": text}, "train: images\nnames: [cat, dog]\n", f"lmdb://{root}/s.lmdb")
+    assert lines_of(out) == lines_of(root / "set")
+
+
+@pytest.mark.parametrize("format", ["xyxy", "xywh", "cxcywh"])
+def test_boxes_in_pixels_come_back_to_within_rounding(format: str, tmp_path: Path) -> None:
+    chance = np.random.default_rng(0)
+    corners = np.sort(chance.uniform(0, 1, (500, 2, 2)), axis=1).reshape(-1, 4) * ([WIDTH, HEIGHT] * 2)
+    low, high = corners[:, :2], corners[:, 2:]
+    as_format = {
+        "xyxy": corners,
+        "xywh": np.concatenate([low, high - low], 1),
+        "cxcywh": np.concatenate([(low + high) / 2, high - low], 1),
+    }[format]
+    fields = {"boxes": {**BOXES, "format": format}, "labels": LABELS, "key": "str"}
+    record: dict[str, Any] = {"boxes": as_format, "labels": np.arange(500) % 2, "key": "a.jpg"}
+    url = store(f"lmdb://{tmp_path}/s.lmdb", fields, [record])
+    assert storeds.export(url, tmp_path / "out", format="yolo").notes == ()
+    (rows,) = read(tmp_path / "out").values()
+    found = np.array(rows)
+    assert found[:, 0].tolist() == record["labels"].tolist()
+    centre, side = found[:, 1:3] * [WIDTH, HEIGHT], found[:, 3:] * [WIDTH, HEIGHT]
+    assert np.abs(np.concatenate([centre - side / 2, centre + side / 2], 1) - corners).max() < 1e-12
+
+
+def test_splits_become_folders(tmp_path: Path) -> None:
+    fields = {"boxes": BOXES, "labels": LABELS, "split": "str", "key": "str"}
+    empty = {"boxes": np.zeros((0, 4)), "labels": np.zeros(0, np.int64)}
+    keys = [("val", "images/val/a.jpg"), ("train", "train/images/a.jpg"), ("train", "x/images/b.jpg"), ("odd", "c")]
+    url = store(f"lmdb://{tmp_path}/s.lmdb", fields, [{**empty, "split": split, "key": key} for split, key in keys])
+    done = storeds.export(url, tmp_path / "out", format="yolo")
+    assert set(read(tmp_path / "out")) == {"val/a.jpg", "train/a.jpg", "train/x/images_/b.jpg"}
+    data = yaml.safe_load((tmp_path / "out/data.yaml").read_text())
+    assert list(data) == ["train", "val", "odd", "names"]
+    assert "data.yaml names the splits odd, and programs read train, val" in " ".join(done.notes)
+    assert (tmp_path / "out/images/odd/c.jpg").exists()
+
+
+def test_images_never_share_a_label_file(tmp_path: Path) -> None:
+    fields = {"boxes": BOXES, "labels": LABELS, "key": "str"}
+    records = [
+        {"boxes": np.array([[0, 0, 48, 8.0 * (number + 1)]]), "labels": np.array([0]), "key": key}
+        for number, key in enumerate(["a.jpg", "a.png", "../a.jpg", "images/a.jpg"])
+    ]
+    url = store(f"lmdb://{tmp_path}/s.lmdb", fields, records)
+    done = storeds.export(url, tmp_path / "out", format="yolo")
+    heights = [rows[0][4] for rows in read(tmp_path / "out").values()]
+    assert sorted(heights) == [0.125, 0.25, 0.375, 0.5]
+    assert "got another name, because their label file would be that of another image" in " ".join(done.notes)
+
+
+def test_what_has_no_place_is_listed(tmp_path: Path) -> None:
+    fields = {
+        "boxes": {**BOXES, "format": "xywh"},
+        "labels": LABELS,
+        "masks": MASKS,
+        "iscrowd": {"kind": "array", "dtype": "int64", "shape": [None], "of": "boxes"},
+        "weather": "str",
+        "scene": {"kind": "image", "role": "mask"},
+    }
+    square = [10.0, 10.0, 20.0, 10.0, 20.0, 20.0, 10.0, 20.0]
+    shifted = [value + 30 for value in square]
+    run = {"size": [HEIGHT, WIDTH], "counts": [0, 10, HEIGHT * WIDTH - 10]}
+    buffer = io.BytesIO()
+    Image.new("L", (WIDTH, HEIGHT)).save(buffer, "PNG")
+    record = {
+        "boxes": np.array(
+            [[10, 10, 10, 10], [10, 10, 40, 40], [0, 0, 1, 10], [1, 1, 5, 5], [60, 60, 1, 1]], np.float64
+        ),
+        "labels": np.array([0, 1, 0, 1, 0]),
+        "masks": [[square], [square, shifted], run, run, [[90.0, 10.0, 99.0, 10.0, 99.0, 20.0]]],
+        "iscrowd": np.array([0, 0, 0, 1, 0]),
+        "weather": "rain",
+        "scene": buffer.getvalue(),
+    }
+    url = store(f"lmdb://{tmp_path}/s.lmdb", fields, [record])
+    done = storeds.export(url, tmp_path / "out", format="yolo")
+    assert done.left_out == {"weather": "YOLO has no place for it", "scene": "YOLO has no masks except polygons"}
+    notes = " ".join(done.notes)
+    for says in (
+        "1 crowd regions are left out",
+        "1 objects of several polygons became one polygon each",
+        "1 objects without polygons, such as run-length encodings, became the corners of their boxes",
+        "1 polygons reached over the edge",
+        "1 boxes are not those around their polygons",
+    ):
+        assert says in notes
+    (rows,) = read(tmp_path / "out").values()
+    assert [row[0] for row in rows] == [0, 1, 0, 0]
+    scale = np.array([WIDTH, HEIGHT])
+    assert np.allclose(np.reshape(rows[0][1:], (-1, 2)) * scale, np.reshape(square, (-1, 2)))
+    joined = np.reshape(rows[1][1:], (-1, 2)) * scale
+    assert area(joined) == pytest.approx(200)
+    assert np.allclose(np.reshape(rows[2][1:], (-1, 2)) * scale, [[0, 0], [1, 0], [1, 10], [0, 10]])
+    assert np.max(rows[3][1:]) == 1
+
+
+def area(ring: Any) -> float:
+    """Return the area of a polygon by the shoelace formula."""
+    x, y = ring[:, 0], ring[:, 1]
+    return abs(float(np.dot(x, np.roll(y, -1)) - np.dot(y, np.roll(x, -1)))) / 2
+
+
+def test_boxes_over_the_edge_are_cut(tmp_path: Path) -> None:
+    fields = {"boxes": BOXES, "labels": LABELS}
+    record = {"boxes": np.array([[-96, 0, 48, 32], [0, 0, 97, 64.0]]), "labels": np.array([0, 0])}
+    url = store(f"lmdb://{tmp_path}/s.lmdb", fields, [record])
+    done = storeds.export(url, tmp_path / "out", format="yolo")
+    (rows,) = read(tmp_path / "out").values()
+    assert rows[0] == [0, 0.25, 0.25, 0.5, 0.5]
+    assert "boxes reached over the edge of the picture, and were cut" in " ".join(done.notes)
+
+
+def test_keypoints_in_pixels(tmp_path: Path) -> None:
+    points = {"kind": "array", "dtype": "float32", "shape": [None, 2, 3], "role": "keypoints"}
+    fields = {"boxes": BOXES, "labels": LABELS, "keypoints": points, "masks": MASKS}
+    record = {
+        "boxes": np.array([[0, 0, 96, 64.0]]),
+        "labels": np.array([0]),
+        "keypoints": np.array([[[24, 16, 2], [200, 16, 1]]], np.float32),
+        "masks": [[]],
+    }
+    url = store(f"lmdb://{tmp_path}/s.lmdb", fields, [record], flip_idx=[1, 0])
+    done = storeds.export(url, tmp_path / "out", format="yolo")
+    (rows,) = read(tmp_path / "out").values()
+    assert rows == [[0, 0.5, 0.5, 1, 1, 0.25, 0.25, 2, 0, 0, 0]]
+    assert done.left_out == {"masks": "YOLO has no masks beside keypoints"}
+    assert "1 keypoints lay outside the picture" in " ".join(done.notes)
+    data = yaml.safe_load((tmp_path / "out/data.yaml").read_text())
+    assert (data["kpt_shape"], data["flip_idx"]) == ([2, 3], [1, 0])
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_turned_pictures_come_back(orientation: int, tmp_path: Path) -> None:
+    """Label files refer to the picture as displayed, the store to its pixels as stored."""
+    pixels = np.zeros((40, 60), np.uint8)
+    pixels[8:16, 15:45] = 255
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "JPEG", quality=100, exif=exif)
+    shown = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(buffer.getvalue())))) > 128
+    rows, columns = np.flatnonzero(shown.any(1)), np.flatnonzero(shown.any(0))
+    height, width = shown.shape
+    left, top, right, bottom = columns[0], rows[0], columns[-1] + 1, rows[-1] + 1
+    box = [(left + right) / 2 / width, (top + bottom) / 2 / height, (right - left) / width, (bottom - top) / height]
+    corner = [left / width, top / height]  # the first white pixel of the picture as displayed
+    line = " ".join(map(str, [0, *box, *corner]))
+    put(tmp_path / "set/images/a.jpg", buffer.getvalue())
+    put(tmp_path / "set/labels/a.txt", line)
+    put(tmp_path / "set/data.yaml", "train: images\nnames: [cat]\nkpt_shape: [1, 2]\n")
+    url = f"lmdb://{tmp_path}/s.lmdb"
+    storeds.pack(tmp_path / "set", url)
+    with storeds.open_backend(url) as backend:
+        record: Any = backend.get_many([0])[0]
+    assert np.allclose(record["boxes"] * [60, 40, 60, 40], [[30, 12, 30, 8]])
+    x, y = (record["keypoints"][0, 0] * [60, 40]).round(6)
+    assert (x in (15, 44), y in (8, 15)) == (True, True)  # the corner's pixel, wherever it is stored
+    storeds.export(url, tmp_path / "out", format="yolo")
+    assert np.allclose(lines_of(tmp_path / "out")["a.txt"], [[0, *box, *corner]], rtol=0, atol=1e-14)
+
+
+def test_labels_without_names_and_text_labels(tmp_path: Path) -> None:
+    fields = {"boxes": BOXES, "labels": {"kind": "json", "role": "labels"}}
+    one = np.array([[0, 0, 9, 9.0]])
+    url = store(
+        f"lmdb://{tmp_path}/s.lmdb", fields, [{"boxes": one, "labels": ["bird"]}, {"boxes": one, "labels": ["cat"]}]
+    )
+    storeds.export(url, tmp_path / "out", format="yolo")
+    assert yaml.safe_load((tmp_path / "out/data.yaml").read_text())["names"] == {0: "cat", 1: "dog", 2: "bird"}
+    assert [rows[0][0] for rows in read(tmp_path / "out").values()] == [2, 0]
+
+
+def test_a_bad_record_leaves_no_folder(tmp_path: Path) -> None:
+    url = store(f"lmdb://{tmp_path}/s.lmdb", {"boxes": BOXES}, [{"boxes": np.zeros((0, 4)), "image": b"no picture"}])
+    with pytest.raises(RecordError, match=r"the size of its picture cannot be read"):
+        storeds.export(url, tmp_path / "out", format="yolo")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_packs_and_exports(tmp_path: Path) -> None:
+    put(tmp_path / "set/images/a.jpg", jpeg())
+    put(tmp_path / "set/labels/a.txt", "1 0.5 0.5 0.25 0.25\n")
+    url, runner = f"lmdb://{tmp_path}/s.lmdb", CliRunner()
+    packed = runner.invoke(app, ["pack", f"{tmp_path}/set", url, "--classes", "cat,dog", "--kind", "yolo", "--json"])
+    assert packed.exit_code == 0, packed.output
+    exported = runner.invoke(app, ["export", url, f"{tmp_path}/out", "--format", "yolo", "--json"])
+    assert exported.exit_code == 0, exported.output
+    assert json.loads(exported.stdout)["files"] == 3
+    assert lines_of(tmp_path / "out") == {"a.txt": [[1, 0.5, 0.5, 0.25, 0.25]]}
