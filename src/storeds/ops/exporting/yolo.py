@@ -13,7 +13,8 @@ import yaml
 
 from storeds._utils.text import some
 from storeds.errors import RecordError
-from storeds.ops.common import ProgressHook, picture_size, read_batches
+from storeds.jpeg import read_picture_header
+from storeds.ops.common import ProgressHook, read_batches
 from storeds.ops.exporting.base import Exported, ExportFolder, FileNames, boxes_as, fields_of, one_field, unexported
 from storeds.ops.packing.sources.turned import exif_orientation, turned_centres, turned_keypoints, turned_points
 from storeds.ops.packing.sources.yolo import SPLITS, labels_of
@@ -183,9 +184,10 @@ class _Lines:
     def of(self, record: Record) -> Iterator[str]:
         """Yield the lines of a record; raises ValueError if it does not fit its roles."""
         blob = record[self.image]
-        size = picture_size(blob)
-        if size is None:
+        header = read_picture_header(blob)
+        if header is None:
             raise ValueError("the size of its picture cannot be read, which YOLO needs")
+        size = header.height, header.width
         check_values(record, self._fields, size)
         orientation = exif_orientation(blob)
         polygons = None if self._masks is None or self._keypoints is not None else self._polygons(record, size)
