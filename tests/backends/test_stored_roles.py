@@ -5,6 +5,9 @@ from __future__ import annotations
 import io
 import logging
 import pickle
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -373,6 +376,30 @@ def test_a_class_id_without_a_name_is_refused_when_publishing(make_engine_url: M
     again = storeds.open_writer(url, fields, resume=True)
     assert again.count == 5
     assert again.publish({"classes": [f"class {number}" for number in range(8)]}).count == 5
+
+
+_DYING = """
+import os, signal, sys
+import storeds
+
+writer = storeds.open_writer(sys.argv[1], {"label": {"kind": "int", "role": "label"}}, commit_every=2)
+writer.append({"label": number} for number in (0, 5, 1, 0, 9))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("engine", ENGINES[:3])
+def test_class_ids_survive_a_killed_writer(make_engine_url: MakeUrl, engine: str) -> None:
+    url = make_engine_url(engine)
+    died = subprocess.run([sys.executable, "-c", _DYING, url], check=False)
+    assert died.returncode == -signal.SIGKILL
+    resumed = storeds.open_writer(url, {"label": {"kind": "int", "role": "label"}}, resume=True)
+    assert resumed.count == 4  # the last record was not durable, and 9 with it
+    assert resumed.note is None
+    with pytest.raises(errors.RecordError, match="record 1 of .*class id 5"):
+        resumed.publish({"classes": ["a", "b"]})
+    resumed = storeds.open_writer(url, {"label": {"kind": "int", "role": "label"}}, resume=True)
+    assert resumed.publish({"classes": list("abcdef")}).count == 4
 
 
 def test_negative_class_ids_and_names_per_field() -> None:
