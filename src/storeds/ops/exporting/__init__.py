@@ -20,15 +20,16 @@ from storeds.errors import ConfigError, StoredsError, StoreExistsError, StoreNot
 from storeds.ops.common import ProgressHook
 from storeds.ops.exporting.base import Exported
 from storeds.ops.exporting.coco import export_coco
+from storeds.ops.exporting.folder import export_folder
 from storeds.ops.exporting.yolo import export_yolo
 from storeds.protocols import Backend
 
 __all__ = ["FORMATS", "ExportFormat", "Exported", "export"]
 
-ExportFormat: TypeAlias = Literal["coco", "yolo"]
+ExportFormat: TypeAlias = Literal["coco", "folder", "yolo"]
 FORMATS: tuple[str, ...] = get_args(ExportFormat)
 # Each is called with the store, an empty folder, progress= and the options of its format.
-_WRITERS: dict[str, Callable[..., Exported]] = {"coco": export_coco, "yolo": export_yolo}
+_WRITERS: dict[str, Callable[..., Exported]] = {"coco": export_coco, "folder": export_folder, "yolo": export_yolo}
 _MARKER = ".storeds-export.json"
 _LOG = logging.getLogger("storeds")
 
@@ -54,7 +55,8 @@ def export(
         The new folder. It appears when it is complete.
     format : str
         ``"coco"``: the pictures in ``images/``, and ``annotations.json``. ``"yolo"``: the pictures in ``images/``, a text
-        file for each in ``labels/``, and ``data.yaml``.
+        file for each in ``labels/``, and ``data.yaml``. ``"folder"``: pictures in folders of classes, or in ``images/`` and
+        ``masks/``, and everything else in ``metadata.jsonl``; `pack` of it gives an equal store.
     overwrite : bool
         Replace a folder that an earlier export wrote. Other folders are never replaced.
     layout, options : str, mapping, optional

@@ -8,6 +8,7 @@ from __future__ import annotations
 from storeds.ops.packing.sources.base import IMAGE_SUFFIXES, BadItem, PackSource, Problem, read_file
 from storeds.ops.packing.sources.coco import CocoSource
 from storeds.ops.packing.sources.columns import LabelStyle
+from storeds.ops.packing.sources.exported import ExportedSource
 from storeds.ops.packing.sources.folders import FlatFolderSource, ImageFolderSource
 from storeds.ops.packing.sources.manifests import JsonIndexSource, ManifestSource
 from storeds.ops.packing.sources.masks import MaskFolderSource
@@ -27,6 +28,7 @@ __all__ = [
     "BadItem",
     "CocoSource",
     "DatasetSource",
+    "ExportedSource",
     "FilesSource",
     "FlatFolderSource",
     "FrameFolderSource",

@@ -14,6 +14,7 @@ from storeds._utils.text import counted, some
 from storeds.errors import ConfigError, StoreNotFoundError, suggest
 from storeds.ops.packing.sources.base import IMAGE_SUFFIXES, PackSource, is_hidden, show
 from storeds.ops.packing.sources.coco import CocoSource, is_coco_file
+from storeds.ops.packing.sources.exported import ExportedSource, is_exported
 from storeds.ops.packing.sources.folders import FlatFolderSource, ImageFolderSource
 from storeds.ops.packing.sources.manifests import JsonIndexSource, ManifestSource
 from storeds.ops.packing.sources.masks import MaskFolderSource, find_mask_folders
@@ -44,6 +45,7 @@ SourceKind: TypeAlias = Literal[
     "frames",
     "yolo",
     "voc",
+    "exported",
 ]
 
 _SOURCES: dict[str, Callable[..., PackSource]] = {
@@ -62,6 +64,7 @@ _SOURCES: dict[str, Callable[..., PackSource]] = {
     "frames": FrameFolderSource,
     "yolo": YoloSource,
     "voc": VocSource,
+    "exported": ExportedSource,
 }
 KINDS: tuple[str, ...] = get_args(SourceKind)
 _SUFFIXES = {
@@ -173,8 +176,9 @@ def _detect_path(path: str, *, include_hidden: bool) -> str:
         reason = getattr(error, "strerror", None) or error
         raise StoreNotFoundError(f"{redact(show(path))} cannot be inspected: {reason}") from None
     if stat.S_ISDIR(mode):
-        if is_yolo_folder(path) or find_voc_folders(path):
-            return "yolo" if is_yolo_folder(path) else "voc"
+        known = _detect_known(path)
+        if known is not None:
+            return known
         if _is_saved_dataset(entries) or _contains_tables(path, _TABLE_DEPTH):
             return "table"
         return "videos" if _contains_videos(path) else _detect_folder(path, entries, include_hidden=include_hidden)
@@ -186,6 +190,15 @@ def _detect_path(path: str, *, include_hidden: bool) -> str:
             f"({', '.join(KINDS)}) if it is one of these"
         )
     return found
+
+
+def _detect_known(path: str) -> str | None:
+    """Return the kind of a folder whose files and folders have the names of a known format, or None."""
+    if is_exported(path):
+        return "exported"
+    if is_yolo_folder(path):
+        return "yolo"
+    return "voc" if find_voc_folders(path) else None
 
 
 def _detect_content(path: str) -> str | None:

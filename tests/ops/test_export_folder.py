@@ -1,0 +1,340 @@
+"""`export` to folders, and `pack` of what it wrote: an equal store, and files that other programs read."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sklearn.datasets  # type: ignore[import-untyped]
+from PIL import Image
+from typer.testing import CliRunner
+
+import storeds
+from mask_files import FORMS, mask, write
+from photographs import jpeg
+from storeds.cli import app
+from storeds.errors import ConfigError, FormatError, RecordError, StoreNotFoundError
+from storeds.ops.packing.sources import ExportedSource, open_source
+from storeds.protocols import Field
+
+MakeUrl = Callable[[str], str]
+ENGINES = ("lmdb", "hdf5", "mongodb")
+
+
+def records(url: str) -> list[dict[str, Any]]:
+    with storeds.open_backend(url) as backend:
+        return [dict(record) for record in backend.get_many(range(len(backend)))]  # type: ignore[arg-type]
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metadata.jsonl").read_text().split("\n") if line]
+
+
+def files_below(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and path.name[0] != "."}
+
+
+def packed_again(folder: Path, url: str, **options: Any) -> storeds.Meta:
+    return storeds.pack(folder, url, **options)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_store_of_classes(tmp_path: Path, engine: str, make_engine_url: MakeUrl) -> None:
+    tree = write(tmp_path / "tree", {f"{name}/{n}.jpg": n for name in ("cat", "dog") for n in range(3)})
+    url, out = make_engine_url(engine), tmp_path / "out"
+    meta = storeds.pack(tree, url)
+    done = storeds.export(url, out, format="folder")
+    assert (done.count, done.files, dict(done.left_out), done.notes) == (6, 8, {}, ())
+    pictures = {f"{name}/{n}.jpg" for name in ("cat", "dog") for n in range(3)}
+    assert files_below(out) == pictures | {"metadata.jsonl", "storeds.json"}
+    for name in pictures:
+        assert (out / name).read_bytes() == (tree / name).read_bytes()
+    assert done.bytes == sum(path.stat().st_size for path in out.rglob("*") if path.is_file() and path.name[0] != ".")
+    assert rows(out)[4] == {"file_name": "dog/1.jpg", "label": 1, "key": "dog/1.jpg"}
+    assert packed_again(out, make_engine_url(engine)).id == meta.id
+    # The same folders are an ImageFolder, for this and for other programs.
+    assert packed_again(out, make_engine_url(engine), kind="imagefolder").id == meta.id
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_store_of_masks(tmp_path: Path, form: str, engine: str, make_engine_url: MakeUrl) -> None:
+    files = {f"masks/train/{n}.png": mask(n, form) for n in range(3)}
+    tree = write(tmp_path / "tree", {**{f"images/train/{n}.jpg": n for n in range(3)}, **files})
+    url, out = make_engine_url(engine), tmp_path / "out"
+    meta = storeds.pack(tree, url, kind="masks", classes=list("abcd"))
+    storeds.export(url, out, format="folder")
+    pictures = {f"images/train/{n}.jpg" for n in range(3)} | set(files)
+    assert files_below(out) == pictures | {"metadata.jsonl", "storeds.json", "classes.txt"}
+    for name in pictures:
+        assert (out / name).read_bytes() == (tree / name).read_bytes()
+    assert rows(out)[0] == {
+        "file_name": "images/train/0.jpg",
+        "mask_file_name": "masks/train/0.png",
+        "split": "train",
+        "key": "train/0.jpg",
+    }
+    assert packed_again(out, make_engine_url(engine)).id == meta.id
+    assert packed_again(out, make_engine_url(engine), kind="masks").id == meta.id
+
+
+def test_photographs_with_captions(tmp_path: Path) -> None:
+    """Oracle: the bytes of the files of another package."""
+    photographs = [Path(path) for path in sklearn.datasets.load_sample_images().filenames]
+    root = write(tmp_path / "photos", {path.name: path.read_bytes() for path in photographs})
+    lines = [{"image": path.name, "captions": ["Ü", f"{path.stem}\n\u2028"]} for path in photographs]
+    (root / "list.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    meta = storeds.pack(root / "list.jsonl", f"lmdb://{tmp_path}/a.lmdb", caption_columns=["captions"])
+    storeds.export(f"lmdb://{tmp_path}/a.lmdb", tmp_path / "out", format="folder")
+    for path, row in zip(photographs, rows(tmp_path / "out"), strict=True):
+        assert (tmp_path / "out" / row["file_name"]).read_bytes() == path.read_bytes()
+        assert row["file_name"] == f"images/{path.name}"
+        assert row["captions"] == ["Ü", f"{path.stem}\n\u2028"]
+    again = packed_again(tmp_path / "out", f"hdf5://{tmp_path}/b.h5")
+    assert (again.id, again.attrs) == (meta.id, meta.attrs)
+
+
+EVERYTHING: dict[str, Any] = {
+    "label": {"kind": "int", "role": "label"},
+    "left": {"kind": "image", "role": "image"},
+    "right": "image",
+    "mask": {"kind": "image", "role": "mask"},
+    "boxes": {
+        "kind": "array",
+        "dtype": "float64",
+        "shape": [None, 4],
+        "role": "boxes",
+        "format": "cxcywh",
+        "relative": True,
+    },
+    "labels": {"kind": "array", "dtype": "int64", "shape": [None], "role": "labels"},
+    "points": {"kind": "array", "dtype": "float32", "shape": [None, 17, 3], "role": "keypoints"},
+    "area": {"kind": "array", "dtype": "float16", "shape": [None], "of": "boxes"},
+    "instances": {"kind": "json", "role": "mask", "format": "coco"},
+    "depth": {"kind": "array", "dtype": "float32", "shape": [None, None]},
+    "phase": {"kind": "array", "dtype": "complex64", "shape": [2]},
+    "file_name": "str",
+    "images": "bytes",
+    "score": "float",
+    "flag": "bool",
+    "note": "json",
+    "key": "str",
+}
+
+
+def everything(number: int, key: str) -> dict[str, Any]:
+    """Return a record with a value of every kind; `number` boxes."""
+    rng = np.random.default_rng(number)
+    size = rng.uniform(0.1, 0.5, (number, 2))
+    return {
+        "label": number - 1,
+        "left": jpeg(number),
+        "right": jpeg(number + 1),
+        "mask": mask(number, "P"),
+        "boxes": np.concatenate([rng.uniform(0.3, 0.6, (number, 2)), size], axis=1),
+        "labels": np.arange(number),
+        "points": rng.normal(20, 9, (number, 17, 3)).astype("f4"),
+        "area": rng.normal(20, 9, number).astype("f2"),
+        "instances": [[[0.1, 0, 9, 0, 9, 9.3]]] * number,
+        "depth": np.full((number, 3), np.nan, "f4"),
+        "phase": np.array([1j, number], "c8"),
+        "file_name": f"“{number}”\n",
+        "images": bytes([number, 0, 255]),
+        "score": [float("nan"), -0.0, float("inf"), 1e-300][number],
+        "flag": bool(number % 2),
+        "note": {"é": [1, None, 2**60, 0.1]},
+        "key": key,
+    }
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_store_of_everything_loses_nothing(tmp_path: Path, engine: str, make_engine_url: MakeUrl) -> None:
+    url, out = make_engine_url(engine), tmp_path / "out"
+    with storeds.open_writer(url, EVERYTHING) as writer:
+        writer.append([everything(number, f"a/{number}.jpg") for number in range(4)])
+        meta = writer.publish({"licence": "CC0", "nested": {"a": [1, 2.5, None]}})
+    done = storeds.export(url, out, format="folder")
+    assert not done.left_out
+    assert {path.name for path in out.iterdir() if path.is_dir()} == {
+        "left",
+        "right",
+        "masks",
+        "depth",
+        "phase",
+        "images",
+    }
+    again = packed_again(out, make_engine_url(engine))
+    assert (again.id, again.fields, again.attrs) == (meta.id, meta.fields, meta.attrs)
+    assert storeds.verify(url).ok
+    twice = out.with_name("twice")
+    storeds.export(url, twice, format="folder")
+    assert files_below(twice) == files_below(out)
+    for name in files_below(out):
+        assert (twice / name).read_bytes() == (out / name).read_bytes()
+
+
+def test_keys_that_are_no_names_of_files(tmp_path: Path) -> None:
+    keys = ["../../x.jpg", "/etc/passwd", "", "a", "a/b", "a", "é\x1b[31m.png", "x" * 300, ".", "c.jpg/d.jpg", "c.jpg"]
+    fields = {"image": "image", "mask": {"kind": "image", "role": "mask"}, "key": "str"}
+    url, out = f"lmdb://{tmp_path}/a.lmdb", tmp_path / "out"
+    with storeds.open_writer(url, fields) as writer:
+        writer.append([{"image": jpeg(n % 4), "mask": mask(n % 4), "key": key} for n, key in enumerate(keys)])
+        meta = writer.publish()
+    done = storeds.export(url, out, format="folder")
+    assert done.files == 2 * len(keys) + 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.lmdb", "out"]
+    assert any("no usable name" in note for note in done.notes)
+    found = rows(out)
+    assert [row["key"] for row in found] == keys
+    assert len({row["file_name"] for row in found}) == len(keys)
+    for number, row in enumerate(found):
+        assert (out / row["file_name"]).read_bytes() == jpeg(number % 4)
+        assert (out / row["mask_file_name"]).read_bytes() == mask(number % 4)
+    assert packed_again(out, f"lmdb://{tmp_path}/b.lmdb").id == meta.id
+
+
+def test_classes_that_are_no_names_of_folders(tmp_path: Path) -> None:
+    classes = ["a/b", ".hidden", "ok"]
+    url, out = f"lmdb://{tmp_path}/a.lmdb", tmp_path / "out"
+    with storeds.open_writer(url, {"image": "image", "label": "int"}) as writer:
+        writer.append([{"image": jpeg(label), "label": label} for label in (0, 1, 2, 2)])
+        meta = writer.publish({"classes": classes})
+    storeds.export(url, out, format="folder")
+    assert [row["file_name"] for row in rows(out)] == [
+        "a_b/00000000.jpg",
+        "_.hidden/00000001.jpg",
+        "ok/00000002.jpg",
+        "ok/00000003.jpg",
+    ]
+    assert packed_again(out, f"lmdb://{tmp_path}/b.lmdb").id == meta.id
+
+
+def test_a_store_of_a_subset_and_a_foreign_layout(tmp_path: Path) -> None:
+    with storeds.open_writer(
+        f"hdf5://{tmp_path}/a.h5", {"x": {"kind": "array", "dtype": "u1", "shape": [4, 4, 3]}}
+    ) as writer:
+        writer.append([{"x": np.full((4, 4, 3), n, "u1")} for n in range(3)])
+        meta = writer.publish()
+    storeds.export(f"hdf5://{tmp_path}/a.h5", tmp_path / "out", format="folder")
+    for number, row in enumerate(rows(tmp_path / "out")):
+        assert np.load(tmp_path / "out" / row["x_file_name"]).tolist() == np.full((4, 4, 3), number).tolist()
+    assert packed_again(tmp_path / "out", f"lmdb://{tmp_path}/b.lmdb").id == meta.id
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The export of three photographs with masks."""
+    tree = {f"images/{n}.jpg": n for n in range(3)} | {f"masks/{n}.png": n for n in range(3)}
+    storeds.pack(write(tmp_path / "tree", tree), f"lmdb://{tmp_path}/a.lmdb", kind="masks")
+    storeds.export(f"lmdb://{tmp_path}/a.lmdb", tmp_path / "out", format="folder")
+    return tmp_path / "out"
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (
+            {"file_name": "images/9.jpg"},
+            "metadata.jsonl line 2 (images/9.jpg): its file images/9.jpg cannot be read: No such",
+        ),
+        ({"file_name": "../x.jpg"}, "metadata.jsonl line 2: ../x.jpg: the path leads out of"),
+        ({"file_name": "images/0.jpg"}, "metadata.jsonl line 2: images/0.jpg is already listed in line 1"),
+        ({"file_name": 3}, "metadata.jsonl line 2: a path is a int, not text"),
+        ({"key": None}, "metadata.jsonl line 2 (images/1.jpg): its key cannot be stored as str"),
+        (None, "metadata.jsonl line 2: lacks 'key'"),
+        ("[]", "metadata.jsonl line 2: is a list; expected an object"),
+        ("{", "metadata.jsonl line 2: is not JSON"),
+    ],
+)
+def test_bad_rows_are_reported(folder: Path, change: Any, expected: str) -> None:
+    lines = (folder / "metadata.jsonl").read_text().splitlines()
+    row = json.loads(lines[1])
+    if change is None:
+        del row["key"]
+    lines[1] = change if isinstance(change, str) else json.dumps({**row, **(change or {})})
+    (folder / "metadata.jsonl").write_text("\n".join(lines))
+    with pytest.raises(RecordError) as error:
+        packed_again(folder, f"lmdb://{folder.parent}/b.lmdb")
+    assert expected in str(error.value)
+
+
+def test_bad_masks_are_reported(folder: Path) -> None:
+    (folder / "masks/1.png").write_bytes(mask(1, size=(9, 9)))
+    with pytest.raises(RecordError, match=r"line 2 \(images/1.jpg\): field 'mask': the mask has 9 × 9 pixels"):
+        packed_again(folder, f"lmdb://{folder.parent}/b.lmdb")
+
+
+def test_rows_can_be_removed(folder: Path) -> None:
+    lines = (folder / "metadata.jsonl").read_text().splitlines()
+    (folder / "metadata.jsonl").write_text("\n".join(lines[1:]))
+    assert [record["key"] for record in records(_packed(folder))] == ["1.jpg", "2.jpg"]
+
+
+def _packed(folder: Path) -> str:
+    url = f"lmdb://{folder.parent}/b.lmdb"
+    packed_again(folder, url)
+    return url
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "is not as storeds export writes it"),
+        ('{"version": 2}', "has version 2, and this storeds reads 1"),
+        ('{"version": 1, "fields": [], "attrs": {}, "files": {}}', "is not as storeds export writes it"),
+        (
+            '{"version": 1, "fields": [{"name": "image", "kind": "image"}], "attrs": {}, "files": {}}',
+            "field 'image' and files do not fit together",
+        ),
+    ],
+)
+def test_a_damaged_description(folder: Path, content: str, message: str) -> None:
+    (folder / "storeds.json").write_text(content)
+    with pytest.raises(FormatError, match=message):
+        open_source(folder)
+
+
+def test_what_is_no_export(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(StoreNotFoundError, match="storeds.json cannot be read: No such file"):
+        open_source(tmp_path / "tree", kind="exported")
+    (folder / "metadata.jsonl").write_bytes(b"\xff\n")
+    with pytest.raises(FormatError, match="metadata.jsonl cannot be read"):
+        open_source(folder)
+    with pytest.raises(ConfigError, match="has no option 'label'"):
+        open_source(folder, label=True)
+
+
+def test_the_source_pickles_and_notices_changes(folder: Path) -> None:
+    source = ExportedSource(folder)
+    assert source.fields["mask"] == Field("image", role="mask")
+    again = pickle.loads(pickle.dumps(source))
+    assert [again.read(at) for at in range(3)] == [source.read(at) for at in range(3)]
+    assert again.fingerprint == source.fingerprint
+    (folder / "images/1.jpg").write_bytes(jpeg(7))
+    assert ExportedSource(folder).fingerprint != source.fingerprint
+    assert source.size(0) >= len(jpeg(0)) + len(mask(0))
+
+
+def test_the_command_line(folder: Path, tmp_path: Path) -> None:
+    run = CliRunner().invoke(app, ["export", f"{tmp_path}/a.lmdb", f"{tmp_path}/again", "--format", "folder", "--json"])
+    assert run.exit_code == 0, run.stderr
+    assert json.loads(run.stdout)["count"] == 3
+    run = CliRunner().invoke(app, ["pack", f"{tmp_path}/again", f"{tmp_path}/b.lmdb", "--json"])
+    assert run.exit_code == 0, run.stderr
+    assert json.loads(run.stdout)["id"] == storeds.info(f"{tmp_path}/a.lmdb").id
+    with Image.open(io.BytesIO(records(f"{tmp_path}/b.lmdb")[0]["mask"])) as image:
+        assert image.mode == "L"
+
+
+def test_huggingface_reads_the_folder(folder: Path, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    found = datasets.load_dataset("imagefolder", data_dir=str(folder), split="train", cache_dir=str(tmp_path / "cache"))
+    assert found["key"] == ["0.jpg", "1.jpg", "2.jpg"]
+    assert found[1]["image"].size == (96, 64)
