@@ -333,6 +333,35 @@ def test_each_tensor_of_a_list_can_be_kept_and_written() -> None:
         assert torch.equal(image, dataset[4 * at]["image"].float() / 255 * 2)
 
 
+def changed(batch: Any) -> Any:
+    """Return lists of which some tensors were changed, cut, or replaced after `collate_detection`."""
+    images, targets = collate_detection(batch)
+    images[0].transpose_(1, 2)
+    images[1] = images[1][:, 1:]
+    images[2] = images[2].clone()
+    images[3].add_(1)
+    kept = [target["labels"] for target in targets if len(target["labels"])]
+    return images, [target["boxes"].requires_grad_() for target in targets], kept
+
+
+@pytest.mark.parametrize("scale", [1, 40])
+def test_what_was_made_of_a_list_is_sent_as_it_is_then(scale: int) -> None:
+    dataset = Samples(32, scale=scale)
+    for _ in range(2):
+        for at, (images, boxes, labels) in enumerate(load(dataset, changed)):
+            samples = [dataset[index] for index in range(4 * at, 4 * at + 4)]
+            wanted = [each["image"].float() / 255 for each in samples]
+            assert torch.equal(images[0], wanted[0].transpose(1, 2))
+            assert torch.equal(images[1], wanted[1][:, 1:])
+            assert torch.equal(images[2], wanted[2])
+            assert torch.equal(images[3], wanted[3] + 1)
+            assert all(torch.equal(got, each["boxes"]) for got, each in zip(boxes, samples, strict=True))
+            assert all(
+                torch.equal(got, each["labels"])
+                for got, each in zip(labels, [s for s in samples if len(s["labels"])], strict=True)
+            )
+
+
 def test_many_batches_of_lists_take_few_descriptors() -> None:
     def count() -> int:
         return len(os.listdir("/proc/self/fd"))

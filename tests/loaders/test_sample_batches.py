@@ -226,6 +226,21 @@ def test_all_tensors_of_nested_batches_reach_the_device(url: str) -> None:
         assert boxes.mask.is_meta
 
 
+@pytest.mark.parametrize("as_dict", [False, True])
+@pytest.mark.parametrize("collate_fn", [collate, collate_detection])
+def test_a_loader_made_of_the_parts_of_another_makes_the_same_batches(url: str, collate_fn: Any, as_dict: bool) -> None:
+    """As frameworks do."""
+    samples = dataset(
+        url, fields=["boxes", "id", "labels", "image"][: 4 if collate_fn is collate_detection else 3], as_dict=as_dict
+    )
+    first = StoreLoader(samples, batch_size=BATCH, collate_fn=collate_fn)
+    again = StoreLoader(samples, batch_size=BATCH, collate_fn=first.collate_fn)
+    assert [str(batch) for batch in again] == [str(batch) for batch in first]
+    if collate_fn is collate:
+        other = StoreLoader(dataset(url, fields=["id"]), batch_size=COUNT, collate_fn=first.collate_fn)
+        assert next(iter(other))[0].tolist() == list(range(COUNT))
+
+
 # --- Samples with all kinds of parts, through transforms ---
 
 PARTS: Any = {

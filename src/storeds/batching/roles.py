@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from storeds.batching.collate import Ragged, collate, good_samples
@@ -57,6 +58,7 @@ def fit_collate(
     settings = dict(collate_fn.keywords) if isinstance(collate_fn, functools.partial) else {}
     if _function(collate_fn) is collate_detection:
         return functools.partial(collate_detection, **_for_detection(settings, fields, as_dict=as_dict))
+    settings.pop("usual", None)  # the function may have been fitted before
     places = functools.partial(_places, fields=fields, as_dict=as_dict)
     if settings.get("pad"):
         settings["pad"] = tuple(place for name in settings["pad"] for place in places("pad", name))
@@ -130,7 +132,7 @@ def _collate_by_role(batch: Sequence[Any], *, usual: Mapping[str | int, Ragged],
     """
     first = good_samples(batch)[0]
     values = first if isinstance(first, Mapping) else dict(enumerate(first)) if isinstance(first, tuple) else {0: first}
-    takes = {"mask": torch.Tensor, "list": list}
+    takes = {"mask": (torch.Tensor, np.ndarray), "list": (list,)}
     ragged = {
         name: way
         for name, way in usual.items()
