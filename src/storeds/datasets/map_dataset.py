@@ -30,10 +30,10 @@ from storeds.readers.json_paths import is_path
 from storeds.records.columns import read_arrays, read_column
 from storeds.registry import READERS
 from storeds.transforms import BoundTransform, JointTransform, build_transform
+from storeds.transforms.alignment import check_spatial, takes_images
 from storeds.transforms.binding import check_picklable, first_crop, takes_strided
 from storeds.transforms.functional import in_order
 from storeds.transforms.generators import warn_of_own_generators
-from storeds.transforms.images import check_spatial, takes_images
 from storeds.transforms.samples import check_roles
 
 __all__ = ["StoreDataset", "check_seed", "open_source"]

@@ -9,8 +9,9 @@ the image that it gets, except with ``inplace=True``. A transform with nothing t
 """
 
 from storeds.transforms.augment import TrivialAugmentWide
-from storeds.transforms.binding import BoundTransform, Compose, Views, apply_transform, build_transform
+from storeds.transforms.binding import BoundTransform, Compose, Views, apply_transform
 from storeds.transforms.boxes import FilterBoxes
+from storeds.transforms.building import build_transform
 from storeds.transforms.colour import ColorJitter, Grayscale, RandomErasing
 from storeds.transforms.convert import MultiHot, ToDtype
 from storeds.transforms.images import (
@@ -26,7 +27,7 @@ from storeds.transforms.operations import Operation
 from storeds.transforms.samples import JointTransform
 from storeds.transforms.spatial import LetterBox, Pad, RandomCrop, RandomRotation, RandomVerticalFlip
 
-# Read images.py first, then binding.py, operations.py and samples.py. generators.py finds transforms that storeds cannot seed.
+# Read images.py first, then binding.py, building.py, operations.py and samples.py. alignment.py and generators.py judge transforms.
 __all__ = [
     "BoundTransform",
     "CenterCrop",

@@ -23,6 +23,7 @@ __all__ = [
     "checked_pairs",
     "checked_probability",
     "checked_size",
+    "is_list",
     "is_number",
     "set_fields",
 ]
@@ -34,9 +35,14 @@ def set_fields(transform: object, **values: Any) -> None:
         object.__setattr__(transform, name, value)
 
 
+def is_list(value: object) -> bool:
+    """Return whether `value` is a sequence and no string."""
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray))
+
+
 def as_tuple(value: Any) -> tuple[Any, ...] | None:
     """Return the items of a sequence; None for a string or anything else."""
-    return tuple(value) if isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray)) else None
+    return tuple(value) if is_list(value) else None
 
 
 def is_number(value: object) -> bool:

@@ -24,19 +24,20 @@ from storeds.protocols import Array, Field, SampleContext, Transform
 from storeds.records.fields import is_spatial
 from storeds.records.roles import BOX_FORMATS, Sample, boxes_of
 from storeds.transforms.albumentations import AlbumentationsParts, JointAlbumentations
+from storeds.transforms.alignment import Moves, leaves_of, moves
 from storeds.transforms.binding import (
     BoundTransform,
     Compose,
     Views,
-    build_transform,
     is_albumentations,
     wrap_albumentations,
 )
 from storeds.transforms.boxes import FilterBoxes
+from storeds.transforms.building import build_transform
 from storeds.transforms.convert import ToDtype
 from storeds.transforms.coordinates import Coordinates, from_corners, to_corners
 from storeds.transforms.functional import in_order, size_of
-from storeds.transforms.images import Moves, Normalize, ToTensor, _leaves, moves
+from storeds.transforms.images import Normalize, ToTensor
 from storeds.transforms.operations import InTurn, Operation, Orient, Size
 
 __all__ = ["JointTransform", "check_roles"]
@@ -481,7 +482,7 @@ def _unwrapped(value: Any, name: str, elements: _Elements) -> Any:
 
 def _is_of_torchvision(transform: Any) -> bool:
     """Return whether a transform and all its parts belong to torchvision."""
-    return all(type(part).__module__.startswith("torchvision.") for part in (transform, *_leaves(transform)))
+    return all(type(part).__module__.startswith("torchvision.") for part in (transform, *leaves_of(transform)))
 
 
 def _size_after(made: Mapping[str, Any], elements: _Elements, size: Size) -> Size:
