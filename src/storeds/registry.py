@@ -193,6 +193,7 @@ for _name, _target, _needs in (
     ("lmdb/msgpack", "lmdb:MsgpackLmdb", "lmdb"),
     ("lmdb/npz", "lmdb:NpzLmdb", "lmdb"),
     ("lmdb/ocr", "lmdb:OcrLmdb", "lmdb"),
+    ("lmdb/pairs", "lmdb:PairsLmdb", "lmdb"),
     ("lmdb/pickled", "lmdb:PickledLmdb", "lmdb"),
     ("lmdb/pyarrow", "lmdb:PyarrowLmdb", "lmdb"),
     ("lmdb/resolutions", "lmdb:ResolutionsLmdb", "lmdb"),

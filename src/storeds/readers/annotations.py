@@ -100,6 +100,8 @@ def keypoints_tensor(name: str, value: Any, field: Field, size: Size | None) -> 
     rows = parsed(name, value)
     if isinstance(rows, list) and rows and isinstance(rows[0], list) and rows[0] and not isinstance(rows[0][0], list):
         rows = [_triples(name, row) if len(row) > 3 else row for row in rows]
+    elif isinstance(rows, np.ndarray) and rows.ndim == 1 and not rows.size:
+        rows = []
     elif _is_flat(rows):
         rows = _triples(name, list(rows))
     points = check_keypoints(name, rows)
@@ -172,6 +174,8 @@ def parsed(name: str, value: Any) -> Any:
 
 def _rows(name: str, value: Any, columns: int) -> Any:
     """Return rows of `columns` numbers that may be given as one flat list."""
+    if isinstance(value, np.ndarray) and not value.size:
+        return np.zeros((0, columns))  # whatever its shape
     if not _is_flat(value):
         return value
     if len(value) % columns:

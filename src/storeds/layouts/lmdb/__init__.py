@@ -10,6 +10,7 @@ from storeds.layouts.lmdb.base import ForeignLmdb
 from storeds.layouts.lmdb.caffe import CaffeLmdb, parse_datum
 from storeds.layouts.lmdb.documents import JsonLmdb, MsgpackLmdb, NpzLmdb
 from storeds.layouts.lmdb.images import FramesLmdb, KeyedLmdb, OcrLmdb, ResolutionsLmdb
+from storeds.layouts.lmdb.pairs import PairsLmdb
 from storeds.layouts.lmdb.serialised import PickledLmdb, PyarrowLmdb, TensorpackLmdb
 from storeds.layouts.lmdb.unpickler import PickleError, unpickle
 from storeds.layouts.lmdb.values import decode_json, decode_npz, decompress
@@ -23,6 +24,7 @@ __all__ = [
     "MsgpackLmdb",
     "NpzLmdb",
     "OcrLmdb",
+    "PairsLmdb",
     "PickleError",
     "PickledLmdb",
     "PyarrowLmdb",

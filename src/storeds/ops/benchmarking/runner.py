@@ -15,6 +15,7 @@ from storeds.datasets.pipeline import SamplePipeline
 from storeds.errors import RecordError
 from storeds.ops.benchmarking.report import Measurement
 from storeds.protocols import Array, Backend, Reader, Record, SampleContext
+from storeds.records.roles import Sample
 from storeds.transforms import BoundTransform
 
 __all__ = ["STAGES", "Batch", "Probe", "Runner", "endless", "once"]
@@ -119,6 +120,21 @@ class _Transform:
             self.meter.batch.took("transform", began)
 
 
+@dataclass(frozen=True)
+class _Joint:
+    """Timed transforms of whole samples."""
+
+    joint: Callable[[Sample, SampleContext], dict[str, Any]]
+    meter: _Meter
+
+    def __call__(self, sample: Sample, context: SampleContext) -> dict[str, Any]:
+        began = time.perf_counter()
+        try:
+            return self.joint(sample, context)
+        finally:
+            self.meter.batch.took("transform", began)
+
+
 class Probe(Dataset[Any]):
     """A dataset that does one stage of the work with the code that training uses.
 
@@ -141,6 +157,7 @@ class Probe(Dataset[Any]):
             view=cast("Backend", _View(pipeline.view, self._meter)),
             reader=cast("Reader[Any]", _Reader(pipeline.reader, self._meter)),
             transforms=cast("Sequence[tuple[str, BoundTransform]]", transforms if stage == "full" else ()),
+            joint=None if pipeline.joint is None or stage != "full" else _Joint(pipeline.joint, self._meter),
         )
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:

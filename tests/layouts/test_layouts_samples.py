@@ -1,0 +1,258 @@
+"""Stores of other tools that hold masks and boxes: their fields get roles by config, and samples are those of a native store."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import h5py
+import lmdb
+import numpy as np
+import pymongo
+import pytest
+import torch
+from PIL import Image
+
+import storeds
+from storeds import StoreDataset, errors
+
+COUNT = 8
+CLASSES = ["cat", "dog"]
+RNG = np.random.default_rng(4)
+HEIGHT, WIDTH = 30, 40
+
+
+def encoded(pixels: Any, form: str = "PNG") -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, form)
+    return file.getvalue()
+
+
+IMAGES = [RNG.integers(0, 255, (HEIGHT, WIDTH, 3)).astype(np.uint8) for _ in range(COUNT)]
+MASKS = [RNG.integers(0, 9, (HEIGHT, WIDTH)).astype(np.uint8) for _ in range(COUNT)]
+BOXES = [RNG.integers(1, 15, (number, 4)).astype(np.float32) for number in range(COUNT)]  # xywh
+LABELS = [RNG.integers(0, 2, number) for number in range(COUNT)]
+PICTURES = [encoded(each) for each in IMAGES]  # lossless, so that files of pixels hold the same
+TRANSFORMS = [{"name": "RandomResizedCrop", "size": 24}, "RandomHorizontalFlip"]
+BOXES_ROLE = {"role": "boxes", "format": "xywh"}
+NAMES_ROLE = {"role": "labels", "classes": CLASSES}
+
+
+def objects(number: int) -> list[dict[str, Any]]:
+    pairs = zip(BOXES[number], LABELS[number], strict=True)
+    return [{"bbox": box.tolist(), "category": CLASSES[label], "iscrowd": 0} for box, label in pairs]
+
+
+def put(path: Path, entries: Mapping[str, bytes]) -> str:
+    with lmdb.open(str(path), map_size=1 << 24) as env, env.begin(write=True) as txn:
+        for key, value in entries.items():
+            txn.put(key.encode(), value)
+    return f"lmdb://{path}"
+
+
+Case = tuple[Any, dict[str, Any]]
+"""What to open, and the arguments of StoreDataset."""
+
+
+def documents(tmp_path: Path, request: pytest.FixtureRequest) -> Case:
+    url = request.getfixturevalue("mongodb_database")
+    client: pymongo.MongoClient[Any] = pymongo.MongoClient(request.getfixturevalue("mongodb"))
+    with client:
+        collection = client[url.rpartition("/")[2].partition("?")[0]]["photos"]
+        collection.insert_many(
+            {
+                "_id": number,
+                "file": {"data": PICTURES[number], "mask": encoded(MASKS[number])},
+                "objects": objects(number),
+            }
+            for number in range(COUNT)
+        )
+    before, mark, after = url.partition("?")
+    columns = {"photo": "file.data", "seg": "file.mask", "objects": "objects"}
+    return f"{before}/photos{mark}{after}", {
+        "layout": "query",
+        "options": {"columns": columns},
+        "fields": {"image": "photo", "mask": "seg", "boxes": "objects[].bbox", "labels": "objects[].category"},
+        "roles": {"mask": "mask", "boxes": BOXES_ROLE, "labels": NAMES_ROLE},
+    }
+
+
+def pickled(tmp_path: Path, request: pytest.FixtureRequest) -> Case:
+    values = (
+        {"img": PICTURES[n], "seg": MASKS[n], "bbox": BOXES[n].tolist(), "cls": LABELS[n].tolist()}
+        for n in range(COUNT)
+    )
+    url = put(tmp_path / "pickled", {f"{number}": pickle.dumps(value) for number, value in enumerate(values)})
+    return url, {
+        "fields": {"image": "img", "mask": "seg", "boxes": "bbox", "labels": "cls"},
+        "roles": {"mask": "mask", "boxes": BOXES_ROLE, "labels": NAMES_ROLE},
+    }
+
+
+def pairs(tmp_path: Path, request: pytest.FixtureRequest) -> Case:
+    entries: dict[str, bytes] = {}
+    for number in range(COUNT):
+        entries[f"{number:04}_image"] = PICTURES[number]
+        entries[f"{number:04}_mask"] = encoded(MASKS[number])
+        entries[f"{number:04}_objects"] = json.dumps(objects(number)).encode()
+    columns = {"image": "{}_image", "mask": "{}_mask", "objects": "{}_objects"}
+    return put(tmp_path / "pairs", entries), {
+        "layout": "pairs",
+        "options": {"columns": columns},
+        "fields": {"image": "image", "mask": "mask", "boxes": "objects[].bbox", "labels": "objects[].category"},
+        "roles": {"mask": "mask", "boxes": BOXES_ROLE, "labels": NAMES_ROLE},
+    }
+
+
+def groups_of_files(tmp_path: Path, request: pytest.FixtureRequest) -> Case:
+    """Pictures as files, and boxes as one list of numbers."""
+    with h5py.File(tmp_path / "files.h5", "w") as file:
+        for number in range(COUNT):
+            group = file.create_group(f"sample_{number}")
+            group["image"] = np.frombuffer(PICTURES[number], np.uint8)
+            group["mask"] = np.frombuffer(encoded(MASKS[number]), np.uint8)
+            group["boxes"] = BOXES[number].ravel()
+            group["labels"] = LABELS[number]
+    roles = {"mask": "mask", "boxes": BOXES_ROLE, "labels": "labels"}
+    return f"hdf5://{tmp_path}/files.h5", {
+        "layout": "per_sample",
+        "fields": ["image", "mask", "boxes", "labels"],
+        "roles": roles,
+    }
+
+
+def groups_of_pixels(tmp_path: Path, request: pytest.FixtureRequest) -> Case:
+    with h5py.File(tmp_path / "pixels.h5", "w") as file:
+        for number in range(COUNT):
+            group = file.create_group(f"sample_{number}")
+            group["image"], group["mask"] = IMAGES[number], MASKS[number]
+            group["boxes"], group["labels"] = BOXES[number], LABELS[number]
+    return f"hdf5://{tmp_path}/pixels.h5", {
+        "layout": "per_sample",
+        "fields": ["image", "mask", "boxes", "labels"],
+        "roles": {"image": "image", "mask": "mask", "boxes": BOXES_ROLE, "labels": "labels"},
+        "channels": "last",
+    }
+
+
+CASES: dict[str, Callable[[Path, pytest.FixtureRequest], Case]] = {
+    "documents": documents,
+    "pickled": pickled,
+    "pairs": pairs,
+    "groups of files": groups_of_files,
+    "groups of pixels": groups_of_pixels,
+}
+
+
+@pytest.fixture(scope="module")
+def native() -> str:
+    fields = {
+        "image": {"kind": "image", "role": "image"},
+        "mask": {"kind": "image", "role": "mask"},
+        "boxes": {"kind": "array", "dtype": "float32", "shape": [None, 4], **BOXES_ROLE},
+        "labels": {"kind": "array", "dtype": "int64", "shape": [None], "role": "labels"},
+    }
+    with storeds.open_writer("memory://layouts-native", fields, overwrite=True) as writer:
+        for number in range(COUNT):
+            masked = {"image": PICTURES[number], "mask": encoded(MASKS[number])}
+            writer.append([{**masked, "boxes": BOXES[number], "labels": LABELS[number]}])
+        writer.publish(attrs={"classes": CLASSES})
+    return "memory://layouts-native"
+
+
+@pytest.mark.parametrize("transforms", [None, TRANSFORMS], ids=["stored", "transformed"])
+@pytest.mark.parametrize("name", CASES)
+def test_samples_are_those_of_a_native_store(
+    name: str, transforms: Any, native: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    expected = StoreDataset(native, transforms=transforms, seed=2)
+    source, settings = CASES[name](tmp_path, request)
+    dataset = StoreDataset(source, **settings, transforms=transforms, seed=2)
+    assert len(dataset) == COUNT
+    for sample, other in zip(dataset[:], expected[:], strict=True):
+        assert len(sample) == 4
+        for value, wanted in zip(sample, other, strict=True):
+            assert value.dtype == wanted.dtype
+            assert torch.equal(value.as_subclass(torch.Tensor), wanted.as_subclass(torch.Tensor))
+
+
+@pytest.mark.parametrize("name", ["pickled", "groups of files"])
+def test_a_config_gives_roles(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    source, settings = CASES[name](tmp_path, request)
+    config = storeds.load_config({"dataset": {"url": source, **settings, "transforms": TRANSFORMS, "seed": 2}})
+    image, mask, boxes, labels = storeds.build_dataset(config)[5]
+    assert image.shape == (3, 24, 24)
+    assert mask.shape == (24, 24)
+    assert len(boxes) == len(labels)
+
+
+def test_pairs_are_described_and_their_mistakes_explained(tmp_path: Path) -> None:
+    url, settings = pairs(tmp_path, None)  # type: ignore[arg-type]
+    options = settings["options"]
+    backend: Any
+    with storeds.open_backend(url, layout="pairs", **options) as backend:
+        kinds = {name: field.kind for name, field in backend.meta.fields.items()}
+        assert kinds == {"image": "image", "mask": "image", "objects": "json", "key": "str"}
+        assert backend.meta.layout == "pairs"
+        assert backend.column("key").tolist() == [f"{number:04}" for number in range(COUNT)]
+        assert backend.positions(["0003"]).tolist() == [3]
+    with storeds.open_backend(f"{url}?columns=image:{{}}_image,mask:{{}}_mask") as backend:
+        assert list(backend.meta.fields) == ["image", "mask", "key"]
+        assert backend.unread() == ["8 entries whose keys columns does not name"]
+    for columns, says in (
+        ({"image": "image_{}"}, "has no key of the form 'image_{}'; it holds keys such as '0000_image'"),
+        ({"image": "{}_image", "mask": "{}_seg"}, "has no entry '0000_seg', which columns names for 'mask'"),
+        ({"image": "_image"}, "one {} for the name of the record"),
+        ({"image": "{}_image", "other": "{}_image"}, "two fields have the same keys"),
+        (None, "needs the keys of each field"),
+    ):
+        with pytest.raises(errors.StoredsError) as caught:
+            storeds.open_backend(url, layout="pairs", **({"columns": columns} if columns else {}))
+        assert says in str(caught.value)
+
+
+def test_a_pair_without_its_mask_is_a_record_error(tmp_path: Path) -> None:
+    entries = {f"{number}_image": PICTURES[number] for number in range(3)} | {"0_mask": encoded(MASKS[0])}
+    options = {"columns": {"image": "{}_image", "mask": "{}_mask"}}
+    dataset = StoreDataset(put(tmp_path / "half", entries), layout="pairs", options=options, roles={"mask": "mask"})
+    assert dataset[0][1].shape == (HEIGHT, WIDTH)
+    with pytest.raises(errors.RecordError, match=r"record 2 .*'2_mask' is missing"):
+        dataset[2]
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (b"\x00\x01\x02", "do not tell their type"),
+        ("[[1, 2", "do not tell their type"),
+        ([1.0, 2, 3], "3 numbers are no rows of 4"),
+        ([[1, 2, 3, 4], [1, 2]], "boxes are rows of 4 numbers"),
+        ([["a", "b", "c", "d"]], "boxes are rows of 4 numbers"),
+        ({"x": 1}, "boxes are rows of 4 numbers"),
+    ],
+)
+def test_rows_of_an_unclear_form_are_refused(value: Any, says: str, tmp_path: Path) -> None:
+    entries = {f"{number}": pickle.dumps({"img": PICTURES[number], "rows": value}) for number in range(3)}
+    dataset = StoreDataset(
+        put(tmp_path / "unclear", entries), fields={"image": "img", "boxes": "rows"}, roles={"boxes": "boxes"}
+    )
+    with pytest.raises(errors.RecordError, match=rf"record 1 .*: field 'boxes'.*{says}"):
+        dataset[1]
+
+
+def test_rows_may_be_json_text_or_npy_files(tmp_path: Path) -> None:
+    npy = io.BytesIO()
+    np.save(npy, BOXES[4])
+    for value in (json.dumps(BOXES[4].tolist()), npy.getvalue(), BOXES[4].ravel(), BOXES[4].ravel().tolist()):
+        entries = {f"{number}": pickle.dumps({"img": PICTURES[number], "rows": value}) for number in range(3)}
+        path = tmp_path / f"rows{len(list(tmp_path.iterdir()))}"
+        dataset = StoreDataset(
+            put(path, entries),
+            fields={"image": "img", "boxes": "rows"},
+            roles={"boxes": {"role": "boxes", "format": "xywh"}},
+        )
+        assert np.array_equal(dataset[0][1].numpy(), BOXES[4])
