@@ -309,3 +309,35 @@ def test_the_command_packs_and_exports(tmp_path: Path) -> None:
     assert exported.exit_code == 0, exported.output
     assert json.loads(exported.stdout)["files"] == 3
     assert lines_of(tmp_path / "out") == {"a.txt": [[1, 0.5, 0.5, 0.25, 0.25]]}
+
+
+def test_coco_comes_back_from_yolo_to_within_rounding(tmp_path: Path) -> None:
+    chance = np.random.default_rng(1)
+    images: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
+    for number in range(5):
+        put(tmp_path / f"coco/images/{number}.jpg", jpeg(number))
+        images.append({"id": number + 1, "file_name": f"{number}.jpg", "width": WIDTH, "height": HEIGHT})
+        for corner in chance.uniform(0, 1, (40, 2)):
+            left, top = corner * [WIDTH, HEIGHT]
+            side = chance.uniform(0, 1, 2) * [WIDTH - left, HEIGHT - top]
+            box = [round(float(value), 2) for value in (left, top, *side)]
+            row = {"id": len(annotations) + 1, "image_id": number + 1, "category_id": int(chance.choice([3, 7]))}
+            annotations.append({**row, "bbox": box, "area": box[2] * box[3], "iscrowd": 0})
+    names = {3: "cat", 7: "dog"}
+    categories = [{"id": each, "name": name} for each, name in names.items()]
+    file = {"images": images, "annotations": annotations, "categories": categories}
+    put(tmp_path / "coco/annotations.json", json.dumps(file))
+    first, second = (f"lmdb://{tmp_path}/{name}.lmdb" for name in ("first", "second"))
+    storeds.pack(tmp_path / "coco/annotations.json", first, kind="coco", root=tmp_path / "coco/images")
+    done = storeds.export(first, tmp_path / "yolo", format="yolo")
+    assert {"area", "annotation_ids", "image_id"} <= set(done.left_out)
+    storeds.pack(tmp_path / "yolo", second)
+    storeds.export(second, tmp_path / "back", format="coco")
+    back = json.loads((tmp_path / "back/annotations.json").read_text())
+    found = {each["id"]: each["name"] for each in back["categories"]}
+    assert [found[each["category_id"]] for each in back["annotations"]] == [
+        names[each["category_id"]] for each in annotations
+    ]
+    boxes = (np.array([each["bbox"] for each in one]) for one in (back["annotations"], annotations))
+    assert np.abs(np.subtract(*boxes)).max() < 1e-12
