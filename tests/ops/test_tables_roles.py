@@ -413,3 +413,7 @@ def test_the_command_line(root: Path, tmp_path: Path) -> None:
     run = CliRunner().invoke(app, ["pack", str(hot), f"{tmp_path}/b.lmdb", "--label-columns", "cat,dog"])
     assert run.exit_code == 0, run.stderr
     assert column(f"{tmp_path}/b.lmdb", "labels") == [[0]]
+    file = write_csv(root / "c.csv", ["image", "mask"], [("0.jpg", "m/0.png")])
+    run = CliRunner().invoke(app, ["pack", str(file), f"{tmp_path}/c.lmdb", "--mask-columns", "", "--no-label"])
+    assert run.exit_code == 0, run.stderr
+    assert column(f"{tmp_path}/c.lmdb", "mask") == ["m/0.png"]
