@@ -1507,7 +1507,7 @@ def test_content_counts_more_than_the_file_name(tmp_path: Path) -> None:
             "texts/a.csv",
             {"kind": "cvs"},
             ConfigError,
-            "unknown kind of source 'cvs'; did you mean 'csv'\\? The kinds are imagefolder, flat, masks, csv, jsonl, index, table, tar, store, dataset",
+            "unknown kind of source 'cvs'; did you mean 'csv'\\? The kinds are imagefolder, flat, masks, csv, jsonl",
         ),
         (
             "both",
