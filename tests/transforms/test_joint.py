@@ -7,24 +7,36 @@ pixel came, and where boxes and keypoints belong.
 from __future__ import annotations
 
 import functools
+import pickle
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
 
 from shares import share
-from storeds.protocols import Array, Field, SampleContext
+from storeds.errors import ConfigError, RecordError
+from storeds.protocols import Array, Cropped, Field, SampleContext
 from storeds.records.roles import Sample
 from storeds.transforms import (
+    BoundTransform,
     CenterCrop,
+    Compose,
     Crop,
+    FilterBoxes,
     JointTransform,
+    Normalize,
     RandomHorizontalFlip,
     RandomResizedCrop,
     Resize,
+    ToTensor,
+    Views,
+    build_transform,
 )
+from storeds.transforms.functional import DeferredImage
+from storeds.transforms.samples import check_roles
 
 FIELDS = {
     "image": Field("image", role="image"),
@@ -180,7 +192,7 @@ def _check_mask(case: Case, ids: Array, matrix: Array, allowed: float) -> None:
     assert np.abs(truth[1] - source // case.width).max(initial=0) <= allowed
 
 
-BUILT_IN = [
+BUILT_IN: list[list[Any]] = [
     [RandomResizedCrop(64), RandomHorizontalFlip()],
     [RandomResizedCrop((48, 80), scale=(0.2, 1)), RandomHorizontalFlip(p=1)],
     [RandomHorizontalFlip(), RandomResizedCrop(50, interpolation="bicubic")],
@@ -210,14 +222,14 @@ def check_all(pipelines: list[Any], numbers: range, *, exact: bool = True, scale
 CHUNKS = [range(start, start + 500) for start in range(0, 10_000, 500)]
 
 
-@pytest.mark.parametrize("chunk", range(4))
-def test_all_elements_move_as_their_image_does(chunk: int) -> None:
+@pytest.mark.parametrize("numbers", share(CHUNKS, 6), ids=str)
+def test_all_elements_move_as_their_image_does(numbers: range) -> None:
     """10,000 crops, flips and resizes."""
-    assert check_all(BUILT_IN, range(chunk * 2500, (chunk + 1) * 2500)) > 2200
+    assert check_all(BUILT_IN, numbers) > 440
 
 
 V2 = "torchvision.transforms.v2."
-TORCHVISION = [
+TORCHVISION: list[list[Any]] = [
     [{"name": V2 + "RandomResizedCrop", "size": 60, "scale": [0.3, 1]}, V2 + "RandomHorizontalFlip"],
     [{"name": V2 + "Resize", "size": [60, 50]}, {"name": V2 + "RandomHorizontalFlip", "p": 1}],
     [{"name": V2 + "RandomCrop", "size": 25}, V2 + "SanitizeBoundingBoxes"],
@@ -234,7 +246,7 @@ def test_transforms_of_torchvision_move_all_elements_alike(numbers: range) -> No
     assert check_all(TORCHVISION, numbers, exact=False) > 350
 
 
-ALBUMENTATIONS = [
+ALBUMENTATIONS: list[list[Any]] = [
     [{"name": "albumentations.RandomCrop", "height": 25, "width": 28}, {"name": "albumentations.HorizontalFlip"}],
     [{"name": "albumentations.Resize", "height": 60, "width": 55}, {"name": "albumentations.VerticalFlip", "p": 1}],
     [{"name": "albumentations.RandomResizedCrop", "size": [50, 60], "scale": [0.4, 1]}],
@@ -247,3 +259,269 @@ ALBUMENTATIONS = [
 @pytest.mark.parametrize("numbers", share(CHUNKS, 2), ids=str)
 def test_transforms_of_albumentations_move_all_elements_alike(numbers: range) -> None:
     assert check_all(ALBUMENTATIONS, numbers, exact=False, scale=255) > 350
+
+
+def plain_sample(**elements: tuple[Field, Any]) -> Sample:
+    """Return a sample of a picture of 40 × 60 pixels and these elements."""
+    image = torch.from_numpy(np.random.default_rng(0).integers(0, 255, (3, 40, 60), np.uint8))
+    fields = {"image": FIELDS["image"], **{name: field for name, (field, _) in elements.items()}}
+    return Sample({"image": image, **{name: value for name, (_, value) in elements.items()}}, fields, (40, 60))
+
+
+def run(transforms: Any, sample: Sample, number: int = 0, **options: Any) -> dict[str, Any]:
+    return JointTransform(transforms, **options)(sample, SampleContext(number, 0, 1))
+
+
+BOXES = FIELDS["boxes"]
+LABELS = FIELDS["labels"]
+
+
+@pytest.mark.parametrize("count", [0, 1, 1000])
+@pytest.mark.parametrize(
+    "pipeline", [BUILT_IN[0], TORCHVISION[0], TORCHVISION[2], ALBUMENTATIONS[0], ALBUMENTATIONS[3]]
+)
+def test_no_box_and_a_thousand_boxes(pipeline: Any, count: int) -> None:
+    left_top = torch.rand(count, 2) * 30
+    boxes = torch.cat([left_top, left_top + 2 + torch.rand(count, 2) * 8], dim=1)
+    points = torch.rand(count, 4, 2) * 30
+    masks = torch.ones(count if count < 1000 else 0, 40, 60, dtype=torch.uint8)
+    sample = plain_sample(
+        boxes=(BOXES, boxes), labels=(LABELS, torch.arange(count)), keypoints=(FIELDS["keypoints"], points)
+    )
+    if len(masks) == count:
+        sample.values["instances"], sample.fields = masks, {**sample.fields, "instances": FIELDS["instances"]}
+    made = run(pipeline, sample)
+    assert made["boxes"].shape == (len(made["labels"]), 4)
+    assert made["keypoints"].shape == (len(made["labels"]), 4, 2)
+    assert made["boxes"].dtype == torch.float32
+    assert made["labels"].dtype == torch.int64
+    if len(masks) == count:
+        assert made["instances"].shape == (len(made["labels"]), *made["image"].shape[-2:])
+    assert count == 0 or len(made["labels"]) <= count
+
+
+def test_without_a_transform_values_stay_and_are_wrapped() -> None:
+    from torchvision import tv_tensors
+
+    boxes = torch.tensor([[-3.5, 2.25, 70.0, 10.0]])
+    field = Field("array", "<f4", (None, 4), role="boxes", format="xywh")
+    made = run(None, plain_sample(boxes=(field, boxes), keypoints=(FIELDS["keypoints"], torch.zeros(1, 2, 2))))
+    assert isinstance(made["image"], tv_tensors.Image)
+    assert isinstance(made["keypoints"], tv_tensors.KeyPoints)
+    assert isinstance(made["boxes"], tv_tensors.BoundingBoxes)
+    assert made["boxes"].format == tv_tensors.BoundingBoxFormat.XYWH
+    assert made["boxes"].canvas_size == (40, 60)
+    assert made["boxes"].tolist() == boxes.tolist()
+    assert run([], plain_sample(boxes=(field, boxes)), box_format="xyxy")["boxes"].tolist() == [
+        [-3.5, 2.25, 66.5, 12.25]
+    ]
+    with pytest.raises(ConfigError, match="box_format must be xyxy, xywh, cxcywh"):
+        JointTransform(None, box_format="coco")
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_an_orientation_turns_masks_boxes_and_keypoints_as_pillow_turns_the_image(orientation: int) -> None:
+    case = Case(orientation, count=3)
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    picture = Image.fromarray(np.moveaxis(case.image.numpy().astype(np.uint8), 0, -1))
+    picture.getexif()[ExifTags.Base.Orientation] = orientation
+    turned = ImageOps.exif_transpose(picture)
+    sample = case.sample()
+    sample.values["image"] = torch.from_numpy(np.moveaxis(np.array(turned), -1, 0).astype(np.float32))
+    sample.size, sample.orientation = turned.size[::-1], orientation
+    assert check(case, run(None, sample))
+
+
+@pytest.mark.parametrize("first", [RandomResizedCrop(20), CenterCrop(30), Crop(5, 6, 20, 30)], ids=repr)
+def test_a_window_that_the_reader_drew_gives_the_same_as_drawing_it_here(first: Any) -> None:
+    for number in range(20):
+        case, context = Case(number), SampleContext(number, 0, 3)
+        whole = JointTransform([first, RandomHorizontalFlip()])(case.sample(), context)
+        context = SampleContext(number, 0, 3)
+        sample = case.sample()
+        (drawn,) = first.crops(case.height, case.width, context.generator)
+        top, left, height, width = drawn.window
+        padded = torch.nn.functional.pad(case.image, (100, 100, 100, 100))
+        part = padded[:, top + 100 : top + 100 + height, left + 100 : left + 100 + width]
+        sample.values["image"], sample.window = Cropped((part,)), drawn
+        made = JointTransform([first, RandomHorizontalFlip()])(sample, context)
+        for name in whole:
+            assert made[name] == whole[name] if name == "label" else torch.equal(made[name], whole[name]), name
+
+
+def test_all_images_of_a_sample_get_the_same_random_numbers() -> None:
+    sample = plain_sample(second=(Field("image", role="image"), torch.zeros(1, 40, 60, dtype=torch.uint8)))
+    sample.values["second"] = sample.values["image"][:1].clone()
+    sample.values["third"] = Image.fromarray(np.moveaxis(sample.values["image"].numpy(), 0, -1))
+    sample.fields = {**sample.fields, "third": Field("image", role="image")}
+    for number, pipeline in enumerate([BUILT_IN[0], ALBUMENTATIONS[0], TORCHVISION[2][:1]]):
+        made = run(pipeline, sample, number)
+        assert torch.equal(torch.Tensor(made["image"][:1]), torch.Tensor(made["second"]))
+        third = np.moveaxis(np.asarray(made["third"]), -1, 0).astype(int)
+        assert np.abs(third - np.asarray(made["image"])).max() <= (2 if number == 0 else 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
+@pytest.mark.parametrize("pipeline", [BUILT_IN[0], TORCHVISION[0], ALBUMENTATIONS[2], ALBUMENTATIONS[3]])
+def test_masks_keep_their_dtype_and_get_no_new_ids(pipeline: Any, dtype: torch.dtype) -> None:
+    ids = [0, 1, 7, 255] if dtype == torch.uint8 else [0, 3, 70_000, 2**24]
+    values = torch.tensor(ids)[torch.from_numpy(np.random.default_rng(1).integers(0, 4, (40, 60)))].to(dtype)
+    for number in range(10):
+        made = run(pipeline, plain_sample(mask=(FIELDS["mask"], values)), number)
+        assert made["mask"].dtype == dtype
+        assert set(made["mask"].unique().tolist()) <= set(ids)
+
+
+def test_ids_that_a_library_would_change_are_refused() -> None:
+    mask = torch.full((40, 60), 2**24 + 1, dtype=torch.int64)
+    made = run(BUILT_IN[0], plain_sample(mask=(FIELDS["mask"], mask)))
+    assert made["mask"].unique().tolist() == [2**24 + 1]
+    for pipeline in (TORCHVISION[0], ALBUMENTATIONS[0]):
+        with pytest.raises(ValueError, match="class ids"):
+            run(pipeline, plain_sample(mask=(FIELDS["mask"], mask)))
+
+
+def test_a_flip_swaps_pairs_of_keypoints_and_lost_ones_lose_their_visibility() -> None:
+    field = Field("array", "<f4", (None, 3, 3), role="keypoints")
+    points = torch.tensor([[[10.0, 5.0, 2.0], [20.0, 5.0, 1.0], [50.0, 30.0, 2.0]]])
+    flip = RandomHorizontalFlip(p=1, keypoint_pairs=[[0, 1]])
+    made = run([flip], plain_sample(keypoints=(field, points)))
+    assert made["keypoints"].tolist() == [[[39, 5, 1], [49, 5, 2], [9, 30, 2]]]
+    made = run([flip, Crop(0, 20, 40, 40)], plain_sample(keypoints=(field, points)))
+    assert made["keypoints"].tolist() == [[[19, 5, 1], [29, 5, 2], [0, 0, 0]]]
+    for step in (TORCHVISION[1][1], {"name": "albumentations.HorizontalFlip", "p": 1}):
+        made = run([step, Crop(0, 20, 40, 40)], plain_sample(keypoints=(field, points)))
+        assert made["keypoints"].tolist() == [[[29, 5, 2], [19, 5, 1], [0, 0, 0]]]
+    with pytest.raises(ConfigError, match="no number twice"):
+        RandomHorizontalFlip(keypoint_pairs=[[0, 1], [1, 2]])
+    with pytest.raises(ValueError, match="names keypoint 9, but 'keypoints' has 3"):
+        run(RandomHorizontalFlip(p=1, keypoint_pairs=[[0, 9]]), plain_sample(keypoints=(field, points)))
+
+
+def boxes_sample() -> Sample:
+    boxes = torch.tensor([[0.0, 0, 10, 10], [20, 0, 60, 40], [50, 30, 53, 33], [8, 8, 30, 30]])
+    return plain_sample(
+        boxes=(BOXES, boxes),
+        labels=(LABELS, torch.tensor([5, 6, 7, 8])),
+        crowd=(Field("array", "|b1", (None,), of="boxes"), torch.tensor([True, False, True, False])),
+        names=(Field("json", of="boxes"), ["a", "b", "c", "d"]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("step", "left"),
+    [
+        (FilterBoxes(min_area=50), "abd"),
+        (FilterBoxes(min_size=4), "abd"),
+        (FilterBoxes(min_size=20), "bd"),
+        ([Crop(0, 0, 40, 25), FilterBoxes(min_visibility=0.5)], "ad"),
+        ([Crop(0, 0, 40, 25)], "abd"),
+        ({"name": "FilterBoxes", "min_area": 1e6}, ""),
+        ({"name": V2 + "SanitizeBoundingBoxes", "min_size": 15}, "bd"),
+        ({"name": V2 + "SanitizeBoundingBoxes", "min_area": 50, "labels_getter": None}, "error"),
+    ],
+)
+def test_the_rows_that_describe_a_box_are_dropped_with_it(step: Any, left: str) -> None:
+    if left == "error":
+        with pytest.raises(ValueError, match="dropped 1 of 4 'boxes', but not the rows of 'labels'.*FilterBoxes"):
+            run(step, boxes_sample())
+        return
+    made = run(step, boxes_sample())
+    assert "".join(made["names"]) == left
+    assert made["labels"].tolist() == [5 + "abcd".index(name) for name in left]
+    assert made["crowd"].tolist() == [name in "ac" for name in left]
+    assert made["boxes"].shape == (len(left), 4)
+
+
+def test_limits_of_a_compose_of_albumentations_stay() -> None:
+    import albumentations
+
+    params = albumentations.BboxParams("coco", label_fields=["mine"], min_area=50)
+    made = run(albumentations.Compose([albumentations.HorizontalFlip(p=1)], bbox_params=params), boxes_sample())
+    assert "".join(made["names"]) == "abd"
+    assert made["boxes"].tolist()[0] == pytest.approx([50, 0, 60, 10], abs=1e-3)
+
+
+def recolour(sample: dict[str, Any], generator: torch.Generator) -> dict[str, Any]:
+    sample["image"] = sample["image"] + torch.randint(0, 50, (1,), generator=generator).to(torch.uint8)
+    return sample
+
+
+def lose_a_box(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "boxes": sample["boxes"][1:]}
+
+
+def test_a_function_takes_and_returns_the_elements() -> None:
+    sample = boxes_sample()
+    made = run(recolour, sample)
+    again = run(recolour, sample)
+    assert not torch.equal(made["image"], sample.values["image"])
+    assert torch.equal(made["image"], again["image"])
+    assert made["names"] == ["a", "b", "c", "d"]
+    with pytest.raises(ValueError, match="dropped 1 of 4 'boxes', but not the rows of 'labels'"):
+        run(lose_a_box, boxes_sample())
+    with pytest.raises(ValueError, match="must return a dict with the elements image, boxes, labels"):
+        run(lambda sample: sample["image"], boxes_sample())
+    with pytest.raises(ValueError, match="must return a dict with the elements"):
+        run(lambda sample: {"image": sample["image"]}, boxes_sample())
+
+
+def test_transforms_that_take_one_image_are_refused() -> None:
+    from torchvision import transforms
+
+    with pytest.raises(ConfigError, match="Views makes several images of one: pass it as transform="):
+        JointTransform([Views([Resize(8), Resize(9)])])
+    with pytest.raises(ConfigError, match=r"use torchvision.transforms.v2.RandomCrop"):
+        JointTransform(transforms.RandomCrop(8))
+    with pytest.raises(TypeError, match="put it into transforms="):
+        FilterBoxes()(torch.zeros(3, 4, 4))
+    JointTransform(transforms.v2.RandomCrop(8))
+
+
+def test_masks_and_images_of_another_size_are_refused() -> None:
+    mask = torch.zeros(40, 61, dtype=torch.uint8)
+    with pytest.raises(RecordError, match="'mask' has 61 × 40 pixels and the sample 60 × 40"):
+        run(None, plain_sample(mask=(FIELDS["mask"], mask)))
+    other = torch.zeros(3, 41, 60, dtype=torch.uint8)
+    with pytest.raises(RecordError, match="'other' has 60 × 41 pixels"):
+        run(None, plain_sample(other=(FIELDS["image"], other)))
+
+
+@pytest.mark.parametrize("pipeline", [BUILT_IN[0], TORCHVISION[0], ALBUMENTATIONS[2]])
+def test_results_depend_on_seed_epoch_and_index_alone(pipeline: Any) -> None:
+    transform = JointTransform([*pipeline, ToTensor() if pipeline is BUILT_IN[0] else RandomHorizontalFlip()])
+    cases = [Case(number) for number in range(24)]
+
+    def make(number: int, epoch: int = 0) -> dict[str, Any]:
+        return transform(cases[number].sample(), SampleContext(number, epoch, 5))
+
+    alone = [make(number) for number in range(24)]
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(make, range(24)))
+    copy = pickle.loads(pickle.dumps(transform))
+    copied = [copy(cases[number].sample(), SampleContext(number, 0, 5)) for number in range(24)]
+    for made in (together, copied):
+        for first, second in zip(alone, made, strict=True):
+            for name in first:
+                assert name == "label" or torch.equal(first[name], second[name]), name
+    changed = [not torch.equal(make(number, 1)["image"], alone[number]["image"]) for number in range(24)]
+    assert sum(changed) > 12
+
+
+def test_the_last_steps_wait_for_the_batch_and_give_the_same() -> None:
+    steps: list[Any] = [RandomResizedCrop(16), RandomHorizontalFlip(), ToTensor(), Normalize([0.5], [0.25])]
+    made = run(steps, boxes_sample())
+    waiting = run(steps, boxes_sample(), may_wait=True)
+    assert isinstance(waiting["image"], DeferredImage)
+    assert torch.equal(waiting["image"].scaled(), made["image"])
+    single = BoundTransform(Compose(steps))(boxes_sample().values["image"], SampleContext(0, 0, 1))
+    assert torch.equal(single, torch.Tensor(made["image"]))
+
+
+def test_elements_without_a_role_are_refused_beside_a_transform_that_moves_pixels() -> None:
+    fields = {"image": FIELDS["image"], "mask": Field("image")}
+    with pytest.raises(ConfigError, match=r"'mask' has no role.*roles=\{'mask': 'mask'\}"):
+        check_roles(build_transform([ToTensor(), {"name": "Resize", "size": 8}]), fields)
+    check_roles(build_transform([ToTensor()]), fields)
+    check_roles(build_transform({"name": "Resize", "size": 8}), {**fields, "mask": Field("image", role="mask")})

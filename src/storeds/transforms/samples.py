@@ -9,22 +9,19 @@
 
 from __future__ import annotations
 
-import functools
-import warnings
 from collections.abc import Callable, Mapping
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 
-from storeds.errors import ConfigError, RecordError
+from storeds.errors import ConfigError, MissingDependencyError, RecordError
 from storeds.protocols import Array, Field, SampleContext, Transform
 from storeds.records.fields import is_spatial
-from storeds.records.roles import BOX_FORMATS, Sample, boxes_of
+from storeds.records.roles import BOX_FORMATS, Sample
 from storeds.transforms.albumentations import AlbumentationsParts, JointAlbumentations
-from storeds.transforms.alignment import Moves, leaves_of, moves
+from storeds.transforms.alignment import Moves, moves
 from storeds.transforms.binding import (
     BoundTransform,
     Compose,
@@ -36,6 +33,16 @@ from storeds.transforms.boxes import FilterBoxes
 from storeds.transforms.building import build_transform
 from storeds.transforms.convert import ToDtype
 from storeds.transforms.coordinates import Coordinates, from_corners, to_corners
+from storeds.transforms.elements import (
+    Elements,
+    for_torchvision,
+    from_torchvision,
+    is_of_torchvision,
+    taken,
+    tv_tensors,
+    unwrapped,
+    wrapped,
+)
 from storeds.transforms.functional import in_order, size_of
 from storeds.transforms.images import Normalize, ToTensor
 from storeds.transforms.operations import InTurn, Operation, Orient, Size
@@ -88,8 +95,8 @@ class JointTransform:
         self._steps = _grouped(steps[:last])
         self._end = BoundTransform(Compose(steps[last:]), finish, may_wait)
         self._measures = any(isinstance(step, FilterBoxes) and step.min_visibility > 0 for step in steps)
-        self._prepared: tuple[_Elements, tuple[Any, ...]] | None = None
-        _tv_tensors()  # the import takes seconds, which workers started by fork then save
+        self._prepared: tuple[Elements, tuple[Any, ...]] | None = None
+        tv_tensors()  # the import takes seconds, which workers started by fork then save
 
     def __call__(self, sample: Sample, context: SampleContext) -> dict[str, Any]:
         """Return element → value, tv_tensors if torchvision is installed.
@@ -121,11 +128,11 @@ class JointTransform:
         values = work.converted(self.box_format)
         for name in elements.images:
             values[name] = in_order(self._end(values[name], context))
-        return _wrapped(values, elements, work.size, self.box_format)
+        return wrapped(values, elements, work.size, self.box_format)
 
-    def _prepare(self, fields: Mapping[str, Field]) -> tuple[_Elements, tuple[Any, ...]]:
+    def _prepare(self, fields: Mapping[str, Field]) -> tuple[Elements, tuple[Any, ...]]:
         """Return the elements by role, and the steps for samples with these elements."""
-        elements = _Elements(fields)
+        elements = Elements(fields)
         images, masks = len(elements.images), len(elements.masks)
         return elements, tuple(
             JointAlbumentations(step, images, masks) if isinstance(step, list) else step for step in self._steps
@@ -138,11 +145,10 @@ class JointTransform:
         return repr(self.transforms)
 
 
-_LABELS = "labels"
-
-
 def check_roles(transforms: Transform | None, fields: Mapping[str, Field]) -> None:
     """Raise ConfigError if transforms move pixels, but not those of an element without a role, or if names are unknown.
+
+    Raises MissingDependencyError if torchvision's transforms would leave keypoints where they are.
 
     Parameters
     ----------
@@ -157,6 +163,14 @@ def check_roles(transforms: Transform | None, fields: Mapping[str, Field]) -> No
     moving = next((step for step in _flattened(transforms) if moves(step) in (Moves.ALIKE, Moves.DRAWN)), None)
     if moving is None:
         return
+    knows = tv_tensors()
+    has_keypoints = any(field.role == "keypoints" for field in fields.values())
+    if has_keypoints and knows is not None and not hasattr(knows, "KeyPoints"):
+        moved = next((step for step in _flattened(transforms) if is_of_torchvision(step) and moves(step)), None)
+        if moved is not None:
+            raise MissingDependencyError(
+                f"transforms: {moved!r} would not move keypoints: this torchvision does not know them; install 0.23 or later"
+            )
     image = next((field for field in fields.values() if field.role == "image"), None)
     for name, field in fields.items():
         if field.role is None and is_spatial(name, field, image):
@@ -206,24 +220,10 @@ def _check_step(step: Any) -> None:
         )
 
 
-class _Elements:
-    """The elements of a sample by role."""
-
-    def __init__(self, fields: Mapping[str, Field]) -> None:
-        self.fields = fields
-        self.images, self.masks, self.boxes, self.keypoints = (
-            tuple(name for name, field in fields.items() if field.role == role)
-            for role in ("image", "mask", "boxes", "keypoints")
-        )
-        owners = {name: boxes_of(name, fields) for name in fields}
-        self.rows = {boxes: tuple(name for name, owner in owners.items() if owner == boxes) for boxes in self.boxes}
-        """Field of boxes → elements whose rows describe its boxes."""
-
-
 class _Work:
     """A sample while transforms change it."""
 
-    def __init__(self, sample: Sample, elements: _Elements, *, measures: bool) -> None:
+    def __init__(self, sample: Sample, elements: Elements, *, measures: bool) -> None:
         self.values = dict(sample.values)
         self.size = sample.size
         self._elements = elements
@@ -268,15 +268,15 @@ class _Work:
     def call(self, transform: BoundTransform, generator: torch.Generator | None) -> None:
         """Apply a callable that takes and returns a dict of all elements."""
         values = self.packed(None)
-        known = _is_of_torchvision(transform.transform)
-        given = _wrapped(self._for_torchvision(values) if known else values, self._elements, self.size, None)
+        known = is_of_torchvision(transform.transform)
+        given = wrapped(for_torchvision(values, self._elements) if known else values, self._elements, self.size, None)
         made = transform.draw(given, generator)
         if not isinstance(made, Mapping) or not set(given) <= set(made):
             what = f"the elements {', '.join(map(str, made))}" if isinstance(made, Mapping) else type(made).__qualname__
             raise ValueError(f"{transform!r} must return a dict with the elements {', '.join(given)}, not {what}")
-        plain = {name: _unwrapped(made[name], name, self._elements) for name in given}
+        plain = {name: unwrapped(made[name], name, self._elements) for name in given}
         if known:
-            plain = self._from_torchvision(values, plain)
+            plain = from_torchvision(values, plain, self._elements)
         self._absorb(plain, made, transform)
 
     def call_albumentations(self, transform: JointAlbumentations, generator: torch.Generator | None) -> None:
@@ -380,7 +380,7 @@ class _Work:
             if row in points:
                 points[row] = points[row][kept]
             else:
-                self.values[row] = _taken(self.values[row], kept, row, name)
+                self.values[row] = taken(self.values[row], kept, row, name)
 
     def _check_sizes(self) -> None:
         """Raise RecordError if an image or mask has another size than the sample."""
@@ -392,51 +392,6 @@ class _Work:
             height, width = self.values[name].shape[-2:]
             if (height, width) != self.size:
                 raise _other_size(name, (height, width), self.size)
-
-    def _for_torchvision(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Return values for a transform of torchvision, which knows keypoints of two columns and one array of labels.
-
-        Labels, and other rows of one dimension, become row numbers, which show what ``SanitizeBoundingBoxes`` drops.
-        """
-        elements, given = self._elements, dict(values)
-        for name in elements.keypoints:
-            given[name] = values[name][..., :2]
-        for boxes in elements.boxes[:1]:
-            numbers = torch.arange(len(values[boxes]))
-            given[_LABELS] = numbers
-            for name in elements.rows[boxes]:
-                if name not in (*elements.keypoints, *elements.masks):
-                    given[name] = numbers.clone()
-        return given
-
-    def _from_torchvision(self, values: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
-        """Return the elements that a transform of torchvision returned, with the rows that it left."""
-        elements = self._elements
-        for name in elements.keypoints:
-            moved, before = made[name], values[name]
-            if moved.shape[-1] != before.shape[-1]:
-                made[name] = (
-                    torch.cat([moved, before[..., 2:]], dim=-1) if moved.shape[:-1] == before.shape[:-1] else moved
-                )
-        for boxes in elements.boxes[:1]:
-            count, left = len(values[boxes]), len(made[boxes])
-            numbers = [made.pop(_LABELS)]
-            if _LABELS in values:
-                made[_LABELS] = values[_LABELS]
-            rows = elements.rows[boxes]
-            plain = [name for name in rows if name not in (*elements.keypoints, *elements.masks)]
-            numbers += [made[name] for name in plain if name != _LABELS]
-            kept = next((each for each in numbers if len(each) == left), None)
-            if kept is None:
-                continue
-            is_kept = np.zeros(count, bool)
-            is_kept[kept.numpy()] = True
-            for name in rows:
-                if name in plain:
-                    made[name] = values[name] if left == count else _taken(values[name], is_kept, name, boxes)
-                elif len(made[name]) == count != left:
-                    made[name] = _taken(made[name], is_kept, name, boxes)
-        return made
 
     def _absorb(self, plain: dict[str, Any], made: Mapping[str, Any], transform: BoundTransform) -> None:
         """Take over the elements that a callable returned."""
@@ -456,36 +411,7 @@ class _Work:
             self._move(Operation())
 
 
-def _taken(value: Any, kept: Array, name: str, boxes: str) -> Any:
-    """Return the rows to keep."""
-    if len(value) != len(kept):
-        raise ValueError(f"{name!r} has {len(value)} rows, but {boxes!r} has {len(kept)} boxes")
-    if isinstance(value, torch.Tensor):
-        return torch.from_numpy(value.numpy()[kept])
-    if isinstance(value, np.ndarray):
-        return value[kept]
-    return [item for item, is_kept in zip(value, kept, strict=True) if is_kept]
-
-
-def _unwrapped(value: Any, name: str, elements: _Elements) -> Any:
-    """Return a plain tensor; boxes in the format of their field."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    plain = value.as_subclass(torch.Tensor)
-    if name in elements.boxes:
-        stored = elements.fields[name].format or "xyxy"
-        changed = getattr(getattr(value, "format", None), "name", stored).lower()
-        if changed != stored:
-            return torch.from_numpy(from_corners(to_corners(plain.numpy(), changed), stored))
-    return plain
-
-
-def _is_of_torchvision(transform: Any) -> bool:
-    """Return whether a transform and all its parts belong to torchvision."""
-    return all(type(part).__module__.startswith("torchvision.") for part in (transform, *leaves_of(transform)))
-
-
-def _size_after(made: Mapping[str, Any], elements: _Elements, size: Size) -> Size:
+def _size_after(made: Mapping[str, Any], elements: Elements, size: Size) -> Size:
     """Return (height, width) of the elements that a callable returned."""
     for name in elements.images:
         if isinstance(made[name], (torch.Tensor, Image.Image)):
@@ -501,39 +427,3 @@ def _other_size(name: str, size: Size, expected: Size) -> RecordError:
         f"{name!r} has {size[1]} × {size[0]} pixels and the sample {expected[1]} × {expected[0]}, so they cannot be "
         "transformed together; images and masks of one sample must have one size"
     )
-
-
-@functools.cache
-def _tv_tensors() -> ModuleType | None:
-    """Return torchvision.tv_tensors, or None without torchvision."""
-    try:
-        from torchvision import tv_tensors
-    except ImportError:
-        return None
-    except Exception as error:  # of another version than torch
-        warnings.warn(
-            f"torchvision cannot be imported, so samples hold plain tensors instead of tv_tensors: {error}",
-            stacklevel=2,
-        )
-        return None
-    return tv_tensors  # type: ignore[no-any-return]
-
-
-def _wrapped(values: dict[str, Any], elements: _Elements, size: Size, box_format: str | None) -> dict[str, Any]:
-    """Return the elements as tv_tensors, or as they are without torchvision."""
-    tv = _tv_tensors()
-    if tv is None:
-        return dict(values)
-    wrapped = dict(values)
-    for name in elements.images:
-        if isinstance(values[name], torch.Tensor):
-            wrapped[name] = values[name].as_subclass(tv.Image)
-    for name in elements.masks:
-        wrapped[name] = values[name].as_subclass(tv.Mask)
-    for name in elements.boxes:
-        format = tv.BoundingBoxFormat[(box_format or elements.fields[name].format or "xyxy").upper()]
-        wrapped[name] = tv.BoundingBoxes(values[name], format=format, canvas_size=size)
-    for name in elements.keypoints:
-        if values[name].shape[-1] == 2 and hasattr(tv, "KeyPoints"):
-            wrapped[name] = tv.KeyPoints(values[name], canvas_size=size)
-    return wrapped
