@@ -181,6 +181,46 @@ def check_boxes(boxes: Any, before: Any, columns: Any, rows: Any, inside: Any, *
             assert any(is_exact) or not clipped_once, (hull, found)
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int32", "int64"])
+@pytest.mark.parametrize("count", [0, 3])
+@pytest.mark.parametrize("transforms", JOINT, ids=repr)
+def test_masks_of_instances_move_as_single_masks_do(transforms: Any, count: int, dtype: str) -> None:
+    fields = {**FIELDS, "instances": Field("array", "<i4", (None, None, None), role="mask", of=None)}
+    joint = JointTransform(transforms)
+    for seed in range(5):
+        sample = sample_of(30, 37, count=count, seed=seed)
+        layers = [sample.values["mask"].sub(1 << 24).to(getattr(torch, dtype)) for _ in range(count)]
+        stacked = torch.stack(layers) if count else torch.zeros(0, 30, 37, dtype=getattr(torch, dtype))
+        sample.values["instances"], sample.fields = stacked, fields
+        alone = sample_of(30, 37, count=count, seed=seed)
+        alone.values["mask"] = sample.values["mask"].sub(1 << 24).to(getattr(torch, dtype))
+        made = joint(sample, SampleContext(seed, seed=1))
+        expected = joint(alone, SampleContext(seed, seed=1))["mask"]
+        assert made["instances"].dtype == getattr(torch, dtype)
+        assert made["instances"].shape[1:] == expected.shape
+        for layer in made["instances"]:
+            assert torch.equal(layer, expected)
+
+
+def test_images_of_one_sample_get_the_same_random_numbers() -> None:
+    fields = {"image": FIELDS["image"], "depth": Field("image", role="image")}
+    for transform in (
+        RandomErasing(1.0, value="random"),
+        RandomErasing(1.0, value=5),
+        TrivialAugmentWide(),
+        ColorJitter(0.5),
+    ):
+        for seed in range(20):
+            image = torch.rand(3, 20, 25)
+            sample = Sample({"image": image, "depth": image[:1].clone()}, fields, (20, 25))
+            made = JointTransform(transform)(sample, SampleContext(seed, seed=1))
+            alone = transform(image, SampleContext(seed, seed=1).generator)
+            assert torch.equal(torch.Tensor.as_subclass(made["image"], torch.Tensor), alone)
+            if isinstance(transform, RandomErasing):
+                changed = (made["image"] != image).any(0)
+                assert torch.equal(changed, (made["depth"] != image[:1])[0])
+
+
 # --- LetterBox ---
 
 

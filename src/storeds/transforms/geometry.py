@@ -54,8 +54,12 @@ def pad(image: ImageT, padding: tuple[int, int, int, int], fill: Colour, mode: s
     if mode != "constant":
         return _picked(image, *_sources(height, width, padding, mode))
     left, top, right, bottom = padding
-    out = image.new_empty((*image.shape[:-2], top + height + bottom, left + width + right))
-    out[:] = _channels(fill, image, who, None if isinstance(fill, Sequence) and len(fill) > 1 else torch.float64)
+    shape = (*image.shape[:-2], top + height + bottom, left + width + right)
+    if isinstance(fill, Sequence) and len(fill) > 1:
+        out = image.new_empty(shape)
+        out[:] = _channels(fill, image, who, None).to(image.dtype)
+    else:
+        out = image.new_full(shape, (fill[0] if isinstance(fill, Sequence) else fill) or 0)
     out[..., top : top + height, left : left + width] = image
     return out
 

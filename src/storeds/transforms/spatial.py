@@ -258,7 +258,7 @@ class RandomRotation:
 
     Notes
     -----
-    With `expand`, Pillow and torch round sizes differently: in 1 of 2,000 samples by one pixel. In a sample with masks or
+    With `expand`, Pillow and torch round sizes differently: in 1 of 10,000 samples by one pixel. In a sample with masks or
     boxes, a Pillow image then loses or gets one row or column of `fill`, so that all sizes agree.
     """
 
