@@ -370,14 +370,20 @@ class Writer(Protocol):
         ...
 
     def append(self, records: Iterable[Record], /) -> int:
-        """Add records and return how many; raises `RecordError` for a value that its field does not accept.
+        """Add records and return how many; raises `RecordError` for a value that does not fit its field or its role.
 
         Records before the rejected one have been added.
         """
         ...
 
     def publish(self, attrs: Mapping[str, JSON] | None = None) -> Meta:
-        """Make the complete store visible under its URL and return its `Meta`."""
+        """Make the complete store visible under its URL and return its `Meta`.
+
+        Raises
+        ------
+        RecordError
+            A class id of a field with role ``label`` or ``labels`` has no name in ``attrs["classes"]``. The writer suspends.
+        """
         ...
 
     def abort(self) -> None:

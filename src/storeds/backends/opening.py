@@ -221,7 +221,8 @@ def open_writer(
         As for `open_backend`; the suffix of a bare path names its engine.
     fields : mapping
         Name → kind, in order: ``{"image": "image", "label": "int"}``; an array as `Field` or
-        ``{"kind": "array", "dtype": "float32", "shape": [3, None]}``.
+        ``{"kind": "array", "dtype": "float32", "shape": [3, None]}``. The keys ``role``, ``format``, ``relative`` and ``of``
+        say what the values mean, as in ``{"kind": "image", "role": "mask"}``; `Writer.append` refuses other values.
     overwrite : bool
         Replace an existing store, and discard an interrupted write.
     resume : bool
