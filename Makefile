@@ -74,6 +74,7 @@ bench: server ## measure reading, opening, packing, triage and shuffling; tables
 	$(BIN)/python -m benchmarks.crops
 	$(BIN)/python -m benchmarks.stages
 	$(BIN)/python -m benchmarks.silent
+	$(BIN)/python -m benchmarks.samples
 	$(BIN)/python -m benchmarks.shuffling
 	$(BIN)/python -m benchmarks.videos
 	$(BIN)/python -m benchmarks.foreign_lmdb
