@@ -42,7 +42,9 @@ def is_tv_tensor(value: Any, *names: str) -> bool:
 
 def plain_tensor(value: torch.Tensor) -> torch.Tensor:
     """Return a tensor of torchvision as a plain one, in the same memory; other tensors unchanged."""
-    return value.as_subclass(torch.Tensor) if is_tv_tensor(value, "TVTensor") else value
+    if type(value) is torch.Tensor or not is_tv_tensor(value, "TVTensor"):
+        return value
+    return value.as_subclass(torch.Tensor)
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
