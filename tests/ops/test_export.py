@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from pycocotools.coco import COCO
 from typer.testing import CliRunner
 
 import storeds
@@ -136,3 +139,92 @@ def test_the_command(tmp_path: Path) -> None:
     replaced = RUNNER.invoke(app, ["export", url, str(tmp_path / "out"), "--format", "coco", "--overwrite", "--json"])
     assert replaced.exit_code == 0
     assert json.loads(replaced.stdout)["count"] == 1
+
+
+def truth_of(out: Path) -> COCO:
+    with contextlib.redirect_stdout(io.StringIO()):
+        return COCO(str(out / "annotations.json"))
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of pycocotools
+def test_coco_of_every_form_of_a_role(tmp_path: Path) -> None:
+    fields: dict[str, Any] = {
+        "image": "image",
+        "boxes": {
+            **{"kind": "array", "dtype": "float64", "shape": [None, 4], "role": "boxes"},
+            **{"format": "cxcywh", "relative": True},
+        },
+        "labels": {"kind": "json", "role": "labels"},
+        "masks": {"kind": "array", "dtype": "uint8", "shape": [None, 64, 96], "role": "mask"},
+        "keypoints": {"kind": "array", "dtype": "float32", "shape": [None, 2, 2], "role": "keypoints"},
+        "caption": {"kind": "str", "role": "text"},
+        "depth": {"kind": "array", "dtype": "uint16", "shape": [64, 96], "role": "mask"},
+        "truncated": {"kind": "array", "dtype": "bool", "shape": [None], "of": "boxes"},
+        "weather": "str",
+    }
+    masks = np.zeros((2, 64, 96), np.uint8)
+    masks[0, 3:9, 5:70] = 1
+    masks[1] = 255
+    record = {
+        "image": jpeg(0),
+        "boxes": np.array([[0.5, 0.5, 0.25, 0.5], [0.25, 0.25, 0.5, 0.5]]),
+        "labels": ["dog", "bird"],
+        "masks": masks,
+        "keypoints": np.array([[[1, 2], [3, 4]], [[5, 6], [7.5, 8]]], np.float32),
+        "caption": "two animals",
+        "depth": np.zeros((64, 96), np.uint16),
+        "truncated": np.array([True, False]),
+        "weather": "rain",
+    }
+    url = f"lmdb://{tmp_path}/a.lmdb"
+    with storeds.open_writer(url, fields) as writer:
+        writer.append([record])
+        writer.publish({"keypoint_names": ["head", "tail"]})
+    done = storeds.export(url, tmp_path / "out", format="coco")
+    assert list(done.left_out) == ["depth"]
+    coco = truth_of(tmp_path / "out")
+    size = {"width": 96, "height": 64}
+    said = {"caption": "two animals", "weather": "rain"}
+    assert coco.imgs[1] == {"id": 1, "file_name": "00000000.jpg", **size, **said}
+    assert [(each["name"], each["keypoints"]) for each in coco.loadCats([1, 2])] == [
+        ("dog", ["head", "tail"]),
+        ("bird", ["head", "tail"]),
+    ]
+    first, second = coco.loadAnns(coco.getAnnIds())
+    assert (first["bbox"], second["bbox"]) == ([36, 16, 24, 32], [0, 0, 48, 32])
+    assert (first["category_id"], second["category_id"]) == (1, 2)
+    assert (first["truncated"], second["truncated"]) == (True, False)
+    assert second["keypoints"] == [5, 6, 2, 7.5, 8, 2]
+    assert second["num_keypoints"] == 2
+    np.testing.assert_array_equal(coco.annToMask(first), masks[0])
+    np.testing.assert_array_equal(coco.annToMask(second), masks[1] > 0)
+    again = storeds.pack(tmp_path / "out/annotations.json", f"lmdb://{tmp_path}/b.lmdb")
+    assert again.count == 1
+    assert again.attrs["classes"] == ["dog", "bird"]
+
+
+def test_masks_without_boxes_get_the_boxes_around_them(tmp_path: Path) -> None:
+    fields: dict[str, Any] = {
+        "image": "image",
+        "masks": {"kind": "json", "role": "mask", "format": "coco", "relative": True},
+    }
+    url = f"lmdb://{tmp_path}/a.lmdb"
+    with storeds.open_writer(url, fields) as writer:
+        square = [[0.25, 0.25, 0.5, 0.25, 0.5, 0.5, 0.25, 0.5]]
+        writer.append([{"image": jpeg(0), "masks": [square, []]}])
+        writer.publish()
+    storeds.export(url, tmp_path / "out", format="coco")
+    one, none = truth_of(tmp_path / "out").loadAnns([1, 2])
+    assert one["segmentation"] == [[24, 16, 48, 16, 48, 32, 24, 32]]
+    assert one["bbox"] == [24, 16, 24, 16]
+    assert none["bbox"] == [0, 0, 0, 0]
+
+
+def test_a_store_of_captions_becomes_annotations_with_captions(tmp_path: Path) -> None:
+    url = f"lmdb://{tmp_path}/a.lmdb"
+    with storeds.open_writer(url, {"image": "image", "texts": {"kind": "json", "role": "text"}}) as writer:
+        writer.append([{"image": jpeg(0), "texts": ["a cat", "a dog"]}, {"image": jpeg(1), "texts": []}])
+        writer.publish()
+    storeds.export(url, tmp_path / "out", format="coco")
+    said = truth_of(tmp_path / "out").loadAnns([1, 2])
+    assert [(each["image_id"], each["caption"]) for each in said] == [(1, "a cat"), (1, "a dog")]

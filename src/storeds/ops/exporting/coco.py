@@ -133,7 +133,8 @@ class _FromRoles:
         self._masks = next((name for name in fields_of(meta, "mask") if _is_instances(meta.fields[name])), None)
         self._keypoints = one_field(meta, _FORMAT, "keypoints", required=False)
         self._captions = one_field(meta, _FORMAT, "text", required=False)
-        if not (self._boxes or self._masks or self._keypoints or self._captions):
+        self._has_instances = bool(self._boxes or self._masks or self._keypoints)
+        if not (self._has_instances or self._captions):
             raise ConfigError(
                 f"format {_FORMAT!r} needs a field with role boxes, mask (of instances), keypoints or text; the store has "
                 f"{', '.join(meta.fields)}"
@@ -148,7 +149,9 @@ class _FromRoles:
 
     def _split_rest(self) -> tuple[list[str], list[str]]:
         """Return the further fields of annotations and of images. The others are left out."""
-        used = {self.image, self._boxes, self._labels, self._masks, self._keypoints, self._captions, "key", "image_id"}
+        used = {self.image, self._boxes, self._labels, self._masks, self._keypoints, "key", "image_id"}
+        if not self._has_instances:  # programs of COCO refuse a file with categories and captions
+            used.add(self._captions)
         rows, image = [], []
         for name, declared in self._meta.fields.items():
             if name in used or (name in _FLAGS and self._is_of_rows(name)):
@@ -159,8 +162,10 @@ class _FromRoles:
                 self.left_out[name] = "COCO has one picture per image, and no other bytes"
             elif self._is_of_rows(name) and name not in _ANNOTATION_KEYS:
                 rows.append(name)
-            elif declared.kind == "array" or name in _IMAGE_KEYS or name in _ANNOTATION_KEYS:
-                self.left_out[name] = f"COCO has no place for {'an array' if declared.kind == 'array' else 'this name'}"
+            elif self._is_of_rows(name) or name in _IMAGE_KEYS:
+                self.left_out[name] = "COCO uses this name for something else"
+            elif declared.kind == "array":
+                self.left_out[name] = "COCO has no place for an array"
             else:
                 image.append(name)
         return rows, image
@@ -193,7 +198,7 @@ class _FromRoles:
             annotation: dict[str, Any] = {"bbox": box, "iscrowd": 0, "area": box[2] * box[3]}
             if self._labels is not None:
                 annotation["category_id"] = self._category(record[self._labels][row])
-            elif self._captions is None or masks or points:
+            else:
                 annotation["category_id"] = self._category("object")
             if masks:
                 annotation["segmentation"] = masks[row]
@@ -208,7 +213,7 @@ class _FromRoles:
                 value = record[name][row]
                 annotation[name] = value.tolist() if hasattr(value, "tolist") else value
             yield annotation
-        if self._captions is not None:
+        if self._captions is not None and not self._has_instances:
             texts = record[self._captions]
             yield from ({"caption": text} for text in ([texts] if isinstance(texts, str) else texts))
 
@@ -252,6 +257,8 @@ class _FromRoles:
 
     def rest(self) -> dict[str, JSON]:
         """Return the other keys of the file. Valid after all records were converted."""
+        if not self._has_instances:
+            return {}
         points: Any = {key: self._meta.attrs[name] for name, key in _SKELETON.items() if name in self._meta.attrs}
         named = [(number, name) for number, name in zip(self._ids, self._names, strict=True)]
         named += [(number, str(label)) for label, number in self._classes.items()]
