@@ -110,7 +110,7 @@ def pack(
     ----------
     source : path, URL or dataset
         A folder with one sub-folder per class (order and labels are those of torchvision's ImageFolder), a flat folder,
-        a CSV or JSONL manifest, a JSON index, tar shards, another store, or a map-style dataset object; see
+        a CSV or JSONL manifest, a JSON index, a file of COCO, tar shards, another store, or a map-style dataset object; see
         `storeds.ops.packing.sources.open_source`.
     url : str
         The new store, see `open_writer`. Images keep their bytes unless they are encoded again.
