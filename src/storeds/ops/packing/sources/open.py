@@ -89,8 +89,8 @@ def open_source(source: Any, *, kind: str | None = None, **options: Any) -> Pack
     ----------
     source : path, URL or object
         One of: a folder with one sub-folder per class, or with images only; a folder of images beside one of masks; a
-        folder of videos, or one video; a .csv, .tsv, .jsonl, .ndjson, .json (COCO or an index) or .tar file; a glob, a range or a list of tar
-        files; the URL or the file of a store, or a `Backend`; a dataset; a `PackSource`, which is returned.
+        data.yaml or a folder of YOLO; a folder of Pascal VOC; a folder of videos, or one video; a .csv, .tsv, .jsonl,
+        .ndjson, .json (COCO or an index) or .tar file; a glob, a range or a list of tar files; the URL or the file of a store, or a `Backend`; a dataset; a `PackSource`, which is returned.
     kind : str, optional
         One of ``KINDS``, if detection fails or is wrong.
     **options
