@@ -8,8 +8,6 @@ The samples are an image and a mask of class ids, transformed together.
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -31,17 +29,16 @@ class Network(nn.Module):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         first = self.first(images)
         second = self.second(nn.functional.max_pool2d(first, 2))
-        third = self.third(nn.functional.max_pool2d(second, 2))
-        second = self.up_second(torch.cat([_enlarged(third, second), second], 1))
-        return self.last(self.up_first(torch.cat([_enlarged(second, first), first], 1)))
+        second = self.up_second(_joined(self.third(nn.functional.max_pool2d(second, 2)), second))
+        return self.last(self.up_first(_joined(second, first)))
 
 
 def _block(before: int, after: int) -> nn.Module:
     return nn.Sequential(nn.Conv2d(before, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU())
 
 
-def _enlarged(small: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    return nn.functional.interpolate(small, size=like.shape[-2:], mode="nearest")
+def _joined(small: torch.Tensor, large: torch.Tensor) -> torch.Tensor:
+    return torch.cat([nn.functional.interpolate(small, size=large.shape[-2:], mode="nearest"), large], 1)
 
 
 @torch.no_grad()
@@ -53,21 +50,18 @@ def mean_iou(network: nn.Module, loader: storeds.StoreLoader, classes: int) -> f
         known = masks != IGNORED
         pairs = masks[known].long() * classes + network(images).argmax(1)[known]
         counts += torch.bincount(pairs, minlength=classes * classes).reshape(classes, classes)
-    both = counts.diagonal()
-    either = counts.sum(0) + counts.sum(1) - both
-    return float((both[either > 0] / either[either > 0]).mean())
+    both, either = counts.diagonal(), counts.sum(0) + counts.sum(1) - counts.diagonal()
+    return float((both / either)[either > 0].mean())
 
 
-def train(config_file: str, epochs: int, overrides: Sequence[str] = ()) -> float:
+def train(config_file: str, epochs: int, overrides: list[str]) -> float:
     """Train on split ``train`` and return the mean intersection over union on split ``val``, between 0 and 1."""
     config = storeds.load_config(config_file, overrides=overrides)
     loaders = {split: storeds.build_loader(config, split) for split in ("train", "val")}
-    dataset = loaders["train"].dataset
-    classes = len(dataset.classes)
-    torch.manual_seed(dataset.seed or 0)
-    network = Network(classes)
+    torch.manual_seed(0)
+    classes = len(loaders["train"].dataset.classes)
+    network, score = Network(classes), 0.0
     optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3)
-    score = 0.0
     for epoch in range(epochs):
         network.train()
         losses = []
@@ -82,15 +76,14 @@ def train(config_file: str, epochs: int, overrides: Sequence[str] = ()) -> float
     return score
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", required=True)
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a value of the config")
-    given = parser.parse_args(arguments)
+    given = parser.parse_args()
     print(f"mean IoU {train(given.config, given.epochs, given.set):.3f}")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
