@@ -9,7 +9,6 @@ from PIL import ExifTags, Image
 
 from storeds.protocols import Array
 from storeds.readers.decoders import orientation_of
-from storeds.transforms.operations import Orient
 
 __all__ = ["exif_orientation", "inverse", "turned_centres", "turned_keypoints", "turned_points"]
 
@@ -36,6 +35,8 @@ def inverse(orientation: int) -> int:
 
 def turned_points(points: Array, orientation: int, size: tuple[int, int] = (1, 1)) -> Array:
     """Return points (…, 2) of a picture of (height, width) `size` after it is turned. The default is relative points."""
+    from storeds.transforms.operations import Orient  # it imports torch, which pack, verify and info do not need
+
     return Orient(size, orientation).points(points)
 
 
