@@ -7,15 +7,18 @@ import logging
 import pickle
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from storeds import StoreDataset, open_writer
+from storeds import Backend, StoreDataset, open_backend, open_writer
 from storeds.errors import ConfigError, DecodeError, RecordError
+from storeds.loaders.tf_elements import elements_of
+from storeds.readers import SampleReader, decode_windows
+from storeds.testing import ReaderTests
 
 PHOTOGRAPH = {"kind": "image", "role": "image"}
 MASK = {"kind": "image", "role": "mask"}
@@ -260,24 +263,120 @@ def test_orientation_turns_everything(orientation: int, form: str) -> None:
     assert whole[0].shape == (3, 30, 40)
 
 
-@pytest.mark.parametrize("decode", ["tensor", "fast", "pil"])
-def test_a_crop_drawn_before_decoding_gives_the_same(decode: str) -> None:
-    """The stored verdict lets the first epoch decode a window; without one, the picture is decoded whole at first."""
+@pytest.mark.parametrize("decode", ["tensor", "pil"])
+def test_a_crop_drawn_before_decoding_gives_the_same(decode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first transform that does nothing keeps the reader from drawing the crop."""
+    windows = []
+
+    def counted(*args: Any, **options: Any) -> Any:
+        windows.append(args)
+        return decode_windows(*args, **options)
+
+    monkeypatch.setattr("storeds.readers.pictures.decode_windows", counted)
     fields = {"image": PHOTOGRAPH, "other": PHOTOGRAPH, "mask": MASK, "boxes": BOXES}
     boxes = np.array([[10, 10, 200, 150], [0, 0, 5, 5]], np.float32)
+    record = {"boxes": boxes, "mask": picture(Image.fromarray(ids(320, 240)))}
+    records = [{"image": photograph(320, 240), "other": photograph(320, 240), **record} for _ in range(4)]
+    png = {**records[0], "other": photograph(320, 240, "PNG")}
+    another = {**records[1], "other": photograph(240, 320)}
+    url = store(fields, [*records, png])
+    crop = {"name": "RandomResizedCrop", "size": 60, "scale": [0.1, 0.5]}
+    drawn = StoreDataset(url, decode=decode, transforms=[crop], seed=3)[:]
+    assert len(windows) == (8 if decode == "tensor" else 0)
+    whole = StoreDataset(url, decode=decode, transforms=[nothing, crop], seed=3)
+    for one, other in zip(drawn, whole[:], strict=True):
+        assert len(one) == 4
+        for element, expected in zip(one, other, strict=True):
+            assert np.array_equal(np.asarray(element), np.asarray(expected))
+    with pytest.raises(RecordError, match="record 0 .*'other' has 240 × 320 pixels"):
+        StoreDataset(store(fields, [another]), decode=decode, transforms=[crop], seed=3)[0]
+
+
+def nothing(sample: dict[str, Any], generator: torch.Generator | None = None) -> dict[str, Any]:
+    return sample
+
+
+def test_classes_may_share_a_name_and_numbers_may_have_gaps() -> None:
+    fields = {"image": PHOTOGRAPH, "labels": LABELS, "boxes": BOXES}
+    boxes = np.array([[1, 2, 3, 4]] * 3, np.float32)
+    record = {"image": photograph(), "labels": np.array([2, 0, 1]), "boxes": boxes}
+    url = store(fields, [record], classes=["crane", "dog", "crane"])
+    settings: dict[str, Any] = {"fields": ["image", "boxes", "labels"]}
+    assert StoreDataset(url, **settings)[0][2].tolist() == [2, 0, 1]
+    roles = {"labels": {"classes": [0, 1, 2][::-1]}}
+    assert StoreDataset(url, **settings, roles=roles)[0][2].tolist() == [0, 2, 1]
+    with pytest.raises(RecordError, match="class 1 has no name: the 2 classes are 0, 2"):
+        StoreDataset(url, **settings, roles={"labels": {"classes": [0, 2]}})[0]
+
+
+def test_labels_of_text_are_numbers_of_classes() -> None:
+    fields = {"image": "image", "species": "str"}
+    url = store(
+        fields, [{"image": photograph(), "species": each} for each in ("dog", "cat", "cow")], classes=["cat", "dog"]
+    )
+    dataset = StoreDataset(url, fields={"image": "image", "label": "species"}, roles={"label": "label"})
+    assert [dataset[0][1], dataset[1][1]] == [1, 0]
+    assert StoreDataset(
+        url, fields={"label": "species"}, roles={"label": "label"}, where={"species": "dog"}
+    ).targets == [1]
+    with pytest.raises(RecordError, match="record 2 .*field 'label': 'cow' is no class"):
+        dataset[2]
+
+
+def test_decoders_of_single_elements() -> None:
+    fields = {"image": PHOTOGRAPH, "mask": MASK, "raw": PHOTOGRAPH}
+    colours = np.zeros((30, 40, 3), np.uint8)
+    colours[:, 20:] = (0, 255, 0)
+    with_role = {**fields, "mask": "image"}
+    record = {"image": photograph(), "mask": picture(Image.fromarray(colours)), "raw": photograph()}
+    url = store(with_role, [record])
+    decode = {"image": "pil", "mask": is_green, "raw": "bytes"}
+    image, mask, raw = StoreDataset(url, fields=list(fields), roles={"mask": "mask"}, decode=decode)[0]
+    assert isinstance(image, Image.Image)
+    assert raw == record["raw"]
+    assert mask[:, :20].sum() == 0
+    assert (mask[:, 20:] == 1).all()
+    with pytest.raises(ConfigError, match="decode names 'msk', which is not an image of a sample; did you mean 'mask'"):
+        StoreDataset(url, fields=list(fields), roles={"mask": "mask"}, decode={"msk": "pil"})
+
+
+def is_green(blob: bytes, mode: str) -> np.ndarray[Any, Any]:
+    with Image.open(io.BytesIO(blob)) as image:
+        pixels = np.asarray(image)
+    return np.where(pixels[..., 1] == 255, np.uint8(1), np.uint8(0))
+
+
+def test_elements_for_tensorflow_have_the_dimensions_that_their_roles_leave_open() -> None:
+    fields = {"image": PHOTOGRAPH, "mask": MASK, "boxes": BOXES, "labels": LABELS}
     record = {
-        "image": photograph(320, 240),
-        "other": photograph(320, 240),
-        "mask": picture(Image.fromarray(ids(320, 240))),
-        "boxes": boxes,
+        "image": photograph(),
+        "mask": picture(Image.fromarray(ids())),
+        "boxes": np.array([[1, 2, 3, 4]], np.float32),
+        "labels": np.array([1]),
     }
-    url = store(fields, [record] * 4)
-    crop = [{"name": "RandomResizedCrop", "size": 60, "scale": [0.3, 0.5]}]
-    dataset = StoreDataset(url, decode=decode, transforms=crop, seed=3)
-    given = dataset[:]
-    dataset = StoreDataset(url, decode=decode, transforms=[{"name": "Compose", "transforms": []}, *crop], seed=3)
-    object.__setattr__(dataset.reader, "cropper", None)
-    for one, other in zip(given, dataset[:], strict=True):
-        for element, expected in zip(one[1:], other[1:], strict=True):
-            if decode != "fast" or element.ndim != 3:
-                assert np.array_equal(np.asarray(element), np.asarray(expected))
+    dataset = StoreDataset(store(fields, [record] * 2))
+    found = {each.name: (each.shape, str(each.dtype)) for each in elements_of([dataset], {}, True, batched=True)}
+    assert found == {
+        "image": ((None, None, 3), "uint8"),
+        "mask": ((None, None), "uint8"),
+        "boxes": ((None, 4), "float32"),
+        "labels": ((None,), "int64"),
+    }
+
+
+class TestKit(ReaderTests):
+    """All that `storeds.testing` asks of a reader."""
+
+    refuses: ClassVar[dict[str, Any] | None] = {"number": "int"}
+
+    @pytest.fixture
+    def reader(self) -> SampleReader:
+        return SampleReader()
+
+    @pytest.fixture
+    def backend(self) -> Backend:
+        record = {"image": photograph(), "mask": picture(Image.fromarray(ids())), "key": "a"}
+        return open_backend(store({"image": PHOTOGRAPH, "mask": MASK, "key": "str"}, [record] * 3))
+
+    def comparable(self, sample: Any) -> Any:
+        return {name: np.asarray(value).tolist() for name, value in sample.values.items()}, sample.size

@@ -1,6 +1,7 @@
-"""Readers build samples from records: `ImageReader`, `ArrayReader`, and `VideoReader` for clips.
+"""Readers build samples from records: `ImageReader`, `SampleReader`, `ArrayReader`, and `VideoReader` for clips.
 
-Start with ``base.py``, then read ``image.py``. ``decoders.py`` turns the stored bytes of an image into pixels.
+Start with ``base.py``, then read ``image.py`` and ``sample.py``. ``pictures.py`` judges, repairs and decodes one picture, and
+``decoders.py`` turns its bytes into pixels.
 """
 
 from storeds.readers.base import ArrayReader, RecordReader

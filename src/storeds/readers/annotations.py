@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 from PIL import Image
 
 from storeds.errors import suggest
-from storeds.protocols import Field
+from storeds.protocols import Array, Field
 from storeds.readers.instances import rasterised
 from storeds.records.roles import check_boxes, check_keypoints, check_labels, check_mask, check_mask_mode
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["boxes_tensor", "class_ids", "class_number", "keypoints_tensor", "labels_tensor", "mask_tensor", "parsed"]
+__all__ = [
+    "Classes",
+    "boxes_tensor",
+    "class_ids",
+    "class_number",
+    "keypoints_tensor",
+    "labels_tensor",
+    "mask_tensor",
+    "parsed",
+]
 
 Size = tuple[int, int]
 
@@ -112,42 +121,65 @@ def keypoints_tensor(name: str, value: Any, field: Field, size: Size | None) -> 
     return torch.from_numpy(points.astype(np.float32))
 
 
-def labels_tensor(name: str, value: Any, classes: Mapping[Any, int] | None) -> torch.Tensor:
+class Classes(NamedTuple):
+    """The classes of a label.
+
+    Attributes
+    ----------
+    numbers : mapping
+        Class, a name or a number, to its class number. Of classes with one name, to the first one.
+    total : int
+        Number of classes.
+    are_names : bool
+        Whether classes are names. Then a number is a class number.
+    """
+
+    numbers: Mapping[Any, int]
+    total: int
+    are_names: bool
+
+    @classmethod
+    def of(cls, classes: Sequence[str] | Sequence[int]) -> Self:
+        """Return classes in the order of their class numbers."""
+        numbers: dict[Any, int] = {}
+        for number, each in enumerate(classes):
+            numbers.setdefault(each, number)
+        return cls(numbers, len(classes), not any(isinstance(each, int) for each in classes))
+
+
+def labels_tensor(name: str, value: Any, classes: Classes | None) -> torch.Tensor:
     """Return the class numbers of several labels, int64 of shape (n,)."""
     import torch
 
     labels = check_labels(name, parsed(name, value))
-    if isinstance(labels, np.ndarray) and (classes is None or not len(labels)):
+    if isinstance(labels, np.ndarray) and (classes is None or not len(labels) or _are_numbers(labels, classes)):
         return torch.from_numpy(labels.astype(np.int64))
     values = labels.tolist() if isinstance(labels, np.ndarray) else labels
-    return torch.tensor([class_number(name, each, classes or {}) for each in values], dtype=torch.int64)
+    return torch.tensor([class_number(name, each, classes) for each in values], dtype=torch.int64)
 
 
-def class_number(name: str, value: Any, classes: Mapping[Any, int]) -> Any:
-    """Return the number of a class that is given by its name, or by a number.
+def _are_numbers(labels: Array, classes: Classes) -> bool:
+    """Return whether all labels are class numbers."""
+    return classes.are_names and bool(labels.min() >= 0 and labels.max() < classes.total)
 
-    Parameters
-    ----------
-    name : str
-        The element, for messages.
-    value : str, int or other
-        Values of other types are returned unchanged.
-    classes : mapping
-        Class, a name or number, to its class number. Where these are names, a number is a class number.
-    """
+
+def class_number(name: str, value: Any, classes: Classes | None) -> Any:
+    """Return the number of a class that is given by its name, or by a number; values of other types unchanged."""
     if not isinstance(value, (str, int)) or isinstance(value, bool):
         return value
-    if value in classes:
-        return classes[value]
+    known = {} if classes is None else classes.numbers
+    if value in known:
+        return known[value]
     if isinstance(value, str):
-        hint = suggest(value, map(str, classes), "classes") if classes else "the store's attrs have no list of classes"
+        hint = suggest(value, map(str, known), "classes") if known else "the store's attrs have no list of classes"
         raise ValueError(
             f"field {name!r}: {value!r} is no class; {hint}; pass them: roles={{{name!r}: {{'classes': […]}}}}"
         )
-    if any(isinstance(each, int) for each in classes) or not 0 <= value < len(classes):
+    if classes is not None and not (classes.are_names and 0 <= value < classes.total):
+        shown = ", ".join(map(str, [*known][:8])) + (" …" if len(known) > 8 else "")
         raise ValueError(
-            f"field {name!r}: class {value} has no name: the classes are {', '.join(map(str, [*classes][:8]))}"
-            f"{' …' if len(classes) > 8 else ''} ({len(classes)}); fix the label, or the store's attrs['classes']"
+            f"field {name!r}: class {value} has no name: the {classes.total} classes are {shown}; fix the label, or the list of "
+            "classes"
         )
     return value
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import logging
 import mmap
@@ -17,6 +18,7 @@ from storeds.errors import ConfigError, DecodeError, RecordError, StoredsError, 
 from storeds.jpeg.markers import SOI
 from storeds.protocols import ROLES, Array, Backend, CropRequest, Decoder, Field, Record, SampleContext
 from storeds.readers.annotations import (
+    Classes,
     boxes_tensor,
     class_ids,
     class_number,
@@ -107,7 +109,8 @@ class SampleReader(PictureReader):
     _declared: Mapping[str, Field] = field(default_factory=dict, repr=False, compare=False)
     _paths: Mapping[str, JsonPath] = field(default_factory=dict, repr=False, compare=False)
     _layouts: Mapping[str, Layout] = field(default_factory=dict, repr=False, compare=False)
-    _classes: Mapping[str, Mapping[Any, int]] = field(default_factory=dict, repr=False, compare=False)
+    _classes: Mapping[str, Classes] = field(default_factory=dict, repr=False, compare=False)
+    _repeats: bool = field(default=False, repr=False, compare=False)  # two elements come from one field
     _is_new: _Once = field(default_factory=_Once, repr=False, compare=False)
 
     def _check(self) -> None:
@@ -151,14 +154,15 @@ class SampleReader(PictureReader):
         layouts = bound._array_layouts(declared)
         names = [name for name, each in declared.items() if each.role in ("label", "labels")]
         several = sum(each.role in ("label", "labels") for each in backend.meta.fields.values()) > 1
-        classes = {name: bound._class_numbers(name, backend, several) for name in names}
+        classes = {name: bound._known_classes(name, backend, several) for name in names}
         found = {name: path for name, path in paths.items() if path is not None}
         bound = replace(
             bound,
             _declared=declared,
             _paths=found,
             _layouts=layouts,
-            _classes={name: numbers for name, numbers in classes.items() if numbers},
+            _repeats=len({path.field for path in found.values()}) < len(found),
+            _classes={name: each for name, each in classes.items() if each is not None},
         )
         bound._check_coco_masks(backend.url)
         return replace(bound, _modes=bound._modes_by_element())
@@ -222,18 +226,22 @@ class SampleReader(PictureReader):
                 raise ConfigError(f"channels names {name!r}; {suggest(name, images, 'images of kind array')}")
         return {name: channels_of(name, declared[name], given.get(name), self.fields) for name in images}
 
-    def _class_numbers(self, name: str, backend: Backend, several: bool) -> dict[Any, int]:
-        """Return the number of each class of a label, or nothing if its classes are not known."""
+    def _known_classes(self, name: str, backend: Backend, several: bool) -> Classes | None:
+        """Return the classes of a label, or None if they are not known."""
         spec = (self.roles or {}).get(name)
-        classes = spec.get("classes") if isinstance(spec, Mapping) else None
-        if classes is None:
-            classes = backend.meta.attrs.get("classes")
-            is_number = self.kinds[self.fields.index(name)].kind in ("int", "array")
-            if not isinstance(classes, list) or (several and is_number):
-                return {}  # not known to be the classes of this field
-        if not isinstance(classes, (list, tuple)) or not all(isinstance(each, (str, int)) for each in classes):
-            raise ConfigError(f"roles: the classes of {name!r} are a list of names or numbers, not {classes!r}")
-        return {each: number for number, each in enumerate(classes)}
+        given = spec.get("classes") if isinstance(spec, Mapping) else None
+        if given is not None:
+            is_list = isinstance(given, (list, tuple))
+            if not is_list or not given or {type(each) for each in given} not in ({str}, {int}):
+                raise ConfigError(
+                    f"roles: the classes of {name!r} are a list of names or a list of numbers, not {given!r}"
+                )
+            return Classes.of(given)
+        stored = backend.meta.attrs.get("classes")
+        is_number = self.kinds[self.fields.index(name)].kind in ("int", "array")
+        if not isinstance(stored, list) or not stored or (several and is_number):
+            return None  # not known to be the classes of this field
+        return Classes.of([str(each) for each in stored])
 
     def _check_coco_masks(self, url: str) -> None:
         masks = [name for name, each in self._declared.items() if each.role == "mask" and each.kind == "json"]
@@ -274,10 +282,10 @@ class SampleReader(PictureReader):
         if self._paths[name].steps or self.kinds[self.fields.index(name)].kind == "json":
             raise ConfigError(f"element {name!r} has no column: it is part of a field of kind json")
         column = super().column(view, name)
-        numbers = self._classes.get(name)
-        if numbers is None or column.ndim != 1:
+        classes = self._classes.get(name)
+        if classes is None or column.ndim != 1:
             return column
-        return np.array([class_number(name, value, numbers) for value in column.tolist()], np.int64)
+        return np.array([class_number(name, value, classes) for value in column.tolist()], np.int64)
 
     def _choose(self, fields: dict[str, Field]) -> tuple[str, ...]:
         roles: dict[str, str | None] = {name: each.role for name, each in fields.items()}
@@ -427,7 +435,8 @@ class SampleReader(PictureReader):
     def _at(self, name: str, record: Record) -> Any:
         """Return the stored value of an element, which may be a part of a JSON value."""
         field, steps = self._paths[name]
-        return value_at(record[field], steps, self.stored_as(name)) if steps else record[field]
+        value = value_at(record[field], steps, self.stored_as(name)) if steps else record[field]
+        return copy.deepcopy(value) if self._repeats else value
 
 
 @contextmanager

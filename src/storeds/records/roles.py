@@ -205,27 +205,34 @@ def check_boxes(name: str, value: Any, field: Field, size: Size | None = None) -
     if not len(boxes):
         return boxes
     kind = field.format or BOX_FORMATS[0]
+    edge = (1, 1) if field.relative else size
+    most = None if edge is None else np.array([edge[1], edge[0]], np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        start, sides, stop = _start_sides_stop(boxes, kind)
+        # The usual case, in few operations; comparing with NaN gives False.
+        if most is not None and sides.min() >= 0 and start.min() >= 0 and (stop <= most).all():
+            return boxes
     how = f"boxes of format {kind!r} are {_COLUMNS[kind]}, {'from 0 to 1' if field.relative else 'in pixels'}"
     _check_rows_finite(name, boxes, f"{how}; fix the box, or leave it out")
-    with np.errstate(over="ignore"):
-        if kind == "xyxy":
-            start, stop = boxes[:, :2], boxes[:, 2:]
-            sides = stop - start
-        else:
-            start, sides = boxes[:, :2], boxes[:, 2:]
-            if kind == "cxcywh":
-                start = start - sides / 2
-            stop = start + sides
     for axis, side in ((0, "width"), (1, "height")):
         _refuse(name, boxes, sides[:, axis] < 0, f"has a negative {side}; {how}: check the format")
-    edge = (1, 1) if field.relative else size
-    if edge is not None:
-        most = np.array([edge[1], edge[0]], np.float64)
+    if most is not None:
         outside = ((stop <= 0) & (start < 0)) | ((start >= most) & (stop > most))
         where = "" if size is None else f" of {size[1]} × {size[0]} pixels (width × height)"
         advice = f"lies outside the image{where}; {how}: check the format, or leave the box out"
         _refuse(name, boxes, outside.any(axis=1), advice)
     return boxes
+
+
+def _start_sides_stop(boxes: Array, kind: str) -> tuple[Array, Array, Array]:
+    """Return (left, top), (width, height) and (right, bottom) of each box."""
+    if kind == "xyxy":
+        start, stop = boxes[:, :2], boxes[:, 2:]
+        return start, stop - start, stop
+    start, sides = boxes[:, :2], boxes[:, 2:]
+    if kind == "cxcywh":
+        start = start - sides / 2
+    return start, sides, start + sides
 
 
 def check_keypoints(name: str, value: Any) -> Array:
