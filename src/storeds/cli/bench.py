@@ -43,7 +43,8 @@ def bench(
     ] = None,
     split: Annotated[str | None, typer.Option(help="A split of the config.")] = None,
     reader: Annotated[
-        str | None, typer.Option(help="image, sample, array, video or a registered reader.", autocompletion=complete_reader)
+        str | None,
+        typer.Option(help="image, sample, array, video or a registered reader.", autocompletion=complete_reader),
     ] = None,
     decode: Annotated[
         str | None,
