@@ -7,6 +7,7 @@ pixel came, and where boxes and keypoints belong.
 from __future__ import annotations
 
 import functools
+import io
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,9 +17,12 @@ import pytest
 import torch
 from PIL import ExifTags, Image, ImageOps
 
+from photographs import jpeg
 from shares import share
+from storeds import StoreDataset, open_writer
 from storeds.errors import ConfigError, RecordError
 from storeds.protocols import Array, Cropped, Field, SampleContext
+from storeds.readers.decoders import decode_tensor
 from storeds.records.roles import Sample
 from storeds.transforms import (
     BoundTransform,
@@ -525,3 +529,36 @@ def test_elements_without_a_role_are_refused_beside_a_transform_that_moves_pixel
         check_roles(build_transform([ToTensor(), {"name": "Resize", "size": 8}]), fields)
     check_roles(build_transform([ToTensor()]), fields)
     check_roles(build_transform({"name": "Resize", "size": 8}), {**fields, "mask": Field("image", role="mask")})
+
+
+def test_a_dataset_that_decodes_crops_gives_the_same_as_decoding_whole_pictures() -> None:
+    fields = {
+        "image": Field("image", role="image"),
+        "mask": Field("array", "<i4", (None, None), role="mask"),
+        "boxes": Field("array", "<f4", (None, 4), role="boxes", format="xywh"),
+        "labels": LABELS,
+    }
+    records: list[dict[str, Any]] = []
+    for number in range(6):
+        blob = jpeg(number)
+        width, height = Image.open(io.BytesIO(blob)).size
+        mask = np.arange(height * width, dtype=np.int32).reshape(height, width)
+        boxes = np.array([[width / 4, height / 4, width / 2, height / 2], [0, 0, width, 9]], np.float32)
+        records.append({"image": blob, "mask": mask, "boxes": boxes, "labels": np.array([3, 4])})
+    with open_writer("memory://joint-crops", fields, overwrite=True) as writer:
+        writer.append(records)
+    steps: list[Any] = [RandomResizedCrop(32), RandomHorizontalFlip(), ToTensor()]
+    dataset = StoreDataset("memory://joint-crops", transforms=steps, seed=4, as_dict=True)
+    for _ in range(2):  # in the second pass the pictures are known to be whole, and only windows are decoded
+        for number, record in enumerate(records):
+            values = {
+                "image": decode_tensor(record["image"], "RGB"),
+                "mask": torch.from_numpy(record["mask"].copy()),
+                "boxes": torch.from_numpy(record["boxes"].copy()),
+                "labels": torch.from_numpy(record["labels"].copy()),
+            }
+            size = (values["image"].shape[1], values["image"].shape[2])
+            truth = JointTransform(steps)(Sample(values, fields, size), SampleContext(number, 0, 4))
+            made = dataset[number]
+            for name in truth:
+                assert torch.equal(made[name], truth[name]), name

@@ -76,8 +76,8 @@ class Coordinates:
         left, top, right, bottom = self._limits
         scale_x, shift_x, scale_y, shift_y = self._axes
         self._axes, self._limits = _SAME, _NO_LIMITS
-        scale, shift = np.array((scale_x, scale_y) * 2), np.array((shift_x, shift_y) * 2)
-        low, high = np.array((left, top) * 2), np.array((right, bottom) * 2)
+        pairs = (scale_x, scale_y) * 2, (shift_x, shift_y) * 2, (left, top) * 2, (right, bottom) * 2
+        scale, shift, low, high = np.array(pairs)
         for each in self.points.values():
             xy = each[..., :2]
             xy *= scale[:2]
