@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 import io
 import pickle
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -562,3 +564,29 @@ def test_a_dataset_that_decodes_crops_gives_the_same_as_decoding_whole_pictures(
             made = dataset[number]
             for name in truth:
                 assert torch.equal(made[name], truth[name]), name
+
+
+_WITHOUT_TORCHVISION = """
+import sys
+sys.modules["torchvision"] = None
+import torch
+from storeds.errors import MissingDependencyError
+from storeds.protocols import Field, SampleContext
+from storeds.records.roles import Sample
+from storeds.transforms import JointTransform
+fields = {"image": Field("image", role="image"), "boxes": Field("array", "<f4", (None, 4), role="boxes", format="xywh")}
+values = {"image": torch.zeros(3, 8, 8, dtype=torch.uint8), "boxes": torch.tensor([[1.0, 1.0, 2.0, 2.0]])}
+flip = {"name": "RandomHorizontalFlip", "p": 1}
+made = JointTransform([flip, lambda sample: dict(sample)])(Sample(values, fields, (8, 8)), SampleContext(0, 0, 1))
+assert {type(value) for value in made.values()} == {torch.Tensor}
+assert made["boxes"].tolist() == [[5, 1, 2, 2]]
+try:
+    JointTransform("torchvision.transforms.v2.RandomVerticalFlip")
+except MissingDependencyError as error:
+    print(error)
+"""
+
+
+def test_without_torchvision_elements_are_plain_tensors() -> None:
+    run = subprocess.run([sys.executable, "-c", _WITHOUT_TORCHVISION], capture_output=True, text=True, check=True)
+    assert "no package 'torchvision' is installed" in run.stdout
