@@ -364,6 +364,19 @@ def test_elements_for_tensorflow_have_the_dimensions_that_their_roles_leave_open
     }
 
 
+def test_images_of_kind_array() -> None:
+    pixels = RNG.integers(0, 255, (30, 40, 3)).astype(np.uint8)
+    fields = {"x": {"kind": "array", "dtype": "uint8", "shape": [None, None, 3]}}
+    url = store(fields, [{"x": pixels}])
+    with pytest.raises(ConfigError, match=r"none is of kind image: it has x \(array\)\. .*roles=\{'x': 'image'\}"):
+        StoreDataset(url, transforms=["RandomHorizontalFlip"])
+    flip = {"name": "RandomHorizontalFlip", "p": 1}
+    (image,) = StoreDataset(url, roles={"x": "image"}, transforms=[flip])[0]
+    assert np.array_equal(image, pixels[:, ::-1].transpose(2, 0, 1))
+    with pytest.raises(ConfigError, match="channels names 'y', which is no element of a sample"):
+        StoreDataset(url, roles={"x": "image"}, channels={"y": "last"})
+
+
 class TestKit(ReaderTests):
     """All that `storeds.testing` asks of a reader."""
 

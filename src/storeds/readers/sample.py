@@ -293,6 +293,12 @@ class SampleReader(PictureReader):
             name: self._given_role(name).get("role", roles.get(name)) for name in self.roles or {} if name in fields
         }
         if not any(roles.values()):
+            if all(each.kind != "image" for each in fields.values()):
+                kinds = ", ".join(f"{name} ({each.kind})" for name, each in fields.items())
+                raise ConfigError(
+                    f"no field of the store has a role, and none is of kind image: it has {kinds}. Say what they mean, for "
+                    f"example roles={{{next(iter(fields))!r}: 'image'}}; reader 'array' reads any field"
+                )
             return super()._choose(fields)
         if "image" not in roles.values():
             found = [n for n, each in fields.items() if each.kind == "image" and roles[n] is None and not is_mask(n)]
