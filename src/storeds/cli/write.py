@@ -118,7 +118,9 @@ def pack(
     mask_columns: Annotated[
         str | None, typer.Option(help="The manifest's columns of masks; detected by their names by default.")
     ] = None,
-    caption_columns: Annotated[str | None, typer.Option(help="The manifest's columns of captions.")] = None,
+    caption_columns: Annotated[
+        str | None, typer.Option(help="The manifest's columns of captions; joins rows of one image.")
+    ] = None,
     box_column: Annotated[str | None, typer.Option(help="The manifest's column of boxes; boxes or bbox.")] = None,
     box_format: Annotated[
         BoxFormat | None, typer.Option(help="How the manifest writes boxes, which are packed only then.")

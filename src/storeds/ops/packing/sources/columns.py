@@ -19,6 +19,7 @@ from storeds.records.fields import canonical_json
 __all__ = [
     "LABEL_COLUMNS",
     "LESS_CERTAIN",
+    "CaptionColumn",
     "Column",
     "JsonColumn",
     "LabelStyle",
@@ -118,6 +119,54 @@ class JsonColumn:
         if self._kinds == {"str"}:
             return Column(Field("str"), StringArray(map(json.loads, self.texts)))
         return Column(Field("json"), self.texts, _load_json)
+
+
+class CaptionColumn:
+    """Collects captions. If an image has several rows, the captions of each image become a list.
+
+    Parameters
+    ----------
+    name : str
+        The column, for messages.
+    each : TextColumn or JsonColumn
+        Collects the captions of all rows.
+    """
+
+    def __init__(self, name: str, each: TextColumn | JsonColumn) -> None:
+        self._name, self._each = name, each
+        self._items = array("q")  # the item of each row: rows of one image need not follow each other
+        self._count = 0
+
+    def fault(self, value: Any) -> str | None:
+        """Return why a value is not captions, or None."""
+        wrong = [text for text in _as_list(value) if not isinstance(text, str)]
+        return f"its {self._name} contains {wrong[0]!r:.80}; expected text, or a list of texts" if wrong else None
+
+    def append(self, value: Any) -> None:
+        """Add the captions of the next item."""
+        self.join(self._count, value)
+        self._count += 1
+
+    def join(self, item: int, value: Any) -> None:
+        """Add the captions of a further row of an item."""
+        self._each.append(value)
+        self._items.append(item)
+
+    def finish(self) -> Column:
+        """Return the column: lists of texts in the order of the rows, or what `each` returns if every item has one row."""
+        if len(self._items) == self._count:
+            return self._each.finish()
+        texts = self._each.texts
+        values: Iterable[Any] = texts if isinstance(self._each, TextColumn) else map(json.loads, texts)
+        lists: list[list[str]] = [[] for _ in range(self._count)]
+        for item, value in zip(self._items, values, strict=True):
+            lists[item] += _as_list(value)
+        joined = StringArray(json.dumps(each, ensure_ascii=False) for each in lists)
+        return Column(Field("json"), joined, _load_json)
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _kind_of(value: Any) -> str:

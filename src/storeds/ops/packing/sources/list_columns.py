@@ -12,6 +12,7 @@ from storeds.ops.packing.sources.base import IMAGE_SUFFIXES, Root
 from storeds.ops.packing.sources.columns import (
     LABEL_COLUMNS,
     LESS_CERTAIN,
+    CaptionColumn,
     JsonColumn,
     Labels,
     LabelStyle,
@@ -45,7 +46,7 @@ CAPTION_COLUMNS = ("caption", "captions", "text", "description")
 BOX_COLUMNS = ("boxes", "bbox", "bboxes")
 
 AnyLabels: TypeAlias = Labels | LabelLists | OneHot
-Collector: TypeAlias = TextColumn | JsonColumn | FileColumn | BoxColumn
+Collector: TypeAlias = TextColumn | JsonColumn | CaptionColumn | FileColumn | BoxColumn
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,8 @@ class ListPlan:
         The fields of captions.
     has_masks : bool
         Whether a column holds masks.
+    if_doubled : str
+        What messages about a path that is listed twice advise.
     notes : tuple of str
         Warnings about columns that may hold more than what they are stored as.
 
@@ -139,6 +142,10 @@ class ListPlan:
         self.image = fixed[self.paths]
         self.texts = tuple(self.rest[name] for name in self._captions)
         self.has_masks = bool(self._masks)
+        asked = ",".join(self._captions) if options.caption_columns is None else ""
+        self.if_doubled = (
+            f"; caption_columns= (--caption-columns {asked}) joins the captions of one image" if asked else ""
+        )
         self.notes = tuple(self._notes([name for name in names if name not in fixed]))
 
     def collectors(self, kind: Literal["csv", "jsonl"], root: Root) -> dict[str, Collector]:
@@ -150,7 +157,8 @@ class ListPlan:
             elif name == self._boxes and self._box_field is not None:
                 found[field] = BoxColumn(name, self._box_field)
             else:
-                found[field] = TextColumn() if kind == "csv" else JsonColumn()
+                each = TextColumn() if kind == "csv" else JsonColumn()
+                found[field] = CaptionColumn(name, each) if name in (self._options.caption_columns or ()) else each
         return found
 
     def label_of(self, row: Mapping[str, Any]) -> Any:

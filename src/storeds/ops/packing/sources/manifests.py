@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import xxhash
 
+from storeds._utils.text import counted
 from storeds.errors import ConfigError, StoreNotFoundError
 from storeds.ops.packing.sources.annotations import FileColumn, LabelLists, OneHot
 from storeds.ops.packing.sources.base import (
@@ -28,6 +29,7 @@ from storeds.ops.packing.sources.base import (
     show,
 )
 from storeds.ops.packing.sources.columns import (
+    CaptionColumn,
     Column,
     JsonColumn,
     Labels,
@@ -48,6 +50,8 @@ __all__ = ["JsonIndexSource", "ManifestSource"]
 class _Rows:
     """Collects the rows of a list one by one, and checks them.
 
+    With a `CaptionColumn`, rows of one image that differ only in captions become one item.
+
     Parameters
     ----------
     place : tuple of str
@@ -62,6 +66,8 @@ class _Rows:
         Collect the further columns, by the names of their fields.
     include_hidden : bool
         Include rows whose paths are hidden.
+    if_doubled : str
+        What messages about a path that is listed twice advise.
     """
 
     def __init__(
@@ -72,12 +78,18 @@ class _Rows:
         label_column: str | None,
         columns: Mapping[str, Collector],
         include_hidden: bool,
+        if_doubled: str = "",
     ) -> None:
         self.place, self.root, self.labels, self.label_column = place, root, labels, label_column
         self.columns, self.hidden = columns, Hidden(include=include_hidden)
         self.keys, self.numbers = StringArray(), array("q")
         self.problems: list[Problem] = []
-        self._seen: dict[str, int] = {}
+        self.joined = 0  # rows whose captions went to an earlier row
+        self._seen: dict[str, int] = {}  # identity → item
+        self._if_doubled = if_doubled
+        self._captions = {name: each for name, each in columns.items() if isinstance(each, CaptionColumn)}
+        self._compared = [name for name, each in columns.items() if name not in self._captions and not _is_image(each)]
+        self._others = StringArray()  # the values of these columns and the label of each item
 
     def add(self, number: int, path: Any, label: Any, rest: Iterable[Any]) -> None:
         """Add row `number`, or report what is wrong with it."""
@@ -85,13 +97,21 @@ class _Rows:
         fault = self._path_fault(path) or (None if self.labels is None else self._label_fault(label))
         if not fault and not all(map(_is_utf8, rest)):
             fault = "contains text with a lone surrogate, which UTF-8 cannot encode"
-        fault = fault or self._rest_fault(rest) or self._doubled(path, rest)
+        fault = fault or self._rest_fault(rest)
+        first = None if fault else self._seen.get(self._identity(path, rest))
+        others = self._without_captions(label, rest) if self._captions and not fault else ""
+        if first is not None:
+            fault = self._doubled(first, others)
         if fault:
             self.report(number, fault, path)
             return
         if self.hidden.skips_path(path):
             return
-        self._seen[self._identity(path, rest)] = number
+        if first is not None:
+            self._join(first, rest)
+            return
+        self._seen[self._identity(path, rest)] = len(self.keys)
+        self._others.append(others)
         self.keys.append(path.replace(os.sep, "/"))
         self.numbers.append(number)
         if self.labels is not None:
@@ -119,12 +139,33 @@ class _Rows:
     def _identity(self, path: str, rest: Sequence[Any]) -> str:
         """Return what two rows must not have in common: the paths of their images."""
         columns = zip(self.columns.values(), rest, strict=True)
-        more = (value for column, value in columns if isinstance(column, FileColumn) and column.role == "image")
+        more = (value for column, value in columns if _is_image(column))
         return "\0".join(map(posixpath.normpath, (path, *more)))
 
-    def _doubled(self, path: str, rest: Sequence[Any]) -> str | None:
-        first = self._seen.get(self._identity(path, rest))
-        return None if first is None else f"the path is already listed at {self.place[0]}{first}{self.place[1]}"
+    def _without_captions(self, label: Any, rest: Sequence[Any]) -> str:
+        """Return the label and the further columns except captions and the paths of images, one a line, as JSON."""
+        columns = zip(self.columns, rest, strict=True)
+        others = [value for name, value in columns if name in self._compared]
+        return "\n".join(json.dumps(value, sort_keys=True) for value in (label, *others))
+
+    def _doubled(self, first: int, others: str) -> str | None:
+        """Return why a row cannot be joined to item `first`, which has the same path, or None."""
+        fault = f"the path is already listed at {self.place[0]}{self.numbers[first]}{self.place[1]}"
+        if not self._captions:
+            return fault + self._if_doubled
+        names = (self.label_column or "label", *self._compared)
+        lines = zip(names, self._others[first].split("\n"), others.split("\n"), strict=True)
+        differing = [repr(name) for name, before, now in lines if before != now]
+        if not differing:
+            return None
+        return f"{fault}, with another {' and '.join(differing)}; only rows that differ in captions are joined"
+
+    def _join(self, first: int, rest: Sequence[Any]) -> None:
+        """Add the captions of a row to those of item `first`."""
+        self.joined += 1
+        for name, value in zip(self.columns, rest, strict=True):
+            if name in self._captions:
+                self._captions[name].join(first, value)
 
     def _label_fault(self, label: Any) -> str | None:
         if isinstance(self.labels, (LabelLists, OneHot)):
@@ -134,6 +175,10 @@ class _Rows:
         if isinstance(label, bool) or not isinstance(label, (str, int, float)):
             return f"its label is a {type(label).__name__}; expected an integer or a class name"
         return None if is_text(str(label)) else "its label is not valid UTF-8"
+
+
+def _is_image(column: Collector) -> bool:
+    return isinstance(column, FileColumn) and column.role == "image"
 
 
 def _is_utf8(value: Any) -> bool:
@@ -255,7 +300,7 @@ _PEEKED = 64  # rows that show what columns hold
 
 
 class ManifestSource(_Listing):
-    """A CSV or JSONL file with one line per image.
+    """A CSV or JSONL file with one line per image, or per caption of an image.
 
     Parameters
     ----------
@@ -293,7 +338,8 @@ class ManifestSource(_Listing):
         The class id in masks that needs no name, 255 by default. It goes to ``attrs["ignore_index"]``.
     caption_columns : sequence of str, optional
         Columns of text that get the role ``text``: a caption, or in JSONL a list of captions. The default is those named
-        ``caption``, ``text`` or ``description``, if no column looks like labels.
+        ``caption``, ``text`` or ``description``, if no column looks like labels. If they are given and a path
+        repeats, rows of one image that agree in all other columns become one record, and every record has a list.
     box_column : str, optional
         The column of boxes; by default the one named ``boxes`` or ``bbox``, if `box_format` is given. A cell is a list of
         boxes of four numbers, or one box; in CSV as JSON.
@@ -386,9 +432,10 @@ class ManifestSource(_Listing):
             peeked = list(islice(found, _PEEKED))
             values = [row for _, row in peeked if not isinstance(row, BadRow)]
             plan = ListPlan(where, names, values, options, given, label_type)
-            shown = plan.label_names[0] if plan.label_names else None
+            shown = ", ".join(plan.label_names) or None
             collected = plan.collectors(kind, root_folder)
-            rows = _Rows((f"{where} line ", ""), root_folder, plan.labels, shown, collected, include_hidden)
+            place = (f"{where} line ", "")
+            rows = _Rows(place, root_folder, plan.labels, shown, collected, include_hidden, plan.if_doubled)
             for line, row in chain(peeked, found):
                 if isinstance(row, BadRow):
                     rows.report(line, row.reason)
@@ -401,7 +448,8 @@ class ManifestSource(_Listing):
         attrs["source"] = {"kind": kind, "file": where}
         check = MaskCheck(None if of_masks is None else len(of_masks), ignore_index)
         super().__init__(rows, kind, file, attrs, image=plan.image, texts=plan.texts, check=check)
-        self.notes = (*self.notes, *plan.notes)
+        joined = f"joined the captions of {counted(rows.joined, 'row')} to those of earlier rows with the same path"
+        self.notes = (*self.notes, *plan.notes, *([joined] if rows.joined else ()))
 
 
 class JsonIndexSource(_Listing):

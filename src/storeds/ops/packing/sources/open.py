@@ -16,12 +16,14 @@ from storeds.ops.packing.sources.base import IMAGE_SUFFIXES, PackSource, is_hidd
 from storeds.ops.packing.sources.coco import CocoSource, is_coco_file
 from storeds.ops.packing.sources.exported import ExportedSource, is_exported
 from storeds.ops.packing.sources.folders import FlatFolderSource, ImageFolderSource
+from storeds.ops.packing.sources.list_columns import PATH_COLUMNS
 from storeds.ops.packing.sources.manifests import JsonIndexSource, ManifestSource
 from storeds.ops.packing.sources.masks import MaskFolderSource, find_mask_folders
 from storeds.ops.packing.sources.originals import dataset_source
 from storeds.ops.packing.sources.stores import StoreSource
 from storeds.ops.packing.sources.tables import SAVED_FILES, TABLE_SUFFIXES, TableSource
 from storeds.ops.packing.sources.tars import TarSource, is_pattern
+from storeds.ops.packing.sources.text import Dialect
 from storeds.ops.packing.sources.videos import VIDEO_SUFFIXES, FrameFolderSource, VideoSource
 from storeds.ops.packing.sources.voc import VocSource, find_voc_folders
 from storeds.ops.packing.sources.yolo import YoloSource, is_yolo_file, is_yolo_folder
@@ -90,7 +92,7 @@ def open_source(source: Any, *, kind: str | None = None, **options: Any) -> Pack
     source : path, URL or object
         One of: a folder with one sub-folder per class, or with images only; a folder of images beside one of masks; a
         data.yaml or a folder of YOLO; a folder of Pascal VOC; a folder of videos, or one video; a .csv, .tsv, .jsonl,
-        .ndjson, .json (COCO or an index) or .tar file; a glob, a range or a list of tar files; the URL or the file of a store, or a `Backend`; a dataset; a `PackSource`, which is returned.
+        .ndjson, .json (COCO or an index) or .tar file; a .txt file that begins like CSV; a glob, a range or a list of tar files; the URL or the file of a store, or a `Backend`; a dataset; a `PackSource`, which is returned.
     kind : str, optional
         One of ``KINDS``, if detection fails or is wrong.
     **options
@@ -210,7 +212,17 @@ def _detect_content(path: str) -> str | None:
         head = file.read(262)
     if head.startswith((b"PAR1", b"ARROW1")):
         return "table"
-    return "tar" if head[257:] == b"ustar" else None
+    if head[257:] == b"ustar":
+        return "tar"
+    return "csv" if path.lower().endswith(".txt") and _has_header(path) else None
+
+
+def _has_header(path: str) -> bool:
+    """Whether a text file begins with column names, one of which is a usual one for paths."""
+    with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
+        sample = file.read(4096)
+    header = Dialect().complete(sample, PATH_COLUMNS).header(sample)
+    return any(name.strip().lower() in PATH_COLUMNS for name in header)
 
 
 def _is_saved_dataset(entries: list[os.DirEntry[str]]) -> bool:
