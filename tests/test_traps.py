@@ -328,9 +328,7 @@ def test_cropping_the_image_without_its_mask_is_refused(segmentation: str, trans
         # One by its name, the others as the objects that a user makes.
         made = module.Compose([getattr(module, kind)(**options)])
         transform = {"name": transform, **options} if kind == "RandomCrop" else made
-    with pytest.raises(
-        errors.ConfigError, match=r"'image'.*'mask' would stay.*are not supported yet.*fields=.*transform="
-    ):
+    with pytest.raises(errors.ConfigError, match=r"'image'.*'mask' would stay.*transforms=.*fields=.*transform="):
         storeds.StoreDataset(segmentation, fields=PAIR, transform=transform)
     storeds.StoreDataset(segmentation, transform=transform)  # image and label
 

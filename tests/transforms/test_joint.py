@@ -491,7 +491,9 @@ def test_masks_and_images_of_another_size_are_refused() -> None:
         run(None, plain_sample(mask=(FIELDS["mask"], mask)))
     other = torch.zeros(3, 41, 60, dtype=torch.uint8)
     with pytest.raises(RecordError, match="'other' has 60 × 41 pixels"):
-        run(None, plain_sample(other=(FIELDS["image"], other)))
+        run(RandomHorizontalFlip(), plain_sample(other=(FIELDS["image"], other)))
+    made = run(None, plain_sample(other=(FIELDS["image"], other)))  # a pair of a small and a large picture
+    assert made["other"].shape == other.shape
 
 
 @pytest.mark.parametrize("pipeline", [BUILT_IN[0], TORCHVISION[0], ALBUMENTATIONS[2]])

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from storeds.protocols import Array, Window
+from storeds.protocols import Array, Cropped, Window
 from storeds.records.fields import layout_of
 
 __all__ = [
@@ -151,9 +151,17 @@ def crop(image: ImageT, top: int, left: int, height: int, width: int, who: str) 
 
 
 def crop_and_resize(
-    image: ImageT, window: tuple[int, int, int, int], size: tuple[int, int], interpolation: str, who: str
-) -> ImageT:
-    """Resize a window (top, left, height, width) inside the image. A returned tensor is contiguous."""
+    image: Any, window: tuple[int, int, int, int], size: tuple[int, int], interpolation: str, who: str
+) -> Any:
+    """Resize a window (top, left, height, width) inside the image. A returned tensor is contiguous.
+
+    A `Cropped` is that window already, perhaps decoded at a smaller scale.
+    """
+    if isinstance(image, Cropped):
+        (image,) = image.images
+        window = (0, 0, *size_of(image, who))
+        if window[2:] == size:
+            return owned(image)
     if not isinstance(image, torch.Tensor):
         return resize(crop(image, *window, who), size, interpolation, who)
     top, left, height, width = window

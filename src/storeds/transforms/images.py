@@ -26,6 +26,7 @@ from storeds.transforms.functional import (
     ToNormalized,
     center_window,
     crop,
+    crop_and_resize,
     draw_uniform,
     draw_window,
     flip,
@@ -232,12 +233,10 @@ class RandomResizedCrop:
 
     def __call__(self, image: ImageT, generator: torch.Generator | None = None) -> ImageT:
         """Return an image of exactly `size`; raise TypeError or ValueError if the argument is not an image."""
-        if isinstance(image, Cropped):  # the reader has drawn the window
-            operation = self.drawn(CropRequest((0, 0, 0, 0), both_edges(self.size)))
-        else:
-            operation = self.operation(*size_of(image, "RandomResizedCrop"), generator)
-        resized: ImageT = operation.image(image)
-        return resized
+        is_cut = isinstance(image, Cropped)  # the reader has drawn the window
+        window = (0, 0, 0, 0) if is_cut else self.window(*size_of(image, "RandomResizedCrop"), generator)
+        result: ImageT = crop_and_resize(image, window, both_edges(self.size), self.interpolation, "RandomResizedCrop")
+        return result
 
     def window(self, height: int, width: int, generator: torch.Generator | None = None) -> Window:
         """Draw (top, left, height, width) of the window in an image of `height` × `width` pixels."""

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 from storeds.protocols import Array, Cropped, Window
-from storeds.transforms.functional import crop, crop_and_resize, flip, owned, resize, size_of
+from storeds.transforms.functional import crop, crop_and_resize, flip, owned, resize
 from storeds.transforms.geometry import pad, pad_mask
 
 __all__ = [
@@ -190,14 +190,7 @@ class CutAndResize(Operation):
 
     def image(self, image: Any) -> Any:
         # docstring inherited
-        window = self.window
-        if isinstance(image, Cropped):  # the reader has cut out the window, perhaps at a smaller scale
-            (image,) = image.images
-            size = size_of(image, self.who)
-            if size == self.result:
-                return owned(image)
-            window = (0, 0, *size)
-        return crop_and_resize(image, window, self.result, self.interpolation, self.who)
+        return crop_and_resize(image, self.window, self.result, self.interpolation, self.who)
 
     def mask(self, mask: torch.Tensor) -> torch.Tensor:
         # docstring inherited

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -104,13 +104,14 @@ class JointTransform:
         Raises
         ------
         RecordError
-            An image or mask has another size than the first image.
+            A mask, or with transforms an image, has another size than the first image.
         """
         prepared = self._prepared
         if prepared is None or prepared[0].fields is not sample.fields:
             prepared = self._prepared = self._prepare(sample.fields)
         elements, steps = prepared
         work = _Work(sample, elements, measures=self._measures)
+        work.check_sizes(elements.images if steps else ())
         crop = sample.window
         for step in steps:
             if isinstance(step, FilterBoxes):
@@ -234,7 +235,6 @@ class _Work:
             height, width = sample.size
             self.size = (width, height) if sample.orientation > 4 else (height, width)
             self._move(Orient(self.size, sample.orientation))
-        self._check_sizes()
 
     def apply(self, operation: Operation) -> None:
         """Apply an operation to all elements."""
@@ -309,7 +309,7 @@ class _Work:
             self._drop(name, kept)
             coordinates.boxes[name] = made.boxes[mine][np.argsort(made.rows[mine])]
             at += len(each)
-        self._check_sizes()
+        self.check_sizes(self._elements.images)
         self._move(Operation())
 
     def packed(self, box_format: str | None) -> dict[str, Any]:
@@ -382,9 +382,9 @@ class _Work:
             else:
                 self.values[row] = taken(self.values[row], kept, row, name)
 
-    def _check_sizes(self) -> None:
-        """Raise RecordError if an image or mask has another size than the sample."""
-        for name in self._elements.images:
+    def check_sizes(self, images: Sequence[str]) -> None:
+        """Raise RecordError if one of these images, or a mask, has another size than the sample."""
+        for name in images:
             image = self.values[name]
             if isinstance(image, (torch.Tensor, Image.Image)) and size_of(image, name) != self.size:
                 raise _other_size(name, size_of(image, name), self.size)
@@ -406,7 +406,7 @@ class _Work:
                         "to them. Use FilterBoxes of storeds instead, which drops both"
                     )
         self.values = {name: plain[name] for name in self.values}
-        self._check_sizes()
+        self.check_sizes(elements.images)
         if moves(transform.transform) != Moves.NOT:
             self._move(Operation())
 
