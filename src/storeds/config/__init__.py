@@ -181,7 +181,8 @@ def build_dataset(
         No record has the split or another value in `where`; the message lists the existing values. Or another split
         selects some of the same records, and ``allow_overlap`` is not true.
     """
-    from storeds.datasets.map_dataset import StoreDataset, open_source
+    from storeds.datasets.assembly import open_source
+    from storeds.datasets.map_dataset import StoreDataset
 
     config = _loaded(config)
     unlimited = config.source_for(split)

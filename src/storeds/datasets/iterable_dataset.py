@@ -15,9 +15,9 @@ from storeds._utils.arguments import integer, ranks
 from storeds._utils.locations import glob_of
 from storeds.backends.concatenated import ConcatenatedBackend, check_same_classes
 from storeds.backends.opening import open_backend
+from storeds.datasets.counters import SampleCounters, SampleReport
 from storeds.datasets.epoch import MAX_EPOCH, SharedEpoch, SharedPasses, agreed_seed, draw_seed
 from storeds.datasets.map_dataset import StoreDataset
-from storeds.datasets.pipeline import SampleCounters, SampleReport
 from storeds.datasets.source import Source
 from storeds.datasets.stream import (
     Addresses,

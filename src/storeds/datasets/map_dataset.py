@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gc
-import inspect
 import operator
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.context import get_spawning_popen
-from typing import Any, TypeAlias, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,221 +16,34 @@ from torch.utils.data import ConcatDataset, Dataset, get_worker_info
 
 from storeds._utils.arguments import integer
 from storeds.backends.concatenated import check_same_classes
-from storeds.backends.opening import open_backend
 from storeds.backends.selection import Selection
 from storeds.batching.shared_memory import ScaledInPool
+from storeds.datasets.assembly import (
+    Transforms,
+    build_transforms,
+    check_seed,
+    enable_fast_decode,
+    enable_fast_samples,
+    make_reader,
+    open_source,
+    transforms_by_element,
+    with_images,
+)
+from storeds.datasets.counters import SampleCounters, SampleReport
 from storeds.datasets.epoch import MAX_EPOCH, RepeatDetector, SharedEpoch
-from storeds.datasets.pipeline import Policy, SampleCounters, SamplePipeline, SampleReport
+from storeds.datasets.pipeline import Policy, SamplePipeline
 from storeds.datasets.source import Source
-from storeds.errors import ConfigError, RecordError, suggest
+from storeds.errors import ConfigError, RecordError
 from storeds.protocols import Array, Backend, Field, Reader, SampleContext, Transform
-from storeds.readers import ArrayReader, ImageReader, RecordReader, SampleReader
-from storeds.readers.json_paths import is_path
+from storeds.readers import ArrayReader, SampleReader
 from storeds.records.columns import read_arrays, read_column
-from storeds.registry import READERS
 from storeds.transforms import BoundTransform, JointTransform, build_transform
-from storeds.transforms.alignment import check_spatial, takes_images
-from storeds.transforms.binding import check_picklable, first_crop, takes_strided
+from storeds.transforms.binding import check_picklable, takes_strided
 from storeds.transforms.functional import in_order
 from storeds.transforms.generators import warn_of_own_generators
 from storeds.transforms.samples import check_roles
 
-__all__ = ["StoreDataset", "check_seed", "open_source"]
-
-
-Transforms: TypeAlias = Transform | dict[str, Transform] | None
-"""For the sample's data, or for each element that the user named."""
-
-_READER_OPTIONS = ("decode", "channels", "mode", "repair", "min_recovered", "roles")  # of a dataset, for its reader
-_WITHOUT_DEFAULT = ("decode", "channels", "roles")  # None leaves the default to the reader
-
-
-def check_seed(seed: Any) -> int | None:
-    """Return the seed; raises ConfigError unless it is an int or None."""
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-        raise ConfigError(f"seed must be an int or None, got {seed!r}")
-    return seed
-
-
-def open_source(source: Any, layout: str | None, options: Mapping[str, Any] | None) -> Backend:
-    """Return `source` if it is an open backend, otherwise open the store that it names."""
-    for name in options or {}:
-        if not isinstance(name, str) or name in ("url", "layout"):
-            raise ConfigError(
-                f"options: {name!r} is not an option of a store; pass url and layout as arguments of their own"
-            )
-    if isinstance(source, (str, os.PathLike, list, tuple)):
-        return open_backend(source, layout=layout, **(options or {}))
-    if not isinstance(source, Backend):
-        raise ConfigError(
-            f"source must be a URL, a path, a list of them, a Backend or a Source, not {type(source).__name__}"
-        )
-    if layout is not None or options:
-        raise ConfigError("layout and options are for opening a store, and this one is open already: leave them out")
-    return source
-
-
-def _has_parts(settings: Source, declared: Mapping[str, Field]) -> bool:
-    """Return whether samples have several parts that belong together, which the reader ``"sample"`` reads."""
-    if settings.transforms is not None or settings.roles is not None:
-        return True
-    fields = settings.fields
-    asked = declared if fields is None else fields.values() if isinstance(fields, Mapping) else fields
-    if any(isinstance(name, str) and is_path(name, declared) for name in asked):
-        return True
-    roles = {declared[name].role for name in asked if name in declared}
-    return not roles.isdisjoint(("mask", "boxes", "keypoints"))
-
-
-def _make_reader(settings: Source, declared: Mapping[str, Field]) -> Reader[Any]:
-    """Return the reader for a name, a class or an instance; only some readers take decode, mode, repair, …."""
-    reader: Any = settings.reader
-    if reader == "image" and _has_parts(settings, declared):
-        reader = "sample"
-    fields, own = settings.fields, dict(settings.reader_options or {})
-    image_options = {name: getattr(settings, name) for name in _READER_OPTIONS}
-    changed = [name for name, value in image_options.items() if value != Source.default(name)]
-    if not isinstance(reader, (str, type)):
-        given = ["fields"] * (fields is not None) + ["reader_options"] * bool(own) + changed
-        if given:
-            raise ConfigError(
-                f"{', '.join(given)} are for making a reader, and this one is made already: pass them to {type(reader).__name__}"
-            )
-        return cast("Reader[Any]", reader)
-    target = READERS.get(reader) if isinstance(reader, str) else reader
-    accepted = list(inspect.signature(target).parameters)
-    _check_fields(reader, target, fields)
-    _check_options(reader, target, accepted, own, {name: image_options[name] for name in changed})
-    # A reader may have another default than None.
-    named = {
-        name: value
-        for name, value in image_options.items()
-        if name in accepted and (name not in _WITHOUT_DEFAULT or value is not None)
-    }
-    chosen = dict(fields) if isinstance(fields, Mapping) else tuple(fields or ())
-    return cast("Reader[Any]", target(fields=chosen, **{**named, **own}))
-
-
-def _check_fields(reader: Any, target: Any, fields: Any) -> None:
-    if isinstance(fields, str):
-        raise ConfigError(f"fields is a sequence of names, not the text {fields!r}")
-    if isinstance(fields, Mapping) and not (isinstance(target, type) and issubclass(target, RecordReader)):
-        raise ConfigError(f"reader {reader!r} takes a list of fields, and cannot rename them: pass fields=[…]")
-
-
-def _check_options(
-    reader: Any, target: Any, accepted: Sequence[str], own: Mapping[str, Any], changed: Mapping[str, Any]
-) -> None:
-    """Raise ConfigError for an option that the reader does not take, or that is given twice.
-
-    Parameters
-    ----------
-    reader : str or type
-    target : callable
-        Makes the reader.
-    accepted : sequence of str
-        Its parameters.
-    own : mapping
-        ``reader_options``.
-    changed : mapping
-        The options of the dataset, for its reader, that differ from the default.
-    """
-    options = [name for name in accepted if name != "fields" and not _is_internal(name, target)]
-    for name in own:
-        if name == "fields":
-            raise ConfigError("fields is an argument of StoreDataset, or a key of [dataset], not one of reader_options")
-        if name not in options:
-            raise ConfigError(f"reader {reader!r} has no option {name!r}; {suggest(name, options, 'options')}")
-        if name in changed and changed[name] != own[name]:
-            raise ConfigError(f"{name} is given twice with different values, to the dataset and in reader_options")
-    for name in changed:
-        if name not in accepted:
-            raise ConfigError(f"reader {reader!r} takes no {name}: it would have no effect; leave it out")
-
-
-def _is_internal(name: str, target: Any) -> bool:
-    """Return whether binding sets this argument of a reader, and no plug-in declares it as its own."""
-    own = vars(target).get("__annotations__", {}) if isinstance(target, type) else {}
-    return name.startswith("_") or (name in getattr(target, "internal", ()) and name not in own)
-
-
-def _build_transforms(spec: Any) -> Transforms:
-    """Return the transform that `spec` describes, or a mapping of elements to theirs, which has no key ``name``."""
-    if spec is None:
-        return None
-    if not isinstance(spec, Mapping) or "name" in spec:
-        return build_transform(spec)
-    built = {name: build_transform(each, f"transform.{name}") for name, each in spec.items()}
-    return {name: each for name, each in built.items() if each is not None}
-
-
-def _transforms_by_element(
-    reader: Reader[Any],
-    url: str,
-    fields: Mapping[str, Field],
-    transform: Transforms,
-    target_transform: Transform | None,
-) -> dict[str, Transform]:
-    """Return element → transform, the data first; raises ConfigError where a transform does not fit the elements."""
-    named = isinstance(transform, dict)
-    given = dict(transform) if isinstance(transform, dict) else {}
-    for name in given:
-        if name not in reader.fields:
-            raise ConfigError(f"transform names {name!r}; {suggest(name, reader.fields, 'elements of a sample')}")
-    own = ((reader.data, None if isinstance(transform, dict) else transform), (reader.target, target_transform))
-    for element, function in own:
-        if function is not None and element is None:
-            raise ConfigError(
-                f"the samples of {url}, {reader.fields}, have no element that this transform applies to: {function!r}"
-            )
-        if function is not None and element is not None:
-            if element in given:
-                raise ConfigError(f"transform and target_transform both name {element!r}; give it one")
-            given[element] = function
-    if not given:
-        return {}
-    stored = _declarations(reader, fields)
-    check_spatial(stored, reader.data, {name: each for name, each in given.items() if name in stored}, named)
-    return given
-
-
-def _declarations(reader: Reader[Any], fields: Mapping[str, Field]) -> dict[str, Field]:
-    """Return the elements that come from the store, each with its declaration."""
-    if isinstance(reader, RecordReader):
-        return reader.declared()
-    return {name: fields[name] for name in reader.fields if name in fields}
-
-
-def _with_images(reader: Reader[Any], transforms: Mapping[str, Transform]) -> Reader[Any]:
-    """Return a bound reader that puts the channels of arrays first where a transform takes images; raises ConfigError."""
-    if not isinstance(reader, ArrayReader):
-        return reader
-    declared = reader.declared()
-    images = [name for name, each in transforms.items() if takes_images(each)]
-    return reader.with_channels_first(name for name in images if name in declared and declared[name].kind == "array")
-
-
-def _enable_fast_decode(reader: Reader[Any], transform: Transform) -> Reader[Any]:
-    """Return a bound reader that skips work which the transform does not need, if nothing else sees its image.
-
-    Pixels stay in the decoder's memory order, and the decoder may decode only the part that a crop needs.
-    """
-    if isinstance(reader, ArrayReader) and reader.data in reader.layouts:
-        return replace(reader, views=takes_strided(transform))
-    crop = first_crop(transform)  # its result is contiguous, whatever comes after it
-    if type(reader) is not ImageReader or reader.strided or not (crop or takes_strided(transform)):
-        return reader
-    if [name for name, field in zip(reader.fields, reader.kinds, strict=True) if field.kind == "image"][1:]:
-        return reader
-    return replace(reader, strided=True, cropper=crop)
-
-
-def _enable_fast_samples(reader: SampleReader, transforms: Transform | None) -> SampleReader:
-    """Return a bound reader that decodes only the part of images that the first crop of `transforms` needs."""
-    crop = first_crop(transforms)
-    if reader.strided or not (crop or takes_strided(transforms)):
-        return reader
-    return replace(reader, strided=True, cropper=crop)
+__all__ = ["StoreDataset"]
 
 
 _frozen_in = 0
@@ -380,7 +192,7 @@ class StoreDataset(Dataset[Any]):
         )
         policy = Policy(settings.on_error, settings.max_bad, settings.max_bad_fraction)
         self.transforms: Transform | None = build_transform(settings.transforms, "transforms")
-        self.transform: Transforms = _build_transforms(settings.transform)
+        self.transform: Transforms = build_transforms(settings.transform)
         target = settings.target_transform
         self.target_transform: Transform | None = (
             None if target is None else build_transform(target, "target_transform")
@@ -389,27 +201,27 @@ class StoreDataset(Dataset[Any]):
         self.seed: int | None = check_seed(settings.seed)
         self.backend: Backend = open_source(settings.url, settings.layout, settings.options)
         self._view: Backend = self.backend if settings.where is None else Selection(self.backend, settings.where)
-        bound = _make_reader(settings, self._view.meta.fields).bind(self._view)
+        bound = make_reader(settings, self._view.meta.fields).bind(self._view)
         declared = self.backend.meta.fields
-        transforms = _transforms_by_element(bound, self.url, declared, self.transform, self.target_transform)
+        transforms = transforms_by_element(bound, self.url, declared, self.transform, self.target_transform)
         for name, function in (*transforms.items(), ("sample", self.transforms)):
             if function is not None and not takes_strided(
                 function
             ):  # true of built-in transforms alone, which own no generators
                 warn_of_own_generators(name, function)
         image_transform = transforms.get(bound.data or "")
-        bound = _with_images(bound, transforms)
+        bound = with_images(bound, transforms)
         finish = None
         if isinstance(bound, SampleReader):
             check_roles(self.transforms, bound.declared())
-            bound = _enable_fast_samples(bound, self.transforms)
+            bound = enable_fast_samples(bound, self.transforms)
         elif self.transforms is not None:
             raise ConfigError(
                 f"transforms is for whole samples, which reader 'sample' reads, not {type(bound).__name__}; pass transform= for "
                 "the sample's data alone"
             )
         elif image_transform is not None:
-            bound = _enable_fast_decode(bound, image_transform)
+            bound = enable_fast_decode(bound, image_transform)
             finish = in_order if takes_strided(image_transform) else None
         self.reader: Reader[Any] = bound
 
