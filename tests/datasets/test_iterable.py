@@ -560,8 +560,6 @@ def wait_for_no_threads() -> None:
 class TestThreads:
     @pytest.mark.parametrize("how", ["end", "close", "drop", "cycle"])
     def test_they_end_with_the_iterator(self, urls: list[str], how: str) -> None:
-        gc.collect()  # the iterator of the test before is part of a cycle
-        wait_for_no_threads()
         samples = iter(stream(urls, read_batch=2))
         assert reading_threads() == []
         next(samples)

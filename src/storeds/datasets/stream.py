@@ -353,8 +353,9 @@ class Samples(Iterator[Any]):
 
     def _reading(self) -> ReadAhead[Any, Any]:
         addresses, self._place, seed = self._begin()
-        batches = iter(lambda: list(itertools.islice(addresses, self._read_batch)), [])
-        # The function must not refer to this object: threads that wait for work would keep it alive.
+        size = self._read_batch
+        # Neither function may refer to this object: dropping it must end the threads at once.
+        batches = iter(lambda: list(itertools.islice(addresses, size)), [])
         read = partial(_read_for, self._place.epoch, seed, self._datasets)
         return ReadAhead(read, batches, self._read_ahead)
 
