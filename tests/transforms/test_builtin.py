@@ -16,6 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
+from shares import examples
 from storeds.protocols import SampleContext
 from storeds.transforms import (
     CenterCrop,
@@ -38,7 +39,7 @@ from storeds.transforms import (
 
 v2 = pytest.importorskip("torchvision.transforms.v2")
 
-TIMES = 60
+TIMES = examples(100)
 
 
 def image_of(chance: random.Random, kind: str, least: int = 1, most: int = 40) -> Any:

@@ -228,7 +228,7 @@ def check_all(pipelines: list[Any], numbers: range, *, exact: bool = True, scale
 CHUNKS = [range(start, start + 500) for start in range(0, 10_000, 500)]
 
 
-@pytest.mark.parametrize("numbers", share(CHUNKS, 6), ids=str)
+@pytest.mark.parametrize("numbers", share(CHUNKS, 3), ids=str)
 def test_all_elements_move_as_their_image_does(numbers: range) -> None:
     """10,000 crops, flips and resizes."""
     assert check_all(BUILT_IN, numbers) > 440
@@ -247,7 +247,7 @@ TORCHVISION: list[list[Any]] = [
 ]
 
 
-@pytest.mark.parametrize("numbers", share(CHUNKS, 2), ids=str)
+@pytest.mark.parametrize("numbers", share(CHUNKS, 1), ids=str)
 def test_transforms_of_torchvision_move_all_elements_alike(numbers: range) -> None:
     assert check_all(TORCHVISION, numbers, exact=False) > 350
 
@@ -262,7 +262,7 @@ ALBUMENTATIONS: list[list[Any]] = [
 ]
 
 
-@pytest.mark.parametrize("numbers", share(CHUNKS, 2), ids=str)
+@pytest.mark.parametrize("numbers", share(CHUNKS, 1), ids=str)
 def test_transforms_of_albumentations_move_all_elements_alike(numbers: range) -> None:
     assert check_all(ALBUMENTATIONS, numbers, exact=False, scale=255) > 350
 
