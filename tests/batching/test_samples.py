@@ -373,3 +373,13 @@ def test_many_batches_of_lists_take_few_descriptors() -> None:
     counts = [count() for images, targets in loader]  # of 1,000 batches with 20 tensors each
     assert len(counts) == 1000
     assert max(counts) < before + 60
+
+
+def test_keypoints_from_json_without_a_row_join_those_of_other_samples() -> None:
+    points = [torch.ones(2, 17, 3), torch.zeros(0, 2)]
+    batch = collate([{"keypoints": each} for each in points])
+    assert batch["keypoints"].shape == (2, 2, 17, 3)
+    assert batch["keypoints_mask"].tolist() == [[True, True], [False, False]]
+    samples = [{**sample(at, len(each)), "keypoints": each} for at, each in enumerate(points)]
+    _, targets = collate_detection(samples)
+    assert [target["keypoints"].shape for target in targets] == [(2, 17, 3), (0, 0, 3)]

@@ -172,6 +172,8 @@ def _boxes(value: Any, name: str, box_format: str) -> torch.Tensor:
 def _rows(value: Any, name: str, dimensions: int, count: int) -> torch.Tensor:
     """Return what describes boxes row by row."""
     rows = _tensor(value, name)
+    if not count and rows.shape[:1] == (0,) and rows.ndim < dimensions:  # an empty list in JSON tells no shape
+        rows = rows.new_zeros((0,) * (dimensions - 1) + rows.shape[-1:])
     if rows.ndim != dimensions or len(rows) != count:
         raise ConfigError(
             f"collate_detection: element {name!r} has shape {tuple(rows.shape)}, where {dimensions} dimensions and a row for each "

@@ -37,6 +37,8 @@ def pad_rows(tensors: Sequence[torch.Tensor], *, sizes_too: bool = False, fill: 
     With `sizes_too`, they may also differ in their last two dimensions, as masks of instances of different images do;
     these are filled with `fill`.
     """
+    if not sizes_too:
+        tensors = _with_shape_of_rows(tensors)
     alike = {tensor.shape[1:-2] if sizes_too else tensor.shape[1:] for tensor in tensors}
     if not all(tensor.ndim >= (3 if sizes_too else 1) for tensor in tensors) or len(alike) > 1:
         raise ConfigError(
@@ -57,6 +59,14 @@ def pad_rows(tensors: Sequence[torch.Tensor], *, sizes_too: bool = False, fill: 
         out.copy_(tensor)
         mask[row, :length] = True
     return Padded(send_inline(values), send_inline(mask))
+
+
+def _with_shape_of_rows(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Return tensors of which those without rows have the shape of the others' rows: empty lists in JSON tell none."""
+    shape = next((tensor.shape[1:] for tensor in tensors if tensor.numel()), None)
+    if shape is None:
+        return tensors
+    return [each.new_zeros((0, *shape)) if each.ndim and not len(each) else each for each in tensors]
 
 
 def pad_images(images: Sequence[TensorLike], fill: float) -> Padded:

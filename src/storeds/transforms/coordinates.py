@@ -120,6 +120,8 @@ class Coordinates:
 
     def _swap(self, pairs: Sequence[Sequence[int]]) -> None:
         for name, points in self.points.items():
+            if not points.size:  # JSON without a row does not say how many points one has
+                continue
             order = list(range(points.shape[-2]))
             for first, second in pairs:
                 if max(first, second) >= len(order):
