@@ -377,6 +377,22 @@ def test_images_of_kind_array() -> None:
         StoreDataset(url, roles={"x": "image"}, channels={"y": "last"})
 
 
+def test_elements_from_one_array_share_no_memory() -> None:
+    image = {"kind": "array", "dtype": "uint8", "shape": [3, 5, 7], "role": "image"}
+    url = store({"image": image}, [{"image": np.zeros((3, 5, 7), np.uint8)}])
+    first, second = StoreDataset(url, reader="sample", fields={"first": "image", "second": "image"})[0]
+    first.fill_(7)
+    assert not second.any()
+
+
+def test_a_value_that_is_no_list_of_rows_is_a_bad_record() -> None:
+    fields = {"image": PHOTOGRAPH, "boxes": BOXES, "areas": "json"}
+    url = store(fields, [{"image": photograph(), "boxes": np.zeros((0, 4), np.float32), "areas": None}])
+    dataset = StoreDataset(url, fields=["image", "boxes", "areas"], roles={"areas": {"of": "boxes"}})
+    with pytest.raises(RecordError, match="'areas': one row for each box is a list, not NoneType"):
+        dataset[0]
+
+
 class TestKit(ReaderTests):
     """All that `storeds.testing` asks of a reader."""
 

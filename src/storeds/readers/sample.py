@@ -383,7 +383,8 @@ class SampleReader(PictureReader):
                             any_orientation(picture.value, picture.header) if part is None else part.orientation
                         )
         for name, layout in self._layouts.items():
-            values[name] = _image_tensor(record[self.stored_as(name)], layout)
+            image = _image_tensor(record[self.stored_as(name)], layout)
+            values[name] = image.clone() if self._repeats else image
             size = size or _size_of(values[name])
         window = next((part.crops[0] for part in parts.values()), None)
         return values, size, orientation, window

@@ -341,7 +341,11 @@ def check_row_counts(values: Mapping[str, Any], fields: Mapping[str, Field]) -> 
     """Raise ValueError if a field has another number of rows than the boxes that they describe, see `boxes_of`."""
     for name, value in values.items():
         boxes = boxes_of(name, fields) if name in fields else None
-        if boxes is not None and boxes in values and len(value) != len(values[boxes]):
+        if boxes is None or boxes not in values:
+            continue
+        if not hasattr(value, "__len__"):
+            raise ValueError(f"field {name!r}: one row for each box is a list, not {type(value).__name__}")
+        if len(value) != len(values[boxes]):
             raise ValueError(
                 f"field {name!r} has {len(value)} rows, and field {boxes!r} has {len(values[boxes])} boxes; row i describes box "
                 "i: add what is missing, or leave out what has no box"
