@@ -592,3 +592,41 @@ except MissingDependencyError as error:
 def test_without_torchvision_elements_are_plain_tensors() -> None:
     run = subprocess.run([sys.executable, "-c", _WITHOUT_TORCHVISION], capture_output=True, text=True, check=True)
     assert "no package 'torchvision' is installed" in run.stdout
+
+
+def test_a_flip_of_keypoints_without_an_instance_swaps_none() -> None:
+    fields = {**{name: FIELDS[name] for name in ("image", "boxes")}, "keypoints": Field("json", role="keypoints")}
+    values = {
+        "image": torch.zeros(3, 4, 6, dtype=torch.uint8),
+        "boxes": torch.zeros(0, 4),
+        "keypoints": torch.zeros(0, 2),
+    }
+    joint = JointTransform(RandomHorizontalFlip(1, [[1, 2]]))
+    assert joint(Sample(values, fields, (4, 6)), SampleContext(0, 0, 1))["keypoints"].shape == (0, 2)
+
+
+def test_functions_in_a_compose_of_torchvision_leave_keypoints_with_a_visibility_to_move() -> None:
+    v2 = pytest.importorskip("torchvision.transforms.v2")
+    fields = {"image": FIELDS["image"], "keypoints": Field("array", "<f4", (None, None, 3), role="keypoints")}
+    values = {"image": torch.zeros(3, 4, 6, dtype=torch.uint8), "keypoints": torch.tensor([[[1.0, 2.0, 2.0]]])}
+    joint = JointTransform(v2.Compose([v2.RandomHorizontalFlip(1), dict]))
+    moved = joint(Sample(values, fields, (4, 6)), SampleContext(0, 0, 1))["keypoints"]
+    assert moved.tolist() == [[[4.0, 2.0, 2.0]]]
+    with pytest.raises(ConfigError, match="would not move keypoints, because it applies functions"):
+        check_roles(v2.RandomApply([v2.RandomHorizontalFlip(1), dict]), fields)
+
+
+def test_boxes_without_an_image_cannot_move() -> None:
+    fields = {name: FIELDS[name] for name in ("boxes", "labels")}
+    for transform in (RandomHorizontalFlip(1), dict):
+        with pytest.raises(ConfigError, match="needs the size of the image, and samples have no image and no mask"):
+            check_roles(transform, fields)
+    check_roles(FilterBoxes(min_area=4), fields)
+
+
+@pytest.mark.parametrize("made", [lambda each: each.pop("label") and each, lambda each: each | {"more": 1}])
+def test_a_function_returns_the_elements_that_it_takes_and_no_others(made: Any) -> None:
+    fields = {name: FIELDS[name] for name in ("image", "label")}
+    sample = Sample({"image": torch.zeros(3, 4, 6, dtype=torch.uint8), "label": 3}, fields, (4, 6))
+    with pytest.raises(ValueError, match="must return a dict with the elements image, label, not"):
+        JointTransform(made)(sample, SampleContext(0, 0, 1))

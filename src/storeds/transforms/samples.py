@@ -161,11 +161,23 @@ def check_roles(transforms: Transform | None, fields: Mapping[str, Field]) -> No
     for step in _flattened(transforms):
         if isinstance(step, ToDtype):
             step.dtypes(fields)
+    roles = {field.role for field in fields.values()}
+    changing = next((step for step in _flattened(transforms) if moves(step) != Moves.NOT), None)
+    if changing is not None and roles.isdisjoint(("image", "mask")) and not roles.isdisjoint(("boxes", "keypoints")):
+        raise ConfigError(
+            f"transforms: {changing!r} needs the size of the image, and samples have no image and no mask: add one to fields"
+        )
     moving = next((step for step in _flattened(transforms) if moves(step) in (Moves.ALIKE, Moves.DRAWN)), None)
     if moving is None:
         return
     knows = tv_tensors()
-    has_keypoints = any(field.role == "keypoints" for field in fields.values())
+    has_keypoints = "keypoints" in roles
+    mixed = next(filter(_is_container_of_torchvision, _flattened(transforms)), None)
+    if has_keypoints and mixed is not None and moves(mixed) != Moves.NOT:
+        raise ConfigError(
+            f"transforms: {mixed!r} would not move keypoints, because it applies functions or transforms that are not of "
+            "torchvision. Put these beside it, or into storeds.transforms.Compose"
+        )
     if has_keypoints and knows is not None and not hasattr(knows, "KeyPoints"):
         moved = next((step for step in _flattened(transforms) if is_of_torchvision(step) and moves(step)), None)
         if moved is not None:
@@ -185,9 +197,16 @@ def _flattened(transform: Any) -> list[Any]:
     """Return the transforms to apply one after another."""
     if transform is None:
         return []
-    if type(transform) is not Compose:
+    # In torchvision's own Compose, functions and transforms of others would see its form of keypoints and labels.
+    is_mixed = _is_container_of_torchvision(transform) and type(transform).__name__ == "Compose"
+    if type(transform) is not Compose and not is_mixed:
         return [transform]
     return [each for part in transform.transforms for each in _flattened(part)]
+
+
+def _is_container_of_torchvision(transform: Any) -> bool:
+    """Return whether a transform of torchvision v2 applies functions or transforms that are not of torchvision."""
+    return type(transform).__module__.startswith("torchvision.transforms.v2") and not is_of_torchvision(transform)
 
 
 def _grouped(steps: list[Any]) -> tuple[Any, ...]:
@@ -270,11 +289,12 @@ class _Work:
         values = self.packed(None)
         known = is_of_torchvision(transform.transform)
         given = wrapped(for_torchvision(values, self._elements) if known else values, self._elements, self.size, None)
+        names = list(given)  # the callable may change the dict
         made = transform.draw(given, generator)
-        if not isinstance(made, Mapping) or not set(given) <= set(made):
+        if not isinstance(made, Mapping) or set(made) != set(names):
             what = f"the elements {', '.join(map(str, made))}" if isinstance(made, Mapping) else type(made).__qualname__
-            raise ValueError(f"{transform!r} must return a dict with the elements {', '.join(given)}, not {what}")
-        plain = {name: unwrapped(made[name], name, self._elements) for name in given}
+            raise ValueError(f"{transform!r} must return a dict with the elements {', '.join(names)}, not {what}")
+        plain = {name: unwrapped(made[name], name, self._elements) for name in names}
         if known:
             plain = from_torchvision(values, plain, self._elements)
         self._absorb(plain, made, transform)
