@@ -630,3 +630,16 @@ def test_a_function_returns_the_elements_that_it_takes_and_no_others(made: Any) 
     sample = Sample({"image": torch.zeros(3, 4, 6, dtype=torch.uint8), "label": 3}, fields, (4, 6))
     with pytest.raises(ValueError, match="must return a dict with the elements image, label, not"):
         JointTransform(made)(sample, SampleContext(0, 0, 1))
+
+
+def test_boxes_are_clipped_and_empty_ones_dropped_whether_or_not_a_flip_is_drawn() -> None:
+    fields = {name: FIELDS[name] for name in ("image", "boxes", "labels")}
+    values = {
+        "image": torch.zeros(3, 4, 6, dtype=torch.uint8),
+        "boxes": torch.tensor([[2.0, 1.0, 2.0, 3.0], [-1.0, 0.0, 3.0, 2.0]]),
+        "labels": torch.tensor([7, 8]),
+    }
+    for p, left in ((0, [0.0, 0.0, 3.0, 2.0]), (1, [3.0, 0.0, 6.0, 2.0])):
+        made = JointTransform(RandomHorizontalFlip(p))(Sample(dict(values), fields, (4, 6)), SampleContext(0, 0, 1))
+        assert made["boxes"].tolist() == [left]
+        assert made["labels"].tolist() == [8]

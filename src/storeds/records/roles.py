@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -458,5 +458,3 @@ class Sample:
     size: tuple[int, int] = (0, 0)
     orientation: int = 1
     window: CropRequest | None = None
-    visible: Any = field(default=None, repr=False)
-    """Per field of boxes: the fraction of each box that crops have left, float32 (n,)."""

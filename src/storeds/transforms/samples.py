@@ -95,6 +95,7 @@ class JointTransform:
         self._steps = _grouped(steps[:last])
         self._end = BoundTransform(Compose(steps[last:]), finish, may_wait)
         self._measures = any(isinstance(step, FilterBoxes) and step.min_visibility > 0 for step in steps)
+        self._movers = frozenset(type(step) for step in steps if moves(step) != Moves.NOT)
         self._prepared: tuple[Elements, tuple[Any, ...]] | None = None
         tv_tensors()  # the import takes seconds, which workers started by fork then save
 
@@ -126,6 +127,8 @@ class JointTransform:
                 drawn = step.operation(*work.size, context.generator) if crop is None else step.drawn(crop)
                 crop = None
                 work.apply(drawn)
+                if not drawn.moves and type(step) in self._movers:
+                    work.clip()  # whether a sample has an empty box must not depend on what was drawn
         values = work.converted(self.box_format)
         for name in elements.images:
             values[name] = in_order(self._end(values[name], context))
@@ -265,6 +268,10 @@ class _Work:
             self._move(operation)
         for name in self._elements.images:
             self.values[name] = operation.image(self.values[name])
+
+    def clip(self) -> None:
+        """Clip boxes to the image and drop empty ones, as a move does."""
+        self._move(Operation())
 
     def filter(self, step: FilterBoxes) -> None:
         """Drop the boxes that `step` does not keep."""
