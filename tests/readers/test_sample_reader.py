@@ -393,6 +393,13 @@ def test_a_value_that_is_no_list_of_rows_is_a_bad_record() -> None:
         dataset[0]
 
 
+def test_keypoints_with_null_in_place_of_an_instance_are_a_bad_record() -> None:
+    fields = {"image": PHOTOGRAPH, "points": {"kind": "json", "role": "keypoints"}}
+    url = store({**fields, "points": "json"}, [{"image": photograph(), "points": [[1, 2, 2, 3, 4, 2], None]}])
+    with pytest.raises(RecordError, match="'points': keypoints are x, y and perhaps a visibility"):
+        StoreDataset(url, fields=["image", "points"], roles={"points": "keypoints"})[0]
+
+
 class TestKit(ReaderTests):
     """All that `storeds.testing` asks of a reader."""
 

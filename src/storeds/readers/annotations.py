@@ -108,7 +108,7 @@ def keypoints_tensor(name: str, value: Any, field: Field, size: Size | None) -> 
 
     rows = parsed(name, value)
     if isinstance(rows, list) and rows and isinstance(rows[0], list) and rows[0] and not isinstance(rows[0][0], list):
-        rows = [_triples(name, row) if len(row) > 3 else row for row in rows]
+        rows = [_triples(name, row) if isinstance(row, list) and len(row) > 3 else row for row in rows]
     elif isinstance(rows, np.ndarray) and rows.ndim == 1 and not rows.size:
         rows = []
     elif _is_flat(rows):
