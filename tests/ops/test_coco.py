@@ -282,6 +282,16 @@ def test_json_that_is_broken(tmp_path: Path) -> None:
         open_source(file, kind="coco")
 
 
+@pytest.mark.parametrize("where", ["info", "annotations"])
+def test_json_that_is_nested_without_end(where: str, tmp_path: Path) -> None:
+    document = annotated()
+    document[where] = [["DEEP"]]
+    file = written(tmp_path, document)
+    file.write_text(file.read_text().replace('"DEEP"', "[" * 100_000 + "]" * 100_000))
+    with pytest.raises(ConfigError, match=r"instances.json is JSON that cannot be stored: maximum recursion depth"):
+        open_source(file)
+
+
 def test_the_source_is_detected_and_finds_its_pictures(tmp_path: Path) -> None:
     file = written(tmp_path, annotated(), name="annotations/instances_val2017.json", images="val2017")
     source = open_source(file)

@@ -250,6 +250,7 @@ def folder(tmp_path: Path) -> Path:
         (None, "metadata.jsonl line 2: lacks 'key'"),
         ("[]", "metadata.jsonl line 2: is a list; expected an object"),
         ("{", "metadata.jsonl line 2: is not JSON"),
+        ("[" * 100_000, "metadata.jsonl line 2: is not JSON"),
     ],
 )
 def test_bad_rows_are_reported(folder: Path, change: Any, expected: str) -> None:
@@ -286,6 +287,7 @@ def _packed(folder: Path) -> str:
     ("content", "message"),
     [
         ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
         ("[]", "is not as storeds export writes it"),
         ('{"version": 2}', "has version 2, and this storeds reads 1"),
         ('{"version": 1, "fields": [], "attrs": {}, "files": {}}', "is not as storeds export writes it"),

@@ -358,6 +358,7 @@ def test_class_names_from_a_file(tmp_path: Path, name: str, text: str, classes: 
         ({"classes.txt": "a\na"}, "'a' is listed twice"),
         ({"classes.txt": b"\xff\xfe\xfa"}, "cannot be read"),
         ({"classes.json": "[1"}, "are not JSON"),
+        ({"classes.json": "[" * 100_000}, "are not JSON"),
         ({"classes.json": "[1]"}, "class names are a list, or an object"),
         ({"id2label.json": '{"0": "a", "2": "b"}'}, "class id 1 has no name, and higher ids have"),
         ({"id2label.json": '{"sky": "0"}'}, "'sky' is not a class id"),

@@ -91,7 +91,7 @@ class BoxColumn:
         """Return why a value is not boxes, or None."""
         try:
             self._parse(value)
-        except json.JSONDecodeError as error:
+        except (RecursionError, json.JSONDecodeError) as error:
             return f"its {self._name} is not JSON: {error}"
         except ValueError as error:
             return str(error)

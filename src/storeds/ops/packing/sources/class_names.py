@@ -72,7 +72,7 @@ def read_class_names(path: str) -> list[str]:
 def _from_json(text: str, where: str) -> list[str]:
     try:
         found: Any = json.loads(text)
-    except ValueError as error:
+    except (RecursionError, ValueError) as error:
         raise ConfigError(f"the class names in {where} are not JSON: {error}") from None
     if isinstance(found, list) and all(isinstance(name, str) for name in found):
         return found

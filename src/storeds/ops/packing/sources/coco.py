@@ -165,7 +165,7 @@ def is_coco_file(path: str) -> bool:
     try:
         data = _read(path)
         top = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
-    except msgspec.MsgspecError:  # NaN, which COCO files of Python programs contain, is no JSON for msgspec
+    except (msgspec.MsgspecError, RecursionError):  # NaN, which COCO files of Python programs contain, is an error
         return b'"annotations"' in data and b'"images"' in data and b'"path_list"' not in data
     lists = [name for name in (*_LISTS, "categories") if bytes(top.get(name, b""))[:1] == b"["]
     return "images" in lists and len(lists) > 1

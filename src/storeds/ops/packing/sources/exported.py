@@ -114,7 +114,7 @@ class ExportedSource:
         """Return what is wrong with a row, or None."""
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (RecursionError, ValueError) as error:
             return f"is not JSON: {error}"
         if not isinstance(row, dict):
             return f"is a {type(row).__name__}; expected an object"
@@ -193,7 +193,7 @@ def _load_description(file: str) -> tuple[dict[str, Field], Mapping[str, JSON], 
             found: Any = json.loads(opened.read())
     except OSError as error:
         raise StoreNotFoundError(f"{show(file)} cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except (RecursionError, ValueError) as error:
         raise FormatError(f"{show(file)} is not JSON: {error}") from None
     try:
         if found["version"] != VERSION:
