@@ -217,6 +217,17 @@ def test_missing_and_doubled_files_are_reported(tmp_path: Path) -> None:
     assert "ImageSets/Main/val.txt line 2: there is no image JPEGImages/none.*" in problems(root)
 
 
+@pytest.mark.parametrize("path", ["Annotations/a.xml", "SegmentationClass/a.png"])
+def test_files_are_not_read_through_links_out_of_the_folder(path: str, tmp_path: Path) -> None:
+    root = tmp_path / "set"
+    add(root, "a", annotation(element(*CAT)))
+    put(root / "SegmentationClass/a.png", mask())
+    (root / path).rename(tmp_path / "outside")
+    (root / path).symlink_to(tmp_path / "outside")
+    assert f"JPEGImages/a.jpg: its file {path}: the path leads through a link" in problems(root)
+    assert len(VocSource(root, allow_outside=True)) == 1
+
+
 def test_coordinates_from_zero_are_stored_as_they_are(tmp_path: Path) -> None:
     add(tmp_path, "a", annotation(element("cat", "0", "0", "96", "64"), element("cat", "1.5", "2", "3", "4.25")))
     (record,) = records(VocSource(tmp_path, zero_based=True))

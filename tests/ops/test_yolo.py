@@ -239,6 +239,18 @@ def test_splits_may_be_lists_of_images(tmp_path: Path) -> None:
     assert list(source.attrs["classes"]) == ["a", "b", "c"]  # type: ignore[arg-type]
 
 
+def test_label_files_are_not_read_through_links_out_of_the_root(tmp_path: Path) -> None:
+    root = tmp_path / "set"
+    file = data_set(root, {"train/1": "1 0.5 0.5 1 1\n", "train/2": ""})
+    write(root / "list.txt", "images/train/1.jpg\nimages/train/2.jpg\n")
+    file.write_text(file.read_text().replace("train: images/train", "train: list.txt"))
+    labels = root / "labels/train/1.txt"
+    labels.rename(tmp_path / "outside.txt")
+    labels.symlink_to(tmp_path / "outside.txt")
+    assert "images/train/1.jpg: its label file labels/train/1.txt: the path leads through a link" in problems(root)
+    assert len(YoloSource(file, allow_outside=True)) == 2
+
+
 @pytest.mark.parametrize("path", [".", "../datasets/set", "moved/away", None])
 def test_the_root_is_found(path: str | None, tmp_path: Path) -> None:
     root = tmp_path / "datasets/set"

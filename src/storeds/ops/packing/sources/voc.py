@@ -93,8 +93,9 @@ class VocSource:
     ) -> None:
         given = check_classes(classes, "auto")
         self._root, self._zero_based = _find(os.fspath(path)), zero_based
-        walk = Walk(Root(self._root, allow_outside=allow_outside), include_hidden=include_hidden)
-        listing = _Listing(self._root, walk, image_set)
+        root = Root(self._root, allow_outside=allow_outside)
+        walk = Walk(root, include_hidden=include_hidden)
+        listing = _Listing(root, walk, image_set)
         self._keys, self._sizes, self._splits = listing.keys, listing.sizes, listing.splits
         self._parts = [name.rpartition("/")[2] for name in listing.sets]
         self.notes: tuple[str, ...] = tuple(listing.notes())
@@ -239,8 +240,9 @@ class VocSource:
 class _Listing:
     """Lists the images to pack, with their set, and what is missing."""
 
-    def __init__(self, root: str, walk: Walk, image_set: str | Sequence[str] | None) -> None:
-        self._root, self._walk = root, walk
+    def __init__(self, folder: Root, walk: Walk, image_set: str | Sequence[str] | None) -> None:
+        root = folder.path
+        self._root, self._folder, self._walk = root, folder, walk
         self.keys, self.sizes, self.splits = StringArray(), array("q"), array("q")
         self.problems: list[Problem] = []
         self.fingerprint = Fingerprint()
@@ -348,7 +350,13 @@ class _Listing:
         if own_mtime == 0:
             self.problems.append(Problem(key, f"has no annotation ({annotation})"))
             return
-        mask = file_state(os.path.join(self._root, _beside(key, _MASKS, ".png")))
+        mask_path = _beside(key, _MASKS, ".png")
+        mask = file_state(os.path.join(self._root, mask_path))
+        for path in (annotation, mask_path) if mask[1] else (annotation,):
+            fault = self._folder.path_fault(path)
+            if fault is not None:
+                self.problems.append(Problem(key, f"its file {path}: {fault}"))
+                return
         self.masks += mask[1] != 0
         self.keys.append(key)
         self.sizes.append(size + own_size + mask[0])

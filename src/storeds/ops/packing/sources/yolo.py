@@ -281,6 +281,11 @@ class _Listing:
                 continue
             label_size, label_mtime = file_state(os.path.join(self._root.path, labels))
             has_labels = label_mtime != 0
+            fault = self._root.path_fault(labels) if has_labels else None
+            if fault is not None:
+                self._own.append(Problem(key, f"its label file {labels}: {fault}"))
+                del self._split_of[key]
+                continue
             split = self._split_of[key]
             if not has_labels:
                 self._unlabelled[split] += 1
