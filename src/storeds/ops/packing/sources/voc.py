@@ -265,6 +265,12 @@ class _Listing:
                 f"{counted(self._left_out, 'image is', 'images are')} in none of the lists {some(self.sets)}, and left out; "
                 "image_set='all' (--image-set all) packs every image"
             )
+        if 0 < self.masks < len(self.keys):
+            yield (
+                f"{self.masks:,} of {counted(len(self.keys), 'image')} {'has' if self.masks == 1 else 'have'} a mask in {_MASKS}, "
+                "and no mask is packed; image_set='Segmentation/train,Segmentation/val' (--image-set) chooses images that "
+                "have one"
+            )
         yield from self._walk.hidden.notes()
 
     def _images(self) -> dict[str, FoundFile]:
