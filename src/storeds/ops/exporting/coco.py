@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from storeds._utils.text import counted
 from storeds.errors import ConfigError, MissingDependencyError, RecordError
 from storeds.jpeg import read_picture_header
 from storeds.ops.coco_records import COCO_FIELDS, REST, from_record, is_from_coco
@@ -25,6 +26,7 @@ _FORMAT = "coco"
 _FILE = "annotations.json"
 _IMAGE_KEYS = ("id", "file_name", "width", "height")
 _FLAGS = ("iscrowd", "area", "annotation_ids")
+_FINITE = ("bbox", "segmentation", "keypoints")  # checked before
 _ANNOTATION_KEYS = (
     *("id", "image_id", "category_id", "bbox", "area", "iscrowd", "segmentation"),
     *("keypoints", "num_keypoints", "caption"),
@@ -53,7 +55,7 @@ def export_coco(backend: Backend, folder: Path, *, progress: ProgressHook | None
     parts: _FromCoco | _FromRoles = _FromCoco(backend.meta) if is_from_coco(backend.meta) else _FromRoles(backend.meta)
     out, names = ExportFolder(folder), FileNames(with_suffix=isinstance(parts, _FromRoles))
     images: list[bytes] = []
-    position = 0
+    position = nulls = 0
     with open(folder / _FILE, "xb") as file:
         file.write(b'{"annotations":[')
         separator = b"\n"
@@ -67,6 +69,7 @@ def export_coco(backend: Backend, folder: Path, *, progress: ProgressHook | None
                 except ValueError as error:
                     raise RecordError.at(backend.url, position, str(error)) from None
                 images.append(msgspec.json.encode(image))
+                nulls += _infinite([image, *annotations])
                 for annotation in annotations:
                     file.write(separator + msgspec.json.encode(annotation))
                     separator = b",\n"
@@ -78,7 +81,21 @@ def export_coco(backend: Backend, folder: Path, *, progress: ProgressHook | None
             file.write(b",\n" + msgspec.json.encode(key) + b":" + msgspec.json.encode(value))
         file.write(b"}\n")
         size = file.tell()
-    return Exported(str(folder), _FORMAT, position, out.files + 1, out.bytes + size, parts.left_out, names.notes())
+    notes = names.notes()
+    if nulls:
+        notes += (
+            f"{counted(nulls, 'number that is', 'numbers that are')} NaN or infinite became null, as JSON has none",
+        )
+    return Exported(str(folder), _FORMAT, position, out.files + 1, out.bytes + size, parts.left_out, notes)
+
+
+def _infinite(value: Any) -> int:
+    """Return how many numbers in a value of JSON are NaN or infinite."""
+    if isinstance(value, float):
+        return not math.isfinite(value)
+    if isinstance(value, dict):
+        return sum(_infinite(each) for key, each in value.items() if key not in _FINITE)
+    return sum(map(_infinite, value)) if isinstance(value, list) else 0
 
 
 class _FromCoco:
