@@ -109,6 +109,34 @@ def test_a_folder_is_replaced_only_on_request_and_only_if_an_export_wrote_it(tmp
     assert {path.name for path in tmp_path.iterdir()} == {"a.lmdb", "out", "mine"}
 
 
+def test_numbers_that_json_lacks_are_reported(tmp_path: Path) -> None:
+    fields = {
+        **FIELDS,
+        "score": "float",
+        "depth": {"kind": "array", "dtype": "float32", "shape": [None], "of": "boxes"},
+    }
+    depth = np.array([np.inf, 1], np.float32)
+    url = store(f"lmdb://{tmp_path}/a.lmdb", ["a.jpg"], fields, score=float("nan"), depth=depth)
+    done = storeds.export(url, tmp_path / "out", format="coco")
+    assert done.notes == ("2 numbers that are NaN or infinite became null, as JSON has none",)
+    found = json.loads((tmp_path / "out/annotations.json").read_text())
+    assert (found["images"][0]["score"], found["annotations"][0]["depth"]) == (None, None)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_folder_that_appears_during_the_export_stays(overwrite: bool, tmp_path: Path) -> None:
+    url, out = store(f"lmdb://{tmp_path}/a.lmdb", ["a.jpg"]), tmp_path / "out"
+
+    def appear(_: object) -> None:
+        out.mkdir(exist_ok=True)
+        (out / "work.txt").write_text("mine")
+
+    with pytest.raises(StoreExistsError):
+        storeds.export(url, out, format="coco", overwrite=overwrite, progress=appear)
+    assert [path.name for path in out.iterdir()] == ["work.txt"]
+    assert {path.name for path in tmp_path.iterdir()} == {"a.lmdb", "out"}
+
+
 def test_a_failed_export_leaves_nothing(tmp_path: Path) -> None:
     url = store(f"lmdb://{tmp_path}/a.lmdb", ["a.jpg"], image=b"no picture")
     with pytest.raises(StoredsError, match="record 0 of .*size of its picture"):

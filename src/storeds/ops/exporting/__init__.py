@@ -103,7 +103,9 @@ def export(
             done = dataclasses.replace(write(backend, folder, progress=progress, **format_options), path=str(target))
             marker = {"format": format, "store": redact(url), "id": backend.meta.id, "count": done.count}
             (folder / _MARKER).write_text(json.dumps(marker) + "\n")
-            _publish(folder, target)
+            _publish(folder, target, backend, overwrite=overwrite)
+        except StoredsError:  # some of them are OSErrors too
+            raise
         except OSError as error:
             raise StoredsError(f"{target} cannot be written: {error}; nothing is left there") from error
         finally:
@@ -151,11 +153,15 @@ def _is_inside(url: str, folder: Path) -> bool:
     return Path(os.path.realpath(file_path(url)[0])).is_relative_to(os.path.realpath(folder))
 
 
-def _publish(folder: Path, target: Path) -> None:
-    """Rename `folder` to `target`, and remove what was there."""
-    if not os.path.lexists(target):
-        os.rename(folder, target)
+def _publish(folder: Path, target: Path, backend: Backend, *, overwrite: bool) -> None:
+    """Rename `folder` to `target`, and remove the earlier export there. Nothing else is replaced."""
+    try:
+        os.rename(folder, target)  # also replaces an empty folder
         return
+    except OSError:
+        if not os.path.lexists(target):
+            raise
+    _check_target(target, backend, overwrite=overwrite)  # again: another program may have created it meanwhile
     old = folder.with_suffix(".old")
     os.rename(target, old)
     try:
