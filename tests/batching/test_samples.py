@@ -194,6 +194,22 @@ def test_images_of_different_sizes_are_refused_with_what_to_do() -> None:
         collate([(torch.zeros(1, 4, 5),), (torch.zeros(3, 4, 6),)], pad_images=True)
 
 
+@pytest.mark.parametrize("fill", [-1, 256, 0.5])
+def test_a_fill_that_the_values_cannot_hold_is_refused(fill: float) -> None:
+    masks = [{"mask": torch.zeros(4, size, dtype=torch.uint8)} for size in (5, 6)]
+    with pytest.raises(errors.ConfigError, match="uint8 are whole numbers from 0 to 255"):
+        collate(masks, pad_images={"mask": fill})
+    wide = [{"mask": each["mask"].to(torch.int16)} for each in masks]
+    if fill == -1:
+        assert collate(wide, pad_images={"mask": fill})["mask"][0, :, 5].eq(-1).all()
+
+
+def test_errors_name_the_element_that_makes_no_batch() -> None:
+    images = [{"image": torch.zeros(3, 4, 5), "mask": torch.zeros(4, size)} for size in (5, 6)]
+    with pytest.raises(errors.ConfigError, match="element 'mask': values of shapes"):
+        collate(images)
+
+
 # --- Detection ---
 
 

@@ -207,7 +207,10 @@ def _collate_values(values: Sequence[Any], name: _Key, plan: _Plan) -> Any:
     if has_size:
         images = [value if isinstance(value, DeferredImage) else _tensor_of(value, name) for value in values]
         return pad_images(images, fill)
-    batch = torch_collate(values, collate_fn_map=_MAP)
+    try:
+        batch = torch_collate(values, collate_fn_map=_MAP)
+    except ConfigError as error:
+        raise ConfigError(f"element {name!r}: {error}") from error
     return send_inline(batch) if isinstance(batch, torch.Tensor) else batch
 
 

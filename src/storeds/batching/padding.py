@@ -48,6 +48,7 @@ def pad_rows(tensors: Sequence[torch.Tensor], *, sizes_too: bool = False, fill: 
         )
     longest = [max(sizes) for sizes in zip(*(tensor.shape for tensor in tensors), strict=True)]
     values = empty_batch((len(tensors), *longest), _common_dtype(tensors))
+    _check_fill(fill, values.dtype)
     mask = empty_batch((len(tensors), longest[0]), torch.bool)
     values.fill_(fill)
     mask.zero_()
@@ -80,6 +81,7 @@ def pad_images(images: Sequence[TensorLike], fill: float) -> Padded:
         )
     height, width = (max(shape[at] for shape in shapes) for at in (-2, -1))
     values = empty_batch((len(images), *shapes[0][:-2], height, width), _common_dtype(images))
+    _check_fill(fill, values.dtype)
     mask = empty_batch((len(images), height, width), torch.bool)
     mask.zero_()
     for image, shape, out, pixels in zip(images, shapes, values, mask, strict=True):
@@ -99,6 +101,18 @@ def check_channels(images: Sequence[TensorLike]) -> None:
         raise ConfigError(
             f"images of {' and '.join(map(str, sorted(counts)))} channels make no batch: read them in one mode, mode='RGB' or "
             "'L'. If they are sequences of different lengths, name their element in pad"
+        )
+
+
+def _check_fill(fill: float, dtype: torch.dtype) -> None:
+    """Refuse a value that the dtype would change: -1 would become 255 in a mask of uint8."""
+    if dtype.is_floating_point or dtype.is_complex:
+        return
+    least, greatest = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+    if fill != int(fill) or not least <= fill <= greatest:
+        raise ConfigError(
+            f"pad_images fills with {fill}, and values of {str(dtype).removeprefix('torch.')} are whole numbers from {least} to "
+            f"{greatest}: choose one of these, or add a transform that converts the values, such as ToDtype"
         )
 
 
