@@ -155,6 +155,7 @@ def test_a_config_says_what_becomes_of_values_that_differ(url: str) -> None:
         ({"pad_images": True, "collate": "default"}, "pad_images is for batches that storeds.collate makes"),
         ({"label_offset": 1}, "label_offset is for batches that storeds.collate_detection makes"),
         ({"collate": "detection", "batch_size": None}, "batch_size = null"),
+        ({"collate": "detecton"}, "unknown collate 'detecton'; did you mean 'detection'"),
         ({"ragged": {"box": "list"}}, "did you mean 'boxes'"),
     ],
 )

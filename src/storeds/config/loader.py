@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, cast
 from pydantic import Field
 
 from storeds.datasets.source import Settings
-from storeds.errors import ConfigError
+from storeds.errors import ConfigError, suggest
 from storeds.registry import import_object
 
 __all__ = ["Loader"]
@@ -96,6 +96,11 @@ class Loader(Settings):
         path: str | None = getattr(self, key)
         if path is None:
             return None
+        if key == "collate" and "." not in path and ":" not in path:
+            known = ("storeds", "detection", "default")
+            raise ConfigError(
+                f"[loader]: unknown collate {path!r}; {suggest(path, known, 'values')}, and dotted paths of functions"
+            )
         try:
             found = import_object(path if ":" in path else ":".join(path.rsplit(".", 1)))
         except (ImportError, ValueError) as error:
