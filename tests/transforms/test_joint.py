@@ -485,6 +485,15 @@ def test_transforms_that_take_one_image_are_refused() -> None:
     JointTransform(transforms.v2.RandomCrop(8))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "torch.float32"])
+def test_configs_name_dtypes_for_torchvision(dtype: str) -> None:
+    made = run([{"name": V2 + "ToDtype", "dtype": dtype, "scale": True}], plain_sample())
+    assert made["image"].dtype == torch.float32
+    assert made["image"].max() <= 1
+    with pytest.raises(ConfigError, match="did you mean 'float32'"):
+        JointTransform({"name": V2 + "ToDtype", "dtype": "float23"})
+
+
 def test_masks_and_images_of_another_size_are_refused() -> None:
     mask = torch.zeros(40, 61, dtype=torch.uint8)
     with pytest.raises(RecordError, match="'mask' has 61 × 40 pixels and the sample 60 × 40"):

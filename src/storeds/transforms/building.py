@@ -7,7 +7,7 @@ import importlib
 import inspect
 from collections.abc import Mapping, Sequence
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from storeds._utils.arguments import plain
 from storeds.errors import ConfigError, MissingDependencyError, suggest
@@ -15,7 +15,10 @@ from storeds.protocols import Transform
 from storeds.transforms.arguments import is_list
 from storeds.transforms.binding import TAKES_STRIDED, Compose, Views
 from storeds.transforms.boxes import FilterBoxes
-from storeds.transforms.convert import MultiHot
+from storeds.transforms.convert import MultiHot, torch_dtype
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["build_transform"]
 
@@ -108,10 +111,19 @@ def _make(name: str, arguments: dict[str, Any], where: str) -> Transform:
     if not callable(target):
         raise ConfigError(f"{where}: {name!r} is not callable: it is {target!r}")
     _check_arguments(target, arguments, name, where)
+    if name.startswith("torchvision.") and isinstance(arguments.get("dtype"), str):
+        arguments["dtype"] = _torch_dtype(arguments["dtype"], where)  # torchvision takes no names of dtypes
     if isinstance(target, type):
         return _instantiate(target, arguments, name, where)
     transform: Transform = functools.partial(target, **arguments) if arguments else target
     return transform
+
+
+def _torch_dtype(dtype: str, where: str) -> torch.dtype:
+    try:
+        return torch_dtype(dtype)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
 
 
 def _instantiate(target: type, arguments: dict[str, Any], name: str, where: str) -> Transform:

@@ -15,7 +15,7 @@ from storeds.protocols import ROLES, Field
 from storeds.transforms.adjust import converted
 from storeds.transforms.arguments import as_tuple, checked_int, set_fields
 
-__all__ = ["MultiHot", "ToDtype"]
+__all__ = ["MultiHot", "ToDtype", "torch_dtype"]
 
 _DTYPES = (
     "uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "bool",
@@ -110,6 +110,11 @@ def _checked_dtype(dtype: Any) -> str:
     if name not in _DTYPES:
         raise ConfigError(f"ToDtype: unknown dtype {dtype!r}; {suggest(name, _DTYPES, 'dtypes')}")
     return str(name)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Return the dtype of a name such as ``"float32"`` or ``"torch.float32"``; raise ConfigError if there is none."""
+    return _torch_dtype(_checked_dtype(name))
 
 
 def _torch_dtype(name: Any) -> torch.dtype:
