@@ -125,6 +125,16 @@ def test_grey_masks_of_few_bits_keep_their_class_ids(bits: int) -> None:
     assert np.array_equal(dataset[0][1], values)
 
 
+@pytest.mark.parametrize("mode", ["1", "L", "P"])
+def test_the_mode_of_a_mask_changes_colours_only(mode: str) -> None:
+    values = RNG.integers(0, 2, (30, 40)).astype(np.uint8)
+    palette = Image.frombytes("P", (40, 30), values.tobytes())
+    palette.putpalette([10, 200, 30, 200, 50, 60])
+    for image in (palette, Image.fromarray(values.astype(bool)), Image.fromarray(values)):
+        url = store({"image": PHOTOGRAPH, "mask": MASK}, [{"image": photograph(), "mask": picture(image)}])
+        assert np.array_equal(StoreDataset(url, mode={"mask": mode})[0][1], values)
+
+
 def as_grey(blob: bytes, bits: int) -> bytes:
     """Return a PNG with a palette as a grey one of the same samples."""
     import zlib

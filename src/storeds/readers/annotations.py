@@ -23,6 +23,7 @@ __all__ = [
     "boxes_tensor",
     "class_ids",
     "class_number",
+    "holds_class_ids",
     "keypoints_tensor",
     "labels_tensor",
     "mask_tensor",
@@ -67,6 +68,16 @@ def class_ids(name: str, image: Any, blob: bytes) -> torch.Tensor:
     ids = torch.from_numpy(pixels.astype(np.uint8))
     step = _grey_step(blob) if image.mode == "L" else 1
     return ids if step == 1 else ids // step
+
+
+def holds_class_ids(blob: bytes) -> bool:
+    """Return whether a picture has one channel, by its header; False if Pillow cannot read that."""
+    try:
+        with Image.open(io.BytesIO(blob)) as opened:
+            check_mask_mode("", opened.mode)
+            return True
+    except Exception:  # the decoder says why
+        return False
 
 
 def _grey_step(blob: bytes) -> int:

@@ -22,6 +22,7 @@ from storeds.readers.annotations import (
     boxes_tensor,
     class_ids,
     class_number,
+    holds_class_ids,
     keypoints_tensor,
     labels_tensor,
     mask_tensor,
@@ -91,7 +92,8 @@ class SampleReader(PictureReader):
         As for `ImageReader`; a mapping gives one for each of several elements. Masks are always decoded to class ids. A
         decoder of your own for a mask returns them as integers of shape (height, width).
     mode : str or mapping of str to str
-        As for `ImageReader`. It applies to all images with a declared role.
+        As for `ImageReader`. It applies to all images with a declared role. That of a mask applies to masks in colour
+        only: masks of one channel keep their class ids.
     channels : str or mapping of str to str, optional
         Where the channels of images of kind array are, as for `ArrayReader`.
     orient : bool
@@ -417,7 +419,12 @@ class SampleReader(PictureReader):
                 "logged once)",
                 name,
             )
-        ids = class_ids(name, self._image(name, record, context), value)
+        verdict = self._verdicts.get(name)
+        stored = None if verdict is None else record[verdict]
+        decoder, mode = self._pictures[name], self._modes[name]
+        if mode != UNCHANGED and decoder.decode == "pil" and holds_class_ids(value):
+            mode = UNCHANGED  # the mode is for masks in colour, and would change the ids of this one
+        ids = class_ids(name, decoder(value, mode, stored, context), value)
         check_mask(name, (ids.shape[0], ids.shape[1]), size)
         return ids
 
