@@ -327,6 +327,12 @@ def test_a_byte_order_mark_and_nan_elsewhere(tmp_path: Path) -> None:
         storeds.pack(file, f"lmdb://{tmp_path}/b.lmdb")
 
 
+def test_nan_beside_images_and_annotations_is_refused(tmp_path: Path) -> None:
+    file = written(tmp_path, {**annotated(), "info": {"version": float("nan")}})
+    with pytest.raises(ConfigError, match=r"instances.json: its categories, or keys such as info, .* JSON has no nan"):
+        open_source(file)
+
+
 def test_text_as_ids_of_images(tmp_path: Path) -> None:
     document = annotated()
     for each in (*document["images"], *document["annotations"]):

@@ -97,6 +97,12 @@ class CocoSource:
             REST: document,
             "source": {"kind": "coco", "file": where},
         }
+        try:
+            canonical_json(dict(self.attrs))
+        except ValueError as error:
+            raise ConfigError(
+                f"{where}: its categories, or keys such as info, cannot be stored: {error}; correct or remove them"
+            ) from None
         self.problems: Sequence[Problem] = (*listing.problems, *found.problems)
         self.notes: tuple[str, ...] = (*class_notes(categories.names), *listing.notes(folder))
         if not self._images and not self.problems:
