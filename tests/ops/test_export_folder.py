@@ -265,6 +265,19 @@ def test_bad_rows_are_reported(folder: Path, change: Any, expected: str) -> None
     assert expected in str(error.value)
 
 
+@pytest.mark.parametrize("labels", [[1.5], ["1"], [True], [2**70]])
+def test_labels_of_another_type_are_reported(labels: Any, tmp_path: Path) -> None:
+    fields = {"image": "image", "labels": {"kind": "array", "dtype": "int64", "shape": [None], "role": "labels"}}
+    with storeds.open_writer(f"lmdb://{tmp_path}/a.lmdb", fields) as writer:
+        writer.append([{"image": jpeg(0), "labels": np.array([1])}])
+        writer.publish({})
+    storeds.export(f"lmdb://{tmp_path}/a.lmdb", tmp_path / "out", format="folder")
+    file = tmp_path / "out/metadata.jsonl"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "labels": labels}))
+    with pytest.raises(RecordError, match=r"metadata.jsonl line 1 .*: its labels cannot be stored as array"):
+        packed_again(tmp_path / "out", f"lmdb://{tmp_path}/b.lmdb")
+
+
 def test_bad_masks_are_reported(folder: Path) -> None:
     (folder / "masks/1.png").write_bytes(mask(1, size=(9, 9)))
     with pytest.raises(RecordError, match=r"line 2 \(images/1.jpg\): field 'mask': the mask has 9 × 9 pixels"):

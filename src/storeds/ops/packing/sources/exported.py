@@ -161,7 +161,7 @@ class ExportedSource:
                 record[name] = (
                     self._inline(row[name], declared) if column is None else self._file(row[column], declared)
                 )
-            except (ValueError, TypeError, OverflowError) as error:
+            except (ValueError, TypeError, OverflowError, EOFError) as error:
                 raise BadItem(f"its {name} cannot be stored as {declared.kind}: {error}") from None
         return record
 
@@ -182,6 +182,9 @@ class ExportedSource:
             raise ValueError(f"it is {json.dumps(value)[:60]}")
         if declared.kind != "array":
             return value
+        given = np.array(value)
+        if given.size and given.dtype.kind not in ("iu" if np.dtype(declared.dtype).kind in "iu" else "iuf"):
+            raise ValueError(f"it is {json.dumps(value)[:60]}, and its numbers are {declared.dtype}")
         found = np.array(value, declared.dtype)
         return found if found.size else found.reshape(0, *(size or 0 for size in (declared.shape or (0,))[1:]))
 
