@@ -144,6 +144,17 @@ def test_boxes_in_pixels_come_back_to_within_rounding(format: str, tmp_path: Pat
     assert np.abs(np.concatenate([centre - side / 2, centre + side / 2], 1) - corners).max() < 1e-12
 
 
+def test_data_yaml_names_the_folders_of_odd_splits(tmp_path: Path) -> None:
+    rows = [{"boxes": np.zeros((0, 4)), "split": split, "key": "a.jpg"} for split in ("train", "../x", "..", "")]
+    url = store(f"lmdb://{tmp_path}/a.lmdb", {"boxes": BOXES, "split": "str", "key": "str"}, rows)
+    done = storeds.export(url, tmp_path / "out", format="yolo")
+    data = yaml.safe_load((tmp_path / "out/data.yaml").read_text())
+    folders = [data[split] for split in data if split != "names"]
+    assert folders == ["images/train", "images/.._x", "images/_"]
+    assert all((tmp_path / "out" / folder / "a.jpg").is_file() for folder in folders)
+    assert any("records whose split is empty" in note for note in done.notes)
+
+
 def test_splits_become_folders(tmp_path: Path) -> None:
     fields = {"boxes": BOXES, "labels": LABELS, "split": "str", "key": "str"}
     empty = {"boxes": np.zeros((0, 4)), "labels": np.zeros(0, np.int64)}

@@ -74,6 +74,7 @@ def export_yolo(backend: Backend, folder: Path, *, progress: ProgressHook | None
         for record in records:
             blob = record[lines.image]
             split = str(record["split"]) if lines.has_splits else ""
+            split = "_" if split in (".", "..") else split.replace("/", "_").replace("\0", "_")
             splits[split] = None
             name = names.name(record.get("key"), position, blob, split)
             try:
@@ -91,6 +92,8 @@ def export_yolo(backend: Backend, folder: Path, *, progress: ProgressHook | None
     other = [split for split in splits if split and split not in SPLITS]
     if other:
         notes.append(f"data.yaml names the splits {some(other)}, and programs read {', '.join(SPLITS)} only")
+    if "" in splits and len(splits) > 1:
+        notes.append("data.yaml does not name the images of records whose split is empty; they are directly in images/")
     return Exported(
         str(folder), _FORMAT, position, out.files, out.bytes, lines.left_out, (*names.files.notes(), *notes)
     )
