@@ -84,7 +84,7 @@ class JointTransform:
     ) -> None:
         if box_format is not None and box_format not in BOX_FORMATS:
             raise ConfigError(f"box_format must be {', '.join(BOX_FORMATS)} or None, not {box_format!r}")
-        self.transforms = build_transform(transforms, "transforms")
+        self.transforms: Transform | None = build_transform(transforms, "transforms")
         self.box_format = box_format
         steps = _flattened(self.transforms)
         for step in steps:

@@ -77,6 +77,8 @@ class ExportedSource:
 
     def __init__(self, root: str | os.PathLike[str], *, allow_outside: bool = False) -> None:
         self._root = os.path.abspath(root)
+        self.fields: Mapping[str, Field]
+        self.attrs: Mapping[str, JSON]
         self.fields, self.attrs, self._columns = _load_description(os.path.join(self._root, FIELDS_FILE))
         self._lines, self._numbers, self._sizes = StringArray(), array("q"), array("q")
         self.problems: Sequence[Problem] = ()

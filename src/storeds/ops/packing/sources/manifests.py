@@ -449,7 +449,7 @@ class ManifestSource(_Listing):
         check = MaskCheck(None if of_masks is None else len(of_masks), ignore_index)
         super().__init__(rows, kind, file, attrs, image=plan.image, texts=plan.texts, check=check)
         joined = f"joined the captions of {counted(rows.joined, 'row')} to those of earlier rows with the same path"
-        self.notes = (*self.notes, *plan.notes, *([joined] if rows.joined else ()))
+        self.notes: tuple[str, ...] = (*self.notes, *plan.notes, *([joined] if rows.joined else ()))
 
 
 class JsonIndexSource(_Listing):
