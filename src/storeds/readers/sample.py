@@ -73,7 +73,7 @@ class _Once:
 
 @dataclass(frozen=True)
 class SampleReader(PictureReader):
-    """One record → a `Sample` with the role of each element, for transforms of whole samples.
+    """One record → a ``Sample`` with the role of each element, for transforms of whole samples.
 
     `StoreDataset` applies ``transforms`` to the sample, and makes ``tv_tensors`` of images, masks, boxes and keypoints if
     torchvision is installed.
