@@ -318,11 +318,11 @@ class ConcatenatedBackend(StoreBackend):
         out = {name: _empty(self.meta.fields[name], len(asked)) for name in names}
         try:
             for member, first, inside in self._shares(asked[order]) if len(asked) else ():
-                found = read_arrays(member, inside, names)  # type: ignore[arg-type]  # an array is a sequence
+                found = read_arrays(member, inside, names)  # type: ignore[arg-type]  # typed as a Sequence, which ndarray is not for mypy
                 for name, array in found.items():
                     out[name][order[first : first + len(inside)]] = array
         except RecordError:  # read records instead, to raise the first error in the caller's order, with its URL
-            return stack_records(self, asked, names)  # type: ignore[arg-type]  # an array is a sequence
+            return stack_records(self, asked, names)  # type: ignore[arg-type]  # typed as a Sequence, which ndarray is not for mypy
         return out
 
     def _rename(self, error: RecordError, position: int, place: Place) -> RecordError:

@@ -85,11 +85,11 @@ class Selection:
 
     def get_many(self, positions: Sequence[int], /, fields: Sequence[str] | None = None) -> list[Record | RecordError]:
         # docstring inherited
-        return self.backend.get_many(self._in_store(positions), fields)  # type: ignore[arg-type]  # an array is a sequence
+        return self.backend.get_many(self._in_store(positions), fields)  # type: ignore[arg-type]  # typed as a Sequence, which ndarray is not for mypy
 
     def get_arrays(self, positions: Sequence[int], /, fields: Sequence[str] | None = None) -> dict[str, Array]:
         """Return fields of many records as arrays; see `storeds.protocols.SupportsBatchArrays`."""
-        return read_arrays(self.backend, self._in_store(positions), fields)  # type: ignore[arg-type]  # an array is a sequence
+        return read_arrays(self.backend, self._in_store(positions), fields)  # type: ignore[arg-type]  # typed as a Sequence, which ndarray is not for mypy
 
     def _in_store(self, positions: Sequence[int]) -> Array:
         asked = np.asarray(positions, dtype=np.int64)

@@ -275,7 +275,7 @@ class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
         asked = self._check_positions(positions)
         arrays = self._gather_arrays(asked, names) if len(asked) else None
         # Read the records one by one to report which one is bad.
-        return stack_records(self, asked, names) if arrays is None else arrays  # type: ignore[arg-type]  # an array is a sequence
+        return stack_records(self, asked, names) if arrays is None else arrays  # type: ignore[arg-type]  # typed as a Sequence, which ndarray is not for mypy
 
     def _gather_arrays(self, positions: Array, names: tuple[str, ...]) -> dict[str, Array] | None:
         """Return the arrays, or None if a record is bad, or must be read completely and has variable-size fields."""
