@@ -19,6 +19,7 @@ from storeds.errors import DecodeError
 from storeds.jpeg import MAX_PIXELS
 from storeds.jpeg.cuts import JpegCutter, JpegPart
 from storeds.jpeg.markers import SOI, read_header
+from storeds.records.roles import ORIENTATIONS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,17 +55,6 @@ _PNG_ORIENTED = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
 _ADDRESS = re.compile(r" ?<_io\.BytesIO object at 0x[0-9a-f]+>")
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
 _MODES = {"Gray": ("L", "GRAY"), "YCbCr": ("RGB", "RGB")}
-# EXIF orientation: whether to swap height and width, and then to reverse rows and columns.
-_ORIENTATIONS = {
-    1: (False, False, False),
-    2: (False, False, True),
-    3: (False, True, True),
-    4: (False, True, False),
-    5: (True, False, False),
-    6: (True, False, True),
-    7: (True, True, True),
-    8: (True, True, False),
-}
 _REST = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before marker 0xd(9|[0-7])")
 
 
@@ -263,7 +253,7 @@ def orientation_of(blob: bytes, header: Header | None = None) -> int | None:
             orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
     except Exception:  # damaged metadata make Pillow raise errors of any type
         return None
-    return orientation if orientation in _ORIENTATIONS else 1
+    return orientation if orientation in ORIENTATIONS else 1
 
 
 def any_orientation(blob: bytes, header: Header | None) -> int:
@@ -275,14 +265,14 @@ def any_orientation(blob: bytes, header: Header | None) -> int:
         return 1  # otherwise Pillow decodes the picture in search of a late chunk
     with Image.open(io.BytesIO(blob)) as image:
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
-    return orientation if orientation in _ORIENTATIONS else 1
+    return orientation if orientation in ORIENTATIONS else 1
 
 
 def _oriented(pixels: Array, orientation: int) -> Array:
     """Return the pixels, (height, width, channels), as `PIL.ImageOps.exif_transpose` rotates them."""
     if orientation == 1:
         return pixels
-    swap, reverse_rows, reverse_columns = _ORIENTATIONS[orientation]
+    swap, reverse_rows, reverse_columns = ORIENTATIONS[orientation]
     rotated = pixels.swapaxes(0, 1) if swap else pixels
     # A tensor has no negative strides.
     return np.ascontiguousarray(rotated[:: -1 if reverse_rows else 1, :: -1 if reverse_columns else 1])
@@ -290,14 +280,14 @@ def _oriented(pixels: Array, orientation: int) -> Array:
 
 def oriented_size(header: Header, orientation: int) -> tuple[int, int]:
     """Return (height, width) of the rotated picture."""
-    swap, _, _ = _ORIENTATIONS[orientation]
+    swap, _, _ = ORIENTATIONS[orientation]
     return (header.width, header.height) if swap else (header.height, header.width)
 
 
 def _stored_window(window: Window, header: Header, orientation: int) -> Window:
     """Return where a window of the rotated picture is in the stored one."""
     top, left, height, width = window
-    swap, reverse_rows, reverse_columns = _ORIENTATIONS[orientation]
+    swap, reverse_rows, reverse_columns = ORIENTATIONS[orientation]
     full_height, full_width = oriented_size(header, orientation)
     top = full_height - top - height if reverse_rows else top
     left = full_width - left - width if reverse_columns else left

@@ -19,6 +19,7 @@ from storeds.protocols import JSON, ROLES, Array, CropRequest, Field
 
 __all__ = [
     "BOX_FORMATS",
+    "ORIENTATIONS",
     "ROLE_KEYS",
     "Sample",
     "boxes_of",
@@ -430,6 +431,19 @@ def _short(value: Any) -> str:
     if isinstance(value, list):
         text = f"[{', '.join(f'{each:g}' if isinstance(each, float) else repr(each) for each in value)}]"
     return text if len(text) <= 80 else f"{text[:79]}…"
+
+
+ORIENTATIONS = {
+    1: (False, False, False),
+    2: (False, False, True),
+    3: (False, True, True),
+    4: (False, True, False),
+    5: (True, False, False),
+    6: (True, False, True),
+    7: (True, True, True),
+    8: (True, True, False),
+}
+"""EXIF orientation → whether to swap height and width, and then to reverse rows and columns."""
 
 
 @dataclass

@@ -20,12 +20,13 @@ from storeds.transforms.images import (
     Normalize,
     RandomHorizontalFlip,
     RandomResizedCrop,
+    RandomVerticalFlip,
     Resize,
     ToTensor,
 )
 from storeds.transforms.operations import Operation
 from storeds.transforms.samples import JointTransform
-from storeds.transforms.spatial import LetterBox, Pad, RandomCrop, RandomRotation, RandomVerticalFlip
+from storeds.transforms.spatial import LetterBox, Pad, RandomCrop, RandomRotation
 
 # Read images.py first, then binding.py, building.py, operations.py and samples.py. alignment.py and generators.py judge transforms.
 __all__ = [

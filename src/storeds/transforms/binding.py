@@ -30,10 +30,11 @@ from storeds.transforms.images import (
     Normalize,
     RandomHorizontalFlip,
     RandomResizedCrop,
+    RandomVerticalFlip,
     Resize,
     ToTensor,
 )
-from storeds.transforms.spatial import LetterBox, Pad, RandomCrop, RandomRotation, RandomVerticalFlip
+from storeds.transforms.spatial import LetterBox, Pad, RandomCrop, RandomRotation
 
 __all__ = [
     "CROPS",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -29,7 +29,6 @@ from storeds.transforms.functional import (
     crop_and_resize,
     draw_uniform,
     draw_window,
-    flip,
     normalize,
     owned,
     resize,
@@ -45,6 +44,7 @@ __all__ = [
     "Normalize",
     "RandomHorizontalFlip",
     "RandomResizedCrop",
+    "RandomVerticalFlip",
     "Resize",
     "ToTensor",
 ]
@@ -256,7 +256,32 @@ class RandomResizedCrop:
 
 
 @dataclass(frozen=True)
-class RandomHorizontalFlip:
+class _RandomFlip:
+    """Base of the two random flips."""
+
+    vertical: ClassVar[bool] = False
+    p: float = 0.5
+    keypoint_pairs: Sequence[Sequence[int]] = ()
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        pairs = checked_pairs(name, self.keypoint_pairs)
+        set_fields(self, p=checked_probability(name, self.p), keypoint_pairs=pairs)
+
+    def __call__(self, image: ImageT, generator: torch.Generator | None = None) -> ImageT:
+        """Return the image or its mirror image; raise TypeError or ValueError if the argument is not an image."""
+        flipped: ImageT = self.operation(*size_of(image, type(self).__name__), generator).image(image)
+        return flipped
+
+    def operation(self, height: int, width: int, generator: torch.Generator | None = None) -> Operation:
+        """Draw what this does to a sample with images of `height` × `width` pixels."""
+        # Draw one number whatever p is, so that p does not change what later transforms draw.
+        if draw_uniform(0.0, 1.0, generator) >= self.p:
+            return Operation()
+        return Flip((height, width), vertical=self.vertical, pairs=self.keypoint_pairs)
+
+
+class RandomHorizontalFlip(_RandomFlip):
     """Mirror an image left to right with a given probability.
 
     Parameters
@@ -273,23 +298,24 @@ class RandomHorizontalFlip:
         `p` is not a probability, or a keypoint is in two pairs.
     """
 
-    p: float = 0.5
-    keypoint_pairs: Sequence[Sequence[int]] = ()
 
-    def __post_init__(self) -> None:
-        pairs = checked_pairs("RandomHorizontalFlip", self.keypoint_pairs)
-        set_fields(self, p=checked_probability("RandomHorizontalFlip", self.p), keypoint_pairs=pairs)
+class RandomVerticalFlip(_RandomFlip):
+    """Mirror an image top to bottom with a given probability.
 
-    def __call__(self, image: ImageT, generator: torch.Generator | None = None) -> ImageT:
-        """Return the image or its mirror image; raise TypeError or ValueError if the argument is not an image."""
-        size_of(image, "RandomHorizontalFlip")
-        # Draw one number whatever p is, so that p does not change what later transforms draw.
-        return flip(image) if draw_uniform(0.0, 1.0, generator) < self.p else image
+    Parameters
+    ----------
+    p : float
+        Probability in [0, 1].
+    keypoint_pairs : sequence of (int, int)
+        As for `RandomHorizontalFlip`.
 
-    def operation(self, height: int, width: int, generator: torch.Generator | None = None) -> Operation:
-        """Draw what this does to a sample with images of `height` × `width` pixels."""
-        is_flipped = draw_uniform(0.0, 1.0, generator) < self.p
-        return Flip((height, width), pairs=self.keypoint_pairs) if is_flipped else Operation()
+    Raises
+    ------
+    ConfigError
+        `p` is not a probability, or a keypoint is in two pairs.
+    """
+
+    vertical: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)

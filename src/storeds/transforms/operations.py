@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 
 from storeds.protocols import Array, Cropped, Window
+from storeds.records.roles import ORIENTATIONS
 from storeds.transforms.functional import crop, crop_and_resize, flip, owned, resize
 from storeds.transforms.geometry import pad, pad_mask
 
@@ -273,19 +274,6 @@ class PadBy(Operation):
         return height + top + bottom, width + left + right
 
 
-# EXIF orientation: whether to swap height and width, and then to reverse rows and columns.
-_ORIENTATIONS = {
-    1: (False, False, False),
-    2: (False, False, True),
-    3: (False, True, True),
-    4: (False, True, False),
-    5: (True, False, False),
-    6: (True, False, True),
-    7: (True, True, True),
-    8: (True, True, False),
-}
-
-
 @dataclass(frozen=True)
 class Orient(Operation):
     """Rotate by an EXIF orientation, 1 to 8, images of size `canvas`, (height, width) before the rotation."""
@@ -301,7 +289,7 @@ class Orient(Operation):
 
     def mask(self, mask: torch.Tensor) -> torch.Tensor:
         # docstring inherited
-        swap, reverse_rows, reverse_columns = _ORIENTATIONS[self.orientation]
+        swap, reverse_rows, reverse_columns = ORIENTATIONS[self.orientation]
         pixels = mask.numpy()
         pixels = pixels.swapaxes(-1, -2) if swap else pixels
         turned = pixels[..., :: -1 if reverse_rows else 1, :: -1 if reverse_columns else 1]
@@ -309,7 +297,7 @@ class Orient(Operation):
 
     def points(self, points: Array) -> Array:
         # docstring inherited
-        swap, reverse_rows, reverse_columns = _ORIENTATIONS[self.orientation]
+        swap, reverse_rows, reverse_columns = ORIENTATIONS[self.orientation]
         height, width = self.size(*self.canvas)
         turned: Array = points[..., ::-1] if swap else points
         signs = -1 if reverse_columns else 1, -1 if reverse_rows else 1
@@ -318,7 +306,7 @@ class Orient(Operation):
 
     def size(self, height: int, width: int) -> Size:
         # docstring inherited
-        return (width, height) if _ORIENTATIONS[self.orientation][0] else (height, width)
+        return (width, height) if ORIENTATIONS[self.orientation][0] else (height, width)
 
 
 def _nearest(mask: torch.Tensor, window: Window, result: Size) -> torch.Tensor:

@@ -19,8 +19,6 @@ from storeds.transforms.arguments import (
     checked_colour,
     checked_int,
     checked_padding,
-    checked_pairs,
-    checked_probability,
     checked_size,
     is_number,
     set_fields,
@@ -37,9 +35,9 @@ from storeds.transforms.geometry import (
     warp,
     warp_mask,
 )
-from storeds.transforms.operations import Cut, Flip, InTurn, Operation, PadBy, ResizeTo, Size
+from storeds.transforms.operations import Cut, InTurn, Operation, PadBy, ResizeTo, Size
 
-__all__ = ["LetterBox", "Pad", "RandomCrop", "RandomRotation", "RandomVerticalFlip"]
+__all__ = ["LetterBox", "Pad", "RandomCrop", "RandomRotation"]
 
 Fill = float | Sequence[float]
 
@@ -195,41 +193,6 @@ class RandomCrop:
         row = draw_int(free_rows + 1, generator) if free_rows else 0
         column = draw_int(free_columns + 1, generator) if free_columns else 0
         return padding, (row - top, column - left, rows, columns)
-
-
-@dataclass(frozen=True)
-class RandomVerticalFlip:
-    """Mirror an image top to bottom with a given probability.
-
-    Parameters
-    ----------
-    p : float
-        Probability in [0, 1].
-    keypoint_pairs : sequence of (int, int)
-        As for `RandomHorizontalFlip`.
-
-    Raises
-    ------
-    ConfigError
-        `p` is not a probability, or a keypoint is in two pairs.
-    """
-
-    p: float = 0.5
-    keypoint_pairs: Sequence[Sequence[int]] = ()
-
-    def __post_init__(self) -> None:
-        pairs = checked_pairs("RandomVerticalFlip", self.keypoint_pairs)
-        set_fields(self, p=checked_probability("RandomVerticalFlip", self.p), keypoint_pairs=pairs)
-
-    def __call__(self, image: ImageT, generator: torch.Generator | None = None) -> ImageT:
-        """Return the image or its mirror image; raise TypeError or ValueError if the argument is not an image."""
-        flipped: ImageT = self.operation(*size_of(image, "RandomVerticalFlip"), generator).image(image)
-        return flipped
-
-    def operation(self, height: int, width: int, generator: torch.Generator | None = None) -> Operation:
-        """Draw what this does to a sample with images of `height` × `width` pixels."""
-        is_flipped = draw_uniform(0.0, 1.0, generator) < self.p
-        return Flip((height, width), vertical=True, pairs=self.keypoint_pairs) if is_flipped else Operation()
 
 
 @dataclass(frozen=True)
