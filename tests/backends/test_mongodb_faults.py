@@ -66,7 +66,7 @@ def test_a_server_that_goes_away_is_an_unavailable_error_for_the_whole_batch(
 ) -> None:
     with run_mongod(tmp_path_factory.mktemp("goes")) as uri:
         # Long enough for a busy machine to answer while the server lives.
-        url = with_path(uri, "db/c") + "?timeoutMS=3000"
+        url = with_path(uri, "db/c") + "?timeoutMS=10000"
         with storeds.open_writer(url, {"x": "int"}) as writer:
             writer.append([{"x": 1}])
         backend = storeds.open_backend(url)

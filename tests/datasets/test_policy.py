@@ -292,7 +292,7 @@ def test_a_server_that_dies_is_an_error_and_not_a_thousand_replacements(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     with run_mongod(tmp_path_factory.mktemp("dies")) as uri:
-        url = with_path(uri, "db/c") + "?timeoutMS=3000"
+        url = with_path(uri, "db/c") + "?timeoutMS=10000"
         with storeds.open_writer(url, {"key": "str", "image": "image"}) as writer:
             writer.append({"key": str(number), "image": blob(number)} for number in range(COUNT))
         dataset = StoreDataset(url, on_error="replace", **OPTIONS)
