@@ -36,7 +36,7 @@ class RoleChecker:
         self._fields = {name: field for name, field in fields.items() if field.role is not None or field.of is not None}
         self._on_lossy = on_lossy
         self._masks = [name for name, field in fields.items() if field.role == "mask" and field.kind == "image"]
-        self._image = _only_image(fields) if any(map(_has_coordinates, fields.values())) else None
+        self._image = _only_image(fields) if any(field.role in ("boxes", "mask") for field in fields.values()) else None
         self._image_field = fields[self._image] if self._image is not None else None
 
     def __bool__(self) -> bool:
@@ -81,10 +81,6 @@ def _header_of(value: Any) -> PictureHeader | None:
     from storeds.jpeg import read_picture_header  # a writer without images needs no decoder
 
     return read_picture_header(bytes(value)) if isinstance(value, (bytes, bytearray, memoryview)) else None
-
-
-def _has_coordinates(field: Field) -> bool:
-    return field.role in ("boxes", "mask")
 
 
 def _only_image(fields: Mapping[str, Field]) -> str | None:

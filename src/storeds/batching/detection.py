@@ -12,6 +12,7 @@ from storeds.batching.allocation import TensorLike, in_one_memory, is_tv_tensor,
 from storeds.batching.collate import good_samples
 from storeds.errors import ConfigError, suggest
 from storeds.records.roles import BOX_FORMATS
+from storeds.transforms.coordinates import to_corners
 from storeds.transforms.functional import DeferredImage
 
 __all__ = ["collate_detection"]
@@ -157,16 +158,14 @@ def _scale_bytes(image: torch.Tensor, out: torch.Tensor) -> None:
 def _boxes(value: Any, name: str, box_format: str) -> torch.Tensor:
     """Return boxes as float32 corners."""
     layout = value.format.value.lower() if is_tv_tensor(value, "BoundingBoxes") else box_format
-    boxes = _tensor(value, name).to(torch.float32)
+    boxes = _tensor(value, name)
     if layout not in BOX_FORMATS or boxes.ndim != 2 or boxes.shape[1] != 4:
         raise ConfigError(
             f"collate_detection takes boxes of shape (n, 4), and {name!r} is {layout} of shape {tuple(boxes.shape)}"
         )
     if layout == "xyxy":
-        return boxes
-    first, size = boxes[:, :2], boxes[:, 2:]
-    corner = first - size / 2 if layout == "cxcywh" else first
-    return torch.cat([corner, corner + size], dim=1)
+        return boxes.to(torch.float32)
+    return torch.from_numpy(to_corners(boxes.to(torch.float64).numpy(), layout).astype(np.float32))
 
 
 def _rows(value: Any, name: str, dimensions: int, count: int) -> torch.Tensor:

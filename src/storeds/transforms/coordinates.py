@@ -91,15 +91,7 @@ class Coordinates:
             moved = each * scale
             moved += shift
             if scale_x < 0 or scale_y < 0:  # what was left is right now, and what was above is below
-                moved = moved[
-                    :,
-                    [
-                        2 if scale_x < 0 else 0,
-                        3 if scale_y < 0 else 1,
-                        0 if scale_x < 0 else 2,
-                        1 if scale_y < 0 else 3,
-                    ],
-                ]
+                moved = np.sort(moved.reshape(-1, 2, 2), axis=1).reshape(-1, 4)
             clipped = np.maximum(moved, low)
             np.minimum(clipped, high, out=clipped)
             sides = clipped[:, 2:] - clipped[:, :2]

@@ -88,11 +88,11 @@ class ExportedSource:
         problems: list[Problem] = []
         seen: dict[str, int] = {}
         for number, line in self._read_lines():
-            fault = self._fault(line, folder, seen, number)
-            if fault is not None:
-                problems.append(Problem(f"{ROWS_FILE} line {number}", fault))
+            row = self._checked_row(line, folder, seen, number)
+            if isinstance(row, str):
+                problems.append(Problem(f"{ROWS_FILE} line {number}", row))
                 continue
-            states = [file_state(os.path.join(self._root, path)) for path in self._paths(json.loads(line))]
+            states = [file_state(os.path.join(self._root, path)) for path in self._paths(row)]
             self._lines.append(line)
             self._numbers.append(number)
             self._sizes.append(len(line) + sum(size for size, _ in states))
@@ -112,8 +112,8 @@ class ExportedSource:
     def _paths(self, row: Mapping[str, Any]) -> list[Any]:
         return [row.get(column) for column in self._columns.values()]
 
-    def _fault(self, line: str, folder: Root, seen: dict[str, int], number: int) -> str | None:
-        """Return what is wrong with a row, or None."""
+    def _checked_row(self, line: str, folder: Root, seen: dict[str, int], number: int) -> dict[str, Any] | str:
+        """Return a row, or what is wrong with it."""
         try:
             row = json.loads(line)
         except (RecursionError, ValueError) as error:
@@ -133,7 +133,7 @@ class ExportedSource:
             if path in seen:
                 return f"{show(path)} is already listed in line {seen[path]}"
         seen.update(dict.fromkeys(self._paths(row), number))
-        return None
+        return row
 
     def __len__(self) -> int:
         return len(self._lines)
