@@ -32,7 +32,7 @@ _SCALE = [0.3, 1.0]
 def enable_torchvision() -> None:
     """Make torchvision importable beside a CPU build of torch, where it is in a folder of its own."""
     try:
-        import torchvision  # noqa: F401
+        import torchvision  # noqa: F401  # only tries
     except Exception:  # not installed, or its operators need another build of torch
         sys.path.append(str(Path(sys.prefix, "vision")))
         for operator in ("nms", "qnms"):

@@ -75,7 +75,7 @@ class NoteMemory:
     """Called in each worker as it starts: notes its process id and its private memory where the main process reads."""
 
     def __init__(self, workers: int) -> None:
-        self.found = torch.zeros(workers, 2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self.found = torch.zeros(workers, 2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]  # torch declares no type
 
     def __call__(self, worker: int) -> None:
         # A forked worker's first full collection copies what it inherited, whatever it loads: some 40 MiB of imports.

@@ -40,7 +40,7 @@ def findings(names: set[str]) -> Iterator[str]:
     command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--outputjson", "--ignoreexternal"]
     # An editable installation has a folder `storeds` without `py.typed`, which pyright would find first.
     environment = {**os.environ, "PYTHONPATH": str(Path(storeds.__file__).parents[1])}
-    done = subprocess.run(  # noqa: S603
+    done = subprocess.run(  # noqa: S603  # this interpreter, with constant arguments
         [*command, "--verifytypes", "storeds"], env=environment, capture_output=True, text=True, check=False
     )
     symbols = json.loads(done.stdout)["typeCompleteness"]["symbols"]

@@ -16,6 +16,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 import h5py
 import numpy as np
@@ -34,8 +35,8 @@ class Files:
         # Not os.register_at_fork: a child clears its finalizers after those hooks.
         multiprocessing.util.register_after_fork(self, Files._begin_in_child)
 
-    def _note(self, frame: object, event: str, _: object) -> None:
-        code = frame.f_code  # type: ignore[attr-defined]
+    def _note(self, frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
         if event == "call" and code.co_name != "<module>" and code.co_filename.startswith(SOURCE):
             self.seen.add(code.co_filename.removeprefix(SOURCE))
 
@@ -57,7 +58,7 @@ class Files:
             job()
         finally:
             sys.setprofile(None)
-            threading.setprofile(None)  # type: ignore[arg-type]
+            threading.setprofile(None)  # type: ignore[arg-type]  # None ends it, as the documentation says
         return self.seen.union(*(file.read_text().split() for file in self.folder.iterdir()))
 
 

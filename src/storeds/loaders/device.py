@@ -65,12 +65,12 @@ class to_device:  # noqa: N801  # users call it like a function; it is an object
 
     def _ahead(self) -> Iterator[Any]:
         """Yield batches, and copy each while the training loop uses the one before."""
-        side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # torch declares no types here
         waiting: deque[tuple[Any, Any, torch.cuda.Event]] = deque()
         for batch in self._counted():
             with torch.cuda.stream(side):
                 copy = map_tensors(batch, self._copy)
-                done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # as above
                 done.record(side)
             # Keep the pinned batch until its copy is used: freed earlier, its memory might be overwritten.
             waiting.append((copy, batch, done))

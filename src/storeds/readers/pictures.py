@@ -124,6 +124,7 @@ class PictureDecoder:
     def __post_init__(self) -> None:
         function: Decoder = DECODERS.get(self.decode) if isinstance(self.decode, str) else self.decode
         decoder = self._with_options(function)
+        # A Decoder of a user takes no `strict`; the built-in ones do.
         strict = functools.partial(decoder, strict=True) if function in _BUILT_IN else None  # type: ignore[call-arg]
         checked = CheckedPictures(self.count) if self.cropper is not None and function in _WINDOWED else None
         parts = {"_function": function, "_decoder": decoder, "_strict": strict, "_checked": checked}

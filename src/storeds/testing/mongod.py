@@ -232,5 +232,6 @@ def _missing_libraries(executable: Path) -> list[str]:
     ldd = shutil.which("ldd")
     if ldd is None:
         return []
+    # The path is that of the mongod found, not of a stranger.
     listing = subprocess.run([ldd, str(executable)], capture_output=True, text=True, check=False)  # noqa: S603
     return [line.split()[0] for line in listing.stdout.splitlines() if line.endswith("not found")]

@@ -78,7 +78,7 @@ class ReadTests(Kit):
         with self.open(written.url) as backend:
             assert backend.get_many([]) == []
             assert backend.get_many(()) == []
-            assert backend.get_many(np.empty(0, np.int64)) == []  # type: ignore[arg-type]
+            assert backend.get_many(np.empty(0, np.int64)) == []  # type: ignore[arg-type]  # works, undeclared
             assert backend.get_many(range(0)) == []
 
     @pytest.mark.parametrize(

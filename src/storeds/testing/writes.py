@@ -93,7 +93,7 @@ class WriteTests(Kit):
         with self.writer(make_url(), SMALL) as writer:
             for bad in ({**good, "extra": 1}, {"blob": b"", "label": 1}, {}, [1, 2, 3], "label"):
                 with pytest.raises(RecordError, match="record 0 of"):
-                    writer.append([bad])  # type: ignore[list-item]
+                    writer.append([bad])  # type: ignore[list-item]  # the wrong type is the point
             with pytest.raises(RecordError, match="lacks 'text'"):
                 writer.append([{"blob": b"", "label": 1}])
             with pytest.raises(RecordError, match="undeclared 'extra'"):
@@ -224,7 +224,7 @@ class WriteTests(Kit):
         writer.append(small_records(2))
         for attrs in ({"a": math.nan}, {"a": (1,)}, {1: 2}, {"a": np.int64(1)}):
             with pytest.raises(ConfigError, match="attrs"):
-                writer.publish(attrs)  # type: ignore[arg-type]
+                writer.publish(attrs)  # type: ignore[arg-type]  # the wrong type is the point
         assert writer.publish({"a": 1}).count == 2
 
     def test_an_iterator_that_fails_loses_nothing_before_it(self, make_url: MakeUrl) -> None:

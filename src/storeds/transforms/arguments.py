@@ -138,7 +138,7 @@ def checked_colour(owner: str, name: str, value: Any) -> float | tuple[float, ..
     """Return one number for all channels, or one for each."""
     numbers = as_tuple(value)
     if numbers is None and is_number(value):
-        return value  # type: ignore[no-any-return]
+        return value  # type: ignore[no-any-return]  # a number: keep its type, as torchvision does
     if not numbers or not all(map(is_number, numbers)):
         raise ConfigError(f"{owner}: {name} must be a number, or a list with one for each channel, not {value!r}")
     return numbers

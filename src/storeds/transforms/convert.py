@@ -118,7 +118,8 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def _torch_dtype(name: Any) -> torch.dtype:
-    return getattr(torch, str(name))  # type: ignore[no-any-return]
+    found: torch.dtype = getattr(torch, str(name))
+    return found
 
 
 @dataclass(frozen=True)

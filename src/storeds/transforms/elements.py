@@ -6,7 +6,7 @@ import functools
 import warnings
 from collections.abc import Mapping
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -59,7 +59,7 @@ def tv_tensors() -> ModuleType | None:
             stacklevel=2,
         )
         return None
-    return tv_tensors  # type: ignore[no-any-return]
+    return cast(ModuleType, tv_tensors)
 
 
 def wrapped(values: dict[str, Any], elements: Elements, size: Size, box_format: str | None) -> dict[str, Any]:

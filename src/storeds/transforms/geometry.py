@@ -109,7 +109,7 @@ def _pad_pillow(image: Image.Image, padding: tuple[int, int, int, int], fill: Co
         left, top, right, bottom = padding
         pixels: Array = np.asarray(image)
         sides = ((top, bottom), (left, right), (0, 0))[: pixels.ndim]
-        out = Image.fromarray(np.pad(pixels, sides, mode=mode))  # type: ignore[call-overload]
+        out = Image.fromarray(np.pad(pixels, sides, mode=mode))  # type: ignore[call-overload]  # NumPy types modes as literals
     if image.mode == "P":
         out.putpalette(image.getpalette() or [])
     return out

@@ -233,9 +233,10 @@ class RandomRotation:
     mask_fill: int = 0
 
     def __post_init__(self) -> None:
-        degrees = as_tuple(self.degrees)
-        if degrees is None and is_number(self.degrees) and self.degrees >= 0:  # type: ignore[operator]
-            degrees = (-self.degrees, self.degrees)  # type: ignore[operator]
+        given: Any = self.degrees
+        degrees = as_tuple(given)
+        if degrees is None and is_number(given) and given >= 0:
+            degrees = (-given, given)
         if degrees is None or len(degrees) != 2 or not all(map(is_number, degrees)) or degrees[0] > degrees[1]:
             raise ConfigError(
                 "RandomRotation: degrees must be a number of at least 0, or a pair of numbers, least and greatest, not "

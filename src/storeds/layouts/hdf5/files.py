@@ -6,6 +6,7 @@ folders that environment variables choose. It returns zeros where the source of 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import re
@@ -122,10 +123,10 @@ class Hdf5Files:
             self._store, opened, self.opened = OpenStore(), self.opened, None
             for path, descriptor in self._descriptors.items():
                 opened.take(path)
-                self._store.share(path, lambda descriptor=descriptor: descriptor, os.close)  # type: ignore[misc]
+                self._store.share(path, functools.partial(_same, descriptor), os.close)
             for path, file in self._files.items():
                 opened.take(self._share_name(path))
-                self._store.share(self._share_name(path), lambda file=file: file, h5py.File.close)  # type: ignore[misc]
+                self._store.share(self._share_name(path), functools.partial(_same, file), h5py.File.close)
 
     def identity(self) -> list[JSON]:
         """Return device, inode, size and modification time of every file opened or checked so far."""
@@ -295,6 +296,10 @@ class Hdf5Files:
             raise FormatError(
                 f"{self.url}: the virtual dataset {name} has sources for only {mapped} of its {dataset.size} values"
             )
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 def _link_type(group: h5py.Group, name: str) -> int | None:

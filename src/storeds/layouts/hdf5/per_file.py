@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from storeds.errors import FormatError
 from storeds.layouts.hdf5.base import Contents, ForeignHdf5
@@ -55,7 +56,7 @@ class PerFileHdf5(ForeignHdf5):
             raise FormatError(f"{files.url}: {group} holds no dataset that a field can hold, so no sample")
         names = field_names(list(read), [KEY])
         columns: dict[str, Values] = {
-            names[path]: Computed(kind, 1, lambda _, path=path, kind=kind: read_element(files, kind, f"{group}/{path}"))  # type: ignore[misc]
+            names[path]: Computed(kind, 1, functools.partial(_read, files, kind, f"{group}/{path}"))
             for path, kind in read.items()
         }
         noted = attributes(files.group(group))
@@ -86,6 +87,10 @@ class PerFileHdf5(ForeignHdf5):
             return None
         shown = ", ".join(f"{name} {describe(dataset)}" for name, dataset in [*arrays.items(), *singles.items()][:4])
         return f"its datasets are one sample: {shown}"
+
+
+def _read(files: Hdf5Files, kind: Field, name: str, _: int) -> Any:
+    return read_element(files, kind, name)
 
 
 def _kind(files: Hdf5Files, group: str, member: Member) -> Field | str:

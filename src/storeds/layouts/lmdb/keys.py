@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -136,11 +137,11 @@ class IndexedKeys:
             if packed.numbers is not None:
                 return packed.numbers.many(positions)
             if packed.kept is not None:
-                return packed.keys(positions, lambda at, size, kept=packed.kept: bytes(kept[at : at + size]))  # type: ignore[misc]
+                return packed.keys(positions, functools.partial(_slice, packed.kept))
             with contextlib.suppress(OSError), open(self._path, "rb", buffering=0) as file:
                 descriptor = file.fileno()
                 if os.fstat(descriptor).st_size == packed.file_size:
-                    return packed.keys(positions, lambda at, size: os.pread(descriptor, size, at))  # noqa: B023
+                    return packed.keys(positions, functools.partial(_read_at, descriptor))
             packed = self._packed = self._load(find)  # the cache was emptied
         raise UnavailableError(
             f"the index {self._path} disappears while storeds uses it; set STOREDS_CACHE to a folder that is not cleaned"
@@ -148,6 +149,14 @@ class IndexedKeys:
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_path": self._path, "_packed": None, "count": self.count}
+
+
+def _slice(kept: Any, at: int, size: int) -> bytes:
+    return bytes(kept[at : at + size])
+
+
+def _read_at(descriptor: int, at: int, size: int) -> bytes:
+    return os.pread(descriptor, size, at)
 
 
 def _runs(positions: Sequence[int]) -> Iterator[Sequence[int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -248,13 +249,12 @@ class NamedLayout(MongodbLayout[NamedOptions]):
         _LOG.warning("%s; they are left out", message)
 
     def _report_repeated(self, names: Sequence[bytes]) -> None:
-        seen: set[bytes] = set()
-        again = dict.fromkeys(name.decode() for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        again = [name.decode() for name, times in Counter(names).items() if times > 1]
         _LOG.warning(
             "%s: %d names occur several times, and are read as often: %s",
             self._settings.index,
             len(again),
-            listed(list(again)),
+            listed(again),
         )
 
     def _describe(self, lists: Sequence[Packed]) -> tuple[dict[str, Column], dict[str, Field]]:

@@ -151,9 +151,9 @@ def _divide_count(count: int, shares: Sequence[Fraction]) -> list[int]:
 def _rare_note(labels: list[Any], attrs: Mapping[str, JSON]) -> tuple[str, ...]:
     if not labels:
         return ()
-    classes = attrs.get("classes")
-    named = isinstance(classes, list) and all(isinstance(n, int) and 0 <= n < len(classes) for n in labels)
-    names = [str(classes[number]) if named else str(number) for number in labels]  # type: ignore[index]
+    classes, names = attrs.get("classes"), [str(label) for label in labels]
+    if isinstance(classes, list) and all(isinstance(n, int) and 0 <= n < len(classes) for n in labels):
+        names = [str(classes[number]) for number in labels]
     return (
         f"{counted(len(labels), 'class has', 'classes have')} too few records for every split ({some(names)}); their "
         "records were divided together",
