@@ -21,6 +21,7 @@ import torch
 from torch.utils.data import DataLoader, Subset, default_collate
 
 import storeds
+from _processes import end_workers
 from storeds import StoreDataset, StoreLoader, open_writer
 from storeds.batching.shared_memory import (
     MAX_INLINE,
@@ -340,5 +341,6 @@ class Wanting(torch.utils.data.Dataset[Any]):
 
 def test_gradients_are_an_error_in_a_worker_and_no_hang() -> None:
     loader = DataLoader(Wanting(), 4, num_workers=1, collate_fn=storeds.collate, timeout=60)
-    with pytest.raises(RuntimeError, match="automatic differentiation"):
+    with pytest.raises(RuntimeError, match="automatic differentiation") as raised:
         list(loader)
+    end_workers(raised)

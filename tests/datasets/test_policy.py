@@ -18,6 +18,7 @@ import xxhash
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 import storeds
+from _processes import end_workers
 from _stores import ENGINES
 from conftest import with_path
 from photographs import jpeg
@@ -223,6 +224,7 @@ def test_too_many_bad_samples_stop_the_run_with_one_error_that_lists_them(
     loader = DataLoader(dataset, batch_size=10, num_workers=workers, collate_fn=storeds.collate)
     with pytest.raises(errors.BadSamplesError) as raised:
         list(loader)
+    end_workers(raised)
     assert f"more than {next(iter(limit))}={next(iter(limit.values()))}" in str(raised.value)
     listed = [number for number in BAD if f"record {number} of" in str(raised.value)]
     assert len(listed) >= 3

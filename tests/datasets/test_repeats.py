@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Subset, WeightedRandomSampler
 
 import storeds
+from _processes import end_workers
 from _traps_epochs import COUNT, jittered, jittered_dataset, numbered_store
 from storeds import StoreDataset
 
@@ -49,8 +50,9 @@ def test_passes_through_a_small_part_without_workers(url: str, shuffle: bool) ->
 def test_a_second_pass_with_workers(url: str, persistent: bool) -> None:
     loader = DataLoader(jittered_dataset(url, 7), 4, shuffle=True, num_workers=2, persistent_workers=persistent)
     list(loader)
-    with pytest.raises(UserWarning, match=REPEATED):  # an error here, as the worker inherits pytest's filters
+    with pytest.raises(UserWarning, match=REPEATED) as raised:  # an error here, as the worker inherits pytest's filters
         list(loader)
+    end_workers(raised)
 
 
 def test_a_second_pass_of_a_weighted_sampler_with_workers(url: str) -> None:
@@ -58,8 +60,9 @@ def test_a_second_pass_of_a_weighted_sampler_with_workers(url: str) -> None:
         jittered_dataset(url, 7), 4, sampler=WeightedRandomSampler([1.0] * COUNT, 5 * COUNT), num_workers=1
     )
     list(loader)
-    with pytest.raises(UserWarning, match=REPEATED):
+    with pytest.raises(UserWarning, match=REPEATED) as raised:
         list(loader)
+    end_workers(raised)
 
 
 def same_epoch_twice(dataset: StoreDataset) -> None:

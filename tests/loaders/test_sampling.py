@@ -637,6 +637,17 @@ class TestPosition:
             gc.enable()
         assert sampler.position == 4
 
+    def test_the_workers_end_with_an_error(self) -> None:
+        before = set(multiprocessing.active_children())
+        loader = store_loader(seeded(12), dataset=Numbers(12, bad=5), num_workers=2)
+        gc.disable()  # PyTorch's error refers to itself
+        try:
+            with pytest.raises(LookupError):
+                list(loader)
+            assert not any(worker.is_alive() for worker in set(multiprocessing.active_children()) - before)
+        finally:
+            gc.enable()
+
     def test_batches_that_overtake_others_leave_no_gap(self) -> None:
         sampler = seeded(12)
         batches: Any = iter(store_loader(sampler, num_workers=2, batch_size=2, in_order=False))

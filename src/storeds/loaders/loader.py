@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -208,7 +209,16 @@ class StoreLoader(DataLoader[Any]):
     def __iter__(self) -> Any:
         # A generator begins at the first batch: Lightning calls iter() first and set_epoch() then.
         with explain_dead_workers(self.dataset):
-            yield from map(self._receive, super().__iter__())
+            batches = map(self._receive, super().__iter__())
+            try:
+                yield from batches
+            except Exception as error:
+                if self.num_workers:
+                    # PyTorch's error refers to itself, and so to the workers. Those that the garbage collector ends take 5
+                    # seconds each: it drops the queue that tells them to end.
+                    traceback.clear_frames(error.__traceback__)
+                del batches
+                raise
 
     def _receive(self, fetched: FetchedBatch) -> Any:
         """Count a batch, and return it."""
