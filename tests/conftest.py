@@ -69,10 +69,9 @@ def pytest_report_header() -> str:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Add the markers ``mongodb``, ``process`` and ``slow``, and keep a share of the cases that repeat.
 
-    The marker ``share`` says how many cases of its test a run takes. Of the cases that spawn processes, it takes one of each
-    test, because every spawned process imports torch.
+    Of the cases that spawn processes, a run takes one of each test, because every spawned process imports torch. The marker
+    ``share`` says how many cases of its test a run takes.
     """
-    cases: dict[tuple[str, int], list[pytest.Item]] = {}
     for item in items:
         if needs_mongodb(item):
             item.add_marker("mongodb")
@@ -80,16 +79,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("process")
         if item.path.name in SLOW_FILES:
             item.add_marker("slow")
-        if marker := item.get_closest_marker("share"):
-            cases.setdefault((item.nodeid.partition("[")[0], *marker.args), []).append(item)
-        elif spawns(item):
-            cases.setdefault((item.nodeid.partition("[")[0], 1), []).append(item)
+    every = list(items)
+    take_share(items, lambda item: 1 if spawns(item) else None)
+    take_share(items, lambda item: next((mark.args[0] for mark in item.iter_markers("share")), None))
+    kept = set(items)
+    config.hook.pytest_deselected(items=[item for item in every if item not in kept])
+
+
+def take_share(items: list[pytest.Item], count_of: Callable[[pytest.Item], int | None]) -> None:
+    """Drop items beyond the count of those of their test; None keeps an item."""
+    cases: dict[tuple[str, int], list[pytest.Item]] = {}
+    for item in items:
+        count = count_of(item)
+        if count is not None:
+            cases.setdefault((item.nodeid.partition("[")[0], count), []).append(item)
     skipped: set[pytest.Item] = set()
     for (_, count), of_one_test in cases.items():
         skipped |= set(of_one_test).difference(share(of_one_test, count))
-    if skipped:
-        config.hook.pytest_deselected(items=list(skipped))
-        items[:] = [item for item in items if item not in skipped]
+    items[:] = [item for item in items if item not in skipped]
 
 
 def spawns(item: pytest.Item) -> bool:

@@ -103,6 +103,7 @@ def run_until_killed(work: Callable[[bool], object], check: Callable[[], None]) 
     return killed, ended
 
 
+@pytest.mark.share(3)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("operation", ["pack", "convert"])
 @pytest.mark.parametrize("engine", ENGINES)
@@ -220,6 +221,7 @@ def server_pids(data: Path) -> list[int]:
     return found
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("operation", ["pack", "convert"])
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("engine", ["lmdb", "hdf5"])

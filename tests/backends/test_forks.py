@@ -327,6 +327,7 @@ class TestDescriptors:
             assert descriptors() - before
             del dataset
 
+    @pytest.mark.share(3)
     @pytest.mark.parametrize("start_method", START_METHODS)
     @pytest.mark.parametrize("engine", ENGINES)
     def test_none_is_left_after_a_loader(self, stores: dict[str, str], engine: str, start_method: str) -> None:

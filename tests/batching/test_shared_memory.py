@@ -151,6 +151,7 @@ def first_image_only(samples: Any) -> Any:
     return samples[0][0]
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize("collate_fn", [None, storeds.collate], ids=["torch's", "storeds'"])
 @pytest.mark.parametrize("transform", [FLOAT, CROP], ids=["float32", "uint8"])
 @pytest.mark.parametrize(("as_dict", "start_method"), [(False, "fork"), (True, "fork"), (False, "spawn")])

@@ -145,6 +145,7 @@ class TestRandomness:
         ),
     ]
 
+    @pytest.mark.share(5)
     @pytest.mark.parametrize(("workers", "method", "engine"), PLACES)
     def test_two_augmented_epochs_are_equal_everywhere(
         self, stores: dict[str, str], workers: int, method: str | None, engine: str

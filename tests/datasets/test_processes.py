@@ -48,6 +48,7 @@ def stores(mongodb: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[d
 class TestLoaders:
     """What comes out of a DataLoader is what the store holds: each index once, its bytes, its label."""
 
+    @pytest.mark.share(14)
     @pytest.mark.parametrize("persistent", [False, True], ids=["fresh-workers", "persistent-workers"])
     @pytest.mark.parametrize("used", [False, True], ids=["unused-before", "used-before"])
     @pytest.mark.parametrize(
@@ -83,6 +84,7 @@ class TestLoaders:
         found = [each for _, batch in loader(everything, start_method, batch_size=16) for each in batch]
         assert sorted(found) == sorted(TRUTH * len(datasets))
 
+    @pytest.mark.share(2)
     @pytest.mark.parametrize("engine", [*ENGINES, CHUNKED])
     def test_two_loaders_over_one_store_run_side_by_side(self, stores: dict[str, str], engine: str) -> None:
         first, second = open_rows(stores[engine]), open_rows(stores[engine])
@@ -111,6 +113,7 @@ class TestLoaders:
 class TestEpochs:
     """`set_epoch` reaches workers that live through many epochs."""
 
+    @pytest.mark.share(2)
     @pytest.mark.parametrize("copied", [False, True], ids=["", "copied"])
     @pytest.mark.parametrize("start_method", START_METHODS)
     def test_persistent_workers_draw_again_and_as_without_workers(

@@ -77,6 +77,7 @@ def test_two_workers_read_every_row(place: Place, start_method: str) -> None:
     assert sorted(each for _, batch in found for each in batch) == TRUTH
 
 
+@pytest.mark.share(1)
 def test_the_command_line_converts_and_verifies(place: Place, tmp_path: Path) -> None:
     local, back = f"lmdb://{tmp_path}/local.lmdb", f"hdf5://{tmp_path}/back.h5"
     with storeds.open_writer(local, {"blob": "bytes", "label": "int"}) as writer:

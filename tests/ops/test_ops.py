@@ -163,6 +163,7 @@ def every_kind(number: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.share(6)
 @pytest.mark.parametrize(("source", "target"), list(itertools.permutations(ENGINES, 2)))
 def test_convert_keeps_id_order_attrs_and_every_kind(make_engine_url: MakeUrl, source: str, target: str) -> None:
     src, dst = make_engine_url(source), make_engine_url(target)

@@ -103,6 +103,7 @@ def test_special_files_are_bad_items(tmp_path: Path) -> None:
         read_file(str(tmp_path / "absent"))
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("sizes", [(40_000,), (0, 1, 200), (5 * MIB, 3), (2100, 1900, 4096, 1)])
 def test_records_of_any_size_come_back(tmp_path: Path, scheme: str, sizes: tuple[int, ...]) -> None:

@@ -124,6 +124,7 @@ JOINT: list[Any] = [
 ]  # fmt: skip
 
 
+@pytest.mark.share(20)
 @pytest.mark.parametrize("transforms", JOINT, ids=repr)
 @pytest.mark.parametrize("pillow", [False, True])
 def test_images_masks_boxes_and_keypoints_move_together(transforms: Any, pillow: bool) -> None:
@@ -181,6 +182,7 @@ def check_boxes(boxes: Any, before: Any, columns: Any, rows: Any, inside: Any, *
             assert any(is_exact) or not clipped_once, (hull, found)
 
 
+@pytest.mark.share(60)
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "int32", "int64"])
 @pytest.mark.parametrize("count", [0, 3])
 @pytest.mark.parametrize("transforms", JOINT, ids=repr)

@@ -183,6 +183,7 @@ def test_of_two_urls_a_message_hides_two_passwords_and_a_url_all_between_them() 
     assert redact(text) == '["user:***@host)]'
 
 
+@pytest.mark.share(40)
 @pytest.mark.parametrize(
     "piece",
     [
