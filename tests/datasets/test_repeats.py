@@ -52,6 +52,7 @@ def test_a_second_pass_with_workers(url: str, persistent: bool) -> None:
     list(loader)
     with pytest.raises(UserWarning, match=REPEATED) as raised:  # an error here, as the worker inherits pytest's filters
         list(loader)
+    del loader  # which holds persistent workers
     end_workers(raised)
 
 
