@@ -309,6 +309,35 @@ if __name__ == "__main__":
 """
 
 
+@reproduces("a pause of 5 seconds for each worker, after an error")
+def test_workers_outlive_an_error(tmp_path: Path) -> None:
+    program = """
+import gc, multiprocessing
+from torch.utils.data import DataLoader
+from storeds import StoreLoader
+
+class Bad:
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        raise LookupError("bad")
+
+gc.disable()
+for loader in StoreLoader(Bad(), num_workers=2), DataLoader(Bad(), num_workers=2):
+    try:
+        list(loader)
+    except LookupError:
+        pass
+    print(len(multiprocessing.active_children()), "workers after an error")
+"""
+    found = output_of(program, tmp_path)
+    assert [line for line in found.splitlines() if "workers" in line] == [
+        "0 workers after an error",
+        "2 workers after an error",
+    ], found
+
+
 @reproduces("received 0 items of ancdata, Too many open files")
 def test_kept_batches_use_up_file_descriptors(tmp_path: Path, store: str) -> None:
     limit = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))"
