@@ -405,6 +405,44 @@ def test_a_flip_swaps_pairs_of_keypoints_and_lost_ones_lose_their_visibility() -
         run(RandomHorizontalFlip(p=1, keypoint_pairs=[[0, 9]]), plain_sample(keypoints=(field, points)))
 
 
+def test_keypoints_that_albumentations_loses_become_invisible() -> None:
+    """Its distortions lose points beyond the edges, some inside, and all but one of those at one place."""
+    points = torch.tensor([[[10.0, 5.0, 2], [0, 0, 0], [0, 0, 0]], [[70, 5, 2], [30, 20, 1], [0, 0, 0]]])
+    field = Field("array", "<f4", (None, 3, 3), role="keypoints")
+    small = {"name": "albumentations.GridDistortion", "distort_limit": [0.05, 0.05], "p": 1}
+    made = run([small], plain_sample(keypoints=(field, points)))["keypoints"]
+    is_left = made[..., 2] > 0
+    assert is_left.any()
+    assert (made - points)[is_left].abs().max() < 5
+    assert not is_left[1, 0]
+    assert not made[~is_left].any()
+    flat = points[..., :2].clone()
+    with pytest.raises(ValueError, match="lost [2-5] of 6 'keypoints': store a visibility"):
+        run([small], plain_sample(keypoints=(FIELDS["keypoints"], flat)))
+    direct = run(
+        [{**small, "keypoint_remapping_method": "direct"}], plain_sample(keypoints=(FIELDS["keypoints"], flat))
+    )
+    assert direct["keypoints"].shape == flat.shape
+
+
+def test_albumentations_finds_the_first_mask_by_its_name() -> None:
+    ids, instances = torch.zeros(40, 60, dtype=torch.int32), torch.zeros(2, 40, 60, dtype=torch.uint8)
+    ids[30:, 50:] = 7
+    sample = plain_sample(instances=(FIELDS["instances"], instances), mask=(FIELDS["mask"], ids))
+    crop = {"name": "albumentations.CropNonEmptyMaskIfExists", "height": 5, "width": 5, "p": 1}
+    for number in range(5):
+        assert run([crop], sample, number)["mask"].unique().tolist()[-1] == 7
+
+
+def test_a_box_that_albumentations_cuts_into_several_is_refused() -> None:
+    shuffle = {"name": "albumentations.RandomGridShuffle", "grid": [2, 2], "p": 1}
+    with pytest.raises(
+        ValueError, match="albumentations cut a box into several: leave out the transform.*RandomGridShuffle"
+    ):
+        for number in range(5):
+            run([shuffle], boxes_sample(), number)
+
+
 def boxes_sample() -> Sample:
     boxes = torch.tensor([[0.0, 0, 10, 10], [20, 0, 60, 40], [50, 30, 53, 33], [8, 8, 30, 30]])
     return plain_sample(

@@ -148,7 +148,7 @@ class AlbumentationsParts(NamedTuple):
     rows : numpy.ndarray
         (n,): the number of each box. Boxes that are dropped are missing.
     points : numpy.ndarray
-        (m, 2): x and y in pixels, where (0, 0) is the centre of the first pixel. Never dropped.
+        (m, 2): x and y in pixels, where (0, 0) is the centre of the first pixel. Those that are lost become NaN.
     """
 
     images: list[Any]
@@ -181,7 +181,7 @@ class JointAlbumentations:
         composed = albumentations.Compose(
             list(transforms if only is None else only.transforms),
             bbox_params=albumentations.BboxParams("pascal_voc", label_fields=["rows"], **limits),
-            keypoint_params=albumentations.KeypointParams("xy", remove_invisible=False),
+            keypoint_params=albumentations.KeypointParams("xy", remove_invisible=False, label_fields=["points"]),
             additional_targets=more,
             p=1.0 if only is None else only.p,
         )
@@ -193,12 +193,15 @@ class JointAlbumentations:
         if not images:
             raise ValueError("albumentations transforms need an image in each sample, and this one has none")
         targets = {f"image_{number}" if number else "image": image for number, image in enumerate(images)}
-        names = [f"mask_{number}" if mask.ndim == 2 else f"masks_{number}" for number, mask in enumerate(parts.masks)]
-        given = dict(zip(names, parts.masks, strict=True))
+        given: dict[str, torch.Tensor] = {}
+        for number, mask in enumerate(parts.masks):
+            name = "mask" if mask.ndim == 2 else "masks"
+            # Some transforms, such as MaskDropout, look for a target of exactly this name.
+            given[name if name not in given else f"{name}_{number}"] = mask
         targets |= {name: _exact(mask) for name, mask in given.items() if mask.numel()}
         # Both kinds of coordinates are passed although empty: albumentations requires what its parameters name.
         targets |= {"bboxes": parts.boxes.astype(np.float32), "rows": np.arange(len(parts.boxes))}
-        targets |= {"keypoints": parts.points.astype(np.float32)}
+        targets |= {"keypoints": parts.points.astype(np.float32), "points": np.arange(len(parts.points))}
         made = self._transform.call(targets, generator)
         outputs = [
             _as_given(made[f"image_{number}" if number else "image"], image)
@@ -207,8 +210,14 @@ class JointAlbumentations:
         size = outputs[0].shape[-2:] if isinstance(outputs[0], torch.Tensor) else outputs[0].size[::-1]
         masks = [_mask(made.get(name), mask, size) for name, mask in given.items()]
         rows = parts.rows[np.asarray(made["rows"], np.int64)]
+        if len(set(rows.tolist())) < len(rows):
+            raise ValueError(
+                "albumentations cut a box into several: leave out the transform that does, such as RandomGridShuffle, or the "
+                "boxes"
+            )
         boxes = np.asarray(made["bboxes"], np.float64).reshape(-1, 4)
-        points = np.asarray(made["keypoints"], np.float64).reshape(-1, 2)
+        points = np.full((len(parts.points), 2), np.nan)
+        points[np.asarray(made["points"], np.int64)] = np.asarray(made["keypoints"], np.float64).reshape(-1, 2)
         return AlbumentationsParts(outputs, masks, boxes, rows, points)
 
     def __repr__(self) -> str:

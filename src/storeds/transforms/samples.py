@@ -323,10 +323,17 @@ class _Work:
         self.values |= zip((*elements.images, *elements.masks), (*made.images, *made.masks), strict=True)
         self.size = _size_after(self.values, elements, self.size)
         at = 0
-        for each in coordinates.points.values():
+        for name, each in coordinates.points.items():
             count = each[..., 0].size
             each[..., :2] = made.points[at : at + count].reshape(*each.shape[:-1], 2) + 0.5
             at += count
+            is_lost = np.isnan(each[..., 0])
+            if is_lost.any() and each.shape[-1] == 2:
+                raise ValueError(
+                    f"albumentations lost {is_lost.sum()} of {count} {name!r}: store a visibility with them, which becomes 0 then, "
+                    "or pass keypoint_remapping_method='direct' to its distortions"
+                )
+            each[is_lost] = 0
         at = 0
         for name, each in list(coordinates.boxes.items()):
             mine = (made.rows >= at) & (made.rows < at + len(each))
