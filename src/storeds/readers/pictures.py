@@ -79,11 +79,23 @@ class CheckedPictures:
 
 
 class Picture(NamedTuple):
-    """The bytes of a picture, its header, if it is a JPEG, and its verdict, if it is known before decoding."""
+    """A picture before decoding.
+
+    Attributes
+    ----------
+    value : bytes
+    header : Header, or None
+        If it is a JPEG.
+    verdict : Verdict, or None
+        If it is known before decoding.
+    is_damaged : bool
+        Whether `verdict` demands a repair before decoding.
+    """
 
     value: bytes
     header: Header | None
     verdict: Verdict | None
+    is_damaged: bool
 
 
 class Part(NamedTuple):
@@ -155,8 +167,6 @@ class PictureDecoder:
         if self.decode == "bytes":
             return self._decoder(value, mode)
         picture = self.inspect(value, stored)
-        if self.is_damaged(picture):
-            return self.decode_part(picture, mode, None, context)
         return self.decode_part(picture, mode, self._drawn(picture, context), context)
 
     def inspect(self, value: bytes, stored: str | None) -> Picture:
@@ -168,18 +178,16 @@ class PictureDecoder:
             verdict = Verdict.from_text(stored) if stored is not None else None
         except ValueError as error:
             raise _refused(f"{error}; storeds verify lists such records", "record") from None
-        return Picture(value, header, verdict or self._before_decoding(value))
-
-    def is_damaged(self, picture: Picture) -> bool:
-        """Return whether a picture must be repaired before it is decoded."""
-        verdict = picture.verdict
+        verdict = verdict or self._before_decoding(value)
+        if verdict is None or verdict.is_whole:
+            return Picture(value, header, verdict, is_damaged=False)
         # A third-party decoder may support formats that `examine` does not know.
-        return verdict is not None and not verdict.is_whole and (verdict.kind != "not_jpeg" or self._strict is not None)
+        return Picture(value, header, verdict, is_damaged=verdict.kind != "not_jpeg" or self._strict is not None)
 
     def part(self, picture: Picture) -> Part | None:
         """Return the header and orientation of a picture if a part of it may be enough for the crops, otherwise None."""
-        value, header, verdict = picture
-        if self._checked is None or header is None or not header.in_one_scan or self.is_damaged(picture):
+        value, header, verdict, is_damaged = picture
+        if self._checked is None or header is None or not header.in_one_scan or is_damaged:
             return None
         if verdict is None and self._function is not decode_fast and value not in self._checked:
             return None
@@ -188,7 +196,7 @@ class PictureDecoder:
 
     def decode_part(self, picture: Picture, mode: str, part: Part | None, context: SampleContext) -> Any:
         """Decode a picture. With `part` return a `Cropped` with the windows of its crops."""
-        if self.is_damaged(picture):
+        if picture.is_damaged:
             assert picture.verdict is not None
             return self._repaired(picture.value, mode, picture.verdict, context)
         image = self._judged(picture, mode, part, context)
@@ -202,7 +210,7 @@ class PictureDecoder:
         context: SampleContext,
     ) -> Any:
         """Decode a picture that no verdict calls damaged; repair it if its decoder finds damage."""
-        value, header, verdict = picture
+        value, header, verdict, _ = picture
         if self._strict is not None:
             try:
                 return self._whole(value, mode, header, verdict, part)
