@@ -315,7 +315,10 @@ COCO = {"image": "image", "masks": {"kind": "json", "role": "mask"}}
     ("masks", "fault"),
     [
         ([[[0, 0, 5, 0, 5, 5]], [], {"size": [48, 64], "counts": [72, 3000]}], None),
-        ([{"size": [48, 64], "counts": "abc"}], None),
+        ([{"size": [48, 64], "counts": "PP3"}], None),
+        ([{"size": [48, 64], "counts": "abc"}], "row 0: its compressed counts are damaged"),
+        ([{"size": [48, 64], "counts": "PP2"}], "row 0: counts add up to"),
+        ([[[0, 0, 5, 0, 5, 1e9]]], "row 0: a polygon reaches from 0 to 1e+09, which is far outside the image"),
         ([[[0, 0, 5, 0, 5]]], "row 0: a polygon has an even number"),
         ([[], [[0, 0, 5, 0]]], "row 1: a polygon has an even number of coordinates, at least 6"),
         ([{"size": [64, 48], "counts": [72, 3000]}], "size is [height, width] of the image, [48, 64], not [64, 48]"),

@@ -14,11 +14,9 @@ import numpy as np
 
 from storeds.errors import MissingDependencyError
 from storeds.protocols import Array
+from storeds.records.segmentations import far_fault, is_count, run_lengths
 
-__all__ = ["rasterised", "run_lengths", "segmentation_fault"]
-
-_FAR = 100_000  # pixels outside the image: the memory for drawing a polygon grows with its perimeter
-_DIGITS = 7  # of one number in compressed counts: 35 bits
+__all__ = ["rasterised", "segmentation_fault"]
 
 
 def rasterised(value: Any, height: int, width: int, *, relative: bool = False) -> Array:
@@ -80,21 +78,17 @@ def _polygon_fault(polygon: Any, height: int | None, width: int | None, relative
     if len(polygon) < 6 or len(polygon) % 2:
         return f"a polygon has 3 points or more, and an even count of numbers, not {len(polygon)}"
     try:
-        least, most = min(polygon), max(polygon)
         is_finite = math.isfinite(sum(polygon))
     except TypeError:
         return "a polygon holds numbers only"
     if not is_finite:
         return "a coordinate of a polygon is not finite"
-    far = _FAR / max(height or 1, width or 1) if relative else _FAR + max(height or 0, width or 0)
-    if least < -far or most > far:
-        return f"a polygon reaches from {least:g} to {most:g}, which is far outside the image"
-    return None
+    return far_fault(polygon, height, width, relative)
 
 
 def _rle_fault(item: Mapping[str, Any], height: int | None, width: int | None) -> str | None:
     size = item.get("size")
-    if not isinstance(size, list) or len(size) != 2 or not all(map(_is_count, size)) or "counts" not in item:
+    if not isinstance(size, list) or len(size) != 2 or not all(map(is_count, size)) or "counts" not in item:
         return 'a run-length encoding is {"size": [height, width], "counts": list or str}'
     if height is not None and width is not None and tuple(size) != (height, width):
         return f"its run-length encoding is {size[1]} × {size[0]} pixels, but the image is {width} × {height}"
@@ -105,55 +99,6 @@ def _rle_fault(item: Mapping[str, Any], height: int | None, width: int | None) -
     if total != size[0] * size[1]:
         return f"its counts sum to {total}, not to the {size[0] * size[1]} pixels of its size"
     return None
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
-
-
-def run_lengths(counts: Any) -> Array:
-    """Return the lengths of the runs of a run-length encoding: 0, 1, 0, … down the columns, int64.
-
-    Parameters
-    ----------
-    counts : list of int or str
-        Uncompressed, or in the compressed form of pycocotools.
-
-    Raises
-    ------
-    ValueError
-        It is neither.
-    """
-    if isinstance(counts, (str, bytes)):
-        return _uncompressed(counts.encode("ascii", "replace") if isinstance(counts, str) else counts)
-    if not isinstance(counts, list) or not all(map(_is_count, counts)):
-        raise ValueError("counts are a list of integers of 0 or more, or compressed text")
-    return np.array(counts, np.int64)
-
-
-def _uncompressed(text: bytes) -> Array:
-    """Return the numbers in compressed counts.
-
-    Each byte holds 5 bits of a number, lowest first, plus 48; bit 5 says that more follow, and bit 4 of the last is the
-    sign. From the fourth number on, a number is the difference from the one two places before.
-    """
-    digits = np.frombuffer(text, np.uint8).astype(np.int64) - 48
-    if not len(digits):
-        return digits
-    last = np.flatnonzero(digits & 0x20 == 0)
-    if ((digits < 0) | (digits > 63)).any() or not len(last) or last[-1] != len(digits) - 1:
-        raise ValueError("its compressed counts are damaged")
-    first = np.concatenate([[0], last[:-1] + 1])
-    place = np.arange(len(digits)) - np.repeat(first, last - first + 1)
-    if place.max() >= _DIGITS:
-        raise ValueError("its compressed counts are damaged")
-    numbers = np.add.reduceat((digits & 0x1F) << (5 * place), first)
-    numbers -= ((digits[last] & 0x10) != 0).astype(np.int64) << (5 * (place[last] + 1))
-    numbers[1::2] = numbers[1::2].cumsum()
-    numbers[2::2] = numbers[2::2].cumsum()
-    if (numbers < 0).any():
-        raise ValueError("its compressed counts are damaged")
-    return numbers
 
 
 def _from_runs(lengths: Array, height: int, width: int) -> Array:

@@ -16,6 +16,7 @@ import numpy as np
 
 from storeds.errors import ConfigError, suggest
 from storeds.protocols import JSON, ROLES, Array, CropRequest, Field
+from storeds.records.segmentations import far_fault, is_count, run_lengths
 
 __all__ = [
     "BOX_FORMATS",
@@ -287,7 +288,7 @@ def check_mask_mode(name: str, mode: str) -> None:
         )
 
 
-def check_coco_masks(name: str, value: Any, size: Size | None = None) -> list[Any]:
+def check_coco_masks(name: str, value: Any, size: Size | None = None, *, relative: bool = False) -> list[Any]:
     """Return masks of kind json, one for each instance; raise ValueError for the first that is no polygons and no RLE.
 
     A mask is a list of polygons ``[x1, y1, x2, y2, …]``, empty for no pixels, or a run-length encoding
@@ -296,13 +297,13 @@ def check_coco_masks(name: str, value: Any, size: Size | None = None) -> list[An
     if not isinstance(value, list):
         raise ValueError(f"field {name!r}: masks are a list, one for each instance, not {type(value).__name__}")
     for row, mask in enumerate(value):
-        wrong = _wrong_run_lengths(mask, size) if isinstance(mask, Mapping) else _wrong_polygons(mask)
+        wrong = _wrong_run_lengths(mask, size) if isinstance(mask, Mapping) else _wrong_polygons(mask, size, relative)
         if wrong:
             raise ValueError(f"field {name!r}, row {row}: {wrong}")
     return value
 
 
-def _wrong_polygons(mask: Any) -> str | None:
+def _wrong_polygons(mask: Any, size: Size | None, relative: bool) -> str | None:
     what = "a mask is a list of polygons [[x1, y1, x2, y2, …], …], or a run-length encoding {'size': …, 'counts': …}"
     if not isinstance(mask, list):
         return f"{what}, not {type(mask).__name__}"
@@ -314,6 +315,10 @@ def _wrong_polygons(mask: Any) -> str | None:
         numbers = _array_of(polygon)
         if numbers is None or numbers.dtype.kind not in "iuf" or numbers.ndim != 1 or not np.isfinite(numbers).all():
             return f"the coordinates of a polygon are finite numbers, not {_short(polygon)}"
+        height, width = size or (None, None)
+        fault = far_fault(polygon, height, width, relative)
+        if fault is not None:
+            return fault
     return None
 
 
@@ -321,21 +326,19 @@ def _wrong_run_lengths(mask: Mapping[str, Any], size: Size | None) -> str | None
     if set(mask) != {"size", "counts"}:
         return f"a run-length encoding has the keys size and counts, not {', '.join(map(str, mask)) or 'none'}"
     given, counts = mask["size"], mask["counts"]
-    if not isinstance(given, list) or len(given) != 2 or not all(_is_count(each) for each in given):
+    if not isinstance(given, list) or len(given) != 2 or not all(is_count(each) for each in given):
         return f"size is [height, width], two whole numbers, not {_short(given)}"
     if size is not None and tuple(given) != tuple(size):
         return f"size is [height, width] of the image, {list(size)}, not {given}"
-    if isinstance(counts, str):
-        return None if counts.isascii() and counts else "counts is the text of COCO's encoding, not other text"
-    if not isinstance(counts, list) or not all(_is_count(each) for each in counts):
-        return "counts is a list of whole numbers, or the text of COCO's encoding"
-    if sum(counts) != given[0] * given[1]:
-        return f"counts add up to {sum(counts)}, and size {given} has {given[0] * given[1]} pixels"
+    if isinstance(counts, str) and not (counts.isascii() and counts):
+        return "counts is the text of COCO's encoding, not other text"
+    try:
+        total = int(run_lengths(counts).sum())
+    except ValueError as error:
+        return str(error)
+    if total != given[0] * given[1]:
+        return f"counts add up to {total}, and size {given} has {given[0] * given[1]} pixels"
     return None
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def check_row_counts(values: Mapping[str, Any], fields: Mapping[str, Field]) -> None:
@@ -381,7 +384,7 @@ def _check_value(name: str, value: Any, declared: Field, size: Size | None) -> N
         case "labels":
             check_labels(name, value)
         case "mask" if declared.kind == "json":
-            check_coco_masks(name, value, size)
+            check_coco_masks(name, value, size, relative=declared.relative)
         case "mask" if isinstance(value, np.ndarray):
             check_mask(name, value.shape[-2:], size)
         case "text" if not _is_text(value):
