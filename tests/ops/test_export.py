@@ -231,6 +231,18 @@ def test_coco_of_every_form_of_a_role(tmp_path: Path) -> None:
     assert again.attrs["classes"] == ["dog", "bird"]
 
 
+def test_categories_are_the_classes_of_the_labels(tmp_path: Path) -> None:
+    url = f"lmdb://{tmp_path}/a.lmdb"
+    record = {"image": jpeg(0), "boxes": np.array([[1, 2, 30, 40]], np.float32), "labels": np.array([1]), "key": "a"}
+    with storeds.open_writer(url, {name: FIELDS[name] for name in record}) as writer:
+        writer.append([record])
+        writer.publish({"classes": {"labels": ["cat", "dog"], "weather": ["rain"]}})
+    storeds.export(url, tmp_path / "out", format="coco")
+    found = json.loads((tmp_path / "out/annotations.json").read_text())
+    assert found["categories"] == [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]
+    assert found["annotations"][0]["category_id"] == 2
+
+
 def test_masks_without_boxes_get_the_boxes_around_them(tmp_path: Path) -> None:
     fields: dict[str, Any] = {
         "image": "image",

@@ -205,6 +205,7 @@ def test_bad_values_name_record_field_and_reason(objects: Any, says: str) -> Non
         ({"fields": {"boxes": "objects[.bbox"}}, "is not a path"),
         ({"fields": {"boxes": "image.bbox"}}, "of kind image: only values of kind json have parts"),
         ({"roles": {"boxs": "boxes"}}, "roles names 'boxs', which is no element of a sample"),
+        ({"roles": ["image"]}, "roles is a mapping from elements to roles"),
         ({"roles": {"image": "picture"}}, "'image' has an unknown role 'picture'"),
         ({"roles": {"image": {"roles": "image"}}}, "unknown key 'roles'; did you mean 'role'"),
         ({"roles": {"image": "boxes"}}, "role 'boxes' needs kind array, json, not image"),
@@ -319,6 +320,21 @@ def test_classes_may_share_a_name_and_numbers_may_have_gaps() -> None:
         StoreDataset(url, **settings, roles={"labels": {"classes": [0, 2]}})[0]
 
 
+def test_classes_are_those_of_the_target() -> None:
+    fields = {"image": "image", "species": "str", "colour": "str"}
+    record: dict[str, Any] = {"image": photograph(), "species": "dog", "colour": "red"}
+    names = {"species": ["cat", "dog"], "colour": ["blue", "green", "red"]}
+    url = store(fields, [record], classes=names)
+    for target, classes in names.items():
+        elements, roles = {"image": "image", "label": target}, {"label": {"role": "label"}}
+        dataset = StoreDataset(url, fields=elements, roles=roles)
+        assert dataset.classes == classes
+        assert dataset[0][1] == dataset.targets[0] == classes.index(record[target])
+        dataset = StoreDataset(url, fields=elements, roles={"label": {**roles["label"], "classes": classes[::-1]}})
+        assert dataset.classes == classes[::-1]
+        assert dataset[0][1] == classes[::-1].index(record[target])
+
+
 def test_labels_of_text_are_numbers_of_classes() -> None:
     fields = {"image": "image", "species": "str"}
     url = store(
@@ -401,6 +417,19 @@ def test_a_value_that_is_no_list_of_rows_is_a_bad_record() -> None:
     dataset = StoreDataset(url, fields=["image", "boxes", "areas"], roles={"areas": {"of": "boxes"}})
     with pytest.raises(RecordError, match="'areas': one row for each box is a list, not NoneType"):
         dataset[0]
+
+
+@pytest.mark.parametrize("name", ["boxes", "points"])
+def test_coordinates_too_large_for_float32_are_a_bad_record(name: str) -> None:
+    fields = {
+        "image": PHOTOGRAPH,
+        "boxes": {"kind": "json", "role": "boxes"},
+        "points": {"kind": "json", "role": "keypoints"},
+    }
+    record: dict[str, Any] = {"image": photograph(), "boxes": [[0, 0, 9, 9]], "points": [[1, 1]]}
+    url = store(fields, [{**record, name: [[-1e300, -1e300, 1e300, 1e300][: len(record[name][0])]]}])
+    with pytest.raises(RecordError, match=f"record 0 .*field '{name}': a coordinate is too large for float32"):
+        StoreDataset(url)[0]
 
 
 def test_keypoints_with_null_in_place_of_an_instance_are_a_bad_record() -> None:

@@ -274,8 +274,12 @@ class StoreDataset(Dataset[Any]):
 
     @property
     def classes(self) -> list[str]:
-        """The class names, in order of their label; AttributeError where the store has none."""
+        """The class names, in order of their label: those in `roles`, or the store's; AttributeError without any."""
+        if isinstance(self.reader, SampleReader) and self.reader.classes is not None:
+            return self.reader.classes
         classes = self.backend.meta.attrs.get("classes")
+        if isinstance(classes, dict):
+            classes = classes.get(self.reader.target or "")
         if not isinstance(classes, list):
             raise AttributeError(f"{self.url} has no 'classes' among its attrs")
         return [str(name) for name in classes]

@@ -110,7 +110,7 @@ def boxes_tensor(name: str, value: Any, field: Field, size: Size | None) -> torc
     if field.relative and len(boxes):
         height, width = _required(name, size)
         boxes = boxes * (width, height, width, height)
-    return torch.from_numpy(np.asarray(boxes, np.float32).reshape(-1, 4))
+    return torch.from_numpy(_as_float32(name, boxes).reshape(-1, 4))
 
 
 def keypoints_tensor(name: str, value: Any, field: Field, size: Size | None) -> torch.Tensor:
@@ -129,7 +129,7 @@ def keypoints_tensor(name: str, value: Any, field: Field, size: Size | None) -> 
         height, width = _required(name, size)
         points = points.copy()
         points[..., :2] *= (width, height)
-    return torch.from_numpy(points.astype(np.float32))
+    return torch.from_numpy(_as_float32(name, points))
 
 
 class Classes(NamedTuple):
@@ -139,14 +139,14 @@ class Classes(NamedTuple):
     ----------
     numbers : mapping
         Class, a name or a number, to its class number. Of classes with one name, to the first one.
-    total : int
-        Number of classes.
+    names : tuple of str
+        The classes in the order of their class numbers.
     are_names : bool
         Whether classes are names. Then a number is a class number.
     """
 
     numbers: Mapping[Any, int]
-    total: int
+    names: tuple[str, ...]
     are_names: bool
 
     @classmethod
@@ -155,7 +155,7 @@ class Classes(NamedTuple):
         numbers: dict[Any, int] = {}
         for number, each in enumerate(classes):
             numbers.setdefault(each, number)
-        return cls(numbers, len(classes), not any(isinstance(each, int) for each in classes))
+        return cls(numbers, tuple(map(str, classes)), not any(isinstance(each, int) for each in classes))
 
 
 def labels_tensor(name: str, value: Any, classes: Classes | None) -> torch.Tensor:
@@ -171,7 +171,7 @@ def labels_tensor(name: str, value: Any, classes: Classes | None) -> torch.Tenso
 
 def _are_numbers(labels: Array, classes: Classes) -> bool:
     """Return whether all labels are class numbers."""
-    return classes.are_names and bool(labels.min() >= 0 and labels.max() < classes.total)
+    return classes.are_names and bool(labels.min() >= 0 and labels.max() < len(classes.names))
 
 
 def class_number(name: str, value: Any, classes: Classes | None) -> Any:
@@ -186,10 +186,10 @@ def class_number(name: str, value: Any, classes: Classes | None) -> Any:
         raise ValueError(
             f"field {name!r}: {value!r} is no class; {hint}; pass them: roles={{{name!r}: {{'classes': […]}}}}"
         )
-    if classes is not None and not (classes.are_names and 0 <= value < classes.total):
+    if classes is not None and not (classes.are_names and 0 <= value < len(classes.names)):
         shown = ", ".join(map(str, [*known][:8])) + (" …" if len(known) > 8 else "")
         raise ValueError(
-            f"field {name!r}: class {value} has no name: the {classes.total} classes are {shown}; fix the label, or the list of "
+            f"field {name!r}: class {value} has no name: the {len(classes.names)} classes are {shown}; fix the label, or the list of "
             "classes"
         )
     return value
@@ -237,6 +237,14 @@ def _is_flat(value: Any) -> bool:
     if isinstance(value, np.ndarray):
         return value.ndim == 1 and value.size > 0
     return isinstance(value, list) and bool(value) and all(isinstance(each, (int, float)) for each in value)
+
+
+def _as_float32(name: str, numbers: Array) -> Array:
+    with np.errstate(over="ignore"):
+        found = numbers.astype(np.float32)
+    if not np.isfinite(found).all():
+        raise ValueError(f"field {name!r}: a coordinate is too large for float32; fix it, or leave the row out")
+    return found
 
 
 def _required(name: str, size: Size | None) -> Size:

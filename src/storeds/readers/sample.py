@@ -124,6 +124,10 @@ class SampleReader(PictureReader):
         for each in self.channels.values() if isinstance(self.channels, Mapping) else (self.channels or "first",):
             if each not in get_args(Channels):
                 raise ConfigError(f"channels must be 'first' or 'last', not {each!r}")
+        if not isinstance(self.roles, (Mapping, type(None))):
+            raise ConfigError(
+                f"roles is a mapping from elements to roles, for example {{'mask': 'mask'}}, not {self.roles!r}"
+            )
         for name, spec in (self.roles or {}).items():
             given = {"role": spec} if isinstance(spec, str) else spec
             known = (*ROLE_KEYS, "classes")
@@ -240,6 +244,8 @@ class SampleReader(PictureReader):
                 )
             return Classes.of(given)
         stored = backend.meta.attrs.get("classes")
+        if isinstance(stored, Mapping):
+            stored, several = stored.get(self.stored_as(name)), False
         is_number = self.kinds[self.fields.index(name)].kind in ("int", "array")
         if not isinstance(stored, list) or not stored or (several and is_number):
             return None  # not known to be the classes of this field
@@ -274,6 +280,12 @@ class SampleReader(PictureReader):
         # docstring inherited
         roles = {each.role: name for name, each in reversed([*self._declared.items()])}
         return roles.get("label") or roles.get("labels") or self._target_without(*self._not_labels())
+
+    @property
+    def classes(self) -> list[str] | None:
+        """The classes of the target, in the order of their class numbers; None if `roles` and the store name none for it."""
+        known = self._classes.get(self.target or "")
+        return None if known is None else list(known.names)
 
     def _not_labels(self) -> Iterator[str | None]:
         yield self.data

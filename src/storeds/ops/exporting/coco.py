@@ -157,6 +157,8 @@ class _FromRoles:
                 f"{', '.join(meta.fields)}"
             )
         names: Any = meta.attrs.get("classes") or []
+        if isinstance(names, dict):
+            names = names.get(self._labels) or []
         self._classes: dict[Any, int] = {}  # labels that attrs do not name → category
         self._names: list[str] = [str(name) for name in names]
         self._ids = _category_ids(meta.attrs, len(self._names))
