@@ -88,6 +88,48 @@ def test_equal_names_stay_apart(tmp_path: Path) -> None:
         assert (tmp_path / "out/images" / image["file_name"]).read_bytes() == jpeg(number)
 
 
+def test_a_key_longer_than_a_path_may_be_gets_a_safe_name(tmp_path: Path) -> None:
+    url = store(f"lmdb://{tmp_path}/a.lmdb", ["a/" * 3000 + "x.jpg"])
+    assert "1 key is no usable name" in storeds.export(url, tmp_path / "out", format="coco").notes[0]
+    assert (tmp_path / "out/images/00000000.jpg").read_bytes() == jpeg(0)
+
+
+def test_ids_that_repeat_in_several_stores_stay_apart(tmp_path: Path) -> None:
+    picture = {"file_name": "a.jpg", "width": 96, "height": 64}
+    for number in range(2):
+        folder = tmp_path / f"{number}"
+        folder.mkdir()
+        (folder / "a.jpg").write_bytes(jpeg(number))
+        rows = [{"id": 5 + row, "image_id": 1, "category_id": 3, "bbox": [number, row, 9, 9]} for row in range(2)]
+        categories = [{"id": 3, "name": "cat"}]
+        file = {"images": [{"id": 1, **picture}], "annotations": rows, "categories": categories}
+        (folder / "a.json").write_text(json.dumps(file))
+        storeds.pack(folder / "a.json", f"lmdb://{tmp_path}/{number}.lmdb")
+    done = storeds.export(f"lmdb://{tmp_path}/[01].lmdb", tmp_path / "out", format="coco")
+    with contextlib.redirect_stdout(io.StringIO()):
+        read = COCO(str(tmp_path / "out/annotations.json"))
+    assert (len(read.imgs), len(read.anns)) == (2, 4)
+    boxes = [[each["bbox"] for each in read.imgToAnns[number]] for number in read.imgs]
+    assert boxes == [[[number, 0, 9, 9], [number, 1, 9, 9]] for number in range(2)]
+    assert "1 image got another id, because an earlier one has it: 1" in done.notes
+    assert "2 annotations got another id, because an earlier one has it: 5, 6" in done.notes
+
+
+def test_class_names_by_field_and_ids_of_categories_as_text(tmp_path: Path) -> None:
+    declared = {name: FIELDS[name] for name in ("image", "boxes", "labels", "key")}
+    row = {"image": jpeg(0), "boxes": np.array([[1, 2, 30, 40]], np.float32), "labels": np.array([1]), "key": "a.jpg"}
+    by_field: dict[str, Any] = {"classes": {"labels": ["cat", "dog"]}}
+    as_text: dict[str, Any] = {"classes": ["cat", "dog"], "category_ids": ["c", "d"]}
+    for number, attrs in enumerate((by_field, as_text)):
+        with storeds.open_writer(f"lmdb://{tmp_path}/{number}.lmdb", declared) as writer:
+            writer.append([row])
+            writer.publish(attrs)
+        storeds.export(f"lmdb://{tmp_path}/{number}.lmdb", tmp_path / f"{number}", format="coco")
+        found = json.loads((tmp_path / f"{number}/annotations.json").read_text())
+        assert found["categories"] == [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]
+        assert found["annotations"][0]["category_id"] == 2
+
+
 def test_a_folder_is_replaced_only_on_request_and_only_if_an_export_wrote_it(tmp_path: Path) -> None:
     url, out = store(f"lmdb://{tmp_path}/a.lmdb", ["a.jpg"]), tmp_path / "out"
     out.mkdir()

@@ -21,6 +21,7 @@ __all__ = [
     "Exported",
     "FileNames",
     "boxes_as",
+    "class_names",
     "fields_of",
     "one_field",
     "picture_suffix",
@@ -37,6 +38,7 @@ _SUFFIXES = {
     "AVIF": ".avif",
 }
 _LONGEST = 255  # bytes of a file name
+_LONGEST_PATH = 2048  # bytes of a key: systems allow 4,096 for a path, of which the folder takes some
 
 
 @dataclass(frozen=True)
@@ -180,7 +182,8 @@ class FileNames:
 def _safe(key: str, position: int) -> str:
     """Return a key as a path that stays in its folder."""
     parts = ["_" if part == ".." else part for part in key.replace("\0", "_").split("/") if part not in ("", ".")]
-    if not parts or any(len(part.encode()) > _LONGEST - 20 for part in parts):
+    is_long = len(key.encode()) > _LONGEST_PATH or any(len(part.encode()) > _LONGEST - 20 for part in parts)
+    if not parts or is_long:
         return f"{position:08}{_suffix_of(key)}"
     return "/".join(parts)
 
@@ -259,6 +262,14 @@ def boxes_as(format: str, boxes: Any, declared: Field, size: tuple[int, int]) ->
     if format == "xyxy":
         return np.concatenate([start, last if have == "xyxy" else start + sides], axis=1)
     return np.concatenate([start if format == "xywh" else start + sides / 2, sides], axis=1)
+
+
+def class_names(meta: Meta, labels: str | None) -> list[str]:
+    """Return the classes of field `labels` in order; an empty list if the store names none."""
+    names: Any = meta.attrs.get("classes")
+    if isinstance(names, Mapping):
+        names = names.get(labels)
+    return [str(name) for name in names] if isinstance(names, list) else []
 
 
 def unexported(meta: Meta, exported: Iterable[str], why: str) -> dict[str, str]:

@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from storeds._utils.text import counted
+from storeds._utils.text import counted, some
 from storeds.errors import ConfigError, MissingDependencyError, RecordError
 from storeds.jpeg import read_picture_header
 from storeds.ops.coco_records import COCO_FIELDS, REST, from_record, is_from_coco
 from storeds.ops.common import ProgressHook, read_batches
-from storeds.ops.exporting.base import Exported, ExportFolder, FileNames, boxes_as, fields_of, one_field
+from storeds.ops.exporting.base import Exported, ExportFolder, FileNames, boxes_as, class_names, fields_of, one_field
 from storeds.protocols import JSON, Array, Backend, Field, Meta, Record
 from storeds.readers.instances import rasterised
 from storeds.records.roles import boxes_of, check_values
@@ -55,6 +55,7 @@ def export_coco(backend: Backend, folder: Path, *, progress: ProgressHook | None
     parts: _FromCoco | _FromRoles = _FromCoco(backend.meta) if is_from_coco(backend.meta) else _FromRoles(backend.meta)
     out, names = ExportFolder(folder), FileNames(with_suffix=isinstance(parts, _FromRoles))
     images: list[bytes] = []
+    image_ids, ids = _Ids(), _Ids()
     position = nulls = 0
     with open(folder / _FILE, "xb") as file:
         file.write(b'{"annotations":[')
@@ -68,6 +69,11 @@ def export_coco(backend: Backend, folder: Path, *, progress: ProgressHook | None
                     image, annotations = parts.convert(record, position, name)
                 except ValueError as error:
                     raise RecordError.at(backend.url, position, str(error)) from None
+                image["id"] = image_ids.unused(image["id"])
+                for annotation in annotations:
+                    annotation["image_id"] = image["id"]
+                    if "id" in annotation:
+                        annotation["id"] = ids.unused(annotation["id"])
                 images.append(msgspec.json.encode(image))
                 nulls += _infinite([image, *annotations])
                 for annotation in annotations:
@@ -81,12 +87,44 @@ def export_coco(backend: Backend, folder: Path, *, progress: ProgressHook | None
             file.write(b",\n" + msgspec.json.encode(key) + b":" + msgspec.json.encode(value))
         file.write(b"}\n")
         size = file.tell()
-    notes = names.notes()
+    notes = (*names.notes(), *image_ids.notes("image"), *ids.notes("annotation"))
     if nulls:
         notes += (
             f"{counted(nulls, 'number that is', 'numbers that are')} NaN or infinite became null, as JSON has none",
         )
     return Exported(str(folder), _FORMAT, position, out.files + 1, out.bytes + size, parts.left_out, notes)
+
+
+class _Ids:
+    """Keeps the ids of images or of annotations apart: those of several stores, or of other data, may be equal."""
+
+    def __init__(self) -> None:
+        self._used: set[Any] = set()
+        self._next = 1
+        self._changed: list[Any] = []
+
+    def unused(self, number: Any) -> Any:
+        """Return an id, or another one if it is used."""
+        if not isinstance(number, (int, str)):  # null
+            return number
+        unused = number
+        if number in self._used:
+            self._changed.append(number)
+            while unused in self._used:
+                unused = f"{number}-{self._next}" if isinstance(number, str) else self._next
+                self._next += 1
+        elif isinstance(number, int):
+            self._next = max(self._next, number + 1)
+        self._used.add(unused)
+        return unused
+
+    def notes(self, what: str) -> tuple[str, ...]:
+        """Return one sentence about ids that changed, or nothing."""
+        if not self._changed:
+            return ()
+        return (
+            f"{counted(len(self._changed), what)} got another id, because an earlier one has it: {some(map(str, self._changed))}",
+        )
 
 
 def _infinite(value: Any) -> int:
@@ -156,11 +194,8 @@ class _FromRoles:
                 f"format {_FORMAT!r} needs a field with role boxes, mask (of instances), keypoints or text; the store has "
                 f"{', '.join(meta.fields)}"
             )
-        names: Any = meta.attrs.get("classes") or []
-        if isinstance(names, dict):
-            names = names.get(self._labels) or []
         self._classes: dict[Any, int] = {}  # labels that attrs do not name → category
-        self._names: list[str] = [str(name) for name in names]
+        self._names = class_names(meta, self._labels)
         self._ids = _category_ids(meta.attrs, len(self._names))
         self._annotations = 0
         self.left_out: dict[str, str] = {}
@@ -291,8 +326,10 @@ _SKELETON = {"keypoint_names": "keypoints", "skeleton": "skeleton"}
 def _category_ids(attrs: Mapping[str, JSON], count: int) -> list[int]:
     """Return the original id of each class, or 1, 2, …: COCO's programs take category 0 for the background."""
     ids = attrs.get("category_ids")
-    if isinstance(ids, list) and len(ids) == count and len(set(map(str, ids))) == count:
-        return [int(str(each)) for each in ids]
+    if isinstance(ids, list):
+        numbers = [each for each in ids if isinstance(each, int) and not isinstance(each, bool)]
+        if len(numbers) == len(ids) == len(set(numbers)) == count:
+            return numbers
     return list(range(1, count + 1))
 
 

@@ -15,7 +15,16 @@ from storeds._utils.text import some
 from storeds.errors import RecordError
 from storeds.jpeg import read_picture_header
 from storeds.ops.common import ProgressHook, read_batches
-from storeds.ops.exporting.base import Exported, ExportFolder, FileNames, boxes_as, fields_of, one_field, unexported
+from storeds.ops.exporting.base import (
+    Exported,
+    ExportFolder,
+    FileNames,
+    boxes_as,
+    class_names,
+    fields_of,
+    one_field,
+    unexported,
+)
 from storeds.ops.packing.sources.turned import exif_orientation, turned_centres, turned_keypoints, turned_points
 from storeds.ops.packing.sources.yolo import SPLITS, labels_of
 from storeds.ops.packing.sources.yolo_labels import TOLERANCE
@@ -164,10 +173,7 @@ class _Lines:
         self._keypoints = points if has_rows and len(meta.fields[str(points)].shape or ()) == 3 else None
         self._shape: tuple[int, int] | None = None
         self._crowd = "iscrowd" if "iscrowd" in meta.fields and boxes_of("iscrowd", meta.fields) else None
-        names: Any = meta.attrs.get("classes")
-        if isinstance(names, dict):
-            names = names.get(self._labels)
-        self._names = [str(name) for name in names] if isinstance(names, list) else []
+        self._names = class_names(meta, self._labels)
         self.counts: Counter[str] = Counter()
         self.left_out = self._left_out(meta)
 
