@@ -432,6 +432,26 @@ def test_coordinates_too_large_for_float32_are_a_bad_record(name: str) -> None:
         StoreDataset(url)[0]
 
 
+def test_keypoints_in_json_go_with_their_boxes() -> None:
+    fields = {
+        "image": PHOTOGRAPH,
+        "boxes": {"kind": "json", "role": "boxes"},
+        "points": {"kind": "json", "role": "keypoints"},
+    }
+    boxes = [[0, 0, 9, 9], [10, 10, 30, 20], [31, 21, 40, 30]]
+    points = [[[box[0], box[1], 2], [20, 15, 1]] for box in boxes]
+    image = photograph()
+    records = [(boxes, points), (boxes, points[0]), ([], []), (boxes, [])]
+    url = store(fields, [{"image": image, "boxes": each, "points": its} for each, its in records])
+    dataset = StoreDataset(url, transforms=[{"name": "CenterCrop", "size": [10, 20]}], as_dict=True)
+    assert dataset[0]["boxes"].tolist() == [[0, 0, 20, 10]]
+    assert dataset[0]["points"].tolist() == [[[0, 0, 2], [10, 5, 1]]]
+    assert dataset[1]["points"].tolist() == [[0, 0, 0], [10, 5, 1]]  # of the whole sample
+    assert [len(dataset[at]["points"]) for at in (2, 3)] == [0, 0]
+    with pytest.raises(RecordError, match="field 'points' has 2 rows, and field 'boxes' has 3 boxes"):
+        store(fields, [{"image": image, "boxes": boxes, "points": points[:2]}])
+
+
 def test_keypoints_with_null_in_place_of_an_instance_are_a_bad_record() -> None:
     fields = {"image": PHOTOGRAPH, "points": {"kind": "json", "role": "keypoints"}}
     url = store({**fields, "points": "json"}, [{"image": photograph(), "points": [[1, 2, 2, 3, 4, 2], None]}])

@@ -37,6 +37,7 @@ from storeds.records.roles import (
     BOX_FORMATS,
     ROLE_KEYS,
     Sample,
+    boxes_of,
     check_mask,
     check_mask_mode,
     check_row_counts,
@@ -112,6 +113,8 @@ class SampleReader(PictureReader):
     _paths: Mapping[str, JsonPath] = field(default_factory=dict, repr=False, compare=False)
     _layouts: Mapping[str, Layout] = field(default_factory=dict, repr=False, compare=False)
     _classes: Mapping[str, Classes] = field(default_factory=dict, repr=False, compare=False)
+    _points: tuple[str, ...] = field(default=(), repr=False, compare=False)  # keypoints of kind json without ``of``
+    _linked: dict[tuple[str, ...], Mapping[str, Field]] = field(default_factory=dict, repr=False, compare=False)
     _repeats: bool = field(default=False, repr=False, compare=False)  # two elements come from one field
     _is_new: _Once = field(default_factory=_Once, repr=False, compare=False)
 
@@ -167,6 +170,12 @@ class SampleReader(PictureReader):
             _declared=declared,
             _paths=found,
             _layouts=layouts,
+            _points=tuple(
+                name
+                for name, each in declared.items()
+                if each.role == "keypoints" and each.kind == "json" and each.of is None
+            ),
+            _linked={},
             _repeats=len({path.field for path in found.values()}) < len(found),
             _classes={name: each for name, each in classes.items() if each is not None},
         )
@@ -366,11 +375,23 @@ class SampleReader(PictureReader):
                 with _named(name):
                     is_computed = source in self.computed
                     values[name] = context.index if is_computed else self._other(name, record, stored)
+        fields = self._with_instances(values)
         with _named(None):
-            check_row_counts(values, self._declared)
+            check_row_counts(values, fields)
         size = stored if stored is None or not turned else (stored[1], stored[0])
         values = {name: values[name] for name in self.fields}
-        return Sample(values, self._declared, size or (0, 0), orientation, window)
+        return Sample(values, fields, size or (0, 0), orientation, window)
+
+    def _with_instances(self, values: Mapping[str, Any]) -> Mapping[str, Field]:
+        """Return the declarations, where keypoints of kind json name the boxes whose rows they describe."""
+        boxes = {name: boxes_of(name, self._declared, values[name]) for name in self._points}
+        found = tuple(name for name in self._points if boxes[name] is not None)
+        if not found:
+            return self._declared
+        if found not in self._linked:  # kept, because transforms prepare for each of them
+            linked = {name: dataclasses.replace(self._declared[name], of=boxes[name]) for name in found}
+            self._linked[found] = {**self._declared, **linked}
+        return self._linked[found]
 
     def _decoded(
         self, record: Record, context: SampleContext

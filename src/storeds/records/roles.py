@@ -159,11 +159,11 @@ def check_rows(fields: dict[str, Field]) -> dict[str, Field]:
     return fields
 
 
-def boxes_of(name: str, fields: Mapping[str, Field]) -> str | None:
+def boxes_of(name: str, fields: Mapping[str, Field], value: Any = None) -> str | None:
     """Return the boxes whose rows element `name` describes, row by row; None if it describes the whole sample.
 
     This is the field that ``of`` names. Without ``of``, these elements belong to the only field of boxes: ``labels``,
-    keypoints and masks of three dimensions, and masks of format ``coco``.
+    keypoints and masks of three dimensions, and masks of format ``coco``. Of keypoints of kind json, `value` tells.
     """
     declared = fields[name]
     if declared.of is not None:
@@ -172,7 +172,16 @@ def boxes_of(name: str, fields: Mapping[str, Field]) -> str | None:
     if len(boxes) != 1 or declared.role not in ("labels", "keypoints", "mask"):
         return None
     by_row = declared.role == "labels" or declared.format == "coco" or len(declared.shape or ()) == 3
+    if declared.role == "keypoints" and declared.kind == "json":
+        by_row = _are_instances(value)
     return boxes[0] if by_row else None
+
+
+def _are_instances(points: Any) -> bool:
+    """Return whether keypoints are those of several instances, (instances, points, 2 or 3)."""
+    if not isinstance(points, list):
+        return getattr(points, "ndim", 0) == 3
+    return bool(points) and isinstance(points[0], list) and bool(points[0]) and isinstance(points[0][0], list)
 
 
 Size = tuple[int, int]
@@ -344,7 +353,7 @@ def _wrong_run_lengths(mask: Mapping[str, Any], size: Size | None) -> str | None
 def check_row_counts(values: Mapping[str, Any], fields: Mapping[str, Field]) -> None:
     """Raise ValueError if a field has another number of rows than the boxes that they describe, see `boxes_of`."""
     for name, value in values.items():
-        boxes = boxes_of(name, fields) if name in fields else None
+        boxes = boxes_of(name, fields, value) if name in fields else None
         if boxes is None or boxes not in values:
             continue
         if not hasattr(value, "__len__"):
