@@ -221,6 +221,8 @@ BAD: dict[str, tuple[Callable[[Any], None], str, str]] = {
     "RLE of another size": (change("annotations.2.segmentation.size", [9, 9]), "annotation 5 (sub/b.jpg)", "of the image"),
     "RLE too short": (change("annotations.2.segmentation.counts", [9]), "annotation 5 (sub/b.jpg)", "counts add up to 9"),
     "keypoints too few": (change("annotations.1.keypoints", [1, 2, 2]), "annotation 901 (a.jpg)", "wrong length: 3 numbers"),
+    "keypoints too large": (change("annotations.1.keypoints", [10**400] * 9), "annotation 901 (a.jpg)", "not a list of numbers"),
+    "path of Windows": (change("images.2.file_name", "sub\\b.jpg"), "image 8 (sub\\b.jpg)", "folders are separated by /, and this path"),
     "keypoints of text": (change("annotations.1.keypoints", ["a"] * 9), "annotation 901 (a.jpg)", "not a list of numbers"),
     "caption is a number": (
         lambda d: d["annotations"].append({"id": 1, "image_id": 7, "caption": 3}), "annotation 1 (sub/b.jpg)", "not text",
@@ -280,6 +282,36 @@ def test_json_that_is_broken(tmp_path: Path) -> None:
     file.write_text(file.read_text()[:-1])
     with pytest.raises(ConfigError, match="is not JSON at line 1"):
         open_source(file, kind="coco")
+
+
+def test_other_encodings(tmp_path: Path) -> None:
+    document = annotated()
+    file = written(tmp_path, document)
+    expected = [record(open_source(file), index) for index in range(3)]
+    file.write_bytes(file.read_text().encode("utf-16"))
+    assert [record(open_source(file), index) for index in range(3)] == expected
+    for key in ("images", "categories"):
+        document[key][0]["more"] = "caf\xe9"
+        file.write_bytes(json.dumps(document, ensure_ascii=False).encode("latin-1"))
+        with pytest.raises(ConfigError, match="is not UTF-8, as JSON is: it contains byte 0xe9"):
+            open_source(file)
+
+
+def record(source: Any, index: int) -> str:
+    return repr(source.read(index))
+
+
+def test_numbers_that_no_float_holds_and_flags_of_text_come_back(tmp_path: Path) -> None:
+    document = annotated()
+    document["annotations"][0]["area"] = 10**400
+    document["annotations"][1]["iscrowd"] = "0"
+    url = f"lmdb://{tmp_path}/a.lmdb"
+    storeds.pack(written(tmp_path, document), url)
+    found = {each["id"]: each for each in exported(url, tmp_path / "out")["annotations"]}
+    assert found[900] == document["annotations"][0]
+    assert found[901] == document["annotations"][1]
+    crowd: Any = CocoSource(tmp_path / "instances.json").read(0)["iscrowd"]
+    assert crowd.tolist() == [False, False]
 
 
 @pytest.mark.parametrize("where", ["info", "annotations"])

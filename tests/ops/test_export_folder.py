@@ -284,6 +284,14 @@ def test_bad_masks_are_reported(folder: Path) -> None:
         packed_again(folder, f"lmdb://{folder.parent}/b.lmdb")
 
 
+def test_files_that_an_editor_of_windows_saved(folder: Path, tmp_path: Path) -> None:
+    before = storeds.pack(folder, f"lmdb://{tmp_path}/before.lmdb")
+    for name in ("metadata.jsonl", "storeds.json"):
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(b"\xef\xbb\xbf" + content.replace(b"\n", b"\r\n"))
+    assert storeds.pack(folder, f"lmdb://{tmp_path}/after.lmdb").id == before.id
+
+
 def test_rows_can_be_removed(folder: Path) -> None:
     lines = (folder / "metadata.jsonl").read_text().splitlines()
     (folder / "metadata.jsonl").write_text("\n".join(lines[1:]))

@@ -284,3 +284,26 @@ def test_random_annotations_read_as_written(boxes: list[Any], tmp_path_factory: 
     assert classes == sorted({row[0] for row in rows})
     assert [classes[label] for label in record["labels"]] == [row[0] for row in rows]
     assert record["boxes"].tolist() == [[left - 1, top - 1, right, bottom] for _, left, right, top, bottom in rows]
+
+
+def test_files_of_time_zero_and_broken_links_are_not_missing(tmp_path: Path) -> None:
+    root = tmp_path / "set"
+    for name in ("a", "b"):
+        add(root, name, annotation(element(*CAT)))
+        put(root / f"SegmentationClass/{name}.png", mask())
+        for path in (f"Annotations/{name}.xml", f"SegmentationClass/{name}.png"):
+            os.utime(root / path, (0, 0))
+    assert storeds.pack(root, f"lmdb://{tmp_path}/a.lmdb").fields["mask"].role == "mask"
+    (root / "SegmentationClass/b.png").unlink()
+    (root / "SegmentationClass/b.png").symlink_to("nowhere.png")
+    assert "JPEGImages/b.jpg: cannot be read: No such file" in problems(root)
+
+
+def test_masks_of_no_image_and_empty_lists_are_reported(tmp_path: Path) -> None:
+    root = tmp_path / "set"
+    add(root, "a", annotation(element(*CAT)))
+    put(root / "SegmentationClass/a.PNG", mask())
+    assert "no mask is packed: no file in SegmentationClass belongs to an image" in VocSource(root).notes[0]
+    put(root / "ImageSets/Main/train.txt", "")
+    with pytest.raises(ConfigError, match=r"no image is listed; the lists Main/train are empty; choose others"):
+        VocSource(root)

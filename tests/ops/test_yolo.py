@@ -374,3 +374,30 @@ def test_random_label_files_read_as_plain_python_reads_them(
         assert record["masks"] == [[row] for row in rows]
     else:
         assert record["boxes"].tolist() == rows
+
+
+def test_label_files_of_time_zero_and_broken_links_are_not_missing(tmp_path: Path) -> None:
+    root = tmp_path / "set"
+    data_set(root, {"train/a": "1 0.5 0.5 1 1\n", "train/b": ""})
+    os.utime(root / "labels/train/a.txt", (0, 0))
+    assert records(YoloSource(root))[0]["boxes"].tolist() == [[0.5, 0.5, 1, 1]]
+    (root / "labels/train/a.txt").unlink()
+    (root / "labels/train/a.txt").symlink_to("nowhere.txt")
+    assert "images/train/a.jpg: its label file cannot be read: No such file" in problems(root)
+
+
+def test_paths_of_windows_are_explained(tmp_path: Path) -> None:
+    root = tmp_path / "set"
+    file = data_set(root, {"train/1": "1 0.5 0.5 1 1\n", "train/2": ""})
+    write(root / "list.txt", "\ufeff.\\images\\train\\1.jpg\r\nimages/train/2.jpg\r\n")
+    file.write_text(file.read_text().replace("train: images/train", "train: list.txt"))
+    assert r".\images\train\1.jpg: cannot be read: No such file or directory; folders are separated by /" in problems(
+        root
+    )
+
+
+def test_a_data_yaml_that_is_not_yaml_is_not_ignored(tmp_path: Path) -> None:
+    data_set(tmp_path / "set", {"train/1": "0 0.5 0.5 1 1\n"}, names="names: [cat, dog")
+    write(tmp_path / "set/classes.txt", "dog\ncat\n")
+    with pytest.raises(ConfigError, match=r"data\.yaml"):
+        YoloSource(tmp_path / "set")

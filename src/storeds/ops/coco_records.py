@@ -27,7 +27,12 @@ _EXACT = 2**53  # float64 holds each integer up to this one
 
 def is_number(value: object) -> bool:
     """Whether `value` is a finite number of JSON."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # no float64 is so large
+        return False
 
 
 def is_caption(annotation: Mapping[str, Any]) -> bool:
@@ -174,12 +179,12 @@ def _points_of(row: Mapping[str, Any], layout: CocoLayout) -> tuple[Array, bool]
 def _crowd_of(row: Mapping[str, Any], layout: CocoLayout) -> tuple[bool, bool]:
     value = row.get("iscrowd", 0)
     is_flag = isinstance(value, (int, float)) and value in (0, 1)
-    return bool(value), is_flag
+    return bool(value) and value != "0", is_flag
 
 
 def _area_of(row: Mapping[str, Any], layout: CocoLayout) -> tuple[float, bool]:
     area = row.get("area")
-    if is_number(area) and abs(float(area or 0)) < math.inf:
+    if is_number(area):
         return float(area or 0), _is_exact(area)
     box = _box_of(row, layout)[0]
     return box[2] * box[3], False

@@ -28,6 +28,7 @@ __all__ = [
     "Problem",
     "Root",
     "StringArray",
+    "backslash_hint",
     "class_notes",
     "file_state",
     "is_hidden",
@@ -142,12 +143,17 @@ def locate(ends: Sequence[int], index: int) -> tuple[int, int]:
 _PART = 1 << 20
 
 
+def backslash_hint(path: str) -> str:
+    """Return what to add to the message that nothing exists at `path` if it looks like a path of Windows."""
+    return "; folders are separated by /, and this path has \\: replace it in the list" if "\\" in path else ""
+
+
 def read_file(path: str) -> bytes:
     """Return the bytes of a regular file; raises `BadItem`. It never blocks, as opening a FIFO would."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        raise BadItem(f"cannot be read: {error.strerror}") from None
+        raise BadItem(f"cannot be read: {error.strerror}{backslash_hint(path)}") from None
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
@@ -326,7 +332,8 @@ _NAMED = 4
 
 def is_hidden(name: str) -> bool:
     """Whether the name of a file or folder begins with a dot or belongs to an operating system or a network drive."""
-    return (name.startswith(".") and name not in (".", "..")) or name.lower() in _SYSTEM_NAMES
+    is_dotted = name.startswith(".") and name not in (".", "..") and not name.startswith((".\\", "..\\"))
+    return is_dotted or name.lower() in _SYSTEM_NAMES
 
 
 class Hidden:

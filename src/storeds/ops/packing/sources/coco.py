@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import posixpath
@@ -22,6 +23,7 @@ from storeds.ops.packing.sources.base import (
     Fingerprint,
     Problem,
     Root,
+    backslash_hint,
     class_notes,
     is_hidden,
     is_text,
@@ -37,6 +39,7 @@ __all__ = ["CocoSource", "is_coco_file"]
 
 _LISTS = ("images", "annotations")
 _BOX = Field("array", "<f8", (None, 4), role="boxes", format="xywh")
+_PART = 1 << 24  # bytes that are decoded at once
 _TRIED = 20  # images that are looked for in each folder that may be the root
 
 
@@ -171,7 +174,11 @@ def is_coco_file(path: str) -> bool:
     try:
         data = _read(path)
         top = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
-    except (msgspec.MsgspecError, RecursionError):  # NaN, which COCO files of Python programs contain, is an error
+    except (
+        msgspec.MsgspecError,
+        UnicodeDecodeError,
+        RecursionError,
+    ):  # NaN, which COCO files of Python programs contain, is an error
         return b'"annotations"' in data and b'"images"' in data and b'"path_list"' not in data
     lists = [name for name in (*_LISTS, "categories") if bytes(top.get(name, b""))[:1] == b"["]
     return "images" in lists and len(lists) > 1
@@ -180,15 +187,19 @@ def is_coco_file(path: str) -> bool:
 def _read(path: str) -> bytes:
     try:
         with open(path, "rb") as file:
-            return file.read().removeprefix(b"\xef\xbb\xbf")
+            data = file.read()
     except FileNotFoundError:
         raise StoreNotFoundError(f"nothing exists at {show(path)}: {nearest(os.path.abspath(path))}") from None
     except OSError as error:
         raise StoreNotFoundError(f"{show(path)} cannot be read: {error.strerror}") from None
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):  # some programs of Windows write UTF-16
+        return data.decode("utf-16", "replace").encode()
+    return data.removeprefix(b"\xef\xbb\xbf")
 
 
 def _document(data: bytes, where: str) -> dict[str, Any]:
     """Return the keys of a file of COCO; images and annotations as lists of JSON texts, which take little memory."""
+    _check_utf8(data, where)
     try:
         top: dict[str, Any] = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
         _check_keys(top, where)
@@ -212,6 +223,17 @@ def _document(data: bytes, where: str) -> dict[str, Any]:
             found[key] = [json.dumps(each).encode() for each in found.get(key, [])]
         return found
     raise ConfigError(f"{where} is JSON, but not an object with images and annotations, as COCO's files are")
+
+
+def _check_utf8(data: bytes, where: str) -> None:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        for start in range(0, len(data), _PART):
+            decoder.decode(data[start : start + _PART])
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{where} is not UTF-8, as JSON is: it contains byte {error.object[error.start]:#04x}; save it as UTF-8"
+        ) from None
 
 
 def _check_keys(top: Mapping[str, Any], where: str) -> None:
@@ -347,7 +369,8 @@ class _Images:
                 try:
                     status = os.stat(os.path.join(root.path, image["file_name"]))
                 except OSError as error:
-                    fault = f"its file is missing: {error.strerror} in {show(root.path)}"
+                    hint = backslash_hint(image["file_name"])
+                    fault = f"its file is missing: {error.strerror} in {show(root.path)}{hint}"
             if fault is not None:
                 self.problems.append(Problem(_name(self._where, image), fault))
                 continue
@@ -539,7 +562,7 @@ def _root_of(file: str, root: str | os.PathLike[str] | None, names: Iterator[str
     found = [folder for folder in folders if any(os.path.isfile(os.path.join(folder, name)) for name in tried)]
     if tried and not found:
         raise StoreNotFoundError(
-            f"no picture of {show(os.path.basename(file))}, such as {show(tried[0])}, is in any of {', '.join(map(show, folders))}; "
-            "pass the folder of the pictures as root= (--root)"
+            f"no picture of {show(os.path.basename(file))}, such as {show(tried[0])}, is in any of {', '.join(map(show, folders))}"
+            f"{backslash_hint(tried[0])}; pass the folder of the pictures as root= (--root)"
         )
     return found[0] if found else own

@@ -102,7 +102,7 @@ class ExportedSource:
 
     def _read_lines(self) -> Iterator[tuple[int, str]]:
         try:
-            with open(os.path.join(self._root, ROWS_FILE), encoding="utf-8") as file:
+            with open(os.path.join(self._root, ROWS_FILE), encoding="utf-8-sig") as file:
                 for number, line in enumerate(file, 1):
                     if line.strip():
                         yield number, line.rstrip("\n")
@@ -195,7 +195,7 @@ def _load_description(file: str) -> tuple[dict[str, Field], Mapping[str, JSON], 
     """Return the fields, the attributes, and the columns of paths, from ``storeds.json``."""
     try:
         with open(file, "rb") as opened:
-            found: Any = json.loads(opened.read())
+            found: Any = json.loads(opened.read().removeprefix(b"\xef\xbb\xbf"))
     except OSError as error:
         raise StoreNotFoundError(f"{show(file)} cannot be read: {error.strerror}") from None
     except (RecursionError, ValueError) as error:

@@ -21,6 +21,7 @@ from storeds.ops.packing.sources.base import (
     Root,
     StringArray,
     file_state,
+    is_hidden,
     read_file,
     show,
 )
@@ -256,7 +257,12 @@ class _Listing:
                 self._add(found, 0)
             self._report_annotations(by_name)
         if not len(self.keys) and not self.problems and not walk.problems:
-            raise ConfigError(f"{show(root)} contains no images in {_IMAGES}")
+            named = f"; the lists {some(self.sets)} are empty; choose others with image_set= (--image-set)"
+            raise ConfigError(
+                f"{show(root)}: no image is listed{named}"
+                if by_name and self.sets
+                else f"{show(root)} contains no images in {_IMAGES}"
+            )
 
     def notes(self) -> Iterator[str]:
         """Yield sentences about what is left out."""
@@ -271,7 +277,18 @@ class _Listing:
                 "and no mask is packed; image_set='Segmentation/train,Segmentation/val' (--image-set) chooses images that "
                 "have one"
             )
+        if not self.masks and len(self.keys) and self._contains_masks():
+            yield (
+                f"no mask is packed: no file in {_MASKS} belongs to an image; expected, for example, "
+                f"{_beside(self.keys[0], _MASKS, '.png')}"
+            )
         yield from self._walk.hidden.notes()
+
+    def _contains_masks(self) -> bool:
+        try:
+            return any(not is_hidden(name) for name in os.listdir(os.path.join(self._root, _MASKS)))
+        except OSError:
+            return False
 
     def _images(self) -> dict[str, FoundFile]:
         """Return the images by their path below JPEGImages without suffix, and report those with the same one."""
@@ -352,22 +369,29 @@ class _Listing:
     def _add(self, found: FoundFile, number: int) -> None:
         key, size, mtime = found
         annotation = _beside(key, _ANNOTATIONS, ".xml")
-        own_size, own_mtime = file_state(os.path.join(self._root, annotation))
-        if own_mtime == 0:
+        own = self._state(annotation)
+        if own is None:
             self.problems.append(Problem(key, f"has no annotation ({annotation})"))
             return
         mask_path = _beside(key, _MASKS, ".png")
-        mask = file_state(os.path.join(self._root, mask_path))
-        for path in (annotation, mask_path) if mask[1] else (annotation,):
+        mask = self._state(mask_path)
+        for path in (annotation,) if mask is None else (annotation, mask_path):
             fault = self._folder.path_fault(path)
             if fault is not None:
                 self.problems.append(Problem(key, f"its file {path}: {fault}"))
                 return
-        self.masks += mask[1] != 0
+        self.masks += mask is not None
+        mask = mask or (0, 0)
         self.keys.append(key)
-        self.sizes.append(size + own_size + mask[0])
+        self.sizes.append(size + own[0] + mask[0])
         self.splits.append(number)
-        self.fingerprint.add(key, size, mtime, own_size, own_mtime, *mask, number)
+        self.fingerprint.add(key, size, mtime, *own, *mask, number)
+
+    def _state(self, path: str) -> tuple[int, int] | None:
+        """Return (size, mtime in ns) of a file, zeros for a broken link, which reading reports, and None without one."""
+        whole = os.path.join(self._root, path)
+        state = file_state(whole)
+        return state if state[1] or os.path.lexists(whole) else None
 
     def _report_annotations(self, by_name: Mapping[str, FoundFile]) -> None:
         """Report annotations without an image."""

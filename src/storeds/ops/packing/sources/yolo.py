@@ -279,8 +279,10 @@ class _Listing:
                 )
                 del self._split_of[key]
                 continue
-            label_size, label_mtime = file_state(os.path.join(self._root.path, labels))
-            has_labels = label_mtime != 0
+            label_path = os.path.join(self._root.path, labels)
+            label_size, label_mtime = file_state(label_path)
+            # Archives may give every file the time 0, and a broken link is no missing file: reading it reports why.
+            has_labels = label_mtime != 0 or os.path.lexists(label_path)
             fault = self._root.path_fault(labels) if has_labels else None
             if fault is not None:
                 self._own.append(Problem(key, f"its label file {labels}: {fault}"))
@@ -375,6 +377,9 @@ def _open(path: str, root: str | None, classes: list[str] | None) -> _DataSet:
     described = _yaml_in(path)
     if described is not None:
         return _from_yaml(described, root, classes)
+    for name in ("data.yaml", "data.yml"):
+        if os.path.isfile(broken := os.path.join(path, name)):
+            read_mapping(broken)  # raises ConfigError if it is not YAML
     if not os.path.isdir(os.path.join(path, "images")):
         raise ConfigError(
             f"{show(path)} is no data set of YOLO: expected a data.yaml with names and train, or folders images and labels"
