@@ -564,6 +564,12 @@ def test_results_depend_on_seed_epoch_and_index_alone(pipeline: Any) -> None:
     assert sum(changed) > 12
 
 
+def test_a_dataset_with_a_function_can_be_sent_to_workers() -> None:
+    steps = [recolour, RandomHorizontalFlip()]
+    again = pickle.loads(pickle.dumps(JointTransform(steps)))(boxes_sample(), SampleContext(0, 0, 1))
+    assert torch.equal(run(steps, boxes_sample())["image"], again["image"])
+
+
 def test_the_last_steps_wait_for_the_batch_and_give_the_same() -> None:
     steps: list[Any] = [RandomResizedCrop(16), RandomHorizontalFlip(), ToTensor(), Normalize([0.5], [0.25])]
     made = run(steps, boxes_sample())

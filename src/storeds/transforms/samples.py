@@ -95,7 +95,10 @@ class JointTransform:
         self._steps = _grouped(steps[:last])
         self._end = BoundTransform(Compose(steps[last:]), finish, may_wait)
         self._measures = any(isinstance(step, FilterBoxes) and step.min_visibility > 0 for step in steps)
-        self._movers = frozenset(type(step) for step in steps if moves(step) != Moves.NOT)
+        # The type of a function cannot be pickled.
+        self._movers = frozenset(
+            type(step) for step in steps if hasattr(step, "operation") and moves(step) != Moves.NOT
+        )
         self._prepared: tuple[Elements, tuple[Any, ...]] | None = None
         tv_tensors()  # the import takes seconds, which workers started by fork then save
 
