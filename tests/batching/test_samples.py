@@ -128,7 +128,7 @@ def test_malformed_settings_are_refused() -> None:
         collate(batch, pad_images=["image"])
     with pytest.raises(errors.ConfigError, match="not 'image'"):
         collate(batch, pad_images="image")
-    with pytest.raises(errors.ConfigError, match="element 'boxes' cannot be padded"):
+    with pytest.raises(errors.ConfigError, match="element 'boxes': it cannot be padded"):
         collate([{"boxes": "none"}], ragged={"boxes": "pad"})
 
 
@@ -208,6 +208,10 @@ def test_errors_name_the_element_that_makes_no_batch() -> None:
     images = [{"image": torch.zeros(3, 4, 5), "mask": torch.zeros(4, size)} for size in (5, 6)]
     with pytest.raises(errors.ConfigError, match="element 'mask': values of shapes"):
         collate(images)
+    with pytest.raises(errors.ConfigError, match="element 'mask': values of shapes.*name this element there"):
+        collate(images, ragged={"mask": "mask"}, pad_images={"image": 0})
+    with pytest.raises(errors.ConfigError, match="element 'image': pad_images pads values that differ in height"):
+        collate([{"image": torch.zeros(size, 9, 9)} for size in (5, 6)], pad_images=["image"])
 
 
 # --- Detection ---

@@ -195,26 +195,31 @@ def _collate_dicts(samples: Sequence[Mapping[str, Any]], plan: _Plan) -> dict[st
 
 def _collate_values(values: Sequence[Any], name: _Key, plan: _Plan) -> Any:
     """Return one element of a batch."""
-    way = plan.ways.get(name)
-    if way == "list":
+    if plan.ways.get(name) == "list":
         return listed(values)
-    has_size = name in plan.fills or (plan.all_images and _is_image(values[0]))
-    fill = plan.fills.get(name, 0.0)
-    if way is not None or (has_size and _is_instances(values[0])):
-        tensors = [_tensor_of(value, name) for value in values]
-        padded = pad_rows(tensors, sizes_too=has_size, fill=fill)
-        return padded.values if way == "pad" else padded
-    if has_size:
-        images = [value if isinstance(value, DeferredImage) else _tensor_of(value, name) for value in values]
-        return pad_images(images, fill)
     try:
-        batch = torch_collate(values, collate_fn_map=_MAP)
+        batch = _in_tensors(values, name, plan)
     except ConfigError as error:
         raise ConfigError(f"element {name!r}: {error}") from error
     return send_inline(batch) if isinstance(batch, torch.Tensor) else batch
 
 
-def _tensor_of(value: Any, name: _Key) -> torch.Tensor:
+def _in_tensors(values: Sequence[Any], name: _Key, plan: _Plan) -> Any:
+    """Return one element of a batch as tensors, padded if the plan says so."""
+    way = plan.ways.get(name)
+    has_size = name in plan.fills or (plan.all_images and _is_image(values[0]))
+    fill = plan.fills.get(name, 0.0)
+    if way is not None or (has_size and _is_instances(values[0])):
+        tensors = [_tensor_of(value) for value in values]
+        padded = pad_rows(tensors, sizes_too=has_size, fill=fill)
+        return padded.values if way == "pad" else padded
+    if has_size:
+        images = [value if isinstance(value, DeferredImage) else _tensor_of(value) for value in values]
+        return pad_images(images, fill)
+    return torch_collate(values, collate_fn_map=_MAP)
+
+
+def _tensor_of(value: Any) -> torch.Tensor:
     if isinstance(value, DeferredImage):
         return value.scaled()
     if isinstance(value, Image.Image):
@@ -223,8 +228,8 @@ def _tensor_of(value: Any, name: _Key) -> torch.Tensor:
         return plain_tensor(torch.as_tensor(value))
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"element {name!r} cannot be padded, because a {type(value).__name__} makes no tensor: {error}. Leave it out of pad, "
-            "ragged and pad_images, or use ragged 'list'"
+            f"it cannot be padded, because a {type(value).__name__} makes no tensor: {error}. Leave it out of pad, ragged and "
+            "pad_images, or use ragged 'list'"
         ) from error
 
 

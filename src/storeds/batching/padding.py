@@ -43,8 +43,8 @@ def pad_rows(tensors: Sequence[torch.Tensor], *, sizes_too: bool = False, fill: 
     if not all(tensor.ndim >= (3 if sizes_too else 1) for tensor in tensors) or len(alike) > 1:
         raise ConfigError(
             f"values of shapes {_shapes(tensors)} make no batch, because they differ in more than their length: add a "
-            "transform that unifies their size (Resize, RandomResizedCrop), for images pass pad_images=True, or pass "
-            "a custom collate_fn"
+            "transform that unifies their size (Resize, RandomResizedCrop), for images and masks pass pad_images=True or name this "
+            "element there, or pass a custom collate_fn"
         )
     longest = [max(sizes) for sizes in zip(*(tensor.shape for tensor in tensors), strict=True)]
     values = empty_batch((len(tensors), *longest), _common_dtype(tensors))
