@@ -43,6 +43,7 @@ class RecordReader(ABC):
     sources: tuple[str, ...] = ()
     """The stored field, or computed value, of each element."""
     _computed: tuple[str, ...] | None = None
+    _repeats: bool = field(default=False, repr=False, compare=False)  # two elements come from one field
 
     @abstractmethod
     def _choose(self, fields: dict[str, Field]) -> tuple[str, ...]:
@@ -108,7 +109,15 @@ class RecordReader(ABC):
                 raise ConfigError(f"{backend.url} has no field {source!r}; {suggest(source, known, 'fields')}")
         fields, sources = tuple(chosen), tuple(chosen.values())
         kinds = tuple(self._declaration(source, declared) or Field("int") for source in sources)
-        return replace(self, fields=fields, sources=sources, count=Count(len(backend)), kinds=kinds, _computed=computed)
+        return replace(
+            self,
+            fields=fields,
+            sources=sources,
+            count=Count(len(backend)),
+            kinds=kinds,
+            _computed=computed,
+            _repeats=len(set(sources)) < len(sources),
+        )
 
     def _declaration(self, source: str, declared: Mapping[str, Field]) -> Field | None:
         """Return the declaration of a stored field, or None if the store has none of that name."""
@@ -142,7 +151,7 @@ class RecordReader(ABC):
             name: self._element(name, source, field, record, context)
             for name, source, field in zip(self.fields, sources, self.kinds, strict=True)
         }
-        return sample if len(set(sources)) == len(sources) else unshared(sample, sources)
+        return unshared(sample, sources) if self._repeats else sample
 
     def _element(self, name: str, source: str, field: Field, record: Record, context: SampleContext) -> Any:
         """Return element `name`, which comes from field `source` of a record."""

@@ -125,17 +125,17 @@ class PictureReader(RecordReader):
 
     def _element(self, name: str, source: str, field: Field, record: Record, context: SampleContext) -> Any:
         if name in self._pictures:
-            return self._image(name, record, context)
+            return self._image(name, source, record, context)
         return super()._element(name, source, field, record, context)
 
     def _value(self, name: str, field: Field, value: Any, context: SampleContext) -> Any:
         return value
 
-    def _image(self, name: str, record: Record, context: SampleContext) -> Any:
+    def _image(self, name: str, source: str, record: Record, context: SampleContext) -> Any:
         """Decode the image of element `name`, or the part of it that a crop needs."""
         verdict = self._verdicts.get(name)
         stored = None if verdict is None else record[verdict]
-        return self._pictures[name](record[self.stored_as(name)], self._modes[name], stored, context)
+        return self._pictures[name](record[source], self._modes[name], stored, context)
 
 
 def _check_names(option: str, given: Iterable[str], images: Sequence[str]) -> None:

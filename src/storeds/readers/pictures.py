@@ -235,7 +235,7 @@ class PictureDecoder:
             return None
         # Drawn once, also for pictures of which all must be decoded: a transform would draw other windows.
         crops = self.cropper.crops(*oriented_size(part.header, part.orientation), context.generator)
-        return part._replace(crops=crops) if crops else None
+        return Part(part.header, part.orientation, crops) if crops else None
 
     def _whole(self, value: bytes, mode: str, header: Header | None, verdict: Verdict | None, part: Part | None) -> Any:
         """Decode the image, or the part that the crops need; raise an error of any type if it may be damaged."""

@@ -115,7 +115,6 @@ class SampleReader(PictureReader):
     _classes: Mapping[str, Classes] = field(default_factory=dict, repr=False, compare=False)
     _points: tuple[str, ...] = field(default=(), repr=False, compare=False)  # keypoints of kind json without ``of``
     _linked: dict[tuple[str, ...], Mapping[str, Field]] = field(default_factory=dict, repr=False, compare=False)
-    _repeats: bool = field(default=False, repr=False, compare=False)  # two elements come from one field
     _is_new: _Once = field(default_factory=_Once, repr=False, compare=False)
 
     def _check(self) -> None:

@@ -388,7 +388,7 @@ class VideoReader(PictureReader):
     def _frame(self, name: str, record: Record, at: int, context: SampleContext) -> Any:
         noted = len(context.notes)
         try:
-            frame = self._image(name, record, context)
+            frame = self._image(name, self.stored_as(name), record, context)
         except DecodeError as error:
             placed = DecodeError(f"{self._named(record, at)}: {error}")
             placed.kind = error.kind
