@@ -337,6 +337,17 @@ def test_the_source_is_detected_and_finds_its_pictures(tmp_path: Path) -> None:
         open_source(file, root=tmp_path / "nowhere")
 
 
+@pytest.mark.parametrize(
+    "name", ["instances.json", "images/_annotations.coco.json", "annotations/instances_train.json"]
+)
+def test_a_folder_with_annotations_is_not_packed_without_them(name: str, tmp_path: Path) -> None:
+    file = written(tmp_path / "set", annotated(), name=name, images="images")
+    for folder in (tmp_path / "set", file.parent):
+        with pytest.raises(ConfigError, match=rf"contains the annotations of COCO in .*; pack .*{file.name}"):
+            open_source(folder)
+    assert len(open_source(tmp_path / "set/images", kind="flat")) == 3
+
+
 def test_pictures_that_the_file_does_not_list_are_counted(tmp_path: Path) -> None:
     file = written(tmp_path, annotated())
     (tmp_path / "other.jpg").write_bytes(jpeg(0))

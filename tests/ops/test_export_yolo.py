@@ -227,6 +227,14 @@ def test_what_has_no_place_is_listed(tmp_path: Path) -> None:
     assert np.max(rows[3][1:]) == 1
 
 
+def test_objects_that_repeat_are_counted(tmp_path: Path) -> None:
+    boxes = np.array([[1, 1, 5, 5], [1, 1, 5, 5], [1, 1, 6, 6]], np.float64)
+    record = {"boxes": boxes, "labels": np.array([0, 0, 0])}
+    url = store(f"lmdb://{tmp_path}/s.lmdb", {"boxes": BOXES, "labels": LABELS}, [record])
+    done = storeds.export(url, tmp_path / "out", format="yolo")
+    assert done.notes[0].startswith("1 lines are there twice in a file")
+
+
 def area(ring: Any) -> float:
     """Return the area of a polygon by the shoelace formula."""
     x, y = ring[:, 0], ring[:, 1]

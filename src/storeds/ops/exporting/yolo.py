@@ -47,6 +47,7 @@ _WHY = {
     "boxes": f"boxes {_CUT}",
     "polygons": f"polygons {_CUT}",
     "keypoints": "keypoints lay outside the picture, and became 0 0, not labelled",
+    "repeated": "lines are there twice in a file, as their objects are in the store: programs take such objects once",
     "renamed": "images got another name, because their label file would be that of another image",
 }
 
@@ -87,11 +88,12 @@ def export_yolo(backend: Backend, folder: Path, *, progress: ProgressHook | None
             splits[split] = None
             name = names.name(record.get("key"), position, blob, split)
             try:
-                text = "".join(f"{line}\n" for line in lines.of(record))
+                written = list(lines.of(record))
             except ValueError as error:
                 raise RecordError.at(backend.url, position, str(error)) from None
             out.write(name, blob)
-            out.write(labels_of(name), text)
+            out.write(labels_of(name), "".join(f"{line}\n" for line in written))
+            lines.counts["repeated"] += len(written) - len(set(written))
             position += 1
         if progress is not None:
             progress(state)

@@ -82,6 +82,7 @@ _SUFFIXES = {
     **dict.fromkeys(VIDEO_SUFFIXES, "videos"),
 }
 _TABLE_DEPTH = 3
+_TRIED = 8  # sub-folders that are looked into
 
 
 def open_source(source: Any, *, kind: str | None = None, **options: Any) -> PackSource:
@@ -271,6 +272,7 @@ def _detect_folder(path: str, entries: list[os.DirEntry[str]], *, include_hidden
             images.append(entry.name)
         else:
             others.append(entry.name)
+    _refuse_coco(path, others, folders)
     for names in (folders, images, others, hidden):
         names[:] = sorted(map(show, names))
     if folders and images:
@@ -286,6 +288,23 @@ def _detect_folder(path: str, entries: list[os.DirEntry[str]], *, include_hidden
     held = f"only {some(others)}; pass one of these files" if others else "nothing"
     held += f"; {some(hidden)} is hidden and left out without --include-hidden" if hidden else ""
     raise ConfigError(f"{show(path)} has no sub-folders and no images ({' '.join(IMAGE_SUFFIXES)}), {held}")
+
+
+def _refuse_coco(path: str, files: list[str], folders: list[str]) -> None:
+    """Raise ConfigError if a folder has annotations of COCO, itself or in a sub-folder, which no kind of folder reads."""
+    names = list(files)
+    for folder in sorted(folders)[:_TRIED]:
+        try:
+            names += [f"{folder}/{name}" for name in os.listdir(os.path.join(path, folder))]
+        except OSError:  # the source that lists the folder reports why
+            continue
+    for name in sorted(name for name in names if name.lower().endswith(".json")):
+        file = os.path.join(path, name)
+        if os.path.isfile(file) and is_coco_file(file):
+            raise ConfigError(
+                f"{show(path)} contains the annotations of COCO in {show(name)}; pack {show(file)} to get each image with its "
+                "annotations, or pass kind='imagefolder' or 'flat' (--kind) to pack the images without them"
+            )
 
 
 def _detect_masks(path: str) -> str | None:
