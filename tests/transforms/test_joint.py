@@ -685,6 +685,27 @@ def test_a_function_returns_the_elements_that_it_takes_and_no_others(made: Any) 
         JointTransform(made)(sample, SampleContext(0, 0, 1))
 
 
+@pytest.mark.parametrize(
+    ("name", "made", "words"),
+    [
+        ("boxes", [[0, 0, 5, 5]] * 4, "must return 'boxes' as a tensor, not as list"),
+        ("boxes", np.zeros((4, 4)), "must return 'boxes' as a tensor, not as ndarray"),
+        ("boxes", torch.zeros(4, 5), "must return 'boxes' as boxes of shape .n, 4., not .4, 5."),
+        ("boxes", torch.full((4, 4), torch.nan), "returned 'boxes' with a coordinate that is NaN or infinite"),
+        ("boxes", torch.ones(6, 4), "added 2 'boxes', but not the rows of 'labels'"),
+        ("mask", None, "must return 'mask' as a tensor, not as NoneType"),
+    ],
+)
+def test_what_a_function_returns_is_checked(name: str, made: Any, words: str) -> None:
+    sample = boxes_sample()
+    sample.values["mask"], sample.fields = (
+        torch.zeros(40, 60, dtype=torch.int32),
+        {**sample.fields, "mask": FIELDS["mask"]},
+    )
+    with pytest.raises((TypeError, ValueError), match=words):
+        run([lambda values: {**values, name: made}, RandomHorizontalFlip()], sample)
+
+
 def test_boxes_are_clipped_and_empty_ones_dropped_whether_or_not_a_flip_is_drawn() -> None:
     fields = {name: FIELDS[name] for name in ("image", "boxes", "labels")}
     values = {

@@ -304,6 +304,7 @@ class _Work:
         if not isinstance(made, Mapping) or set(made) != set(names):
             what = f"the elements {', '.join(map(str, made))}" if isinstance(made, Mapping) else type(made).__qualname__
             raise ValueError(f"{transform!r} must return a dict with the elements {', '.join(names)}, not {what}")
+        _check_types(made, self._elements, transform)
         plain = {name: unwrapped(made[name], name, self._elements) for name in names}
         if known:
             plain = from_torchvision(values, plain, self._elements)
@@ -437,6 +438,10 @@ class _Work:
         for name in elements.boxes:
             count, left = len(self.values[name]), len(plain[name])
             for row in elements.rows[name]:
+                if left > count and len(plain[row]) != left:
+                    raise ValueError(
+                        f"{transform!r} added {left - count} {name!r}, but not the rows of {row!r} that belong to them"
+                    )
                 if left != count and len(plain[row]) != left:
                     raise ValueError(
                         f"{transform!r} dropped {count - left} of {count} {name!r}, but not the rows of {row!r} that belong "
@@ -446,6 +451,19 @@ class _Work:
         self.check_sizes(elements.images)
         if moves(transform.transform) != Moves.NOT:
             self._move(Operation())
+
+
+def _check_types(made: Mapping[str, Any], elements: Elements, transform: BoundTransform) -> None:
+    """Raise TypeError or ValueError if a callable returned something else than boxes, keypoints or masks."""
+    for name in (*elements.masks, *elements.boxes, *elements.keypoints):
+        if not isinstance(made[name], torch.Tensor):
+            raise TypeError(f"{transform!r} must return {name!r} as a tensor, not as {type(made[name]).__qualname__}")
+    for name in elements.boxes:
+        shape = tuple(made[name].shape)
+        if len(shape) != 2 or shape[1] != 4:
+            raise ValueError(f"{transform!r} must return {name!r} as boxes of shape (n, 4), not {shape}")
+        if not made[name].as_subclass(torch.Tensor).isfinite().all():
+            raise ValueError(f"{transform!r} returned {name!r} with a coordinate that is NaN or infinite")
 
 
 def _size_after(made: Mapping[str, Any], elements: Elements, size: Size) -> Size:
