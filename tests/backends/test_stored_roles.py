@@ -9,8 +9,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from PIL import Image
@@ -170,6 +172,23 @@ def test_a_copy_gets_roles(make_engine_url: MakeUrl, engine: str) -> None:
     assert copy.fields == new.fields
     without = {name: {"role": None, "format": None, "of": None} for name in TYPED}
     assert ops.convert(target, make_engine_url("lmdb"), roles=without).id == old.id
+
+
+def test_a_copy_counts_the_columns_of_boxes(tmp_path: Path) -> None:
+    boxes = {"a": np.full((2, 4), 3, "<f4"), "b": np.zeros((0, 4), "<f4"), "c": np.full((1, 4), 5, "<f4")}
+    for name, last in (("good", boxes["c"]), ("bad", np.zeros((1, 5), "<f4"))):
+        with h5py.File(tmp_path / f"{name}.h5", "w") as file:
+            for key, value in {**boxes, "c": last}.items():
+                file[f"{key}/boxes"], file[f"{key}/id"] = value, 1
+    options: Any = {"layout": "per_sample", "roles": {"boxes": "boxes"}}
+    copy = ops.convert(f"{tmp_path}/good.h5", f"{tmp_path}/good.lmdb", **options)
+    assert copy.fields["boxes"].shape == (None, 4)
+    with storeds.open_backend(f"{tmp_path}/good.lmdb") as backend:
+        for found, expected in zip(backend.get_many([0, 1, 2]), boxes.values(), strict=True):
+            assert not isinstance(found, errors.RecordError)
+            assert np.array_equal(found["boxes"], expected)
+    with pytest.raises(errors.RecordError, match="record 2"):
+        ops.convert(f"{tmp_path}/bad.h5", f"{tmp_path}/bad.lmdb", **options)
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,10 @@ def with_roles(fields: Mapping[str, Field], roles: Mapping[str, str | Mapping[st
             raise ConfigError(
                 f"roles: that of {name!r} is a name, or a mapping with {', '.join(ROLE_KEYS)}, not {given!r}"
             )
-        plain = Field(fields[name].kind, fields[name].dtype, fields[name].shape)
+        shape = fields[name].shape
+        if keys.get("role") == "boxes" and shape is not None and len(shape) == 2 and shape[1] is None:
+            shape = (shape[0], 4)  # files of other tools do not tell; the writer compares each array
+        plain = Field(fields[name].kind, fields[name].dtype, shape)
         changed[name] = parse_role(name, dataclasses.replace(plain, **keys))
     return check_rows(changed)
 
