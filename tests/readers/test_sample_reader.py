@@ -207,6 +207,7 @@ def test_bad_values_name_record_field_and_reason(objects: Any, says: str) -> Non
         ({"roles": {"boxs": "boxes"}}, "roles names 'boxs', which is no element of a sample"),
         ({"roles": ["image"]}, "roles is a mapping from elements to roles"),
         ({"roles": {"image": "picture"}}, "'image' has an unknown role 'picture'"),
+        ({"roles": {"image": {"classes": ["cat"]}}}, "'image' has classes, which are for the roles label and labels"),
         ({"roles": {"image": {"roles": "image"}}}, "unknown key 'roles'; did you mean 'role'"),
         ({"roles": {"image": "boxes"}}, "role 'boxes' needs kind array, json, not image"),
         ({"reader": "array", "roles": {"size": "text"}}, "reader 'array' takes no roles"),

@@ -161,6 +161,11 @@ class SampleReader(PictureReader):
         paths = {name: split_path(source, backend.meta.fields) for name, source in bound.elements()}
         layouts = bound._array_layouts(declared)
         names = [name for name, each in declared.items() if each.role in ("label", "labels")]
+        for name, spec in (self.roles or {}).items():
+            if isinstance(spec, Mapping) and "classes" in spec and name not in names:
+                raise ConfigError(
+                    f"roles: {name!r} has classes, which are for the roles label and labels; leave them out"
+                )
         several = sum(each.role in ("label", "labels") for each in backend.meta.fields.values()) > 1
         classes = {name: bound._known_classes(name, backend, several) for name in names}
         found = {name: path for name, path in paths.items() if path is not None}
