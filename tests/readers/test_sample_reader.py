@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data import Subset
 
-from storeds import Backend, StoreDataset, open_backend, open_writer
+from storeds import Backend, StoreDataset, StoreLoader, open_backend, open_writer
 from storeds.errors import ConfigError, DecodeError, RecordError
 from storeds.loaders.tf_elements import elements_of
 from storeds.readers import SampleReader, decode_windows
@@ -449,6 +450,11 @@ def test_keypoints_in_json_go_with_their_boxes() -> None:
     assert dataset[0]["points"].tolist() == [[[0, 0, 2], [10, 5, 1]]]
     assert dataset[1]["points"].tolist() == [[0, 0, 0], [10, 5, 1]]  # of the whole sample
     assert [len(dataset[at]["points"]) for at in (2, 3)] == [0, 0]
+    without = StoreDataset(
+        url, transforms=[{"name": "CenterCrop", "size": [1, 1]}, {"name": "FilterBoxes", "min_area": 2}]
+    )
+    (batch,) = StoreLoader(Subset(without, [0, 2]), batch_size=2)
+    assert batch[2].values.shape == (2, 0, 2, 3)
     with pytest.raises(RecordError, match="field 'points' has 2 rows, and field 'boxes' has 3 boxes"):
         store(fields, [{"image": image, "boxes": boxes, "points": points[:2]}])
 

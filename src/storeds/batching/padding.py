@@ -64,9 +64,7 @@ def pad_rows(tensors: Sequence[torch.Tensor], *, sizes_too: bool = False, fill: 
 
 def _with_shape_of_rows(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """Return tensors of which those without rows have the shape of the others' rows: empty lists in JSON tell none."""
-    shape = next((tensor.shape[1:] for tensor in tensors if tensor.numel()), None)
-    if shape is None:
-        return tensors
+    shape = max(tensors, key=lambda tensor: (tensor.numel() > 0, tensor.ndim)).shape[1:]
     return [each.new_zeros((0, *shape)) if each.ndim and not len(each) else each for each in tensors]
 
 
