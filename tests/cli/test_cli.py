@@ -243,3 +243,13 @@ def test_info_does_not_load_torch(tree: Path, tmp_path: Path) -> None:
     run("pack", tree, url)
     code = f"import sys, storeds; storeds.verify({url!r}); sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_labels_of_a_list_and_missing_files_of_class_names(tree: Path, tmp_path: Path) -> None:
+    (tree / "list.csv").write_text("image,tags\nclass0/0.jpg,red;blue\n")
+    options = ("--label-column", "tags", "--label-separator", ";")
+    said = run("pack", tree / "list.csv", f"lmdb://{tmp_path}/a.lmdb", *options)
+    assert "tags → labels" in said
+    assert "none is a label" not in said
+    said = run("pack", tree / "list.csv", f"lmdb://{tmp_path}/b.lmdb", *options, "--classes", "gone.txt", code=3)
+    assert "--classes gone.txt: no such file" in said

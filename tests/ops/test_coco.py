@@ -256,6 +256,15 @@ def test_a_problem_is_reported_by_name_and_the_rest_is_packed_on_request(case: s
     assert len(kept["annotations"]) + len(kept["images"]) >= 4
 
 
+def test_a_bad_image_is_one_problem(tmp_path: Path) -> None:
+    document = annotated()
+    file = written(tmp_path, document)
+    document["images"][0]["width"] = 0
+    file.write_text(json.dumps(document))
+    (problem,) = CocoSource(file).problems
+    assert str(problem) == "instances.json images[0]: its width is not a positive whole number: 0"
+
+
 @pytest.mark.parametrize(
     ("document", "why"),
     [

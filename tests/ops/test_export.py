@@ -310,3 +310,25 @@ def test_a_store_of_captions_becomes_annotations_with_captions(tmp_path: Path) -
     storeds.export(url, tmp_path / "out", format="coco")
     said = truth_of(tmp_path / "out").loadAnns([1, 2])
     assert [(each["image_id"], each["caption"]) for each in said] == [(1, "a cat"), (1, "a dog")]
+
+
+def test_labels_beside_captions_are_listed_as_left_out(tmp_path: Path) -> None:
+    fields = {
+        "image": FIELDS["image"],
+        "text": {"kind": "str", "role": "text"},
+        "labels": FIELDS["labels"],
+        "key": "str",
+    }
+    url = store(f"lmdb://{tmp_path}/a.lmdb", ["a.jpg"], fields, text="a cat")
+    done = storeds.export(url, tmp_path / "out", format="coco")
+    assert done.left_out == {"labels": "COCO has no place for an array"}
+
+
+@pytest.mark.parametrize("format", ["coco", "yolo"])
+def test_other_numbers_of_labels_than_masks_are_an_error(format: str, tmp_path: Path) -> None:
+    fields = {"image": FIELDS["image"], "masks": {"kind": "json", "role": "mask", "format": "coco"}}
+    fields |= {"labels": FIELDS["labels"], "key": "str"}
+    url = store(f"lmdb://{tmp_path}/a.lmdb", ["a.jpg"], fields, masks=[[[1, 1, 9, 1, 9, 9]]])
+    with pytest.raises(StoredsError, match=r"record 0 .*'labels' describes 2 objects, and the record has 1"):
+        storeds.export(url, tmp_path / "out", format=format)
+    assert not (tmp_path / "out").exists()

@@ -30,7 +30,7 @@ from storeds.cli.app import (
     say,
     say_error,
 )
-from storeds.errors import ConfigError
+from storeds.errors import ConfigError, StoreNotFoundError
 from storeds.ops.common import brief_counts, restarts_line
 from storeds.ops.exporting import ExportFormat
 from storeds.ops.packing import OnBad, Packed, SplitBy, reasons, reasons_line
@@ -165,7 +165,7 @@ def pack(
         "fps": fps,
         "label": label,
         "label_type": label_type,
-        "classes": None if classes is None else classes if os.path.isfile(classes) else _names(classes),
+        "classes": None if classes is None else _classes(classes),
         "ignore_index": ignore_index,
         "image_set": image_set,
         "zero_based": zero_based or None,
@@ -232,7 +232,7 @@ def _report(packed: Packed, problems: list[Problem], *, kept: bool) -> None:
     """Print on stderr how columns were interpreted, and which items are bad and why."""
     if packed.columns:
         say_error("columns: ", ", ".join(f"{name} → {field or 'left out'}" for name, field in packed.columns.items()))
-        if "label" not in packed.fields:
+        if not {"label", "labels"} & set(packed.fields):
             say_error("columns: ", "none is a label, so records have no labels")
     for problem in problems[:_SHOWN]:
         say_error("", f"{'kept' if kept else 'left out'}: {problem}")
@@ -249,6 +249,15 @@ def _report(packed: Packed, problems: list[Problem], *, kept: bool) -> None:
 def _names(text: str) -> list[str]:
     """Return the names in ``a,b,c``; none in an empty text."""
     return [name.strip() for name in text.split(",")] if text.strip() else []
+
+
+def _classes(text: str) -> str | list[str]:
+    """Return class names, or the path of a file of them."""
+    if os.path.isfile(text):
+        return text
+    if text.lower().endswith((".txt", ".json")):
+        raise StoreNotFoundError(f"--classes {text}: no such file; pass a file of class names, or the names: a,b,c")
+    return _names(text)
 
 
 def _shares(text: str | None) -> dict[str, float] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sized
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ __all__ = [
     "Exported",
     "FileNames",
     "boxes_as",
+    "check_counts",
     "class_names",
     "fields_of",
     "one_field",
@@ -270,6 +271,13 @@ def class_names(meta: Meta, labels: str | None) -> list[str]:
     if isinstance(names, Mapping):
         names = names.get(labels)
     return [str(name) for name in names] if isinstance(names, list) else []
+
+
+def check_counts(rows: Mapping[str | None, Sized], count: int) -> None:
+    """Raise ValueError if the rows of a field are not as many as the objects of its record. None names no field."""
+    for name, values in rows.items():
+        if name is not None and len(values) != count:
+            raise ValueError(f"field {name!r} describes {len(values)} objects, and the record has {count}")
 
 
 def unexported(meta: Meta, exported: Iterable[str], why: str) -> dict[str, str]:

@@ -15,7 +15,16 @@ from storeds.errors import ConfigError, MissingDependencyError, RecordError
 from storeds.jpeg import read_picture_header
 from storeds.ops.coco_records import COCO_FIELDS, REST, from_record, is_from_coco
 from storeds.ops.common import ProgressHook, read_batches
-from storeds.ops.exporting.base import Exported, ExportFolder, FileNames, boxes_as, class_names, fields_of, one_field
+from storeds.ops.exporting.base import (
+    Exported,
+    ExportFolder,
+    FileNames,
+    boxes_as,
+    check_counts,
+    class_names,
+    fields_of,
+    one_field,
+)
 from storeds.protocols import JSON, Array, Backend, Field, Meta, Record
 from storeds.readers.instances import rasterised
 from storeds.records.roles import boxes_of, check_values
@@ -189,6 +198,8 @@ class _FromRoles:
         self._keypoints = one_field(meta, _FORMAT, "keypoints", required=False)
         self._captions = one_field(meta, _FORMAT, "text", required=False)
         self._has_instances = bool(self._boxes or self._masks or self._keypoints)
+        if not self._has_instances:  # labels are those of the image
+            self._labels = None
         if not (self._has_instances or self._captions):
             raise ConfigError(
                 f"format {_FORMAT!r} needs a field with role boxes, mask (of instances), keypoints or text; the store has "
@@ -248,10 +259,12 @@ class _FromRoles:
         masks = [] if self._masks is None else _segmentations(record[self._masks], self._meta.fields[self._masks], size)
         points = self._points(record, size)
         boxes = self._xywh(record, size, masks, points)
+        labels = [] if self._labels is None else record[self._labels]
+        check_counts({self._labels: labels, self._masks: masks, self._keypoints: points}, len(boxes))
         for row, box in enumerate(boxes.tolist()):
             annotation: dict[str, Any] = {"bbox": box, "iscrowd": 0, "area": box[2] * box[3]}
             if self._labels is not None:
-                annotation["category_id"] = self._category(record[self._labels][row])
+                annotation["category_id"] = self._category(labels[row])
             else:
                 annotation["category_id"] = self._category("object")
             if masks:

@@ -20,6 +20,7 @@ from storeds.ops.exporting.base import (
     ExportFolder,
     FileNames,
     boxes_as,
+    check_counts,
     class_names,
     fields_of,
     one_field,
@@ -203,6 +204,8 @@ class _Lines:
         orientation = exif_orientation(blob)
         polygons = None if self._masks is None or self._keypoints is not None else self._polygons(record, size)
         boxes = self._centres(record, size, polygons)
+        if self._labels is not None:
+            check_counts({self._labels: record[self._labels]}, len(boxes))
         labels = self._numbers(record, len(boxes))
         points = self._points(record, size, orientation)
         skip = record[self._crowd] if self._crowd is not None else np.zeros(len(boxes))

@@ -319,6 +319,7 @@ class _Images:
         self.good: list[dict[str, Any]] = []
         self.states: list[tuple[int, int]] = []
         self.by_id: dict[Any, dict[str, Any]] = {}
+        self.bad: set[Any] = set()  # ids of images that are reported and not in by_id
         self._numbers: dict[str, Any] = {}
         for number, raw in enumerate(rows):
             self._add(number, _item(raw))
@@ -334,6 +335,8 @@ class _Images:
         fault = _image_fault(image)
         if fault is not None:
             self.problems.append(Problem(f"{self._where} images[{number}]", fault))
+            if isinstance(image, dict) and isinstance(image.get("id"), (int, str)):
+                self.bad.add(image["id"])
             return
         own, name = image["id"], image["file_name"]
         if own in self.by_id:
@@ -437,6 +440,9 @@ class _Annotations:
     def add(self, number: int, raw: Any) -> None:
         """Add ``annotations[number]``, or report what is wrong with it."""
         annotation = _item(raw)
+        of = annotation.get("image_id") if isinstance(annotation, dict) else None
+        if isinstance(of, (int, str)) and of in self._images.bad and of not in self._images.by_id:
+            return  # the image was reported
         fault = self._fault(annotation)
         if fault is not None:
             self.problems.append(Problem(self._name(number, annotation), fault))
