@@ -669,6 +669,16 @@ def test_functions_in_a_compose_of_torchvision_leave_keypoints_with_a_visibility
         check_roles(v2.RandomApply([v2.RandomHorizontalFlip(1), dict]), fields)
 
 
+@pytest.mark.parametrize("name", ["RandomIoUCrop", "SanitizeBoundingBoxes"])
+def test_transforms_that_choose_boxes_of_one_element_are_refused_for_two(name: str) -> None:
+    fields = {"image": FIELDS["image"], "faces": BOXES, "cars": BOXES}
+    nested = {"name": V2 + "Compose", "transforms": [V2 + name]}
+    for spec in ([V2 + name], [nested]):
+        with pytest.raises(ConfigError, match=f"{name}.* would drop boxes of 'cars' by those of 'faces'.*FilterBoxes"):
+            check_roles(build_transform(spec), fields)
+    check_roles(build_transform([V2 + name]), {"image": FIELDS["image"], "cars": BOXES})
+
+
 def test_boxes_without_an_image_cannot_move() -> None:
     fields = {name: FIELDS[name] for name in ("boxes", "labels")}
     for transform in (RandomHorizontalFlip(1), dict):

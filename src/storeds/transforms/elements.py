@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any, cast
 
 import numpy as np
 import torch
 
+from storeds.errors import ConfigError
 from storeds.protocols import Array, Field
 from storeds.records.roles import boxes_of
 from storeds.transforms.alignment import leaves_of
@@ -19,6 +20,7 @@ from storeds.transforms.operations import Size
 
 __all__ = [
     "Elements",
+    "check_several_boxes",
     "for_torchvision",
     "from_torchvision",
     "is_of_torchvision",
@@ -29,6 +31,7 @@ __all__ = [
 ]
 
 _LABELS = "labels"
+_OF_ONE_ELEMENT = ("RandomIoUCrop", "SanitizeBoundingBoxes")  # they look at one element of boxes, and drop rows of all
 _EXACT = 2**24  # torchvision resizes masks as float32, which holds every integer up to this one
 
 
@@ -98,6 +101,19 @@ def unwrapped(value: Any, name: str, elements: Elements) -> Any:
 def is_of_torchvision(transform: Any) -> bool:
     """Return whether a transform and all its parts belong to torchvision."""
     return all(type(part).__module__.startswith("torchvision.") for part in (transform, *leaves_of(transform)))
+
+
+def check_several_boxes(transforms: Iterable[Any], fields: Mapping[str, Field]) -> None:
+    """Raise ConfigError if a transform of torchvision would drop boxes by those of another element."""
+    boxes = [name for name, field in fields.items() if field.role == "boxes"]
+    if len(boxes) < 2:
+        return
+    for part in (part for transform in transforms for part in leaves_of(transform)):
+        if is_of_torchvision(part) and type(part).__name__ in _OF_ONE_ELEMENT:
+            raise ConfigError(
+                f"transforms: {part!r} takes one element of boxes, and would drop boxes of {', '.join(map(repr, boxes[1:]))} by "
+                f"those of {boxes[0]!r}: use FilterBoxes or RandomResizedCrop of storeds, or read one of these elements (fields=[…])"
+            )
 
 
 def for_torchvision(values: Mapping[str, Any], elements: Elements) -> dict[str, Any]:

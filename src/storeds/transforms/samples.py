@@ -35,6 +35,7 @@ from storeds.transforms.convert import ToDtype
 from storeds.transforms.coordinates import Coordinates, from_corners, to_corners
 from storeds.transforms.elements import (
     Elements,
+    check_several_boxes,
     for_torchvision,
     from_torchvision,
     is_of_torchvision,
@@ -190,6 +191,7 @@ def check_roles(transforms: Transform | None, fields: Mapping[str, Field]) -> No
             raise MissingDependencyError(
                 f"transforms: {moved!r} would not move keypoints: this torchvision does not know them; install 0.23 or later"
             )
+    check_several_boxes(_flattened(transforms), fields)
     image = next((field for field in fields.values() if field.role == "image"), None)
     for name, field in fields.items():
         if field.role is None and is_spatial(name, field, image):
