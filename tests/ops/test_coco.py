@@ -470,3 +470,19 @@ def test_random_annotations_come_back(
     url = make_engine_url(engine)
     storeds.pack(written(folder, document), url)
     assert exported(url, folder / "out") == by_image(given)
+
+
+def test_a_changed_file_is_not_resumed(tmp_path: Path) -> None:
+    file, url = written(tmp_path, annotated()), f"lmdb://{tmp_path}/a.lmdb"
+
+    def interrupt(state: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        storeds.pack(file, url, commit_every=1, progress=interrupt)
+    content = file.read_text()
+    file.write_text(content.replace('"toothbrush"', '"brush"'))
+    with pytest.raises(ConfigError, match=r"plan.source.xxh3 was .*\(a hash of the source: its files or annotations"):
+        storeds.pack(file, url, commit_every=1, resume=True)
+    file.write_text(content)
+    assert storeds.pack(file, url, commit_every=1, resume=True).id == storeds.pack(file, f"hdf5://{tmp_path}/b.h5").id

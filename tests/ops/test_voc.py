@@ -299,6 +299,14 @@ def test_files_of_time_zero_and_broken_links_are_not_missing(tmp_path: Path) -> 
     assert "JPEGImages/b.jpg: cannot be read: No such file" in problems(root)
 
 
+def test_an_annotation_with_a_suffix_in_capitals_is_explained(tmp_path: Path) -> None:
+    root = tmp_path / "set"
+    for name in ("a", "b"):
+        add(root, name, annotation(element(*CAT)))
+    (root / "Annotations/a.xml").rename(root / "Annotations/a.XML")
+    assert "a.jpg: has no annotation (Annotations/a.xml); rename Annotations/a.XML" in problems(root)
+
+
 def test_masks_of_no_image_and_empty_lists_are_reported(tmp_path: Path) -> None:
     root = tmp_path / "set"
     add(root, "a", annotation(element(*CAT)))

@@ -396,6 +396,12 @@ def test_paths_of_windows_are_explained(tmp_path: Path) -> None:
     )
 
 
+def test_a_label_file_with_a_suffix_in_capitals_is_explained(tmp_path: Path) -> None:
+    data_set(tmp_path / "set", {"train/1": "0 0.5 0.5 1 1\n", "train/2": ""})
+    (tmp_path / "set/labels/train/1.txt").rename(tmp_path / "set/labels/train/1.TXT")
+    assert "labels/train/1.TXT: label files end in .txt, and this one in .TXT; rename it" in problems(tmp_path / "set")
+
+
 def test_a_data_yaml_that_is_not_yaml_is_not_ignored(tmp_path: Path) -> None:
     data_set(tmp_path / "set", {"train/1": "0 0.5 0.5 1 1\n"}, names="names: [cat, dog")
     write(tmp_path / "set/classes.txt", "dog\ncat\n")

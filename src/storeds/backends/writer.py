@@ -53,12 +53,17 @@ def target_exists(url: str, is_left: bool) -> StoreExistsError:
 def other_plan(url: str, begun: JSON, now: JSON) -> ConfigError:
     """Return the error for a writer that cannot resume an interrupted write, because its arguments differ."""
     differing = [
-        f"{name} was {json.dumps(old)} and is {json.dumps(new)}" for name, old, new in _differences(begun, now)
+        f"{name} was {json.dumps(old)} and is {json.dumps(new)}{_HASHES.get(name, '')}"
+        for name, old, new in _differences(begun, now)
     ]
     return ConfigError(
         f"{url} cannot be resumed, because it began with other arguments: {'; '.join(differing)}; use the same, or start again "
         "with overwrite=True (--overwrite), without resume=True"
     )
+
+
+# What `pack` writes into its plan besides arguments.
+_HASHES = {"plan.source.xxh3": " (a hash of the source: its files or annotations changed)"}
 
 
 def _differences(old: JSON, new: JSON, name: str = "") -> Iterator[tuple[str, JSON, JSON]]:

@@ -371,7 +371,9 @@ class _Listing:
         annotation = _beside(key, _ANNOTATIONS, ".xml")
         own = self._state(annotation)
         if own is None:
-            self.problems.append(Problem(key, f"has no annotation ({annotation})"))
+            upper = _beside(key, _ANNOTATIONS, ".XML")
+            hint = f"; rename {upper}" if self._state(upper) is not None else ""
+            self.problems.append(Problem(key, f"has no annotation ({annotation}){hint}"))
             return
         mask_path = _beside(key, _MASKS, ".png")
         mask = self._state(mask_path)

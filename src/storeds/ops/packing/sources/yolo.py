@@ -310,8 +310,11 @@ class _Listing:
             for path, _, _ in self._texts.files(folder):
                 is_other = _OTHER_TEXT.fullmatch(posixpath.basename(path)) is not None
                 if path not in self._by_labels and not is_other:
-                    where = posixpath.splitext(_images_of(path))[0]
-                    self._own.append(Problem(path, f"the label file has no image ({where}.*)"))
+                    stem, suffix = posixpath.splitext(path)
+                    fault = f"the label file has no image ({_images_of(stem)}.*)"
+                    if suffix != ".txt" and f"{stem}.txt" in self._by_labels:
+                        fault = f"label files end in .txt, and this one in {suffix}; rename it"
+                    self._own.append(Problem(path, fault))
 
 
 def labels_of(key: str) -> str:
