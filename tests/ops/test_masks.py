@@ -18,7 +18,7 @@ from skimage import data
 from typer.testing import CliRunner
 
 import storeds
-from mask_files import FORMS, class_ids, encode_mask, mask, pixels_of, write
+from mask_files import FORMS, as_grey, class_ids, encode_mask, mask, pixels_of, write
 from photographs import jpeg, photograph
 from storeds.cli import app
 from storeds.errors import ConfigError, RecordError, StoreNotFoundError
@@ -255,6 +255,17 @@ def test_unnamed_class_ids_are_reported(tmp_path: Path) -> None:
     assert storeds.pack(root, f"lmdb://{tmp_path}/a.lmdb", kind="masks", classes=classes).count == 3
     meta = storeds.pack(root, f"lmdb://{tmp_path}/b.lmdb", kind="masks", classes=classes, ignore_index=255)
     assert meta.attrs == {"classes": classes, "ignore_index": 255}
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_class_ids_of_grey_masks_of_few_bits_are_compared_exactly(bits: int, tmp_path: Path) -> None:
+    root = generic(tmp_path / "tree")
+    ids = class_ids(1)
+    (root / "masks/1.png").write_bytes(as_grey(encode_mask(ids, "P", bits=bits), bits))
+    url = f"lmdb://{tmp_path}/a.lmdb"
+    assert storeds.pack(root, url, kind="masks", classes=["sky", "road", "car", "tree"]).count == 3
+    assert np.array_equal(storeds.StoreDataset(url, reader="sample")[1][1], ids)
+    assert "without a name: 3;" in problem_lines(root, classes=["sky", "road", "car"])[0]
 
 
 def test_16_bit_class_ids_are_compared_exactly(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import io
 import logging
 import pickle
 import secrets
+import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -15,6 +16,7 @@ import torch
 from PIL import Image
 from torch.utils.data import Subset
 
+from mask_files import as_grey
 from storeds import Backend, StoreDataset, StoreLoader, open_backend, open_writer
 from storeds.errors import ConfigError, DecodeError, RecordError
 from storeds.loaders.tf_elements import elements_of
@@ -126,6 +128,18 @@ def test_grey_masks_of_few_bits_keep_their_class_ids(bits: int) -> None:
     assert np.array_equal(dataset[0][1], values)
 
 
+@pytest.mark.parametrize("bits", [2, 4])
+def test_grey_tiffs_of_few_bits_keep_their_class_ids(bits: int) -> None:
+    values = ids(most=1 << bits)
+    digits = np.unpackbits(values[..., None], axis=2)[..., -bits:]
+    data = np.packbits(digits.reshape(30, -1), axis=1).tobytes()
+    tags = {256: 40, 257: 30, 258: bits, 259: 1, 262: 1, 273: 8, 278: 30, 279: len(data)}
+    directory = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    blob = b"II*\0" + struct.pack("<I", 8 + len(data)) + data + struct.pack("<H", len(tags)) + directory + bytes(4)
+    dataset = StoreDataset(store({"image": PHOTOGRAPH, "mask": MASK}, [{"image": photograph(), "mask": blob}]))
+    assert np.array_equal(dataset[0][1], values)
+
+
 @pytest.mark.parametrize("mode", ["1", "L", "P"])
 def test_the_mode_of_a_mask_changes_colours_only(mode: str) -> None:
     values = RNG.integers(0, 2, (30, 40)).astype(np.uint8)
@@ -134,19 +148,6 @@ def test_the_mode_of_a_mask_changes_colours_only(mode: str) -> None:
     for image in (palette, Image.fromarray(values.astype(bool)), Image.fromarray(values)):
         url = store({"image": PHOTOGRAPH, "mask": MASK}, [{"image": photograph(), "mask": picture(image)}])
         assert np.array_equal(StoreDataset(url, mode={"mask": mode})[0][1], values)
-
-
-def as_grey(blob: bytes, bits: int) -> bytes:
-    """Return a PNG with a palette as a grey one of the same samples."""
-    import zlib
-
-    assert blob[24] == bits
-    header = bytearray(blob[12:29])
-    header[13] = 0  # the colour type
-    start = blob.index(b"PLTE") - 4
-    stop = blob.index(b"IDAT") - 4
-    assert start < stop
-    return blob[:12] + bytes(header) + zlib.crc32(header).to_bytes(4, "big") + blob[33:start] + blob[stop:]
 
 
 def test_boxes_are_in_pixels_and_kept_in_their_format() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from PIL import Image
 
 from photographs import jpeg, photograph
 
-__all__ = ["FORMS", "class_ids", "encode_mask", "mask", "pixels_of", "write"]
+__all__ = ["FORMS", "as_grey", "class_ids", "encode_mask", "mask", "pixels_of", "write"]
 
 FORMS = ("L", "P", "I;16", "1")
 """Modes of Pillow that hold class ids."""
@@ -61,3 +62,14 @@ def write(root: Path, files: Mapping[str, bytes | int | str]) -> Path:
             content = mask(content) if name.endswith(".png") else jpeg(content)
         path.write_bytes(content.encode() if isinstance(content, str) else content)
     return root
+
+
+def as_grey(blob: bytes, bits: int) -> bytes:
+    """Return a PNG with a palette as a grey one of the same samples."""
+    assert blob[24] == bits
+    header = bytearray(blob[12:29])
+    header[13] = 0  # the colour type
+    start = blob.index(b"PLTE") - 4
+    stop = blob.index(b"IDAT") - 4
+    assert start < stop
+    return blob[:12] + bytes(header) + zlib.crc32(header).to_bytes(4, "big") + blob[33:start] + blob[stop:]

@@ -23,6 +23,7 @@ __all__ = [
     "boxes_tensor",
     "class_ids",
     "class_number",
+    "grey_step",
     "holds_class_ids",
     "keypoints_tensor",
     "labels_tensor",
@@ -34,13 +35,15 @@ Size = tuple[int, int]
 
 _NPY = b"\x93NUMPY"
 _PNG = b"\x89PNG\r\n\x1a\n"
+_TIFF = (b"II*\0", b"MM\0*")
+_BITS_PER_SAMPLE = 258
 
 
 def class_ids(name: str, image: Any, blob: bytes) -> torch.Tensor:
     """Return the class ids of a decoded mask, shape (height, width): uint8, or int32 for files of more bits.
 
     The ids are the numbers in the file: the indices of a palette, 0 and 1 of a picture of 1 bit, 0 to 3 and 0 to 15 of
-    grey PNGs of 2 and 4 bits.
+    grey PNGs and TIFFs of 2 and 4 bits.
 
     Parameters
     ----------
@@ -66,7 +69,7 @@ def class_ids(name: str, image: Any, blob: bytes) -> torch.Tensor:
     if pixels.dtype.itemsize > 1:
         return torch.from_numpy(pixels.astype(np.int32))
     ids = torch.from_numpy(pixels.astype(np.uint8))
-    step = _grey_step(blob) if image.mode == "L" else 1
+    step = grey_step(image.mode, blob)
     return ids if step == 1 else ids // step
 
 
@@ -80,10 +83,15 @@ def holds_class_ids(blob: bytes) -> bool:
         return False
 
 
-def _grey_step(blob: bytes) -> int:
-    """Return the number by which Pillow multiplies the samples of a grey PNG of 2 or 4 bits; 1 for other pictures."""
-    is_grey_png = blob.startswith(_PNG) and blob[12:16] == b"IHDR" and blob[25:26] == b"\0"
-    return {2: 85, 4: 17}.get(blob[24], 1) if is_grey_png else 1
+def grey_step(mode: str, blob: bytes) -> int:
+    """Return the number by which Pillow multiplies the samples of a grey PNG or TIFF of 2 or 4 bits; 1 for other pictures."""
+    bits = 8
+    if mode == "L" and blob.startswith(_PNG) and blob[12:16] == b"IHDR" and blob[25:26] == b"\0":
+        bits = blob[24]
+    elif mode == "L" and blob.startswith(_TIFF):
+        with Image.open(io.BytesIO(blob)) as opened:
+            bits = getattr(opened, "tag_v2", {}).get(_BITS_PER_SAMPLE, (8,))[0]
+    return {2: 85, 4: 17}.get(bits, 1)
 
 
 def mask_tensor(name: str, value: Any, field: Field, size: Size | None) -> torch.Tensor:

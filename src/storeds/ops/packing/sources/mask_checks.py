@@ -11,6 +11,7 @@ from PIL import Image
 
 from storeds._utils.text import counted, some
 from storeds.ops.packing.sources.base import show
+from storeds.readers.annotations import grey_step
 from storeds.readers.decoders import decode_reason, orientation_of
 from storeds.records.roles import check_mask, check_mask_mode
 
@@ -52,7 +53,7 @@ class MaskCheck:
                     )
                 check_mask_mode(self.field, opened.mode)
                 check_mask(self.field, (opened.height, opened.width), _size(image))
-                found = [] if self.classes is None else _ids(opened)
+                found = [] if self.classes is None else _ids(opened, mask)
         except ValueError as error:
             return f"its mask {show(path)} cannot be used: {error}{_turned(image, mask)}"
         except Exception as error:  # decoders raise any exception on damaged bytes
@@ -91,11 +92,12 @@ def _turned(image: bytes, mask: bytes) -> str:
     return "; the image is turned by its EXIF orientation, and the mask is not: store the image as it is displayed"
 
 
-def _ids(opened: Image.Image) -> list[int]:
+def _ids(opened: Image.Image, mask: bytes) -> list[int]:
     """Return the class ids in a mask."""
     pixels = np.asarray(opened)
     if pixels.dtype.kind == "u" and pixels.itemsize <= 2:  # much faster than sorting
-        return [int(number) for number in np.flatnonzero(np.bincount(pixels.ravel()))]
+        step = grey_step(opened.mode, mask)
+        return [int(number) // step for number in np.flatnonzero(np.bincount(pixels.ravel()))]
     return [int(number) for number in np.unique(pixels)]
 
 
