@@ -472,6 +472,18 @@ def test_random_annotations_come_back(
     assert exported(url, folder / "out") == by_image(given)
 
 
+def test_a_split_that_pack_adds_replaces_no_key_of_the_file(tmp_path: Path) -> None:
+    document = annotated()
+    document["images"][0]["split"] = "train2014"
+    url = f"lmdb://{tmp_path}/a.lmdb"
+    storeds.pack(written(tmp_path, document), url, split={"train": 0.5, "val": 0.5})
+    done = storeds.export(url, tmp_path / "out", format="coco")
+    images = json.loads((tmp_path / "out/annotations.json").read_text())["images"]
+    assert images[0] == document["images"][0]
+    assert images[1]["split"] in ("train", "val")
+    assert list(done.left_out) == ["split"]
+
+
 def test_a_changed_file_is_not_resumed(tmp_path: Path) -> None:
     file, url = written(tmp_path, annotated()), f"lmdb://{tmp_path}/a.lmdb"
 
