@@ -96,6 +96,9 @@ def test_info_shows_roles(tmp_path: Path) -> None:
     declared = {row.pop("name"): row for row in run_json("info", url)["fields"]}
     assert declared["boxes"] == {**boxes, "dtype": "<f4", "role": "boxes", "format": "xywh"}
     assert declared["areas"] == {"kind": "json", "of": "boxes"}
+    wrong = CliRunner().invoke(app, ["convert", source, f"{url}2", "--role", "boxes={role: boxes}"])
+    assert wrong.exit_code == 2
+    assert "{role: boxes} is not JSON" in wrong.output
     wrong = CliRunner().invoke(app, ["convert", source, f"{url}2", "--role", "boxes=masks"])
     assert wrong.exit_code == 2
     assert "did you mean 'mask'" in wrong.output

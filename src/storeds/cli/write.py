@@ -271,6 +271,16 @@ def _shares(text: str | None) -> dict[str, float] | None:
         ) from None
 
 
+def _parse_role(text: str) -> tuple[str, Any]:
+    """Return the field of ``field=role``, and its role or the keys of a declaration."""
+    name, role = parse_option(text)
+    if isinstance(role, str) and role.startswith("{"):
+        raise ConfigError(
+            f"""--role {text!r}: {role} is not JSON, which is like {{"role": "boxes", "format": "xywh"}}"""
+        )
+    return name, role
+
+
 @app.command()
 @command
 def convert(
@@ -305,7 +315,7 @@ def convert(
             index=index or (),
             check=check,
             fast_crops=fast_crops,
-            roles=dict(map(parse_option, role or [])),
+            roles=dict(map(_parse_role, role or [])),
             layout=layout,
             options=options,
             progress=hook,
