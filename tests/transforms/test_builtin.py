@@ -307,3 +307,15 @@ def test_to_dtype(source: str, dtype: str, scale: bool) -> None:
     found = ours(image)
     assert found.dtype == expected.dtype
     assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("mode", ["P", "1", "I;16"])
+def test_a_mode_that_pillow_cannot_recolour_is_named(mode: str) -> None:
+    picture = Image.new(mode, (8, 8))
+    with pytest.raises(
+        ValueError, match=f"ColorJitter: Pillow cannot change colours of mode '{mode}'.*mode 'RGB' or 'L'"
+    ):
+        ColorJitter(contrast=(0.5, 0.5))(picture)
+    with pytest.raises(ValueError, match=f"TrivialAugmentWide: Pillow cannot change colours of mode '{mode}'"):
+        for number in range(60):
+            TrivialAugmentWide()(picture, generator=torch.Generator().manual_seed(number))

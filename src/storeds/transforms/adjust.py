@@ -6,6 +6,8 @@ floating tensor counts as scaled to [0, 1].
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ __all__ = [
     "contrast",
     "converted",
     "equalize",
+    "explained",
     "grayscale",
     "greatest",
     "hue",
@@ -30,6 +33,19 @@ __all__ = [
 ]
 
 _GRAY = (0.2989, 0.587, 0.114)
+
+
+@contextmanager
+def explained(image: Any, who: str) -> Iterator[None]:
+    """Make Pillow's errors about a mode name it, and say what to do."""
+    try:
+        yield
+    except (ValueError, OSError, NotImplementedError) as error:
+        if not isinstance(image, Image.Image) or image.mode in ("L", "RGB"):
+            raise
+        raise ValueError(
+            f"{who}: Pillow cannot change colours of mode {image.mode!r} so: read the image with mode 'RGB' or 'L'"
+        ) from error
 
 
 def greatest(dtype: torch.dtype) -> int:

@@ -17,6 +17,7 @@ from storeds.transforms.adjust import (
     brightness,
     contrast,
     equalize,
+    explained,
     posterize,
     saturation,
     sharpness,
@@ -150,6 +151,10 @@ class _Recolour(Operation):
 
     def image(self, image: Any) -> Any:
         # docstring inherited
+        with explained(image, "TrivialAugmentWide"):
+            return self._changed(image)
+
+    def _changed(self, image: Any) -> Any:
         who = "TrivialAugmentWide"
         if self.name == "posterize":
             return posterize(image, int(self.strength), who)

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from storeds.errors import ConfigError
-from storeds.transforms.adjust import brightness, contrast, grayscale, hue, saturation
+from storeds.transforms.adjust import brightness, contrast, explained, grayscale, hue, saturation
 from storeds.transforms.arguments import (
     as_tuple,
     checked_colour,
@@ -124,7 +124,8 @@ class _Jitter(Operation):
     def image(self, image: Any) -> Any:
         # docstring inherited
         for step, factor in self.steps:
-            image = (brightness, contrast, saturation, hue)[step](image, factor, "ColorJitter")
+            with explained(image, "ColorJitter"):
+                image = (brightness, contrast, saturation, hue)[step](image, factor, "ColorJitter")
         return image
 
 
