@@ -207,6 +207,7 @@ def test_bad_values_name_record_field_and_reason(objects: Any, says: str) -> Non
         ({"fields": {"boxes": "objects[.bbox"}}, "is not a path"),
         ({"fields": {"boxes": "image.bbox"}}, "of kind image: only values of kind json have parts"),
         ({"roles": {"boxs": "boxes"}}, "roles names 'boxs', which is no element of a sample"),
+        ({"decode": "bytes", "transforms": ["RandomHorizontalFlip"]}, "decode it, which decode='bytes' does not"),
         ({"roles": ["image"]}, "roles is a mapping from elements to roles"),
         ({"roles": {"image": "picture"}}, "'image' has an unknown role 'picture'"),
         ({"roles": {"image": {"classes": ["cat"]}}}, "'image' has classes, which are for the roles label and labels"),

@@ -195,9 +195,11 @@ def check_roles(transforms: Transform | None, fields: Mapping[str, Field]) -> No
     image = next((field for field in fields.values() if field.role == "image"), None)
     for name, field in fields.items():
         if field.role is None and is_spatial(name, field, image):
+            decoded = ", and decode it, which decode='bytes' does not" if field.kind == "image" else ""
             raise ConfigError(
                 f"transforms: {moving!r} moves pixels, but {name!r} has no role, so it would stay as stored and no longer "
-                f"match. Say what it is, for example roles={{{name!r}: 'mask'}}, or read the other elements alone (fields=[…])"
+                f"match. Say what it is, for example roles={{{name!r}: 'mask'}}{decoded}, or read the other elements alone "
+                "(fields=[…])"
             )
 
 
