@@ -211,6 +211,8 @@ BAD: dict[str, tuple[Callable[[Any], None], str, str]] = {
     "negative box": (change("annotations.0.bbox", [1, 2, -3, 4]), "annotation 900 (a.jpg)", "negative width"),
     "NaN in a box": (change("annotations.0.bbox", [1, 2, float("nan"), 4]), "annotation 900 (a.jpg)", "not finite"),
     "infinite box": (change("annotations.0.bbox", [1, 2, float("inf"), 4]), "annotation 900 (a.jpg)", "not finite"),
+    "box too large": (change("annotations.0.bbox", [10**400, 0.5, 3, 4]), "annotation 900 (a.jpg)", "its bbox is bad"),
+    "side too large": (change("annotations.0.bbox", [0.5, 1, 10**400, 4]), "annotation 900 (a.jpg)", "its bbox is bad"),
     "box outside": (change("annotations.0.bbox", [96, 2, 3, 4]), "annotation 900 (a.jpg)", "lies outside the image"),
     "box of 3": (change("annotations.0.bbox", [96, 2, 3]), "annotation 900 (a.jpg)", "not 4 numbers"),
     "box of text": (change("annotations.0.bbox", ["1", 2, 3, 4]), "annotation 900 (a.jpg)", "not 4 numbers"),

@@ -536,7 +536,7 @@ def _box_fault(annotation: Mapping[str, Any], size: tuple[int, int] | None) -> s
         if is_inside and size is not None and left + width <= size[1] and top + height <= size[0]:
             return None  # as nearly all are; what follows takes 20 times as long
         check_boxes("bbox", [box], _BOX, size)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:  # a whole number that no float holds
         return f"its bbox is bad: {str(error).removeprefix(_ROW)}"
     return None
 
