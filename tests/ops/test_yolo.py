@@ -304,7 +304,11 @@ def test_labels_may_lie_beside_images(tmp_path: Path) -> None:
         ("train: images/train\nnames: [a, no]", "YAML reads the name of class 1 as False; put it in quotation marks"),
         ("train: images/train\nnames: [a, a]", "'a' is listed twice"),
         ("train: images/train\nnames: [a]\nnc: 2", "nc is 2, but names has 1"),
-        ("train: images/train\nnames: [a]\nkpt_shape: 17", r"kpt_shape is \[number of keypoints, 2 or 3\], not 17"),
+        (
+            "train: images/train\nnames: [a]\nkpt_shape: 17",
+            r"kpt_shape is \[number of keypoints from 1 to 100,000, 2 or 3\], not 17",
+        ),
+        (f"train: images/train\nnames: [a]\nkpt_shape: [{10**19}, 3]", r"from 1 to 100,000, 2 or 3\], not \[1000"),
         ("train: ../other\nnames: [a]", r"leads out of .*pass allow_outside=True"),
         ("train: 7\nnames: [a]", "train is the path of a folder or a list"),
     ],

@@ -38,6 +38,7 @@ __all__ = ["SPLITS", "YoloSource", "is_yolo_file", "is_yolo_folder", "labels_of"
 SPLITS = ("train", "val", "valid", "test", "minival")
 _YAML = (".yaml", ".yml")
 _SPLIT_FOLDER = re.compile(r"(train|val|valid|validation|test|minival)(\d{4})?")
+_MOST_KEYPOINTS = 100_000  # of an object
 _CLASS_FILES = ("classes.txt", "labels/classes.txt")
 _OTHER_TEXT = re.compile(r"(classes|notes|labels|train|val|valid|test|readme.*)\.txt", re.I)
 _HOW = "name them in data.yaml, in classes.txt (one name a line), or with classes= (--classes cat,dog)"
@@ -494,6 +495,8 @@ def _keypoints(shown: str, shape: Any) -> tuple[int, int] | None:
     if shape is None:
         return None
     is_shape = isinstance(shape, list) and len(shape) == 2 and all(type(number) is int for number in shape)
-    if not is_shape or shape[0] < 1 or shape[1] not in (2, 3):
-        raise ConfigError(f"{shown}: kpt_shape is [number of keypoints, 2 or 3], not {shape!r}")
+    if not is_shape or not 1 <= shape[0] <= _MOST_KEYPOINTS or shape[1] not in (2, 3):
+        raise ConfigError(
+            f"{shown}: kpt_shape is [number of keypoints from 1 to {_MOST_KEYPOINTS:,}, 2 or 3], not {shape!r:.60}"
+        )
     return shape[0], shape[1]
