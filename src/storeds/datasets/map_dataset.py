@@ -274,7 +274,7 @@ class StoreDataset(Dataset[Any]):
 
     @property
     def classes(self) -> list[str]:
-        """The class names, in order of their label: those in `roles`, or the store's; AttributeError without any."""
+        """The class names in order of their label, from `roles` or from the store. AttributeError if neither has any."""
         if isinstance(self.reader, SampleReader) and self.reader.classes is not None:
             return self.reader.classes
         classes = self.backend.meta.attrs.get("classes")
