@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +23,10 @@ _SIDES = ("xmin", "ymin", "xmax", "ymax")
 _LEFT_OUT = ("object", "size", "filename", "path")
 _OWN_FIELDS = ("name", "bndbox", "difficult", "truncated")
 _SHOWN = 5  # faults of one file
+_ENCODING = re.compile(rb"""\s*<\?xml[^>]*?\sencoding\s*=\s*["']([A-Za-z0-9._-]+)["']""")
+_MULTIBYTE = frozenset(
+    ("gb2312", "gbk", "gb18030", "big5", "big5hkscs", "cp950", "shift_jis", "cp932", "euc_jp", "euc_kr", "cp949")
+)
 
 
 @dataclass
@@ -100,7 +106,7 @@ def _tree(blob: bytes, path: str) -> Element:
         )
     parser = ElementTree.XMLParser(target=_Builder())  # noqa: S314  # entities are refused
     try:
-        parser.feed(blob)
+        parser.feed(_decoded(blob, path))
         root: Element = parser.close()
     except BadItem as fault:
         raise BadItem(f"{fault} ({path})") from None
@@ -109,6 +115,24 @@ def _tree(blob: bytes, path: str) -> Element:
     if root.tag != "annotation":
         raise BadItem(f"its annotation begins with <{root.tag}> instead of <annotation> ({path})")
     return root
+
+
+def _decoded(blob: bytes, path: str) -> bytes | str:
+    """Return XML as text if its encoding has several bytes per character, which expat cannot decode."""
+    declared = _ENCODING.match(blob)
+    if declared is None:
+        return blob
+    encoding = declared[1].decode()
+    try:
+        if codecs.lookup(encoding).name in _MULTIBYTE:
+            return blob.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise BadItem(
+            f"its annotation is not {encoding}, as its first line says: {error.reason} at byte {error.start} ({path})"
+        ) from None
+    except LookupError:  # expat may know it
+        pass
+    return blob
 
 
 def _text(element: Element, name: str) -> str:
