@@ -315,3 +315,51 @@ def test_masks_of_no_image_and_empty_lists_are_reported(tmp_path: Path) -> None:
     put(root / "ImageSets/Main/train.txt", "")
     with pytest.raises(ConfigError, match=r"no image is listed; the lists Main/train are empty; choose others"):
         VocSource(root)
+
+
+def test_lists_of_one_class_pack_the_images_that_have_it(tmp_path: Path) -> None:
+    data_set(tmp_path)
+    put(tmp_path / "ImageSets/Main/cat_train.txt", "a  1\nb -1\nc  0\nnone -1\n")
+    source = VocSource(tmp_path, image_set="cat_train")
+    assert [each["key"][-5] for each in records(source)] == ["a", "c"]
+    assert any(note.startswith("1 image has -1 in Main/cat_train") for note in source.notes)
+    assert any(note.startswith("1 image is in none of the lists Main/cat_train") for note in source.notes)
+    put(tmp_path / "ImageSets/Main/cow_train.txt", "a -1\n")
+    with pytest.raises(ConfigError, match=r"Main/cow_train are empty, or say of each image .*-1"):
+        VocSource(tmp_path, image_set="cow_train")
+
+
+def test_lists_of_persons_pack_images_with_any_person_that_has_it(tmp_path: Path) -> None:
+    data_set(tmp_path)  # as ImageSets/Action: the image, the number of the person, and the flag
+    put(tmp_path / "ImageSets/Action/jumping_train.txt", "a 1 -1\na 2  1\nb 1 -1\n")
+    source = VocSource(tmp_path, image_set="Action/jumping_train")
+    assert [each["key"][-5] for each in records(source)] == ["a"]
+    assert any(note.startswith("1 image has -1 in Action/jumping_train") for note in source.notes)
+
+
+def test_lists_with_a_suffix_in_capitals(tmp_path: Path) -> None:
+    data_set(tmp_path)
+    for name in ("train", "val"):
+        (tmp_path / f"ImageSets/Main/{name}.txt").rename(tmp_path / f"ImageSets/Main/{name.upper()}.TXT")
+    (tmp_path / "ImageSets/Main/trainval.txt").unlink()
+    source = VocSource(tmp_path)
+    assert {each["key"][-5]: each["split"] for each in records(source)} == {"a": "TRAIN", "b": "TRAIN", "c": "VAL"}
+
+
+@pytest.mark.parametrize("encoding", ["GB2312", "gbk", "Shift_JIS", "euc-kr", "big5"])
+def test_annotations_in_encodings_of_several_bytes(encoding: str, tmp_path: Path) -> None:
+    name = {"Shift_JIS": "猫", "euc-kr": "고양이"}.get(encoding, "狗")
+    text = f'<?xml version="1.0" encoding="{encoding}"?>{annotation(element(name, "1", "1", "9", "9"))}'
+    add(tmp_path, "a", None)
+    put(tmp_path / "Annotations/a.xml", text.encode(encoding))
+    assert VocSource(tmp_path).attrs["classes"] == [name]
+
+
+def test_a_doctype_or_bytes_of_another_encoding_are_refused_in_encodings_of_several_bytes(tmp_path: Path) -> None:
+    head = '<?xml version="1.0" encoding="gb2312"?>'
+    add(tmp_path, "a", None)
+    add(tmp_path, "b", f'{head}<!DOCTYPE a [<!ENTITY b "c">]>{annotation()}')
+    put(tmp_path / "Annotations/a.xml", f"{head}{annotation()}".encode() + b"\xff")
+    says = problems(tmp_path)
+    assert "has a DOCTYPE" in says
+    assert "its annotation is not gb2312" in says

@@ -38,6 +38,7 @@ __all__ = ["VocSource", "find_voc_folders"]
 
 _IMAGES, _ANNOTATIONS, _SETS, _MASKS = "JPEGImages", "Annotations", "ImageSets", "SegmentationClass"
 _OF_CLASS = re.compile(r".+_(train|val|trainval|test)")
+_NOT_THERE = "-1"  # in lists about one class; 1 means present, 0 difficult
 _ROUNDING = 0.5  # pixels
 _VOC = (
     *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog"),
@@ -55,7 +56,8 @@ class VocSource:
         The folder with ``JPEGImages`` and ``Annotations``, such as ``VOCdevkit/VOC2012``, or the folder that contains it.
     image_set : str or sequence of str, optional
         The lists of images to pack, which become the field ``split``: ``"train,val"``, ``"Segmentation/train"``. Names
-        without a folder are in ``ImageSets/Main``. ``"all"`` packs every image of ``JPEGImages``. The default is all
+        without a folder are in ``ImageSets/Main``. Of a list about one class, such as ``"cat_train"``, lines with -1 are
+        left out. ``"all"`` packs every image of ``JPEGImages``. The default is all
         lists in ``ImageSets/Main`` that are not about one class, without ``trainval`` beside its parts; or every image
         if there are none.
     classes : sequence of str or path, optional
@@ -248,7 +250,9 @@ class _Listing:
         self.problems: list[Problem] = []
         self.fingerprint = Fingerprint()
         self.masks = self._left_out = 0
+        self._negative = 0  # images that are left out because the lists say that their class is not there
         by_name = self._images()
+        self._files = self._known()
         self.sets = self._chosen(image_set)
         if self.sets:
             self._add_sets(by_name)
@@ -257,7 +261,8 @@ class _Listing:
                 self._add(found, 0)
             self._report_annotations(by_name)
         if not len(self.keys) and not self.problems and not walk.problems:
-            named = f"; the lists {some(self.sets)} are empty; choose others with image_set= (--image-set)"
+            absent = ", or say of each image that it is not of the class (-1)" if self._negative else ""
+            named = f"; the lists {some(self.sets)} are empty{absent}; choose others with image_set= (--image-set)"
             raise ConfigError(
                 f"{show(root)}: no image is listed{named}"
                 if by_name and self.sets
@@ -270,6 +275,11 @@ class _Listing:
             yield (
                 f"{counted(self._left_out, 'image is', 'images are')} in none of the lists {some(self.sets)}, and left out; "
                 "image_set='all' (--image-set all) packs every image"
+            )
+        if self._negative:
+            yield (
+                f"{counted(self._negative, 'image has', 'images have')} -1 in {some(self.sets)}, for a class that is not there, "
+                f"and {'is' if self._negative == 1 else 'are'} left out"
             )
         if 0 < self.masks < len(self.keys):
             yield (
@@ -310,11 +320,11 @@ class _Listing:
 
     def _chosen(self, given: str | Sequence[str] | None) -> list[str]:
         """Return the sets to pack, such as ``Main/train``; none for every image."""
-        known = self._known()
+        known = list(self._files)
         if given is None:
             sets = [name for name in known if name.startswith("Main/") and not _OF_CLASS.fullmatch(name)]
-            whole = {"Main/train", "Main/val"} <= set(sets)
-            return [name for name in sets if not (whole and name == "Main/trainval")]
+            whole = {"main/train", "main/val"} <= {name.lower() for name in sets}
+            return [name for name in sets if not (whole and name.lower() == "main/trainval")]
         names = [name.strip() for name in given.split(",")] if isinstance(given, str) else list(given)
         if names == ["all"]:
             return []
@@ -326,30 +336,35 @@ class _Listing:
                 )
         return sets
 
-    def _known(self) -> list[str]:
-        """Return the sets that exist: train, val and test first, then the others by name."""
+    def _known(self) -> dict[str, str]:
+        """Return the sets that exist, with their files: train, val and test first, then the others by name."""
         top = os.path.join(self._root, _SETS)
-        found = [
-            f"{folder}/{file[:-4]}"
+        found = {
+            f"{folder}/{file[:-4]}": f"{_SETS}/{folder}/{file}"
             for folder in (sorted(os.listdir(top)) if os.path.isdir(top) else ())
             if os.path.isdir(os.path.join(top, folder))
-            for file in sorted(os.listdir(os.path.join(top, folder)))
-            if file.endswith(".txt") and not file.startswith(".")
-        ]
-        first = ("train", "val", "test")
-        order = {name: number for number, name in enumerate(first)}
-        return sorted(found, key=lambda name: order.get(name.partition("/")[2], len(first)))
+            for file in sorted(os.listdir(os.path.join(top, folder)))  # of a.TXT and a.txt, the latter comes last
+            if file.lower().endswith(".txt") and not file.startswith(".")
+        }
+        order = {name: number for number, name in enumerate(("train", "val", "test"))}
+        names = sorted(found, key=lambda name: order.get(name.partition("/")[2].lower(), len(order)))
+        return {name: found[name] for name in names}
 
     def _add_sets(self, by_name: Mapping[str, FoundFile]) -> None:
         set_of: dict[str, str] = {}
         added: set[str] = set()
+        negative: set[str] = set()
         shared: dict[tuple[str, str], list[str]] = {}
         for number, chosen in enumerate(self.sets):
-            file = f"{_SETS}/{chosen}.txt"
+            file = self._files[chosen]
             with open_text(os.path.join(self._root, file), None) as opened:
                 for line, text in enumerate(opened, 1):
-                    name = text.strip() if text.strip() in by_name else (text.split() or [""])[0]
+                    words = [text.strip()] if text.strip() in by_name else text.split() or [""]
+                    name = words[0]
                     if not name or name in self._twice:
+                        continue
+                    if len(words) > 1 and words[-1] == _NOT_THERE:
+                        negative.add(name)
                         continue
                     earlier = set_of.setdefault(name, chosen)
                     if earlier != chosen:
@@ -364,7 +379,9 @@ class _Listing:
                 f"{show(self._root)}: the lists {first} and {second} share {counted(len(names), 'image')} ({some(names)}); "
                 "choose lists with image_set= (--image-set train,val)"
             )
-        self._left_out = sum(name not in set_of for name in by_name)
+        left_out = by_name.keys() - set_of.keys()
+        self._negative = len(left_out & negative)
+        self._left_out = len(left_out) - self._negative
 
     def _add(self, found: FoundFile, number: int) -> None:
         key, size, mtime = found
