@@ -224,6 +224,11 @@ BAD: dict[str, tuple[Callable[[Any], None], str, str]] = {
     "RLE too short": (change("annotations.2.segmentation.counts", [9]), "annotation 5 (sub/b.jpg)", "counts add up to 9"),
     "keypoints too few": (change("annotations.1.keypoints", [1, 2, 2]), "annotation 901 (a.jpg)", "wrong length: 3 numbers"),
     "keypoints too large": (change("annotations.1.keypoints", [10**400] * 9), "annotation 901 (a.jpg)", "not a list of numbers"),
+    "keypoints beyond float32": (change("annotations.1.keypoints", [1e308] * 9), "annotation 901 (a.jpg)", "too large for float32"),
+    "box beyond float32": (change("annotations.0.bbox", [1, 2, 1e308, 4]), "annotation 900 (a.jpg)", "too large for float32"),
+    "area is text": (change("annotations.0.area", "12"), "annotation 900 (a.jpg)", "its area is not a number: '12'"),
+    "area is NaN": (change("annotations.0.area", float("nan")), "annotation 900 (a.jpg)", "its area is not a number: nan"),
+    "area is a list": (change("annotations.0.area", [12]), "annotation 900 (a.jpg)", "its area is not a number: [12]"),
     "path of Windows": (change("images.2.file_name", "sub\\b.jpg"), "image 8 (sub\\b.jpg)", "folders are separated by /, and this path"),
     "keypoints of text": (change("annotations.1.keypoints", ["a"] * 9), "annotation 901 (a.jpg)", "not a list of numbers"),
     "caption is a number": (
@@ -421,14 +426,15 @@ KNOWN = {"id", "image_id", "category_id", "bbox", "area", "iscrowd", "segmentati
 MORE = st.dictionaries(
     TEXT.filter(lambda key: key not in KNOWN | {"file_name", "width", "height", "segments_info"}), VALUE, max_size=3
 )
+POINT = st.one_of(st.integers(-(2**60), 2**60), st.floats(-3e38, 3e38))  # readers return float32
 INSIDE = st.one_of(st.integers(0, 60), st.floats(0, 60))
 POLYGON = st.lists(INSIDE, min_size=6, max_size=6)
 RLE = st.integers(0, HEIGHT * WIDTH).map(lambda run: {"size": [HEIGHT, WIDTH], "counts": [run, HEIGHT * WIDTH - run]})
 OPTIONAL: dict[str, st.SearchStrategy[Any]] = {
-    "area": st.one_of(NUMBER, st.none(), TEXT),
+    "area": st.one_of(NUMBER, st.none()),
     "iscrowd": st.one_of(st.sampled_from([0, 1, 2, True, False, None]), TEXT),
     "segmentation": st.one_of(st.none(), st.lists(POLYGON, max_size=2), RLE),
-    "keypoints": st.one_of(st.none(), st.lists(NUMBER, min_size=6, max_size=6)),
+    "keypoints": st.one_of(st.none(), st.lists(POINT, min_size=6, max_size=6)),
     "num_keypoints": st.integers(0, 2),
     "caption": TEXT,
 }
@@ -500,3 +506,67 @@ def test_a_changed_file_is_not_resumed(tmp_path: Path) -> None:
         storeds.pack(file, url, commit_every=1, resume=True)
     file.write_text(content)
     assert storeds.pack(file, url, commit_every=1, resume=True).id == storeds.pack(file, f"hdf5://{tmp_path}/b.h5").id
+
+
+def lvis() -> dict[str, Any]:
+    """Return a document like those of LVIS, whose images have a URL and no name."""
+    document = annotated()
+    for image, url in zip(
+        document["images"], ("train2017/a%20b.jpg", "train2017/b.jpg?x=1", "val2017/c.jpg"), strict=True
+    ):
+        del image["file_name"]
+        image["coco_url"] = f"http://images.cocodataset.org/{url}"
+    return document
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_names_from_urls(flat: bool, tmp_path: Path) -> None:
+    document = lvis()
+    names = [
+        each.rpartition("/")[2] if flat else each for each in ("train2017/a b.jpg", "train2017/b.jpg", "val2017/c.jpg")
+    ]
+    for number, name in enumerate(names):
+        target = tmp_path / "images" / name if flat else tmp_path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(jpeg(number, (WIDTH, HEIGHT)))
+    file = tmp_path / "annotations/lvis_v1_val.json"
+    file.parent.mkdir()
+    file.write_text(json.dumps(document))
+    root = tmp_path / "images" if flat else tmp_path
+    for given_root in (None, root):
+        source = CocoSource(file, root=given_root)
+        assert [source.read(index)["key"] for index in range(len(source))] == names
+        assert not source.problems
+    url = f"lmdb://{tmp_path}/a.lmdb"
+    storeds.pack(file, url)
+    images = exported(url, tmp_path / "out")["images"]
+    assert images == [{**image, "file_name": name} for image, name in zip(document["images"], names, strict=True)]
+
+
+def test_names_from_urls_do_not_leave_the_root(tmp_path: Path) -> None:
+    document = lvis()
+    (tmp_path / "secret").mkdir()
+    for name in ("passwd.jpg", "secret/passwd.jpg"):
+        (tmp_path / name).write_bytes(jpeg(0, (WIDTH, HEIGHT)))
+    (tmp_path / "root").mkdir()
+    urls = ("http://x/../../passwd.jpg", "file:///%2e%2e/passwd.jpg", "http://[/..")
+    for image, url in zip(document["images"], urls, strict=True):
+        image["coco_url"] = url
+    file = tmp_path / "instances.json"
+    file.write_text(json.dumps(document))
+    source = open_source(file, root=tmp_path / "root")
+    assert len(source) == 0
+    says = [problem.reason for problem in source.problems]
+    assert "no file_name, and its coco_url 'http://[/..' names no file" in " ".join(says)
+    assert len(says) == 3
+
+
+def test_two_urls_of_one_file(tmp_path: Path) -> None:
+    document = lvis()
+    document["images"][2]["coco_url"] = "http://x/val2017/b.jpg"
+    for name in ("a b.jpg", "b.jpg"):
+        (tmp_path / name).write_bytes(jpeg(0, (WIDTH, HEIGHT)))
+    file = tmp_path / "lvis.json"
+    file.write_text(json.dumps(document))
+    (problem,) = open_source(file).problems
+    assert "another image has the same file: image 7" in problem.reason

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import codecs
 import json
+import math
 import os
 import posixpath
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import msgspec
+import numpy as np
 import xxhash
 
 from storeds._utils.locations import nearest
@@ -40,6 +44,7 @@ __all__ = ["CocoSource", "is_coco_file"]
 _LISTS = ("images", "annotations")
 _BOX = Field("array", "<f8", (None, 4), role="boxes", format="xywh")
 _PART = 1 << 24  # bytes that are decoded at once
+_LARGEST = float(np.finfo(np.float32).max)  # readers return float32
 _TRIED = 20  # images that are looked for in each folder that may be the root
 
 
@@ -52,14 +57,16 @@ class CocoSource:
         The JSON file of detection, segmentation, keypoints or captions.
     root : path, optional
         The folder that the paths in ``file_name`` are relative to. The default is the first of these with pictures of the
-        file: its own folder, ``images`` in it, and, for ``annotations/instances_val2017.json``, ``val2017`` beside it.
+        file: its own folder, ``images`` in it, for ``annotations/instances_val2017.json``, ``val2017`` beside it, and the
+        folder above.
     allow_outside : bool
         Allow paths that leave `root`: through ``..``, as absolute paths, or through a link.
 
     Notes
     -----
     A record is an image. An image without annotations is a record with 0 boxes. A bad annotation is a problem of its own:
-    with ``on_bad="skip"`` its image is packed without it. Annotations keep their order within an image.
+    with ``on_bad="skip"`` its image is packed without it. Annotations keep their order within an image. An image without
+    ``file_name``, as in LVIS, is named by its ``coco_url``: ``train2017/1.jpg``, or ``1.jpg`` if no such file exists.
 
     Raises
     ------
@@ -84,8 +91,7 @@ class CocoSource:
         document = _document(data, where)
         images, annotations = document.pop("images"), document.pop("annotations", [])
         categories = _Categories(document.get("categories", []), where)
-        listing = _Images(images, where)
-        folder = _root_of(file, root, listing.names)
+        listing, folder = _images_and_folder(images, file, root, where)
         listing.find(Root(folder, allow_outside=allow_outside))
         found = _Annotations(listing, categories, where)
         for number, raw in enumerate(annotations):
@@ -311,10 +317,21 @@ class _Categories:
 
 
 class _Images:
-    """The images of a file, and what is wrong with them."""
+    """The images of a file, and what is wrong with them.
 
-    def __init__(self, rows: Iterable[Any], where: str) -> None:
-        self._where = where
+    Parameters
+    ----------
+    rows : iterable of JSON texts
+        ``images``.
+    where : str
+        The file in messages.
+    url_parts : int
+        How many parts of ``coco_url`` are the name of an image without ``file_name``: 2 in ``train2017/1.jpg``.
+    """
+
+    def __init__(self, rows: Iterable[Any], where: str, url_parts: int) -> None:
+        self._where, self._url_parts = where, url_parts
+        self.has_urls = False  # whether an image is named by its URL alone
         self.problems: list[Problem] = []
         self.good: list[dict[str, Any]] = []
         self.states: list[tuple[int, int]] = []
@@ -332,6 +349,9 @@ class _Images:
         self.id_kind = "str" if kinds == {str} else "int"
 
     def _add(self, number: int, image: Any) -> None:
+        if isinstance(image, dict) and image.get("file_name") is None and isinstance(image.get("coco_url"), str):
+            self.has_urls = True
+            image["file_name"] = _name_in(image["coco_url"], self._url_parts)
         fault = _image_fault(image)
         if fault is not None:
             self.problems.append(Problem(f"{self._where} images[{number}]", fault))
@@ -401,6 +421,28 @@ class _Images:
         )
 
 
+def _images_and_folder(
+    rows: Sequence[Any], file: str, root: str | os.PathLike[str] | None, where: str
+) -> tuple[_Images, str]:
+    """Return the images and the folder of their pictures. LVIS names images by URLs, with or without the last folder."""
+    listing = _Images(rows, where, 2)
+    folders = _folders(file, root)
+    if listing.has_urls and not _contain(folders, listing.names):
+        shorter = _Images(rows, where, 1)
+        listing = shorter if _contain(folders, shorter.names) else listing
+    return listing, _root_of(file, folders, listing.names)
+
+
+def _name_in(url: str, parts: int) -> str | None:
+    """Return the last parts of the path in a URL, None without any. They never lead out of a folder."""
+    try:
+        path = unquote(urlsplit(url).path)
+    except ValueError:  # an address of IPv6 without its end
+        return None
+    names = [name for name in path.split("/") if name not in ("", ".", "..")]
+    return "/".join(names[-parts:]) or None
+
+
 def _image_fault(image: Any) -> str | None:
     if not isinstance(image, dict):
         return f"an image is an object with id and file_name, not {type(image).__name__}"
@@ -409,7 +451,10 @@ def _image_fault(image: Any) -> str | None:
     if not is_id or (isinstance(own, str) and not is_text(own)):
         return f"it has no id, a whole number or text: {str(own)[:40]}"
     if not isinstance(name, str):
-        return "it has no file_name"
+        url = image.get("coco_url")
+        return "it has no file_name" + (
+            f", and its coco_url {url[:80]!r} names no file" if isinstance(url, str) else ""
+        )
     fault = path_fault(name)
     if fault is not None:
         return fault
@@ -499,6 +544,7 @@ class _Annotations:
             _mask_fault(annotation.get("segmentation"), size)
             or _box_fault(annotation, size)
             or self._points_fault(annotation.get("keypoints"), category)
+            or _area_fault(annotation.get("area"))
         )
 
     def _points_fault(self, points: Any, category: Any) -> str | None:
@@ -506,6 +552,8 @@ class _Annotations:
             return None
         if not isinstance(points, list) or not all(map(is_number, points)):
             return "its keypoints are not a list of numbers x, y, visibility, …"
+        if _is_too_large(points):
+            return "one of its keypoints is too large for float32, which readers return; fix it, or leave the keypoints out"
         expected = 3 * (self._categories.points.get(category) or self._first_points or len(points) // 3)
         if len(points) != expected or not points:
             count = (
@@ -536,9 +584,21 @@ def _box_fault(annotation: Mapping[str, Any], size: tuple[int, int] | None) -> s
         if is_inside and size is not None and left + width <= size[1] and top + height <= size[0]:
             return None  # as nearly all are; what follows takes 20 times as long
         check_boxes("bbox", [box], _BOX, size)
+        if _is_too_large([*box, left + width, top + height]):
+            return f"its bbox is too large for float32, which readers return: {str(box)[:60]}"
     except (ValueError, OverflowError) as error:  # a whole number that no float holds
         return f"its bbox is bad: {str(error).removeprefix(_ROW)}"
     return None
+
+
+def _area_fault(area: Any) -> str | None:
+    if area is None or (type(area) is int) or (isinstance(area, float) and math.isfinite(area)):
+        return None
+    return f"its area is not a number: {str([area])[1:-1][:60]}"
+
+
+def _is_too_large(numbers: Sequence[float]) -> bool:
+    return bool(numbers) and max(max(numbers), -min(numbers)) > _LARGEST
 
 
 def _mask_fault(mask: Any, size: tuple[int, int] | None) -> str | None:
@@ -554,21 +614,36 @@ def _mask_fault(mask: Any, size: tuple[int, int] | None) -> str | None:
 _ROW, _MASK_ROW = "field 'bbox', row 0: ", "field 'segmentation', row 0: "
 
 
-def _root_of(file: str, root: str | os.PathLike[str] | None, names: Iterator[str]) -> str:
-    """Return the folder of the pictures; raises StoreNotFoundError if it is not clear."""
+def _folders(file: str, root: str | os.PathLike[str] | None) -> list[str]:
+    """Return the folders in which the pictures of a file may be; raises StoreNotFoundError if `root` does not exist."""
     if root is not None:
         if not os.path.isdir(root):
             raise StoreNotFoundError(f"root={os.fspath(root)!r} is not a folder")
-        return os.fspath(root)
+        return [os.fspath(root)]
     own = os.path.dirname(os.path.abspath(file))
     part = os.path.splitext(os.path.basename(file))[0].rpartition("_")[2]
-    tried = [name for name, _ in zip(names, range(_TRIED), strict=False)]
     above = os.path.dirname(own)
-    folders = [own, *(os.path.join(base, name) for base in (own, above) for name in ("images", part, f"images/{part}"))]
-    found = [folder for folder in folders if any(os.path.isfile(os.path.join(folder, name)) for name in tried)]
-    if tried and not found:
+    inside = (os.path.join(base, name) for base in (own, above) for name in ("images", part, f"images/{part}"))
+    return [own, *inside, above]
+
+
+def _contain(folders: Sequence[str], names: Iterator[str]) -> list[str]:
+    """Return the folders with one of the first pictures."""
+    tried = list(islice(names, _TRIED))
+    return [folder for folder in folders if any(os.path.isfile(os.path.join(folder, name)) for name in tried)]
+
+
+def _root_of(file: str, folders: Sequence[str], names: Iterator[str]) -> str:
+    """Return the folder of the pictures; raises StoreNotFoundError if it is not clear."""
+    if len(folders) == 1:
+        return folders[0]
+    first = next(names, None)
+    if first is None:
+        return folders[0]
+    found = _contain(folders, chain([first], names))
+    if not found:
         raise StoreNotFoundError(
-            f"no picture of {show(os.path.basename(file))}, such as {show(tried[0])}, is in any of {', '.join(map(show, folders))}"
-            f"{backslash_hint(tried[0])}; pass the folder of the pictures as root= (--root)"
+            f"no picture of {show(os.path.basename(file))}, such as {show(first)}, is in any of {', '.join(map(show, folders))}"
+            f"{backslash_hint(first)}; pass the folder of the pictures as root= (--root)"
         )
-    return found[0] if found else own
+    return found[0]
