@@ -14,7 +14,7 @@ import numpy as np
 
 from storeds.errors import MissingDependencyError
 from storeds.protocols import Array
-from storeds.records.segmentations import far_fault, is_count, run_lengths
+from storeds.records.segmentations import far_fault, in_pixels, is_count, run_lengths
 
 __all__ = ["rasterised", "segmentation_fault"]
 
@@ -108,11 +108,7 @@ def _from_runs(lengths: Array, height: int, width: int) -> Array:
 
 def _from_polygons(polygons: list[list[float]], height: int, width: int, relative: bool) -> Array:
     coco = _pycocotools()
-    if relative:
-        polygons = [
-            [number * (height if at % 2 else width) for at, number in enumerate(polygon)] for polygon in polygons
-        ]
-    drawn = coco.merge(coco.frPyObjects(polygons, height, width))
+    drawn = coco.merge(coco.frPyObjects(in_pixels(polygons, height, width) if relative else polygons, height, width))
     return _from_runs(run_lengths(drawn["counts"]), height, width)  # pycocotools.mask.decode warns under NumPy 2
 
 

@@ -23,6 +23,7 @@ __all__ = [
     "ORIENTATIONS",
     "ROLE_KEYS",
     "Sample",
+    "box_edges",
     "boxes_of",
     "check_boxes",
     "check_coco_masks",
@@ -222,7 +223,7 @@ def check_boxes(name: str, value: Any, field: Field, size: Size | None = None) -
     edge = (1, 1) if field.relative else size
     most = None if edge is None else np.array([edge[1], edge[0]], np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
-        start, sides, stop = _start_sides_stop(boxes, kind)
+        start, sides, stop = box_edges(boxes, kind)
         # The usual case, in few operations; comparing with NaN gives False.
         if most is not None and sides.min() >= 0 and start.min() >= 0 and (stop <= most).all():
             return boxes
@@ -238,13 +239,13 @@ def check_boxes(name: str, value: Any, field: Field, size: Size | None = None) -
     return boxes
 
 
-def _start_sides_stop(boxes: Array, kind: str) -> tuple[Array, Array, Array]:
+def box_edges(boxes: Array, format: str) -> tuple[Array, Array, Array]:
     """Return (left, top), (width, height) and (right, bottom) of each box."""
-    if kind == "xyxy":
+    if format == "xyxy":
         start, stop = boxes[:, :2], boxes[:, 2:]
         return start, stop - start, stop
     start, sides = boxes[:, :2], boxes[:, 2:]
-    if kind == "cxcywh":
+    if format == "cxcywh":
         start = start - sides / 2
     return start, sides, start + sides
 

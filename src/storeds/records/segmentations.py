@@ -8,7 +8,7 @@ import numpy as np
 
 from storeds.protocols import Array
 
-__all__ = ["far_fault", "is_count", "run_lengths"]
+__all__ = ["far_fault", "in_pixels", "is_count", "run_lengths"]
 
 _FAR = 100_000  # pixels outside the image: the memory for drawing a polygon grows with its perimeter
 _DIGITS = 7  # of one number in compressed counts: 35 bits
@@ -21,6 +21,11 @@ def far_fault(polygon: list[float], height: int | None, width: int | None, relat
     if least < -far or most > far:
         return f"a polygon reaches from {least:g} to {most:g}, which is far outside the image"
     return None
+
+
+def in_pixels(polygons: list[list[float]], height: int, width: int) -> list[list[float]]:
+    """Return polygons in pixels whose coordinates are fractions of the height and width of an image."""
+    return [[number * (height if at % 2 else width) for at, number in enumerate(polygon)] for polygon in polygons]
 
 
 def is_count(value: object) -> bool:

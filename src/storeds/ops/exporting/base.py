@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,11 @@ import numpy as np
 from storeds._utils.text import some
 from storeds.errors import ConfigError
 from storeds.jpeg.formats import sniff
+from storeds.ops.common import ProgressHook, read_batches
 from storeds.ops.packing.sources.base import IMAGE_SUFFIXES
-from storeds.protocols import Array, Field, Meta
+from storeds.protocols import Array, Backend, Field, Meta, Record
 from storeds.records.fields import is_mask
+from storeds.records.roles import box_edges
 
 __all__ = [
     "ExportFolder",
@@ -24,6 +26,7 @@ __all__ = [
     "check_counts",
     "class_names",
     "fields_of",
+    "numbered_records",
     "one_field",
     "picture_suffix",
     "unexported",
@@ -203,6 +206,16 @@ def picture_suffix(blob: bytes) -> str:
     return ".jpg" if blob.startswith(b"\xff\xd8") else _SUFFIXES.get(sniff(blob), ".bin")
 
 
+def numbered_records(backend: Backend, progress: ProgressHook | None) -> Iterator[tuple[int, Record]]:
+    """Yield every record of a store with its position, and call `progress` after each batch."""
+    position = 0
+    for records, state in read_batches(backend, 0):
+        yield from enumerate(records, position)
+        position += len(records)
+        if progress is not None:
+            progress(state)
+
+
 def fields_of(meta: Meta, *roles: str) -> list[str]:
     """Return the fields of these roles, in order. A field of kind image without a role is an image, or a mask by its name."""
     return [name for name, declared in meta.fields.items() if _role_of(name, declared) in roles]
@@ -255,13 +268,9 @@ def boxes_as(format: str, boxes: Any, declared: Field, size: tuple[int, int]) ->
     have = declared.format or "xyxy"
     if have == format:
         return rows
-    first, last = rows[:, :2], rows[:, 2:]
-    if have == "xyxy":
-        start, sides = first, last - first
-    else:
-        start, sides = (first - last / 2 if have == "cxcywh" else first), last
+    start, sides, stop = box_edges(rows, have)
     if format == "xyxy":
-        return np.concatenate([start, last if have == "xyxy" else start + sides], axis=1)
+        return np.concatenate([start, stop], axis=1)
     return np.concatenate([start if format == "xywh" else start + sides / 2, sides], axis=1)
 
 

@@ -14,7 +14,7 @@ from storeds._utils.text import counted, some
 from storeds.errors import ConfigError, MissingDependencyError, RecordError
 from storeds.jpeg import read_picture_header
 from storeds.ops.coco_records import COCO_FIELDS, REST, from_record, is_from_coco
-from storeds.ops.common import ProgressHook, read_batches
+from storeds.ops.common import ProgressHook
 from storeds.ops.exporting.base import (
     Exported,
     ExportFolder,
@@ -23,11 +23,13 @@ from storeds.ops.exporting.base import (
     check_counts,
     class_names,
     fields_of,
+    numbered_records,
     one_field,
 )
 from storeds.protocols import JSON, Array, Backend, Field, Meta, Record
 from storeds.readers.instances import rasterised
 from storeds.records.roles import boxes_of, check_values
+from storeds.records.segmentations import in_pixels
 
 __all__ = ["export_coco"]
 
@@ -65,32 +67,28 @@ def export_coco(backend: Backend, folder: Path, *, progress: ProgressHook | None
     out, names = ExportFolder(folder), FileNames(with_suffix=isinstance(parts, _FromRoles))
     images: list[bytes] = []
     image_ids, ids = _Ids(), _Ids()
-    position = nulls = 0
+    nulls = 0
     with open(folder / _FILE, "xb") as file:
         file.write(b'{"annotations":[')
         separator = b"\n"
-        for records, state in read_batches(backend, 0):
-            for record in records:
-                blob = record[parts.image]
-                name = names.name(record.get("key"), position, blob)
-                out.write(f"images/{name}", blob)
-                try:
-                    image, annotations = parts.convert(record, position, name)
-                except ValueError as error:
-                    raise RecordError.at(backend.url, position, str(error)) from None
-                image["id"] = image_ids.unused(image["id"])
-                for annotation in annotations:
-                    annotation["image_id"] = image["id"]
-                    if "id" in annotation:
-                        annotation["id"] = ids.unused(annotation["id"])
-                images.append(msgspec.json.encode(image))
-                nulls += _infinite([image, *annotations])
-                for annotation in annotations:
-                    file.write(separator + msgspec.json.encode(annotation))
-                    separator = b",\n"
-                position += 1
-            if progress is not None:
-                progress(state)
+        for position, record in numbered_records(backend, progress):
+            blob = record[parts.image]
+            name = names.name(record.get("key"), position, blob)
+            out.write(f"images/{name}", blob)
+            try:
+                image, annotations = parts.convert(record, position, name)
+            except ValueError as error:
+                raise RecordError.at(backend.url, position, str(error)) from None
+            image["id"] = image_ids.unused(image["id"])
+            for annotation in annotations:
+                annotation["image_id"] = image["id"]
+                if "id" in annotation:
+                    annotation["id"] = ids.unused(annotation["id"])
+            images.append(msgspec.json.encode(image))
+            nulls += _infinite([image, *annotations])
+            for annotation in annotations:
+                file.write(separator + msgspec.json.encode(annotation))
+                separator = b",\n"
         file.write(b'],\n"images":[\n' + b",\n".join(images) + b"]")
         for key, value in parts.rest().items():
             file.write(b",\n" + msgspec.json.encode(key) + b":" + msgspec.json.encode(value))
@@ -101,7 +99,7 @@ def export_coco(backend: Backend, folder: Path, *, progress: ProgressHook | None
         notes += (
             f"{counted(nulls, 'number that is', 'numbers that are')} NaN or infinite became null, as JSON has none",
         )
-    return Exported(str(folder), _FORMAT, position, out.files + 1, out.bytes + size, parts.left_out, notes)
+    return Exported(str(folder), _FORMAT, len(backend), out.files + 1, out.bytes + size, parts.left_out, notes)
 
 
 class _Ids:
@@ -266,10 +264,7 @@ class _FromRoles:
         check_counts({self._labels: labels, self._masks: masks, self._keypoints: points}, len(boxes))
         for row, box in enumerate(boxes.tolist()):
             annotation: dict[str, Any] = {"bbox": box, "iscrowd": 0, "area": box[2] * box[3]}
-            if self._labels is not None:
-                annotation["category_id"] = self._category(labels[row])
-            else:
-                annotation["category_id"] = self._category("object")
+            annotation["category_id"] = self._category("object" if self._labels is None else labels[row])
             if masks:
                 annotation["segmentation"] = masks[row]
             if points:
@@ -359,13 +354,7 @@ def _segmentations(value: Any, declared: Field, size: tuple[int, int]) -> list[A
         return [_run_length_encoding(mask) for mask in value]
     if not declared.relative:
         return list(value)
-    height, width = size
-    return [
-        mask
-        if isinstance(mask, Mapping)
-        else [[number * (height if at % 2 else width) for at, number in enumerate(one)] for one in mask]
-        for mask in value
-    ]
+    return [mask if isinstance(mask, Mapping) else in_pixels(mask, *size) for mask in value]
 
 
 def _run_length_encoding(mask: Array) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from storeds.ops.common import ProgressHook, read_batches
-from storeds.ops.exporting.base import Exported, ExportFolder, FileNames, fields_of, picture_suffix
+from storeds.ops.common import ProgressHook
+from storeds.ops.exporting.base import Exported, ExportFolder, FileNames, fields_of, numbered_records, picture_suffix
 from storeds.ops.packing.sources.exported import FIELDS_FILE, ROWS_FILE, VERSION, is_inline
 from storeds.protocols import JSON, Backend, Meta, Record
 from storeds.records.fields import fields_to_json
@@ -42,15 +42,11 @@ def export_folder(backend: Backend, folder: Path, *, progress: ProgressHook | No
     """
     layout = _Layout(backend.meta)
     out = ExportFolder(folder)
-    position = size = 0
+    size = 0
     with open(folder / ROWS_FILE, "xb") as file:
-        for records, state in read_batches(backend, 0):
-            for record in records:
-                line = json.dumps(layout.row(record, position, out), ensure_ascii=False)
-                size += file.write(f"{line}\n".encode())
-                position += 1
-            if progress is not None:
-                progress(state)
+        for position, record in numbered_records(backend, progress):
+            line = json.dumps(layout.row(record, position, out), ensure_ascii=False)
+            size += file.write(f"{line}\n".encode())
     description = {
         "version": VERSION,
         "fields": fields_to_json(backend.meta.fields),
@@ -60,7 +56,7 @@ def export_folder(backend: Backend, folder: Path, *, progress: ProgressHook | No
     out.write(FIELDS_FILE, json.dumps(description, ensure_ascii=False, indent=1) + "\n")
     if layout.has_masks and layout.classes:
         out.write(_CLASSES, "".join(f"{name}\n" for name in layout.classes))
-    return Exported(str(folder), _FORMAT, position, out.files + 1, out.bytes + size, {}, layout.notes())
+    return Exported(str(folder), _FORMAT, len(backend), out.files + 1, out.bytes + size, {}, layout.notes())
 
 
 class _Layout:

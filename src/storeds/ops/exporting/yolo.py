@@ -14,7 +14,7 @@ import yaml
 from storeds._utils.text import some
 from storeds.errors import RecordError
 from storeds.jpeg import read_picture_header
-from storeds.ops.common import ProgressHook, read_batches
+from storeds.ops.common import ProgressHook
 from storeds.ops.exporting.base import (
     Exported,
     ExportFolder,
@@ -23,6 +23,7 @@ from storeds.ops.exporting.base import (
     check_counts,
     class_names,
     fields_of,
+    numbered_records,
     one_field,
     unexported,
 )
@@ -80,24 +81,19 @@ def export_yolo(backend: Backend, folder: Path, *, progress: ProgressHook | None
     lines = _Lines(backend.meta)
     out, names = ExportFolder(folder), _Names()
     splits: dict[str, None] = {}
-    position = 0
-    for records, state in read_batches(backend, 0):
-        for record in records:
-            blob = record[lines.image]
-            split = str(record["split"]) if lines.has_splits else ""
-            split = "_" if split in (".", "..") else split.replace("/", "_").replace("\0", "_")
-            splits[split] = None
-            name = names.name(record.get("key"), position, blob, split)
-            try:
-                written = list(lines.of(record))
-            except ValueError as error:
-                raise RecordError.at(backend.url, position, str(error)) from None
-            out.write(name, blob)
-            out.write(labels_of(name), "".join(f"{line}\n" for line in written))
-            lines.counts["repeated"] += len(written) - len(set(written))
-            position += 1
-        if progress is not None:
-            progress(state)
+    for position, record in numbered_records(backend, progress):
+        blob = record[lines.image]
+        split = str(record["split"]) if lines.has_splits else ""
+        split = "_" if split in (".", "..") else split.replace("/", "_").replace("\0", "_")
+        splits[split] = None
+        name = names.name(record.get("key"), position, blob, split)
+        try:
+            written = list(lines.of(record))
+        except ValueError as error:
+            raise RecordError.at(backend.url, position, str(error)) from None
+        out.write(name, blob)
+        out.write(labels_of(name), "".join(f"{line}\n" for line in written))
+        lines.counts["repeated"] += len(written) - len(set(written))
     out.write("data.yaml", yaml.safe_dump(lines.data(list(splits)), allow_unicode=True, sort_keys=False))
     counts = lines.counts + Counter(renamed=names.renamed)
     notes = [f"{counts[each]:,} {why}" for each, why in _WHY.items() if counts[each]]
@@ -107,7 +103,7 @@ def export_yolo(backend: Backend, folder: Path, *, progress: ProgressHook | None
     if "" in splits and len(splits) > 1:
         notes.append("data.yaml does not name the images of records whose split is empty; they are directly in images/")
     return Exported(
-        str(folder), _FORMAT, position, out.files, out.bytes, lines.left_out, (*names.files.notes(), *notes)
+        str(folder), _FORMAT, len(backend), out.files, out.bytes, lines.left_out, (*names.files.notes(), *notes)
     )
 
 
@@ -120,9 +116,7 @@ class _Names:
 
     def name(self, key: str | None, position: int, blob: bytes, split: str) -> str:
         """Return the path of the image of a record in the export."""
-        below = None if key is None else _below(key, split)
-        if below is None:
-            below = f"{position:08}"
+        below = f"{position:08}" if key is None else _below(key, split)
         wanted = f"{split}/{below}" if split else below
         name = self.files.name(wanted, position, blob)
         if labels_of(name) in self._used:
@@ -283,13 +277,9 @@ class _Lines:
             points = turned_keypoints(points, orientation, size).round(_DIGITS)
         places = points[..., :2]
         outside = ((places < -TOLERANCE) | (places > 1 + TOLERANCE)).any(-1)
-        if points.shape[-1] == 3:
-            unseen = points[..., 2] == 0
-            self.counts["keypoints"] += int((outside & ~unseen).sum())
-            points[outside] = 0
-        else:
-            self.counts["keypoints"] += int(outside.sum())
-            points[outside] = 0
+        seen = points[..., 2] != 0 if points.shape[-1] == 3 else True
+        self.counts["keypoints"] += int((outside & seen).sum())
+        points[outside] = 0
         flat: list[list[float]] = points.reshape(len(points), points.shape[1] * points.shape[2]).tolist()
         return flat
 

@@ -81,7 +81,6 @@ class ExportedSource:
         self.attrs: Mapping[str, JSON]
         self.fields, self.attrs, self._columns = _load_description(os.path.join(self._root, FIELDS_FILE))
         self._lines, self._numbers, self._sizes = StringArray(), array("q"), array("q")
-        self.problems: Sequence[Problem] = ()
         folder = Root(self._root, allow_outside=allow_outside)
         fingerprint = Fingerprint()
         fingerprint.add(json.dumps([str(self.fields), self.attrs, self._columns]))
@@ -97,7 +96,7 @@ class ExportedSource:
             self._numbers.append(number)
             self._sizes.append(len(line) + sum(size for size, _ in states))
             fingerprint.add(line, *(part for state in states for part in state))
-        self.problems = tuple(problems)
+        self.problems: Sequence[Problem] = tuple(problems)
         self.fingerprint: JSON = fingerprint.finish("exported", len(self._lines))
 
     def _read_lines(self) -> Iterator[tuple[int, str]]:

@@ -231,8 +231,7 @@ class MaskFolderSource:
 def _folders(root: str, images: str | None, masks: str | None) -> MaskFolders:
     """Return the folders that are given, or those found."""
     folders_in(root)  # raises an error for something else
-    given = images is not None and masks is not None
-    if given and images is not None and masks is not None:
+    if images is not None and masks is not None:
         chosen = MaskFolders((("", _below(images), _below(masks)),))
     elif images is not None or masks is not None:
         chosen = _complete(root, images, masks)
