@@ -13,6 +13,7 @@ from storeds.transforms.functional import INTERPOLATIONS
 __all__ = [
     "as_tuple",
     "both_edges",
+    "check_bool",
     "check_choice",
     "check_interpolation",
     "checked_colour",
@@ -50,11 +51,15 @@ def is_number(value: object) -> bool:
     return not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
 
 
+def _is_int(value: object, least: int) -> bool:
+    """Return whether `value` is an int of at least `least`. A bool is not."""
+    return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= least
+
+
 def checked_size(owner: str, size: Any) -> int | tuple[int, int]:
     """Return a length in pixels, or (height, width)."""
     edges = as_tuple(size) or (size,)
-    valid = all(not isinstance(edge, bool) and isinstance(edge, Integral) and int(edge) > 0 for edge in edges)
-    if not valid or len(edges) not in (1, 2):
+    if len(edges) not in (1, 2) or not all(_is_int(edge, 1) for edge in edges):
         raise ConfigError(f"{owner}: size must be a positive int or a pair of them (height, width), not {size!r}")
     return (int(edges[0]), int(edges[1])) if len(edges) == 2 else int(edges[0])
 
@@ -87,6 +92,12 @@ def check_interpolation(owner: str, interpolation: object) -> None:
         raise ConfigError(f"{owner}: unknown interpolation {interpolation!r}; {listing}")
 
 
+def check_bool(owner: str, name: str, value: object) -> None:
+    """Raise ConfigError for a value that is not True or False."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{owner}: {name} must be true or false, not {value!r}")
+
+
 def check_choice(owner: str, name: str, value: object, choices: Collection[str]) -> None:
     """Raise ConfigError for a value that is none of the choices."""
     if not isinstance(value, str) or value not in choices:
@@ -104,7 +115,7 @@ def checked_pairs(owner: str, pairs: Any) -> tuple[tuple[int, int], ...]:
     """Return pairs of numbers of keypoints. No number comes twice."""
     given = tuple(as_tuple(pair) or () for pair in as_tuple(pairs) or ()) if as_tuple(pairs) is not None else ((),)
     numbers = [number for pair in given for number in pair]
-    valid = all(not isinstance(each, bool) and isinstance(each, Integral) and int(each) >= 0 for each in numbers)
+    valid = all(_is_int(each, 0) for each in numbers)
     if not valid or any(len(pair) != 2 for pair in given) or len(set(numbers)) != len(numbers):
         raise ConfigError(
             f"{owner}: keypoint_pairs must be pairs of numbers of keypoints, from 0, and no number twice, not {pairs!r}"
@@ -123,9 +134,7 @@ def checked_int(owner: str, name: str, value: Any, least: int | None = None) -> 
 def checked_padding(owner: str, padding: Any) -> tuple[int, int, int, int]:
     """Return pixels to add at the left, top, right and bottom."""
     edges = as_tuple(padding) or (padding,)
-    if len(edges) not in (1, 2, 4) or any(
-        isinstance(edge, bool) or not isinstance(edge, Integral) or int(edge) < 0 for edge in edges
-    ):
+    if len(edges) not in (1, 2, 4) or not all(_is_int(edge, 0) for edge in edges):
         raise ConfigError(
             f"{owner}: padding must be an int of at least 0, a pair (left and right, top and bottom), or (left, top, right, "
             f"bottom), not {padding!r}"

@@ -71,8 +71,7 @@ def _build(spec: Any, where: str) -> Transform:
 
 
 def _compose(items: Sequence[Any], where: str) -> Transform:
-    children = [_build(item, f"{where}[{index}]") for index, item in enumerate(items)]
-    return Compose(children)
+    return Compose([_build(item, f"{where}[{index}]") for index, item in enumerate(items)])
 
 
 def _from_mapping(spec: Mapping[Any, Any], where: str) -> Transform:
@@ -87,9 +86,7 @@ def _from_mapping(spec: Mapping[Any, Any], where: str) -> Transform:
     inner: Any = arguments.get("transforms")
     if name == "Compose" and set(arguments) == {"transforms"} and is_list(inner):
         return _compose(inner, where)
-    if name == "Views" and is_list(inner):
-        arguments["transforms"] = [_build(item, f"{where}.transforms[{index}]") for index, item in enumerate(inner)]
-    if name not in _BUILT_IN and is_list(inner) and inner and all(map(_is_spec, inner)):
+    if is_list(inner) and (name == "Views" or (name not in _BUILT_IN and inner and all(map(_is_spec, inner)))):
         arguments["transforms"] = [_build(item, f"{where}.transforms[{index}]") for index, item in enumerate(inner)]
     return _make(name, arguments, where)
 

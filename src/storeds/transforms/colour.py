@@ -14,6 +14,7 @@ from storeds.errors import ConfigError
 from storeds.transforms.adjust import brightness, contrast, explained, grayscale, hue, saturation
 from storeds.transforms.arguments import (
     as_tuple,
+    check_bool,
     checked_colour,
     checked_interval,
     checked_probability,
@@ -184,8 +185,7 @@ class RandomErasing:
             raise ConfigError(
                 f"RandomErasing: scale must be a pair of numbers, 0 <= least <= greatest <= 1, not {self.scale!r}"
             )
-        if not isinstance(self.inplace, bool):
-            raise ConfigError(f"RandomErasing: inplace must be true or false, not {self.inplace!r}")
+        check_bool("RandomErasing", "inplace", self.inplace)
         value: Any = self.value
         if value != "random":
             if isinstance(value, str):

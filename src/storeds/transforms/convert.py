@@ -13,7 +13,7 @@ import torch
 from storeds.errors import ConfigError, suggest
 from storeds.protocols import ROLES, Field
 from storeds.transforms.adjust import converted
-from storeds.transforms.arguments import as_tuple, checked_int, set_fields
+from storeds.transforms.arguments import as_tuple, check_bool, checked_int, set_fields
 
 __all__ = ["MultiHot", "ToDtype", "torch_dtype"]
 
@@ -46,8 +46,7 @@ class ToDtype:
     scale: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.scale, bool):
-            raise ConfigError(f"ToDtype: scale must be true or false, not {self.scale!r}")
+        check_bool("ToDtype", "scale", self.scale)
         if isinstance(self.dtype, Mapping):
             if not self.dtype:
                 raise ConfigError("ToDtype: dtype must name an element or a role, but the mapping is empty")

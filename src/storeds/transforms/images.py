@@ -13,6 +13,7 @@ from storeds.errors import ConfigError
 from storeds.protocols import Cropped, CropRequest, Transform, Window
 from storeds.transforms.arguments import (
     both_edges,
+    check_bool,
     check_interpolation,
     checked_interval,
     checked_numbers,
@@ -377,8 +378,7 @@ class Normalize:
             raise ConfigError(f"Normalize: std must be above zero, not {self.std!r}")
         if len(mean) != len(std) and 1 not in (len(mean), len(std)):
             raise ConfigError(f"Normalize: mean has {len(mean)} channels and std {len(std)}")
-        if not isinstance(self.inplace, bool):
-            raise ConfigError(f"Normalize: inplace must be true or false, not {self.inplace!r}")
+        check_bool("Normalize", "inplace", self.inplace)
         set_fields(self, mean=mean, std=std)
 
     def __call__(self, image: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,7 @@ from storeds.protocols import Array, Cropped, CropRequest, Window
 from storeds.transforms.arguments import (
     as_tuple,
     both_edges,
+    check_bool,
     check_choice,
     check_interpolation,
     checked_colour,
@@ -118,8 +119,7 @@ class RandomCrop:
 
     def __post_init__(self) -> None:
         padding = None if self.padding is None else checked_padding("RandomCrop", self.padding)
-        if not isinstance(self.pad_if_needed, bool):
-            raise ConfigError(f"RandomCrop: pad_if_needed must be true or false, not {self.pad_if_needed!r}")
+        check_bool("RandomCrop", "pad_if_needed", self.pad_if_needed)
         set_fields(
             self, size=checked_size("RandomCrop", self.size), padding=padding, **_checked_fills("RandomCrop", self)
         )
@@ -245,8 +245,7 @@ class RandomRotation:
         center = as_tuple(self.center)
         if self.center is not None and (center is None or len(center) != 2 or not all(map(is_number, center))):
             raise ConfigError(f"RandomRotation: center must be a pair of numbers, x and y, not {self.center!r}")
-        if not isinstance(self.expand, bool):
-            raise ConfigError(f"RandomRotation: expand must be true or false, not {self.expand!r}")
+        check_bool("RandomRotation", "expand", self.expand)
         check_interpolation("RandomRotation", self.interpolation)
         set_fields(
             self,
@@ -379,8 +378,7 @@ class LetterBox:
 
     def __post_init__(self) -> None:
         check_interpolation("LetterBox", self.interpolation)
-        if not isinstance(self.enlarge, bool):
-            raise ConfigError(f"LetterBox: enlarge must be true or false, not {self.enlarge!r}")
+        check_bool("LetterBox", "enlarge", self.enlarge)
         set_fields(
             self,
             size=checked_size("LetterBox", self.size),
