@@ -18,17 +18,16 @@ from storeds.registry import READERS
 from storeds.transforms import build_transform
 from storeds.transforms.alignment import check_spatial, takes_images
 from storeds.transforms.binding import first_crop, takes_strided
+from storeds.transforms.samples import check_roles
 
 __all__ = [
     "Transforms",
     "build_transforms",
     "check_seed",
-    "enable_fast_decode",
-    "enable_fast_samples",
+    "fit_reader",
     "make_reader",
     "open_source",
     "transforms_by_element",
-    "with_images",
 ]
 
 
@@ -195,16 +194,42 @@ def _declarations(reader: Reader[Any], fields: Mapping[str, Field]) -> dict[str,
     return {name: fields[name] for name in reader.fields if name in fields}
 
 
-def with_images(reader: Reader[Any], transforms: Mapping[str, Transform]) -> Reader[Any]:
-    """Return a bound reader that puts the channels of arrays first where a transform takes images; raises ConfigError."""
-    if not isinstance(reader, ArrayReader):
-        return reader
-    declared = reader.declared()
-    images = [name for name, each in transforms.items() if takes_images(each)]
-    return reader.with_channels_first(name for name in images if name in declared and declared[name].kind == "array")
+def fit_reader(reader: Reader[Any], transforms: Mapping[str, Transform], joint: Transform | None) -> Reader[Any]:
+    """Return a bound reader that fits the transforms, and skips work that these do not need.
+
+    Parameters
+    ----------
+    reader : Reader
+        Bound.
+    transforms : mapping of str to callable
+        Element → its transform.
+    joint : callable or None
+        The transforms of whole samples.
+
+    Raises
+    ------
+    ConfigError
+        The reader cannot read what the transforms take.
+    """
+    if isinstance(reader, SampleReader):
+        check_roles(joint, reader.declared())
+        return _fast_samples(reader, joint)
+    image_transform = transforms.get(reader.data or "")
+    if isinstance(reader, ArrayReader):
+        declared = reader.declared()
+        images = [name for name, each in transforms.items() if takes_images(each)]
+        reader = reader.with_channels_first(
+            name for name in images if name in declared and declared[name].kind == "array"
+        )
+    if joint is not None:
+        raise ConfigError(
+            f"transforms is for whole samples, which reader 'sample' reads, not {type(reader).__name__}; pass transform= for "
+            "the sample's data alone"
+        )
+    return reader if image_transform is None else _fast_decode(reader, image_transform)
 
 
-def enable_fast_decode(reader: Reader[Any], transform: Transform) -> Reader[Any]:
+def _fast_decode(reader: Reader[Any], transform: Transform) -> Reader[Any]:
     """Return a bound reader that skips work which the transform does not need, if nothing else sees its image.
 
     Pixels stay in the decoder's memory order, and the decoder may decode only the part that a crop needs.
@@ -219,7 +244,7 @@ def enable_fast_decode(reader: Reader[Any], transform: Transform) -> Reader[Any]
     return replace(reader, strided=True, cropper=crop)
 
 
-def enable_fast_samples(reader: SampleReader, transforms: Transform | None) -> SampleReader:
+def _fast_samples(reader: SampleReader, transforms: Transform | None) -> SampleReader:
     """Return a bound reader that decodes only the part of images that the first crop of `transforms` needs."""
     crop = first_crop(transforms)
     if reader.strided or not (crop or takes_strided(transforms)):

@@ -22,12 +22,10 @@ from storeds.datasets.assembly import (
     Transforms,
     build_transforms,
     check_seed,
-    enable_fast_decode,
-    enable_fast_samples,
+    fit_reader,
     make_reader,
     open_source,
     transforms_by_element,
-    with_images,
 )
 from storeds.datasets.counters import SampleCounters, SampleReport
 from storeds.datasets.epoch import MAX_EPOCH, RepeatDetector, SharedEpoch
@@ -41,7 +39,6 @@ from storeds.transforms import BoundTransform, JointTransform, build_transform
 from storeds.transforms.binding import check_picklable, takes_strided
 from storeds.transforms.functional import in_order
 from storeds.transforms.generators import warn_of_own_generators
-from storeds.transforms.samples import check_roles
 
 __all__ = ["StoreDataset"]
 
@@ -205,57 +202,39 @@ class StoreDataset(Dataset[Any]):
         declared = self.backend.meta.fields
         transforms = transforms_by_element(bound, self.url, declared, self.transform, self.target_transform)
         for name, function in (*transforms.items(), ("sample", self.transforms)):
-            if function is not None and not takes_strided(
-                function
-            ):  # true of built-in transforms alone, which own no generators
+            # Built-in transforms, which take strided tensors, own no generators.
+            if function is not None and not takes_strided(function):
                 warn_of_own_generators(name, function)
-        image_transform = transforms.get(bound.data or "")
-        bound = with_images(bound, transforms)
-        finish = None
-        if isinstance(bound, SampleReader):
-            check_roles(self.transforms, bound.declared())
-            bound = enable_fast_samples(bound, self.transforms)
-        elif self.transforms is not None:
-            raise ConfigError(
-                f"transforms is for whole samples, which reader 'sample' reads, not {type(bound).__name__}; pass transform= for "
-                "the sample's data alone"
-            )
-        elif image_transform is not None:
-            bound = enable_fast_decode(bound, image_transform)
-            finish = in_order if takes_strided(image_transform) else None
-        self.reader: Reader[Any] = bound
-
-        def bind(finish: Callable[[Any], Any] | None) -> list[tuple[str, BoundTransform]]:
-            return [
-                (
-                    name,
-                    BoundTransform(each, finish, may_wait=True) if name == self.reader.data else BoundTransform(each),
-                )
-                for name, each in transforms.items()
-            ]
-
-        def joint(finish: Callable[[Any], Any] | None) -> JointTransform | None:
-            if not isinstance(bound, SampleReader):
-                return None
-            # A transform of one image takes the floats, so collating cannot make them.
-            may_wait = not any(bound.declared()[name].role == "image" for name in transforms)
-            return JointTransform(self.transforms, box_format=bound.box_format, finish=finish, may_wait=may_wait)
-
-        self._pipeline = SamplePipeline(
-            self._view,
-            self.reader,
-            bind(ScaledInPool(finish)),
-            self.as_dict,
-            policy,
-            joint=joint(ScaledInPool(None)),
-        )
+        self.reader: Reader[Any] = fit_reader(bound, transforms, self.transforms)
+        image_transform = None if isinstance(bound, SampleReader) else transforms.get(bound.data or "")
+        finish = in_order if image_transform is not None and takes_strided(image_transform) else None
+        self._pipeline = self._pipeline_of(transforms, ScaledInPool(finish), policy, SampleCounters())
         # The same pipeline for batches, where `storeds.collate` finishes the images.
-        self._deferring = replace(self._pipeline, transforms=bind(finish), joint=joint(None))
+        self._deferring = self._pipeline_of(transforms, finish, policy, self._pipeline.counters)
         self._column_fields = {} if transforms else _column_fields(self.reader)
         # Shared with workers, so that set_epoch reaches persistent ones (pytorch#97326).
         self._epoch = SharedEpoch()
         is_random = self.seed is not None and (transforms or self.transforms or hasattr(self.reader, "sampling"))
         self._repeats = RepeatDetector() if is_random else None
+
+    def _pipeline_of(
+        self,
+        transforms: Mapping[str, Transform],
+        finish: Callable[[Any], Any] | None,
+        policy: Policy,
+        counters: SampleCounters,
+    ) -> SamplePipeline:
+        """Return what makes samples; `finish` applies to each image at the end."""
+        reader, joint = self.reader, None
+        bound = [
+            (name, BoundTransform(each, finish, may_wait=True) if name == reader.data else BoundTransform(each))
+            for name, each in transforms.items()
+        ]
+        if isinstance(reader, SampleReader):
+            # A transform of one image takes the floats, so collating cannot make them.
+            may_wait = not any(reader.declared()[name].role == "image" for name in transforms)
+            joint = JointTransform(self.transforms, box_format=reader.box_format, finish=finish, may_wait=may_wait)
+        return SamplePipeline(self._view, reader, bound, self.as_dict, policy, counters, joint)
 
     @property
     def view(self) -> Backend:
