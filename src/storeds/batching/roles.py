@@ -101,15 +101,23 @@ def _places(argument: str, name: str | int, *, fields: Mapping[str, Field], as_d
     return list(names or [name]) if as_dict else [order.index(each) for each in names]
 
 
+_DETECTION = {
+    "image": ("images", "image"),
+    "boxes": ("boxes", "boxes"),
+    "labels": ("labels", "labels"),
+    "mask": ("masks", "masks"),
+    "keypoints": ("keypoints", "keypoints"),
+}
+"""Role → the argument of `collate_detection` that names its element, and the usual name."""
+
+
 def _for_detection(settings: dict[str, Any], fields: Mapping[str, Field], *, as_dict: bool) -> dict[str, Any]:
     """Return the settings of `collate_detection`, with elements found by their role where no element has the usual name."""
-    roles = {"images": "image", "boxes": "boxes", "labels": "labels", "masks": "mask", "keypoints": "keypoints"}
-    usual = {"images": "image", "boxes": "boxes", "labels": "labels", "masks": "masks", "keypoints": "keypoints"}
-    for argument, role in roles.items():
+    for role, (argument, usual) in _DETECTION.items():
         found = [name for name, field in fields.items() if field.role == role]
         if role in ("mask", "labels", "keypoints"):
             found = [name for name in found if boxes_of(name, fields) is not None]
-        if argument not in settings and usual[argument] not in fields and len(found) == 1:
+        if argument not in settings and usual not in fields and len(found) == 1:
             settings[argument] = found[0]
     name = settings.get("boxes", "boxes")
     boxes = fields.get(name)

@@ -113,7 +113,7 @@ def boxes_tensor(name: str, value: Any, field: Field, size: Size | None) -> torc
     """Return boxes in pixels, float32 of shape (n, 4), in the format of their field."""
     import torch
 
-    rows = _rows(name, parsed(name, value), 4)
+    rows = _fours(name, parsed(name, value))
     boxes = check_boxes(name, rows, field, size)
     if field.relative and len(boxes):
         height, width = _required(name, size)
@@ -223,15 +223,15 @@ def parsed(name: str, value: Any) -> Any:
     )
 
 
-def _rows(name: str, value: Any, columns: int) -> Any:
-    """Return rows of `columns` numbers that may be given as one flat list."""
+def _fours(name: str, value: Any) -> Any:
+    """Return boxes that may be given as one flat list: four numbers of each."""
     if isinstance(value, np.ndarray) and not value.size:
-        return np.zeros((0, columns))  # whatever its shape
+        return np.zeros((0, 4))  # whatever its shape
     if not _is_flat(value):
         return value
-    if len(value) % columns:
-        raise ValueError(f"field {name!r}: {len(value)} numbers are no rows of {columns}")
-    return np.asarray(value).reshape(-1, columns)
+    if len(value) % 4:
+        raise ValueError(f"field {name!r}: {len(value)} numbers are no rows of 4")
+    return np.asarray(value).reshape(-1, 4)
 
 
 def _triples(name: str, value: list[Any]) -> Any:

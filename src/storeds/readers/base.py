@@ -216,9 +216,9 @@ class ArrayReader(RecordReader):
         images = [name for name in arrays if is_image_like(self._field(name))]
         return next(iter((*images, *arrays, *names)), None)
 
-    def with_channels_first(self, names: Iterable[str], *, views: bool = False) -> Self:
+    def with_channels_first(self, names: Iterable[str]) -> Self:
         """Return a bound reader that gives these elements with their channels first; raise as `layout` does."""
-        return replace(self, layouts={**self.layouts, **{name: self.layout(name) for name in names}}, views=views)
+        return replace(self, layouts={**self.layouts, **{name: self.layout(name) for name in names}}, views=False)
 
     def layout(self, name: str) -> Layout:
         """Return the position of the channels; raise ConfigError if the element holds no images or is ambiguous."""

@@ -256,7 +256,7 @@ def orientation_of(blob: bytes, header: Header | None = None) -> int | None:
     return orientation if orientation in ORIENTATIONS else 1
 
 
-def any_orientation(blob: bytes, header: Header | None) -> int:
+def any_orientation(blob: bytes, header: Header | None = None) -> int:
     """Return the EXIF orientation, 1 to 8, by which a decoder with ``orient=True`` rotates a picture of any format."""
     known = orientation_of(blob, header)
     if known is not None:

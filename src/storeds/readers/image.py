@@ -133,9 +133,12 @@ class PictureReader(RecordReader):
 
     def _image(self, name: str, source: str, record: Record, context: SampleContext) -> Any:
         """Decode the image of element `name`, or the part of it that a crop needs."""
-        verdict = self._verdicts.get(name)
-        stored = None if verdict is None else record[verdict]
-        return self._pictures[name](record[source], self._modes[name], stored, context)
+        return self._pictures[name](record[source], self._modes[name], self._verdict(name, record), context)
+
+    def _verdict(self, name: str, record: Record) -> str | None:
+        """Return the verdict on the image of element `name`, None if the store has none."""
+        field = self._verdicts.get(name)
+        return None if field is None else record[field]
 
 
 def _check_names(option: str, given: Iterable[str], images: Sequence[str]) -> None:

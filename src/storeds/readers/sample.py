@@ -405,10 +405,9 @@ class SampleReader(PictureReader):
         values: dict[str, Any] = {}
         for name in self._pictures:
             if self._declared[name].role == "image":
-                verdict = self._verdicts.get(name)
                 with _named(name):
-                    stored = None if verdict is None else record[verdict]
-                    pictures[name] = self._pictures[name].inspect(record[self.stored_as(name)], stored)
+                    value, verdict = record[self.stored_as(name)], self._verdict(name, record)
+                    pictures[name] = self._pictures[name].inspect(value, verdict)
         parts = self._drawn(pictures, context)
         size, orientation = None, 1
         for name, picture in pictures.items():
@@ -456,12 +455,10 @@ class SampleReader(PictureReader):
                 "logged once)",
                 name,
             )
-        verdict = self._verdicts.get(name)
-        stored = None if verdict is None else record[verdict]
         decoder, mode = self._pictures[name], self._modes[name]
         if mode != UNCHANGED and decoder.decode == "pil" and holds_class_ids(value):
             mode = UNCHANGED  # the mode is for masks in colour, and would change the ids of this one
-        ids = class_ids(name, decoder(value, mode, stored, context), value)
+        ids = class_ids(name, decoder(value, mode, self._verdict(name, record), context), value)
         check_mask(name, (ids.shape[0], ids.shape[1]), size)
         return ids
 

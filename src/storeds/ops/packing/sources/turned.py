@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import io
-
 import numpy as np
-from PIL import ExifTags, Image
 
 from storeds.protocols import Array
-from storeds.readers.decoders import orientation_of
+from storeds.readers.decoders import any_orientation
 
 __all__ = ["exif_orientation", "inverse", "turned_centres", "turned_keypoints", "turned_points"]
 
@@ -17,15 +14,10 @@ _INVERSE = {6: 8, 8: 6}  # every other orientation is its own inverse
 
 def exif_orientation(blob: bytes) -> int:
     """Return the EXIF orientation of a picture, 1 to 8; 1 if it has none or cannot be read."""
-    found = orientation_of(blob)
-    if found is not None:
-        return found
     try:
-        with Image.open(io.BytesIO(blob)) as image:
-            found = image.getexif().get(ExifTags.Base.Orientation, 1)
+        return any_orientation(blob)
     except Exception:  # decoders raise any exception on damaged bytes
         return 1
-    return found if found in range(1, 9) else 1
 
 
 def inverse(orientation: int) -> int:
