@@ -95,10 +95,6 @@ def to_record(image: Mapping[str, Any], annotations: Sequence[Mapping[str, Any]]
     """Return the record of an image and its annotations, without the picture."""
     rows = [each for each in annotations if not is_caption(each)]
     said = [each for each in annotations if is_caption(each)]
-    rest: dict[str, Any] = {}
-    own = {key: value for key, value in image.items() if key not in ("id", "file_name")}
-    if own:
-        rest["image"] = own
     record: Record = {}
     without: dict[str, list[int]] = {}
     fields = layout.fields
@@ -114,19 +110,19 @@ def to_record(image: Mapping[str, Any], annotations: Sequence[Mapping[str, Any]]
             elif not is_exact:
                 kept[number][key] = row[key]
         record[name] = values if fields[name].kind == "json" else _array(values, fields[name])
+    captions: list[dict[str, Any]] = []
     if "captions" in fields:
         record["captions"] = [each["caption"] for each in said]
         record["caption_ids"] = np.array([_id_of(each, layout)[0] for each in said], np.int64)
-        _keep(rest, "captions", [_rest_of_caption(each, layout) for each in said])
-    _keep(rest, "rows", kept)
-    if without:
-        rest["without"] = without
+        captions = [_rest_of_caption(each, layout) for each in said]
+    rest = {
+        "image": {key: value for key, value in image.items() if key not in ("id", "file_name")},
+        "captions": captions if any(captions) else [],
+        "rows": kept if any(kept) else [],
+        "without": without,
+    }
+    rest = {key: part for key, part in rest.items() if part}
     return {**record, "image_id": image["id"], "key": image["file_name"], REST: rest}
-
-
-def _keep(rest: dict[str, Any], key: str, rows: list[dict[str, Any]]) -> None:
-    if any(rows):
-        rest[key] = rows
 
 
 def _array(values: list[Any], declared: Field) -> Array:

@@ -357,23 +357,18 @@ class _Listing:
         shared: dict[tuple[str, str], list[str]] = {}
         for number, chosen in enumerate(self.sets):
             file = self._files[chosen]
-            with open_text(os.path.join(self._root, file), None) as opened:
-                for line, text in enumerate(opened, 1):
-                    words = [text.strip()] if text.strip() in by_name else text.split() or [""]
-                    name = words[0]
-                    if not name or name in self._twice:
-                        continue
-                    if len(words) > 1 and words[-1] == _NOT_THERE:
-                        negative.add(name)
-                        continue
-                    earlier = set_of.setdefault(name, chosen)
-                    if earlier != chosen:
-                        shared.setdefault((earlier, chosen), []).append(name)
-                    elif name not in by_name:
-                        self.problems.append(Problem(f"{file} line {line}", f"there is no image {_IMAGES}/{name}.*"))
-                    elif name not in added:
-                        added.add(name)
-                        self._add(by_name[name], number)
+            for line, name, is_negative in self._listed(file, by_name):
+                if is_negative:
+                    negative.add(name)
+                    continue
+                earlier = set_of.setdefault(name, chosen)
+                if earlier != chosen:
+                    shared.setdefault((earlier, chosen), []).append(name)
+                elif name not in by_name:
+                    self.problems.append(Problem(f"{file} line {line}", f"there is no image {_IMAGES}/{name}.*"))
+                elif name not in added:
+                    added.add(name)
+                    self._add(by_name[name], number)
         for (first, second), names in shared.items():
             raise ConfigError(
                 f"{show(self._root)}: the lists {first} and {second} share {counted(len(names), 'image')} ({some(names)}); "
@@ -382,6 +377,14 @@ class _Listing:
         left_out = by_name.keys() - set_of.keys()
         self._negative = len(left_out & negative)
         self._left_out = len(left_out) - self._negative
+
+    def _listed(self, file: str, by_name: Mapping[str, FoundFile]) -> Iterator[tuple[int, str, bool]]:
+        """Yield each image that a list names: the number of its line, its name, and whether it is without the class."""
+        with open_text(os.path.join(self._root, file), None) as opened:
+            for line, text in enumerate(opened, 1):
+                words = [text.strip()] if text.strip() in by_name else text.split() or [""]
+                if words[0] and words[0] not in self._twice:
+                    yield line, words[0], len(words) > 1 and words[-1] == _NOT_THERE
 
     def _add(self, found: FoundFile, number: int) -> None:
         key, size, mtime = found
