@@ -15,7 +15,7 @@ from storeds.protocols import Array, Backend, Field, Record, SampleContext
 from storeds.records.columns import read_column
 from storeds.records.fields import Channels, Count, Layout, is_image_like, layout_of
 
-__all__ = ["INDEX", "ArrayReader", "RecordReader", "channels_first", "channels_of", "unshared"]
+__all__ = ["INDEX", "ArrayReader", "RecordReader", "channels_first", "channels_of", "check_channels", "unshared"]
 
 INDEX = "index"
 
@@ -191,10 +191,7 @@ class ArrayReader(RecordReader):
                 f"decode={self.decode!r}: reader 'array' returns arrays as stored, or with decode='tensor' image arrays with "
                 "their channels first"
             )
-        given = self.channels.values() if isinstance(self.channels, Mapping) else (self.channels or "first",)
-        for each in given:
-            if each not in get_args(Channels):
-                raise ConfigError(f"channels must be 'first' or 'last', not {each!r}")
+        check_channels(self.channels)
 
     def bind(self, backend: Backend, /) -> Self:
         # docstring inherited
@@ -260,6 +257,13 @@ class ArrayReader(RecordReader):
         if self.channels is None:
             return {}
         return dict(self.channels) if isinstance(self.channels, Mapping) else {self.data or "": self.channels}
+
+
+def check_channels(channels: Channels | Mapping[str, Channels] | None) -> None:
+    """Raise ConfigError for a position of channels that is not ``first`` or ``last``."""
+    for each in channels.values() if isinstance(channels, Mapping) else (channels or "first",):
+        if each not in get_args(Channels):
+            raise ConfigError(f"channels must be 'first' or 'last', not {each!r}")
 
 
 def channels_of(name: str, declared: Field, given: Channels | None, elements: Sequence[str]) -> Layout:

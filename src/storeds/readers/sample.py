@@ -9,14 +9,14 @@ import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Self, get_args
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from PIL import Image
 
 from storeds.errors import ConfigError, DecodeError, RecordError, StoredsError, suggest
 from storeds.jpeg.markers import SOI
-from storeds.protocols import ROLES, Array, Backend, CropRequest, Decoder, Field, Record, SampleContext
+from storeds.protocols import Array, Backend, CropRequest, Decoder, Field, Record, SampleContext
 from storeds.readers.annotations import (
     Classes,
     boxes_tensor,
@@ -27,15 +27,15 @@ from storeds.readers.annotations import (
     labels_tensor,
     mask_tensor,
 )
-from storeds.readers.base import channels_first, channels_of
+from storeds.readers.base import channels_first, channels_of, check_channels
 from storeds.readers.decoders import UNCHANGED, any_orientation, oriented_size
+from storeds.readers.given_roles import check_given_roles, given_classes, given_keys, in_kind_of_role
 from storeds.readers.image import PictureReader
 from storeds.readers.json_paths import JsonPath, split_path, value_at
 from storeds.readers.pictures import Part, Picture, PictureDecoder
 from storeds.records.fields import Channels, Layout, is_mask
 from storeds.records.roles import (
     BOX_FORMATS,
-    ROLE_KEYS,
     Sample,
     boxes_of,
     check_mask,
@@ -52,7 +52,6 @@ __all__ = ["SampleReader"]
 
 _LOG = logging.getLogger("storeds")
 _ORDER = ("image", "mask", "boxes", "labels", "keypoints", "label", "text")
-_ROWS = ("boxes", "keypoints", "labels")
 _PLAIN_DECODERS = ("pil", "tensor", "fast", "simplejpeg")
 
 Size = tuple[int, int]
@@ -123,27 +122,8 @@ class SampleReader(PictureReader):
             raise ConfigError(
                 f"unknown box_format {self.box_format!r}; {suggest(self.box_format, BOX_FORMATS, 'formats')}"
             )
-        for each in self.channels.values() if isinstance(self.channels, Mapping) else (self.channels or "first",):
-            if each not in get_args(Channels):
-                raise ConfigError(f"channels must be 'first' or 'last', not {each!r}")
-        if not isinstance(self.roles, (Mapping, type(None))):
-            raise ConfigError(
-                f"roles is a mapping from elements to roles, for example {{'mask': 'mask'}}, not {self.roles!r}"
-            )
-        for name, spec in (self.roles or {}).items():
-            given = {"role": spec} if isinstance(spec, str) else spec
-            known = (*ROLE_KEYS, "classes")
-            if not isinstance(given, Mapping):
-                raise ConfigError(
-                    f"roles: that of {name!r} is the name of a role or a mapping of its keys, not {spec!r}"
-                )
-            for key in given:
-                if key not in known:
-                    raise ConfigError(f"roles: {name!r} has an unknown key {key!r}; {suggest(key, known, 'keys')}")
-            if given.get("role") is not None and given["role"] not in ROLES:
-                raise ConfigError(
-                    f"roles: {name!r} has an unknown role {given['role']!r}; {suggest(given['role'], ROLES, 'roles')}"
-                )
+        check_channels(self.channels)
+        check_given_roles(self.roles)
 
     # --- Binding ---
 
@@ -202,39 +182,21 @@ class SampleReader(PictureReader):
         elements = {source: name for name, source in reversed(self.elements())}
         with_roles: dict[str, Field] = {}
         for name, each in declared.items():
-            given = self._given_role(name)
+            given = given_keys(self.roles, name)
             if each.of is not None and "of" not in given:
                 each = dataclasses.replace(each, of=elements.get(each.of, each.of))
             if given:
-                each = parse_role(name, self._foreign(dataclasses.replace(each, **given)))
+                each = parse_role(name, in_kind_of_role(dataclasses.replace(each, **given)))
             elif each.role is None and each.kind == "image":
                 masked = is_mask(name) or is_mask(self.stored_as(name))
                 each = dataclasses.replace(each, role="mask" if masked else "image")
             if each.kind == "image" and self._decode_of(name) == "bytes":
                 each = dataclasses.replace(each, role=None)
             with_roles[name] = each
-        check_rows({name: each for name, each in with_roles.items() if each.role == "boxes" or self._given_role(name)})
+        check_rows(
+            {name: each for name, each in with_roles.items() if each.role == "boxes" or given_keys(self.roles, name)}
+        )
         return with_roles
-
-    def _given_role(self, name: str) -> dict[str, Any]:
-        spec = (self.roles or {}).get(name, {})
-        given = {"role": spec} if isinstance(spec, str) else dict(spec)
-        given.pop("classes", None)
-        if "role" in given:  # another role than the store's has other keys
-            return {"format": None, "relative": False, **given}
-        return given
-
-    def _foreign(self, declared: Field) -> Field:
-        """Return the declaration of rows that a store of another tool holds in one dimension, or as text, as kind json."""
-        shape = declared.shape or ()
-        # Files of other tools with arrays of different shapes do not tell how many columns these have.
-        flat = declared.role in ("boxes", "keypoints") and (len(shape) == 1 or shape[-1:] == (None,))
-        text = declared.kind in ("str", "bytes") and declared.role in (*_ROWS, "mask")
-        if flat or text:
-            return dataclasses.replace(declared, kind="json", dtype=None, shape=None)
-        if declared.kind == "json" and declared.role == "label":  # at the end of a path
-            return dataclasses.replace(declared, kind="str")
-        return declared
 
     def _array_layouts(self, declared: Mapping[str, Field]) -> dict[str, Layout]:
         """Return the position of the channels of each image of kind array; raises ConfigError."""
@@ -247,14 +209,8 @@ class SampleReader(PictureReader):
 
     def _known_classes(self, name: str, backend: Backend, several: bool) -> Classes | None:
         """Return the classes of a label, or None if they are not known."""
-        spec = (self.roles or {}).get(name)
-        given = spec.get("classes") if isinstance(spec, Mapping) else None
+        given = given_classes(self.roles, name)
         if given is not None:
-            is_list = isinstance(given, (list, tuple))
-            if not is_list or not given or {type(each) for each in given} not in ({str}, {int}):
-                raise ConfigError(
-                    f"roles: the classes of {name!r} are a list of names or a list of numbers, not {given!r}"
-                )
             return Classes.of(given)
         stored = backend.meta.attrs.get("classes")
         if isinstance(stored, Mapping):
@@ -317,7 +273,9 @@ class SampleReader(PictureReader):
     def _choose(self, fields: dict[str, Field]) -> tuple[str, ...]:
         roles: dict[str, str | None] = {name: each.role for name, each in fields.items()}
         roles |= {
-            name: self._given_role(name).get("role", roles.get(name)) for name in self.roles or {} if name in fields
+            name: given_keys(self.roles, name).get("role", roles.get(name))
+            for name in self.roles or {}
+            if name in fields
         }
         if not any(roles.values()):
             if all(each.kind != "image" for each in fields.values()):
