@@ -424,6 +424,36 @@ def test_class_ids_survive_a_killed_writer(make_engine_url: MakeUrl, engine: str
     assert resumed.publish({"classes": list("abcdef")}).count == 4
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_class_that_is_not_listed_is_refused_when_publishing(make_engine_url: MakeUrl, engine: str) -> None:
+    url, fields = make_engine_url(engine), {"label": {"kind": "str", "role": "label"}}
+    writer = storeds.open_writer(url, fields, commit_every=2)
+    writer.append({"label": name} for name in ("cat", "dog", "dgo", "cat"))
+    writer.suspend()
+    resumed = storeds.open_writer(url, fields, resume=True)
+    resumed.append([{"label": "cat"}])
+    with pytest.raises(errors.RecordError, match=r"record 2 of .*'label' has class 'dgo', which .*did you mean 'dog'"):
+        resumed.publish({"classes": ["cat", "dog"]})
+    again = storeds.open_writer(url, fields, resume=True)
+    assert again.publish({"classes": ["cat", "dog", "dgo"]}).count == 5
+
+
+def test_names_of_classes_in_lists_are_compared_too() -> None:
+    with storeds.open_writer(
+        "memory://names", {"labels": {"kind": "json", "role": "labels"}}, overwrite=True
+    ) as writer:
+        writer.append([{"labels": ["cat"]}, {"labels": []}, {"labels": [1]}, {"labels": ["cow", "cat"]}])
+        with pytest.raises(errors.RecordError, match=r"record 3 of .*'labels' has class 'cow'"):
+            writer.publish({"classes": ["cat", "dog"]})
+
+
+def test_texts_in_a_field_of_labels_need_no_endless_memory() -> None:
+    with storeds.open_writer("memory://texts", {"label": {"kind": "str", "role": "label"}}, overwrite=True) as writer:
+        writer.append({"label": f"{number} " * 20_000} for number in range(100))
+        assert len(str(writer.stored_note)) < 3_000_000  # type: ignore[attr-defined]
+        assert writer.publish().count == 100
+
+
 def test_negative_class_ids_and_names_per_field() -> None:
     fields = {"make": {"kind": "int", "role": "label"}, "colour": {"kind": "int", "role": "label"}}
     for colour, fault in ((-1, "class id -1"), (2, "class id 2"), (1, None)):

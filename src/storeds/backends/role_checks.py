@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from storeds.errors import suggest
 from storeds.protocols import JSON, Field, Record
 from storeds.records.fields import layout_of
 from storeds.records.roles import check_labels, check_mask, check_mask_mode, check_values
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["LOSSY", "ClassIds", "RoleChecker"]
 
 _USUAL = ("label", "labels")
+_NAMES = "\0names"  # no field is called so
+_MOST_TEXT = 1_000_000  # characters of the different names of a field: more are texts, not classes
 LOSSY = "its JPEG compression changes class ids at the edges of objects; store masks as PNG"
 """Why a mask should not be a JPEG."""
 
@@ -91,25 +94,32 @@ def _only_image(fields: Mapping[str, Field]) -> str | None:
 
 
 class ClassIds:
-    """The largest and the smallest class id of each field of labels, and the first record that has it.
+    """The largest and the smallest class id of each field of labels, the names of classes, and the first record of each.
 
-    A writer learns the names of classes only when it publishes, so it keeps these until then.
+    A writer learns the classes only when it publishes, so it keeps these until then.
     """
 
     def __init__(self, fields: Mapping[str, Field]) -> None:
-        self._names = [
+        self._fields = [
             name
             for name, field in fields.items()
-            if field.role == "labels" or (field.role == "label" and field.kind == "int")
+            if field.role == "labels" or (field.role == "label" and field.kind in ("int", "str"))
         ]
         self._ends: dict[str, list[tuple[int, int]]] = {}
+        self._names: dict[str, dict[str, int]] = {}
+        self._room = dict.fromkeys(self._fields, _MOST_TEXT)
 
     def add(self, record: Record, position: int) -> None:
-        """Add the class ids of the record at `position`."""
-        for name in self._names:
+        """Add the classes of the record at `position`."""
+        for name in self._fields:
             value = record[name]
+            if isinstance(value, str):
+                self._add_names(name, [value], position)
+                continue
             ids = check_labels(name, value) if isinstance(value, (list, np.ndarray)) else np.array([value])
-            if isinstance(ids, np.ndarray) and len(ids):
+            if isinstance(ids, list):
+                self._add_names(name, ids, position)
+            elif len(ids):
                 self._add(name, int(ids.max()), int(ids.min()), position)
 
     def _add(self, name: str, most: int, least: int, position: int) -> None:
@@ -122,16 +132,29 @@ class ClassIds:
         if least < ends[1][0]:
             ends[1] = least, position
 
+    def _add_names(self, name: str, labels: list[str], position: int) -> None:
+        known = self._names.setdefault(name, {})
+        for label in labels:
+            if label not in known and self._room[name] > 0:
+                known[label] = position
+                self._room[name] -= len(label) + 1
+
     def to_json(self) -> dict[str, JSON]:
-        """Return the ids as JSON; empty without any."""
-        return {name: [list(end) for end in ends] for name, ends in self._ends.items()}
+        """Return the classes as JSON; empty without any."""
+        ends: dict[str, JSON] = {name: [list(end) for end in ends] for name, ends in self._ends.items()}
+        return {**ends, **({_NAMES: {name: dict(known) for name, known in self._names.items()}} if self._names else {})}
 
     def restore(self, known: Mapping[str, Any]) -> None:
-        """Continue after ids that `to_json` returned."""
-        self._ends = {name: [(int(number), int(at)) for number, at in ends] for name, ends in known.items()}
+        """Continue after classes that `to_json` returned."""
+        self._ends = {
+            name: [(int(number), int(at)) for number, at in ends] for name, ends in known.items() if name != _NAMES
+        }
+        for name, labels in known.get(_NAMES, {}).items():
+            self._names[name] = {label: int(at) for label, at in labels.items()}
+            self._room[name] = _MOST_TEXT - sum(len(label) + 1 for label in labels)
 
     def unnamed(self, classes: JSON) -> tuple[int, str] | None:
-        """Return the position and the fault of a record with a class id that has no name, or None.
+        """Return the position and the fault of a record with a class that `classes` lacks, or None.
 
         Parameters
         ----------
@@ -139,9 +162,9 @@ class ClassIds:
             ``classes`` of the attributes: a list of names, or a mapping from a field to its names. Other values name none. With
             several fields of labels, a list is for those called ``label`` and ``labels``.
         """
-        for name in self._names:
+        for name in self._fields:
             names = classes.get(name) if isinstance(classes, Mapping) else classes
-            if len(self._names) > 1 and names is classes and name not in _USUAL:
+            if len(self._fields) > 1 and names is classes and name not in _USUAL:
                 continue  # the list may name the classes of another field
             if not isinstance(names, list):
                 continue
@@ -151,5 +174,12 @@ class ClassIds:
                     return position, (
                         f"field {name!r} has class id {number}, which has no name: attrs['classes'] {given}; add the missing "
                         "names, correct the id, or declare the field without a role"
+                    )
+            listed = dict.fromkeys(each for each in names if isinstance(each, str))
+            for label, position in self._names.get(name, {}).items():
+                if label not in listed:
+                    return position, (
+                        f"field {name!r} has class {label[:80]!r}, which attrs['classes'] does not name: {suggest(label, listed, 'classes')}; "
+                        "add the missing name, correct the label, or declare the field without a role"
                     )
         return None
