@@ -191,6 +191,23 @@ def test_a_copy_counts_the_columns_of_boxes(tmp_path: Path) -> None:
         ops.convert(f"{tmp_path}/bad.h5", f"{tmp_path}/bad.lmdb", **options)
 
 
+def test_a_copy_counts_the_columns_of_keypoints(tmp_path: Path) -> None:
+    points = [np.full((2, 5, 3), 3, "<f4"), np.zeros((0, 5, 3), "<f4"), np.full((1, 17, 3), 5, "<f4")]
+    for name, last in (("good", points[2]), ("bad", np.zeros((1, 5, 2), "<f4"))):
+        with h5py.File(tmp_path / f"{name}.h5", "w") as file:
+            for number, value in enumerate([*points[:2], last]):
+                file[f"{number}/points"], file[f"{number}/id"] = value, 1
+    options: Any = {"layout": "per_sample", "roles": {"points": "keypoints"}}
+    copy = ops.convert(f"{tmp_path}/good.h5", f"{tmp_path}/good.lmdb", **options)
+    assert (copy.fields["points"].role, copy.fields["points"].shape) == ("keypoints", (None, None, 3))
+    with storeds.open_backend(f"{tmp_path}/good.lmdb") as backend:
+        for found, expected in zip(backend.get_many([0, 1, 2]), points, strict=True):
+            assert not isinstance(found, errors.RecordError)
+            assert np.array_equal(found["points"], expected)
+    with pytest.raises(errors.RecordError, match="record 2"):
+        ops.convert(f"{tmp_path}/bad.h5", f"{tmp_path}/bad.lmdb", **options)
+
+
 @pytest.mark.parametrize(
     ("roles", "error", "fault"),
     [

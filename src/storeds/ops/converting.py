@@ -10,7 +10,7 @@ from typing import Any
 
 from storeds._utils.locations import redact
 from storeds.backends.opening import open_backend, open_writer
-from storeds.errors import FormatError
+from storeds.errors import FormatError, RecordError
 from storeds.jpeg.restarts import RestartMarker
 from storeds.ops.common import (
     NOT_EXAMINED,
@@ -27,7 +27,7 @@ from storeds.ops.common import (
     read_batches,
     resumable,
 )
-from storeds.protocols import JSON, Backend, Meta, Record, Writer
+from storeds.protocols import JSON, Backend, Field, Meta, Record, Writer
 from storeds.records.codec import ContentHash, RecordCodec, checksum
 from storeds.records.fields import NATIVE, stored_fields
 from storeds.records.roles import with_roles
@@ -107,7 +107,7 @@ def convert(
     marker = RestartMarker.find() if fast_crops else None
     with open_backend(src_url, layout=layout, **(options or {})) as source:
         check_distinct(source, dst_url)
-        fields = with_roles(source.meta.fields, roles or {})
+        fields = with_roles(_with_columns(source, roles or {}), roles or {})
         source_hash = _SourceHash.of(source, check, fast_crops or fields != source.meta.fields)
         writer = open_writer(
             dst_url,
@@ -142,6 +142,23 @@ def convert(
             )
         own = {one.name: getattr(meta, one.name) for one in dataclasses.fields(Meta)}
         return Converted(**own, restarts=dict(run.restarts.most_common()))
+
+
+def _with_columns(source: Backend, roles: Mapping[str, str | Mapping[str, Any]]) -> dict[str, Field]:
+    """Return the fields of a source, with as many columns of keypoints as its first record has.
+
+    Files of other tools whose arrays differ in shape do not tell. The writer compares each array with the declaration.
+    """
+    fields = dict(source.meta.fields)
+    for name, given in roles.items():
+        shape = fields[name].shape if name in fields else None
+        role = given.get("role") if isinstance(given, Mapping) else given
+        if role == "keypoints" and shape is not None and shape[-1:] == (None,) and len(source):
+            (record,) = source.get_many([0], fields=[name])
+            if isinstance(record, RecordError):
+                raise record
+            fields[name] = dataclasses.replace(fields[name], shape=(*shape[:-1], record[name].shape[-1]))
+    return fields
 
 
 @dataclass(frozen=True)
