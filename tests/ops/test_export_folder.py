@@ -215,6 +215,27 @@ def test_classes_that_are_no_names_of_folders(tmp_path: Path) -> None:
     assert packed_again(out, f"lmdb://{tmp_path}/b.lmdb").id == meta.id
 
 
+@pytest.mark.parametrize("classes", [["cat", "cat"], ["a/b", "a_b"]])
+def test_classes_that_give_one_folder(classes: list[str], tmp_path: Path) -> None:
+    with storeds.open_writer("memory://one folder", {"image": "image", "label": "int"}, overwrite=True) as writer:
+        writer.append({"image": jpeg(number), "label": number} for number in range(2))
+        meta = writer.publish({"classes": classes})
+    done = storeds.export("memory://one folder", tmp_path / "out", format="folder")
+    assert files_below(tmp_path / "out") >= {"images/00000000.jpg", "images/00000001.jpg"}
+    (note,) = done.notes
+    assert note.startswith("images are not in a folder for each class")
+    assert packed_again(tmp_path / "out", f"lmdb://{tmp_path}/again.lmdb").id == meta.id
+
+
+def test_class_names_of_masks_that_are_there_twice(tmp_path: Path) -> None:
+    fields = {"image": "image", "mask": {"kind": "image", "role": "mask"}}
+    with storeds.open_writer("memory://twice", fields, overwrite=True) as writer:
+        writer.append([{"image": jpeg(0), "mask": mask(0, "L")}])
+        writer.publish({"classes": ["sky", "sky"]})
+    (note,) = storeds.export("memory://twice", tmp_path / "out", format="folder").notes
+    assert note.startswith("classes.txt has class names twice, as the store has: 'sky'; ")
+
+
 def test_a_store_of_a_subset_and_a_foreign_layout(tmp_path: Path) -> None:
     with storeds.open_writer(
         f"hdf5://{tmp_path}/a.h5", {"x": {"kind": "array", "dtype": "u1", "shape": [4, 4, 3]}}

@@ -37,7 +37,7 @@ def put(path: Path, content: str | bytes) -> Path:
 
 def store(url: str, fields: Mapping[str, Any], records: Sequence[Mapping[str, Any]], **attrs: Any) -> str:
     """Write a store of photographs with these further values."""
-    with storeds.open_writer(url, {"image": IMAGE, **fields}) as writer:
+    with storeds.open_writer(url, {"image": IMAGE, **fields}, overwrite=url.startswith("memory://")) as writer:
         writer.append([{"image": jpeg(number), **record} for number, record in enumerate(records)])
         writer.publish({"classes": ["cat", "dog"], **attrs})
     return url
@@ -303,12 +303,21 @@ def test_turned_pictures_come_back(orientation: int, tmp_path: Path) -> None:
 def test_labels_without_names_and_text_labels(tmp_path: Path) -> None:
     fields = {"boxes": BOXES, "labels": {"kind": "json", "role": "labels"}}
     one = np.array([[0, 0, 9, 9.0]])
-    url = store(
-        f"lmdb://{tmp_path}/s.lmdb", fields, [{"boxes": one, "labels": ["bird"]}, {"boxes": one, "labels": ["cat"]}]
-    )
-    storeds.export(url, tmp_path / "out", format="yolo")
-    assert yaml.safe_load((tmp_path / "out/data.yaml").read_text())["names"] == {0: "cat", 1: "dog", 2: "bird"}
-    assert [rows[0][0] for rows in read(tmp_path / "out").values()] == [2, 0]
+    records = [{"boxes": one, "labels": ["bird"]}, {"boxes": one, "labels": ["cat"]}]
+    for classes, names, numbers in ((None, ["bird", "cat"], [0, 1]), (["cat", "dog", "bird"],) * 2 + ([2, 0],)):
+        url = store("memory://text labels", fields, records, classes=classes)
+        storeds.export(url, tmp_path / "out", format="yolo", overwrite=True)
+        assert yaml.safe_load((tmp_path / "out/data.yaml").read_text())["names"] == dict(enumerate(names))
+        assert [rows[0][0] for rows in read(tmp_path / "out").values()] == numbers
+
+
+def test_class_names_that_are_there_twice_are_listed(tmp_path: Path) -> None:
+    record = {"boxes": [[0, 0, 8, 8]] * 2, "labels": np.array([0, 1])}
+    fields = {"boxes": {"kind": "json", "role": "boxes"}, "labels": LABELS}
+    url = store("memory://twice", fields, [record], classes=["cat", "cat", "dog"])
+    (note,) = (each for each in storeds.export(url, tmp_path / "out", format="yolo").notes if "twice, as" in each)
+    assert note.startswith("data.yaml has class names twice, as the store has: 'cat'; ")
+    assert yaml.safe_load((tmp_path / "out/data.yaml").read_text())["names"] == {0: "cat", 1: "cat", 2: "dog"}
 
 
 def test_a_bad_record_leaves_no_folder(tmp_path: Path) -> None:

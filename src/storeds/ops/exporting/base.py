@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ __all__ = [
     "boxes_as",
     "check_counts",
     "class_names",
+    "doubled_notes",
     "fields_of",
     "numbered_records",
     "one_field",
@@ -280,6 +282,17 @@ def class_names(meta: Meta, labels: str | None) -> list[str]:
     if isinstance(names, Mapping):
         names = names.get(labels)
     return [str(name) for name in names] if isinstance(names, list) else []
+
+
+def doubled_notes(names: Sequence[str], file: str) -> tuple[str, ...]:
+    """Return one sentence about class names that a file of them has twice, or nothing."""
+    doubled = [name for name, count in Counter(names).items() if count > 1]
+    if not doubled:
+        return ()
+    return (
+        f"{file} has class names twice, as the store has: {some(map(repr, doubled))}; pack and other programs refuse these "
+        "or take them for one: rename them there",
+    )
 
 
 def check_counts(rows: Mapping[str | None, Sized], count: int) -> None:

@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 
 from storeds.ops.common import ProgressHook
-from storeds.ops.exporting.base import Exported, ExportFolder, FileNames, fields_of, numbered_records, picture_suffix
+from storeds.ops.exporting.base import (
+    Exported,
+    ExportFolder,
+    FileNames,
+    doubled_notes,
+    fields_of,
+    numbered_records,
+    picture_suffix,
+)
 from storeds.ops.packing.sources.exported import FIELDS_FILE, ROWS_FILE, VERSION, is_inline
 from storeds.protocols import JSON, Backend, Meta, Record
 from storeds.records.fields import fields_to_json
@@ -54,9 +62,11 @@ def export_folder(backend: Backend, folder: Path, *, progress: ProgressHook | No
         "files": layout.columns,
     }
     out.write(FIELDS_FILE, json.dumps(description, ensure_ascii=False, indent=1) + "\n")
+    notes = layout.notes()
     if layout.has_masks and layout.classes:
         out.write(_CLASSES, "".join(f"{name}\n" for name in layout.classes))
-    return Exported(str(folder), _FORMAT, len(backend), out.files + 1, out.bytes + size, {}, layout.notes())
+        notes += doubled_notes(layout.classes, _CLASSES)
+    return Exported(str(folder), _FORMAT, len(backend), out.files + 1, out.bytes + size, {}, notes)
 
 
 class _Layout:
@@ -87,7 +97,10 @@ class _Layout:
         images = [name for name in pictures if name not in masks]
         self._first = next(iter(images), None)
         label = meta.fields.get("label")
-        self._by_class = len(files) == 1 and files == images and bool(self.classes) and label is not None
+        folders_of = {_folder_of(name) for name in self.classes}
+        labelled = len(files) == 1 and files == images and bool(self.classes) and label is not None
+        self._by_class = labelled and len(folders_of) == len(self.classes)
+        self._shared = labelled and not self._by_class
         self.has_masks = bool(masks)
         self.columns: dict[str, str] = {}
         self._names: dict[str, FileNames] = {}
@@ -134,14 +147,23 @@ class _Layout:
     def _in_class(self, key: str | None, label: Any, position: int) -> str:
         """Return the key in the folder of its class."""
         named = isinstance(label, int) and 0 <= label < len(self.classes)
-        folder = self.classes[label].replace("/", "_") if named else f"label {label}"
-        folder = f"_{folder}" if folder.startswith(".") else folder
+        folder = _folder_of(self.classes[label] if named else f"label {label}")
         key = f"{position:08}" if key is None else key
         return key if key.startswith(f"{folder}/") else f"{folder}/{key}"
 
     def notes(self) -> tuple[str, ...]:
-        """Return sentences about files that are not named by their key."""
-        return tuple(note for names in self._names.values() for note in names.notes())
+        """Return sentences about files that are not named by their key or by their class."""
+        shared = "images are not in a folder for each class, because the names of several classes give one folder"
+        return (
+            *(note for names in self._names.values() for note in names.notes()),
+            *([f"{shared}; metadata.jsonl has their labels"] if self._shared else ()),
+        )
+
+
+def _folder_of(name: str) -> str:
+    """Return the folder of a class."""
+    folder = name.replace("/", "_")
+    return f"_{folder}" if folder.startswith(".") else folder
 
 
 def _is_line(name: str) -> bool:

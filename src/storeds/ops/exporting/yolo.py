@@ -22,6 +22,7 @@ from storeds.ops.exporting.base import (
     boxes_as,
     check_counts,
     class_names,
+    doubled_notes,
     fields_of,
     numbered_records,
     one_field,
@@ -94,9 +95,11 @@ def export_yolo(backend: Backend, folder: Path, *, progress: ProgressHook | None
         out.write(name, blob)
         out.write(labels_of(name), "".join(f"{line}\n" for line in written))
         lines.counts["repeated"] += len(written) - len(set(written))
-    out.write("data.yaml", yaml.safe_dump(lines.data(list(splits)), allow_unicode=True, sort_keys=False))
+    data = lines.data(list(splits))
+    out.write("data.yaml", yaml.safe_dump(data, allow_unicode=True, sort_keys=False))
     counts = lines.counts + Counter(renamed=names.renamed)
     notes = [f"{counts[each]:,} {why}" for each, why in _WHY.items() if counts[each]]
+    notes += doubled_notes(list(data["names"].values()), "data.yaml")
     other = [split for split in splits if split and split not in SPLITS]
     if other:
         notes.append(f"data.yaml names the splits {some(other)}, and programs read {', '.join(SPLITS)} only")
