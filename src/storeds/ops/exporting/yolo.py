@@ -29,7 +29,8 @@ from storeds.ops.exporting.base import (
     unexported,
 )
 from storeds.ops.packing.sources.turned import exif_orientation, turned_centres, turned_keypoints, turned_points
-from storeds.ops.packing.sources.yolo import SPLITS, labels_of
+from storeds.ops.packing.sources.yolo import labels_of
+from storeds.ops.packing.sources.yolo_data import SPLITS
 from storeds.ops.packing.sources.yolo_labels import TOLERANCE
 from storeds.protocols import JSON, Array, Backend, Meta, Record
 from storeds.records.roles import boxes_of, check_values

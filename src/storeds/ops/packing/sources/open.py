@@ -26,7 +26,8 @@ from storeds.ops.packing.sources.tars import TarSource, is_pattern
 from storeds.ops.packing.sources.text import Dialect
 from storeds.ops.packing.sources.videos import VIDEO_SUFFIXES, FrameFolderSource, VideoSource
 from storeds.ops.packing.sources.voc import VocSource, find_voc_folders
-from storeds.ops.packing.sources.yolo import YoloSource, is_yolo_file, is_yolo_folder
+from storeds.ops.packing.sources.yolo import YoloSource
+from storeds.ops.packing.sources.yolo_data import is_yolo_file, is_yolo_folder
 from storeds.protocols import Backend
 
 __all__ = ["KINDS", "SourceKind", "open_source"]
