@@ -13,7 +13,8 @@ from storeds._utils.locations import StoreURL, nearest, redact, sniff
 from storeds._utils.text import counted, some
 from storeds.errors import ConfigError, StoreNotFoundError, suggest
 from storeds.ops.packing.sources.base import IMAGE_SUFFIXES, PackSource, is_hidden, show
-from storeds.ops.packing.sources.coco import CocoSource, is_coco_file
+from storeds.ops.packing.sources.coco import CocoSource
+from storeds.ops.packing.sources.coco_json import is_coco_file
 from storeds.ops.packing.sources.exported import ExportedSource, is_exported
 from storeds.ops.packing.sources.folders import FlatFolderSource, ImageFolderSource
 from storeds.ops.packing.sources.list_columns import PATH_COLUMNS
