@@ -254,6 +254,27 @@ def test_a_mask_that_is_a_jpeg_is_logged_once(caplog: pytest.LogCaptureFixture) 
     ]
 
 
+def test_a_mask_that_lacks_pixels_is_not_repaired() -> None:
+    """What a repair fills is grey, 128, which would be a class."""
+    whole = picture(Image.fromarray(ids(160, 120, 3)), "JPEG")
+    records = [{"image": photograph(160, 120), "mask": whole[:end]} for end in (int(len(whole) * 0.9), -2)]
+    dataset = StoreDataset(store({"image": PHOTOGRAPH, "mask": MASK}, records), reader_options={"min_recovered": 0.1})
+    with pytest.raises(DecodeError, match="field 'mask': the image is damaged"):
+        dataset[0]
+    assert np.array_equal(dataset[1][1], np.asarray(Image.open(io.BytesIO(whole))))  # only the end marker is missing
+
+
+def test_class_ids_of_a_tiff_that_pillow_inverts_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    stored = ids(most=4)
+    tiff = picture(Image.fromarray(255 - stored), "TIFF", tiffinfo={262: 0})
+    assert tiff.count(stored.tobytes()) == 1  # Pillow inverts what it writes too
+    url = store({"image": PHOTOGRAPH, "mask": MASK}, [{"image": photograph(), "mask": tiff}] * 3)
+    with caplog.at_level(logging.WARNING, "storeds"):
+        masks = [mask for _, mask in StoreDataset(url)[:]]
+    assert all(np.array_equal(mask, 255 - stored) for mask in masks)
+    assert sum("PhotometricInterpretation" in each.message for each in caplog.records) == 1
+
+
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("form", ["JPEG", "PNG"])
 def test_orientation_turns_everything(orientation: int, form: str) -> None:

@@ -25,6 +25,7 @@ __all__ = [
     "class_number",
     "grey_step",
     "holds_class_ids",
+    "is_inverted",
     "keypoints_tensor",
     "labels_tensor",
     "mask_tensor",
@@ -36,14 +37,14 @@ Size = tuple[int, int]
 _NPY = b"\x93NUMPY"
 _PNG = b"\x89PNG\r\n\x1a\n"
 _TIFF = (b"II*\0", b"MM\0*")
-_BITS_PER_SAMPLE = 258
+_BITS_PER_SAMPLE, _PHOTOMETRIC = 258, 262
 
 
 def class_ids(name: str, image: Any, blob: bytes) -> torch.Tensor:
     """Return the class ids of a decoded mask, shape (height, width): uint8, or int32 for files of more bits.
 
     The ids are the numbers in the file: the indices of a palette, 0 and 1 of a picture of 1 bit, 0 to 3 and 0 to 15 of
-    grey PNGs and TIFFs of 2 and 4 bits.
+    grey PNGs and TIFFs of 2 and 4 bits. Of a TIFF in which 0 is white they are inverted, as Pillow reads it.
 
     Parameters
     ----------
@@ -79,6 +80,17 @@ def holds_class_ids(blob: bytes) -> bool:
         with Image.open(io.BytesIO(blob)) as opened:
             check_mask_mode("", opened.mode)
             return True
+    except Exception:  # the decoder says why
+        return False
+
+
+def is_inverted(blob: bytes) -> bool:
+    """Return whether a picture is a grey TIFF in which 0 is white. Pillow inverts the numbers of these."""
+    if not blob.startswith(_TIFF):
+        return False
+    try:
+        with Image.open(io.BytesIO(blob)) as opened:
+            return opened.mode in ("1", "L") and getattr(opened, "tag_v2", {}).get(_PHOTOMETRIC) == 0
     except Exception:  # the decoder says why
         return False
 

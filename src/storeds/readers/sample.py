@@ -23,6 +23,7 @@ from storeds.readers.annotations import (
     class_ids,
     class_number,
     holds_class_ids,
+    is_inverted,
     keypoints_tensor,
     labels_tensor,
     mask_tensor,
@@ -101,7 +102,7 @@ class SampleReader(PictureReader):
     box_format : str, optional
         Format of the boxes of samples: ``xyxy``, ``xywh`` or ``cxcywh``. Default: as stored.
     repair, min_recovered, max_pixels, strided
-        As for `ImageReader`.
+        As for `ImageReader`. A mask that lacks pixels is never repaired.
     """
 
     decode: str | Decoder | Mapping[str, str | Decoder] = "tensor"
@@ -115,6 +116,7 @@ class SampleReader(PictureReader):
     _points: tuple[str, ...] = field(default=(), repr=False, compare=False)  # keypoints of kind json without ``of``
     _linked: dict[tuple[str, ...], Mapping[str, Field]] = field(default_factory=dict, repr=False, compare=False)
     _is_new: _Once = field(default_factory=_Once, repr=False, compare=False)
+    _is_inverted: _Once = field(default_factory=_Once, repr=False, compare=False)
 
     def _check(self) -> None:
         super()._check()
@@ -295,7 +297,8 @@ class SampleReader(PictureReader):
             return super()._picture_decoder(name)
         decode = self._decode_of(name) if isinstance(self.decode, Mapping) and name in self.decode else "pil"
         plain = decode in _PLAIN_DECODERS
-        return PictureDecoder("pil" if plain else decode, self.repair, self.min_recovered, False, self.max_pixels)
+        # What a repair fills is grey, and would be a class id.
+        return PictureDecoder("pil" if plain else decode, self.repair, 1.0, False, self.max_pixels)
 
     def _is_mask(self, name: str) -> bool:
         return name in self._declared and self._declared[name].role == "mask"
@@ -411,6 +414,13 @@ class SampleReader(PictureReader):
             _LOG.warning(
                 "mask %r is a JPEG: lossy compression changes class ids, most of all at edges; store masks as PNG (this is "
                 "logged once)",
+                name,
+            )
+        if is_inverted(value) and self._is_inverted():
+            _LOG.warning(
+                "mask %r is a TIFF in which 0 is white: Pillow inverts it, so that 0 in the file is read as the highest number of "
+                "its bits, such as 255. If these numbers are class ids, write it with PhotometricInterpretation 1 (this is logged "
+                "once)",
                 name,
             )
         decoder, mode = self._pictures[name], self._modes[name]

@@ -363,9 +363,10 @@ def check_row_counts(values: Mapping[str, Any], fields: Mapping[str, Field]) -> 
         if not hasattr(value, "__len__"):
             raise ValueError(f"field {name!r}: one row for each box is a list, not {type(value).__name__}")
         if len(value) != len(values[boxes]):
+            whole = "; labels of the whole picture have no role" if fields[name].role == "labels" else ""
             raise ValueError(
                 f"field {name!r} has {len(value)} rows, and field {boxes!r} has {len(values[boxes])} boxes; row i describes box "
-                "i: add what is missing, or leave out what has no box"
+                f"i: add what is missing, or leave out what has no box{whole}"
             )
 
 
