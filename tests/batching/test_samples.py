@@ -186,6 +186,14 @@ def test_true_pads_each_image_and_mask_even_of_equal_sizes(tv_tensors: Any) -> N
         assert batch["instances_mask"].tolist() == [[False, False], [True, True]]
 
 
+def test_true_leaves_keypoints_beside_images_alone(tv_tensors: Any) -> None:
+    """Two instances of 17 points with a visibility have the shape of an image with two channels."""
+    parts = [{"image": tv_tensors.Image(torch.zeros(3, 4, size)), "points": torch.ones(2, 17, 3)} for size in (5, 6)]
+    batch = collate(parts, pad_images=True)
+    assert batch.keys() == {"image", "image_mask", "points"}
+    assert batch["points"].shape == (2, 2, 17, 3)
+
+
 def test_images_of_different_sizes_are_refused_with_what_to_do() -> None:
     images = [(torch.zeros(3, 4, size),) for size in (5, 6)]
     with pytest.raises(errors.ConfigError, match=r"Resize.*pad_images=True"):

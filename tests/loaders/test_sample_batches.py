@@ -147,6 +147,14 @@ def test_a_config_says_what_becomes_of_values_that_differ(url: str) -> None:
         assert batch["image"].movedim(1, -1)[~batch["image_mask"]].eq(7).all()
 
 
+def test_errors_about_tuples_name_the_elements(url: str) -> None:
+    loader = StoreLoader(dataset(url, fields=["id", "image"]), batch_size=BATCH)
+    with pytest.raises(
+        errors.ConfigError, match="^element 1: values of shapes .*elements of these samples are 0 'id', 1 'image'"
+    ):
+        next(iter(loader))
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -156,7 +164,7 @@ def test_a_config_says_what_becomes_of_values_that_differ(url: str) -> None:
         ({"label_offset": 1}, "label_offset is for batches that storeds.collate_detection makes"),
         ({"collate": "detection", "batch_size": None}, "batch_size = null"),
         ({"collate": "detecton"}, "unknown collate 'detecton'; did you mean 'detection'"),
-        ({"ragged": {"box": "list"}}, "did you mean 'boxes'"),
+        ({"ragged": {"box": "list"}}, "did you mean 'boxes'.* elements and roles are boxes, labels$"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(url: str, settings: dict[str, Any], words: str) -> None:

@@ -66,8 +66,8 @@ def collate(
     pad_images : bool, collection or mapping
         Pad images and masks of different heights and widths at the right and at the bottom to the largest of the batch,
         and add a mask (batch, height, width), which is True where there are pixels. In a dict the mask of ``image`` is
-        ``image_mask``. True means each element that is a tensor (channels, height, width) with 1 to 4 channels,
-        or a ``tv_tensors.Image`` or ``Mask``. A collection names the elements. A mapping also says what fills them:
+        ``image_mask``. True means each ``tv_tensors.Image`` and ``Mask`` or, in samples without such an image, also
+        each tensor (channels, height, width) with 1 to 4 channels. A collection names the elements. A mapping also says what fills them:
         ``{"image": 0, "mask": 255}``. By default zero does. Masks of instances (n, height, width) get the mask of
         `ragged` instead.
 
@@ -93,7 +93,9 @@ def collate(
     samples = good_samples(batch)
     first = samples[0]
     elements = first if isinstance(first, Mapping) else range(len(first) if isinstance(first, tuple) else 1)
-    plan = _Plan(_ways(pad, ragged or {}, elements), _fills(pad_images, elements), pad_images is True)
+    parts = first.values() if isinstance(first, Mapping) else first if isinstance(first, tuple) else (first,)
+    knows_images = pad_images is True and any(is_tv_tensor(part, "Image") for part in parts)
+    plan = _Plan(_ways(pad, ragged or {}, elements), _fills(pad_images, elements), pad_images is True, knows_images)
     if isinstance(first, Mapping):
         return _collate_dicts(samples, plan)
     if isinstance(first, tuple):
@@ -144,6 +146,8 @@ class _Plan:
     ways: Mapping[_Key, str]
     fills: Mapping[_Key, float]
     all_images: bool
+    knows_images: bool
+    """Whether images say that they are images. Then no other tensor is one."""
 
 
 def _ways(pad: Collection[_Key], ragged: Mapping[Any, Ragged], elements: Collection[_Key]) -> dict[_Key, str]:
@@ -207,7 +211,7 @@ def _collate_values(values: Sequence[Any], name: _Key, plan: _Plan) -> Any:
 def _in_tensors(values: Sequence[Any], name: _Key, plan: _Plan) -> Any:
     """Return one element of a batch as tensors, padded if the plan says so."""
     way = plan.ways.get(name)
-    has_size = name in plan.fills or (plan.all_images and _is_image(values[0]))
+    has_size = name in plan.fills or (plan.all_images and _is_image(values[0], plan.knows_images))
     fill = plan.fills.get(name, 0.0)
     if way is not None or (has_size and _is_instances(values[0])):
         tensors = [_tensor_of(value) for value in values]
@@ -233,12 +237,13 @@ def _tensor_of(value: Any) -> torch.Tensor:
         ) from error
 
 
-def _is_image(value: Any) -> bool:
+def _is_image(value: Any, knows_images: bool) -> bool:
     """Return whether ``pad_images=True`` pads an element."""
     if isinstance(value, DeferredImage) or is_tv_tensor(value, "Image", "Mask"):
         return True
     return (
-        isinstance(value, torch.Tensor)
+        not knows_images
+        and isinstance(value, torch.Tensor)
         and type(value) is torch.Tensor
         and value.ndim == 3
         and len(value) in (1, 2, 3, 4)

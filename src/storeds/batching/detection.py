@@ -126,7 +126,8 @@ def _element(sample: Mapping[str, Any], argument: str, name: str) -> Any:
     if name not in sample:
         raise ConfigError(
             f"collate_detection: samples have no element {name!r}, but {', '.join(map(repr, sample))}: pass {argument}= with "
-            "the element's name"
+            "the element's name, or read it too (fields=[…])"
+            + ("; labels=None gives all boxes one class" if argument == "labels" else "")
         )
     return sample[name]
 

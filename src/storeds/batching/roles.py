@@ -94,7 +94,8 @@ def _places(argument: str, name: str | int, *, fields: Mapping[str, Field], as_d
         return [name]
     names = [name] if name in fields else [each for each, field in fields.items() if field.role == name]
     if not names and not as_dict:
-        known = [*fields, *(role for role in ROLES if any(field.role == role for field in fields.values()))]
+        roles = (role for role in ROLES if any(field.role == role for field in fields.values()))
+        known = dict.fromkeys((*fields, *roles))
         raise ConfigError(f"{argument}: there is no element {name!r}; {suggest(name, known, 'elements and roles')}")
     order: Sequence[str] = list(fields)
     # A transform may add elements to a dict: collate checks those names.

@@ -86,7 +86,14 @@ class BatchFetcher(Dataset[FetchedBatch]):
         columns = None if self._pads else store._columns(indices)
         if columns is not None:
             return collate_columns(columns, store.as_dict)
-        return self.collate_fn(store._samples(indices, defer=True))
+        samples = store._samples(indices, defer=True)
+        try:
+            return self.collate_fn(samples)
+        except ConfigError as error:
+            if store.as_dict or not str(error).startswith("element "):
+                raise
+            names = ", ".join(f"{place} {name!r}" for place, name in enumerate(store.reader.fields))
+            raise ConfigError(f"{error}. The elements of these samples are {names}") from error
 
 
 def fitted_collate(collate_fn: Any, dataset: Any) -> Any:
