@@ -22,7 +22,7 @@ from PIL import ExifTags, Image, ImageOps
 from photographs import jpeg
 from shares import share
 from storeds import StoreDataset, open_writer
-from storeds.errors import ConfigError, RecordError
+from storeds.errors import ConfigError, RecordError, TransformError
 from storeds.protocols import Array, Cropped, Field, SampleContext
 from storeds.readers.decoders import decode_tensor
 from storeds.records.roles import Sample
@@ -485,6 +485,38 @@ def test_limits_of_a_compose_of_albumentations_stay() -> None:
     made = run(albumentations.Compose([albumentations.HorizontalFlip(p=1)], bbox_params=params), boxes_sample())
     assert "".join(made["names"]) == "abd"
     assert made["boxes"].tolist()[0] == pytest.approx([50, 0, 60, 10], abs=1e-3)
+
+
+def test_settings_of_a_compose_that_roles_replace_are_reported() -> None:
+    import albumentations
+
+    flip = albumentations.HorizontalFlip(p=1)
+    points = albumentations.KeypointParams("xy")
+    with pytest.warns(UserWarning, match="additional_targets and keypoint_params of a Compose .* are not used"):
+        JointTransform(albumentations.Compose([flip], additional_targets={"right": "image"}, keypoint_params=points))
+
+
+def shrink(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "right": sample["right"][..., :20, :20]}
+
+
+def test_a_function_that_resizes_one_of_several_images_is_named() -> None:
+    url = "memory://pairs-of-one-size"
+    with open_writer(url, {"left": "image", "right": "image"}) as writer:
+        writer.append([{"left": jpeg(0, (64, 48)), "right": jpeg(1, (64, 48))}])
+    dataset = StoreDataset(url, roles={"left": "image", "right": "image"}, transforms=["RandomHorizontalFlip", shrink])
+    with pytest.raises(TransformError, match="record 0.*shrink.*'right' has 20 × 20 pixels and the sample 64 × 48"):
+        dataset[0]
+
+
+def test_what_fails_inside_albumentations_says_what_it_was_given() -> None:
+    def fail(image: Array, **_: Any) -> Array:
+        raise RuntimeError("!_src.empty()")
+
+    import albumentations
+
+    with pytest.raises(ValueError, match=r"4 boxes, 0 keypoints .*RuntimeError: !_src.empty"):
+        run(albumentations.Lambda(image=fail, p=1), boxes_sample())
 
 
 def recolour(sample: dict[str, Any], generator: torch.Generator) -> dict[str, Any]:

@@ -202,7 +202,15 @@ class JointAlbumentations:
         # Both kinds of coordinates are passed although empty: albumentations requires what its parameters name.
         targets |= {"bboxes": parts.boxes.astype(np.float32), "rows": np.arange(len(parts.boxes))}
         targets |= {"keypoints": parts.points.astype(np.float32), "points": np.arange(len(parts.points))}
-        made = self._transform.call(targets, generator)
+        try:
+            made = self._transform.call(targets, generator)
+        except Exception as error:  # OpenCV has errors of its own
+            count = f"{len(images)} images, {len(given)} masks, {len(parts.boxes)} boxes, {len(parts.points)} keypoints"
+            raise ValueError(
+                f"albumentations cannot transform {count} of {images[0].shape[1]} × {images[0].shape[0]} pixels "
+                f"({type(error).__name__}: {str(error).strip()}). Some of its transforms, such as Morphological, fail on "
+                "boxes or several masks: leave out the transform, or elements"
+            ) from error
         outputs = [
             _as_given(made[f"image_{number}" if number else "image"], image)
             for number, image in enumerate(parts.images)

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -90,6 +91,7 @@ class JointTransform:
         steps = _flattened(self.transforms)
         for step in steps:
             _check_step(step)
+            _warn_of_unused(step)
         last = len(steps)
         while last and type(steps[last - 1]) in (ToTensor, Normalize):
             last -= 1
@@ -250,6 +252,20 @@ def _check_step(step: Any) -> None:
         )
 
 
+def _warn_of_unused(step: Any) -> None:
+    """Warn of the settings of a Compose of albumentations that the roles of the elements replace."""
+    if not is_albumentations(step) or not _is_compose(step):
+        return
+    unused = ["additional_targets"] if step.additional_targets else []
+    unused += ["keypoint_params"] if "keypoints" in step.processors else []
+    if unused:
+        warnings.warn(
+            f"transforms: {' and '.join(unused)} of a Compose of albumentations are not used: the roles say which elements are "
+            "images, masks, boxes and keypoints, and lost keypoints with a visibility become (0, 0, 0). Leave them out",
+            stacklevel=2,
+        )
+
+
 class _Work:
     """A sample while transforms change it."""
 
@@ -351,7 +367,7 @@ class _Work:
             self._drop(name, kept)
             coordinates.boxes[name] = made.boxes[mine][np.argsort(made.rows[mine])]
             at += len(each)
-        self.check_sizes(self._elements.images)
+        self.check_sizes(self._elements.images, transform)
         self._move(Operation())
 
     def packed(self, box_format: str | None) -> dict[str, Any]:
@@ -424,16 +440,19 @@ class _Work:
             else:
                 self.values[row] = taken(self.values[row], kept, row, name)
 
-    def check_sizes(self, images: Sequence[str]) -> None:
-        """Raise RecordError if one of these images, or a mask, has another size than the sample."""
+    def check_sizes(self, images: Sequence[str], transform: object | None = None) -> None:
+        """Raise an error if one of these images, or a mask, has another size than the sample.
+
+        It is a ValueError that names the transform which returned them, or a RecordError without one.
+        """
         for name in images:
             image = self.values[name]
             if isinstance(image, (torch.Tensor, Image.Image)) and size_of(image, name) != self.size:
-                raise _other_size(name, size_of(image, name), self.size)
+                raise _other_size(name, size_of(image, name), self.size, transform)
         for name in self._elements.masks:
             height, width = self.values[name].shape[-2:]
             if (height, width) != self.size:
-                raise _other_size(name, (height, width), self.size)
+                raise _other_size(name, (height, width), self.size, transform)
 
     def _absorb(self, plain: dict[str, Any], made: Mapping[str, Any], transform: BoundTransform) -> None:
         """Take over the elements that a callable returned."""
@@ -452,7 +471,7 @@ class _Work:
                         "to them. Use FilterBoxes of storeds instead, which drops both"
                     )
         self.values = {name: plain[name] for name in self.values}
-        self.check_sizes(elements.images)
+        self.check_sizes(elements.images, transform)
         if moves(transform.transform) != Moves.NOT:
             self._move(Operation())
 
@@ -481,8 +500,12 @@ def _size_after(made: Mapping[str, Any], elements: Elements, size: Size) -> Size
     return next((tuple(canvas) for canvas in canvases if canvas is not None), size)
 
 
-def _other_size(name: str, size: Size, expected: Size) -> RecordError:
+def _other_size(name: str, size: Size, expected: Size, transform: object | None) -> Exception:
+    sizes = f"{name!r} has {size[1]} × {size[0]} pixels and the sample {expected[1]} × {expected[0]}"
+    if transform is not None:
+        return ValueError(
+            f"after {transform!r}, {sizes}; it must return images and masks of one size: let it resize all of them"
+        )
     return RecordError(
-        f"{name!r} has {size[1]} × {size[0]} pixels and the sample {expected[1]} × {expected[0]}, so they cannot be "
-        "transformed together; images and masks of one sample must have one size"
+        f"{sizes}, so they cannot be transformed together; images and masks of one sample must have one size"
     )
