@@ -77,7 +77,7 @@ def test_the_text_output(tree: Path, tmp_path: Path) -> None:
     url = f"lmdb://{tmp_path}/a.lmdb"
     assert "6 records, id " in run("pack", tree, url)
     assert "image: image, label: int, key: str" in run("info", url)
-    assert "6 records, 6 images (0 examined): no findings" in run("verify", url)
+    assert "6 records, 6 images that decode (0 examined): no findings" in run("verify", url)
 
 
 def test_info_shows_roles(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_verify_shows_severity_and_counts_and_json_has_everything(tmp_path: Path
     assert ["1", "no", "end", "missing_eoi", "100", "%"] in [line[:6] for line in lines]
     assert ["truncated_scan", "4"] in lines
     assert ["8", "trailing", "trailing_data", "harmless"] in [line[:4] for line in lines]
-    assert "14 records, 8 images (11 examined): 11 findings, 1 harmless note" in shown
+    assert "14 records, 8 images that decode (11 examined): 11 findings, 1 harmless note" in shown
     found = run_json("verify", url, code=1)
     assert found["kinds"] == dict(Counter(p.reported for p in PICTURES.values() if p.reported))
     (note,) = found["notes"]

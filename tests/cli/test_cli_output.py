@@ -74,7 +74,7 @@ def test_text_on_a_terminal_has_no_colour(special_store: str) -> None:
         for command in ("info", "verify")
     ]
     assert "\x1b[" in shown[1]
-    assert f"{special_store}: 2 records, 1 image (1 examined): 1 finding" in shown[1]
+    assert f"{special_store}: 2 records, 1 image that decodes (1 examined): 1 finding" in shown[1]
     assert special_store in shown[0]
     assert json.dumps({"classes": SPECIAL}) in shown[0]
 

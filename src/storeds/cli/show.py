@@ -149,7 +149,7 @@ def _show_report(report: Report) -> None:
         OUT.print()
     verdict = "no findings" if report.ok else counted(len(report.findings), "finding")
     verdict += f", {counted(len(report.notes), 'harmless note')}" if report.notes else ""
-    images = f"{counted(report.images, 'image')} ({report.examined:,} examined)"
+    images = f"{counted(report.images, 'image that decodes', 'images that decode')} ({report.examined:,} examined)"
     say(f"{report.url}: {counted(report.count, 'record')}, {images}: {verdict}")
 
 
