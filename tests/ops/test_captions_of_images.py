@@ -69,6 +69,22 @@ def test_flickr8k(root: Path, tmp_path: Path, engine: str, make_engine_url: Make
     assert (again.id, again.attrs) == (meta.id, meta.attrs)
 
 
+@pytest.mark.parametrize("name", ["Flickr8k.token.txt", "results_20130124.token"])
+def test_flickr8k_without_a_header(name: str, root: Path, tmp_path: Path) -> None:
+    captions = {f"{n}.jpg": [f'caption {at}, of "{n}" # 1.jpg#7\u2028' for at in range(2)] for n in range(2)}
+    lines = [f"{image}#{at}\t{text}\r\n" for image, texts in captions.items() for at, text in enumerate(texts)]
+    (root / name).write_bytes("".join(lines).encode())
+    url = f"lmdb://{tmp_path}/a.lmdb"
+    meta = storeds.pack(root / name, url)
+    assert meta.fields == {"image": Field("image", role="image"), "key": Field("str"), "caption": TEXTS}
+    assert {each["key"]: each["caption"] for each in records(url)} == captions
+    with (root / name).open("a") as file:
+        file.write("2.jpg no tab\n\n3.jpg#0\tlast")
+    (problem,) = open_source(root / name).problems
+    assert str(problem).startswith(f"{name} line 5: is not an image, # with the number of the caption, a tab")
+    assert len(open_source(root / name)) == 3
+
+
 def test_flickr30k_numbers_the_captions(root: Path) -> None:
     """The file of Flickr30k separates its columns with a bar and a space, and lacks one bar."""
     lines = [f"{n}.jpg| {at}| Two men, {at} ." for n in range(2) for at in range(5)]
@@ -173,7 +189,7 @@ def test_which_text_files_are_lists(root: Path) -> None:
     assert len(open_source(file, caption_columns=["caption"])) == 4
     (root / "tabs.txt").write_text("\ufeffcaption\tfile_name\na\t0.jpg\nb\t1.jpg\n")
     assert list(open_source(root / "tabs.txt").fields) == ["image", "key", "caption"]
-    for text in ("", "0.jpg\n1.jpg\n", "An image, and more\n", "0.jpg#0\ta cat\n"):
+    for text in ("", "0.jpg\n1.jpg\n", "An image, and more\n", "0.jpg#x\ta cat\n"):
         (root / "other.txt").write_text(text)
         with pytest.raises(ConfigError, match=r"ends in none of \.csv.*pass kind="):
             open_source(root / "other.txt")

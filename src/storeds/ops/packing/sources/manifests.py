@@ -15,7 +15,16 @@ from storeds.ops.packing.sources.columns import JsonColumn, Labels, LabelStyle, 
 from storeds.ops.packing.sources.list_columns import ListOptions, ListPlan
 from storeds.ops.packing.sources.list_rows import ListRows, ListSource
 from storeds.ops.packing.sources.mask_checks import MaskCheck
-from storeds.ops.packing.sources.text import BadRow, Dialect, csv_rows, jsonl_rows, open_text
+from storeds.ops.packing.sources.text import (
+    TOKEN_COLUMNS,
+    BadRow,
+    Dialect,
+    csv_rows,
+    is_token_file,
+    jsonl_rows,
+    open_text,
+    token_rows,
+)
 from storeds.protocols import JSON
 
 __all__ = ["JsonIndexSource", "ManifestSource"]
@@ -87,6 +96,8 @@ class ManifestSource(ListSource):
     a number, else str. A JSONL key has the kind of its values; with different kinds, or if an object lacks the key (it
     counts as null), it is json.
 
+    A file of captions like those of Flickr8k, ``1.jpg#0``, a tab and the text, has columns ``image`` and ``caption``.
+
     Raises
     ------
     StoreNotFoundError
@@ -134,6 +145,9 @@ class ManifestSource(ListSource):
         if not label and label_column:
             raise ConfigError(f"{where}: label_column={label_column!r} and label=False contradict each other")
         given = check_classes(classes, label_type)
+        is_tokens = kind == "csv" and columns is None and dialect == Dialect() and _has_tokens(file, encoding)
+        if is_tokens and caption_columns is None:
+            caption_columns = TOKEN_COLUMNS[1:]
         options = ListOptions(
             path_column=path_column,
             label_column=label_column,
@@ -149,7 +163,9 @@ class ManifestSource(ListSource):
         )
         root_folder = Root(_root_of(file, root), allow_outside=allow_outside)
         with open_text(file, encoding) as opened:
-            if kind == "csv":
+            if is_tokens:
+                names, found = list(TOKEN_COLUMNS), token_rows(opened)
+            elif kind == "csv":
                 names, found = csv_rows(opened, dialect, columns, options.wanted(), where)
             else:
                 names, found = jsonl_rows(opened)
@@ -243,6 +259,11 @@ class JsonIndexSource(ListSource):
         skipped: dict[str, JSON] = {"ignored": list(ignored)} if ignored else {}
         provenance: dict[str, JSON] = {"kind": "index", "file": where, **skipped}
         super().__init__(rows, "index", file, {"source": provenance})
+
+
+def _has_tokens(file: str, encoding: str | None) -> bool:
+    with open_text(file, encoding) as opened:
+        return is_token_file(opened.readline())
 
 
 def _taken(labels: Labels | None) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from storeds.ops.packing.sources.originals import dataset_source
 from storeds.ops.packing.sources.stores import StoreSource
 from storeds.ops.packing.sources.tables import SAVED_FILES, TABLE_SUFFIXES, TableSource
 from storeds.ops.packing.sources.tars import TarSource, is_pattern
-from storeds.ops.packing.sources.text import Dialect
+from storeds.ops.packing.sources.text import Dialect, is_token_file
 from storeds.ops.packing.sources.videos import VIDEO_SUFFIXES, FrameFolderSource, VideoSource
 from storeds.ops.packing.sources.voc import VocSource, find_voc_folders
 from storeds.ops.packing.sources.yolo import YoloSource
@@ -83,6 +83,7 @@ _SUFFIXES = {
     ".tgz": "tar",
     **dict.fromkeys(VIDEO_SUFFIXES, "videos"),
 }
+_TEXTS = (".txt", ".token")
 _TABLE_DEPTH = 3
 _TRIED = 8  # sub-folders that are looked into
 
@@ -217,13 +218,15 @@ def _detect_content(path: str) -> str | None:
         return "table"
     if head[257:] == b"ustar":
         return "tar"
-    return "csv" if path.lower().endswith(".txt") and _has_header(path) else None
+    return "csv" if path.lower().endswith(_TEXTS) and _has_header(path) else None
 
 
 def _has_header(path: str) -> bool:
-    """Whether a text file begins with column names, one of which is a usual one for paths."""
+    """Whether a text file begins with column names, one of which is a usual one for paths, or with a caption of Flickr8k."""
     with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
         sample = file.read(4096)
+    if is_token_file(sample):
+        return True
     header = Dialect().complete(sample, PATH_COLUMNS).header(sample)
     return any(name.strip().lower() in PATH_COLUMNS for name in header)
 

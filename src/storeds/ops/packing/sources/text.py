@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import os
+import re
 import stat
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,17 @@ from storeds._utils.locations import nearest
 from storeds._utils.text import counted
 from storeds.errors import ConfigError, StoreNotFoundError
 
-__all__ = ["BadRow", "Dialect", "Rows", "csv_rows", "jsonl_rows", "open_text"]
+__all__ = [
+    "TOKEN_COLUMNS",
+    "BadRow",
+    "Dialect",
+    "Rows",
+    "csv_rows",
+    "is_token_file",
+    "jsonl_rows",
+    "open_text",
+    "token_rows",
+]
 
 
 _DELIMITERS = ",\t;|"
@@ -190,6 +201,30 @@ def _parse(text: str) -> dict[str, Any] | BadRow:
     if not isinstance(row, dict):
         return BadRow(f"is a JSON {type(row).__name__}; expected an object with a path")
     return row
+
+
+TOKEN_COLUMNS = ("image", "caption")
+_TOKEN = re.compile(r"(?P<image>[^\t]+\.\w+)#\d+\t(?P<caption>.*)")
+
+
+def is_token_file(sample: str) -> bool:
+    """Whether a file begins as the captions of Flickr8k and Flickr30k do: ``1.jpg#0``, a tab, and a caption."""
+    return _TOKEN.fullmatch(sample.partition("\n")[0].rstrip("\r")) is not None
+
+
+def token_rows(file: TextIO) -> Rows:
+    """Yield the rows of a file for which `is_token_file` is true, with ``TOKEN_COLUMNS``."""
+    for line, text in enumerate(file, 1):
+        found = _TOKEN.fullmatch(text.rstrip("\r\n"))
+        if found is not None:
+            yield line, found.groupdict()
+        elif text.strip():
+            yield (
+                line,
+                BadRow(
+                    "is not an image, # with the number of the caption, a tab and the caption, as the first line is"
+                ),
+            )
 
 
 _MARKS = {
