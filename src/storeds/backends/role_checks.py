@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,11 +31,11 @@ class RoleChecker:
     ----------
     fields : mapping of str to Field
         All declared fields.
-    on_lossy : callable
+    on_lossy : callable, optional
         Called with the name of a field whose mask is a JPEG.
     """
 
-    def __init__(self, fields: Mapping[str, Field], on_lossy: Callable[[str], object]) -> None:
+    def __init__(self, fields: Mapping[str, Field], on_lossy: Callable[[str], object] | None = None) -> None:
         self._fields = {name: field for name, field in fields.items() if field.role is not None or field.of is not None}
         self._on_lossy = on_lossy
         self._masks = [name for name, field in fields.items() if field.role == "mask" and field.kind == "image"]
@@ -55,6 +55,18 @@ class RoleChecker:
         check_values(record, self._fields, size)
         for name in self._masks:
             self._check_mask(name, record.get(name), size)
+
+    def faults(self, record: Record, classes: JSON) -> Iterator[str]:
+        """Yield what `check` finds, and a class of the record that `classes` of the attributes lacks."""
+        ids = ClassIds(self._fields)
+        try:
+            self.check(record)
+            ids.add(record, 0)
+        except ValueError as error:
+            yield str(error)
+        unnamed = ids.unnamed(classes)
+        if unnamed is not None:
+            yield unnamed[1]
 
     def _size(self, record: Record) -> tuple[int, int] | None:
         """Return height and width of the image as stored, or None if that is not clear."""
@@ -76,7 +88,7 @@ class RoleChecker:
             return
         check_mask_mode(name, header.mode)
         check_mask(name, (header.height, header.width), size)
-        if header.format == "JPEG":
+        if header.format == "JPEG" and self._on_lossy is not None:
             self._on_lossy(name)
 
 

@@ -17,7 +17,7 @@ from typing import TypeAlias
 from PIL import Image, ImageOps
 
 from storeds._utils.text import counted
-from storeds.backends.role_checks import ClassIds, RoleChecker
+from storeds.backends.role_checks import RoleChecker
 from storeds.errors import StoredsError
 from storeds.jpeg import Verdict, examine, repair
 from storeds.jpeg.markers import surely_opens
@@ -118,25 +118,15 @@ class Preparer:
                 if self.marker is not None and field.role != "mask":  # masks are decoded whole
                     outcomes.append(mark_picture(self.marker, record, name))
                 fast_crops += is_fast(record, name)
-        fault = self._fault(record) if self._roles else None
-        if fault is not None:
-            return Prepared(None, fault)
+        if self._roles:  # what the writer would refuse
+            fault = next(self._roles.faults(record, self.source.attrs.get("classes")), None)
+            if fault is not None:
+                return Prepared(None, fault)
         return Prepared(record, "; ".join(reasons) or None, damaged, fast_crops, tuple(outcomes))
 
     @cached_property
     def _roles(self) -> RoleChecker:
-        return RoleChecker(self.source.fields, _ignore)  # the writer warns of masks that are JPEGs
-
-    def _fault(self, record: Record) -> str | None:
-        """Return why the writer would refuse the values of a record."""
-        ids = ClassIds(self.source.fields)
-        try:
-            self._roles.check(record)
-            ids.add(record, 0)
-        except ValueError as error:
-            return str(error)
-        unnamed = ids.unnamed(self.source.attrs.get("classes"))
-        return unnamed[1] if unnamed is not None else None
+        return RoleChecker(self.source.fields)  # the writer warns of masks that are JPEGs
 
     @property
     def encodes(self) -> bool:
@@ -190,10 +180,6 @@ class Preparer:
             buffer = io.BytesIO()
             image.save(buffer, "JPEG", quality=self.quality or _QUALITY, icc_profile=profile)
         return buffer.getvalue()
-
-
-def _ignore(name: str) -> None:
-    pass
 
 
 def _unreadable(blob: bytes, verdict: Verdict | None) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from PIL import Image
 
-from storeds.backends.role_checks import LOSSY, ClassIds, RoleChecker
+from storeds.backends.role_checks import LOSSY, RoleChecker
 from storeds.errors import DecodeError, RecordError, StoredsError
 from storeds.jpeg import MAX_PIXELS, Verdict, examine, sniff
 from storeds.jpeg import Finding as JpegFinding
@@ -130,8 +130,8 @@ class Checker:
         self.backend = backend
         self.codec = RecordCodec(stored_fields(backend.meta))
         self.images = [name for name, field in backend.meta.fields.items() if field.kind == "image"]
-        self._roles = RoleChecker(backend.meta.fields, self._on_lossy)
         self._lossy: list[str] = []
+        self._roles = RoleChecker(backend.meta.fields, self._lossy.append)
         self._alive = alive or (lambda: None)
         self._deep = deep
         self.findings: list[Finding] = []
@@ -173,20 +173,10 @@ class Checker:
 
     def _check_roles(self, position: int, record: Record, key: str | None, result: RunResult) -> None:
         self._lossy.clear()
-        ids = ClassIds(self.backend.meta.fields)
-        try:
-            self._roles.check(record)
-            ids.add(record, position)
-        except ValueError as error:
-            result.findings.append(Finding("value", str(error), position, key))
-        unnamed = ids.unnamed(self.backend.meta.attrs.get("classes"))
-        if unnamed is not None:
-            result.findings.append(Finding("value", unnamed[1], position, key))
+        for fault in self._roles.faults(record, self.backend.meta.attrs.get("classes")):
+            result.findings.append(Finding("value", fault, position, key))
         for mask in self._lossy:
             result.notes.append(Finding("lossy_mask", f"field {mask!r}: {LOSSY}", position, key, mask))
-
-    def _on_lossy(self, mask: str) -> None:
-        self._lossy.append(mask)
 
     def _check_image(self, name: str, record: Record, position: int, key: str | None, result: RunResult) -> None:
         self._alive()
