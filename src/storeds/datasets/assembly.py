@@ -24,6 +24,7 @@ __all__ = [
     "Transforms",
     "build_transforms",
     "check_seed",
+    "declared_elements",
     "fit_reader",
     "make_reader",
     "open_source",
@@ -182,13 +183,13 @@ def transforms_by_element(
             given[element] = function
     if not given:
         return {}
-    stored = _declarations(reader, fields)
+    stored = declared_elements(reader, fields)
     check_spatial(stored, reader.data, {name: each for name, each in given.items() if name in stored}, named)
     return given
 
 
-def _declarations(reader: Reader[Any], fields: Mapping[str, Field]) -> dict[str, Field]:
-    """Return the elements that come from the store, each with its declaration."""
+def declared_elements(reader: Reader[Any], fields: Mapping[str, Field]) -> dict[str, Field]:
+    """Return the elements of a bound reader that come from the store, each with its declaration; `fields` are stored."""
     if isinstance(reader, RecordReader):
         return reader.declared()
     return {name: fields[name] for name in reader.fields if name in fields}

@@ -15,6 +15,7 @@ from storeds._utils.arguments import integer, ranks
 from storeds._utils.locations import glob_of
 from storeds.backends.concatenated import ConcatenatedBackend, check_same_classes
 from storeds.backends.opening import open_backend
+from storeds.datasets.assembly import declared_elements
 from storeds.datasets.counters import SampleCounters, SampleReport
 from storeds.datasets.epoch import MAX_EPOCH, SharedEpoch, SharedPasses, agreed_seed, draw_seed
 from storeds.datasets.map_dataset import StoreDataset
@@ -31,7 +32,6 @@ from storeds.datasets.stream import (
 )
 from storeds.errors import ConfigError, suggest
 from storeds.protocols import Backend, Field
-from storeds.readers import RecordReader
 
 __all__ = ["SourceLike", "StoreIterable", "check_alike", "listed", "seed_of", "single"]
 
@@ -88,7 +88,7 @@ def check_alike(first: StoreDataset, other: StoreDataset) -> None:
 
 def _description(dataset: StoreDataset) -> tuple[Any, ...]:
     reader = dataset.reader
-    declared = reader.declared() if isinstance(reader, RecordReader) else dataset.backend.meta.fields
+    declared = declared_elements(reader, dataset.backend.meta.fields)
     given = getattr(reader, "box_format", None)
     kinds = [_kind(declared[name], given) if name in declared else name for name in reader.fields]
     return reader.fields, kinds, dataset.as_dict

@@ -15,12 +15,13 @@ from storeds._utils.text import some
 from storeds.batching.collate import collate, collate_columns
 from storeds.batching.roles import fit_collate, is_collate
 from storeds.batching.shared_memory import BufferPool, use_buffer_pool
+from storeds.datasets.assembly import declared_elements
 from storeds.datasets.epoch import use_epoch
 from storeds.datasets.map_dataset import StoreDataset
 from storeds.errors import ConfigError
 from storeds.loaders.sampler import BatchRequest, EpochSampler
 from storeds.protocols import Field
-from storeds.readers import RecordReader, SampleReader
+from storeds.readers import SampleReader
 
 __all__ = ["BatchFetcher", "FetchedBatch", "StoreLoader"]
 
@@ -116,7 +117,7 @@ def _store_of(dataset: Any) -> StoreDataset | None:
 def _elements(store: StoreDataset) -> dict[str, Field]:
     """Return the declarations of the elements of a sample, in order, as the samples have them."""
     reader = store.reader
-    declared = reader.declared() if isinstance(reader, RecordReader) else dict(store.backend.meta.fields)
+    declared = declared_elements(reader, store.backend.meta.fields)
     elements = {name: declared.get(name, Field("json")) for name in reader.fields}
     if isinstance(reader, SampleReader):  # its coordinates are pixels
         for name, field in elements.items():

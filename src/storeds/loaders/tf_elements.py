@@ -11,10 +11,11 @@ import torch
 from PIL import Image
 
 from storeds._utils.arguments import integer
+from storeds.datasets.assembly import declared_elements
 from storeds.datasets.map_dataset import StoreDataset
 from storeds.errors import ConfigError, RecordError, suggest
 from storeds.protocols import Array, Field, SampleContext
-from storeds.readers import ArrayReader, ImageReader, RecordReader
+from storeds.readers import ArrayReader, ImageReader
 from storeds.records.fields import canonical_json
 
 __all__ = ["TEXT", "Element", "Parts", "elements_of", "to_array", "values_of"]
@@ -306,12 +307,13 @@ def _spread(count: int, wanted: int) -> list[int]:
 
 
 def _field_of(dataset: StoreDataset, name: str) -> Field:
-    reader = dataset.reader
-    declared = reader.declared() if isinstance(reader, RecordReader) else dataset.backend.meta.fields
+    declared = declared_elements(dataset.reader, dataset.backend.meta.fields)
     return declared.get(name, Field("int"))  # the index is not a field
 
 
-def _shaped(datasets: Sequence[StoreDataset], name: str, field: Field, values: Sequence[Any]) -> Element:
+def _shaped(
+    datasets: Sequence[StoreDataset], name: str, field: Field, values: Sequence[Any], *, transformed: bool
+) -> Element:
     """Return an element whose role tells which of its dimensions vary: rows, and the height and width of pictures.
 
     Transforms may give pictures one size, so their sizes are those of the values then.
@@ -319,13 +321,12 @@ def _shaped(datasets: Sequence[StoreDataset], name: str, field: Field, values: S
     is_image = field.role == "image"
     arrays = [to_array(value, name, is_image=is_image, is_json=False) for value in values]
     shape = _common(name, {array.shape: datasets[0].url for array in arrays})
-    own = any(name == each for dataset in datasets for each, _ in dataset._pipeline.transforms)
-    as_found = own or any(dataset.transforms is not None for dataset in datasets)
+    as_found = transformed or any(dataset.transforms is not None for dataset in datasets)
     if is_image:
         shape = shape if as_found else (*shape[:-3], None, None, *shape[-1:])
     elif field.role == "mask":
         shape = (*(None for _ in shape[:-2]), *(shape[-2:] if as_found else (None, None)))
-    elif not own:
+    elif not transformed:
         shape = (None, *shape[1:])
     return Element(name, arrays[0].dtype, shape, is_image)
 
@@ -334,7 +335,7 @@ def _inferred(datasets: Sequence[StoreDataset], name: str, values: Sequence[Any]
     url, field = datasets[0].url, _field_of(datasets[0], name)
     transformed = any(name == each for dataset in datasets for each, _ in dataset._pipeline.transforms)
     if field.role in _SHAPED:
-        return _shaped(datasets, name, field, values)
+        return _shaped(datasets, name, field, values, transformed=transformed)
     is_image = field.kind == "image"
     is_json = field.kind == "json" and (not transformed or isinstance(values[0], (dict, list)))
     arrays = [to_array(value, name, is_image=is_image, is_json=is_json) for value in values]
