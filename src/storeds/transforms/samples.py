@@ -167,33 +167,22 @@ def check_roles(transforms: Transform | None, fields: Mapping[str, Field]) -> No
     fields : mapping of str to Field
         Element → its declaration.
     """
-    for step in _flattened(transforms):
+    steps = _flattened(transforms)
+    for step in steps:
         if isinstance(step, ToDtype):
             step.dtypes(fields)
     roles = {field.role for field in fields.values()}
-    changing = next((step for step in _flattened(transforms) if moves(step) != Moves.NOT), None)
+    changing = next((step for step in steps if moves(step) != Moves.NOT), None)
     if changing is not None and roles.isdisjoint(("image", "mask")) and not roles.isdisjoint(("boxes", "keypoints")):
         raise ConfigError(
             f"transforms: {changing!r} needs the size of the image, and samples have no image and no mask: add one to fields"
         )
-    moving = next((step for step in _flattened(transforms) if moves(step) in (Moves.ALIKE, Moves.DRAWN)), None)
+    moving = next((step for step in steps if moves(step) in (Moves.ALIKE, Moves.DRAWN)), None)
     if moving is None:
         return
-    knows = tv_tensors()
-    has_keypoints = "keypoints" in roles
-    mixed = next(filter(_is_container_of_torchvision, _flattened(transforms)), None)
-    if has_keypoints and mixed is not None and moves(mixed) != Moves.NOT:
-        raise ConfigError(
-            f"transforms: {mixed!r} would not move keypoints, because it applies functions or transforms that are not of "
-            "torchvision. Put these beside it, or into storeds.transforms.Compose"
-        )
-    if has_keypoints and knows is not None and not hasattr(knows, "KeyPoints"):
-        moved = next((step for step in _flattened(transforms) if is_of_torchvision(step) and moves(step)), None)
-        if moved is not None:
-            raise MissingDependencyError(
-                f"transforms: {moved!r} would not move keypoints: this torchvision does not know them; install 0.23 or later"
-            )
-    check_several_boxes(_flattened(transforms), fields)
+    if "keypoints" in roles:
+        _check_keypoints_move(steps)
+    check_several_boxes(steps, fields)
     image = next((field for field in fields.values() if field.role == "image"), None)
     for name, field in fields.items():
         if field.role is None and is_spatial(name, field, image):
@@ -203,6 +192,22 @@ def check_roles(transforms: Transform | None, fields: Mapping[str, Field]) -> No
                 f"match. Say what it is, for example roles={{{name!r}: 'mask'}}{decoded}, or read the other elements alone "
                 "(fields=[…])"
             )
+
+
+def _check_keypoints_move(steps: Sequence[Any]) -> None:
+    """Raise an error if a transform of torchvision would move pixels, but leave keypoints where they are."""
+    mixed = next(filter(_is_container_of_torchvision, steps), None)
+    if mixed is not None and moves(mixed) != Moves.NOT:
+        raise ConfigError(
+            f"transforms: {mixed!r} would not move keypoints, because it applies functions or transforms that are not of "
+            "torchvision. Put these beside it, or into storeds.transforms.Compose"
+        )
+    knows = tv_tensors()
+    moved = next((step for step in steps if is_of_torchvision(step) and moves(step)), None)
+    if moved is not None and knows is not None and not hasattr(knows, "KeyPoints"):
+        raise MissingDependencyError(
+            f"transforms: {moved!r} would not move keypoints: this torchvision does not know them; install 0.23 or later"
+        )
 
 
 def _flattened(transform: Any) -> list[Any]:
@@ -346,6 +351,13 @@ class _Work:
         made = transform(given, generator)
         self.values |= zip((*elements.images, *elements.masks), (*made.images, *made.masks), strict=True)
         self.size = _size_after(self.values, elements, self.size)
+        self._take_points(coordinates, made)
+        self._take_boxes(coordinates, made)
+        self.check_sizes(self._elements.images, transform)
+        self._move(Operation())
+
+    def _take_points(self, coordinates: Coordinates, made: AlbumentationsParts) -> None:
+        """Take over the keypoints that albumentations returned; raise ValueError if it lost one without a visibility."""
         at = 0
         for name, each in coordinates.points.items():
             count = each[..., 0].size
@@ -358,6 +370,9 @@ class _Work:
                     "or pass keypoint_remapping_method='direct' to its distortions"
                 )
             each[is_lost] = 0
+
+    def _take_boxes(self, coordinates: Coordinates, made: AlbumentationsParts) -> None:
+        """Take over the boxes that albumentations returned, and drop the rows of others."""
         at = 0
         for name, each in list(coordinates.boxes.items()):
             mine = (made.rows >= at) & (made.rows < at + len(each))
@@ -367,8 +382,6 @@ class _Work:
             self._drop(name, kept)
             coordinates.boxes[name] = made.boxes[mine][np.argsort(made.rows[mine])]
             at += len(each)
-        self.check_sizes(self._elements.images, transform)
-        self._move(Operation())
 
     def packed(self, box_format: str | None) -> dict[str, Any]:
         """Return the elements as a `Sample` holds them, with boxes in a format, by default that of their field."""
@@ -460,16 +473,17 @@ class _Work:
         self.size = _size_after(made, elements, self.size)
         for name in elements.boxes:
             count, left = len(self.values[name]), len(plain[name])
-            for row in elements.rows[name]:
-                if left > count and len(plain[row]) != left:
+            for row in elements.rows[name] if left != count else ():
+                if len(plain[row]) == left:
+                    continue
+                if left > count:
                     raise ValueError(
                         f"{transform!r} added {left - count} {name!r}, but not the rows of {row!r} that belong to them"
                     )
-                if left != count and len(plain[row]) != left:
-                    raise ValueError(
-                        f"{transform!r} dropped {count - left} of {count} {name!r}, but not the rows of {row!r} that belong "
-                        "to them. Use FilterBoxes of storeds instead, which drops both"
-                    )
+                raise ValueError(
+                    f"{transform!r} dropped {count - left} of {count} {name!r}, but not the rows of {row!r} that belong "
+                    "to them. Use FilterBoxes of storeds instead, which drops both"
+                )
         self.values = {name: plain[name] for name in self.values}
         self.check_sizes(elements.images, transform)
         if moves(transform.transform) != Moves.NOT:
