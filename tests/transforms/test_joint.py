@@ -42,7 +42,7 @@ from storeds.transforms import (
     build_transform,
 )
 from storeds.transforms.functional import DeferredImage
-from storeds.transforms.samples import check_roles
+from storeds.transforms.steps import check_roles
 
 FIELDS = {
     "image": Field("image", role="image"),

@@ -18,7 +18,7 @@ from storeds.registry import READERS
 from storeds.transforms import build_transform
 from storeds.transforms.alignment import check_spatial, takes_images
 from storeds.transforms.binding import first_crop, takes_strided
-from storeds.transforms.samples import check_roles
+from storeds.transforms.steps import check_roles
 
 __all__ = [
     "Transforms",

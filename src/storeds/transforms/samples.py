@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,26 +16,18 @@ import numpy as np
 import torch
 from PIL import Image
 
-from storeds.errors import ConfigError, MissingDependencyError, RecordError
+from storeds.errors import ConfigError, RecordError
 from storeds.protocols import Array, Field, SampleContext, Transform
-from storeds.records.fields import is_spatial
 from storeds.records.roles import BOX_FORMATS, Sample
 from storeds.transforms.albumentations import AlbumentationsParts, JointAlbumentations
 from storeds.transforms.alignment import Moves, moves
-from storeds.transforms.binding import (
-    BoundTransform,
-    Compose,
-    Views,
-    is_albumentations,
-    wrap_albumentations,
-)
+from storeds.transforms.binding import BoundTransform, Compose
 from storeds.transforms.boxes import FilterBoxes
 from storeds.transforms.building import build_transform
 from storeds.transforms.convert import ToDtype
 from storeds.transforms.coordinates import Coordinates, from_corners, to_corners
 from storeds.transforms.elements import (
     Elements,
-    check_several_boxes,
     for_torchvision,
     from_torchvision,
     is_of_torchvision,
@@ -48,8 +39,9 @@ from storeds.transforms.elements import (
 from storeds.transforms.functional import in_order, size_of
 from storeds.transforms.images import Normalize, ToTensor
 from storeds.transforms.operations import InTurn, Operation, Orient, Size
+from storeds.transforms.steps import check_step, flattened, grouped, warn_of_unused
 
-__all__ = ["JointTransform", "check_roles"]
+__all__ = ["JointTransform"]
 
 
 class JointTransform:
@@ -88,14 +80,14 @@ class JointTransform:
             raise ConfigError(f"box_format must be {', '.join(BOX_FORMATS)} or None, not {box_format!r}")
         self.transforms: Transform | None = build_transform(transforms, "transforms")
         self.box_format = box_format
-        steps = _flattened(self.transforms)
+        steps = flattened(self.transforms)
         for step in steps:
-            _check_step(step)
-            _warn_of_unused(step)
+            check_step(step)
+            warn_of_unused(step)
         last = len(steps)
         while last and type(steps[last - 1]) in (ToTensor, Normalize):
             last -= 1
-        self._steps = _grouped(steps[:last])
+        self._steps = grouped(steps[:last])
         self._end = BoundTransform(Compose(steps[last:]), finish, may_wait)
         self._measures = any(isinstance(step, FilterBoxes) and step.min_visibility > 0 for step in steps)
         # The type of a function cannot be pickled.
@@ -153,122 +145,6 @@ class JointTransform:
 
     def __repr__(self) -> str:
         return repr(self.transforms)
-
-
-def check_roles(transforms: Transform | None, fields: Mapping[str, Field]) -> None:
-    """Raise ConfigError if transforms move pixels, but not those of an element without a role, or if names are unknown.
-
-    Raises MissingDependencyError if torchvision's transforms would leave keypoints where they are.
-
-    Parameters
-    ----------
-    transforms : callable or None
-        What `JointTransform` applies.
-    fields : mapping of str to Field
-        Element → its declaration.
-    """
-    steps = _flattened(transforms)
-    for step in steps:
-        if isinstance(step, ToDtype):
-            step.dtypes(fields)
-    roles = {field.role for field in fields.values()}
-    changing = next((step for step in steps if moves(step) != Moves.NOT), None)
-    if changing is not None and roles.isdisjoint(("image", "mask")) and not roles.isdisjoint(("boxes", "keypoints")):
-        raise ConfigError(
-            f"transforms: {changing!r} needs the size of the image, and samples have no image and no mask: add one to fields"
-        )
-    moving = next((step for step in steps if moves(step) in (Moves.ALIKE, Moves.DRAWN)), None)
-    if moving is None:
-        return
-    if "keypoints" in roles:
-        _check_keypoints_move(steps)
-    check_several_boxes(steps, fields)
-    image = next((field for field in fields.values() if field.role == "image"), None)
-    for name, field in fields.items():
-        if field.role is None and is_spatial(name, field, image):
-            decoded = ", and decode it, which decode='bytes' does not" if field.kind == "image" else ""
-            raise ConfigError(
-                f"transforms: {moving!r} moves pixels, but {name!r} has no role, so it would stay as stored and no longer "
-                f"match. Say what it is, for example roles={{{name!r}: 'mask'}}{decoded}, or read the other elements alone "
-                "(fields=[…])"
-            )
-
-
-def _check_keypoints_move(steps: Sequence[Any]) -> None:
-    """Raise an error if a transform of torchvision would move pixels, but leave keypoints where they are."""
-    mixed = next(filter(_is_container_of_torchvision, steps), None)
-    if mixed is not None and moves(mixed) != Moves.NOT:
-        raise ConfigError(
-            f"transforms: {mixed!r} would not move keypoints, because it applies functions or transforms that are not of "
-            "torchvision. Put these beside it, or into storeds.transforms.Compose"
-        )
-    knows = tv_tensors()
-    moved = next((step for step in steps if is_of_torchvision(step) and moves(step)), None)
-    if moved is not None and knows is not None and not hasattr(knows, "KeyPoints"):
-        raise MissingDependencyError(
-            f"transforms: {moved!r} would not move keypoints: this torchvision does not know them; install 0.23 or later"
-        )
-
-
-def _flattened(transform: Any) -> list[Any]:
-    """Return the transforms to apply one after another."""
-    if transform is None:
-        return []
-    # In torchvision's own Compose, functions and transforms of others would see its form of keypoints and labels.
-    is_mixed = _is_container_of_torchvision(transform) and type(transform).__name__ == "Compose"
-    if type(transform) is not Compose and not is_mixed:
-        return [transform]
-    return [each for part in transform.transforms for each in _flattened(part)]
-
-
-def _is_container_of_torchvision(transform: Any) -> bool:
-    """Return whether a transform of torchvision v2 applies functions or transforms that are not of torchvision."""
-    return type(transform).__module__.startswith("torchvision.transforms.v2") and not is_of_torchvision(transform)
-
-
-def _grouped(steps: list[Any]) -> tuple[Any, ...]:
-    """Return the steps: built-in transforms, lists of albumentations transforms, and others, bound to a generator."""
-    grouped: list[Any] = []
-    for step in steps:
-        if not is_albumentations(step):
-            is_joint = isinstance(step, (FilterBoxes, ToDtype)) or hasattr(step, "operation")
-            grouped.append(step if is_joint else BoundTransform(step))
-        elif grouped and isinstance(grouped[-1], list) and not _is_compose(step) and not _is_compose(grouped[-1][0]):
-            grouped[-1].append(step)
-        else:
-            grouped.append([step])
-    return tuple(grouped)
-
-
-def _is_compose(transform: Any) -> bool:
-    """Return whether this is a Compose of albumentations, whose limits hold for its own transforms."""
-    return any(kind.__name__ == "Compose" for kind in type(transform).__mro__)
-
-
-def _check_step(step: Any) -> None:
-    """Raise ConfigError for a transform that cannot take samples."""
-    if isinstance(step, Views):
-        raise ConfigError("transforms: Views makes several images of one: pass it as transform=, for the image alone")
-    wrap_albumentations(step)  # refuses version 1
-    module = type(step).__module__
-    if module.startswith("torchvision.transforms.") and not module.startswith("torchvision.transforms.v2"):
-        raise ConfigError(
-            f"transforms: {step!r} takes one image: use torchvision.transforms.v2.{type(step).__name__}, which takes samples"
-        )
-
-
-def _warn_of_unused(step: Any) -> None:
-    """Warn of the settings of a Compose of albumentations that the roles of the elements replace."""
-    if not is_albumentations(step) or not _is_compose(step):
-        return
-    unused = ["additional_targets"] if step.additional_targets else []
-    unused += ["keypoint_params"] if "keypoints" in step.processors else []
-    if unused:
-        warnings.warn(
-            f"transforms: {' and '.join(unused)} of a Compose of albumentations are not used: the roles say which elements are "
-            "images, masks, boxes and keypoints, and lost keypoints with a visibility become (0, 0, 0). Leave them out",
-            stacklevel=2,
-        )
 
 
 class _Work:
