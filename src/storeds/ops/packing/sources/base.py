@@ -24,6 +24,7 @@ __all__ = [
     "BadItem",
     "Fingerprint",
     "Hidden",
+    "KeyedSource",
     "PackSource",
     "Problem",
     "Root",
@@ -202,6 +203,25 @@ class StringArray(Sequence[str]):
         for end in self._ends:
             yield self._blob[start:end].decode()
             start = end
+
+
+class KeyedSource:
+    """Base of sources that keep a key and a size of each item. The key is the path of its image."""
+
+    thread_safe = True
+    _keys: StringArray
+    _sizes: array[int]
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def name(self, index: int, /) -> str:
+        # docstring inherited
+        return self._keys[index]
+
+    def size(self, index: int, /) -> int:
+        # docstring inherited
+        return self._sizes[index]
 
 
 class Fingerprint:

@@ -14,6 +14,7 @@ from storeds.ops.packing.sources.base import (
     IMAGE_SUFFIXES,
     Fingerprint,
     Hidden,
+    KeyedSource,
     Problem,
     Root,
     StringArray,
@@ -171,7 +172,7 @@ def _state(entry: os.DirEntry[str]) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-class FileList:
+class FileList(KeyedSource):
     """Image files below a root, with or without labels: the base of sources whose keys are paths.
 
     Parameters
@@ -182,7 +183,6 @@ class FileList:
         Give records a label.
     """
 
-    thread_safe = True
     problems: Sequence[Problem] = ()
     notes: Sequence[str] = ()
 
@@ -210,17 +210,6 @@ class FileList:
     def _finish(self, kind: str) -> None:
         self.fingerprint: JSON = self._fingerprint.finish(kind, len(self._keys))
         del self._fingerprint  # it does not pickle
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def name(self, index: int, /) -> str:
-        # docstring inherited
-        return self._keys[index]
-
-    def size(self, index: int, /) -> int:
-        # docstring inherited
-        return self._sizes[index]
 
     def strata(self) -> Iterator[tuple[str, int | None]]:
         """Yield the key and the label of each item."""

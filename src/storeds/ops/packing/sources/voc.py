@@ -17,6 +17,7 @@ from storeds.jpeg.formats import read_picture_header
 from storeds.ops.packing.sources.base import (
     BadItem,
     Fingerprint,
+    KeyedSource,
     Problem,
     Root,
     StringArray,
@@ -47,7 +48,7 @@ _VOC = (
 _BOXES = Field("array", "<f8", (None, 4), role="boxes", format="xyxy")
 
 
-class VocSource:
+class VocSource(KeyedSource):
     """A data set of Pascal VOC: pictures with boxes from XML files, and masks if every picture has one.
 
     Parameters
@@ -81,8 +82,6 @@ class VocSource:
     ConfigError
         It has no such folders, a list does not exist, or two lists contain the same image.
     """
-
-    thread_safe = True
 
     def __init__(
         self,
@@ -143,17 +142,6 @@ class VocSource:
             except BadItem:  # `read` reports it
                 continue
         return sorted(names)
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def name(self, index: int, /) -> str:
-        # docstring inherited
-        return self._keys[index]
-
-    def size(self, index: int, /) -> int:
-        # docstring inherited
-        return self._sizes[index]
 
     def _read(self, path: str) -> bytes:
         return read_file(os.path.join(self._root, path.replace("/", os.sep)))

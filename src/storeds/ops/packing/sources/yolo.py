@@ -17,6 +17,7 @@ from storeds.ops.packing.sources.base import (
     IMAGE_SUFFIXES,
     BadItem,
     Fingerprint,
+    KeyedSource,
     Problem,
     Root,
     StringArray,
@@ -37,7 +38,7 @@ __all__ = ["YoloSource", "labels_of"]
 _OTHER_TEXT = re.compile(r"(classes|notes|labels|train|val|valid|test|readme.*)\.txt", re.I)
 
 
-class YoloSource:
+class YoloSource(KeyedSource):
     """A data set of YOLO: the data.yaml of Ultralytics, or a folder with ``images`` and ``labels``.
 
     Parameters
@@ -60,8 +61,6 @@ class YoloSource:
     ConfigError
         The data.yaml is not one of YOLO; no class names are given; a split has no images, or no image has labels.
     """
-
-    thread_safe = True
 
     def __init__(
         self,
@@ -103,17 +102,6 @@ class YoloSource:
             if text.strip():
                 return task_of(text.lstrip().split("\n", 1)[0])
         return "boxes"
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def name(self, index: int, /) -> str:
-        # docstring inherited
-        return self._keys[index]
-
-    def size(self, index: int, /) -> int:
-        # docstring inherited
-        return self._sizes[index]
 
     def _read_labels(self, index: int) -> bytes:
         if not self._labelled[index]:
