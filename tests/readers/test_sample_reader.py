@@ -275,6 +275,19 @@ def test_class_ids_of_a_tiff_that_pillow_inverts_are_logged_once(caplog: pytest.
     assert sum("PhotometricInterpretation" in each.message for each in caplog.records) == 1
 
 
+def test_a_mask_of_the_image_as_displayed_is_refused_with_the_reason() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    record = {"image": photograph(40, 30, exif=exif), "mask": picture(Image.fromarray(ids(30, 40)))}
+    dataset = StoreDataset(
+        store({"image": "image", "mask": "image"}, [record]), roles={"image": "image", "mask": "mask"}
+    )
+    with pytest.raises(
+        RecordError, match="mask has 30 × 40 .*, the image 40 × 30; .* as stored, before any EXIF orientation"
+    ):
+        dataset[0]
+
+
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("form", ["JPEG", "PNG"])
 def test_orientation_turns_everything(orientation: int, form: str) -> None:

@@ -286,9 +286,12 @@ def check_labels(name: str, value: Any) -> Array | list[str]:
 def check_mask(name: str, mask: Size, size: Size | None) -> None:
     """Raise ValueError if a mask of height and width `mask` does not cover an image of height and width `size`."""
     if size is not None and tuple(mask) != tuple(size):
+        todo = "resize it without interpolation, or pair it with its own image"
+        if tuple(mask) == (size[1], size[0]):
+            todo = "turn it, if it is that of the image as displayed; a mask is that of the pixels as stored, before any EXIF orientation"
         raise ValueError(
             f"field {name!r}: the mask has {mask[1]} × {mask[0]} pixels (width × height), the image {size[1]} × {size[0]}; a "
-            "mask holds the class of every pixel of its image: resize it without interpolation, or pair it with its own image"
+            f"mask holds the class of every pixel of its image: {todo}"
         )
 
 
