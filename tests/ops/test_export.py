@@ -300,6 +300,47 @@ def test_masks_without_boxes_get_the_boxes_around_them(tmp_path: Path) -> None:
     assert one["segmentation"] == [[24, 16, 48, 16, 48, 32, 24, 32]]
     assert one["bbox"] == [24, 16, 24, 16]
     assert none["bbox"] == [0, 0, 0, 0]
+    assert (one["area"], none["area"]) == (24 * 16, 0)
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of pycocotools
+def test_areas_are_those_of_masks(tmp_path: Path) -> None:
+    masks = np.zeros((2, 64, 96), np.uint8)
+    masks[0, 3:9, 4:20], masks[0, 5, 6], masks[1, 63, 95] = 1, 0, 255
+    fields = {**FIELDS, "masks": {"kind": "array", "dtype": "uint8", "shape": [None, None, None], "role": "mask"}}
+    store(f"lmdb://{tmp_path}/a.lmdb", ["a.jpg"], fields, masks=masks)
+    storeds.export(f"lmdb://{tmp_path}/a.lmdb", tmp_path / "out", format="coco")
+    truth = truth_of(tmp_path / "out")
+    for number, mask in zip((1, 2), masks, strict=True):
+        (one,) = truth.loadAnns([number])
+        assert one["area"] == np.count_nonzero(truth.annToMask(one)) == np.count_nonzero(mask)
+
+
+def test_an_image_without_keypoints_has_no_annotation(tmp_path: Path) -> None:
+    fields = {
+        "image": "image",
+        "points": {"kind": "array", "dtype": "float32", "shape": [None, 2], "role": "keypoints"},
+    }
+    with storeds.open_writer("memory://points", fields, overwrite=True) as writer:
+        writer.append({"image": jpeg(n), "points": np.ones((n, 2), np.float32)} for n in (2, 0))
+    storeds.export("memory://points", tmp_path / "out", format="coco")
+    (one,) = json.loads((tmp_path / "out/annotations.json").read_text())["annotations"]
+    assert (one["image_id"], one["keypoints"]) == (1, [1, 1, 2, 1, 1, 2])
+    assert storeds.pack(tmp_path / "out/annotations.json", f"lmdb://{tmp_path}/a.lmdb").count == 2
+
+
+@pytest.mark.parametrize("format", ["coco", "yolo"])
+def test_images_of_kind_array_are_refused(format: str, tmp_path: Path) -> None:
+    fields = {
+        "image": {"kind": "array", "dtype": "uint8", "shape": [64, 96, 3], "role": "image"},
+        "boxes": FIELDS["boxes"],
+    }
+    with storeds.open_writer("memory://arrays", fields, overwrite=True) as writer:
+        writer.append([{"image": np.zeros((64, 96, 3), np.uint8), "boxes": np.zeros((0, 4), np.float32)}])
+    with pytest.raises(
+        ConfigError, match="writes pictures as files, and field 'image' is of kind array; format 'folder'"
+    ):
+        storeds.export("memory://arrays", tmp_path / "out", format=format)
 
 
 def test_a_store_of_captions_becomes_annotations_with_captions(tmp_path: Path) -> None:

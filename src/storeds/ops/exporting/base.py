@@ -28,6 +28,7 @@ __all__ = [
     "class_names",
     "doubled_notes",
     "fields_of",
+    "image_field",
     "numbered_records",
     "one_field",
     "picture_suffix",
@@ -248,6 +249,18 @@ def one_field(meta: Meta, format: str, *roles: str, required: bool = True) -> st
         fields = ", ".join(f"{name} ({declared.role or declared.kind})" for name, declared in meta.fields.items())
         raise ConfigError(f"format {format!r} needs a field with role {what}; the store has {fields}")
     return found[0] if found else None
+
+
+def image_field(meta: Meta, format: str) -> str:
+    """Return the field of the pictures; raises ConfigError unless there is one, which holds files."""
+    name = one_field(meta, format, "image")
+    assert name is not None
+    if meta.fields[name].kind != "image":
+        raise ConfigError(
+            f"format {format!r} writes pictures as files, and field {name!r} is of kind {meta.fields[name].kind}; format 'folder' "
+            "(--format folder) keeps arrays"
+        )
+    return name
 
 
 def boxes_as(format: str, boxes: Any, declared: Field, size: tuple[int, int]) -> Array:

@@ -23,13 +23,14 @@ from storeds.ops.exporting.base import (
     check_counts,
     class_names,
     fields_of,
+    image_field,
     numbered_records,
     one_field,
 )
 from storeds.protocols import JSON, Array, Backend, Field, Meta, Record
 from storeds.readers.instances import rasterised
 from storeds.records.roles import boxes_of, check_values
-from storeds.records.segmentations import in_pixels
+from storeds.records.segmentations import in_pixels, run_lengths
 
 __all__ = ["export_coco"]
 
@@ -190,9 +191,7 @@ class _FromRoles:
     """
 
     def __init__(self, meta: Meta) -> None:
-        image = one_field(meta, _FORMAT, "image")
-        assert image is not None
-        self.image, self._meta = image, meta
+        self.image, self._meta = image_field(meta, _FORMAT), meta
         self._boxes = one_field(meta, _FORMAT, "boxes", required=False)
         self._labels = one_field(meta, _FORMAT, "labels", required=False)
         self._masks = next((name for name in fields_of(meta, "mask") if _is_instances(meta.fields[name])), None)
@@ -263,7 +262,8 @@ class _FromRoles:
         labels = [] if self._labels is None else record[self._labels]
         check_counts({self._labels: labels, self._masks: masks, self._keypoints: points}, len(boxes))
         for row, box in enumerate(boxes.tolist()):
-            annotation: dict[str, Any] = {"bbox": box, "iscrowd": 0, "area": box[2] * box[3]}
+            area = _area_of(masks[row]) if masks else box[2] * box[3]
+            annotation: dict[str, Any] = {"bbox": box, "iscrowd": 0, "area": area}
             annotation["category_id"] = self._category("object" if self._labels is None else labels[row])
             if masks:
                 annotation["segmentation"] = masks[row]
@@ -302,8 +302,8 @@ class _FromRoles:
         points = np.asarray(record[self._keypoints], np.float64)
         if self._meta.fields[self._keypoints].relative:
             points = points * np.array([size[1], size[0], 1.0])[: points.shape[-1]]
-        if points.ndim == 2:
-            points = points[np.newaxis]
+        if points.ndim == 2:  # of one instance, or of none
+            points = points[np.newaxis] if len(points) else points.reshape(0, 0, points.shape[-1])
         if points.shape[-1] == 2:
             points = np.concatenate([points, np.full((*points.shape[:2], 1), 2.0)], axis=2)
         flat: list[list[float]] = points.reshape(len(points), math.prod(points.shape[1:])).tolist()
@@ -367,6 +367,17 @@ def _run_length_encoding(mask: Array) -> dict[str, Any]:
         ) from error
     found = encode(np.asfortranarray(mask != 0, np.uint8))
     return {"size": list(mask.shape), "counts": found["counts"].decode()}
+
+
+def _area_of(mask: Any) -> float:
+    """Return how many pixels a mask has in a form of COCO; of polygons their area, holes and overlaps included."""
+    if isinstance(mask, Mapping):
+        return int(run_lengths(mask["counts"])[1::2].sum())
+    area = 0.0
+    for polygon in mask:
+        x, y = np.reshape(np.asarray(polygon, np.float64), (-1, 2)).T
+        area += abs(float(x @ np.roll(y, -1) - y @ np.roll(x, -1))) / 2
+    return area
 
 
 def _box_of(mask: Array) -> list[int]:

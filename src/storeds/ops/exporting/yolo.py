@@ -24,6 +24,7 @@ from storeds.ops.exporting.base import (
     class_names,
     doubled_notes,
     fields_of,
+    image_field,
     numbered_records,
     one_field,
     unexported,
@@ -161,9 +162,7 @@ class _Lines:
     """
 
     def __init__(self, meta: Meta) -> None:
-        image = one_field(meta, _FORMAT, "image")
-        assert image is not None
-        self.image, self._fields, self._attrs = image, meta.fields, meta.attrs
+        self.image, self._fields, self._attrs = image_field(meta, _FORMAT), meta.fields, meta.attrs
         self.has_splits = "split" in meta.fields and meta.fields["split"].kind == "str"
         masks = [name for name in fields_of(meta, "mask") if meta.fields[name].format == "coco"]
         self._masks = masks[0] if masks else None

@@ -156,7 +156,7 @@ class CocoAnnotations:
         if category is None:
             return "it has no category_id"
         if isinstance(category, (list, dict, float, bool)) or category not in self._categories.index:
-            return f"its category has no name in the list of categories: category_id {str(category)[:40]}"
+            return f"its category has no name in the list of categories: category_id {repr(category)[:40]}"
         return (
             _mask_fault(annotation.get("segmentation"), size)
             or _box_fault(annotation, size)
