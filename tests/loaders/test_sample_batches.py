@@ -131,6 +131,24 @@ def test_detection_needs_no_names(url: str, loader: Any, as_dict: bool) -> None:
         assert_detection(loader(samples, batch_size=BATCH, num_workers=workers, collate_fn=collate_detection))
 
 
+def test_detection_finds_what_describes_the_boxes_that_it_takes() -> None:
+    """A sample has masks of faces, and its people have none."""
+    rows: Any = {"kind": "array", "dtype": "int64", "shape": [None], "role": "labels"}
+    masks: Any = {"kind": "array", "dtype": "uint8", "shape": [None, None, None], "role": "mask", "of": "faces"}
+    fields = {"image": FIELDS["image"], "people": FIELDS["boxes"], "faces": FIELDS["boxes"], "outlines": masks}
+    with storeds.open_writer(
+        "memory://people", {**fields, "p": {**rows, "of": "people"}, "f": {**rows, "of": "faces"}}
+    ) as writer:
+        people, face = np.array([[0, 0, 2, 5], [3, 1, 4, 4]], "f4"), np.array([[1, 1, 2, 2]], "f4")
+        parts = {"image": np.zeros((3, 9, 9), "u1"), "outlines": np.ones((1, 9, 9), "u1")}
+        writer.append([{**parts, "people": people, "faces": face, "p": np.array([3, 4]), "f": np.array([5])}])
+    samples = StoreDataset("memory://people", reader="sample")
+    for boxes, labels in (("people", [3, 4]), ("faces", [5])):
+        (target,) = next(iter(StoreLoader(samples, collate_fn=functools.partial(collate_detection, boxes=boxes))))[1]
+        assert target["labels"].tolist() == labels
+        assert ("masks" in target) == (boxes == "faces")
+
+
 @pytest.mark.parametrize("start_method", ["fork", "spawn", "thread"])
 def test_a_config_makes_batches_for_detectors(url: str, start_method: str) -> None:
     source = {"url": url, "reader": "array", "fields": list(FIELDS)}

@@ -125,8 +125,8 @@ def _named(sample: Any, fields: Sequence[str] | None) -> Mapping[str, Any]:
 def _element(sample: Mapping[str, Any], argument: str, name: str) -> Any:
     if name not in sample:
         raise ConfigError(
-            f"collate_detection: samples have no element {name!r}, but {', '.join(map(repr, sample))}: pass {argument}= with "
-            "the element's name, or read it too (fields=[…])"
+            f"collate_detection: samples have no element {name!r}, but {', '.join(map(repr, sample))}: read it too "
+            f"(fields=[…]), rename the one that it is (fields={{{name!r}: …}}), or pass {argument}= with its name"
             + ("; labels=None gives all boxes one class" if argument == "labels" else "")
         )
     return sample[name]

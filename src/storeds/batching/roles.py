@@ -117,7 +117,7 @@ def _for_detection(settings: dict[str, Any], fields: Mapping[str, Field], *, as_
     for role, (argument, usual) in _DETECTION.items():
         found = [name for name, field in fields.items() if field.role == role]
         if role in ("mask", "labels", "keypoints"):
-            found = [name for name in found if boxes_of(name, fields) is not None]
+            found = [name for name in found if boxes_of(name, fields) == settings.get("boxes", "boxes")]
         if argument not in settings and usual not in fields and len(found) == 1:
             settings[argument] = found[0]
     name = settings.get("boxes", "boxes")
