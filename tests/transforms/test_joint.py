@@ -616,6 +616,9 @@ def test_elements_without_a_role_are_refused_beside_a_transform_that_moves_pixel
     fields = {"image": FIELDS["image"], "mask": Field("image")}
     with pytest.raises(ConfigError, match=r"'mask' has no role.*roles=\{'mask': 'mask'\}"):
         check_roles(build_transform([ToTensor(), {"name": "Resize", "size": 8}]), fields)
+    for name, other in (("image", Field("array", "<f4", (None, None))), ("boxes", Field("array", "<f4", (None, 4)))):
+        with pytest.raises(ConfigError, match=rf"roles=.'other_{name}': '{name}'"):
+            check_roles(Resize(8), {"image": fields["image"], f"other_{name}": other})
     check_roles(build_transform([ToTensor()]), fields)
     check_roles(build_transform({"name": "Resize", "size": 8}), {**fields, "mask": Field("image", role="mask")})
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from storeds.errors import ConfigError, MissingDependencyError
 from storeds.protocols import Field, Transform
-from storeds.records.fields import is_spatial
+from storeds.records.fields import holds_integers, is_spatial
 from storeds.transforms.alignment import Moves, moves
 from storeds.transforms.binding import BoundTransform, Compose, Views, is_albumentations, wrap_albumentations
 from storeds.transforms.boxes import FilterBoxes
@@ -49,10 +49,12 @@ def check_roles(transforms: Transform | None, fields: Mapping[str, Field]) -> No
     image = next((field for field in fields.values() if field.role == "image"), None)
     for name, field in fields.items():
         if field.role is None and is_spatial(name, field, image):
+            is_boxes = field.kind == "json" or (field.shape or ())[-1:] == (4,)
+            likely = "boxes" if is_boxes else "mask" if holds_integers(field) else "image"
             decoded = ", and decode it, which decode='bytes' does not" if field.kind == "image" else ""
             raise ConfigError(
                 f"transforms: {moving!r} moves pixels, but {name!r} has no role, so it would stay as stored and no longer "
-                f"match. Say what it is, for example roles={{{name!r}: 'mask'}}{decoded}, or read the other elements alone "
+                f"match. Say what it is, for example roles={{{name!r}: {likely!r}}}{decoded}, or read the other elements alone "
                 "(fields=[…])"
             )
 
