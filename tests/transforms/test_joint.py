@@ -11,6 +11,7 @@ import io
 import pickle
 import subprocess
 import sys
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -496,6 +497,19 @@ def test_settings_of_a_compose_that_roles_replace_are_reported() -> None:
         JointTransform(albumentations.Compose([flip], additional_targets={"right": "image"}, keypoint_params=points))
 
 
+def test_colours_of_albumentations_leave_coordinates_without_a_warning() -> None:
+    import albumentations
+
+    sample, case = boxes_sample(), Case(5, count=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made = run(albumentations.RandomBrightnessContrast(brightness_limit=(0.3, 0.3), p=1), sample)
+        moved = run([albumentations.InvertImg(p=1)], case.sample("image", "boxes", "keypoints", "labels"))
+    assert not torch.equal(made["image"], boxes_sample().values["image"])
+    assert np.allclose(moved["boxes"], case.boxes, atol=1e-4)
+    assert np.array_equal(moved["keypoints"], case.points)
+
+
 def shrink(sample: dict[str, Any]) -> dict[str, Any]:
     return {**sample, "right": sample["right"][..., :20, :20]}
 
@@ -658,6 +672,7 @@ def test_a_dataset_that_decodes_crops_gives_the_same_as_decoding_whole_pictures(
 
 _WITHOUT_TORCHVISION = """
 import sys
+import warnings
 sys.modules["torchvision"] = None
 import torch
 from storeds.errors import MissingDependencyError

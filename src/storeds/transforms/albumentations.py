@@ -178,10 +178,17 @@ class JointAlbumentations:
         more = {f"image_{number}": "image" for number in range(1, images)}
         for number in range(masks):
             more |= {f"mask_{number}": "mask", f"masks_{number}": "masks"}
+        steps = list(transforms if only is None else only.transforms)
+        # albumentations warns of parameters for coordinates that no transform takes, such as one of colours.
+        keys = {key for step in steps for key in (*step.available_keys, *getattr(step, "targets_as_params", ()))}
+        self._takes_boxes = "bboxes" in keys or processor is not None
+        self._takes_points = "keypoints" in keys
+        boxes = albumentations.BboxParams("pascal_voc", label_fields=["rows"], **limits)
+        points = albumentations.KeypointParams("xy", remove_invisible=False, label_fields=["points"])
         composed = albumentations.Compose(
-            list(transforms if only is None else only.transforms),
-            bbox_params=albumentations.BboxParams("pascal_voc", label_fields=["rows"], **limits),
-            keypoint_params=albumentations.KeypointParams("xy", remove_invisible=False, label_fields=["points"]),
+            steps,
+            bbox_params=boxes if self._takes_boxes else None,
+            keypoint_params=points if self._takes_points else None,
             additional_targets=more,
             p=1.0 if only is None else only.p,
         )
@@ -199,9 +206,11 @@ class JointAlbumentations:
             # Some transforms, such as MaskDropout, look for a target of exactly this name.
             given[name if name not in given else f"{name}_{number}"] = mask
         targets |= {name: _exact(mask) for name, mask in given.items() if mask.numel()}
-        # Both kinds of coordinates are passed although empty: albumentations requires what its parameters name.
-        targets |= {"bboxes": parts.boxes.astype(np.float32), "rows": np.arange(len(parts.boxes))}
-        targets |= {"keypoints": parts.points.astype(np.float32), "points": np.arange(len(parts.points))}
+        # Coordinates are passed although empty: albumentations requires what its parameters name.
+        if self._takes_boxes:
+            targets |= {"bboxes": parts.boxes.astype(np.float32), "rows": np.arange(len(parts.boxes))}
+        if self._takes_points:
+            targets |= {"keypoints": parts.points.astype(np.float32), "points": np.arange(len(parts.points))}
         try:
             made = self._transform.call(targets, generator)
         except Exception as error:  # OpenCV has errors of its own
@@ -217,15 +226,18 @@ class JointAlbumentations:
         ]
         size = outputs[0].shape[-2:] if isinstance(outputs[0], torch.Tensor) else outputs[0].size[::-1]
         masks = [_mask(made.get(name), mask, size) for name, mask in given.items()]
-        rows = parts.rows[np.asarray(made["rows"], np.int64)]
+        rows, boxes, points = parts.rows, parts.boxes, parts.points
+        if self._takes_boxes:
+            rows = rows[np.asarray(made["rows"], np.int64)]
+            boxes = np.asarray(made["bboxes"], np.float64).reshape(-1, 4)
         if len(set(rows.tolist())) < len(rows):
             raise ValueError(
                 "albumentations cut a box into several: leave out the transform that does, such as RandomGridShuffle, or the "
                 "boxes"
             )
-        boxes = np.asarray(made["bboxes"], np.float64).reshape(-1, 4)
-        points = np.full((len(parts.points), 2), np.nan)
-        points[np.asarray(made["points"], np.int64)] = np.asarray(made["keypoints"], np.float64).reshape(-1, 2)
+        if self._takes_points:
+            points = np.full((len(parts.points), 2), np.nan)
+            points[np.asarray(made["points"], np.int64)] = np.asarray(made["keypoints"], np.float64).reshape(-1, 2)
         return AlbumentationsParts(outputs, masks, boxes, rows, points)
 
     def __repr__(self) -> str:
