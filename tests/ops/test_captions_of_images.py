@@ -168,6 +168,14 @@ def test_lists_and_texts_in_jsonl(root: Path) -> None:
     assert source.notes == ("joined the captions of 3 rows to those of earlier rows with the same path",)
 
 
+@pytest.mark.parametrize("others", [{"left": "0.jpg", "right": "1.jpg"}, {"image": "0.jpg", "mask": "m/0.png"}])
+def test_captions_beside_masks_and_several_images_are_found(others: dict[str, str], root: Path) -> None:
+    file = write_csv(root / "list.csv", [*others, "caption"], [[*others.values(), "a cat"]])
+    assert open_source(file).fields["caption"] == Field("str", role="text")
+    file = write_csv(root / "list.csv", [*others, "caption", "label"], [[*others.values(), "a cat", "cat"]])
+    assert open_source(file, label_column="label").fields["caption"] == Field("str")
+
+
 def test_pairs_of_images_are_joined_only_if_both_agree(root: Path) -> None:
     rows = [("0.jpg", "1.jpg", "a"), ("0.jpg", "2.jpg", "b"), ("0.jpg", "./1.jpg", "c")]
     file = write_csv(root / "a.csv", ["left", "right", "say"], rows)

@@ -240,7 +240,7 @@ class ListPlan:
             return self._given("label_columns", options.label_columns)
         used = [*self._images[1:], *self._masks, *self._captions, *([] if self._boxes is None else [self._boxes])]
         free = [name for name in self._names if name not in used]
-        if options.label and options.label_column is None and not used:
+        if options.label and options.label_column is None and options.caption_columns is None:
             self._captions = self._likely_captions(free)
             free = [name for name in free if name not in self._captions]
         given = options.label_column if options.label else ""
