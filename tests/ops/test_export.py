@@ -194,7 +194,7 @@ def test_wrong_arguments(tmp_path: Path) -> None:
         storeds.export(url, tmp_path / "out", format="koko")
     with pytest.raises(ConfigError, match="no option 'quality'"):
         storeds.export(url, tmp_path / "out", format="coco", quality=3)
-    with pytest.raises(ConfigError, match="needs a field with role boxes"):
+    with pytest.raises(ConfigError, match="needs a field with role boxes.*storeds convert SOURCE TARGET --role"):
         storeds.export(url, tmp_path / "out", format="coco")
 
 

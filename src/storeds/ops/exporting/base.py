@@ -20,6 +20,7 @@ from storeds.records.fields import is_mask
 from storeds.records.roles import box_edges
 
 __all__ = [
+    "HOW_TO_DECLARE",
     "ExportFolder",
     "Exported",
     "FileNames",
@@ -44,6 +45,7 @@ _SUFFIXES = {
     "JPEG 2000": ".jp2",
     "AVIF": ".avif",
 }
+HOW_TO_DECLARE = "if a field has this meaning, declare it in a copy: storeds convert SOURCE TARGET --role FIELD=ROLE"
 _LONGEST = 255  # bytes of a file name
 _LONGEST_PATH = 2048  # bytes of a key: systems allow 4,096 for a path, of which the folder takes some
 
@@ -247,7 +249,7 @@ def one_field(meta: Meta, format: str, *roles: str, required: bool = True) -> st
         )
     if not found and required:
         fields = ", ".join(f"{name} ({declared.role or declared.kind})" for name, declared in meta.fields.items())
-        raise ConfigError(f"format {format!r} needs a field with role {what}; the store has {fields}")
+        raise ConfigError(f"format {format!r} needs a field with role {what}; the store has {fields}; {HOW_TO_DECLARE}")
     return found[0] if found else None
 
 

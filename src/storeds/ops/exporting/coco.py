@@ -16,6 +16,7 @@ from storeds.jpeg import read_picture_header
 from storeds.ops.coco_records import COCO_FIELDS, REST, from_record, is_from_coco
 from storeds.ops.common import ProgressHook
 from storeds.ops.exporting.base import (
+    HOW_TO_DECLARE,
     Exported,
     ExportFolder,
     FileNames,
@@ -203,7 +204,7 @@ class _FromRoles:
         if not (self._has_instances or self._captions):
             raise ConfigError(
                 f"format {_FORMAT!r} needs a field with role boxes, mask (of instances), keypoints or text; the store has "
-                f"{', '.join(meta.fields)}"
+                f"{', '.join(meta.fields)}; {HOW_TO_DECLARE}"
             )
         self._classes: dict[Any, int] = {}  # labels that attrs do not name → category
         self._names = class_names(meta, self._labels)
