@@ -52,6 +52,28 @@ def test_error_shows_both_layouts_that_fit(tmp_path: Path) -> None:
     assert (len(ParallelHdf5(str(path))), len(PerSampleHdf5(str(path)))) == (7, 3)
 
 
+@pytest.mark.parametrize("encoded", [False, True])
+@pytest.mark.parametrize("count", [0, 1, 2, 5])
+def test_samples_with_boxes_are_recognised_whatever_the_first_has(count: int, encoded: bool, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "boxes.h5", "w") as file:
+        for at, rows in enumerate((count, 3, 0)):
+            image = np.frombuffer(blob(at), np.uint8) if encoded else np.full((48, 64, 3), at, np.uint8)
+            parts = {"image": image, "boxes": np.full((rows, 4), at, "<f4"), "labels": np.full(rows, at)}
+            for name, value in parts.items():
+                file[f"sample{at}/{name}"] = value
+    with open_backend(tmp_path / "boxes.h5") as backend:
+        assert backend.meta.layout == "per_sample"
+        assert [len(record["labels"]) for record in backend.get_many([0, 1, 2])] == [count, 3, 0]  # type: ignore[index]
+
+
+def test_groups_of_rows_with_labels_are_no_samples(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "parts.h5", "w") as file:
+        for name in ("a", "b"):
+            file[f"{name}/image"], file[f"{name}/labels"] = np.zeros((7, 64, 3), np.uint8), np.arange(7)
+            file[f"{name}/features"] = np.zeros((7, 5))
+    assert PerSampleHdf5.guess_can_open(str(tmp_path / "parts.h5")) is None
+
+
 DIGITS = (
     r"\n  layout='per_sample', sample='name': 4 records of cat .*, dog .*"
     r"\n  layout='per_sample', sample='dataset': 8 records of array .*, label .*"

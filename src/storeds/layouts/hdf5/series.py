@@ -362,7 +362,8 @@ def is_one_image(dataset: h5py.Dataset) -> bool:
 def is_sample(files: Hdf5Files, group: str, names: Sequence[str]) -> bool:
     """Whether the datasets of a group are the fields of one sample.
 
-    One of them must be a picture or a single value, and none may have a value for each row of another.
+    One of them must be a picture or a single value, and none may have a value for each row of another, except beside a
+    picture: the labels of boxes.
     """
     there = files.group(group)
     datasets = [files.dataset(f"{group}/{name}") for name in names if name in there]
@@ -370,7 +371,9 @@ def is_sample(files: Hdf5Files, group: str, names: Sequence[str]) -> bool:
         return True  # one number or text
     rows = [dataset for dataset in datasets if not (dataset.ndim == 1 and is_picture(dataset))]
     lengths = [dataset.shape[0] for dataset in rows if dataset.ndim]
-    if any(dataset.ndim == 1 and lengths.count(dataset.shape[0]) > 1 for dataset in rows):
+    labelled = {each.shape[0] for each in rows if each.ndim == 1 and lengths.count(each.shape[0]) > 1}
+    pictures = [each for each in datasets if each.ndim in (1, 3) and is_picture(each)]
+    if labelled and not any(each.ndim == 1 or each.shape[0] not in labelled for each in pictures):
         return False  # a label for each row: a store of its own
     return any(is_picture(dataset) or is_one_image(dataset) for dataset in datasets) or (
         len(datasets) == 1 and bool(attributes(there))
