@@ -510,6 +510,16 @@ def test_colours_of_albumentations_leave_coordinates_without_a_warning() -> None
     assert np.array_equal(moved["keypoints"], case.points)
 
 
+@pytest.mark.parametrize("dtype", ["<u2", "<u4", "<u8"])
+def test_torchvision_flips_masks_of_unsigned_integers(dtype: str) -> None:
+    stored = np.arange(12, dtype=dtype).reshape(3, 4) * 1000
+    fields = {"image": Field("image", role="image"), "mask": Field("array", dtype, (None, None), role="mask")}
+    values = {"image": torch.zeros(3, 3, 4, dtype=torch.uint8), "mask": torch.from_numpy(stored)}
+    made = run({"name": V2 + "RandomVerticalFlip", "p": 1}, Sample(values, fields, (3, 4)))
+    assert made["mask"].dtype == (torch.int32 if dtype == "<u2" else torch.int64)
+    assert made["mask"].tolist() == stored[::-1].tolist()
+
+
 def shrink(sample: dict[str, Any]) -> dict[str, Any]:
     return {**sample, "right": sample["right"][..., :20, :20]}
 

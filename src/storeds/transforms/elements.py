@@ -123,7 +123,8 @@ def for_torchvision(values: Mapping[str, Any], elements: Elements) -> dict[str, 
     """
     given = dict(values)
     for name in elements.masks:
-        _check_exact(name, values[name])
+        given[name] = _signed(values[name])
+        _check_exact(name, given[name])
     for name in elements.keypoints:
         given[name] = values[name][..., :2]
     for boxes in elements.boxes[:1]:
@@ -131,7 +132,7 @@ def for_torchvision(values: Mapping[str, Any], elements: Elements) -> dict[str, 
         given[_LABELS] = numbers
         for name in elements.masks:
             if len(values[name]) == len(numbers) and values[name].ndim == 2:
-                given[name] = values[name][None]  # otherwise its rows of pixels would be taken for those of boxes
+                given[name] = given[name][None]  # otherwise its rows of pixels would be taken for those of boxes
         for name in elements.rows[boxes]:
             if name not in (*elements.keypoints, *elements.masks):
                 given[name] = numbers.clone()
@@ -165,6 +166,12 @@ def from_torchvision(values: Mapping[str, Any], made: dict[str, Any], elements: 
             elif len(made[name]) == count != left:
                 made[name] = taken(made[name], is_kept, name, boxes)
     return made
+
+
+def _signed(mask: torch.Tensor) -> torch.Tensor:
+    """Return a mask of unsigned integers of 16 bits and more, which torch can hardly compute with, as signed ones."""
+    wider = {torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64}
+    return mask.to(wider[mask.dtype]) if mask.dtype in wider else mask
 
 
 def _check_exact(name: str, mask: torch.Tensor) -> None:
