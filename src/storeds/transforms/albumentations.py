@@ -217,8 +217,8 @@ class JointAlbumentations:
             count = f"{len(images)} images, {len(given)} masks, {len(parts.boxes)} boxes, {len(parts.points)} keypoints"
             raise ValueError(
                 f"albumentations cannot transform {count} of {images[0].shape[1]} × {images[0].shape[0]} pixels "
-                f"({type(error).__name__}: {str(error).strip()}). Some of its transforms, such as Morphological, fail on "
-                "boxes or several masks: leave out the transform, or elements"
+                f"({type(error).__name__}: {str(error).strip()}). Some of its transforms do not take all of these, as "
+                "Morphological fails on boxes, or need other data: leave out the transform, or elements"
             ) from error
         outputs = [
             _as_given(made[f"image_{number}" if number else "image"], image)
