@@ -17,7 +17,7 @@ import storeds
 from photographs import jpeg
 from shares import examples
 from storeds.errors import ConfigError, RecordError, StoreNotFoundError
-from storeds.ops.packing.sources import YoloSource
+from storeds.ops.packing.sources import YoloSource, open_source
 from storeds.protocols import Record
 
 ENGINES = ("lmdb", "hdf5", "mongodb")
@@ -411,3 +411,27 @@ def test_a_data_yaml_that_is_not_yaml_is_not_ignored(tmp_path: Path) -> None:
     write(tmp_path / "set/classes.txt", "dog\ncat\n")
     with pytest.raises(ConfigError, match=r"data\.yaml"):
         YoloSource(tmp_path / "set")
+
+
+@pytest.mark.parametrize("kind", ["imagefolder", "flat"])
+def test_labels_that_are_left_out_are_counted(kind: str, tmp_path: Path) -> None:
+    for name in ("train/images/a.jpg", "valid/images/b.jpg"):
+        write(tmp_path / name, jpeg())
+    for name in (
+        "train/labels/a.txt",
+        "valid/labels/b.txt",
+        "valid/images/b.xml",
+        "train/.hidden.txt",
+        "train/notes.md",
+    ):
+        write(tmp_path / name, "")
+    packed = storeds.pack(tmp_path, "memory://left out", overwrite=True, kind=kind)
+    said = "left out 3 files that may describe the images: 2 *.txt, such as train/labels/a.txt, 1 *.xml, such as valid/images/b.xml"
+    assert [note.partition(";")[0] for note in packed.notes] == [said]
+
+
+def test_a_yaml_file_is_one_of_yolo(tmp_path: Path) -> None:
+    data_set(tmp_path / "set", {"train/a": ""})
+    file = write(tmp_path / "set/data.yaml", "train: images/train\nnc: 3\n")
+    with pytest.raises(ConfigError, match="no class names are in names"):
+        open_source(file)

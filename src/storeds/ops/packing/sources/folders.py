@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from storeds._utils.text import counted, printable
 from storeds.errors import ConfigError, StoreNotFoundError
 from storeds.ops.packing.sources.base import (
     IMAGE_SUFFIXES,
@@ -34,6 +35,7 @@ FoundFile: TypeAlias = tuple[str, int, int]
 
 # Links between folders can give exponentially many paths without forming a loop.
 _MAX_PATHS = 64
+_ANNOTATIONS = (".csv", ".json", ".jsonl", ".txt", ".xml")
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,8 @@ class Walk:
         self._root, self._suffixes = root, suffixes
         self.hidden = Hidden(include=include_hidden)
         self._seen: Counter[tuple[int, int]] = Counter()
+        self._annotations: Counter[str] = Counter()  # suffix → files that may describe images
+        self._examples: dict[str, str] = {}
         self.problems: list[Problem] = []
 
     def files(self, top: str) -> Iterator[FoundFile]:
@@ -144,6 +148,10 @@ class Walk:
             self._report(path, f"cannot be inspected: {error.strerror}")
             return
         if not is_folder and not entry.name.lower().endswith(self._suffixes):
+            suffix = os.path.splitext(entry.name)[1].lower()
+            if suffix in _ANNOTATIONS and not is_hidden(entry.name):
+                self._annotations[suffix] += 1
+                self._examples[suffix] = min(path, self._examples.get(suffix, path))
             return
         if self.hidden.skips_folder(path) if is_folder else self.hidden.skips_file(path):
             return
@@ -154,6 +162,20 @@ class Walk:
             inside.append(self._enter(path, parent))
         else:
             found.append((path, *_state(entry)))
+
+    def annotation_notes(self) -> tuple[str, ...]:
+        """Return one sentence about files that may describe the images, or nothing."""
+        if not self._annotations:
+            return ()
+        count = sum(self._annotations.values())
+        listed = ", ".join(
+            f"{number:,} *{suffix}, such as {printable(show(self._examples[suffix]))}"
+            for suffix, number in sorted(self._annotations.items())
+        )
+        return (
+            f"left out {counted(count, 'file')} that may describe the images: {listed}; pack reads annotations as kind= coco, "
+            "yolo, voc, masks, csv or jsonl (--kind)",
+        )
 
     def _fault(self, entry: os.DirEntry[str]) -> str | None:
         if not is_text(entry.name):
@@ -281,7 +303,7 @@ class ImageFolderSource(FileList):
         names_as_json: list[JSON] = [show(name) for name in classes]
         self.attrs: Mapping[str, JSON] = {"classes": names_as_json}
         self.problems: Sequence[Problem] = tuple(walk.problems)
-        self.notes: tuple[str, ...] = (*class_notes(classes), *walk.hidden.notes())
+        self.notes: tuple[str, ...] = (*class_notes(classes), *walk.hidden.notes(), *walk.annotation_notes())
         self._finish("imagefolder")
 
 
@@ -314,7 +336,7 @@ class FlatFolderSource(FileList):
         if not self._add(walk.files("")) and not walk.problems:
             raise ConfigError(f"{root} contains no images ({_SUFFIXES}), not even in folders below it{_skipped(walk)}")
         self.problems: Sequence[Problem] = tuple(walk.problems)
-        self.notes: tuple[str, ...] = walk.hidden.notes()
+        self.notes: tuple[str, ...] = (*walk.hidden.notes(), *walk.annotation_notes())
         self._finish("flat")
 
 

@@ -81,6 +81,8 @@ _SUFFIXES = {
     ".tar": "tar",
     ".gz": "tar",
     ".tgz": "tar",
+    ".yaml": "yolo",
+    ".yml": "yolo",
     **dict.fromkeys(VIDEO_SUFFIXES, "videos"),
 }
 _TEXTS = (".txt", ".token")
