@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 import storeds
 from storeds import (
@@ -74,6 +74,23 @@ def test_rows_of_boxes_get_a_mask_in_every_batch(url: str, loader: Any, workers:
                 assert np.array_equal(batch[name][row][batch[f"{name}_mask"][row]], record(at)[name])
     for batch in loader(Subset(dataset(url), range(COUNT)), batch_size=BATCH, num_workers=workers):
         assert [type(element) for element in batch] == [Padded, Padded, Padded, torch.Tensor]
+
+
+@pytest.mark.parametrize("loader", [StoreLoader, ThreadLoader])
+def test_joined_datasets_are_batched_as_one(url: str, loader: Any) -> None:
+    joined = dataset(url, as_dict=True) + Subset(dataset(url, as_dict=True), range(BATCH))
+    batches = list(loader(joined, batch_size=BATCH))
+    expected = list(loader(dataset(url, as_dict=True), batch_size=BATCH))
+    for batch, alone in zip(batches, [*expected, expected[0]], strict=True):
+        assert batch.keys() == alone.keys()
+        assert all(torch.equal(batch[name], alone[name]) for name in batch)
+    both = functools.partial(collate, ragged={"boxes": "list"})
+    assert isinstance(next(iter(loader(joined, batch_size=BATCH, collate_fn=both)))["boxes"], list)
+
+
+def test_datasets_that_need_other_batches_are_joined_by_what_the_samples_hold(url: str) -> None:
+    joined: Any = ConcatDataset([dataset(url), dataset(url, fields=["labels", "boxes", "id", "area"])])
+    assert type(next(iter(StoreLoader(joined, batch_size=BATCH)))[0]) is torch.Tensor  # as many boxes in each sample
 
 
 @pytest.mark.parametrize("as_dict", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import traceback
 from collections.abc import Iterator, Mapping
@@ -9,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, Subset, get_worker_info
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Sampler, Subset, get_worker_info
 
 from storeds._utils.text import some
 from storeds.batching.collate import collate, collate_columns
@@ -98,13 +99,30 @@ class BatchFetcher(Dataset[FetchedBatch]):
 
 
 def fitted_collate(collate_fn: Any, dataset: Any) -> Any:
-    """Return a ``collate_fn`` of storeds for the elements of a StoreDataset; other functions and datasets change nothing."""
-    store = _store_of(dataset)
-    if store is None or not is_collate(collate_fn):
+    """Return a ``collate_fn`` of storeds fitted to the elements of a dataset; other functions are returned unchanged.
+
+    So is a function for samples that are not those of stores, or of stores whose batches would differ.
+    """
+    stores = _stores_below(dataset)
+    if not is_collate(collate_fn) or None in stores:
         return collate_fn
-    return fit_collate(
-        collate_fn, _elements(store), as_dict=store.as_dict, changed=[name for name, _ in store._pipeline.transforms]
-    )
+    fitted = [_fit_to_store(collate_fn, store) for store in stores if store is not None]
+    settings = [(each.func, each.keywords) if isinstance(each, functools.partial) else (each, {}) for each in fitted]
+    return fitted[0] if all(each == settings[0] for each in settings) else collate_fn
+
+
+def _fit_to_store(collate_fn: Any, store: StoreDataset) -> Any:
+    changed = [name for name, _ in store._pipeline.transforms]
+    return fit_collate(collate_fn, _elements(store), as_dict=store.as_dict, changed=changed)
+
+
+def _stores_below(dataset: Any) -> list[StoreDataset | None]:
+    """Return the StoreDatasets whose samples a dataset passes on unchanged, and None for each other dataset."""
+    if type(dataset) is Subset:
+        return _stores_below(dataset.dataset)
+    if type(dataset) is ConcatDataset:
+        return [store for part in dataset.datasets for store in _stores_below(part)]
+    return [dataset if type(dataset) is StoreDataset else None]
 
 
 def _store_of(dataset: Any) -> StoreDataset | None:
