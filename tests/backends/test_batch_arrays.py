@@ -16,7 +16,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from torch.utils.data import DataLoader, default_collate
 
 import storeds
@@ -458,7 +458,6 @@ class TestMapping:
 class TestDigests:
     """Checksums without packing are those of packed records."""
 
-    @settings(deadline=None)
     @given(contents())
     def test_of_any_record(self, content: tuple[dict[str, Any], list[Any]]) -> None:
         fields, records = parse_fields(content[0]), content[1]

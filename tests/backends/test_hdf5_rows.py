@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from storeds.backends.hdf5 import FlatRows, gather
@@ -23,7 +23,6 @@ def noise(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, bytes]:
     return os.open(path, os.O_RDONLY), data
 
 
-@settings(deadline=None)
 @example(8, 2, list(range(0, 30_000, 99)))
 @example(24, 1, list(range(8_000, 8_600, 3)))
 @given(

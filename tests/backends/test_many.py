@@ -20,12 +20,11 @@ from typing import Any, Self
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset
 
 import storeds
-from shares import examples
 from storeds import StoreDataset, StoreIterable
 from storeds.backends import CONCATENATED, ConcatenatedBackend, MemoryBackend, scheme_of
 from storeds.backends.hdf5 import Hdf5Backend
@@ -145,7 +144,6 @@ class TestList(ReadOnlyTests):
 # Positions
 
 
-@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(counts=st.lists(st.integers(0, 5), min_size=1, max_size=8), data=st.data())
 def test_positions_equal_those_of_a_list(counts: list[int], data: st.DataObject) -> None:
     starts = list(itertools.accumulate(counts, initial=0))

@@ -289,7 +289,7 @@ def test_the_files_of_other_packages_are_intact() -> None:
         assert examine(blob).kind == ("not_jpeg" if path.name == "multipage_rgb.tif" else "intact"), path
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300))
 @given(st.sampled_from(NAMES), st.lists(st.tuples(st.integers(0, 5000), st.binary(max_size=9)), max_size=4), st.data())
 def test_no_bytes_raise(name: str, changes: list[tuple[int, bytes]], data: st.DataObject) -> None:
     blob = files()[name]

@@ -117,7 +117,7 @@ def test_every_subsampling_and_size_keeps_its_coefficients(
     assert djpeg(marked) == djpeg(blob)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.tuples(st.integers(1, 600), st.integers(1, 300)),
     st.sampled_from(["444", "422", "420", "440", "411", "grey"]),

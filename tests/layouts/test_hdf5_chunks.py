@@ -128,7 +128,7 @@ def one_by_one(rows: Rows) -> list[bytes]:
 class TestSameBytes:
     """For any filters, chunk shapes, dtypes and rows."""
 
-    @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(
         how=st.sampled_from(FILTERS),
         dtype=st.sampled_from(DTYPES),

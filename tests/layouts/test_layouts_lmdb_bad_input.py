@@ -164,7 +164,7 @@ def test_unpickle_equals_pickle_loads_for_plain_data(protocol: int) -> None:
     assert unpickle(pickle.dumps(swapped, protocol)).tolist() == [0, 1, 2]
 
 
-@settings(deadline=None, max_examples=examples(200))
+@settings(max_examples=examples(200))
 @given(st.binary(max_size=60), st.integers(0, 5), st.data())
 def test_random_damage_raises_only_value_error(junk: bytes, protocol: int, data: st.DataObject) -> None:
     whole = bytearray(pickle.dumps((JPEGS[0][:9], 5, np.arange(2), {"a": [1.5]}), protocol))
@@ -533,7 +533,7 @@ def test_tensors_equal_those_of_torch(protocol: int) -> None:
     assert np.array_equal(unpickle(pickle.dumps(halves, protocol)), halves.float().numpy())
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(st.data())
 def test_damaged_tensors_raise_only_pickle_error(data: st.DataObject) -> None:
     blob = bytearray(pickle.dumps({"x": torch.arange(6.0).reshape(2, 3)}))

@@ -129,7 +129,6 @@ class TestOrder:
     def test_the_largest_count_takes_no_time(self) -> None:
         assert len(list(islice(seeded(2**62, block_size=1000), 10))) == 10
 
-    @settings(deadline=None)
     @given(
         st.integers(0, 100),
         st.integers(1, 12),
@@ -495,7 +494,7 @@ def drawn(state: dict[str, Any] | None, count: int, world: int, batch: int, stop
 
 
 class TestResume:
-    @settings(max_examples=examples(60), deadline=None)
+    @settings(max_examples=examples(60))
     @given(
         st.integers(0, 60),
         st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5), st.integers(0, 5)), min_size=1, max_size=3),
@@ -523,7 +522,7 @@ class TestResume:
         expected.update(order[at % count] for at in range(padding))
         assert Counter(seen + rest) == expected
 
-    @settings(max_examples=examples(40), deadline=None)
+    @settings(max_examples=examples(40))
     @given(st.integers(0, 60), st.integers(1, 5), st.integers(1, 5), st.integers(0, 20))
     def test_with_drop_last_nothing_is_seen_twice(self, count: int, before: int, after: int, stop: int) -> None:
         seen, state = drawn(None, count, before, 1, stop, drop_last=True)

@@ -105,7 +105,7 @@ def test_flickr30k_numbers_the_captions(root: Path) -> None:
 
 
 @given(rows=st.lists(st.tuples(st.integers(0, 3), st.text(st.characters(exclude_categories=["Cs", "Cc"])))))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_rows_in_any_order(rows: list[tuple[int, str]]) -> None:
     """Oracle: a dict of lists. Without a repeated path the field is what it is without the option."""
     rows = [(0, "a"), *rows]

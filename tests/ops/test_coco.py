@@ -468,7 +468,7 @@ def documents(draw: st.DrawFn) -> Any:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@settings(max_examples=examples(20), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(20), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(documents())
 def test_random_annotations_come_back(
     engine: str, make_engine_url: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory, document: Any

@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 from typer.testing import CliRunner
 
 import storeds
 from photographs import jpeg
-from shares import examples
 from storeds.cli import app
 from storeds.errors import RecordError
 
@@ -113,7 +112,6 @@ numbers = st.floats(0, 1).map(repr)
 boxes = st.lists(st.tuples(st.integers(0, 1).map(str), numbers, numbers, numbers, numbers), max_size=5)
 
 
-@settings(max_examples=examples(100), deadline=None)
 @given(rows=boxes)
 def test_random_numbers_come_back(rows: list[tuple[str, ...]], tmp_path_factory: pytest.TempPathFactory) -> None:
     root = tmp_path_factory.mktemp("yolo")

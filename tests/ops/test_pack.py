@@ -138,7 +138,7 @@ class Listed:
 SHARES = st.sampled_from([(("a", 0.8), ("b", 0.2)), (("a", 0.5), ("b", 0.3), ("c", 0.2)), (("a", 1.0), ("b", 0.0))])
 
 
-@settings(deadline=None, max_examples=examples(60))
+@settings(max_examples=examples(60))
 @given(
     items=st.lists(st.tuples(st.integers(0, 200).map(str), st.integers(-2, 4)), min_size=1, max_size=120),
     shares=SHARES,

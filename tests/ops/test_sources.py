@@ -692,7 +692,7 @@ def test_a_manifest_must_be_a_regular_file(tmp_path: Path) -> None:
 CELLS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(
     rows=st.lists(st.tuples(CELLS, CELLS), min_size=1, max_size=5),
     delimiter=st.sampled_from(",;\t|:^ é"),
@@ -748,7 +748,7 @@ def normal(source: PackSource, name: str, cell: str) -> str:
     return str({"int": int, "float": float}.get(kind, str)(cell))
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(
     rows=st.lists(
         st.tuples(st.text("ab c,;'\"\n1", max_size=8), st.text("xyz 0-9.,", max_size=8)), min_size=1, max_size=5
@@ -957,7 +957,7 @@ def test_members_with_a_common_name_form_a_sample(format: int, tmp_path: Path) -
 NAMES = st.text("ab.é/", min_size=1, max_size=160).filter(lambda name: "//" not in name and name[-1] != "/")
 
 
-@settings(max_examples=examples(80), deadline=None)
+@settings(max_examples=examples(80))
 @given(
     members=st.lists(st.tuples(NAMES, st.binary(max_size=1200)), max_size=8, unique_by=lambda member: member[0]),
     format=st.sampled_from(FORMATS),

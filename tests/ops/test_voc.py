@@ -11,13 +11,12 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 import storeds
 from photographs import jpeg
-from shares import examples
 from storeds.errors import ConfigError, RecordError, StoreNotFoundError
 from storeds.ops.packing.sources import VocSource
 from storeds.protocols import Record
@@ -270,7 +269,6 @@ def test_the_folder_is_found_in_vocdevkit(tmp_path: Path) -> None:
 side = st.integers(0, 1000).flatmap(lambda low: st.tuples(st.just(low), st.integers(low, 1000)))
 
 
-@settings(max_examples=examples(100), deadline=None)
 @given(boxes=st.lists(st.tuples(st.sampled_from(["cat", "a & b", "Ärger"]), side, side), max_size=6))
 def test_random_annotations_read_as_written(boxes: list[Any], tmp_path_factory: pytest.TempPathFactory) -> None:
     root = tmp_path_factory.mktemp("set")

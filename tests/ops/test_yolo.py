@@ -365,7 +365,7 @@ def label_files(draw: st.DrawFn) -> str:
     return "".join(draw(spaces).join(row) + draw(ends) for row in unique.values())
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(text=label_files())
 def test_random_label_files_read_as_plain_python_reads_them(
     text: str, tmp_path_factory: pytest.TempPathFactory

@@ -78,7 +78,7 @@ def test_every_encoding_gives_the_samples_that_whole_pictures_give(encoding: str
 
 
 @pytest.mark.parametrize("subsampling", ["444", "422", "420", "440", "411", "Gray"])
-@settings(deadline=None, max_examples=examples(30))
+@settings(max_examples=examples(30))
 @given(height=st.integers(1, 90), width=st.integers(1, 60), rows=st.integers(1, 90), number=st.integers(0, 3))
 def test_the_upper_rows_are_those_of_the_whole_picture(
     subsampling: str, height: int, width: int, rows: int, number: int
@@ -213,7 +213,7 @@ def test_a_dataset_with_a_window_pickles_as_before() -> None:
 # --- Shortcuts ---
 
 
-@settings(deadline=None, max_examples=examples(200))
+@settings(max_examples=examples(200))
 @given(st.data())
 def test_a_smaller_window_still_has_the_pixels_that_the_crop_needs(data: st.DataObject) -> None:
     height, width = 300, 400

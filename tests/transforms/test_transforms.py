@@ -23,7 +23,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -88,7 +88,6 @@ def same(one: Any, other: Any) -> bool:
 # --- Resize ---
 
 
-@settings(deadline=None)
 @given(edges, edges, edges)
 def test_resize_to_an_int_sets_the_shorter_edge_and_rounds_the_longer_one_down(
     height: int, width: int, size: int
@@ -114,7 +113,6 @@ def test_resize_keeps_the_aspect_ratio(height: int, width: int, size: int, expec
     assert Resize(size)(chw(pixels(height, width))).shape[-2:] == expected
 
 
-@settings(deadline=None)
 @given(edges, edges, edges, edges, st.sampled_from(["bilinear", "bicubic", "nearest", "box", "hamming", "lanczos"]))
 def test_resize_of_a_pillow_image_is_pillows(height: int, width: int, to_h: int, to_w: int, name: str) -> None:
     image = pil(height, width)
@@ -124,7 +122,6 @@ def test_resize_of_a_pillow_image_is_pillows(height: int, width: int, to_h: int,
     assert same(resized, expected)
 
 
-@settings(deadline=None)
 @given(edges, edges, edges, edges, st.sampled_from([torch.uint8, torch.float32, torch.float64, torch.int16]))
 def test_resize_of_a_tensor_is_pillows_within_two_levels(
     height: int, width: int, to_h: int, to_w: int, dtype: torch.dtype
@@ -138,7 +135,6 @@ def test_resize_of_a_tensor_is_pillows_within_two_levels(
     assert (resized.double() - expected.double()).abs().max() <= 2
 
 
-@settings(deadline=None)
 @given(edges, edges, edges, edges)
 def test_nearest_exact_of_a_tensor_is_pillows_nearest(height: int, width: int, to_h: int, to_w: int) -> None:
     image = pil(height, width)
@@ -200,7 +196,6 @@ def centered(length: int, wanted: int) -> list[int | None]:
     return [None] * before + list(range(length)) + [None] * (wanted - length - before)
 
 
-@settings(deadline=None)
 @given(edges, edges, edges, edges)
 def test_center_crop_shows_the_middle_and_zeros_around(height: int, width: int, to_h: int, to_w: int) -> None:
     source = pixels(height, width) // 2 + 1  # no zeros
@@ -256,7 +251,6 @@ INTERVALS = [
 ]
 
 
-@settings(deadline=None)
 @given(edges, edges, st.sampled_from(INTERVALS), st.integers(0, 2**40))
 def test_windows_lie_inside_and_follow_torchvision(height: int, width: int, intervals: Any, seed: int) -> None:
     scale, ratio = intervals
@@ -270,7 +264,6 @@ def test_windows_lie_inside_and_follow_torchvision(height: int, width: int, inte
     assert (top, left, h, w) == by_the_book or abs(h - by_the_book[2]) + abs(w - by_the_book[3]) == 1
 
 
-@settings(deadline=None)
 @given(edges, edges, edges, edges, st.integers(0, 2**40))
 def test_random_resized_crop_cuts_its_window_and_resizes_it(
     height: int, width: int, to_h: int, to_w: int, seed: int
@@ -401,7 +394,6 @@ def test_other_arrays_keep_their_dtype_and_share_no_memory() -> None:
 # --- Normalize ---
 
 
-@settings(deadline=None)
 @given(edges, edges, st.sampled_from([torch.float32, torch.float64, torch.float16]), st.booleans())
 def test_normalize_is_its_formula(height: int, width: int, dtype: torch.dtype, inplace: bool) -> None:
     mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
@@ -864,7 +856,6 @@ def test_a_bound_transform_shows_what_it_binds() -> None:
 # --- Pixels whose channels lie last in memory ---
 
 
-@settings(deadline=None)
 @given(edges, edges, edges, st.integers(0, 9))
 def test_results_do_not_depend_on_the_memory_layout(height: int, width: int, size: int, seed: int) -> None:
     strided = torch.from_numpy(pixels(height, width, seed=seed)).permute(2, 0, 1)

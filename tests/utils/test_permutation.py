@@ -8,7 +8,7 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from storeds.loaders import EpochOrder, permute, round_keys
@@ -37,12 +37,10 @@ def listed(order: EpochOrder) -> list[int]:
 
 
 class TestBijection:
-    @settings(deadline=None)
     @given(counts, seeds, epochs, blocks)
     def test_every_index_comes_once(self, count: int, seed: int, epoch: int, block: tuple[int, int] | None) -> None:
         assert sorted(listed(order(count, seed, epoch, block))) == list(range(count))
 
-    @settings(deadline=None)
     @given(st.integers(2, MAX_COUNT), seeds, blocks, st.data())
     def test_of_any_size_up_to_the_largest(
         self, count: int, seed: int, block: tuple[int, int] | None, data: st.DataObject
@@ -52,14 +50,12 @@ class TestBijection:
         assert len(set(found)) == len(asked)
         assert all(0 <= index < count for index in found)
 
-    @settings(deadline=None)
     @given(st.integers(1, MAX_COUNT), seeds, st.data())
     def test_can_be_undone(self, count: int, seed: int, data: st.DataObject) -> None:
         asked = positions(*data.draw(st.lists(st.integers(0, count - 1), max_size=20)))
         keys = round_keys(seed)
         assert permute(permute(asked, count, keys), count, keys, inverse=True).tolist() == asked.tolist()
 
-    @settings(deadline=None)
     @given(st.integers(1, 3000), seeds, blocks, st.data())
     def test_a_position_has_its_index_whatever_else_is_asked(
         self, count: int, seed: int, block: tuple[int, int] | None, data: st.DataObject
@@ -138,7 +134,6 @@ class TestQuality:
 
 
 class TestBlocks:
-    @settings(deadline=None)
     @given(st.integers(1, 3000), st.integers(1, 100), st.integers(1, 10), seeds)
     def test_a_block_is_read_within_one_window(self, count: int, size: int, window: int, seed: int) -> None:
         first: dict[int, int] = {}

@@ -253,7 +253,6 @@ def misspelt_urls(draw: st.DrawFn) -> tuple[str, str]:
     return f"{scheme}user:{before}{secret}{behind}@host.invalid/db/c?serverSelectionTimeoutMS=1", secret
 
 
-@hypothesis.settings(deadline=None)  # a client's threads start and end, or wait for others of this machine
 @given(misspelt_urls())
 def test_no_secret_of_a_misspelt_url_is_shown(drawn: tuple[str, str]) -> None:
     url, secret = drawn
