@@ -15,6 +15,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TF_READY := $(TF_VENV)/.ready
 
+# Tests start hundreds of processes. Some machines set this variable, and then each of them compiles every module again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-full test-gpu test-tf compose-test coverage lint types bench bench-peers docs wheel wheel-test clean server
 # Make deletes the target of a recipe that fails.

@@ -75,8 +75,8 @@ def pytest_report_header() -> str:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Add the markers ``mongodb``, ``process`` and ``slow``, and keep a share of the cases that repeat.
 
-    Of the cases that spawn processes, a run takes one of each test, because every spawned process imports torch. The marker
-    ``share`` says how many cases of its test a run takes.
+    Of the cases whose processes import torch again, a run takes one of each test. The marker ``share`` says how many cases
+    of its test a run takes.
     """
     for item in items:
         if needs_mongodb(item):
@@ -106,10 +106,10 @@ def take_share(items: list[pytest.Item], count_of: Callable[[pytest.Item], int |
 
 
 def spawns(item: pytest.Item) -> bool:
-    """Return whether a test is parametrized with the start method ``spawn``."""
+    """Return whether a test is parametrized with a start method whose processes import everything again."""
     for value in item.callspec.params.values() if hasattr(item, "callspec") else ():
         parts = value if isinstance(value, tuple) else (value,)
-        if any(isinstance(part, str) and part == "spawn" for part in parts):
+        if any(isinstance(part, str) and part in ("spawn", "forkserver") for part in parts):
             return True
     return False
 
