@@ -159,6 +159,7 @@ def augmenting_loader(url: str, how: str, seed: int | None) -> storeds.StoreLoad
     return kind(jittered_dataset(url, seed), batch_size=4, shuffle=True, **arguments)
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize(
     ("how", "seed"), [*((how, 7) for how in LOADERS), *((how, None) for how in LOADERS if how != "spawned")]
 )
@@ -1045,7 +1046,7 @@ def run_seeded_program(*arguments: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(1)
 @pytest.mark.parametrize("engine", ["lmdb", "hdf5", "mongodb", "memory"])
 def test_nothing_draws_from_the_global_generators(engine: str, make_engine_url: MakeUrl) -> None:
     run_seeded_program("use", make_engine_url(engine), make_engine_url(engine))
@@ -1198,6 +1199,7 @@ import {owner}, storeds
         assert writer.count == 4
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(
     "reading",
     [

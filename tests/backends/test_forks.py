@@ -41,6 +41,7 @@ def stores(mongodb: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[d
 class TestForks:
     """`os.fork` at any moment: the child reads, the parent goes on."""
 
+    @pytest.mark.share(2)
     @pytest.mark.parametrize("engine", [*ENGINES, CHUNKED])
     def test_while_eight_threads_read(
         self, stores: dict[str, str], engine: str, tmp_path: Path, brisk_threads: None
@@ -319,6 +320,7 @@ def alias(url: str, how: str, folder: Path) -> str:
 class TestDescriptors:
     """A dataset that is gone holds nothing: no file, no socket, no thread."""
 
+    @pytest.mark.share(2)
     @pytest.mark.parametrize("engine", [*ENGINES, CHUNKED])
     def test_none_is_left_after_reading(self, stores: dict[str, str], engine: str) -> None:
         with leaving_nothing_open() as before:
@@ -327,7 +329,7 @@ class TestDescriptors:
             assert descriptors() - before
             del dataset
 
-    @pytest.mark.share(3)
+    @pytest.mark.share(2)
     @pytest.mark.parametrize("start_method", START_METHODS)
     @pytest.mark.parametrize("engine", ENGINES)
     def test_none_is_left_after_a_loader(self, stores: dict[str, str], engine: str, start_method: str) -> None:

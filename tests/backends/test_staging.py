@@ -201,6 +201,7 @@ def test_a_writer_that_died_after_publishing_where_no_links_are_possible_begins_
     assert os.listdir(tmp_path) == ["store"]
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_disk_of_any_size_gives_one_error_and_with_room_the_work_goes_on(tmp_path: Path, scheme: str) -> None:
     fields = {"key": "str", "blob": "bytes"}

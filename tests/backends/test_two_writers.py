@@ -141,6 +141,7 @@ class Schedule:
             self.outcome(other, action, job, **({"count": 5} if action == "append" else {}))
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("engine", ["lmdb", "hdf5", "mongodb"])
 def test_whatever_two_writers_do_one_job_is_published_whole_and_nothing_is_left(
     make_engine_url: MakeUrl, engine: str

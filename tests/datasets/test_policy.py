@@ -87,6 +87,7 @@ SPAWNED = share(itertools.product(ENGINES, POLICIES), 1)
 """Where this run spawns workers, too."""
 
 
+@pytest.mark.share(3)
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # on machines of two CPUs
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("policy", POLICIES)

@@ -143,6 +143,7 @@ class TestEpochs:
 class TestKilledWorkers:
     """A worker that is killed mid-epoch gives an error, not a hang, and harms nobody else."""
 
+    @pytest.mark.share(3)
     @pytest.mark.parametrize(
         ("engine", "start_method"),
         [*((engine, "fork") for engine in ENGINES), ("lmdb", "spawn"), ("mongodb", "forkserver")],
@@ -196,6 +197,7 @@ class TestPickles:
 class TestErrors:
     """What goes wrong in a worker arrives in the parent as what it was."""
 
+    @pytest.mark.share(3)
     @pytest.mark.parametrize(
         ("engine", "start_method"),
         [*((engine, "fork") for engine in ENGINES), ("hdf5", "spawn"), ("lmdb", "forkserver")],

@@ -24,7 +24,7 @@ DEADLINE = 2.0  # seconds for one triage: a hang or an allocation that a header 
 CUTS = frozenset(name for name in DAMAGES if name.startswith("cut ") or name == "zero-filled tail")
 
 
-@pytest.mark.share(300)
+@pytest.mark.share(150)
 @pytest.mark.parametrize(("encoding", "damage"), GROUPS, ids=[" - ".join(group) for group in GROUPS])
 def test_damage(encoding: str, damage: str) -> None:
     wrong = [f"{case.name}: {complaint}" for case in cases(encoding, damage) for complaint in complaints(case)]

@@ -122,6 +122,7 @@ def hashes(backend: Any, positions: Sequence[int]) -> Truth:
     return [(digest(record["image"]), record["label"]) for record in backend.get_many(positions, ("image", "label"))]
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("layout", OPENERS)
 def test_every_layout_reads_and_converts_in_every_mode(
     layout: str, database: Any, mongodb_database: str, tmp_path: Path

@@ -683,6 +683,7 @@ class TestStatefulDataLoader:
             Numbers(sampler.count), sampler=sampler, **{"batch_size": 4, "collate_fn": list, **arguments}
         )
 
+    @pytest.mark.share(4)
     @pytest.mark.parametrize("arguments", [{}, {"drop_last": True}, {"snapshot_every_n_steps": 3}], ids=str)
     @pytest.mark.parametrize(
         ("workers", "persistent", "how"), [(0, False, "set"), (2, False, "counted"), (2, True, "set")]

@@ -161,6 +161,7 @@ def test_captions_without_labels_are_no_error_only_if_nothing_looks_like_labels(
         ManifestSource(write_csv(root / "b.csv", ["image", "note"], [("0.jpg", "x")]))
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("form", ["xyxy", "xywh", "cxcywh"])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_boxes(root: Path, form: str, engine: str, make_engine_url: MakeUrl) -> None:

@@ -73,6 +73,7 @@ def spoil(data: bytes, bits: list[int], path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.share(1)
 def test_verify_reports_flipped_bits_or_the_data_is_right(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,6 +210,7 @@ def numbers(tmp_path: Path) -> str:
     return url
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize(
     ("statement", "message"),
     [

@@ -244,7 +244,7 @@ def test_a_foreign_store_gives_the_same_samples_in_every_epoch(tmp_path: Any, tr
     assert_same_samples(f"lmdb://{tmp_path}/foreign", transform, fields=["image"], as_dict=False, seed=seed)
 
 
-@pytest.mark.share(6)
+@pytest.mark.share(3)
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("decode", ["tensor", "fast"])
 def test_crops_of_rotated_pictures(tmp_path: Any, orientation: int, decode: str) -> None:
