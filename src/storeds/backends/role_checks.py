@@ -187,11 +187,13 @@ class ClassIds:
                         f"field {name!r} has class id {number}, which has no name: attrs['classes'] {given}; add the missing "
                         "names, correct the id, or declare the field without a role"
                     )
-            listed = dict.fromkeys(each for each in names if isinstance(each, str))
-            for label, position in self._names.get(name, {}).items():
+            found = self._names.get(name)
+            listed = dict.fromkeys(each for each in names if isinstance(each, str)) if found else {}
+            for label, position in (found or {}).items():
                 if label not in listed:
                     return position, (
-                        f"field {name!r} has class {label[:80]!r}, which attrs['classes'] does not name: {suggest(label, listed, 'classes')}; "
-                        "add the missing name, correct the label, or declare the field without a role"
+                        f"field {name!r} has class {label[:80]!r}, which attrs['classes'] does not name: "
+                        f"{suggest(label, listed, 'classes')}; add the missing name, correct the label, or declare the field without "
+                        "a role"
                     )
         return None

@@ -66,9 +66,9 @@ def collate(
     pad_images : bool, collection or mapping
         Pad images and masks of different heights and widths at the right and at the bottom to the largest of the batch,
         and add a mask (batch, height, width), which is True where there are pixels. In a dict the mask of ``image`` is
-        ``image_mask``. True means each ``tv_tensors.Image`` and ``Mask`` or, in samples without such an image, also
-        each tensor (channels, height, width) with 1 to 4 channels. A collection names the elements. A mapping also says what fills them:
-        ``{"image": 0, "mask": 255}``. By default zero does. Masks of instances (n, height, width) get the mask of
+        ``image_mask``. True means each ``tv_tensors.Image`` and ``Mask`` or, in samples without such an image,
+        also each tensor (channels, height, width) with 1 to 4 channels. A collection names the elements. A mapping also
+        says what fills them: ``{"image": 0, "mask": 255}``. By default zero does. Masks of instances (n, height, width) get the mask of
         `ragged` instead.
 
     Returns

@@ -35,6 +35,7 @@ from storeds.errors import ConfigError, RecordError
 from storeds.protocols import Array, Backend, Field, Reader, SampleContext, Transform
 from storeds.readers import ArrayReader, SampleReader
 from storeds.records.columns import read_arrays, read_column
+from storeds.records.roles import stored_classes
 from storeds.transforms import BoundTransform, JointTransform, build_transform
 from storeds.transforms.binding import check_picklable, takes_strided
 from storeds.transforms.functional import in_order
@@ -256,12 +257,10 @@ class StoreDataset(Dataset[Any]):
         """The class names in order of their label, from `roles` or from the store. AttributeError if neither has any."""
         if isinstance(self.reader, SampleReader) and self.reader.classes is not None:
             return self.reader.classes
-        classes = self.backend.meta.attrs.get("classes")
-        if isinstance(classes, dict):
-            classes = classes.get(self.reader.target or "")
-        if not isinstance(classes, list):
+        classes = stored_classes(self.backend.meta.attrs, self.reader.target)
+        if classes is None:
             raise AttributeError(f"{self.url} has no 'classes' among its attrs")
-        return [str(name) for name in classes]
+        return classes
 
     @property
     def class_to_idx(self) -> dict[str, int]:

@@ -92,7 +92,7 @@ class BatchFetcher(Dataset[FetchedBatch]):
         try:
             return self.collate_fn(samples)
         except ConfigError as error:
-            if store.as_dict or not str(error).startswith("element "):
+            if store.as_dict:  # the message has their names
                 raise
             names = ", ".join(f"{place} {name!r}" for place, name in enumerate(store.reader.fields))
             raise ConfigError(f"{error}. The elements of these samples are {names}") from error

@@ -44,6 +44,7 @@ from storeds.records.roles import (
     check_row_counts,
     check_rows,
     parse_role,
+    stored_classes,
 )
 
 if TYPE_CHECKING:
@@ -214,13 +215,12 @@ class SampleReader(PictureReader):
         given = given_classes(self.roles, name)
         if given is not None:
             return Classes.of(given)
-        stored = backend.meta.attrs.get("classes")
-        if isinstance(stored, Mapping):
-            stored, several = stored.get(self.stored_as(name)), False
+        stored = stored_classes(backend.meta.attrs, self.stored_as(name))
+        by_field = isinstance(backend.meta.attrs.get("classes"), Mapping)
         is_number = self.kinds[self.fields.index(name)].kind in ("int", "array")
-        if not isinstance(stored, list) or not stored or (several and is_number):
+        if not stored or (several and is_number and not by_field):
             return None  # not known to be the classes of this field
-        return Classes.of([str(each) for each in stored])
+        return Classes.of(stored)
 
     def _check_coco_masks(self, url: str) -> None:
         masks = [name for name, each in self._declared.items() if each.role == "mask" and each.kind == "json"]

@@ -37,6 +37,7 @@ __all__ = [
     "parse_role",
     "role_text",
     "role_to_json",
+    "stored_classes",
     "with_roles",
 ]
 
@@ -237,6 +238,17 @@ def check_boxes(name: str, value: Any, field: Field, size: Size | None = None) -
         advice = f"lies outside the image{where}; {how}: check the format, or leave the box out"
         _refuse(name, boxes, outside.any(axis=1), advice)
     return boxes
+
+
+def stored_classes(attrs: Mapping[str, Any], name: str | None) -> list[str] | None:
+    """Return the classes of label `name` in the order of their class numbers; None if the attributes of a store name none.
+
+    ``attrs["classes"]`` is a list, or a mapping from fields to lists.
+    """
+    classes = attrs.get("classes")
+    if isinstance(classes, Mapping):
+        classes = classes.get(name)
+    return [str(each) for each in classes] if isinstance(classes, list) else None
 
 
 def box_edges(boxes: Array, format: str) -> tuple[Array, Array, Array]:

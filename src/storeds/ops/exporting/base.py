@@ -17,7 +17,7 @@ from storeds.ops.common import ProgressHook, read_batches
 from storeds.ops.packing.sources.base import IMAGE_SUFFIXES
 from storeds.protocols import Array, Backend, Field, Meta, Record
 from storeds.records.fields import is_mask
-from storeds.records.roles import box_edges
+from storeds.records.roles import box_edges, stored_classes
 
 __all__ = [
     "HOW_TO_DECLARE",
@@ -293,10 +293,7 @@ def boxes_as(format: str, boxes: Any, declared: Field, size: tuple[int, int]) ->
 
 def class_names(meta: Meta, labels: str | None) -> list[str]:
     """Return the classes of field `labels` in order; an empty list if the store names none."""
-    names: Any = meta.attrs.get("classes")
-    if isinstance(names, Mapping):
-        names = names.get(labels)
-    return [str(name) for name in names] if isinstance(names, list) else []
+    return stored_classes(meta.attrs, labels) or []
 
 
 def doubled_notes(names: Sequence[str], file: str) -> tuple[str, ...]:
