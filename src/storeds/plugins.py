@@ -3,24 +3,24 @@
 from storeds._utils.locations import StoreURL, file_path, file_url, redact, redact_message
 from storeds.backends.base import BackendOptions, HandleBackend, StoreBackend, parse_options
 from storeds.backends.handles import HandlePool, Opener
-from storeds.backends.writer import COMMIT_EVERY, EncodedRecord, StoreWriter
+from storeds.backends.writer import Sink, appeared
 from storeds.readers.base import RecordReader
-from storeds.records.codec import Places, checksum
+from storeds.records.codec import checksum
 from storeds.records.columns import check_where, column_from_records
 from storeds.records.fields import fields_from_json, fields_to_json, meta_from_text, meta_to_text, parse_fields
+from storeds.records.seals import Seals
 
 __all__ = [
-    "COMMIT_EVERY",
     "BackendOptions",
-    "EncodedRecord",
     "HandleBackend",
     "HandlePool",
     "Opener",
-    "Places",
     "RecordReader",
+    "Seals",
+    "Sink",
     "StoreBackend",
     "StoreURL",
-    "StoreWriter",
+    "appeared",
     "check_where",
     "checksum",
     "column_from_records",

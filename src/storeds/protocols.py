@@ -353,7 +353,7 @@ class Writer(Protocol):
     count : int
         Number of records so far, including those of a resumed write; a caller that resumes continues at this record.
     note : JSON
-        The note of the last `flush` that had one, in this writer or in the one that it resumes.
+        The last note, of this writer or of the one that it resumes.
     """
 
     @property
@@ -362,15 +362,25 @@ class Writer(Protocol):
     @property
     def note(self) -> JSON: ...
 
-    def flush(self, note: JSON = None) -> None:
-        """Make all appended records durable, then `note`, if given."""
+    def append(self, records: Iterable[Record], /, *, note: JSON = None) -> int:
+        """Add records and return how many.
+
+        Parameters
+        ----------
+        records : iterable of dict
+        note : JSON, optional
+            Where to continue after these records. They become durable together with it, so a writer that resumes has no
+            record that its note does not count.
+
+        Raises
+        ------
+        RecordError
+            A value does not fit its field or its role. Records before it have been added.
+        """
         ...
 
-    def append(self, records: Iterable[Record], /) -> int:
-        """Add records and return how many; raises `RecordError` for a value that does not fit its field or its role.
-
-        Records before the rejected one have been added.
-        """
+    def flush(self, note: JSON = None) -> None:
+        """Make all appended records durable, together with `note`, if given."""
         ...
 
     def publish(self, attrs: Mapping[str, JSON] | None = None) -> Meta:
@@ -378,6 +388,8 @@ class Writer(Protocol):
 
         Raises
         ------
+        ConfigError
+            `attrs` are not JSON. The writer suspends.
         RecordError
             A class id of a field with role ``label`` or ``labels`` has no name in ``attrs["classes"]``. The writer suspends.
         """

@@ -233,7 +233,7 @@ def register_backend(scheme: str, target: Any, *, needs: str = "", clobber: bool
     target : type or str
         A class that implements `storeds.Backend` and is called as ``target(url, **options)``, or its import string
         ``"package.module:name"``. A backend that can write also has a static method
-        ``open_writer(url, fields, *, overwrite, resume, commit_every, **options)``.
+        ``sink(url, **options)``, which returns a `storeds.plugins.Sink`.
     needs : str
         The package to install if the import fails.
     clobber : bool

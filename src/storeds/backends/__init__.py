@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     )
     from storeds.backends.concatenated import CONCATENATED, ConcatenatedBackend, Place
     from storeds.backends.handles import HandlePool, HandleRef, Opener, OpenStore
-    from storeds.backends.memory import MemoryBackend, MemoryWriter
+    from storeds.backends.memory import MemoryBackend
     from storeds.backends.opening import open_backend, open_writer, scheme_of
     from storeds.backends.readings import AmbiguousError, Reading, ambiguous
     from storeds.backends.selection import Selection
-    from storeds.backends.staging import Staging, copy_range
-    from storeds.backends.writer import COMMIT_EVERY, EncodedRecord, StoreWriter
+    from storeds.backends.staging import Staging
+    from storeds.backends.writer import COMMIT_EVERY, Sink, StoreWriter
 
 __all__ = [
     "COMMIT_EVERY",
@@ -34,25 +34,23 @@ __all__ = [
     "AmbiguousError",
     "BackendOptions",
     "ConcatenatedBackend",
-    "EncodedRecord",
     "FileOpener",
     "HandleBackend",
     "HandlePool",
     "HandleRef",
     "MemoryBackend",
-    "MemoryWriter",
     "OpenStore",
     "Opener",
     "Place",
     "Reading",
     "Selection",
+    "Sink",
     "Staging",
     "StoreBackend",
     "StoreWriter",
     "ambiguous",
     "bounded",
     "check_most_is_read",
-    "copy_range",
     "open_backend",
     "open_writer",
     "parse_options",
@@ -73,11 +71,11 @@ __getattr__ = export_lazily(
         ),
         "concatenated": ("CONCATENATED", "ConcatenatedBackend", "Place"),
         "handles": ("HandlePool", "HandleRef", "OpenStore", "Opener"),
-        "memory": ("MemoryBackend", "MemoryWriter"),
+        "memory": ("MemoryBackend",),
         "opening": ("open_backend", "open_writer", "scheme_of"),
         "readings": ("AmbiguousError", "Reading", "ambiguous"),
         "selection": ("Selection",),
-        "staging": ("Staging", "copy_range"),
-        "writer": ("COMMIT_EVERY", "EncodedRecord", "StoreWriter"),
+        "staging": ("Staging",),
+        "writer": ("COMMIT_EVERY", "Sink", "StoreWriter"),
     },
 )

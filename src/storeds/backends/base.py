@@ -23,7 +23,8 @@ from storeds._utils.locations import StoreURL, check_file, file_url, redact
 from storeds.backends.handles import HandlePool, HandleRef, Opener, OpenStore
 from storeds.errors import ConfigError, RecordError, StoreNotFoundError, UnavailableError, suggest
 from storeds.protocols import JSON, Array, Backend, Field, Meta, Record
-from storeds.records.codec import Places, RecordCodec
+from storeds.records.codec import RecordCodec
+from storeds.records.seals import Seals
 
 __all__ = [
     "BackendOptions",
@@ -210,12 +211,12 @@ class StoreBackend(ABC):
             bad = low if low < 0 else high
             raise IndexError(f"position {bad} is outside [0, {self.meta.count}) of {self.url}")
 
-    def _unsealed(self, position: int, sealed: memoryview | bytes | None, places: Places) -> Record | RecordError:
+    def _unsealed(self, position: int, sealed: memoryview | bytes | None, seals: Seals) -> Record | RecordError:
         """Return the record of a packed map followed by its seal, or its error; None means that the bytes are missing."""
         try:
             if sealed is None:
                 raise ValueError("it is missing from the store")
-            return self._codec.open_sealed(sealed, position, places)
+            return self._codec.open_all([sealed], [position], seals)[0]
         except ValueError as error:
             return self._fault(position, error)
 

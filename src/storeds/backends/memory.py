@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 from storeds._utils.locations import StoreURL, redact
 from storeds.backends.base import BackendOptions, StoreBackend, parse_options
-from storeds.backends.writer import COMMIT_EVERY, EncodedRecord, StoreWriter, other_plan, target_exists
+from storeds.backends.writer import appeared
 from storeds.errors import ClosedError, ConfigError, RecordError, StoreExistsError, StoreNotFoundError, UnavailableError
-from storeds.protocols import JSON, Array, Field, Meta, Record
+from storeds.protocols import Array, Field, Meta, Record
 from storeds.records.columns import column_of
-from storeds.records.fields import fields_to_json
+from storeds.records.fields import meta_from_text
 
-__all__ = ["MemoryBackend", "MemoryWriter"]
+__all__ = ["MemoryBackend", "MemorySink"]
 
 
 @dataclass(frozen=True)
 class _Store:
     meta: Meta
-    records: list[tuple[bytes, bytes]]
+    records: list[bytes]  # each with its seal
 
 
 @dataclass
 class _Partial:
-    plan: JSON
-    records: list[tuple[bytes, bytes]]
-    note: JSON = None
+    note: bytes
+    records: list[bytes] = field(default_factory=list)
+    has_writer: bool = False
 
 
 _STORES: dict[str, _Store] = {}
@@ -42,7 +42,7 @@ def _name(url: str) -> str:
 
 
 class MemoryBackend(StoreBackend):
-    """Reads a store that `MemoryWriter` published in this process.
+    """Reads a store that a writer published in this process.
 
     Parameters
     ----------
@@ -69,9 +69,10 @@ class MemoryBackend(StoreBackend):
         self._name, self._closed = name, False
 
     @staticmethod
-    def open_writer(url: str, fields: Mapping[str, Any], **options: Any) -> MemoryWriter:
-        """Return a `Writer` of a store in memory; see `storeds.open_writer`."""
-        return MemoryWriter(url, fields, **options)
+    def sink(url: str, **options: Any) -> MemorySink:
+        """Return the sink of a store in memory."""
+        parse_options(BackendOptions, {}, options, url)
+        return MemorySink(url)
 
     def _recipe(self) -> tuple[Any, ...]:
         return self._name, self.meta
@@ -82,7 +83,7 @@ class MemoryBackend(StoreBackend):
         backend._setup(*recipe)
         return backend
 
-    def _records(self) -> list[tuple[bytes, bytes]]:
+    def _records(self) -> list[bytes]:
         if self._closed:
             raise ClosedError(f"{self.url} was closed; open it again with open_backend")
         store = _STORES.get(self._name)
@@ -92,66 +93,75 @@ class MemoryBackend(StoreBackend):
 
     def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
         records = self._records()
-        return [self._codec.unpack(records[position][0]) for position in positions]
+        return [self._codec.unpack(records[position][:-8]) for position in positions]
 
     def _column(self, name: str, field: Field) -> Array:
-        return column_of(field, [self._codec.unpack(packed)[name] for packed, _ in self._records()])
+        return column_of(field, [self._codec.unpack(sealed[:-8])[name] for sealed in self._records()])
 
     def close(self) -> None:
         # docstring inherited
         self._closed = True
 
 
-class MemoryWriter(StoreWriter):
-    """The `Writer` of ``memory://``."""
+class MemorySink:
+    """The `storeds.backends.writer.Sink` of ``memory://``."""
 
-    def __init__(
-        self,
-        url: str,
-        fields: Mapping[str, Any],
-        *,
-        overwrite: bool = False,
-        resume: bool = False,
-        commit_every: int = COMMIT_EVERY,
-        check: bool = True,
-        plan: JSON = None,
-        **options: Any,
-    ) -> None:
-        parse_options(BackendOptions, {}, options, url)
-        self._name, self._overwrite = _name(url), overwrite
-        super().__init__(url, fields, commit_every, check=check)
-        self._check_target()
-        fresh = _Partial({"fields": fields_to_json(self.fields), "plan": plan}, [])
+    errors: tuple[type[Exception], ...] = ()
+
+    def __init__(self, url: str) -> None:
+        self._name = _name(url)
+        self.url = f"memory://{self._name}"
+        self._partial: _Partial | None = None
+
+    def exists(self) -> bool:
+        # docstring inherited
+        return self._name in _STORES
+
+    def begin(self) -> bytes | None:
+        # docstring inherited
         left = _PARTIAL.get(self._name)
-        if left is not None and resume:
-            if left.plan != fresh.plan:
-                raise other_plan(url, left.plan, fresh.plan)
-            fresh = left
-        elif left is not None and not overwrite:
+        if left is not None and left.has_writer:
             raise StoreExistsError(
-                f"{url} was begun and not published; pass resume=True to continue or overwrite=True to start again"
+                f"{self.url} is being written by another writer of this process; close that one first"
             )
-        self._partial = _PARTIAL[self._name] = fresh
-        self.note = fresh.note
-        self._resume_from(len(fresh.records), (digest for _, digest in fresh.records))
+        self._partial = left or _Partial(b"")
+        self._partial.has_writer = True
+        _PARTIAL[self._name] = self._partial
+        return None if left is None else left.note
 
-    def _check_target(self) -> None:
-        if self._name in _STORES and not self._overwrite:
-            raise target_exists(self.url, is_left=False)
+    def put(self, first: int, packed: Sequence[bytes], note: bytes) -> None:
+        # docstring inherited
+        partial = self._mine()
+        partial.records[first:] = packed
+        partial.note = note
 
-    def _commit(self, batch: list[EncodedRecord], first: int) -> None:
-        self._partial.records += [(sealed.packed, sealed.digest) for sealed in batch]
+    def scan(self) -> Iterator[bytes]:
+        # docstring inherited
+        return iter(self._mine().records)
 
-    def _save_note(self, note: JSON) -> None:
-        self._partial.note = note
-
-    def _publish(self, meta: Meta) -> None:
-        self._check_target()
-        _STORES[self._name] = _Store(meta, self._partial.records)
+    def finish(self, columns: Mapping[str, Array], meta: str, *, replace: bool) -> None:
+        # docstring inherited
+        if self.exists() and not replace:
+            raise appeared(self.url)
+        found, _ = meta_from_text(meta, self.url)
+        _STORES[self._name] = _Store(found, self._mine().records)
         del _PARTIAL[self._name]
+        self._partial = None
 
-    def _discard(self) -> None:
+    def drop(self) -> None:
+        # docstring inherited
         _PARTIAL.pop(self._name, None)
 
-    def _suspend(self) -> None:
-        pass
+    def close(self) -> None:
+        # docstring inherited
+        if self._partial is not None:
+            self._partial.has_writer = False
+            self._partial = None
+
+    def explain(self, error: Exception) -> str:
+        # docstring inherited
+        return str(error)
+
+    def _mine(self) -> _Partial:
+        assert self._partial is not None
+        return _PARTIAL.setdefault(self._name, self._partial)

@@ -29,7 +29,7 @@ from storeds._utils.locations import (
 from storeds.backends.base import StoreBackend, log_unread, open_with
 from storeds.backends.handles import OpenStore
 from storeds.backends.readings import AmbiguousError, Reading, ambiguous, given_by
-from storeds.backends.writer import COMMIT_EVERY
+from storeds.backends.writer import COMMIT_EVERY, Sink, StoreWriter
 from storeds.errors import (
     ConfigError,
     FormatError,
@@ -42,7 +42,7 @@ from storeds.errors import (
 from storeds.registry import BACKENDS, LAYOUTS
 
 if TYPE_CHECKING:
-    from storeds.protocols import JSON, Backend, Writer
+    from storeds.protocols import JSON, Backend
 
 __all__ = ["detect_layout", "open_backend", "open_writer", "scheme_of", "with_scheme"]
 
@@ -212,7 +212,7 @@ def open_writer(
     plan: JSON = None,
     index: Sequence[str] = (),
     **options: Any,
-) -> Writer:
+) -> StoreWriter:
     """Open a store for writing; it appears at `url` in one step when the writer publishes.
 
     Parameters
@@ -241,8 +241,8 @@ def open_writer(
 
     Returns
     -------
-    Writer
-        A context manager: a clean exit publishes, an exception aborts.
+    StoreWriter
+        A `storeds.Writer`: a context manager of which a clean exit publishes, and an exception aborts.
 
     Raises
     ------
@@ -263,27 +263,18 @@ def open_writer(
         )
     scheme = scheme_of(parsed, writing=True)
     target = BACKENDS.get(scheme)
-    opener = getattr(target, "open_writer", None)
-    if opener is None:
+    make_sink = getattr(target, "sink", None)
+    if make_sink is None:
         raise ConfigError(f"{parsed}: backend {scheme!r} can only read")
-    if plan is not None:
-        options["plan"] = plan
-    if not check:
-        options["check"] = False
     if index:
         if scheme in FILE_ENGINES:
             raise ConfigError(f"{parsed}: index= is for MongoDB; a file has no indexes, and where= reads its columns")
         options["index"] = index
     built_in = getattr(target, "shares_open_store", False)
-    writer: Writer = opener(
-        parsed if built_in else parsed.text,
-        fields,
-        overwrite=overwrite,
-        resume=resume,
-        commit_every=commit_every,
-        **options,
+    sink: Sink = make_sink(parsed if built_in else parsed.text, **options)
+    return StoreWriter(
+        sink, fields, overwrite=overwrite, resume=resume, commit_every=commit_every, check=check, plan=plan
     )
-    return writer
 
 
 def scheme_of(url: str | os.PathLike[str] | StoreURL, *, writing: bool) -> str:

@@ -1,28 +1,41 @@
-"""Common behaviour of writers: validates and batches records, from the first append to publishing."""
+"""Writes native stores: `StoreWriter` turns records into packed bytes, and a `Sink` for each engine keeps them.
+
+The writer checks and packs records, judges their pictures, collects their columns and the content id, and decides what a
+resumed write continues with. A sink knows only bytes, so an engine implements few methods.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Protocol, Self
 
 from storeds.backends.role_checks import LOSSY, ClassIds, RoleChecker
-from storeds.errors import ClosedError, ConfigError, RecordError, StoredsError, StoreExistsError, UnavailableError
-from storeds.protocols import JSON, Field, Meta, Record
+from storeds.errors import (
+    ClosedError,
+    ConfigError,
+    FormatError,
+    RecordError,
+    StoredsError,
+    StoreExistsError,
+    UnavailableError,
+)
+from storeds.protocols import JSON, Array, Field, Meta, Record
 from storeds.records.codec import ContentHash, RecordCodec, checksum
+from storeds.records.columns import ColumnCollector
 from storeds.records.fields import (
     NATIVE,
     UNCHECKED,
     Count,
     Verdict,
     canonical_json,
+    fields_to_json,
+    meta_to_text,
     new_build,
     parse_fields,
     pictures,
@@ -30,190 +43,253 @@ from storeds.records.fields import (
     verdict_fields,
     with_verdicts,
 )
+from storeds.records.seals import Seals, column_checksum
 
-__all__ = ["BATCH_BYTES", "COMMIT_EVERY", "EncodedRecord", "StoreWriter", "other_plan", "target_exists"]
+__all__ = ["COMMIT_EVERY", "Sink", "StoreWriter", "appeared"]
 
 _LOG = logging.getLogger("storeds")
 
 COMMIT_EVERY = 1000
 _WORTH_THREADS, _CHUNK = 8, 64  # records
 _BYTES = (bytes, bytearray, memoryview)
-_CLASS_IDS = "_class_ids"
-BATCH_BYTES = 32 << 20
+_BATCH_BYTES = 32 << 20
+_SEAL_BYTES = 8
 
 
-def target_exists(url: str, is_left: bool) -> StoreExistsError:
-    """Return the error for a target that must not be replaced; `is_left` means that an interrupted write of it exists."""
-    goes_on = "; with resume=True (--resume) as well, that continues the interrupted writer's work" if is_left else ""
-    return StoreExistsError(
-        f"{url} exists, and a published store never changes. To add records, write them to a store of another name and read "
-        f"both as one with open_backend([{url!r}, …]) or a pattern; convert copies both into one. To delete what is there and "
-        f"write the store again, pass overwrite=True (--overwrite){goes_on}"
-    )
+class Sink(Protocol):
+    """Where one engine keeps the packed records of one target. Every method is durable when it returns.
 
-
-def other_plan(url: str, begun: JSON, now: JSON) -> ConfigError:
-    """Return the error for a writer that cannot resume an interrupted write, because its arguments differ."""
-    differing = [
-        f"{name} was {json.dumps(old)} and is {json.dumps(new)}{_HASHES.get(name, '')}"
-        for name, old, new in _differences(begun, now)
-    ]
-    return ConfigError(
-        f"{url} cannot be resumed, because it began with other arguments: {'; '.join(differing)}; use the same, or start again "
-        "with overwrite=True (--overwrite), without resume=True"
-    )
-
-
-# What `pack` writes into its plan besides arguments.
-_HASHES = {"plan.source.xxh3": " (a hash of the source: its files or annotations changed)"}
-
-
-def _differences(old: JSON, new: JSON, name: str = "") -> Iterator[tuple[str, JSON, JSON]]:
-    if not (isinstance(old, dict) and isinstance(new, dict)):
-        yield name, old, new
-        return
-    for key in {**old, **new}:
-        if old.get(key) != new.get(key):
-            yield from _differences(old.get(key), new.get(key), f"{name}.{key}" if name else key)
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedRecord:
-    """One validated and encoded record.
+    A sink builds the store in a place of its own, which no reader takes for a store. Used by one `StoreWriter`, in one
+    thread of one process.
 
     Attributes
     ----------
-    packed : bytes
-        Its msgpack map; empty if the engine does not need it.
-    size : int
-        Bytes of that map.
+    url : str
+        The target, secrets removed.
+    errors : tuple of exception types
+        What the engine raises when it cannot write. The writer then keeps the durable records, and raises `StoredsError`.
     """
 
-    stored: Record
-    packed: bytes
-    digest: bytes
-    size: int
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def errors(self) -> tuple[type[Exception], ...]: ...
+
+    def exists(self) -> bool:
+        """Whether something is at the target. Raises StoreExistsError for what no writer may replace, such as a folder."""
+        ...
+
+    def begin(self) -> bytes | None:
+        """Take the target, and return the note of the last `put` of an interrupted write, or None without one.
+
+        Records that became durable after that note are forgotten.
+
+        Raises
+        ------
+        StoreExistsError
+            Another writer has the target.
+        """
+        ...
+
+    def put(self, first: int, packed: Sequence[bytes], note: bytes) -> None:
+        """Keep packed records with their seals, the first of which has position `first`, together with `note`.
+
+        Idempotent. A death in the middle leaves the note of an earlier `put`, with the records of that time.
+        """
+        ...
+
+    def scan(self) -> Iterator[bytes]:
+        """Yield what `put` kept, in order; called after `begin` returned a note."""
+        ...
+
+    def finish(self, columns: Mapping[str, Array], meta: str, *, replace: bool) -> None:
+        """Make the store visible at the target in one atomic step, and clean up.
+
+        After an error the sink still has all records.
+
+        Parameters
+        ----------
+        columns : mapping of str to array
+            The values of each field of kind int, float or bool, dtypes ``<i8``, ``<f8``, ``?``, shape ``(count,)``. Of a
+            field `name` of kind str, its texts end to end as UTF-8 bytes, uint8, and as ``name.offsets`` their bounds,
+            ``<i8``, shape ``(count + 1,)``.
+        meta : str
+            Canonical JSON, see ``docs/format.md``.
+        replace : bool
+            Replace a store at the target; otherwise raise the error of `appeared` if there is one.
+        """
+        ...
+
+    def drop(self) -> None:
+        """Forget every record and note; the sink can be used on."""
+        ...
+
+    def close(self) -> None:
+        """Release the target for other writers. Idempotent. What was put stays for a later writer, unless it was dropped."""
+        ...
+
+    def explain(self, error: Exception) -> str:
+        """Return why a method raised one of `errors`."""
+        ...
 
 
-class StoreWriter(ABC):
-    """Base of the native writers: an engine implements how a batch becomes durable, and how the store becomes visible.
+def appeared(url: str) -> StoreExistsError:
+    """Return the error for a target that came into being while it was written."""
+    return StoreExistsError(f"{url} appeared while it was being written; nothing was replaced")
+
+
+class StoreWriter:
+    """The `storeds.protocols.Writer` of native stores.
 
     Parameters
     ----------
-    url : str
-        The target, secrets removed.
+    sink : Sink
+        The writer closes it.
     fields : mapping
         The declaration, see `storeds.records.fields.parse_fields`.
-    commit_every : int
-        Records per durable batch; a batch also ends at 32 MiB.
-    check : bool
-        Examine each image without a verdict, in threads if several records arrive at once.
+    overwrite, resume, commit_every, check, plan
+        As for `storeds.open_writer`. A batch also ends at 32 MiB.
 
     Attributes
     ----------
     fields : dict
         The declared fields, and two for the verdict on each image.
-    note : JSON
-        The note of the last `flush` that had one, in this writer or in the write that it resumes.
+
+    Notes
+    -----
+    The values of int, float, bool and str fields stay in memory until the store is published: 8 bytes for each number.
     """
 
-    def __init__(self, url: str, fields: Mapping[str, Any], commit_every: int, *, check: bool = True) -> None:
+    def __init__(
+        self,
+        sink: Sink,
+        fields: Mapping[str, Any],
+        *,
+        overwrite: bool = False,
+        resume: bool = False,
+        commit_every: int = COMMIT_EVERY,
+        check: bool = True,
+        plan: JSON = None,
+    ) -> None:
         if isinstance(commit_every, bool) or not isinstance(commit_every, int) or commit_every < 1:
             raise ConfigError(f"commit_every must be a positive number of records, got {commit_every!r}")
-        self.url = url
         if not isinstance(check, bool):
             raise ConfigError(f"check is True or False, got {check!r}")
+        self.url: str = sink.url
         self.fields: dict[str, Field] = with_verdicts(parse_fields(fields))
+        self.meta: Meta | None = None
+        self._sink, self._overwrite, self._commit_every = sink, overwrite, commit_every
         self._images = [*pictures(self.fields)]
         self._check_pictures = check
         self._roles = RoleChecker(self.fields, self._warn_of_lossy)
         self._lossy: set[str] = set()
-        self._class_ids = ClassIds(self.fields)
-        self._noted_ids: JSON = {}
-        self.commit_every = commit_every
-        self.meta: Meta | None = None
-        self._note: JSON = None
         self._codec = RecordCodec(self.fields)
-        self._content = ContentHash()
-        self._batch: list[EncodedRecord] = []  # without the records that `_write_part` took
-        self._batch_bytes = self._part_bytes = 0
-        self._durable = self._taken = 0
+        self._plan: JSON = {"fields": fields_to_json(self.fields), "plan": plan}
+        self._note: JSON = None
+        self._forget()
         self._state: Literal["open", "published", "closed"] = "open"
         self._pid = os.getpid()
+        with self._engine():
+            self._begin(resume=resume)
 
-    engine_errors: ClassVar[tuple[type[Exception], ...]] = (OSError,)
-    """The exceptions that the engine raises when it cannot write."""
+    def _forget(self) -> None:
+        self._seals = Seals()
+        self._columns = ColumnCollector(self.fields)
+        self._class_ids = ClassIds(self.fields)
+        self._content = ContentHash()
+        self._batch: list[bytes] = []
+        self._batch_bytes = self._durable = 0
 
-    part_bytes: ClassVar[int] = BATCH_BYTES
-    """Approximate number of bytes that `_write_part` takes at a time; an engine that keeps the default needs no parts."""
+    def _begin(self, *, resume: bool) -> None:
+        """Take the target: continue an interrupted write, or start a new one."""
+        exists = self._sink.exists()
+        left = self._sink.begin() if self._overwrite or not exists else None
+        if exists and not self._overwrite:
+            raise self._target_exists()
+        if left is not None and resume:
+            self._continue(left)
+            return
+        if left is not None and not self._overwrite:
+            raise StoreExistsError(
+                f"there is an interrupted write of {self.url}; pass resume=True (--resume) to continue it, or overwrite=True "
+                "(--overwrite) to start again"
+            )
+        if left is not None:
+            self._sink.drop()
+        self._sink.put(0, [], self._state_text())
 
-    needs_packed: ClassVar[bool] = True
-    """Whether the engine uses `EncodedRecord.packed`; otherwise it is not kept, which halves the memory of a batch."""
+    def _target_exists(self) -> StoreExistsError:
+        return StoreExistsError(
+            f"{self.url} exists, and a published store never changes. To add records, write them to a store of another name and "
+            f"read both as one with open_backend([{self.url!r}, …]) or a pattern; convert copies both into one. To delete what is "
+            "there and write the store again, pass overwrite=True (--overwrite); with resume=True (--resume) as well, that "
+            "continues an interrupted write"
+        )
 
-    @abstractmethod
-    def _commit(self, batch: list[EncodedRecord], first: int) -> None:
-        """Make `batch`, whose first record has position `first`, durable, with the parts that `_write_part` took before."""
+    def _continue(self, left: bytes) -> None:
+        """Continue the write with this note: compute from its records what a writer keeps in memory."""
+        try:
+            state = json.loads(left)
+            plan, count = state["plan"], int(state["count"])
+            seals = Seals.of(state["salt"], 0, self.url)
+        except (ValueError, KeyError, TypeError):
+            raise FormatError(
+                f"the interrupted write of {self.url} is damaged; start again with overwrite=True (--overwrite)"
+            ) from None
+        if plan != self._plan:
+            raise _other_plan(self.url, plan, self._plan)
+        self._seals, self._note = seals, state["note"]
+        for position, sealed in enumerate(self._sink.scan()):
+            packed, seal = sealed[:-_SEAL_BYTES], sealed[-_SEAL_BYTES:]
+            digest = checksum(packed)
+            if seals.seal(digest, position) != seal:
+                raise FormatError(
+                    f"record {position} of the interrupted write of {self.url} is damaged; start again with overwrite=True (--overwrite)"
+                )
+            self._collect(self._codec.stored(packed), digest, position)
+            self._durable += 1
+        if self._durable != count:
+            raise FormatError(
+                f"the interrupted write of {self.url} has {self._durable} of its {count} records; start again with overwrite=True "
+                "(--overwrite)"
+            )
 
-    def _write_part(self, part: list[EncodedRecord], first: int) -> None:
-        """Write the next part of a batch early, to save memory; it may become durable with the rest of the batch."""
-        raise NotImplementedError
+    def _collect(self, stored: Record, digest: bytes, position: int) -> None:
+        self._content.update(digest)
+        self._columns.add(stored)
+        self._class_ids.add(stored, position)
 
-    @abstractmethod
-    def _save_note(self, note: JSON) -> None:
-        """Make `note` durable, for the `note` of a writer that resumes."""
+    def _state_text(self) -> bytes:
+        state = {"count": self.count, "note": self._note, "plan": self._plan, "salt": self._seals.text}
+        return canonical_json(state).encode()
 
-    @abstractmethod
-    def _publish(self, meta: Meta) -> None:
-        """Make all committed records visible at the target in one step, and clean up."""
-
-    @abstractmethod
-    def _discard(self) -> None:
-        """Remove everything written."""
-
-    @abstractmethod
-    def _suspend(self) -> None:
-        """Close the engine and keep the durable records, for a later ``resume=True``."""
+    @property
+    def count(self) -> int:
+        # docstring inherited
+        return self._durable + len(self._batch)
 
     @property
     def note(self) -> JSON:
         # docstring inherited
         return self._note
 
-    @note.setter
-    def note(self, stored: Any) -> None:
-        """Take what `_save_note` made durable in the write that this writer resumes."""
-        if isinstance(stored, dict) and stored.keys() == {_CLASS_IDS, "note"}:
-            self._class_ids.restore(stored[_CLASS_IDS])
-            self._noted_ids, stored = stored[_CLASS_IDS], stored["note"]
-        self._note = stored
-
-    @property
-    def stored_note(self) -> JSON:
-        """What `_save_note` makes durable: the note, and the class ids so far, if a field holds any."""
-        ids = self._class_ids.to_json()
-        return {_CLASS_IDS: ids, "note": self._note} if ids else self._note
-
-    @property
-    def count(self) -> int:
-        # docstring inherited
-        return self._durable + self._taken + len(self._batch)
-
-    def append(self, records: Iterable[Record], /) -> int:
+    def append(self, records: Iterable[Record], /, *, note: JSON = None) -> int:
         # docstring inherited
         self._check_open()
         before = self.count
         for record in self._examined(records):
-            self._batch.append(self._seal(record))
-            if (
-                self._taken + len(self._batch) >= self.commit_every
-                or self._batch_bytes + self._part_bytes >= BATCH_BYTES
-            ):
-                self.flush()
-            elif self._part_bytes >= self.part_bytes:
-                self._hand_over(self._write_part)
-                self._batch_bytes += self._part_bytes
-                self._part_bytes = 0
+            self._add(record)
+            if note is None and self._is_full():
+                self._commit()
+        if note is not None:
+            self._note = note
+            if self._is_full():
+                self._commit()
         return self.count - before
+
+    def _is_full(self) -> bool:
+        return len(self._batch) >= self._commit_every or self._batch_bytes >= _BATCH_BYTES
 
     def _examined(self, records: Iterable[Record]) -> Iterable[Record]:
         """Return the records with verdicts on their images; a record that has a verdict keeps it."""
@@ -246,63 +322,60 @@ class StoreWriter(ABC):
 
         return examine(bytes(blob))
 
-    def _hand_over(self, take: Callable[[list[EncodedRecord], int], None]) -> None:
-        with self._writing():
-            take(self._batch, self._durable + self._taken)
-        self._content.update(b"".join(sealed.digest for sealed in self._batch))
-        self._taken += len(self._batch)
-        self._batch = []
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Keep the durable records when the engine fails: a full disk or a lost server must not cost hours of work."""
+    def _add(self, record: Record) -> None:
+        position = self.count
         try:
-            yield
-        except UnavailableError:
-            self.suspend()
-            raise
-        except StoredsError:
-            raise
-        except self.engine_errors as error:
-            reason = self._reason(error)
-            self.suspend()
-            raise StoredsError(
-                f"{self.url} cannot be written: {reason}; the first {self._durable} records are safe: make room, then continue "
-                "with resume=True (--resume)"
-            ) from error
+            stored = self._codec.canonical(record)
+            self._roles.check(record)
+        except ValueError as error:
+            key = record.get("key") if isinstance(record, Mapping) else None
+            raise RecordError.at(self.url, position, str(error), key=key if isinstance(key, str) else None) from None
+        packed = self._codec.pack(stored)
+        digest = checksum(packed)
+        self._collect(stored, digest, position)
+        self._batch.append(packed + self._seals.seal(digest, position))
+        self._batch_bytes += len(packed)
+
+    def _warn_of_lossy(self, mask: str) -> None:
+        if mask not in self._lossy:
+            self._lossy.add(mask)
+            _LOG.warning("%s: field %r holds a mask in record %d that is a JPEG: %s", self.url, mask, self.count, LOSSY)
+
+    def _commit(self) -> None:
+        with self._engine():
+            self._sink.put(self._durable, self._batch, self._state_text())
+        self._durable += len(self._batch)
+        self._batch, self._batch_bytes = [], 0
 
     @contextmanager
-    def _opening(self) -> Iterator[None]:
-        """Release the target when the engine cannot begin or resume."""
+    def _engine(self) -> Iterator[None]:
+        """Release the target on errors, and keep the durable records: a full disk or a lost server must not cost hours."""
         try:
             yield
         except BaseException as error:
             reason = self._reason(error)
-            self.suspend()
-            if isinstance(error, self.engine_errors) and not isinstance(error, StoredsError):
+            with suppress(UnavailableError):
+                self.suspend()
+            if reason is not None:
                 raise StoredsError(
-                    f"{self.url} cannot be written: {reason}; the durable records of the interrupted write are safe: make room, then "
-                    "continue with resume=True (--resume)"
+                    f"{self.url} cannot be written: {reason}; the first {self._durable} records are safe: make room, then continue "
+                    "with resume=True (--resume)"
                 ) from error
             raise
 
-    def _reason(self, error: BaseException) -> str:
-        """Return why the engine cannot write; engines that keep files check whether the disk is full."""
-        return str(error)
+    def _reason(self, error: BaseException) -> str | None:
+        """Return why the engine cannot write, or None for an error that is not the engine's."""
+        if isinstance(error, StoredsError) or not isinstance(error, self._sink.errors):
+            return None
+        return self._sink.explain(error)
 
     def flush(self, note: JSON = None) -> None:
-        """Make all appended records durable, then `note`, in which a caller can save where to continue."""
+        # docstring inherited
         self._check_open()
-        if self._batch or self._taken:
-            self._hand_over(self._commit)
-            self._durable += self._taken
-            self._taken = self._batch_bytes = self._part_bytes = 0
-        ids = self._class_ids.to_json()
-        if note is not None or ids != self._noted_ids:
-            self._note = self._note if note is None else note
-            with self._writing():
-                self._save_note(self.stored_note)
-            self._noted_ids = ids
+        if note is not None:
+            self._note = note
+        if note is not None or self._batch:
+            self._commit()
 
     def publish(self, attrs: Mapping[str, JSON] | None = None, *, fast_crops: int | None = None) -> Meta:
         """Make the complete store visible under its URL and return its `Meta`.
@@ -313,32 +386,35 @@ class StoreWriter(ABC):
             User data, as JSON.
         fast_crops : int, optional
             Number of pictures of which readers can decode a crop alone, for `Meta`. `Meta.id` does not depend on it.
+
+        Raises
+        ------
+        ConfigError
+            `attrs` are not JSON. The writer suspends: the records are kept for ``resume=True``.
+        RecordError
+            A class id has no name in `attrs`. The writer suspends.
         """
         self._check_open()
         attrs = dict(attrs or {})
         try:
             canonical_json(attrs)
         except (ValueError, RecursionError) as error:
-            raise ConfigError(f"attrs of {self.url} must be JSON: {error}") from None
+            self.flush()
+            self.suspend()
+            raise ConfigError(
+                f"attrs of {self.url} must be JSON: {error}; all {self._durable} records are kept for resume=True (--resume)"
+            ) from None
         self.flush()
         self._check_classes(attrs)
-        meta = Meta(
-            self._content.finish(self.fields, attrs),
-            new_build(),
-            Count(self._durable),
-            NATIVE,
-            self.fields,
-            attrs,
-            fast_crops,
-        )
-        try:
-            with self._writing():
-                self._publish(meta)
-        except BaseException:
-            self.suspend()
-            raise
-        self._state = "published"
-        self.meta = meta
+        content = self._content.finish(self.fields, attrs)
+        meta = Meta(content, new_build(), Count(self._durable), NATIVE, self.fields, attrs, fast_crops)
+        columns = self._columns.columns()
+        checksums: JSON = {name: column_checksum(column) for name, column in columns.items()}
+        text = meta_to_text(meta, columns=checksums, salt=self._seals.text)
+        with self._engine():
+            self._sink.finish(columns, text, replace=self._overwrite)
+        self._state, self.meta = "published", meta
+        self._sink.close()
         return meta
 
     def _check_classes(self, attrs: Mapping[str, JSON]) -> None:
@@ -352,16 +428,17 @@ class StoreWriter(ABC):
     def abort(self) -> None:
         # docstring inherited
         if self._is_mine_and_open():
-            self._state = "closed"
-            self._batch = []
-            self._discard()
+            self._state, self._batch = "closed", []
+            try:
+                self._sink.drop()
+            finally:
+                self._sink.close()
 
     def suspend(self) -> None:
-        """Stop without publishing and keep the durable records; ``open_writer(…, resume=True)`` continues from there."""
+        # docstring inherited
         if self._is_mine_and_open():
-            self._state = "closed"
-            self._batch = []
-            self._suspend()
+            self._state, self._batch = "closed", []
+            self._sink.close()
 
     def __enter__(self) -> Self:
         return self
@@ -377,39 +454,14 @@ class StoreWriter(ABC):
         else:  # Ctrl-C and SystemExit: keep hours of durable work
             self.suspend()
 
+    def __del__(self) -> None:
+        # A writer that was dropped unclosed must not block the next one.
+        if getattr(self, "_state", "closed") == "open":
+            with suppress(Exception):
+                self.suspend()
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r}, count={self.count}, {self._state})"
-
-    def _seal(self, record: Record) -> EncodedRecord:
-        try:
-            stored = self._codec.canonical(record)
-        except ValueError as error:
-            raise RecordError.at(self.url, self.count, str(error)) from None
-        if self._roles:
-            self._check_roles(record)
-        packed = self._codec.pack(stored)
-        self._part_bytes += len(packed)
-        return EncodedRecord(stored, packed if self.needs_packed else b"", checksum(packed), len(packed))
-
-    def _check_roles(self, record: Record) -> None:
-        try:
-            self._roles.check(record)
-        except ValueError as error:
-            key = record.get("key")
-            named = key if isinstance(key, str) else None
-            raise RecordError.at(self.url, self.count, str(error), key=named) from None
-        self._class_ids.add(record, self.count)
-
-    def _warn_of_lossy(self, mask: str) -> None:
-        if mask not in self._lossy:
-            self._lossy.add(mask)
-            _LOG.warning("%s: field %r holds a mask in record %d that is a JPEG: %s", self.url, mask, self.count, LOSSY)
-
-    def _resume_from(self, count: int, checksums: Iterable[bytes]) -> None:
-        """Continue after `count` durable records with these concatenated checksums."""
-        for part in checksums:
-            self._content.update(part)
-        self._durable = count
 
     def _is_mine_and_open(self) -> bool:
         return self._state == "open" and self._pid == os.getpid()  # a forked child must not touch its parent's writer
@@ -421,3 +473,28 @@ class StoreWriter(ABC):
             )
         if self._state != "open":
             raise ClosedError(f"the writer of {self.url} is {self._state}; open another with open_writer")
+
+
+# What `pack` writes into its plan besides arguments.
+_HASHES = {"plan.source.xxh3": " (a hash of the source: its files or annotations changed)"}
+
+
+def _other_plan(url: str, begun: JSON, now: JSON) -> ConfigError:
+    """Return the error for a writer that cannot resume an interrupted write, because its arguments differ."""
+    differing = [
+        f"{name} was {json.dumps(old)} and is {json.dumps(new)}{_HASHES.get(name, '')}"
+        for name, old, new in _differences(begun, now)
+    ]
+    return ConfigError(
+        f"{url} cannot be resumed, because it began with other arguments: {'; '.join(differing)}; use the same, or start again "
+        "with overwrite=True (--overwrite), without resume=True"
+    )
+
+
+def _differences(old: JSON, new: JSON, name: str = "") -> Iterator[tuple[str, JSON, JSON]]:
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        yield name, old, new
+        return
+    for key in {**old, **new}:
+        if old.get(key) != new.get(key):
+            yield from _differences(old.get(key), new.get(key), f"{name}.{key}" if name else key)

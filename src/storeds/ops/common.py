@@ -16,11 +16,10 @@ from storeds._utils.locations import file_path, redact
 from storeds._utils.text import counted
 from storeds.backends.concatenated import ConcatenatedBackend
 from storeds.backends.opening import open_backend, scheme_of
-from storeds.backends.writer import StoreWriter
 from storeds.errors import ConfigError, FormatError, RecordError, StoreNotFoundError
 from storeds.jpeg import examine, is_ready
 from storeds.jpeg.restarts import ADDED, HAD, RestartMarker
-from storeds.protocols import JSON, Backend, Meta, Record, Writer
+from storeds.protocols import Backend, Meta, Record, Writer
 from storeds.records.columns import read_column
 from storeds.records.fields import Verdict, pictures, set_verdict, verdict_fields
 
@@ -42,7 +41,6 @@ __all__ = [
     "is_fast",
     "is_lost",
     "mark_picture",
-    "published",
     "read_batches",
     "restarts_line",
     "resumable",
@@ -254,13 +252,6 @@ def is_fast(record: Record, image: str) -> bool:
     """Return whether readers can decode a crop of field `image` alone: it has restart markers and no known damage."""
     verdict = Verdict.of(record, image)
     return (verdict is None or verdict.is_whole) and is_ready(record[image])
-
-
-def published(writer: Writer, attrs: Mapping[str, JSON], fast_crops: int | None) -> Meta:
-    """Publish what `writer` wrote; a writer of storeds stores how many pictures are ready for fast crops, if known."""
-    if isinstance(writer, StoreWriter):
-        return writer.publish(attrs, fast_crops=fast_crops)
-    return writer.publish(attrs)
 
 
 _FILES = ("lmdb", "hdf5")

@@ -23,11 +23,10 @@ from storeds.ops.common import (
     in_threads,
     is_fast,
     mark_picture,
-    published,
     read_batches,
     resumable,
 )
-from storeds.protocols import JSON, Backend, Field, Meta, Record, Writer
+from storeds.protocols import Backend, Field, Meta, Record
 from storeds.records.codec import ContentHash, RecordCodec, checksum
 from storeds.records.fields import NATIVE, pictures
 from storeds.records.roles import with_roles
@@ -120,20 +119,24 @@ def convert(
             index=index,
         )
         with resumable(writer):
-            run = _Run(writer)
-            if source_hash is not None and run.next:  # the id includes what an interrupted copy wrote
-                for records, _ in read_batches(source, 0, run.next):
+            if source_hash is not None and writer.count:  # the id includes what an interrupted copy wrote
+                for records, _ in read_batches(source, 0, writer.count):
                     source_hash.add(records)
-            read: Iterable[Batch] = read_batches(source, run.next)
+            note: Any = writer.note or {"fast_crops": 0, "restarts": {}}
+            ready, restarts = note["fast_crops"], Counter(note["restarts"])
+            read: Iterable[Batch] = read_batches(source, writer.count)
             if source_hash is not None:
                 read = map(source_hash.add_batch, read)
             finish = _Finisher(images_of(source), check, marker)
             is_busy = marker is not None or (check and (source_hash is not None or source.meta.layout != NATIVE))
             for (records, state), counted in in_threads(read, finish) if is_busy else _finished(read, finish):
-                run.write(records, counted, commit_every)
+                for more, outcomes in counted:
+                    ready += more
+                    restarts.update(outcomes)
+                writer.append(records, note={"fast_crops": ready, "restarts": dict(restarts)})
                 if progress is not None:
                     progress(state)
-            meta = published(writer, source.meta.attrs, run.fast_crops)
+            meta = writer.publish(source.meta.attrs, fast_crops=ready)
         found = meta.id if source_hash is None else source_hash.id
         if source.meta.layout == NATIVE and found != source.meta.id:
             raise FormatError(
@@ -141,7 +144,7 @@ def convert(
                 f"source's {source.meta.id}: the source is damaged; run storeds verify on it"
             )
         own = {one.name: getattr(meta, one.name) for one in dataclasses.fields(Meta)}
-        return Converted(**own, restarts=dict(run.restarts.most_common()))
+        return Converted(**own, restarts=dict(restarts.most_common()))
 
 
 def _with_columns(source: Backend, roles: Mapping[str, str | Mapping[str, Any]]) -> dict[str, Field]:
@@ -181,37 +184,6 @@ def _finished(read: Iterable[Batch], finish: _Finisher) -> Iterator[tuple[Batch,
     """Do the same as `in_threads` in this thread: counting alone takes less time than handing records over."""
     for batch in read:
         yield batch, [finish(record) for record in batch[0]]
-
-
-class _Run:
-    """Writes finished records, and notes what was counted in those that are durable."""
-
-    def __init__(self, writer: Writer) -> None:
-        self._writer = writer
-        note: Any = writer.note or {"count": 0, "fast_crops": 0, "restarts": {}}
-        self.next: int = note["count"]
-        self.fast_crops: int = note["fast_crops"]
-        self.restarts: Counter[str] = Counter(note["restarts"])
-        self._noted = writer.count
-        self._surplus = writer.count - self.next  # durable, but not counted in the note
-        if self._surplus < 0:
-            raise FormatError(
-                f"the interrupted copy cannot be resumed: it wrote {self.next} records, and {writer.count} are left; start "
-                "over with overwrite=True (--overwrite)"
-            )
-
-    def write(self, records: Sequence[Record], found: Sequence[tuple[int, list[str]]], commit_every: int) -> None:
-        """Append the next records, except those that are durable already."""
-        for ready, outcomes in found:
-            self.fast_crops += ready
-            self.restarts.update(outcomes)
-        dropped = min(self._surplus, len(records))
-        self._surplus -= dropped
-        self._writer.append(records[dropped:])
-        if self._writer.count - self._noted >= commit_every:
-            self._noted = self._writer.count
-            counts: dict[str, JSON] = {"fast_crops": self.fast_crops, "restarts": dict(self.restarts)}
-            self._writer.flush({"count": self._noted, **counts})
 
 
 class _SourceHash:

@@ -20,7 +20,6 @@ from storeds.ops.common import (
     examined,
     images_of,
     is_lost,
-    published,
     read_batches,
     resumable,
 )
@@ -139,7 +138,7 @@ def repair(
                 writer.append(records)
                 if progress is not None:
                     progress(replace(state, bad=lost, damaged=broken))
-            meta = published(writer, source.meta.attrs, _fast_crops(source))
+            meta = writer.publish(source.meta.attrs, fast_crops=_fast_crops(source))
     # Counting in the copy includes what an interrupted run wrote.
     with open_backend(dst_url) as copy:
         counts = VerdictCounts.of(copy)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from storeds.registry import export_lazily
 
 if TYPE_CHECKING:
-    from storeds.records.codec import ContentHash, Places, RecordCodec, canonical_value, checksum
+    from storeds.records.codec import ContentHash, RecordCodec, canonical_value, checksum
     from storeds.records.columns import (
         cache_folder,
         check_where,
@@ -32,28 +32,30 @@ if TYPE_CHECKING:
         is_mask,
         is_spatial,
         layout_of,
-        meta_from_row,
         meta_from_text,
-        meta_to_row,
         meta_to_text,
         new_build,
         parse_fields,
         pictures,
         verdict_fields,
     )
+    from storeds.records.seals import SEAL, Seals, check_column, column_checksum
 
 __all__ = [
+    "SEAL",
     "Channels",
     "ContentHash",
     "Layout",
-    "Places",
     "RecordCodec",
+    "Seals",
     "Verdict",
     "cache_folder",
     "canonical_json",
     "canonical_value",
+    "check_column",
     "check_where",
     "checksum",
+    "column_checksum",
     "column_from_records",
     "fields_from_json",
     "fields_to_json",
@@ -63,9 +65,7 @@ __all__ = [
     "layout_of",
     "load_index",
     "matching_positions",
-    "meta_from_row",
     "meta_from_text",
-    "meta_to_row",
     "meta_to_text",
     "new_build",
     "parse_fields",
@@ -79,7 +79,7 @@ __all__ = [
 __getattr__ = export_lazily(
     __name__,
     {
-        "codec": ("ContentHash", "Places", "RecordCodec", "canonical_value", "checksum"),
+        "codec": ("ContentHash", "RecordCodec", "canonical_value", "checksum"),
         "columns": (
             "cache_folder",
             "check_where",
@@ -101,14 +101,13 @@ __getattr__ = export_lazily(
             "is_mask",
             "is_spatial",
             "layout_of",
-            "meta_from_row",
             "meta_from_text",
-            "meta_to_row",
             "meta_to_text",
             "new_build",
             "parse_fields",
             "pictures",
             "verdict_fields",
         ),
+        "seals": ("SEAL", "Seals", "check_column", "column_checksum"),
     },
 )

@@ -3,28 +3,25 @@
 The checksum of a record is the xxh3-64 of the msgpack map of its fields in declared order. Every engine uses it, so a
 record keeps its checksum when it is copied between engines. `docs/format.md` specifies the encoding.
 
-A *seal* binds a stored record to its position and its store. It is a 64-bit number: the record's checksum XOR the
-store's salt XOR the record's position. ``docs/decisions/0027`` compares alternatives.
+A *seal* binds a packed record to its position and its store, see `storeds.records.seals`.
 """
 
 from __future__ import annotations
 
 import json
 import reprlib
-import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 import numpy as np
 import xxhash
 
-from storeds.errors import FormatError
 from storeds.protocols import JSON, Array, Field, Record
 from storeds.records.fields import _check_text, canonical_json, fields_to_json, without_verdicts
+from storeds.records.seals import Seals
 
-__all__ = ["SEAL", "ContentHash", "Places", "RecordCodec", "canonical_value", "checksum", "preview"]
+__all__ = ["ContentHash", "RecordCodec", "canonical_value", "checksum", "preview"]
 
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
@@ -204,51 +201,45 @@ class RecordCodec:
                 stored[name] = [array.dtype.str, array.shape, array.reshape(-1).view(np.uint8).data]
         return _encode(stored)
 
-    def open_sealed(self, sealed: memoryview | bytes, position: int, places: Places) -> Record:
-        """Return the record of a packed map followed by its seal, after checking both; raises ValueError."""
-        return self.open_all([memoryview(sealed)], [position], places)[0]
-
-    def open_all(self, sealed: Sequence[memoryview], positions: Sequence[int], places: Places) -> list[Record]:
+    def open_all(self, sealed: Sequence[memoryview | bytes], positions: Sequence[int], seals: Seals) -> list[Record]:
         """Return the records of packed maps followed by their seals, after checking all; raises ValueError.
 
         Parameters
         ----------
-        sealed : sequence of memoryview
+        sealed : sequence of memoryview or bytes
         positions : sequence of int
             Their positions.
-        places : Places
-            The places of the store.
+        seals : Seals
+            Of the store.
         """
         records: list[Record] = []
         digests: list[bytes] = []
-        seals: list[memoryview] = []
+        found: list[memoryview | bytes] = []
         try:
             for each in sealed:
                 packed = each[_PACKED]
                 # Decoding first is faster: it loads the bytes into the CPU cache for the checksum.
                 records.append(_decode(packed))
                 digests.append(_digest(packed))
-                seals.append(each[_SEAL])
-            hold = places.hold(digests, seals, positions)
-        except _UNDECODABLE:
-            hold = False
-        if not hold:
-            records = [self._open_unusual(each, at, places) for each, at in zip(sealed, positions, strict=True)]
+                found.append(each[_SEAL])
+        except _UNDECODABLE as error:
+            raise ValueError(f"not the msgpack map of its fields ({error})") from None
+        if not seals.match(digests, found, positions):
+            for digest, seal, position in zip(digests, found, positions, strict=True):
+                fault = seals.fault(int.from_bytes(seal, "big"), digest, position)
+                if fault is not None:
+                    raise ValueError(fault)
         if self._special:
             for record in records:
                 self.revive(record)
         return records
 
-    def _open_unusual(self, sealed: memoryview, position: int, places: Places) -> Record:
-        # Another writer may have packed the record with longer headers, so compare the values.
-        try:
-            found = _decode(sealed[_PACKED])
-            record = {name: found[name] for name in self.fields}
-            fault = places.fault(int.from_bytes(sealed[_SEAL], "big"), checksum(_encode(record)), position)
-        except _UNDECODABLE as error:
-            raise ValueError(f"not the msgpack map of its fields ({error})") from None
-        if fault is not None:
-            raise ValueError(fault)
+    def stored(self, packed: memoryview | bytes) -> Record:
+        """Return the stored record that `pack` packed: JSON is text; arrays are read-only and share its memory."""
+        record: Record = _decode(packed)
+        for name in self._arrays:
+            dtype, shape, data = record[name]
+            record[name] = np.frombuffer(data, dtype).reshape(shape)
         return record
 
     def unpack(self, packed: bytes) -> Record:
@@ -311,76 +302,3 @@ def _revive_json(text: str) -> Any:
         return json.loads(text)
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"its JSON does not parse: {error}") from None
-
-
-SEAL = "_seal"
-_SALTS = 1 << 62  # fits into an int64 without its sign: some engines have no other integers
-_MISMATCH = "its checksum does not match its bytes, or it belongs to another store"
-
-
-@dataclass(frozen=True, slots=True)
-class Places:
-    """The salt and size of one store, which seal its records.
-
-    Attributes
-    ----------
-    salt : int
-        Random, below 2**62.
-    count : int
-        Number of records; 0 while a writer does not know it yet.
-    """
-
-    salt: int = field(default_factory=lambda: secrets.randbelow(_SALTS))
-    count: int = 0
-
-    @classmethod
-    def of(cls, text: Any, count: int, url: str) -> Self:
-        """Return the places of a store of `count` records with the salt of its meta; raises FormatError."""
-        try:
-            salt = int(text, 16)
-        except (TypeError, ValueError):
-            salt = -1
-        if not 0 <= salt < _SALTS:
-            raise FormatError(f"{url}: the store's meta has no valid salt ({text!r}); write the store again")
-        return cls(salt, count)
-
-    @property
-    def text(self) -> str:
-        """The salt as in the meta: 16 hexadecimal digits."""
-        return f"{self.salt:016x}"
-
-    def seal(self, digest: bytes, position: int) -> bytes:
-        """Return the seal, 8 big-endian bytes, of a record with this checksum."""
-        return (int.from_bytes(digest, "big") ^ self.salt ^ position).to_bytes(8, "big")
-
-    def seals(self, digests: Sequence[bytes], first: int) -> Array:
-        """Return the seals, uint64, of consecutive records with these checksums, starting at position `first`."""
-        marks = self._marks(np.arange(first, first + len(digests)))
-        seals: Array = marks ^ np.frombuffer(b"".join(digests), ">u8")
-        return seals
-
-    def digests(self, seals: Array, positions: Array) -> bytes:
-        """Return the concatenated checksums of records with these uint64 seals at these int64 positions."""
-        return (self._marks(positions) ^ seals).astype(">u8").tobytes()
-
-    def hold(self, digests: Sequence[bytes], seals: Sequence[bytes | memoryview], positions: Sequence[int]) -> bool:
-        """Whether records with these checksums have these seals, 8 big-endian bytes each, at these positions."""
-        if len(digests) == 1:
-            return int.from_bytes(digests[0], "big") ^ int.from_bytes(seals[0], "big") ^ positions[0] == self.salt
-        found = self.digests(np.frombuffer(b"".join(seals), ">u8"), np.array(positions, np.int64))
-        return found == b"".join(digests)
-
-    def _marks(self, positions: Array) -> Array:
-        marks: Array = positions.view(np.uint64) ^ np.uint64(self.salt)
-        return marks
-
-    def fault(self, seal: Any, digest: bytes, position: int) -> str | None:
-        """Return the fault of the record at `position` with this seal and checksum, or None if they match."""
-        if type(seal) is not int:
-            return "it has no seal"
-        place = seal ^ int.from_bytes(digest, "big") ^ self.salt
-        if place == position:
-            return None
-        if 0 <= place < self.count:
-            return f"the record there belongs to position {place}, or its seal is damaged"
-        return _MISMATCH

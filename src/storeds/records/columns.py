@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
 import itertools
 import os
@@ -15,13 +16,14 @@ import numpy as np
 import xxhash
 
 from storeds.errors import ConfigError, RecordError, suggest
-from storeds.protocols import JSON, Array, Backend, Field, SupportsColumns, SupportsWhere
+from storeds.protocols import JSON, Array, Backend, Field, Record, SupportsColumns, SupportsWhere
 from storeds.records.codec import canonical_value, preview
 from storeds.records.fields import canonical_json
 
 __all__ = [
     "SCALARS",
     "TEXT",
+    "ColumnCollector",
     "cache_folder",
     "check_where",
     "column_from_records",
@@ -35,6 +37,7 @@ __all__ = [
     "stack_records",
     "stackable",
     "text_column",
+    "text_offsets",
 ]
 
 _BATCH = 1024
@@ -52,6 +55,39 @@ def column_of(field: Field, values: Sequence[Any]) -> Array:
         shape = (len(values), *(size or 0 for size in field.shape or ()))
         return np.array(values, dtype=field.dtype).reshape(shape)
     return np.array(values, dtype=SCALARS[field.kind])
+
+
+class ColumnCollector:
+    """Collects the fields of kind int, float, bool and str of all records of a store, 8 bytes for each number."""
+
+    def __init__(self, fields: Mapping[str, Field]) -> None:
+        self._numbers = {name: array.array(_CODES[f.kind]) for name, f in fields.items() if f.is_scalar}
+        self._dtypes = {name: SCALARS[fields[name].kind] for name in self._numbers}
+        self._texts = {name: (bytearray(), array.array("q", [0])) for name, f in fields.items() if f.kind == "str"}
+
+    def add(self, stored: Record) -> None:
+        """Add the next record, in stored form."""
+        for name, numbers in self._numbers.items():
+            numbers.append(stored[name])
+        for name, (data, bounds) in self._texts.items():
+            data += stored[name].encode()
+            bounds.append(len(data))
+
+    def columns(self) -> dict[str, Array]:
+        """Return the columns as `storeds.backends.writer.Sink.finish` takes them."""
+        found = {name: np.frombuffer(numbers, self._dtypes[name]) for name, numbers in self._numbers.items()}
+        for name, (data, bounds) in self._texts.items():
+            found[name] = np.frombuffer(data, np.uint8)
+            found[text_offsets(name)] = np.frombuffer(bounds, "<i8")
+        return found
+
+
+def text_offsets(name: str) -> str:
+    """Return the name of the column with the bounds of the texts in column `name`."""
+    return f"{name}.offsets"
+
+
+_CODES = {"int": "q", "float": "d", "bool": "b"}
 
 
 def text_column(data: bytes, offsets: Iterable[int]) -> Array:

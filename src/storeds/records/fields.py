@@ -7,7 +7,7 @@ import json
 import math
 import re
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self, TypeAlias
 
@@ -34,9 +34,7 @@ __all__ = [
     "is_mask",
     "is_spatial",
     "layout_of",
-    "meta_from_row",
     "meta_from_text",
-    "meta_to_row",
     "meta_to_text",
     "new_build",
     "parse_fields",
@@ -354,52 +352,6 @@ def new_build() -> str:
 
 def meta_to_text(meta: Meta, **extra: JSON) -> str:
     """Return canonical JSON of `meta` and `extra`, with their checksum, ``check``."""
-    return canonical_json(_meta_body(meta, {**extra, **_counted(meta)}))
-
-
-def meta_from_text(text: str | bytes, url: str) -> tuple[Meta, Mapping[str, Any]]:
-    """Return the `Meta` in `text` and the whole JSON object; raises FormatError if it is damaged."""
-    meta, body = _verified_meta(lambda: json.loads(text), url)
-    return _with_counted(meta, body), body
-
-
-def meta_to_row(meta: Meta, **extra: JSON) -> dict[str, str | int]:
-    """Return `meta` and `extra` as name → text or number, for engines whose users inspect it."""
-    row = {**_meta_body(meta, extra), **_counted(meta)}
-    return {name: value if isinstance(value, (str, int)) else canonical_json(value) for name, value in row.items()}
-
-
-def meta_from_row(row: Mapping[str, Any], extra: Iterable[str], url: str) -> tuple[Meta, Mapping[str, Any]]:
-    """Return the `Meta` of a row that `meta_to_row` returned, and all values; raises FormatError when it was damaged.
-
-    Parameters
-    ----------
-    row : mapping
-    extra : iterable of str
-        The names of the extra values.
-    url : str
-        For messages.
-    """
-
-    def body() -> dict[str, Any]:
-        texts = {name: json.loads(row[name]) if name in _JSON_KEYS else row[name] for name in (*_META_KEYS, *extra)}
-        return {**texts, "count": int(row["count"])}
-
-    meta, found = _verified_meta(body, url)
-    return _with_counted(meta, row), found
-
-
-def _counted(meta: Meta) -> dict[str, JSON]:
-    return {} if meta.fast_crops is None else {_COUNTED: meta.fast_crops}
-
-
-def _with_counted(meta: Meta, found: Mapping[str, Any]) -> Meta:
-    # Versions of storeds that do not know this name compute the ``check`` of a row without it.
-    count = found.get(_COUNTED)
-    return dataclasses.replace(meta, fast_crops=int(count)) if isinstance(count, (int, np.integer)) else meta
-
-
-def _meta_body(meta: Meta, extra: Mapping[str, JSON]) -> dict[str, JSON]:
     body: dict[str, JSON] = {
         "attrs": dict(meta.attrs),
         "build": meta.build,
@@ -407,18 +359,20 @@ def _meta_body(meta: Meta, extra: Mapping[str, JSON]) -> dict[str, JSON]:
         "fields": fields_to_json(meta.fields),
         "id": meta.id,
         "layout": meta.layout,
+        **({} if meta.fast_crops is None else {"fast_crops": meta.fast_crops}),
         **extra,
     }
-    return {**body, "check": _meta_checksum(body)}
+    return canonical_json({**body, "check": _meta_checksum(body)})
 
 
-def _verified_meta(parse: Callable[[], dict[str, Any]], url: str) -> tuple[Meta, Mapping[str, Any]]:
+def meta_from_text(text: str | bytes, url: str) -> tuple[Meta, Mapping[str, Any]]:
+    """Return the `Meta` in `text` and the whole JSON object; raises FormatError if it is damaged."""
     try:
-        body = parse()
+        body = json.loads(text)
         check = body.pop("check")
-        fields: Mapping[str, Field] = fields_from_json(body["fields"])
-        count = Count(body["count"])
-        meta = Meta(body["id"], body["build"], count, body["layout"], fields, body["attrs"])
+        count, fast_crops = Count(body["count"]), body.get("fast_crops")
+        fields = fields_from_json(body["fields"])
+        meta = Meta(body["id"], body["build"], count, body["layout"], fields, body["attrs"], fast_crops)
         intact = check == _meta_checksum(body)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise FormatError(
@@ -438,7 +392,4 @@ def _meta_checksum(body: Mapping[str, JSON]) -> str:
     return xxhash.xxh3_64_hexdigest(canonical_json(dict(body)).encode())
 
 
-_META_KEYS = ("attrs", "build", "check", "count", "fields", "id", "layout")
-_JSON_KEYS = ("attrs", "columns", "fields")
-_COUNTED = "fast_crops"
 _ADVICE = "copy the store again from its source"

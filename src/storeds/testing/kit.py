@@ -227,8 +227,7 @@ class Kit:
 
     def writer(self, url: str, fields: Mapping[str, Any], **how: Any) -> StoreWriter:
         """Open a writer with the subclass's options."""
-        # The protocol lacks `suspend` and `flush`, which every writer that can resume has.
-        return open_writer(url, fields, **how, **self.options)  # type: ignore[return-value]
+        return open_writer(url, fields, **how, **self.options)
 
     def write(
         self,

@@ -20,9 +20,9 @@ from storeds.layouts.mongodb.base import Connection, MongodbLayout, listed
 from storeds.layouts.mongodb.packing import IdPacker, Packed, id_of, key_of, pack_ids
 from storeds.layouts.mongodb.values import Column, infer, paths_of, pick
 from storeds.protocols import Array, Field, Record
-from storeds.records.codec import SEAL
 from storeds.records.columns import TEXT, check_where
 from storeds.records.fields import parse_fields
+from storeds.records.seals import SEAL
 
 __all__ = [
     "ColumnLayout",

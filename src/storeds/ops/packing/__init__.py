@@ -18,7 +18,7 @@ from storeds._utils.locations import redact
 from storeds._utils.text import counted, printable, some
 from storeds.backends.opening import open_writer
 from storeds.backends.writer import COMMIT_EVERY
-from storeds.errors import ConfigError, FormatError, RecordError, suggest
+from storeds.errors import ConfigError, RecordError, suggest
 from storeds.jpeg.restarts import RestartMarker
 from storeds.ops.common import (
     NOT_EXAMINED,
@@ -26,7 +26,6 @@ from storeds.ops.common import (
     ProgressHook,
     damage_note,
     damaged_kinds,
-    published,
     resumable,
 )
 from storeds.ops.packing.prepare import Prepared, Preparer, prepared_chunks
@@ -43,7 +42,7 @@ OnBad = Literal["raise", "skip", "keep"]
 _EXAMPLES = 3
 _MAX_NOTED = 1000  # problems kept in a resumable note
 _NOTHING: dict[str, Any] = {
-    **{"next": 0, "count": 0, "problems": [], "bad": 0, "damaged": 0},
+    **{"next": 0, "problems": [], "bad": 0, "damaged": 0},
     **{"kinds": {}, "fast_crops": 0, "restarts": {}},
 }
 _LOG = logging.getLogger("storeds")
@@ -195,9 +194,9 @@ def pack(
     writer = open_writer(url, fields, plan=plan, check=False, **how)  # records already contain their verdicts
     with resumable(writer):
         run = _Run(writer, opened, on_bad, progress, on_problem)
-        run.write(preparer, workers, commit_every)
+        run.write(preparer, workers)
         run.raise_if_bad()
-        meta = published(writer, opened.attrs, run.fast_crops)
+        meta = writer.publish(opened.attrs, fast_crops=run.fast_crops)
     findings = dict(Counter(dict(sorted(run.kinds.items()))).most_common())
     note = damage_note(findings, meta)
     if note is not None:
@@ -283,19 +282,12 @@ class _Run:
         self.kinds: Counter[str] = Counter(note["kinds"])  # of the verdicts on all pictures in the store
         self.fast_crops, self.restarts = note["fast_crops"], Counter(note["restarts"])
         self.problems = [Problem(name, reason) for name, reason in note["problems"]]
-        # Records that became durable after the last note will be prepared again, and must be dropped then.
-        self.surplus = writer.count - note["count"]
-        if self.surplus < 0:
-            raise FormatError(
-                f"the interrupted pack cannot be resumed: it wrote {note['count']} records, and {writer.count} are left; "
-                "start over with overwrite=True (--overwrite)"
-            )
-        self.noted, self.volume = writer.count, 0
+        self.volume = 0
         if not self.next:
             for problem in source.problems:
                 self._report(problem)
 
-    def write(self, preparer: Preparer, workers: int | None, commit_every: int) -> None:
+    def write(self, preparer: Preparer, workers: int | None) -> None:
         """Write the rest of the source."""
         for items, prepared in prepared_chunks(preparer, self.next, workers):
             records = [
@@ -303,12 +295,8 @@ class _Run:
                 for index, one in zip(items, prepared, strict=True)
                 if (record := self._take(index, one)) is not None
             ]
-            dropped = min(self.surplus, len(records))
-            self.surplus -= dropped
-            self.writer.append(records[dropped:])
             self.next = items.stop
-            if self.writer.count - self.noted >= commit_every and not self.surplus:
-                self._note()
+            self.writer.append(records, note=self._note())
             if self.progress is not None:
                 self.progress(Progress(self.next, len(self.source), self.volume, self.bad, self.damaged))
 
@@ -339,20 +327,16 @@ class _Run:
         if self.on_problem is not None:
             self.on_problem(problem)
 
-    def _note(self) -> None:
-        self.noted = self.writer.count
-        self.writer.flush(
-            {
-                "next": self.next,
-                "count": self.writer.count,
-                "damaged": self.damaged,
-                "bad": self.bad,
-                "kinds": dict(self.kinds),
-                "fast_crops": self.fast_crops,
-                "restarts": dict(self.restarts),
-                "problems": [[problem.name, problem.reason] for problem in self.problems[:_MAX_NOTED]],
-            }
-        )
+    def _note(self) -> JSON:
+        return {
+            "next": self.next,
+            "damaged": self.damaged,
+            "bad": self.bad,
+            "kinds": dict(self.kinds),
+            "fast_crops": self.fast_crops,
+            "restarts": dict(self.restarts),
+            "problems": [[problem.name, problem.reason] for problem in self.problems[:_MAX_NOTED]],
+        }
 
     def raise_if_bad(self) -> None:
         """Raise RecordError if there were bad items and the policy says so."""
