@@ -389,9 +389,9 @@ class Writer(Protocol):
         Raises
         ------
         ConfigError
-            `attrs` are not JSON. The writer suspends.
+            `attrs` are not JSON. The writer stays open, and keeps its records when a ``with`` block ends.
         RecordError
-            A class id of a field with role ``label`` or ``labels`` has no name in ``attrs["classes"]``. The writer suspends.
+            A class id of a field with role ``label`` or ``labels`` has no name in ``attrs["classes"]``. As above.
         """
         ...
 

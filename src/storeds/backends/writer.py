@@ -54,6 +54,7 @@ _WORTH_THREADS, _CHUNK = 8, 64  # records
 _BYTES = (bytes, bytearray, memoryview)
 _BATCH_BYTES = 32 << 20
 _SEAL_BYTES = 8
+_KEPT = "The records are kept: publish with other attrs, or continue later with resume=True (--resume)"
 
 
 class Sink(Protocol):
@@ -188,6 +189,7 @@ class StoreWriter:
         self._plan: JSON = {"fields": fields_to_json(self.fields), "plan": plan}
         self._note: JSON = None
         self._forget()
+        self._is_complete = False  # whether `publish` was called, so that all records are there
         self._state: Literal["open", "published", "closed"] = "open"
         self._pid = os.getpid()
         with self._engine():
@@ -389,22 +391,17 @@ class StoreWriter:
 
         Raises
         ------
-        ConfigError
-            `attrs` are not JSON. The writer suspends: the records are kept for ``resume=True``.
-        RecordError
-            A class id has no name in `attrs`. The writer suspends.
+        ConfigError, RecordError
+            `attrs` are not JSON; a class id has no name in them. The writer stays open for other attrs, and no exception
+            aborts it any more.
         """
-        self._check_open()
+        self.flush()
+        self._is_complete = True
         attrs = dict(attrs or {})
         try:
             canonical_json(attrs)
         except (ValueError, RecursionError) as error:
-            self.flush()
-            self.suspend()
-            raise ConfigError(
-                f"attrs of {self.url} must be JSON: {error}; all {self._durable} records are kept for resume=True (--resume)"
-            ) from None
-        self.flush()
+            raise ConfigError(f"attrs of {self.url} must be JSON: {error}. {_KEPT}") from None
         self._check_classes(attrs)
         content = self._content.finish(self.fields, attrs)
         meta = Meta(content, new_build(), Count(self._durable), NATIVE, self.fields, attrs, fast_crops)
@@ -418,12 +415,11 @@ class StoreWriter:
         return meta
 
     def _check_classes(self, attrs: Mapping[str, JSON]) -> None:
-        """Raise RecordError if a class id has no name in `attrs`; the records are kept, since other attrs may name it."""
+        """Raise RecordError if a class id has no name in `attrs`."""
         found = self._class_ids.unnamed(attrs.get("classes"))
         if found is not None:
-            self.suspend()
             position, fault = found
-            raise RecordError.at(self.url, position, f"{fault}. The records are kept for resume=True (--resume)")
+            raise RecordError.at(self.url, position, f"{fault}. {_KEPT}")
 
     def abort(self) -> None:
         # docstring inherited
@@ -448,10 +444,10 @@ class StoreWriter:
     ) -> None:
         if error is None and self._state == "open":
             self.publish()
-        elif isinstance(error, Exception):
+        elif isinstance(error, Exception) and not self._is_complete:
             with suppress(UnavailableError):  # the first error matters more; the next writer reports the leftovers
                 self.abort()
-        else:  # Ctrl-C and SystemExit: keep hours of durable work
+        else:  # Ctrl-C, SystemExit and wrong attrs: keep hours of durable work
             self.suspend()
 
     def __del__(self) -> None:

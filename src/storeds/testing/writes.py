@@ -189,14 +189,16 @@ class WriteTests(Kit):
 
     def test_a_class_id_without_a_name_is_rejected_at_publishing(self, make_url: MakeUrl) -> None:
         url, records = make_url(), role_records(3)
-        writer = self.writer(url, ROLES)
-        writer.append(records)
-        with pytest.raises(RecordError, match=r"record 2 of .*'labels' has class id 1"):
+        with pytest.raises(RecordError, match="2 of .*'labels' has class id 1"), self.writer(url, ROLES) as writer:
+            writer.append(records)
             writer.publish({"classes": ["cat"]})
         with self.writer(url, ROLES, resume=True) as again:
             assert again.count == 3
-            with pytest.raises(RecordError, match=r"record 2 of .*'labels' has class id 1"):
+            with pytest.raises(RecordError, match="record 2 of .*'labels' has class id 1"):
                 again.publish({"classes": ["cat"]})
+            again.publish({"classes": ["cat", "dog"]})
+        assert again.meta is not None
+        assert again.meta.id == reference_id(ROLES, records, {"classes": ["cat", "dog"]})
 
     def test_id_depends_on_content_and_build_on_publication(self, make_url: MakeUrl) -> None:
         records = make_records(7)
@@ -223,8 +225,10 @@ class WriteTests(Kit):
 
     def test_attrs_other_than_json_are_rejected_and_nothing_is_lost(self, make_url: MakeUrl) -> None:
         url = make_url()
-        writer = self.writer(url, SMALL)
-        writer.append(small_records(2))
+        with pytest.raises(ConfigError, match="attrs"), self.writer(url, SMALL) as writer:
+            writer.append(small_records(2))
+            writer.publish({"classes": ("cat", "dog")})
+        writer = self.writer(url, SMALL, resume=True)
         for attrs in ({"a": math.nan}, {"a": (1,)}, {1: 2}, {"a": np.int64(1)}):
             with pytest.raises(ConfigError, match="attrs"):
                 writer.publish(attrs)  # type: ignore[arg-type]  # the wrong type is the point

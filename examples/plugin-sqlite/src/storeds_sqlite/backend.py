@@ -13,7 +13,7 @@ from urllib.parse import quote
 from storeds import plugins
 from storeds.errors import FormatError, RecordError, StoreNotFoundError
 from storeds.protocols import Array, Field, Meta, Record
-from storeds_sqlite.writer import SqliteWriter
+from storeds_sqlite.sink import SqliteSink
 
 
 class SqliteOptions(plugins.BackendOptions):
@@ -28,7 +28,7 @@ class Handle:
 
     db: sqlite3.Connection
     meta: Meta
-    places: plugins.Places | None = None
+    seals: plugins.Seals | None = None
     rowids: Array | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -80,7 +80,7 @@ class SqliteOpener:
             raise FormatError(f"{self.url}: a native store has no table to choose")
         row = db.execute("SELECT text FROM storeds_meta WHERE name = 'meta'").fetchone()
         meta, body = plugins.meta_from_text(row[0] if row else "", self.url)
-        return Handle(db, meta, plugins.Places.of(body.get("salt"), meta.count, self.url))
+        return Handle(db, meta, plugins.Seals.of(body.get("salt"), meta.count, self.url))
 
     def close(self, handle: Handle, /) -> None:
         """Close a handle of this process."""
@@ -90,20 +90,27 @@ class SqliteOpener:
 
 
 class SqliteBackend(plugins.HandleBackend[Handle, SqliteOpener]):
-    """Reads a store that `SqliteWriter` published."""
+    """Reads a store that was written through `SqliteSink`."""
 
     pool: ClassVar[plugins.HandlePool[Handle]] = plugins.HandlePool(limit=64, quiesce=True)
-    opener, open_writer = SqliteOpener, SqliteWriter
+    opener = SqliteOpener
 
     def __init__(self, url: str, **options: Any) -> None:
         path, in_url = plugins.file_path(url)
         super().__init__(self.opener(path, plugins.parse_options(SqliteOptions, in_url, options, url)))
 
+    @staticmethod
+    def sink(url: str, **options: Any) -> SqliteSink:
+        """Return what keeps the records of a store that is written; `open_writer` does everything else."""
+        path, in_url = plugins.file_path(url)
+        plugins.parse_options(plugins.BackendOptions, in_url, options, url)
+        return SqliteSink(path)
+
     def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
         query = "SELECT position, body FROM records WHERE position IN (SELECT value FROM json_each(?))"
         with self._lease() as handle, explain_damage(self.url):
-            found, places = dict(handle.rows(query, positions)), handle.places
-        return [self._unsealed(position, found.get(position), places) for position in positions]
+            found, seals = dict(handle.rows(query, positions)), handle.seals
+        return [self._unsealed(position, found.get(position), seals) for position in positions]
 
     def _column(self, name: str, field: Field) -> Array:
         return plugins.column_from_records(self, name)
