@@ -1,11 +1,10 @@
-"""Verdicts on pictures in a store: made when it is written, part of each record, the same in every engine."""
+"""Verdicts on pictures in a store: two ordinary fields of each record, made when it is written."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import h5py
@@ -13,10 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from storeds import Skipped, StoreDataset, convert, info, open_backend, open_writer, pack, repair, verify
+from storeds import StoreDataset, convert, open_backend, open_writer
 from storeds.backends import Selection
-from storeds.errors import ConfigError, FormatError, RecordError
-from storeds.jpeg import Verdict
+from storeds.errors import ConfigError
 
 MakeEngineUrl = Callable[[str], str]
 ENGINES = ("lmdb", "hdf5", "mongodb", "memory")
@@ -29,6 +27,10 @@ def column(store: Any, name: str) -> Any:
 
 def named(store: Any, positions: Any, name: str) -> list[Any]:
     return [record[name] for record in store.get_many(positions, (name,))]
+
+
+def verdict(record: Any) -> dict[str, Any]:
+    return {name: record[name] for name in ("image_finding", "image_recovered")}
 
 
 def jpeg(seed: int = 0, size: tuple[int, int] = (64, 48)) -> bytes:
@@ -50,15 +52,19 @@ def test_a_writer_examines_each_picture(make_engine_url: MakeEngineUrl, engine: 
         writer.append(records())  # in threads
         writer.append(iter(records()))
     with open_backend(url) as store:
-        assert store.meta.verdicts == ("image",)
-        assert list(store.meta.fields) == ["image", "label"]
-        assert store.get_many([0, 11]) == [records()[0], records()[1]]
-        found = named(store, range(20), "finding")
+        assert list(store.meta.fields) == ["image", "label", "image_finding", "image_recovered"]
+        one, other = store.get_many([0, 11])
+        assert (one, other) == ({**records()[0], **verdict(one)}, {**records()[1], **verdict(other)})
+        found = named(store, range(20), "image_finding")
         assert found == ["intact" if at % 10 % 3 else "truncated_scan" for at in range(20)]
-        shares = column(store, "recovered")
+        shares = column(store, "image_recovered")
         assert [share == 1.0 for share in shares.tolist()] == [kind == "intact" for kind in found]
-        (text,) = named(store, [3], "_verdict_image")
-        assert Verdict.from_text(text) == Verdict("truncated_scan", shares[3])
+        assert named(store, [3], "image_recovered") == [shares[3]]
+    assert [len(sample) for sample in StoreDataset(url, decode="bytes")[:2]] == [
+        2,
+        2,
+    ]  # samples are as without verdicts
+    assert len(StoreDataset(url, reader="array")[1]) == 2
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -67,7 +73,8 @@ def test_where_selects_by_verdict(make_engine_url: MakeEngineUrl, engine: str) -
     with open_writer(url, FIELDS) as writer:
         writer.append(records())
     expected = [at for at in range(10) if at % 3]
-    for where in ({"recovered": 1.0}, {"finding": "intact"}, {"finding": ["intact", "trailing_data"]}):
+    wheres = ({"image_recovered": 1.0}, {"image_finding": "intact"}, {"image_finding": ["intact", "trailing_data"]})
+    for where in wheres:
         dataset = StoreDataset(url, where=where, fields=("label",), reader="array")
         assert [sample[0] for sample in dataset[:]] == expected
 
@@ -75,13 +82,16 @@ def test_where_selects_by_verdict(make_engine_url: MakeEngineUrl, engine: str) -
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_checksum_covers_the_verdict(make_engine_url: MakeEngineUrl, engine: str) -> None:
     ids = set()
-    for text in ("intact", "truncated_scan 0.5"):
+    for given in (
+        {"image_finding": "intact", "image_recovered": 1.0},
+        {"image_finding": "mine", "image_recovered": 0.5},
+    ):
         url = make_engine_url(engine)
         with open_writer(url, FIELDS) as writer:
-            writer.append([{**record, "_verdict_image": text} for record in records()])
+            writer.append([{**record, **given} for record in records()])  # a record that has a verdict keeps it
         with open_backend(url) as store:
             ids.add(store.meta.id)
-            assert store.get_many([2], ("_verdict_image",)) == [{"_verdict_image": text}]
+            assert store.get_many([2], tuple(given)) == [given]
     assert len(ids) == 2
 
 
@@ -99,8 +109,8 @@ def test_without_the_check_pictures_have_no_verdict(tmp_path: Path) -> None:
     with open_writer(url, FIELDS, check=False) as writer:
         writer.append(records())
     with open_backend(url) as store:
-        assert set(column(store, "finding").tolist()) == {""}
-        assert np.isnan(column(store, "recovered")).all()
+        assert set(column(store, "image_finding").tolist()) == {""}
+        assert np.isnan(column(store, "image_recovered")).all()
 
 
 def test_a_store_of_several_pictures_names_its_verdicts_after_them(tmp_path: Path) -> None:
@@ -110,51 +120,12 @@ def test_a_store_of_several_pictures_names_its_verdicts_after_them(tmp_path: Pat
     with open_backend(url) as store:
         assert column(store, "left_finding").tolist() == ["intact"]
         assert column(store, "right_finding").tolist() == ["truncated_scan"]
-        with pytest.raises(ConfigError, match="left_finding"):
-            column(store, "finding")
+        assert column(store, "right_recovered")[0] < 1
 
 
-def test_a_declared_field_of_the_same_name_takes_its_place(tmp_path: Path) -> None:
-    url = f"lmdb://{tmp_path}/a.lmdb"
-    with open_writer(url, {"image": "image", "recovered": "int"}) as writer:
-        writer.append([{"image": jpeg(), "recovered": 7}])
-    with open_backend(url) as store:
-        assert column(store, "recovered").tolist() == [7]
-        assert column(store, "finding").tolist() == ["intact"]
-        assert store.get_many([0]) == [{"image": jpeg(), "recovered": 7}]
-
-
-@pytest.mark.parametrize("text", ["whole!", "intact 2.0", "truncated_scan half", 1.0])
-def test_a_text_that_is_no_verdict_is_refused(tmp_path: Path, text: Any) -> None:
-    writer = open_writer(f"lmdb://{tmp_path}/a.lmdb", FIELDS)
-    with pytest.raises(RecordError, match="verdict|str"):
-        writer.append([{**records()[0], "_verdict_image": text}])
-    writer.abort()
-
-
-@pytest.mark.parametrize("engine", ["lmdb", "hdf5"])
-def test_a_text_of_another_writer_that_is_no_verdict_spoils_its_record_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
-) -> None:
-    url = f"{engine}://{tmp_path}/a.{engine}"
-    with monkeypatch.context() as patch, open_writer(url, FIELDS) as writer:
-        patch.setattr("storeds.backends.writer.Verdict", SimpleNamespace(from_text=str))
-        writer.append([{**record, "_verdict_image": "about 60 %"} for record in records()[:1]])
-        writer.append(records()[1:3])
-    wrong = "'about 60 %' is not a verdict"
-    dataset = StoreDataset(url, decode="tensor", on_error="skip")
-    assert [isinstance(sample, Skipped) for sample in dataset[:]] == [True, False, False]
-    assert dataset.report().bad == {"record": 1}
-    assert info(url).pictures is None
-    (finding,) = verify(url, workers=0).findings
-    assert (finding.kind, finding.position) == ("verdict", 0)
-    with open_backend(url) as store, pytest.raises(FormatError, match=wrong):
-        column(store, "finding")
-    with pytest.raises(FormatError, match=wrong):
-        convert(url, f"lmdb://{tmp_path}/b.lmdb")
-    with pytest.raises(RecordError, match=f"record 0 of .*{wrong}"):
-        repair(url, f"lmdb://{tmp_path}/b.lmdb")
-    assert pack(url, f"lmdb://{tmp_path}/c.lmdb", on_bad="keep").left_out == 1
+def test_a_field_with_the_name_of_a_verdict_and_another_kind_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'image_recovered' holds the verdict .* of kind float, not int; rename it"):
+        open_writer(f"lmdb://{tmp_path}/a.lmdb", {"image": "image", "image_recovered": "int"})
 
 
 def test_several_stores_as_one_lack_the_verdicts_that_a_member_lacks(tmp_path: Path) -> None:
@@ -163,10 +134,9 @@ def test_several_stores_as_one_lack_the_verdicts_that_a_member_lacks(tmp_path: P
         with open_writer(url, FIELDS, check=check) as writer:
             writer.append(records())
     with open_backend(urls) as both:
-        assert both.meta.verdicts == ("image",)
-        found = column(both, "finding").tolist()
+        found = column(both, "image_finding").tolist()
         assert [kind == "" for kind in found] == [False] * 10 + [True] * 10
-        assert named(both, [19, 1, 0], "finding") == ["", "intact", found[0]]
+        assert named(both, [19, 1, 0], "image_finding") == ["", "intact", found[0]]
 
 
 def test_where_selects_from_several_stores_of_which_one_keeps_no_verdicts(tmp_path: Path) -> None:
@@ -177,15 +147,15 @@ def test_where_selects_from_several_stores_of_which_one_keeps_no_verdicts(tmp_pa
             images[at] = np.frombuffer(record["image"], np.uint8)
     native = f"hdf5://{tmp_path}/native.h5"
     with open_backend(f"hdf5://{tmp_path}/foreign.h5") as foreign:
-        assert foreign.meta.verdicts == ()
+        assert "image_finding" not in foreign.meta.fields
         with open_writer(native, foreign.meta.fields) as writer:
             writer.append({name: record[name] for name in foreign.meta.fields} for record in records())
     with open_backend([f"hdf5://{tmp_path}/foreign.h5", native]) as both:
         whole = [at + 10 for at in range(10) if at % 3]
-        assert Selection(both, {"finding": "intact"}).positions.tolist() == whole
-        assert Selection(both, {"recovered": 1.0}).positions.tolist() == whole
-        assert Selection(both, {"finding": ["", "intact"], "label": [1, 3]}).positions.tolist() == [1, 3, 11]
-        assert Selection(both, {"_verdict_image": ""}).positions.tolist() == list(range(10))
+        assert Selection(both, {"image_finding": "intact"}).positions.tolist() == whole
+        assert Selection(both, {"image_recovered": 1.0}).positions.tolist() == whole
+        assert Selection(both, {"image_finding": ["", "intact"], "label": [1, 3]}).positions.tolist() == [1, 3, 11]
+        assert Selection(both, {"image_finding": ""}).positions.tolist() == list(range(10))
 
 
 def test_a_resumed_writer_gives_the_same_id(tmp_path: Path) -> None:
