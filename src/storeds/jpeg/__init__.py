@@ -9,11 +9,10 @@ from storeds.jpeg.cuts import JpegCutter, JpegPart, is_ready
 from storeds.jpeg.formats import PictureHeader, read_picture_header, sniff
 from storeds.jpeg.header import MAX_PIXELS, Frame, read_header, surely_opens
 from storeds.jpeg.restarts import Marked, RestartMarker, restart_intervals
-from storeds.jpeg.verdict import UNCHECKED, Verdict, examine, repair
+from storeds.jpeg.verdict import Verdict, examine, repair, set_verdict
 
 __all__ = [
     "MAX_PIXELS",
-    "UNCHECKED",
     "Frame",
     "JpegCutter",
     "JpegPart",
@@ -27,6 +26,7 @@ __all__ = [
     "read_picture_header",
     "repair",
     "restart_intervals",
+    "set_verdict",
     "sniff",
     "surely_opens",
 ]

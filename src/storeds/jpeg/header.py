@@ -22,9 +22,9 @@ __all__ = [
     "Header",
     "Scan",
     "Structure",
+    "check_scans",
     "coverage",
     "grid_of",
-    "has_all_scans",
     "parse",
     "read_header",
     "restart_codes",
@@ -279,10 +279,11 @@ def coverage(structure: Structure, scans: Sequence[Scan]) -> float:
     return carried / (_BAND * sum(weights))
 
 
-def has_all_scans(blob: bytes) -> bool:
-    """Return whether a JPEG reaches its end marker with every coefficient, whatever its data are."""
+def check_scans(blob: bytes) -> None:
+    """Raise ValueError for a JPEG that lacks scans or its end marker, whatever its data are."""
     found = parse(blob)
-    return found.ending == "eoi" and coverage(found, found.scans) == 1.0
+    if found.ending != "eoi" or coverage(found, found.scans) < 1.0:
+        raise ValueError(found.reason or "its scans lack some coefficients")
 
 
 def grid_of(structure: Structure, component: Component) -> tuple[int, int]:

@@ -9,6 +9,7 @@ import io
 import math
 import re
 from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
 import simplejpeg
@@ -27,12 +28,10 @@ from storeds.jpeg.header import (
     units_of,
     without_harmless,
 )
-from storeds.protocols import Array
+from storeds.protocols import Array, Record
+from storeds.records.fields import UNCHECKED, verdict_fields
 
-__all__ = ["UNCHECKED", "Verdict", "examine", "repair"]
-
-UNCHECKED = ""
-"""The finding of a picture that was not examined."""
+__all__ = ["Verdict", "examine", "repair", "set_verdict"]
 
 _WHOLE = ("intact", "trailing_data")
 
@@ -68,6 +67,20 @@ class Verdict:
     def share(self) -> str:
         """`recovered` for people: ``62 %``. Rounded down, so that only a complete picture is 100 %."""
         return f"{math.floor(1000 * self.recovered) / 10:g} %"
+
+    @classmethod
+    def of(cls, record: Record, image: str) -> Self | None:
+        """Return the stored verdict on field `image` of a record, or None if it has none or was not examined."""
+        finding, recovered = verdict_fields(image)
+        kind = record.get(finding, UNCHECKED)
+        return None if kind == UNCHECKED else cls(kind, record[recovered])
+
+
+def set_verdict(record: Record, image: str, verdict: Verdict | None) -> None:
+    """Store the verdict on field `image` in a record; None stands for a picture that was not examined."""
+    finding, recovered = verdict_fields(image)
+    record[finding] = UNCHECKED if verdict is None else verdict.finding
+    record[recovered] = math.nan if verdict is None else verdict.recovered
 
 
 def examine(blob: bytes) -> Verdict:

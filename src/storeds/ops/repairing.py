@@ -20,13 +20,11 @@ from storeds.ops.common import (
     damaged_kinds,
     examined,
     images_of,
-    is_lost,
     published,
     read_batches,
     resumable,
 )
 from storeds.protocols import Backend, Record
-from storeds.records.fields import verdict_field
 
 __all__ = ["RepairReport", "repair"]
 
@@ -113,7 +111,7 @@ def repair(
     Notes
     -----
     Each picture of the copy keeps the verdict on its original bytes: the new bytes look whole, but the lost part stays
-    lost. Readers of the copy apply `min_recovered` to this verdict, and ``where={"finding": "intact"}`` and ``column``
+    lost. Readers of the copy apply `min_recovered` to this verdict, and ``where={"image_finding": "intact"}`` and ``column``
     use it. Pictures without a verdict are examined.
 
     Whole pictures keep their bytes, and so do pictures of which nothing is left. Fields, order and attrs stay the same.
@@ -136,7 +134,7 @@ def repair(
                 for record in records:
                     for image in images:
                         verdict = _repair(record, image)
-                        broken, lost = broken + (not verdict.is_whole), lost + is_lost(verdict)
+                        broken, lost = broken + (not verdict.is_whole), lost + (not verdict.recovered)
                 writer.append(records)
                 if progress is not None:
                     progress(replace(state, bad=lost, damaged=broken))
@@ -164,7 +162,7 @@ def _fast_crops(source: Backend) -> int | None:
 
 def _repair(record: Record, image: str) -> Verdict:
     """Repair field `image` of `record` in place; return the verdict on what it was."""
-    verdict = Verdict.from_text(record[verdict_field(image)])
+    verdict = Verdict.of(record, image)
     assert verdict is not None  # every picture was examined
     # If nothing is recovered, a grey picture must not replace bytes that another tool may still save.
     if not verdict.is_whole and verdict.recovered:

@@ -202,8 +202,9 @@ def _tensor(blob: bytes, mode: str, orient: bool, max_pixels: int, strided: bool
     return to_tensor(np.array(decode_pil(blob, mode, orient=orient, max_pixels=max_pixels)), strided)
 
 
-def orientation_of(blob: bytes, header: Header | None) -> int | None:
-    """Return the EXIF orientation of a JPEG with this header, 1 to 8; None if only decoding tells."""
+def orientation_of(blob: bytes, header: Header | None = None) -> int | None:
+    """Return the EXIF orientation of a JPEG, 1 to 8; None if only decoding tells. Pass its header if it is known."""
+    header = header or read_header(blob)
     if header is None:
         return None
     if not header.has_exif:
@@ -216,7 +217,7 @@ def orientation_of(blob: bytes, header: Header | None) -> int | None:
     return orientation if orientation in ORIENTATIONS else 1
 
 
-def any_orientation(blob: bytes, header: Header | None) -> int:
+def any_orientation(blob: bytes, header: Header | None = None) -> int:
     """Return the EXIF orientation, 1 to 8, by which a decoder with ``orient=True`` rotates a picture of any format."""
     known = orientation_of(blob, header)
     if known is not None:

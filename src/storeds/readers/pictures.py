@@ -16,7 +16,7 @@ from storeds.errors import ConfigError, DecodeError, StoredsError
 from storeds.jpeg import Verdict, examine
 from storeds.jpeg import repair as repair_jpeg
 from storeds.jpeg.formats import png_problem
-from storeds.jpeg.header import SOI, Header, has_all_scans, read_header
+from storeds.jpeg.header import SOI, Header, check_scans, read_header
 from storeds.protocols import Cropped, Cropper, CropRequest, Decoder, Note, SampleContext, Window
 from storeds.readers.decoders import (
     as_pil,
@@ -236,39 +236,39 @@ class PictureDecoder:
     def _strictly(self, picture: Picture, mode: str, part: Part | None) -> Any:
         """Decode the image, or the windows of the crops; raise an error of any type if it may be damaged."""
         value, header, is_known, _ = picture
-        if part is not None and self._checked is not None:
-            is_checked = is_known or value in self._checked
-            if not is_checked and any(divisor(window, size) > 1 for window, size in part.crops):
-                # Decoding at a fraction of the size gives different pixels. They must not depend on what was read before.
-                check_jpeg(value, header)
-                self._checked.add(value)
-                is_checked = True
-            if is_checked:
-                images = decode_windows(
-                    self._function, value, mode, part.header, part.crops, orientation=part.orientation
-                )
-                if images is not None:
-                    return Cropped(images)
-        is_jpeg = value.startswith(SOI)
+        images = None if part is None else self._windows(picture, mode, part)
+        if images is not None:
+            return Cropped(images)
         orientation = part.orientation if part is not None else orientation_of(value, header) if self.orient else 1
-        if header is None or orientation is None or not has_colours(header, mode):
-            if is_jpeg and not is_known:
-                check_jpeg(value, header)
-            image = self._decoder(value, mode)
-        else:
+        if header is not None and orientation is not None and has_colours(header, mode):
             pixels = jpeg_pixels(value, header, shortcuts=self._function is decode_fast)
             if self._function is decode_pil:
-                image = as_pil(pixels, value, orient=self.orient)
+                image: Any = as_pil(pixels, value, orient=self.orient)
             else:
                 image = to_tensor(oriented(pixels, orientation), self.strided)
-        if is_jpeg and not is_known:
+        else:
+            if value.startswith(SOI) and not is_known:
+                check_jpeg(value, header)
+            image = self._decoder(value, mode)
+        if value.startswith(SOI) and not is_known:
             # libjpeg does not notice a missing scan. With a single scan, it notices all damage.
             if header is None or not header.in_one_scan:
-                if not has_all_scans(value):
-                    raise ValueError("scans are missing")
+                check_scans(value)
             elif self._checked is not None:
                 self._checked.add(value)
         return image
+
+    def _windows(self, picture: Picture, mode: str, part: Part) -> tuple[Any, ...] | None:
+        """Decode the windows of the crops of a picture that is known to be whole; None if all of it must be decoded."""
+        value, header, is_known, _ = picture
+        assert self._checked is not None
+        if not is_known and value not in self._checked:
+            if all(divisor(window, size) == 1 for window, size in part.crops):
+                return None
+            # Decoding at a fraction of the size gives different pixels. They must not depend on what was read before.
+            check_jpeg(value, header)
+            self._checked.add(value)
+        return decode_windows(self._function, value, mode, part.header, part.crops, orientation=part.orientation)
 
     def _check_damage(self, value: bytes, damage: Verdict) -> None:
         """Raise DecodeError if the options do not allow to repair this damage."""

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from storeds.records.fields import (
         Channels,
         Layout,
-        Verdict,
         canonical_json,
         fields_from_json,
         fields_to_json,
@@ -38,8 +37,8 @@ if TYPE_CHECKING:
         meta_to_text,
         new_build,
         parse_fields,
-        stored_fields,
-        verdict_field,
+        pictures,
+        verdict_fields,
     )
 
 __all__ = [
@@ -48,7 +47,6 @@ __all__ = [
     "Layout",
     "Places",
     "RecordCodec",
-    "Verdict",
     "cache_folder",
     "canonical_json",
     "canonical_value",
@@ -69,11 +67,11 @@ __all__ = [
     "meta_to_text",
     "new_build",
     "parse_fields",
+    "pictures",
     "read_arrays",
     "read_column",
     "save_index",
-    "stored_fields",
-    "verdict_field",
+    "verdict_fields",
 ]
 
 __getattr__ = export_lazily(
@@ -94,7 +92,6 @@ __getattr__ = export_lazily(
         "fields": (
             "Channels",
             "Layout",
-            "Verdict",
             "canonical_json",
             "fields_from_json",
             "fields_to_json",
@@ -107,8 +104,8 @@ __getattr__ = export_lazily(
             "meta_to_text",
             "new_build",
             "parse_fields",
-            "stored_fields",
-            "verdict_field",
+            "pictures",
+            "verdict_fields",
         ),
     },
 )
