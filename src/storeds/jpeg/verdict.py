@@ -66,6 +66,8 @@ class Verdict:
     @property
     def share(self) -> str:
         """`recovered` for people: ``62 %``. Rounded down, so that only a complete picture is 100 %."""
+        if math.isnan(self.recovered):
+            return "an unknown part"
         return f"{math.floor(1000 * self.recovered) / 10:g} %"
 
     @classmethod

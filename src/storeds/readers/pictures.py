@@ -218,8 +218,7 @@ class PictureDecoder:
                 damage = None if found.is_whole else found
             else:
                 return image if part is None or isinstance(image, Cropped) else _cropped(image, part.crops)
-        if damage is not None:
-            self._check_damage(value, damage)
+        note = None if damage is None else self._note_of(value, damage)
         try:
             image = self._decoder(value if damage is None else repair_jpeg(value), mode)
         except (StoredsError, MemoryError):
@@ -229,8 +228,8 @@ class PictureDecoder:
             raise _refused(
                 f"the image cannot be decoded ({_beginning(value)}): {decode_reason(error)}", kind
             ) from error
-        if damage is not None:
-            context.notes.append(Note(damage.finding, f"a damaged picture was repaired; {_in_words(damage)}"))
+        if note is not None:
+            context.notes.append(note)
         return image if part is None else _cropped(image, part.crops)
 
     def _strictly(self, picture: Picture, mode: str, part: Part | None) -> Any:
@@ -270,21 +269,18 @@ class PictureDecoder:
             self._checked.add(value)
         return decode_windows(self._function, value, mode, part.header, part.crops, orientation=part.orientation)
 
-    def _check_damage(self, value: bytes, damage: Verdict) -> None:
-        """Raise DecodeError if the options do not allow to repair this damage."""
-        if not self.repair:
-            raise _refused(f"the image is damaged, and repair is off: {_in_words(damage)}", damage.finding)
+    def _note_of(self, value: bytes, damage: Verdict) -> Note:
+        """Return the note of a repair; raise DecodeError if the options do not allow to repair this damage."""
+        reason = damage.reason or f"the store's verdict: {damage.finding}"
         if damage.recovered == 0.0:
-            raise _refused(f"the image cannot be decoded ({_beginning(value)}): {_in_words(damage)}", damage.finding)
+            raise _refused(f"the image cannot be decoded ({_beginning(value)}): {reason}", damage.finding)
+        if not self.repair:
+            what = f"and repair is off; {damage.share} of it is there: {reason}"
+            raise _refused(f"the image is damaged, {what}", damage.finding)
         if not damage.recovered >= self.min_recovered:
-            least = f"less than min_recovered={self.min_recovered} is left"
-            raise _refused(f"the image is damaged, and {least}: {_in_words(damage)}", damage.finding)
-
-
-def _in_words(damage: Verdict) -> str:
-    """Return what was found, or what the store says, which keeps no reason."""
-    share = f"{damage.share} of it is there"
-    return f"{share}: {damage.reason}" if damage.reason else f"the store's verdict: {damage.finding}, {share}"
+            least = f"less than min_recovered={self.min_recovered}"
+            raise _refused(f"the image is damaged: {damage.share} of it is there, {least}; {reason}", damage.finding)
+        return Note(damage.finding, f"a damaged picture was repaired; {damage.share} of it is there: {reason}")
 
 
 def _cropped(image: Any, crops: Sequence[CropRequest]) -> Cropped:
