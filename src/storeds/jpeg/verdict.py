@@ -104,6 +104,8 @@ def examine(blob: bytes) -> Verdict:
     problem = _too_large(found)
     if not problem and coverage(found, found.scans) < 1.0:
         problem = f"its {len(found.scans)} scans lack some coefficients"
+    if not problem and found.has_junk:
+        problem = "surplus bytes are between two of its segments"
     if not problem and (len(found.scans) == 1 or frame.width * frame.height <= MAX_PIXELS):
         problem = _warning(blob, found)
     if problem:
@@ -118,7 +120,7 @@ def repair(blob: bytes) -> bytes:
     """Return a JPEG that ends early up to its last whole part, followed by an end marker.
 
     No pixel is guessed: what is there decodes to the same pixels. Returns the identical object for any other bytes, and
-    for a JPEG that has its end marker or ends before any pixel. Decodes nothing, unless the file ends in zeros.
+    for a JPEG that has its end marker or ends before any pixel. Decodes nothing.
     """
     data = bytes(blob)
     if not data.startswith(SOI) or parse(data).ending == "eoi":
@@ -147,30 +149,25 @@ def _is_jpeg_ls(blob: bytes, at: int) -> bool:
 
 # --- Files that end early ---
 
-_ZERO_RUN = 4  # so many zeros at the end may be space that was never written
-_CUT = re.compile(
-    r"Corrupt JPEG data: (premature end of data segment|found marker 0xd9 instead of RST\d)|Premature end"
-)
+_ZERO_RUN = 2  # so many zeros at the end may be space that was never written
+_ENDS_EARLY = "Corrupt JPEG data: premature end of data segment"
+_CUT = re.compile(rf"{_ENDS_EARLY}|Corrupt JPEG data: found marker 0xd9 instead of RST\d")
 _RESTART = re.compile(rb"\xff[\xd0-\xd7]")
 # Without ff they contain no marker. Each is longer than what a decoder reads ahead, and than what leaves a pixel unchanged.
 _NOISES = tuple(np.random.default_rng(seed).integers(0, 255, 256, np.uint8).tobytes() for seed in range(3))
 
 
 def _cut_back(blob: bytes) -> tuple[bytes, Structure]:
-    """Return a JPEG without end marker up to its last whole part, and its structure."""
+    """Return a JPEG without end marker up to its last whole part, and its structure.
+
+    Many zeros at the end may be data of a flat picture. They count as missing, since nobody can tell.
+    """
     found = parse(blob)
     stripped = blob.rstrip(b"\x00")
-    if len(blob) - len(stripped) >= _ZERO_RUN and not _ends_in_data(blob, found):
+    if len(blob) - len(stripped) >= _ZERO_RUN:
         blob, found = stripped, parse(stripped)
     kept = blob[: found.end].rstrip(b"\xff") if found.in_scan else blob[: found.end]
     return kept, found
-
-
-def _ends_in_data(blob: bytes, found: Structure) -> bool:
-    """Return whether zeros at the end are data: with all of them only the end marker is missing, without the last one more."""
-    if not found.in_scan or coverage(found, found.scans) < 1.0 or _too_large(found):
-        return False
-    return not _warning(blob + EOI, found) and bool(_warning(blob[:-1] + EOI, found))
 
 
 def _examine_cut(blob: bytes) -> Verdict:
@@ -215,7 +212,7 @@ def _agreed(kept: bytes, found: Structure, units: int) -> int:
     try:
         first, side = _pixels(kept + EOI, found)
         others = [_pixels(kept + noise + EOI, found)[0] for noise in _NOISES]
-    except ValueError:
+    except (ValueError, OSError):
         return 0
     differ = np.any([(first != other).any(axis=2) for other in others], axis=0)
     if not differ.any():
@@ -252,7 +249,12 @@ def _pixels(blob: bytes, found: Structure) -> tuple[Array, int]:
     shape = (-(-frame.height // side), -(-frame.width // side), {"GRAY": 1, "RGB": 3, "CMYK": 4}[colour])
     pixels = np.zeros(shape, np.uint8)
     options = {"min_height": 1, "min_width": 1, "min_factor": 8} if side == 8 else {}
-    simplejpeg.decode_jpeg(blob, colorspace=colour, fastupsample=True, buffer=pixels, strict=False, **options)
+    try:
+        simplejpeg.decode_jpeg(blob, colorspace=colour, fastupsample=True, buffer=pixels, strict=False, **options)
+    except ValueError as error:
+        if not str(error).startswith(_REFUSALS):
+            raise
+        return _pillow_pixels(blob)[:, :, :1], 1  # the first component has all pixels, the others are smoothed
     return pixels, side
 
 
@@ -264,6 +266,9 @@ _MAX_WORK = 1 << 31
 _PROCESSES = frozenset(
     ("baseline", "extended", "progressive", "lossless", "extended, arithmetic", "progressive, arithmetic")
 )
+# libjpeg-turbo's fast Huffman decoder passes over invalid codes. It does not use it where there is a restart interval, here one
+# that no picture of fewer MCUs reaches.
+_MOST_MCUS, _INTERVAL = 0xFFFF, b"\xff\xdd\x00\x04\xff\xff"
 # Messages with which simplejpeg refuses a kind of JPEG, whatever its data. Pillow may decode it.
 _REFUSALS = (
     "Unsupported",
@@ -306,10 +311,16 @@ def _warning(blob: bytes, found: Structure) -> str:
     """
     frame = found.frame
     assert frame is not None
-    if frame.process not in _PROCESSES or frame.precision not in (8, 12):
-        return f"no decoder accepts {frame.process} JPEGs of {frame.precision} bits"
-    if frame.precision == 12:
+    if frame.precision == 12 and frame.process in _PROCESSES - {"baseline"}:
         return ""  # only a decoder of the user can read it
+    if frame.process not in _PROCESSES or frame.precision != 8:
+        return f"no decoder accepts {frame.process} JPEGs of {frame.precision} bits"
+    if (
+        not found.interval
+        and frame.process in ("baseline", "extended")
+        and units_of(found, found.scans[0]) <= _MOST_MCUS
+    ):
+        blob = SOI + _INTERVAL + blob[len(SOI) :]
     message = _decode(blob, frame)
     if message.startswith(_HARMLESS):
         message = _decode(without_harmless(blob), frame)
@@ -332,15 +343,20 @@ def _decode(blob: bytes, frame: Frame) -> str:
 def _decode_by_pillow(blob: bytes) -> str:
     """Return what is wrong with a JPEG of a kind that simplejpeg refuses, such as CMYK with subsampled colours.
 
-    Pillow does not tell that data end early. But then noise before the end marker changes pixels.
+    Pillow hides libjpeg's warnings. But noise after whole data changes no pixel, and noise in place of their end does.
     """
-    end = parse(blob).end - len(EOI)
+    end = parse(blob).scans[-1].stop
     try:
-        with Image.open(io.BytesIO(blob)) as image, Image.open(io.BytesIO(blob[:end] + _NOISES[0] + EOI)) as noisy:
-            return (
-                ""
-                if np.array_equal(np.asarray(image), np.asarray(noisy))
-                else "Corrupt JPEG data: data end before the end marker"
-            )
+        image, after, within = (
+            _pillow_pixels(each) for each in (blob, blob[:end] + _NOISES[0] + EOI, blob[: end - 4] + _NOISES[1] + EOI)
+        )
     except Exception as error:  # damaged bytes make Pillow raise errors of any type
         return f"no decoder accepts it: {type(error).__name__}: {error}"
+    if not np.array_equal(image, after):
+        return _ENDS_EARLY
+    return "surplus bytes follow its data" if np.array_equal(image, within) else ""
+
+
+def _pillow_pixels(blob: bytes) -> Array:
+    with Image.open(io.BytesIO(blob)) as image:
+        return np.asarray(image)
