@@ -146,7 +146,7 @@ def test_a_small_window_decodes_a_small_part() -> None:
     assert part is not None
     assert part.height * part.width < 0.05 * header.height * header.width
     assert len(part.blob) < 0.3 * len(blob)
-    assert examine(part.blob).kind == "intact"
+    assert examine(part.blob).finding == "intact"
     with Image.open(io.BytesIO(part.blob)) as small:
         assert small.size == (part.width, part.height)
 

@@ -114,12 +114,12 @@ def test_min_recovered_rejects_a_picture_and_names_its_share(options: dict[str, 
         assert build(ImageReader(), backend, 1)[1].notes
 
 
-def test_a_picture_cut_before_any_pixel_is_an_error_with_its_position() -> None:
+def test_a_picture_cut_before_any_pixel_is_an_error() -> None:
     with open_writer("memory://readers-header", {"image": "image"}, overwrite=True) as writer:
         writer.append([{"image": jpeg(0)[:40]}])
     with (
         open_backend("memory://readers-header") as backend,
-        pytest.raises(errors.DecodeError, match="at byte 20, before any pixel"),
+        pytest.raises(errors.DecodeError, match="the store.s verdict: truncated_header"),
     ):
         build(ImageReader(min_recovered=0.0), backend, 0)
 

@@ -81,7 +81,7 @@ def test_elements_can_be_renamed_and_one_field_can_be_two_elements() -> None:
     url = store({"image": "image", "label": "int"}, [{"image": photograph(), "label": 3}])
     dataset = StoreDataset(url, fields={"pixel_values": "image", "labels": "label", "again": "label"}, as_dict=True)
     assert dataset.reader.fields == ("pixel_values", "labels", "again")
-    assert dataset.reader.stored == ("image", "label", "_verdict_image")
+    assert dataset.reader.stored == ("image", "label", "image_finding", "image_recovered")
     assert (dataset.reader.data, dataset.reader.target) == ("pixel_values", "labels")
     assert (dataset[0]["labels"], dataset[0]["again"]) == (3, 3)
     assert dataset.targets == [3]
@@ -179,7 +179,7 @@ def test_paths_lead_into_json() -> None:
     assert sample["boxes"].tolist() == [[1, 2, 3, 4], [5, 6, 7, 8]]
     assert sample["labels"].tolist() == [1, 0]
     assert sample["width"] == 40
-    assert dataset.reader.stored == ("image", "objects", "size", "_verdict_image")
+    assert dataset.reader.stored == ("image", "objects", "size", "image_finding", "image_recovered")
 
 
 @pytest.mark.parametrize(

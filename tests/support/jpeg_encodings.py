@@ -166,6 +166,7 @@ ENCODINGS: dict[str, Callable[[], bytes]] = {
     "4:4:4": lambda: jpeg(2, (120, 88), subsampling="4:4:4"),
     "grayscale": lambda: save(photograph(2, (128, 96)).convert("L")),
     "CMYK": lambda: save(photograph(0, (96, 64)).convert("CMYK")),
+    "CMYK, subsampled": lambda: save(photograph(2, (96, 64)).convert("CMYK"), subsampling=2),
     "CMYK, progressive": lambda: save(photograph(1, (64, 48)).convert("CMYK"), progressive=True),
     "progressive": lambda: jpeg(1, progressive=True),
     "progressive 4:4:4": lambda: jpeg(2, (64, 48), progressive=True, subsampling="4:4:4"),

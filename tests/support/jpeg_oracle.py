@@ -18,10 +18,10 @@ __all__ = ["DJPEG", "Seen", "examine", "examine_all"]
 
 DJPEG = shutil.which("djpeg")
 
-# Damage to the picture. "Unknown Adobe color transform code" and "unknown JFIF revision number" concern the header only.
+# Damage to the picture. "Unknown Adobe color transform code" and "unknown JFIF revision number" concern the header only, and
+# libjpeg does not use the "Invalid SOS parameters for sequential JPEG".
 _DAMAGE = re.compile(
-    rb"^(Corrupt JPEG data.*|Premature end of JPEG file|Invalid SOS parameters.*|Inconsistent progression sequence.*)$",
-    re.MULTILINE,
+    rb"^(Corrupt JPEG data.*|Premature end of JPEG file|Inconsistent progression sequence.*)$", re.MULTILINE
 )
 _EXTRANEOUS = re.compile(rb"\d+ extraneous bytes")
 _FAILED = 1  # the exit code of an error; 2 is that of a warning

@@ -18,7 +18,6 @@ import numpy as np
 from PIL import Image
 
 import jpeg_oracle
-from jpeg_corpus import TABLE, row_of_cut
 from jpeg_encodings import (
     exif_with_thumbnail,
     extended,
@@ -38,7 +37,6 @@ from photographs import jpeg, photograph
 
 __all__ = ["Sample", "pixels_of", "random_corpus", "same_pixels"]
 
-_INTACT = frozenset(("intact", "trailing_data"))
 _MARKER_IN_DATA = bytes(range(0xFF))
 
 
@@ -46,15 +44,13 @@ _MARKER_IN_DATA = bytes(range(0xFF))
 class Sample:
     """One blob: `whole` with `damage`, or whole if `damage` is empty.
 
-    `admitted` holds the kinds that a verdict may give. `cut` is the number of bytes of `whole` that are left, if the blob is
-    only cut.
+    `cut` is the number of bytes of `whole` that are left, if the blob is only cut, or cut and ended.
     """
 
     encoding: str
     damage: str
     blob: bytes
     whole: bytes
-    admitted: frozenset[str]
     cut: int | None = None
 
     @property
@@ -63,12 +59,16 @@ class Sample:
 
     @functools.cached_property
     def is_visible(self) -> bool:
-        """Whether the damage is visible: libjpeg reports it, a part is missing, or a checksum fails."""
+        """Whether some decoder sees the damage: libjpeg reports it, Pillow gives other pixels of a cut file, a checksum fails.
+
+        Other damage leaves a valid picture, which nobody can tell from a strange photograph.
+        """
         if not self.damage or self.blob == self.whole:
             return False
-        if not self.is_jpeg:  # each byte of a PNG has a checksum; of the others a decoder may notice
-            checked = self.encoding.startswith("PNG") or self.damage in ("cut", "no picture")
-            return checked or not _decodes(self.blob)
+        if not self.is_jpeg:
+            # Each byte of a PNG has a checksum. A cut file of another format may lack nothing but what follows its pixels.
+            is_cut = self.damage == "cut" and not same_pixels(self.blob, self.whole)
+            return self.encoding.startswith("PNG") or is_cut or not _decodes(self.blob)
         about = anatomy(self.whole)
         # This `djpeg` cannot read lossless files.
         if about.process != "lossless" and jpeg_oracle.examine(self.blob).is_damaged:
@@ -102,6 +102,7 @@ JPEG: dict[str, Callable[[Picture], bytes]] = {
     "4:1:1": lambda p: sampled(p, "411"),
     "grayscale": lambda p: save(p.convert("L")),
     "CMYK": lambda p: save(p.convert("CMYK")),
+    "CMYK, subsampled": lambda p: save(p.convert("CMYK"), subsampling=2),
     "YCCK": lambda p: ycck(save(p.convert("CMYK"))),
     "progressive": lambda p: save(p, progressive=True),
     "progressive 4:4:4": lambda p: save(p, progressive=True, subsampling="4:4:4", quality=90),
@@ -180,12 +181,12 @@ def interlaced(picture: Picture) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", header) + _chunk(b"IDAT", data) + _chunk(b"IEND", b"")
 
 
-SampleResult = tuple[bytes, set[str], int | None]  # the blob, the admitted names, how many bytes of the whole are left
+SampleResult = tuple[bytes, int | None]  # the blob, and how many bytes of the whole are left
 
 
 def _cut(whole: bytes, chance: random.Random) -> SampleResult:
     at = _place(whole, chance)
-    return whole[:at], TABLE[row_of_cut(anatomy(whole), whole, at)], at
+    return whole[:at], at
 
 
 def _place(whole: bytes, chance: random.Random) -> int:
@@ -199,21 +200,10 @@ def _place(whole: bytes, chance: random.Random) -> int:
 
 
 def _ended(whole: bytes, chance: random.Random, between: bytes = b"") -> SampleResult:
-    about = anatomy(whole)
     at = _place(whole, chance)
-    if at < about.scans[0].start:
-        names = TABLE["cut in the headers, an end marker appended"] | {"corrupt_data"}
-    elif any(at <= scan.stop - 4 for scan in about.scans if scan.start <= at < scan.stop):
-        names = TABLE["cut in a scan's data, an end marker appended"]
-    else:
-        names = TABLE["cut in a scan's last bytes, an end marker appended"]
     kept = whole[:at]
-    inside = any(scan.start <= at < scan.stop for scan in about.scans)
-    return (
-        (kept.rstrip(b"\xff") if inside else kept) + between + EOI,
-        names | ({"corrupt_data"} if between else set()),
-        at,
-    )
+    inside = any(scan.start <= at < scan.stop for scan in anatomy(whole).scans)
+    return (kept.rstrip(b"\xff") if inside else kept) + between + EOI, at
 
 
 def _ended_often(whole: bytes, chance: random.Random) -> SampleResult:
@@ -221,31 +211,27 @@ def _ended_often(whole: bytes, chance: random.Random) -> SampleResult:
 
 
 def _ended_after_a_restart(whole: bytes, chance: random.Random) -> SampleResult:
-    blob, names, _ = _ended(whole, chance, b"\xff" + bytes((0xD0 + chance.randrange(8),)))
-    return blob, names, None
+    blob, _ = _ended(whole, chance, b"\xff" + bytes((0xD0 + chance.randrange(8),)))
+    return blob, None
 
 
 def _zeroed(whole: bytes, chance: random.Random) -> SampleResult:
     size = chance.choice((16, 100, 512, 4096, 4096))
     at = chance.randrange(2, len(whole))
     at = max(512, at & -512) if size >= 512 and len(whole) > 1024 else at
-    return (
-        whole[:at] + bytes(min(size, len(whole) - at)) + whole[at + size :],
-        TABLE["zeroed block"] | {"trailing_data"},
-        None,
-    )
+    return whole[:at] + bytes(min(size, len(whole) - at)) + whole[at + size :], None
 
 
 def _zeros_to_the_end(whole: bytes, chance: random.Random) -> SampleResult:
     at = _place(whole, chance)
-    return whole[:at] + bytes(len(whole) - at), TABLE["zeroed block to the end"] | {"corrupt_data"}, None
+    return whole[:at] + bytes(len(whole) - at), None
 
 
 def _flip(whole: bytes, chance: random.Random, times: int = 1) -> SampleResult:
     blob = bytearray(whole)
     for _ in range(times):
         blob[chance.randrange(2, len(blob))] ^= 1 << chance.randrange(8)
-    return bytes(blob), TABLE["flips everywhere"], None
+    return bytes(blob), None
 
 
 def _flips(whole: bytes, chance: random.Random) -> SampleResult:
@@ -255,19 +241,19 @@ def _flips(whole: bytes, chance: random.Random) -> SampleResult:
 def _spliced(whole: bytes, chance: random.Random) -> SampleResult:
     other = jpeg(chance.randrange(8), (80 + 8 * chance.randrange(10), 64), progressive=chance.random() < 0.3)
     blob = whole[: chance.randrange(100, max(101, len(whole)))] + other[chance.randrange(len(other)) :]
-    return blob, TABLE["splice"], None
+    return blob, None
 
 
 def _hole(whole: bytes, chance: random.Random) -> SampleResult:
     size = chance.choice((1, 3, 50, 400))
     at = chance.randrange(2, len(whole))
-    return whole[:at] + whole[at + size :], TABLE["splice"], None
+    return whole[:at] + whole[at + size :], None
 
 
 def _twice(whole: bytes, chance: random.Random) -> SampleResult:
     size = chance.choice((1, 3, 50, 400))
     at = chance.randrange(2, len(whole))
-    return whole[: at + size] + whole[at:], TABLE["splice"], None
+    return whole[: at + size] + whole[at:], None
 
 
 def _surplus(whole: bytes, chance: random.Random) -> SampleResult:
@@ -275,11 +261,11 @@ def _surplus(whole: bytes, chance: random.Random) -> SampleResult:
     restarts = [at for at in range(scan.start, scan.stop - 1) if whole[at] == 0xFF and 0xD0 <= whole[at + 1] <= 0xD7]
     at = chance.choice([*restarts, scan.stop])
     surplus = bytes(chance.choices(_MARKER_IN_DATA, k=chance.choice((1, 4, 100))))
-    return whole[:at] + surplus + whole[at:], TABLE["surplus bytes before a marker"], None
+    return whole[:at] + surplus + whole[at:], None
 
 
 def _without_tables(whole: bytes, chance: random.Random) -> SampleResult:
-    return without(whole, chance.choice((0xDB, 0xC4))), TABLE["Huffman tables are missing"], None
+    return without(whole, chance.choice((0xDB, 0xC4))), None
 
 
 def _with_other_tables(whole: bytes, chance: random.Random) -> SampleResult:
@@ -288,13 +274,12 @@ def _with_other_tables(whole: bytes, chance: random.Random) -> SampleResult:
     tables = b"".join(donor[part.start : part.stop] for part in other.parts if part.marker == marker)
     rest = without(whole, marker)
     start = anatomy(rest).segments(before_data=True)[-1].start
-    names = TABLE["Huffman tables of another file"] | TABLE["quantisation tables of another file"]
-    return rest[:start] + tables + rest[start:], names, None
+    return rest[:start] + tables + rest[start:], None
 
 
-def _followed(whole: bytes, chance: random.Random) -> SampleResult:
+def _followed(whole: bytes, chance: random.Random) -> bytes:
     tail = chance.choice((bytes(chance.choice((1, 512))), EOI, EOI * 1000, b"\n", chance.randbytes(20), jpeg(1)))
-    return whole + tail, set(_INTACT), None
+    return whole + tail
 
 
 JPEG_DAMAGES: dict[str, tuple[int, Callable[[bytes, random.Random], SampleResult]]] = {
@@ -313,35 +298,33 @@ JPEG_DAMAGES: dict[str, tuple[int, Callable[[bytes, random.Random], SampleResult
     "tables missing": (2, _without_tables),
     "foreign tables": (2, _with_other_tables),
 }
-_OTHER_NAMES = {"truncated_file", "truncated_header", "corrupt_data", "not_jpeg", "missing_eoi"}
 
 
 def _cut_file(whole: bytes, chance: random.Random) -> SampleResult:
     at = chance.choice((chance.randrange(len(whole)), len(whole) - chance.randrange(1, 12)))
-    names = {"truncated_file", "truncated_header", *(["not_jpeg"] if at < 64 else [])}
-    return whole[:at], names | ({"missing_eoi"} if len(whole) - at <= 12 else set()), at  # PNG's last chunk
+    return whole[:at], at
 
 
 def _zeroed_file(whole: bytes, chance: random.Random) -> SampleResult:
     at = chance.randrange(len(whole) // 4, len(whole))
-    return whole[:at] + bytes(len(whole) - at), _OTHER_NAMES, None
+    return whole[:at] + bytes(len(whole) - at), None
 
 
 def _flip_in_file(whole: bytes, chance: random.Random) -> SampleResult:
     blob = bytearray(whole)
     blob[chance.randrange(8, len(blob))] ^= 1 << chance.randrange(8)
-    return bytes(blob), {"intact", "trailing_data", *_OTHER_NAMES}, None
+    return bytes(blob), None
 
 
 def _wrong_checksum(whole: bytes, chance: random.Random) -> SampleResult:
     at = chance.choice([end - 1 - chance.randrange(4) for _, _, end in _png_chunks(whole)])
-    return whole[:at] + bytes((whole[at] ^ 1 << chance.randrange(8),)) + whole[at + 1 :], {"corrupt_data"}, None
+    return whole[:at] + bytes((whole[at] ^ 1 << chance.randrange(8),)) + whole[at + 1 :], None
 
 
 def _without_a_chunk(whole: bytes, chance: random.Random) -> SampleResult:
     kind = chance.choice((b"IDAT", b"IEND"))
     kept = [whole[:8], *(whole[start:end] for name, start, end in _png_chunks(whole) if name != kind)]
-    return b"".join(kept), _OTHER_NAMES - {"not_jpeg"}, None
+    return b"".join(kept), None
 
 
 def _png_chunks(whole: bytes) -> list[tuple[bytes, int, int]]:
@@ -363,16 +346,13 @@ def _jpeg_sample(chance: random.Random) -> Sample:
     whole = JPEG[encoding](_picture(chance))
     kind = chance.random()
     if kind < 0.26:
-        return Sample(encoding, "", whole, whole, frozenset(_INTACT))
+        return Sample(encoding, "", whole, whole)
     if kind < 0.29:
-        blob, names, _ = _followed(whole, chance)
-        return Sample(encoding, "", blob, whole, frozenset(names))
+        return Sample(encoding, "", _followed(whole, chance), whole)
     weights = [weight for weight, _ in JPEG_DAMAGES.values()]
     (damage,) = chance.choices(list(JPEG_DAMAGES), weights)
-    blob, names, cut = JPEG_DAMAGES[damage][1](whole, chance)
-    if encoding in _RARE:  # only a decoder can follow their codes
-        names = {*names, "truncated_scan", "missing_eoi", "corrupt_data"}
-    return Sample(encoding, damage, blob, whole, frozenset(names), cut)
+    blob, cut = JPEG_DAMAGES[damage][1](whole, chance)
+    return Sample(encoding, damage, blob, whole, cut)
 
 
 def _other_sample(chance: random.Random) -> Sample:
@@ -383,8 +363,8 @@ def _other_sample(chance: random.Random) -> Sample:
     if encoding.startswith("PNG"):
         damages |= {"wrong checksum": _wrong_checksum, "a chunk is missing": _without_a_chunk}
     damage = chance.choice(["", "", "cut", *damages])
-    blob, names, cut = damages[damage](whole, chance) if damage else (whole, set(_INTACT), None)
-    return Sample(encoding, damage, blob, whole, frozenset(names), cut)
+    blob, cut = damages[damage](whole, chance) if damage else (whole, None)
+    return Sample(encoding, damage, blob, whole, cut)
 
 
 def _no_picture(chance: random.Random) -> Sample:
@@ -393,7 +373,7 @@ def _no_picture(chance: random.Random) -> Sample:
     )
     if chance.random() < 0.3:
         blob = stored("jpeg-ls")
-    return Sample("none", "no picture", blob, jpeg(0), frozenset(("not_jpeg",)))
+    return Sample("none", "no picture", blob, jpeg(0))
 
 
 def random_corpus(seed: int, count: int = 4000) -> list[Sample]:

@@ -32,14 +32,12 @@ from storeds.records.fields import (
     NATIVE,
     UNCHECKED,
     Count,
-    Verdict,
     canonical_json,
     fields_to_json,
     meta_to_text,
     new_build,
     parse_fields,
     pictures,
-    set_verdict,
     verdict_fields,
     with_verdicts,
 )
@@ -308,21 +306,18 @@ class StoreWriter:
                 yield from pool.map(self._with_verdicts, records[start : start + _CHUNK])
 
     def _with_verdicts(self, record: Any) -> Any:
+        from storeds.jpeg import examine, set_verdict  # a writer without images needs no decoder
+
         if not isinstance(record, Mapping):
             return record  # the codec rejects it with the reason
         judged = dict(record)
         for image in self._images:
             finding, _ = verdict_fields(image)
             if judged.get(finding, UNCHECKED) == UNCHECKED:
-                set_verdict(judged, image, self._examine(judged.get(image)))
+                blob = judged.get(image)
+                found = examine(bytes(blob)) if self._check_pictures and isinstance(blob, _BYTES) else None
+                set_verdict(judged, image, found)
         return judged
-
-    def _examine(self, blob: Any) -> Verdict | None:
-        if not self._check_pictures or not isinstance(blob, _BYTES):
-            return None
-        from storeds.jpeg import examine  # a writer without images needs no decoder
-
-        return examine(bytes(blob))
 
     def _add(self, record: Record) -> None:
         position = self.count

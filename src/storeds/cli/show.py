@@ -110,9 +110,6 @@ def _kind(field: Field) -> str:
 @command
 def verify(
     url: StoreArgument,
-    deep: Annotated[
-        bool, typer.Option("--deep", help="Examine every picture again, and report where the stored verdict differs.")
-    ] = False,
     contact_sheet: Annotated[
         Path | None, typer.Option(help="Draw the damaged pictures, repaired as far as possible, into this .png file.")
     ] = None,
@@ -125,7 +122,7 @@ def verify(
     sheet = None if contact_sheet is None else ops.ContactSheet(contact_sheet)
     options = dict(map(parse_option, option or []))
     with progress("verify", quiet=as_json) as hook:
-        report = ops.verify(url, deep=deep, workers=workers, layout=layout, options=options, progress=hook)
+        report = ops.verify(url, workers=workers, layout=layout, options=options, progress=hook)
     drawn = None if sheet is None else sheet.draw(url, report.findings, layout=layout, options=options)
     if as_json:
         print_json(report.to_json())

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from storeds.jpeg.markers import Header, read_header, restart_codes
+from storeds.jpeg.header import Header, read_header, restart_codes
 from storeds.protocols import Array
 
 __all__ = ["JpegCutter", "JpegPart", "is_ready"]

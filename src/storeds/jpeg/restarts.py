@@ -21,10 +21,9 @@ from PIL import Image
 
 from storeds.errors import ConfigError, StoredsError
 from storeds.jpeg.cuts import is_ready
-from storeds.jpeg.examine import examine
-from storeds.jpeg.markers import EOI, MAX_PIXELS, SOI, Structure, grid_of, parse, units_of
+from storeds.jpeg.header import EOI, MAX_PIXELS, SOI, Structure, grid_of, parse, units_of
+from storeds.jpeg.verdict import Verdict, examine
 from storeds.protocols import Array
-from storeds.records.fields import Verdict
 
 __all__ = ["ADDED", "HAD", "Marked", "RestartMarker", "restart_intervals"]
 
@@ -143,15 +142,13 @@ class RestartMarker:
             return kept._replace(outcome=_brief(error))
         after = None if verdict is None else examine(marked)
         if after is not None and not after.is_whole:
-            return kept._replace(outcome=f"would be {after.kind}")
+            return kept._replace(outcome=f"would be {after.finding}")
         return Marked(marked, after, ADDED)
 
     def _smallest(self, blob: bytes, found: Structure, wanted: list[int]) -> bytes | None:
         """Return the picture with the first of these intervals that costs little enough; None if none does."""
         assert found.frame is not None
-        units = units_of(
-            found, found.scans[0]._replace(parts=tuple((at, 0, 0) for at in range(found.frame.components)))
-        )
+        units = units_of(found, found.scans[0]._replace(places=tuple(range(found.frame.components))))
         is_large = found.frame.width * found.frame.height > _LARGE
         most = len(blob) * (_GROWTH_LARGE if is_large else _GROWTH)
         before: tuple[int, int] | None = None  # size and number of intervals of the last try

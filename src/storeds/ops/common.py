@@ -17,11 +17,11 @@ from storeds._utils.text import counted
 from storeds.backends.concatenated import ConcatenatedBackend
 from storeds.backends.opening import open_backend, scheme_of
 from storeds.errors import ConfigError, FormatError, RecordError, StoreNotFoundError
-from storeds.jpeg import examine, is_ready
+from storeds.jpeg import Verdict, examine, is_ready, set_verdict
 from storeds.jpeg.restarts import ADDED, HAD, RestartMarker
 from storeds.protocols import Backend, Meta, Record, Writer
 from storeds.records.columns import read_column
-from storeds.records.fields import Verdict, pictures, set_verdict, verdict_fields
+from storeds.records.fields import pictures, verdict_fields
 
 __all__ = [
     "NOT_EXAMINED",
@@ -39,7 +39,6 @@ __all__ = [
     "images_of",
     "in_threads",
     "is_fast",
-    "is_lost",
     "mark_picture",
     "read_batches",
     "restarts_line",
@@ -86,7 +85,7 @@ class VerdictCounts:
     kinds : dict
         Kind of verdict, or `NOT_EXAMINED` → number of pictures, the most frequent first.
     lost : dict
-        Kind → number of pictures of which nothing decodes, see `is_lost`.
+        Kind → number of pictures of which nothing is recovered.
     """
 
     kinds: dict[str, int] = field(default_factory=dict)
@@ -112,19 +111,14 @@ class VerdictCounts:
             columns = (read_column(backend, name).tolist() for name in verdict_fields(image))
             for (kind, recovered), count in Counter(zip(*columns, strict=True)).items():
                 kinds[kind or NOT_EXAMINED] += count
-                if kind and is_lost(Verdict(kind, recovered)):
+                if kind and not recovered:
                     lost[kind] += count
         return cls({kind: n for kind, n in kinds.most_common() if n}, dict(lost.most_common()))
 
 
-def is_lost(verdict: Verdict) -> bool:
-    """Return whether nothing of a picture decodes, even repaired. No decoder reads the rows left of a truncated PNG."""
-    return not verdict.recovered or verdict.kind == "truncated_file"
-
-
 def damaged_kinds(kinds: Mapping[str, int]) -> dict[str, int]:
     """Return those of `kinds` that are damage."""
-    return {kind: n for kind, n in kinds.items() if kind != NOT_EXAMINED and not Verdict(kind).is_whole}
+    return {kind: n for kind, n in kinds.items() if kind != NOT_EXAMINED and not Verdict(kind, 0.0).is_whole}
 
 
 def brief_counts(kinds: Mapping[str, int]) -> str:

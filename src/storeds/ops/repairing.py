@@ -10,6 +10,7 @@ from storeds._utils.locations import redact
 from storeds.backends.opening import open_backend, open_writer
 from storeds.backends.writer import COMMIT_EVERY
 from storeds.errors import ConfigError
+from storeds.jpeg import Verdict
 from storeds.jpeg import repair as repaired
 from storeds.ops.common import (
     NOT_EXAMINED,
@@ -19,12 +20,10 @@ from storeds.ops.common import (
     damaged_kinds,
     examined,
     images_of,
-    is_lost,
     read_batches,
     resumable,
 )
 from storeds.protocols import Backend, Record
-from storeds.records.fields import Verdict
 
 __all__ = ["RepairReport", "repair"]
 
@@ -134,7 +133,7 @@ def repair(
                 for record in records:
                     for image in images:
                         verdict = _repair(record, image)
-                        broken, lost = broken + (not verdict.is_whole), lost + is_lost(verdict)
+                        broken, lost = broken + (not verdict.is_whole), lost + (not verdict.recovered)
                 writer.append(records)
                 if progress is not None:
                     progress(replace(state, bad=lost, damaged=broken))

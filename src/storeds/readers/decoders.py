@@ -18,7 +18,8 @@ from PIL import ExifTags, Image, ImageOps
 from storeds.errors import DecodeError
 from storeds.jpeg import MAX_PIXELS
 from storeds.jpeg.cuts import JpegCutter, JpegPart
-from storeds.jpeg.markers import SOI, read_header
+from storeds.jpeg.formats import warn_of_truncated_images
+from storeds.jpeg.header import read_header
 from storeds.records.roles import ORIENTATIONS
 
 if TYPE_CHECKING:
@@ -26,12 +27,13 @@ if TYPE_CHECKING:
 
     import torch
 
-    from storeds.jpeg.markers import Header
+    from storeds.jpeg.header import Header
     from storeds.protocols import Array, CropRequest, Decoder, Window
 
 __all__ = [
     "UNCHANGED",
     "any_orientation",
+    "as_pil",
     "check_jpeg",
     "check_pixels",
     "decode_bytes",
@@ -41,8 +43,10 @@ __all__ = [
     "decode_tensor",
     "decode_windows",
     "divisor",
+    "has_colours",
     "jpeg_pixels",
     "orientation_of",
+    "oriented",
     "oriented_size",
     "scaled_down",
     "to_tensor",
@@ -54,7 +58,8 @@ _PNG_ORIENTED = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
 
 _ADDRESS = re.compile(r" ?<_io\.BytesIO object at 0x[0-9a-f]+>")
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
-_MODES = {"Gray": ("L", "GRAY"), "YCbCr": ("RGB", "RGB")}
+# Number of components → Pillow's mode, and the colours to which simplejpeg decodes.
+_COLOURS = {1: ("L", "GRAY"), 3: ("RGB", "RGB")}
 _REST = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before marker 0xd(9|[0-7])")
 
 
@@ -85,16 +90,8 @@ def decode_bytes(blob: bytes, mode: str) -> bytes:
     return blob
 
 
-def decode_pil(
-    blob: bytes,
-    mode: str,
-    *,
-    orient: bool = False,
-    max_pixels: int = MAX_PIXELS,
-    strict: bool = False,
-    examined: bool = False,
-) -> Image.Image:
-    """Return the image in `mode`, fully loaded.
+def decode_pil(blob: bytes, mode: str, *, orient: bool = False, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """Return the image in `mode`, fully loaded. Of a damaged JPEG, what is there, as Pillow does.
 
     Parameters
     ----------
@@ -107,12 +104,6 @@ def decode_pil(
         Rotate the image according to its EXIF orientation.
     max_pixels : int
         Maximum number of pixels that the header may claim.
-    strict : bool
-        Raise ValueError for a JPEG that libjpeg-turbo warns of. By default, return what is there of the picture, as
-        Pillow does.
-    examined : bool
-        `storeds.jpeg.examine` found the picture whole. Then `strict` needs no extra decode at an eighth of the size
-        where Pillow must convert colours.
 
     Raises
     ------
@@ -120,31 +111,28 @@ def decode_pil(
         The header claims too many pixels (before any memory is allocated), or `mode` cannot hold the values. For bytes
         that Pillow cannot decode, it raises its own errors.
     """
-    try:
-        opened = Image.open(io.BytesIO(blob))
-    except Image.DecompressionBombError as error:
-        refused = DecodeError(f"it claims more pixels than Pillow takes: {error}")
-        refused.kind = "too_large"
-        raise refused from None
-    with opened as image:
+    warn_of_truncated_images()
+    with _opened(blob) as image:
         check_pixels(*image.size, max_pixels)
-        whole = _by_simplejpeg(image, blob, mode, max_pixels) if strict and blob.startswith(SOI) else None
-        if whole is not None:
-            return ImageOps.exif_transpose(whole) if orient else whole
-        if strict and not examined and blob.startswith(SOI):
-            check_jpeg(blob)
         image.load()
         return _convert(ImageOps.exif_transpose(image) if orient else image, mode)
 
 
-def _by_simplejpeg(image: Image.Image, blob: bytes, mode: str, max_pixels: int) -> Image.Image | None:
-    """Decode an opened JPEG with simplejpeg; return None if Pillow must decode it. Raise ValueError for damage."""
-    pixels = jpeg_pixels(blob, image.mode if mode == UNCHANGED else mode, max_pixels)
-    if pixels is None:
-        return None
-    whole = Image.fromarray(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels)
-    whole.info = image.info
-    return whole
+def _opened(blob: bytes) -> Image.Image:
+    try:
+        return Image.open(io.BytesIO(blob))
+    except Image.DecompressionBombError as error:
+        refused = DecodeError(f"it claims more pixels than Pillow takes: {error}")
+        refused.kind = "too_large"
+        raise refused from None
+
+
+def as_pil(pixels: Array, blob: bytes, *, orient: bool) -> Image.Image:
+    """Return the pixels of a JPEG as the image that `decode_pil` returns, with the metadata of the file."""
+    image = Image.fromarray(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels)
+    with _opened(blob) as opened:
+        image.info = opened.info
+    return ImageOps.exif_transpose(image) if orient else image
 
 
 def _convert(image: Image.Image, mode: str) -> Image.Image:
@@ -174,14 +162,7 @@ def _check_range(image: Image.Image, mode: str) -> None:
 
 
 def decode_tensor(
-    blob: bytes,
-    mode: str,
-    *,
-    orient: bool = False,
-    max_pixels: int = MAX_PIXELS,
-    strided: bool = False,
-    strict: bool = False,
-    examined: bool = False,
+    blob: bytes, mode: str, *, orient: bool = False, max_pixels: int = MAX_PIXELS, strided: bool = False
 ) -> torch.Tensor:
     """Return the pixels of `decode_pil` as a tensor of shape (channels, height, width), which owns its memory.
 
@@ -192,57 +173,37 @@ def decode_tensor(
     ----------
     strided : bool
         Keep the channels last in memory, as the decoder writes them, which saves a copy.
-    strict, examined : bool
-        As for `decode_pil`.
     """
-    pixels = _pixels(blob, mode, max_pixels, orient=orient, strict=strict)
-    if pixels is None:
-        image = decode_pil(blob, mode, orient=orient, max_pixels=max_pixels, strict=strict, examined=examined)
-        pixels = np.array(image)
-    return to_tensor(pixels, strided)
+    return _tensor(blob, mode, orient, max_pixels, strided, shortcuts=False)
 
 
 def decode_fast(
-    blob: bytes,
-    mode: str,
-    *,
-    orient: bool = False,
-    max_pixels: int = MAX_PIXELS,
-    strided: bool = False,
-    strict: bool = False,
-    examined: bool = False,
+    blob: bytes, mode: str, *, orient: bool = False, max_pixels: int = MAX_PIXELS, strided: bool = False
 ) -> torch.Tensor:
     """Return nearly the same as `decode_tensor`, with libjpeg-turbo's fast DCT and fast upsampling.
 
     On photographs values differ by 1.3 of 256 levels on average, by at most 8 in 99 of 100 pixels, and by up to 69
     where colours change sharply. Anything but a whole JPEG is exact.
     """
-    pixels = _pixels(blob, mode, max_pixels, orient=orient, strict=strict, shortcuts=True)
-    if pixels is not None:
-        return to_tensor(pixels, strided)
-    return decode_tensor(
-        blob, mode, orient=orient, max_pixels=max_pixels, strided=strided, strict=strict, examined=examined
-    )
+    return _tensor(blob, mode, orient, max_pixels, strided, shortcuts=True)
 
 
-def _pixels(
-    blob: bytes, mode: str, max_pixels: int, *, orient: bool, strict: bool, shortcuts: bool = False
-) -> Array | None:
-    """Return the pixels that simplejpeg decodes; None if Pillow must decode."""
-    orientation = orientation_of(blob) if orient else 1
-    if orientation is None:
-        return None
-    try:
-        pixels = jpeg_pixels(blob, mode, max_pixels, shortcuts=shortcuts)
-    except ValueError:
-        if strict:
-            raise
-        return None
-    return pixels if pixels is None else _oriented(pixels, orientation)
+def _tensor(blob: bytes, mode: str, orient: bool, max_pixels: int, strided: bool, *, shortcuts: bool) -> torch.Tensor:
+    header = read_header(blob)
+    orientation = orientation_of(blob, header) if orient else 1
+    if header is not None and orientation is not None and has_colours(header, mode):
+        check_pixels(header.width, header.height, max_pixels)
+        try:
+            pixels = jpeg_pixels(blob, header, shortcuts=shortcuts)
+        except ValueError:  # damaged: Pillow decodes what is there
+            pass
+        else:
+            return to_tensor(oriented(pixels, orientation), strided)
+    return to_tensor(np.array(decode_pil(blob, mode, orient=orient, max_pixels=max_pixels)), strided)
 
 
 def orientation_of(blob: bytes, header: Header | None = None) -> int | None:
-    """Return the EXIF orientation of a JPEG, 1 to 8; None if only decoding tells."""
+    """Return the EXIF orientation of a JPEG, 1 to 8; None if only decoding tells. Pass its header if it is known."""
     header = header or read_header(blob)
     if header is None:
         return None
@@ -268,7 +229,7 @@ def any_orientation(blob: bytes, header: Header | None = None) -> int:
     return orientation if orientation in ORIENTATIONS else 1
 
 
-def _oriented(pixels: Array, orientation: int) -> Array:
+def oriented(pixels: Array, orientation: int) -> Array:
     """Return the pixels, (height, width, channels), as `PIL.ImageOps.exif_transpose` rotates them."""
     if orientation == 1:
         return pixels
@@ -308,20 +269,22 @@ def decode_windows(
     for (top, left, height, width), _ in crops:
         if top < 0 or left < 0 or top + height > full_height or left + width > full_width:
             return None
+    if not has_colours(header, mode):
+        return None
     shortcuts, cutter = decoder is decode_fast, JpegCutter(blob, header)
     images = []
     for window, size in crops:
         by = divisor(window, size) if shortcuts else 1
         stored = scaled_down(_stored_window(window, header, orientation), by, header.height, header.width)
-        pixels = _window_pixels(cutter, blob, mode, header, stored, by, shortcuts=shortcuts)
+        pixels = _window_pixels(cutter, blob, header, stored, by, shortcuts=shortcuts)
         if pixels is None:
             return None
-        images.append(to_tensor(_oriented(pixels, orientation), strided=True))
+        images.append(to_tensor(oriented(pixels, orientation), strided=True))
     return tuple(images)
 
 
 def _window_pixels(
-    cutter: JpegCutter, blob: bytes, mode: str, header: Header, window: Window, by: int, *, shortcuts: bool
+    cutter: JpegCutter, blob: bytes, header: Header, window: Window, by: int, *, shortcuts: bool
 ) -> Array | None:
     """Return the pixels of a window in the picture that is `by` times smaller; None if all of it must be decoded."""
     top, left, height, width = window
@@ -330,25 +293,22 @@ def _window_pixels(
         if by == 1:
             return None
         part = JpegPart(blob, 0, 0, header.height, header.width, ends_early=False)
-    pixels = _part_pixels(part, mode, header, by, shortcuts=shortcuts)
+    pixels = _part_pixels(part, header, by, shortcuts=shortcuts)
     if pixels is None:
         return None
     top, left = top - part.top // by, left - part.left // by
     return pixels[top : top + height, left : left + width]
 
 
-def _part_pixels(part: JpegPart, mode: str, header: Header, by: int, *, shortcuts: bool) -> Array | None:
+def _part_pixels(part: JpegPart, header: Header, by: int, *, shortcuts: bool) -> Array | None:
     """Decode a part of a picture, `by` times smaller; return None if the whole picture must be decoded."""
     height, width = -(-part.height // by), -(-part.width // by)
+    # simplejpeg raises for the expected warning as well, so the pixels go into a buffer of our own.
+    pixels = np.empty((height, width, header.components), np.uint8)
     try:
-        own_mode, name = _MODES.get(_jpeg_header(part.blob)[2], ("", ""))
-        if own_mode != mode:
-            return None
-        # simplejpeg raises for the expected warning as well, so the pixels go into a buffer of our own.
-        pixels = np.empty((height, width, 1 if name == "GRAY" else 3), np.uint8)
         simplejpeg.decode_jpeg(
             part.blob,
-            colorspace=name,
+            colorspace=_COLOURS[header.components][1],
             fastdct=shortcuts,
             fastupsample=shortcuts,
             min_height=height,
@@ -389,10 +349,13 @@ def to_tensor(pixels: Array, strided: bool) -> torch.Tensor:
     return tensor if strided else tensor.contiguous()
 
 
-def jpeg_pixels(blob: bytes, mode: str, max_pixels: int, *, shortcuts: bool = False) -> Array | None:
-    """Decode a JPEG with simplejpeg to uint8 pixels of shape (height, width, channels).
+def has_colours(header: Header, mode: str) -> bool:
+    """Return whether simplejpeg decodes a JPEG to the pixels of this mode; otherwise Pillow must convert them."""
+    return mode in (_COLOURS.get(header.components, (None,))[0], UNCHANGED) and header.components in _COLOURS
 
-    Returns None, so that Pillow decodes, if the bytes are not a JPEG, or if its colours are not those of `mode`.
+
+def jpeg_pixels(blob: bytes, header: Header, *, shortcuts: bool = False) -> Array:
+    """Decode a JPEG of one or three components with simplejpeg to uint8 pixels of shape (height, width, channels).
 
     Parameters
     ----------
@@ -404,27 +367,13 @@ def jpeg_pixels(blob: bytes, mode: str, max_pixels: int, *, shortcuts: bool = Fa
     ValueError
         libjpeg-turbo fails on the file or warns of damage.
     """
-    if not blob.startswith(b"\xff\xd8"):
-        return None
-    height, width, colour = _jpeg_header(blob)
-    own_mode, name = _MODES.get(colour, ("", ""))
-    if own_mode != mode or height * width > max_pixels:
-        return None
     pixels: Array = simplejpeg.decode_jpeg(
-        blob, colorspace=name, fastdct=shortcuts, fastupsample=shortcuts, strict=True
+        blob, colorspace=_COLOURS[header.components][1], fastdct=shortcuts, fastupsample=shortcuts, strict=True
     )
     return pixels
 
 
-def _jpeg_header(blob: bytes) -> tuple[int, int, str]:
-    """Return height, width and colour space. The last is empty for a subsampling that simplejpeg does not know."""
-    try:
-        height, width, colour, _ = simplejpeg.decode_jpeg_header(blob, strict=True)
-    except KeyError:  # the header is valid, but simplejpeg has no name for its subsampling
-        return 0, 0, ""
-    return height, width, colour
-
-
-def check_jpeg(blob: bytes) -> None:
+def check_jpeg(blob: bytes, header: Header | None) -> None:
     """Raise ValueError for a JPEG that libjpeg-turbo fails on or warns of. Decodes at an eighth of the size."""
-    simplejpeg.decode_jpeg(blob, colorspace="GRAY", min_height=1, min_width=1, min_factor=8, strict=True)
+    colours = "CMYK" if header is not None and header.components == 4 else "GRAY"
+    simplejpeg.decode_jpeg(blob, colorspace=colours, min_height=1, min_width=1, min_factor=8, strict=True)

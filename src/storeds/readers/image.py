@@ -10,12 +10,12 @@ from PIL import ImageMode
 
 from storeds._utils.arguments import check_share
 from storeds.errors import ConfigError, suggest
-from storeds.jpeg import MAX_PIXELS
+from storeds.jpeg import MAX_PIXELS, Verdict
 from storeds.protocols import Backend, Cropper, Decoder, Field, Record, SampleContext
 from storeds.readers.base import RecordReader
 from storeds.readers.decoders import UNCHANGED
 from storeds.readers.pictures import PictureDecoder
-from storeds.records.fields import Verdict, is_mask, pictures, verdict_fields, without_verdicts
+from storeds.records.fields import is_mask, pictures, verdict_fields, without_verdicts
 
 __all__ = ["ImageReader", "PictureReader", "label_of"]
 
@@ -189,8 +189,8 @@ class ImageReader(PictureReader):
     mode : str
         Pillow mode to which images are converted, or ``"unchanged"``. See `storeds.readers.decode_pil`.
     repair : bool
-        Repair a damaged JPEG before decoding it. The store never changes. If False, damage raises DecodeError. A
-        picture is damaged if the verdict in its store says so or, without a verdict, if its decoder warns.
+        Repair a JPEG that ends early before decoding it. The store never changes. If False, damage raises DecodeError.
+        A picture is damaged if the verdict in its store says so or, without a verdict, if its decoder warns.
     min_recovered : float
         A picture of which a smaller share (0 to 1) is there raises DecodeError.
     orient : bool

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import mmap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -13,11 +13,13 @@ import numpy as np
 import xxhash
 
 from storeds.errors import ConfigError, DecodeError, StoredsError
-from storeds.jpeg import Verdict, check_other, examine, sniff, triage
+from storeds.jpeg import Verdict, examine
 from storeds.jpeg import repair as repair_jpeg
-from storeds.jpeg.markers import SOI, Header, parse, read_header
+from storeds.jpeg.formats import png_problem
+from storeds.jpeg.header import SOI, Header, check_scans, read_header
 from storeds.protocols import Cropped, Cropper, CropRequest, Decoder, Note, SampleContext, Window
 from storeds.readers.decoders import (
+    as_pil,
     check_jpeg,
     check_pixels,
     decode_fast,
@@ -26,17 +28,20 @@ from storeds.readers.decoders import (
     decode_tensor,
     decode_windows,
     divisor,
+    has_colours,
+    jpeg_pixels,
     orientation_of,
+    oriented,
     oriented_size,
+    to_tensor,
 )
 from storeds.registry import DECODERS
 
 __all__ = ["Part", "Picture", "PictureDecoder"]
 
 
-_BUILT_IN = (decode_pil, decode_tensor, decode_fast)  # with strict=True they raise for warnings of libjpeg
+_BUILT_IN = (decode_pil, decode_tensor, decode_fast)
 _WINDOWED = (decode_tensor, decode_fast)  # can decode only the part of a picture that a window needs
-_LOOKS_WHOLE = "the verdict in its store says so, although its bytes look whole now"
 
 
 _MAX_BITS = 21  # 32 MiB
@@ -86,16 +91,16 @@ class Picture(NamedTuple):
     value : bytes
     header : Header, or None
         If it is a JPEG.
-    verdict : Verdict, or None
-        If it is known before decoding.
-    is_damaged : bool
-        Whether `verdict` demands a repair before decoding.
+    is_known : bool
+        Whether the store has a verdict that it is whole.
+    damage : Verdict, or None
+        What is known of its damage before decoding.
     """
 
     value: bytes
     header: Header | None
-    verdict: Verdict | None
-    is_damaged: bool
+    is_known: bool
+    damage: Verdict | None
 
 
 class Part(NamedTuple):
@@ -130,16 +135,12 @@ class PictureDecoder:
     count: int = 0
     _function: Decoder = field(init=False, repr=False, compare=False)
     _decoder: Decoder = field(init=False, repr=False, compare=False)
-    _strict: Callable[..., Any] | None = field(init=False, repr=False, compare=False)
     _checked: CheckedPictures | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         function: Decoder = DECODERS.get(self.decode) if isinstance(self.decode, str) else self.decode
-        decoder = self._with_options(function)
-        # A Decoder of a user takes no `strict`; the built-in ones do.
-        strict = functools.partial(decoder, strict=True) if function in _BUILT_IN else None  # type: ignore[call-arg]
         checked = CheckedPictures(self.count) if self.cropper is not None and function in _WINDOWED else None
-        parts = {"_function": function, "_decoder": decoder, "_strict": strict, "_checked": checked}
+        parts = {"_function": function, "_decoder": self._with_options(function), "_checked": checked}
         for name, value in parts.items():
             object.__setattr__(self, name, value)
 
@@ -167,133 +168,119 @@ class PictureDecoder:
         if self.decode == "bytes":
             return self._decoder(value, mode)
         picture = self.inspect(value, stored)
-        return self.decode_part(picture, mode, self._drawn(picture, context), context)
+        part = None if self.cropper is None else self.part(picture)
+        if part is not None and self.cropper is not None:
+            # Drawn once, also for pictures of which all must be decoded: a transform would draw other windows.
+            crops = self.cropper.crops(*oriented_size(part.header, part.orientation), context.generator)
+            part = Part(part.header, part.orientation, crops) if crops else None
+        return self.decode_image(picture, mode, part, context)
 
     def inspect(self, value: bytes, stored: Verdict | None) -> Picture:
         """Return a picture with what is known of it before decoding; raises DecodeError if it is too large."""
         header = read_header(value)
         if header is not None:
             check_pixels(header.width, header.height, self.max_pixels)
-        verdict = stored or self._before_decoding(value)
+        is_built_in = self._function in _BUILT_IN
+        verdict = stored
+        # A strict decode finds the damage of a JPEG. Pillow does not check the pixels of a PNG.
+        if verdict is None and (not is_built_in if value.startswith(SOI) else png_problem(value).reason):
+            verdict = examine(value)
         if verdict is None or verdict.is_whole:
-            return Picture(value, header, verdict, is_damaged=False)
+            return Picture(value, header, is_known=stored is not None, damage=None)
         # A third-party decoder may support formats that `examine` does not know.
-        return Picture(value, header, verdict, is_damaged=verdict.kind != "not_jpeg" or self._strict is not None)
+        is_damaged = verdict.finding != "not_jpeg" or is_built_in
+        return Picture(value, header, is_known=False, damage=verdict if is_damaged else None)
 
     def part(self, picture: Picture) -> Part | None:
         """Return the header and orientation of a picture if a part of it may be enough for the crops, otherwise None."""
-        value, header, verdict, is_damaged = picture
-        if self._checked is None or header is None or not header.in_one_scan or is_damaged:
+        value, header, is_known, damage = picture
+        if self._checked is None or header is None or not header.in_one_scan or damage is not None:
             return None
-        if verdict is None and self._function is not decode_fast and value not in self._checked:
+        if not is_known and self._function is not decode_fast and value not in self._checked:
             return None
         orientation = orientation_of(value, header) if self.orient else 1
         return None if orientation is None else Part(header, orientation)
 
-    def decode_part(self, picture: Picture, mode: str, part: Part | None, context: SampleContext) -> Any:
-        """Decode a picture. With `part` return a `Cropped` with the windows of its crops."""
-        if picture.is_damaged:
-            assert picture.verdict is not None
-            return self._repaired(picture.value, mode, picture.verdict, context)
-        image = self._judged(picture, mode, part, context)
-        return image if part is None or isinstance(image, Cropped) else _cropped(image, part.crops)
+    def decode_image(self, picture: Picture, mode: str, part: Part | None, context: SampleContext) -> Any:
+        """Decode a picture. With `part` return a `Cropped` with the windows of its crops.
 
-    def _judged(
-        self,
-        picture: Picture,
-        mode: str,
-        part: Part | None,
-        context: SampleContext,
-    ) -> Any:
-        """Decode a picture that no verdict calls damaged; repair it if its decoder finds damage."""
-        value, header, verdict, _ = picture
-        if self._strict is not None:
+        A picture that nobody knows to be damaged is decoded strictly. Damage that this finds is handled like damage that was
+        known before: what is left is repaired and noted, or DecodeError is raised.
+        """
+        value, damage = picture.value, picture.damage
+        if damage is None and self._function in _BUILT_IN:
             try:
-                return self._whole(value, mode, header, verdict, part)
+                image = self._strictly(picture, mode, part)
             except (StoredsError, MemoryError):
                 raise
             except Exception:  # including warnings of libjpeg, which may be about the header only
-                verdict = examine(value)
-                if not verdict.is_whole and verdict.kind != "not_jpeg":
-                    return self._repaired(value, mode, verdict, context)
-        return self._decoded(value, value, mode, verdict)
-
-    def _before_decoding(self, value: bytes) -> Verdict | None:
-        """Return the verdict on a picture without a stored one, or None if decoding will find the damage."""
-        if not value.startswith(SOI):
-            return check_other(value)
-        return None if self._strict is not None else examine(value)
-
-    def _drawn(self, picture: Picture, context: SampleContext) -> Part | None:
-        """Draw the crops that the transform begins with, if a part of the picture may be enough for them."""
-        part = self.part(picture)
-        if part is None or self.cropper is None:
-            return None
-        # Drawn once, also for pictures of which all must be decoded: a transform would draw other windows.
-        crops = self.cropper.crops(*oriented_size(part.header, part.orientation), context.generator)
-        return Part(part.header, part.orientation, crops) if crops else None
-
-    def _whole(self, value: bytes, mode: str, header: Header | None, verdict: Verdict | None, part: Part | None) -> Any:
-        """Decode the image, or the part that the crops need; raise an error of any type if it may be damaged."""
-        assert self._strict is not None
-        if self._is_known(value, verdict, part):
-            images = None
-            if part is not None:
-                images = decode_windows(
-                    self._function, value, mode, part.header, part.crops, orientation=part.orientation
-                )
-            return self._strict(value, mode, examined=True) if images is None else Cropped(images)
-        image = self._strict(value, mode)
-        # libjpeg does not notice a missing scan. With a single scan, it notices all damage.
-        in_one_scan = header is not None and header.in_one_scan
-        if not in_one_scan and triage(value).is_damaged:
-            raise ValueError("its structure is damaged")
-        if self._checked is not None and in_one_scan:
-            self._checked.add(value)
-        return image
-
-    def _is_known(self, value: bytes, verdict: Verdict | None, part: Part | None) -> bool:
-        """Return whether a picture is known to be whole; raise ValueError if a check here finds damage."""
-        if verdict is not None or part is None or self._checked is None:
-            return verdict is not None
-        if value in self._checked:
-            return True
-        if all(divisor(window, size) == 1 for window, size in part.crops):
-            return False
-        # Decoding at a fraction of the size gives different pixels. They must not depend on what was read before.
-        check_jpeg(value)
-        self._checked.add(value)
-        return True
-
-    def _repaired(self, value: bytes, mode: str, verdict: Verdict, context: SampleContext) -> Any:
-        """Repair and decode a damaged picture, and note it; raise DecodeError if the options do not allow it."""
-        reason = verdict.reason or _visible_damage(value, verdict.kind) or _LOOKS_WHOLE
-        if not self.repair:
-            raise _refused(f"the image is damaged, and repair is off: {reason}", verdict.kind)
-        if verdict.recovered == 0.0 and verdict.exact:
-            raise _refused(f"the image cannot be decoded ({_beginning(value)}): {reason}", verdict.kind)
-        if verdict.recovered < self.min_recovered:
-            raise _refused(
-                f"the image is damaged: {verdict.share} of it is there, "
-                f"less than min_recovered={self.min_recovered}; {reason}",
-                verdict.kind,
-            )
-        image = self._decoded(value, repair_jpeg(value), mode, verdict)
-        context.notes.append(
-            Note(verdict.kind, f"a damaged picture was repaired; {verdict.share} of it is there: {reason}")
-        )
-        return image
-
-    def _decoded(self, value: bytes, blob: bytes, mode: str, verdict: Verdict | None) -> Any:
-        """Decode `blob`, which is `value` or a repaired copy of it."""
+                found = examine(value)
+                damage = None if found.is_whole else found
+            else:
+                return image if part is None or isinstance(image, Cropped) else _cropped(image, part.crops)
+        note = None if damage is None else self._note_of(value, damage)
         try:
-            return self._decoder(blob, mode)
+            image = self._decoder(value if damage is None else repair_jpeg(value), mode)
         except (StoredsError, MemoryError):
             raise
         except Exception as error:  # damaged bytes make decoders raise errors of any type
-            kind = DecodeError.kind if verdict is None or verdict.is_whole else verdict.kind
-            what = f"{_beginning(value)}, {sniff(value)}" if kind == "not_jpeg" and value else _beginning(value)
-            raise _refused(f"the image cannot be decoded ({what}): {decode_reason(error)}", kind) from error
+            kind = DecodeError.kind if damage is None else damage.finding
+            raise _refused(
+                f"the image cannot be decoded ({_beginning(value)}): {decode_reason(error)}", kind
+            ) from error
+        if note is not None:
+            context.notes.append(note)
+        return image if part is None else _cropped(image, part.crops)
+
+    def _strictly(self, picture: Picture, mode: str, part: Part | None) -> Any:
+        """Decode the image, or the windows of the crops; raise an error of any type if it may be damaged."""
+        value, header, is_known, _ = picture
+        images = None if part is None else self._windows(picture, mode, part)
+        if images is not None:
+            return Cropped(images)
+        orientation = part.orientation if part is not None else orientation_of(value, header) if self.orient else 1
+        if header is not None and orientation is not None and has_colours(header, mode):
+            pixels = jpeg_pixels(value, header, shortcuts=self._function is decode_fast)
+            if self._function is decode_pil:
+                image: Any = as_pil(pixels, value, orient=self.orient)
+            else:
+                image = to_tensor(oriented(pixels, orientation), self.strided)
+        else:
+            if value.startswith(SOI) and not is_known:
+                check_jpeg(value, header)
+            image = self._decoder(value, mode)
+        if value.startswith(SOI) and not is_known:
+            # libjpeg does not notice a missing scan. With a single scan, it notices all damage.
+            if header is None or not header.in_one_scan:
+                check_scans(value)
+            elif self._checked is not None:
+                self._checked.add(value)
+        return image
+
+    def _windows(self, picture: Picture, mode: str, part: Part) -> tuple[Any, ...] | None:
+        """Decode the windows of the crops of a picture that is known to be whole; None if all of it must be decoded."""
+        value, header, is_known, _ = picture
+        assert self._checked is not None
+        if not is_known and value not in self._checked:
+            if all(divisor(window, size) == 1 for window, size in part.crops):
+                return None
+            # Decoding at a fraction of the size gives different pixels. They must not depend on what was read before.
+            check_jpeg(value, header)
+            self._checked.add(value)
+        return decode_windows(self._function, value, mode, part.header, part.crops, orientation=part.orientation)
+
+    def _note_of(self, value: bytes, damage: Verdict) -> Note:
+        """Return the note of a repair; raise DecodeError if the options do not allow to repair this damage."""
+        reason = damage.reason or f"the store's verdict: {damage.finding}"
+        if damage.recovered == 0.0:
+            raise _refused(f"the image cannot be decoded ({_beginning(value)}): {reason}", damage.finding)
+        if not self.repair:
+            what = f"and repair is off; {damage.share} of it is there: {reason}"
+            raise _refused(f"the image is damaged, {what}", damage.finding)
+        if not damage.recovered >= self.min_recovered:
+            least = f"less than min_recovered={self.min_recovered}"
+            raise _refused(f"the image is damaged: {damage.share} of it is there, {least}; {reason}", damage.finding)
+        return Note(damage.finding, f"a damaged picture was repaired; {damage.share} of it is there: {reason}")
 
 
 def _cropped(image: Any, crops: Sequence[CropRequest]) -> Cropped:
@@ -316,20 +303,6 @@ def _cut(image: Any, window: Window) -> Any:
 
 def _beginning(value: bytes) -> str:
     return f"{len(value)} bytes beginning {value[:4].hex(' ')}" if value else "it is empty"
-
-
-def _visible_damage(value: bytes, kind: str) -> str:
-    """Return the damage that the structure of a picture shows, or an empty text; `kind` is its stored verdict."""
-    if value.startswith(SOI):
-        structure = parse(value)
-        if structure.ending == "cut" and kind == "missing_eoi":
-            return f"there is no end marker at byte {structure.end}"
-        pixels = "" if structure.scans else ", before any pixel"
-        return f"it is cut {structure.reason}{pixels}" if structure.ending == "cut" else structure.reason
-    found = check_other(value)
-    if found is None:
-        return f"it is not a JPEG but {sniff(value)}"
-    return "" if found.is_whole else found.reason
 
 
 def _parameters(decoder: Decoder) -> list[str]:

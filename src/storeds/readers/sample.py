@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from storeds.errors import ConfigError, DecodeError, RecordError, StoredsError, suggest
-from storeds.jpeg.markers import SOI
+from storeds.jpeg.header import SOI
 from storeds.protocols import Array, Backend, CropRequest, Decoder, Field, Record, SampleContext
 from storeds.readers.annotations import (
     Classes,
@@ -373,7 +373,7 @@ class SampleReader(PictureReader):
         size, orientation = None, 1
         for name, picture in pictures.items():
             with _named(name):
-                values[name] = self._pictures[name].decode_part(picture, self._modes[name], parts.get(name), context)
+                values[name] = self._pictures[name].decode_image(picture, self._modes[name], parts.get(name), context)
                 if size is None:
                     part = parts.get(name)
                     size = _size_of(values[name]) if part is None else oriented_size(part.header, part.orientation)

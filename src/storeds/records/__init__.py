@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from storeds.records.fields import (
         Channels,
         Layout,
-        Verdict,
         canonical_json,
         fields_from_json,
         fields_to_json,
@@ -48,7 +47,6 @@ __all__ = [
     "Layout",
     "RecordCodec",
     "Seals",
-    "Verdict",
     "cache_folder",
     "canonical_json",
     "canonical_value",
@@ -94,7 +92,6 @@ __getattr__ = export_lazily(
         "fields": (
             "Channels",
             "Layout",
-            "Verdict",
             "canonical_json",
             "fields_from_json",
             "fields_to_json",

@@ -8,14 +8,13 @@ import math
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import xxhash
 
 from storeds.errors import ConfigError, FormatError
-from storeds.protocols import JSON, KINDS, Field, Meta, Record
+from storeds.protocols import JSON, KINDS, Field, Meta
 from storeds.records.roles import ROLE_KEYS, check_rows, parse_role, role_to_json
 
 __all__ = [
@@ -25,7 +24,6 @@ __all__ = [
     "Channels",
     "Count",
     "Layout",
-    "Verdict",
     "canonical_json",
     "fields_from_json",
     "fields_to_json",
@@ -39,7 +37,6 @@ __all__ = [
     "new_build",
     "parse_fields",
     "pictures",
-    "set_verdict",
     "verdict_fields",
     "with_verdicts",
     "without_verdicts",
@@ -165,49 +162,6 @@ def _check_text(value: str) -> None:
 UNCHECKED = ""
 """The finding of a picture that was not examined."""
 
-_WHOLE = ("intact", "trailing_data")
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The result of examining one image.
-
-    Parameters
-    ----------
-    kind : str
-        ``intact``, ``trailing_data`` (a complete image followed by other bytes), or the kind of damage, see
-        `storeds.jpeg.Finding`.
-    recovered : float
-        The fraction of the image that decodes, 0 to 1.
-    exact : bool
-        Whether `recovered` is exact; otherwise it is a lower bound.
-    reason : str
-        One sentence that describes the damage and its place; neither stored nor compared.
-    """
-
-    kind: str
-    recovered: float = 1.0
-    exact: bool = True
-    reason: str = dataclasses.field(default="", compare=False)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the image has no damage."""
-        return self.kind in _WHOLE
-
-    @property
-    def share(self) -> str:
-        """`recovered` for people: ``62 %`` or ``at least 40 %``."""
-        # Rounded down, so that only a complete image is 100 %.
-        return f"{'' if self.exact else 'at least '}{math.floor(1000 * self.recovered) / 10:g} %"
-
-    @classmethod
-    def of(cls, record: Mapping[str, Any], image: str) -> Self | None:
-        """Return the verdict on field `image` of a record, or None if it has none or was not examined."""
-        finding, recovered = verdict_fields(image)
-        kind = record.get(finding, UNCHECKED)
-        return None if kind == UNCHECKED else cls(kind, record[recovered])
-
 
 def verdict_fields(image: str) -> tuple[str, str]:
     """Return the names of the fields that hold the verdict on an image field: its finding, and the share that is left."""
@@ -243,13 +197,6 @@ def with_verdicts(fields: Mapping[str, Field]) -> dict[str, Field]:
                     f"{found[name].kind}; rename it"
                 )
     return found
-
-
-def set_verdict(record: Record, image: str, verdict: Verdict | None) -> None:
-    """Store the verdict on field `image` in a record; None stands for a picture that was not examined."""
-    finding, recovered = verdict_fields(image)
-    record[finding] = UNCHECKED if verdict is None else verdict.kind
-    record[recovered] = math.nan if verdict is None else verdict.recovered
 
 
 _VERDICT = (Field("str"), Field("float"))

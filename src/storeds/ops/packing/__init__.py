@@ -19,6 +19,7 @@ from storeds._utils.text import counted, printable, some
 from storeds.backends.opening import open_writer
 from storeds.backends.writer import COMMIT_EVERY
 from storeds.errors import ConfigError, RecordError, suggest
+from storeds.jpeg import Verdict
 from storeds.jpeg.restarts import RestartMarker
 from storeds.ops.common import (
     NOT_EXAMINED,
@@ -34,7 +35,6 @@ from storeds.ops.packing.sources.base import PackSource, Problem
 from storeds.ops.packing.sources.videos import VideoSource
 from storeds.ops.packing.splits import SplitBy, choose_split, make_split
 from storeds.protocols import JSON, Field, Meta, Writer
-from storeds.records.fields import Verdict
 
 __all__ = ["OnBad", "Packed", "SplitBy", "choose_split", "make_split", "pack", "reasons", "reasons_line"]
 
@@ -318,7 +318,7 @@ class _Run:
             self.volume += sum(len(value) for value in record.values() if isinstance(value, bytes))
             for image in self.images:
                 verdict = Verdict.of(record, image)
-                self.kinds[NOT_EXAMINED if verdict is None else verdict.kind] += 1
+                self.kinds[NOT_EXAMINED if verdict is None else verdict.finding] += 1
         return record
 
     def _report(self, problem: Problem) -> None:

@@ -19,15 +19,14 @@ from PIL import Image, ImageOps
 from storeds._utils.text import counted
 from storeds.backends.role_checks import RoleChecker
 from storeds.errors import StoredsError
-from storeds.jpeg import Verdict, examine, repair
-from storeds.jpeg.markers import surely_opens
+from storeds.jpeg import Verdict, examine, repair, set_verdict
+from storeds.jpeg.header import surely_opens
 from storeds.jpeg.restarts import RestartMarker
 from storeds.ops.common import die_with_parent, is_fast, mark_picture, sigint_blocked
 from storeds.ops.packing.sources.base import BadItem, PackSource
 from storeds.ops.packing.splits import Split
 from storeds.protocols import Record
 from storeds.readers.decoders import decode_reason
-from storeds.records.fields import set_verdict
 
 __all__ = ["Prepared", "Preparer", "prepared_chunks"]
 
@@ -162,12 +161,12 @@ class Preparer:
             if not large and self.quality is None:
                 return blob, verdict, None
             found = verdict or examine(blob)
-            if verdict is None and not found.is_whole and found.kind != "missing_eoi":
+            if verdict is None and not found.is_whole and found.finding != "missing_eoi":
                 return blob, None, _would_look_whole(found)
             encoded = self._encode(blob if found.is_whole else repair(blob))
         except Exception as error:  # decoders raise any exception on damaged bytes
             return blob, verdict, _unreadable_image(blob, decode_reason(error))
-        return encoded, Verdict("intact") if verdict is not None and verdict.is_whole else verdict, None
+        return encoded, Verdict("intact", 1.0) if verdict is not None and verdict.is_whole else verdict, None
 
     def _encode(self, blob: bytes) -> bytes:
         with Image.open(io.BytesIO(blob)) as opened:
@@ -187,8 +186,7 @@ def _unreadable(blob: bytes, verdict: Verdict | None) -> str | None:
     if not blob:
         return "is empty (0 bytes)"
     if verdict is not None:
-        nothing = not verdict.is_whole and verdict.recovered == 0.0 and verdict.exact
-        return _unreadable_image(blob, verdict.reason or verdict.kind) if nothing else None
+        return None if verdict.recovered else _unreadable_image(blob, verdict.reason or verdict.finding)
     if surely_opens(blob):
         return None
     try:

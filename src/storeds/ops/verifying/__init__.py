@@ -75,7 +75,6 @@ class Report:
 def verify(
     url: str,
     *,
-    deep: bool = False,
     workers: int | None = None,
     layout: str | None = None,
     options: Mapping[str, Any] | None = None,
@@ -90,8 +89,6 @@ def verify(
     ----------
     url : str
         See `open_backend`.
-    deep : bool
-        Examine every picture again, and report where the stored verdict differs. This takes about ten times as long.
     workers : int, optional
         Child processes that read and check, one per CPU by default. A damaged store may crash or hang them, and the
         report names the record. 0 checks in this process, which a damaged store may then crash. Engines that no other
@@ -115,7 +112,7 @@ def verify(
         raise ConfigError(f"workers must be 0 or more, got {workers}")
     count = len(os.sched_getaffinity(0)) if workers is None else workers
     if count and layout is None and not options and scheme_of(url, writing=False) in _SHARED:
-        with WorkerPool(url, count, deep=deep) as pool:
+        with WorkerPool(url, count) as pool:
             meta = pool.open()
             if isinstance(meta, Finding):
                 return Report(redact(url), "", 0, findings=[meta])
@@ -123,11 +120,11 @@ def verify(
     plain = layout is None and not options
     with open_to_check(url) if plain else open_backend(url, layout=layout, **(options or {})) as backend:
         report = Report(backend.url, backend.meta.id, backend.meta.count)
-        return _collect(report, backend.meta, _check_here(backend, deep), progress)
+        return _collect(report, backend.meta, _check_here(backend), progress)
 
 
-def _check_here(backend: Backend, deep: bool) -> Iterator[RunResult]:
-    checker = Checker(backend, deep=deep)
+def _check_here(backend: Backend) -> Iterator[RunResult]:
+    checker = Checker(backend)
     yield RunResult(0, 0, findings=checker.findings)
     for start in range(0, len(backend), _STEP):
         yield checker.check(start, min(start + _STEP, len(backend)))

@@ -13,9 +13,7 @@ from PIL import Image
 from storeds.backends.role_checks import LOSSY, RoleChecker
 from storeds.errors import DecodeError, RecordError, StoredsError
 from storeds.jpeg import MAX_PIXELS, Verdict, examine, sniff
-from storeds.jpeg import Finding as JpegFinding
-from storeds.jpeg.markers import SOI
-from storeds.ops.common import is_lost
+from storeds.jpeg.header import SOI
 from storeds.protocols import Array, Backend, Record
 from storeds.readers.decoders import check_pixels
 from storeds.records.codec import RecordCodec, checksum
@@ -48,8 +46,6 @@ class Finding:
         The field of the picture.
     recovered : float or None
         The share of the picture that is left, 0 to 1.
-    exact : bool
-        Whether `recovered` is exact; otherwise it is a lower bound.
     format : str or None
         The format of a damaged picture that is not a JPEG: ``PNG``, ``HTML``, ``empty``, ….
     """
@@ -60,17 +56,16 @@ class Finding:
     key: str | None = None
     image: str | None = None
     recovered: float | None = None
-    exact: bool = True
     format: str | None = None
 
     @property
     def severity(self) -> str:
-        """The severity for people: ``harmless``, the share that is left (``62 %``, ``at least 40 %``), or nothing."""
+        """The severity for people: ``harmless``, the share that is left (``62 %``), or nothing."""
         if self.kind == "trailing_data":
             return "harmless"
         if self.recovered is None:
             return ""
-        return JpegFinding("corrupt_data", "", recovered=self.recovered, exact=self.exact).share
+        return Verdict(self.kind, self.recovered).share
 
     def to_json(self) -> dict[str, Any]:
         """Return the finding as JSON."""
@@ -113,8 +108,6 @@ class Checker:
         Called with the name of each column before it is read.
     alive : callable, optional
         Called before each picture is checked.
-    deep : bool
-        Also examine pictures with the verdict ``intact``.
     """
 
     def __init__(
@@ -124,7 +117,6 @@ class Checker:
         skip: Collection[str] = (),
         announce: Callable[[str], object] | None = None,
         alive: Callable[[], object] | None = None,
-        deep: bool = False,
     ) -> None:
         self.backend = backend
         self.codec = RecordCodec(backend.meta.fields)
@@ -132,7 +124,6 @@ class Checker:
         self._lossy: list[str] = []
         self._roles = RoleChecker(backend.meta.fields, self._lossy.append)
         self._alive = alive or (lambda: None)
-        self._deep = deep
         self.findings: list[Finding] = []
         self.columns = dict(self._read_columns(skip, announce or (lambda name: None)))
 
@@ -180,23 +171,23 @@ class Checker:
     def _check_image(self, name: str, record: Record, position: int, key: str | None, result: RunResult) -> None:
         self._alive()
         blob, stored = record[name], Verdict.of(record, name)
-        is_intact = stored is not None and stored.kind == _INTACT
+        is_intact = stored is not None and stored.finding == _INTACT
         large = _too_large(blob, is_whole=is_intact)
         if large is not None:
             result.findings.append(Finding("too_large", f"{name}: {large}", position, key, name))
             return
-        if is_intact and not self._deep:  # its checksum proves that it is the examined picture
+        if is_intact:  # its checksum proves that it is the examined picture
             result.images += 1
             return
         result.examined += 1
         now = examine(blob)
         verdict, kind, message = _compare(stored, now)
-        result.images += not is_lost(verdict)
+        result.images += verdict.recovered > 0
         if kind == _INTACT:
             return
         form = None if verdict.is_whole or blob.startswith(SOI) else sniff(blob)
         message = f"{name}: {message}"
-        found = Finding(kind, message, position, key, name, verdict.recovered, verdict.exact, form)
+        found = Finding(kind, message, position, key, name, verdict.recovered, form)
         (result.notes if kind == "trailing_data" else result.findings).append(found)
 
 
@@ -213,13 +204,14 @@ def _compare(stored: Verdict | None, now: Verdict) -> tuple[Verdict, str, str]:
     now : Verdict
         The verdict on the picture as it is.
     """
-    if stored is None or (stored.kind, stored.recovered) == (now.kind, now.recovered):
-        return now, now.kind, now.reason
+    if stored is None or (stored.finding, stored.recovered) == (now.finding, now.recovered):
+        return now, now.finding, now.reason
     if stored.is_whole:
-        return now, "verdict", f"its stored verdict is {stored.kind}, but examining it gives {now.kind}: {now.reason}"
-    # A picture that was repaired or encoded again looks better than its original.
-    since = "its bytes were repaired since" if now.is_whole else f"its bytes are {now.kind} now: {now.reason}"
-    return stored, stored.kind, f"the picture was damaged when it was stored; {since}"
+        said = f"its stored verdict is {stored.finding}"
+        return now, "verdict", f"{said}, but examining it gives {now.finding}: {now.reason}"
+    # A picture that was repaired or encoded again looks different from its original.
+    since = "its bytes were repaired since" if now.is_whole else f"its bytes are {now.finding} now: {now.reason}"
+    return stored, stored.finding, f"the picture was damaged when it was stored; {since}"
 
 
 def _too_large(blob: bytes, *, is_whole: bool) -> str | None:

@@ -21,7 +21,7 @@ from storeds._utils.text import counted
 from storeds.backends.opening import open_backend
 from storeds.errors import ConfigError, RecordError
 from storeds.jpeg import MAX_PIXELS, repair
-from storeds.jpeg.markers import Structure, grid_of, has_all_restarts, parse
+from storeds.jpeg.header import Structure, grid_of, parse
 from storeds.ops.verifying.checks import Finding
 from storeds.protocols import Backend
 from storeds.readers.decoders import check_pixels, decode_reason
@@ -161,8 +161,7 @@ def _collect(
 
 
 def _may_decode(finding: Finding) -> bool:
-    nothing = finding.recovered == 0.0 and finding.exact
-    return finding.image is not None and finding.kind not in _UNDRAWN and not nothing
+    return finding.image is not None and finding.kind not in _UNDRAWN
 
 
 def _choose(findings: list[Finding], limit: int) -> Iterator[_Chosen]:
@@ -323,7 +322,7 @@ def _thumbnail(blob: Any, recovered: float | None) -> _Thumbnail:
     small.thumbnail((_SIDE, _SIDE))
     factor = max(min(_SIDE // small.width, _SIDE // small.height), 1)
     small = small.resize((factor * small.width, factor * small.height), Image.Resampling.NEAREST)
-    # A lower bound of 0 says nothing.
+    # Of corrupt data nobody knows what is left.
     border = None if not recovered or recovered == 1.0 else _border(parse(whole), recovered, small.size)
     if border is not None:
         _hatch(small, border)
@@ -333,14 +332,11 @@ def _thumbnail(blob: Any, recovered: float | None) -> _Thumbnail:
 def _border(found: Structure, recovered: float, size: tuple[int, int]) -> list[tuple[int, int]] | None:
     """Return the line between the decoded and the lost part in pixels of a thumbnail of this `size`, left to right.
 
-    It is None if the blocks of the picture are not in the order of its rows, or if intervals between restart markers
-    are lost anywhere but at the end.
+    It is None if the blocks of the picture are not in the order of its rows.
     """
     frame, scans = found.frame, found.scans
     sequential = frame is not None and frame.process.startswith(("baseline", "extended"))
-    if frame is None or not sequential or not scans or len(scans[0].parts) != len(found.components):
-        return None
-    if scans[0].interval and has_all_restarts(found, scans[0]):
+    if frame is None or not sequential or not scans or len(scans[0].places) != len(found.components):
         return None
     if len(found.components) == 1:
         (columns, rows), across, down = grid_of(found, found.components[0]), 8, 8

@@ -28,7 +28,7 @@ __all__ = ["DEADLINE", "WorkerPool", "open_to_check", "run_worker"]
 
 
 DEADLINE = 60.0
-"""Seconds that a child may be silent; ten times that to open the store, to read a column, or for one deep check."""
+"""Seconds that a child may be silent; ten times that to open the store, or to read a column."""
 
 _HEARTBEAT = 1.0  # seconds
 _MIN_RECORDS = 256  # that are worth another process
@@ -59,15 +59,14 @@ class _Worker:
     start: int
     stop: int | None
     step: int
-    deep: bool = False
     at: int | str | None = None
     silent: float = 0.0
 
     @property
     def deadline(self) -> float:
         """Seconds that the process may take for its current batch or column."""
-        # Opening a store or a column may read all records, and a deep check of a picture of 50 MB takes a minute.
-        return DEADLINE if isinstance(self.at, int) and not self.deep else 10 * DEADLINE
+        # Opening a store or a column may read all records.
+        return DEADLINE if isinstance(self.at, int) else 10 * DEADLINE
 
     def receive(self) -> Any:
         """Return the next message of the process, or `_Exit` when it ended or took too long."""
@@ -104,9 +103,7 @@ run_worker(job)
 """
 
 
-def _start_worker(
-    url: str, start: int, stop: int | None, step: int, *, workers: int, skip: list[str], deep: bool
-) -> _Worker:
+def _start_worker(url: str, start: int, stop: int | None, step: int, *, workers: int, skip: list[str]) -> _Worker:
     """Start a process for the job with these arguments; see `run_worker`."""
     receiver, sender = Pipe(duplex=False)
     with sender:
@@ -114,11 +111,11 @@ def _start_worker(
         with sigint_blocked():
             process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[sender.fileno()])  # noqa: S603  # our own
         job = {"url": url, "start": start, "stop": stop, "step": step, "workers": workers, "skip": skip}
-        job |= {"deep": deep, "descriptor": sender.fileno(), "path": sys.path}
+        job |= {"descriptor": sender.fileno(), "path": sys.path}
         assert process.stdin is not None
         with suppress(BrokenPipeError), process.stdin:  # the missing messages reveal a child that is gone already
             process.stdin.write(json.dumps(job).encode())
-    return _Worker(process, receiver, start, stop, step, deep)
+    return _Worker(process, receiver, start, stop, step)
 
 
 def _share_of(count: int, workers: int) -> int:
@@ -132,7 +129,7 @@ def run_worker(job: dict[str, Any]) -> None:
     Parameters
     ----------
     job : dict
-        ``url``; ``start``, ``stop`` and ``step`` of the records; ``skip``, columns not to read; ``deep`` as for `verify`;
+        ``url``; ``start``, ``stop`` and ``step`` of the records; ``skip``, columns not to read;
         ``descriptor`` of the pipe to send through. If ``stop`` is None, the process sends the meta of the store first,
         and checks the first share of ``workers``.
     """
@@ -151,7 +148,7 @@ def _check(sender: Connection, job: dict[str, Any]) -> None:
             sender.send(backend.meta)
             stop = min(_share_of(len(backend), job["workers"]), len(backend))
         heartbeat = _Heartbeat(sender)
-        checker = Checker(backend, skip=job["skip"], announce=sender.send, alive=heartbeat, deep=job["deep"])
+        checker = Checker(backend, skip=job["skip"], announce=sender.send, alive=heartbeat)
         sender.send(RunResult(start, start, findings=checker.findings))
         for at in range(start, stop, step):
             heartbeat.announce(at)
@@ -195,9 +192,8 @@ class WorkerPool:
     takes longer than checking some hundreds of them.
     """
 
-    def __init__(self, url: str, workers: int, *, deep: bool = False) -> None:
+    def __init__(self, url: str, workers: int) -> None:
         self._url = url
-        self._deep = deep
         self._workers = workers
         self._running: list[_Worker] = []
         self._waiting: deque[tuple[int, int, int]] = deque()
@@ -273,8 +269,7 @@ class WorkerPool:
         return [child for child in self._running if child.connection in ready or child.silent > child.deadline]
 
     def _start(self, start: int, stop: int | None, step: int) -> _Worker:
-        workers, skip, deep = self._workers, self._skip, self._deep
-        child = _start_worker(self._url, start, stop, step, workers=workers, skip=skip, deep=deep)
+        child = _start_worker(self._url, start, stop, step, workers=self._workers, skip=self._skip)
         self._running.append(child)
         return child
 

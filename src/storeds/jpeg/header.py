@@ -11,10 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-import numpy as np
 from PIL import Image
-
-from storeds.jpeg.intervals import end_after_strays
 
 __all__ = [
     "EOI",
@@ -25,16 +22,15 @@ __all__ = [
     "Header",
     "Scan",
     "Structure",
-    "blocks_of",
+    "check_scans",
     "coverage",
     "grid_of",
-    "has_all_restarts",
     "parse",
     "read_header",
     "restart_codes",
     "surely_opens",
     "units_of",
-    "without_metadata",
+    "without_harmless",
 ]
 
 MAX_PIXELS = 1 << 27
@@ -46,7 +42,7 @@ SOI, EOI = b"\xff\xd8", b"\xff\xd9"
 _MAX_SCANS = 100
 _MAX_SEGMENTS = 10_000
 
-_SOF0, _SOF1, _DHT, _EOI, _SOS, _DQT, _DRI, _APP1, _APP2 = 0xC0, 0xC1, 0xC4, 0xD9, 0xDA, 0xDB, 0xDD, 0xE1, 0xE2
+_SOF0, _SOF1, _EOI, _SOS, _DQT, _DRI, _APP1, _APP2 = 0xC0, 0xC1, 0xD9, 0xDA, 0xDB, 0xDD, 0xE1, 0xE2
 _FRAMES = frozenset((*range(0xC0, 0xC4), *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0)))
 _PROCESSES = {0: "baseline", 1: "extended", 2: "progressive", 3: "lossless"}
 _STANDALONE = frozenset((0x01, *range(0xD0, 0xD8)))
@@ -60,10 +56,7 @@ _PROFILE = b"ICC_PROFILE\x00"
 
 # In entropy-coded data FF is followed by 00 (stuffing) or FF (fill), and by D0-D7 where there is a restart interval.
 _MARKER = re.compile(rb"\xff[^\x00\xff]")
-_STUFFING = b"\x00\xff"
-_IN_DATA = _STUFFING + bytes(range(0xD0, 0xD8))
-# Search the data in pieces of this many bytes, so that many short scans do not cost a pass over the file each.
-_CHUNK = 1 << 16
+_MARKER_BUT_RESTART = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 
 
 class Frame(NamedTuple):
@@ -90,32 +83,24 @@ class Frame(NamedTuple):
 
 
 class Component(NamedTuple):
-    """A colour component: its identifier, its sampling factors, and its quantisation table."""
+    """A colour component: its identifier and its sampling factors."""
 
     id: int
     h: int
     v: int
-    table: int
 
 
 class Scan(NamedTuple):
-    """One scan: its components, its parameters, and the range of its entropy-coded data.
-
-    ``parts`` holds (index in the frame, DC table, AC table) for each component. ``tables`` maps (class, identifier) of
-    each Huffman table to the range of its counts and symbols. ``restarts`` holds the last byte of each restart marker
-    in the data, if there is a restart interval, and of each other marker there after which the data go on.
-    """
+    """One scan: the range of its entropy-coded data, the places of its components in the frame, and its parameters."""
 
     start: int
     stop: int
-    parts: tuple[tuple[int, int, int], ...]
+    places: tuple[int, ...]
     ss: int
     se: int
     ah: int
     al: int
     interval: int
-    tables: dict[tuple[int, int], tuple[int, int]]
-    restarts: bytes = b""
 
 
 @dataclass(slots=True)
@@ -130,12 +115,10 @@ class Structure:
         Position after the end marker, after the last whole part, or of what is invalid.
     in_scan : bool
         Whether the bytes ran out in the data of the last scan.
-    filled : int
-        Number of zeros at the end that are not data.
-    junk : (int, int) or None
-        Range of the first surplus bytes outside the scans.
-    undefined : str
-        A quantisation table that a scan needs and that is not defined before it.
+    has_junk : bool
+        Whether there are surplus bytes between two segments, which decoders skip with a warning.
+    multi_picture : bool
+        Whether the file has an index of several pictures.
     reason : str
         For ``stray``, what is wrong; for ``cut``, in which part the bytes ran out.
     """
@@ -147,13 +130,9 @@ class Structure:
     frame: Frame | None = None
     components: list[Component] = field(default_factory=list)
     scans: list[Scan] = field(default_factory=list)
-    huffman: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
-    quantisation: set[int] = field(default_factory=set)
-    undefined: str = ""
     interval: int = 0
     multi_picture: bool = False
-    filled: int = 0
-    junk: tuple[int, int] | None = None
+    has_junk: bool = False
 
     def stray(self, at: int, reason: str) -> Structure:
         """End the walk at something invalid."""
@@ -166,13 +145,13 @@ class Structure:
         return self
 
 
-def parse(blob: bytes, start: int = 0) -> Structure:  # noqa: C901  # one loop without calls is faster
-    """Walk `blob` from the start marker at byte `start` to its end marker, or as far as it is valid.
+def parse(blob: bytes) -> Structure:  # noqa: C901  # one loop without calls is faster
+    """Walk `blob` from its start marker to its end marker, or as far as it is valid.
 
     Takes time in proportion to the bytes.
     """
     found = Structure()
-    at, size = start + 2, len(blob)
+    at, size = 2, len(blob)
     for _ in range(_MAX_SEGMENTS):
         if at + 2 > size:
             return found.cut(at, "between two segments")
@@ -182,8 +161,7 @@ def parse(blob: bytes, start: int = 0) -> Structure:  # noqa: C901  # one loop w
             match = _MARKER.search(blob, at)
             if match is None:
                 return found.stray(at, f"byte {at} is {blob[at]:02x}, where a marker must begin with ff")
-            found.junk = found.junk or (at, match.start())
-            at = match.start()
+            found.has_junk, at = True, match.start()
             continue
         if marker == _EOI:
             found.ending, found.end = "eoi", at + 2
@@ -208,35 +186,14 @@ def parse(blob: bytes, start: int = 0) -> Structure:  # noqa: C901  # one loop w
             return found.stray(at, f"{reason} at byte {at}")
         at = stop
         if marker == _SOS:
-            at, restarts = _end_of_data(blob, at, found.interval)
-            if found.interval and at < size:
-                due = (units_of(found, found.scans[-1]) - 1) // found.interval
-                at, restarts = end_after_strays(blob, at, restarts, due)
-            found.scans[-1] = found.scans[-1]._replace(stop=at, restarts=restarts)
+            match = (_MARKER_BUT_RESTART if found.interval else _MARKER).search(blob, at)
+            at = match.start() if match else size
+            found.scans[-1] = found.scans[-1]._replace(stop=at)
             if at == size:
                 return found.cut(at, "in the data of a scan", in_scan=True)
             if len(found.scans) > _MAX_SCANS:
                 return found.stray(at, f"there are more than {_MAX_SCANS} scans")
     return found.stray(at, f"there are more than {_MAX_SEGMENTS:,} segments")
-
-
-def _end_of_data(blob: bytes, at: int, interval: int) -> tuple[int, bytes]:
-    """Return the position where the data of a scan end, and the restart markers in it."""
-    if not interval:
-        match = _MARKER.search(blob, at)
-        return (match.start() if match else len(blob)), b""
-    # There may be a restart marker every few bytes. NumPy finds them faster than a search that stops at each.
-    restarts = []
-    for first in range(at, len(blob), _CHUNK):
-        data = np.frombuffer(blob, np.uint8, min(_CHUNK + 1, len(blob) - first), first)
-        (places,) = (data[:-1] == 0xFF).nonzero()
-        seconds = data[1:][places].tobytes()
-        others = seconds.translate(None, _IN_DATA)
-        stop = seconds.index(others[0]) if others else len(seconds)
-        restarts.append(seconds[:stop].translate(None, _STUFFING))
-        if others:
-            return first + int(places[stop]), b"".join(restarts)
-    return len(blob), b"".join(restarts)
 
 
 def _segment(found: Structure, blob: bytes, marker: int, start: int, stop: int) -> str:
@@ -245,35 +202,13 @@ def _segment(found: Structure, blob: bytes, marker: int, start: int, stop: int) 
         return _scan(found, blob[start:stop], stop)
     if marker in _FRAMES:
         return _frame(found, blob[start:stop], marker)
-    if marker == _DHT:
-        _huffman(found, blob, start, stop)
-    elif marker == _DQT:
-        _quantisation(found, blob, start, stop)
-    elif marker == _DRI:
+    if marker == _DRI:
         if stop - start != 2:
             return "a restart interval of the wrong length"
         found.interval = int.from_bytes(blob[start:stop], "big")
     elif marker == _APP2:
         found.multi_picture = found.multi_picture or blob[start : start + 4] == b"MPF\x00"
     return ""
-
-
-def _huffman(found: Structure, blob: bytes, start: int, stop: int) -> None:
-    """Add the complete Huffman tables of a segment."""
-    while start + 17 <= stop:
-        end = start + 17 + sum(blob[start + 1 : start + 17])
-        if end <= stop:
-            found.huffman[blob[start] >> 4, blob[start] & 15] = start + 1, end
-        start = end
-
-
-def _quantisation(found: Structure, blob: bytes, start: int, stop: int) -> None:
-    """Add the complete quantisation tables of a segment: 64 values of one or two bytes each."""
-    while start < stop:
-        end = start + (129 if blob[start] >> 4 else 65)
-        if end <= stop:
-            found.quantisation.add(blob[start] & 15)
-        start = end
 
 
 def _frame(found: Structure, body: bytes, marker: int) -> str:
@@ -292,7 +227,7 @@ def _frame(found: Structure, body: bytes, marker: int) -> str:
         h, v = body[at + 1] >> 4, body[at + 1] & 15
         if not (1 <= h <= 4 and 1 <= v <= 4):
             return "a frame header with impossible sampling factors"
-        found.components.append(Component(body[at], h, v, body[at + 2]))
+        found.components.append(Component(body[at], h, v))
     return ""
 
 
@@ -302,22 +237,17 @@ def _scan(found: Structure, body: bytes, start: int) -> str:
     count = body[0] if body else 0
     if not 1 <= count <= 4 or len(body) != 4 + 2 * count:
         return "a scan header of the wrong length"
-    places = {component.id: place for place, component in enumerate(found.components)}
-    parts = []
-    for at in range(1, 1 + 2 * count, 2):
-        if body[at] not in places:
-            return f"a scan of component {body[at]}, which the frame lacks,"
-        parts.append((places[body[at]], body[at + 1] >> 4, body[at + 1] & 15))
+    known = {component.id: place for place, component in enumerate(found.components)}
+    places = []
+    for number in body[1 : 1 + 2 * count : 2]:
+        if number not in known:
+            return f"a scan of component {number}, which the frame lacks,"
+        places.append(known[number])
     ss, se, approximation = body[-3:]
     if found.frame.process.startswith("progressive") and not (ss <= se <= 63 and (ss == 0) == (se == 0)):
         return "a scan header with an impossible band"
-    if not found.undefined and not found.frame.process.startswith("lossless"):
-        for place, _, _ in parts:
-            if found.components[place].table not in found.quantisation:
-                found.undefined = f"quantisation table {found.components[place].table} of component {place + 1}"
     ah, al = approximation >> 4, approximation & 15
-    tables = dict(found.huffman)
-    found.scans.append(Scan(start, start, tuple(parts), ss, se, ah, al, found.interval, tables))
+    found.scans.append(Scan(start, start, tuple(places), ss, se, ah, al, found.interval))
     return ""
 
 
@@ -330,13 +260,13 @@ def coverage(structure: Structure, scans: Sequence[Scan]) -> float:
     A coefficient that lacks n bits counts as 1 / 2**n.
     """
     sequential = structure.frame is None or not structure.frame.process.startswith("progressive")
-    if sequential and any(len(scan.parts) == len(structure.components) for scan in scans):
+    if sequential and any(len(scan.places) == len(structure.components) for scan in scans):
         return 1.0
     # Bits that each coefficient lacks. A refinement counts only after the scans before it (Ah).
     missing: list[list[int | None]] = [[None] * _BAND for _ in structure.components]
     for scan in scans:
         ss, se, ah, al = (0, _BAND - 1, 0, 0) if sequential else (scan.ss, scan.se, scan.ah, scan.al)
-        for place, _, _ in scan.parts:
+        for place in scan.places:
             band = missing[place]
             for k in range(ss, se + 1):
                 if not ah or band[k] == ah:
@@ -347,6 +277,13 @@ def coverage(structure: Structure, scans: Sequence[Scan]) -> float:
         for weight, band in zip(weights, missing, strict=True)
     )
     return carried / (_BAND * sum(weights))
+
+
+def check_scans(blob: bytes) -> None:
+    """Raise ValueError for a JPEG that lacks scans or its end marker, whatever its data are."""
+    found = parse(blob)
+    if found.ending != "eoi" or coverage(found, found.scans) < 1.0:
+        raise ValueError(found.reason or "its scans lack some coefficients")
 
 
 def grid_of(structure: Structure, component: Component) -> tuple[int, int]:
@@ -363,21 +300,13 @@ def grid_of(structure: Structure, component: Component) -> tuple[int, int]:
 def units_of(structure: Structure, scan: Scan) -> int:
     """Return the number of MCUs in `scan`."""
     assert structure.frame is not None
-    if len(scan.parts) == 1:
-        columns, rows = grid_of(structure, structure.components[scan.parts[0][0]])
+    if len(scan.places) == 1:
+        columns, rows = grid_of(structure, structure.components[scan.places[0]])
         return columns * rows
     side = _side(structure)
     widest = side * max(component.h for component in structure.components)
     tallest = side * max(component.v for component in structure.components)
     return -(-structure.frame.width // widest) * -(-structure.frame.height // tallest)
-
-
-def has_all_restarts(structure: Structure, scan: Scan) -> bool:
-    """Return whether a scan has the expected restart markers."""
-    if not scan.interval:
-        return True
-    due = (units_of(structure, scan) - 1) // scan.interval
-    return len(scan.restarts) == due and scan.restarts == restart_codes(due)
 
 
 _RESTARTS = bytes(range(0xD0, 0xD8)) * (1 << 11)
@@ -392,17 +321,6 @@ def _side(structure: Structure) -> int:
     """Return the side of a block in samples."""
     assert structure.frame is not None
     return 1 if structure.frame.process.startswith("lossless") else 8
-
-
-def blocks_of(structure: Structure, scan: Scan) -> list[tuple[int, int]]:
-    """Return the (DC table, AC table) of each block of one MCU of `scan`."""
-    if len(scan.parts) == 1:
-        return [scan.parts[0][1:]]
-    return [
-        (dc, ac)
-        for place, dc, ac in scan.parts
-        for _ in range(structure.components[place].h * structure.components[place].v)
-    ]
 
 
 def _header_segments(blob: bytes) -> Iterator[tuple[int, int, int]]:
@@ -518,10 +436,17 @@ def _accepts_segment(blob: bytes, marker: int, at: int, stop: int) -> bool:
     return marker != _APP2 or blob.startswith(_PROFILE, at + 4)
 
 
-def without_metadata(blob: bytes) -> bytes:
-    """Return a copy in which comments replace the APPn segments before the first scan."""
-    copy = bytearray(blob)
-    for marker, at, _ in _header_segments(blob):
+def without_harmless(blob: bytes) -> bytes:
+    """Return a copy without what libjpeg warns of and ignores.
+
+    Comments replace the APPn segments before the first scan, and the scan of a sequential frame gets its only parameters.
+    """
+    copy, is_sequential = bytearray(blob), False
+    for marker, at, stop in _header_segments(blob):
         if 0xE0 <= marker <= 0xEF:
             copy[at + 1] = 0xFE
+        elif marker in _FRAMES:
+            is_sequential = marker in (_SOF0, _SOF1)
+        elif marker == _SOS and is_sequential:
+            copy[stop - 3 : stop] = b"\x00\x3f\x00"
     return bytes(copy)
