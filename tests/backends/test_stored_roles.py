@@ -21,7 +21,9 @@ import storeds
 from plain_formats import READ, WRITE, declared, stored_row
 from storeds import errors, ops
 from storeds.backends import ConcatenatedBackend
+from storeds.backends.role_checks import labels_of, unnamed_class
 from storeds.backends.selection import Selection
+from storeds.protocols import Field
 from storeds.records.roles import ROLE_KEYS
 from storeds.testing import FIELDS as KINDS
 from storeds.testing import make_records
@@ -551,6 +553,64 @@ def test_a_list_of_classes_is_for_the_usual_fields_where_there_are_several() -> 
         else:
             with pytest.raises(errors.RecordError, match=fault):
                 writer.publish({"classes": ["cat"]})
+
+
+def ids(*numbers: int) -> Any:
+    return np.array(numbers, np.int64)
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes", "found"),
+    [
+        ({"label": ids(0, 1, 1)}, ["a", "b"], None),
+        (
+            {"label": ids(0, 5, 7, 7)},
+            ["a", "b"],
+            (2, "class id 7, which has no name: attrs['classes'] names the ids 0 to 1"),
+        ),
+        ({"label": ids(0, -1)}, ["a"], (1, "class id -1")),
+        ({"label": ids(0)}, [], (0, "attrs['classes'] is empty")),
+        ({"label": ids(0, 9)}, ("a",), (1, "class id 9")),
+        ({"label": ids()}, ["a"], None),
+        ({"label": ids(9)}, None, None),
+        ({"label": ids(9)}, "a", None),
+        ({"label": ids(9)}, {"other": ["a"]}, None),
+        ({"label": ids(9)}, {"label": ["a"]}, (0, "class id 9")),
+        ({"label": ["a", "b", "c"]}, ["a", "b"], (2, "class 'c', which attrs['classes'] does not name")),
+        ({"label": ["cat", "dgo"]}, ["cat", "dog"], (1, "did you mean 'dog'")),
+        ({"labels": (ids(0, 4, 4), ids(0, 0, 3))}, ["a", "b"], (4, "field 'labels' has class id 3")),
+        ({"labels": (ids(0, 4), ["a", "c"])}, ["a"], (4, "class 'c'")),
+        ({"labels": (ids(0, 4, 6), ["a", 0, 1])}, ["a"], (6, "class id 1")),
+        ({"label": ids(0), "colour": ids(9)}, ["a"], None),
+        ({"label": ids(9), "colour": ids(0)}, ["a"], (0, "'label' has class id 9")),
+        ({"label": ids(0), "colour": ids(9)}, {"colour": ["a"]}, (0, "'colour' has class id 9")),
+    ],
+    ids=str,
+)
+def test_a_class_without_a_name_is_found_in_columns(labels: dict[str, Any], classes: Any, found: Any) -> None:
+    """The first record with the largest id, or with a name that is not listed."""
+    fields = {
+        name: Field("json", role="labels") if isinstance(values, tuple) else Field("int", role="label")
+        for name, values in labels.items()
+    }
+    columns = {name: values for name, values in labels.items() if not isinstance(values, tuple)}
+    rows = {name: values for name, values in labels.items() if isinstance(values, tuple)}
+    unnamed = unnamed_class(fields, columns, rows, {"classes": classes})
+    if found is None:
+        assert unnamed is None
+    else:
+        assert unnamed is not None
+        assert unnamed[0] == found[0]
+        assert found[1] in unnamed[1]
+
+
+def test_labels_of_one_record() -> None:
+    field = Field("json", role="labels")
+    assert labels_of(field, ["cat"]) == ["cat"]
+    for value, expected in (([], []), ([3, 1], [3, 1]), (np.array([2], np.uint8), [2])):
+        found = labels_of(field, value)
+        assert isinstance(found, np.ndarray)
+        assert (found.dtype, found.tolist()) == (np.int64, expected)
 
 
 def test_stores_without_roles_keep_their_ids() -> None:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from storeds.errors import suggest
-from storeds.protocols import JSON, Field, Record
+from storeds.protocols import JSON, Array, Field, Record
 from storeds.records.fields import layout_of
 from storeds.records.roles import check_labels, check_mask, check_mask_mode, check_values
 
 if TYPE_CHECKING:
     from storeds.jpeg import PictureHeader
 
-__all__ = ["LOSSY", "ClassIds", "RoleChecker"]
+__all__ = ["LOSSY", "ClassIds", "RoleChecker", "class_fields", "labels_of", "unnamed_class"]
 
 _USUAL = ("label", "labels")
 _NAMES = "\0names"  # no field is called so
@@ -58,13 +58,19 @@ class RoleChecker:
 
     def faults(self, record: Record, classes: JSON) -> Iterator[str]:
         """Yield what `check` finds, and a class of the record that `classes` of the attributes lacks."""
-        ids = ClassIds(self._fields)
         try:
             self.check(record)
-            ids.add(record, 0)
         except ValueError as error:
             yield str(error)
-        unnamed = ids.unnamed(classes)
+            return
+        columns, labels = {}, {}
+        for name, field in class_fields(self._fields).items():
+            if field.role == "label":
+                columns[name] = [record[name]]
+            else:
+                values = labels_of(field, record[name])
+                labels[name] = np.zeros(len(values), np.int64), values
+        unnamed = unnamed_class(self._fields, columns, labels, {"classes": classes})
         if unnamed is not None:
             yield unnamed[1]
 
@@ -103,6 +109,83 @@ def _only_image(fields: Mapping[str, Field]) -> str | None:
     named = [name for name, field in fields.items() if field.role == "image"]
     named = named or [name for name, field in fields.items() if field.kind == "image" and field.role is None]
     return named[0] if len(named) == 1 else None
+
+
+def class_fields(fields: Mapping[str, Field]) -> dict[str, Field]:
+    """Return the fields whose classes `unnamed_class` looks up in the attributes."""
+    return {
+        name: field
+        for name, field in fields.items()
+        if field.role == "labels" or (field.role == "label" and field.kind in ("int", "str"))
+    }
+
+
+def labels_of(field: Field, value: Any) -> Array | list[str]:
+    """Return the classes in one value of a field with role ``labels``: ids as an int64 array, or a list of names."""
+    return check_labels(field.role or "", value)
+
+
+def unnamed_class(
+    fields: Mapping[str, Field],
+    columns: Mapping[str, Array | Sequence[Any]],
+    labels: Mapping[str, tuple[Array, Array | Sequence[Any]]],
+    attrs: Mapping[str, JSON],
+) -> tuple[int, str] | None:
+    """Return the position and the fault of a record with a class that ``attrs["classes"]`` lacks, or None.
+
+    Parameters
+    ----------
+    fields : mapping of str to Field
+        All declared fields.
+    columns : mapping
+        Field with role ``label`` → its class ids as an int64 array, or its names of classes as a list.
+    labels : mapping
+        Field with role ``labels`` → the position of the record of each label, int64, and the labels of all records: ids
+        as an int64 array, or a list of names and ids.
+    attrs : mapping
+        ``classes`` is a list of names, or a mapping from a field to its names. Other values name none. With several
+        fields of classes, a list is for those called ``label`` and ``labels``.
+    """
+    classes, checked = attrs.get("classes"), class_fields(fields)
+    for name, field in checked.items():
+        names = classes.get(name) if isinstance(classes, Mapping) else classes
+        if not isinstance(names, (list, tuple)):
+            continue
+        if names is classes and len(checked) > 1 and name not in _USUAL:
+            continue  # the list may name the classes of another field
+        positions, values = labels[name] if field.role == "labels" else (None, columns[name])
+        at = _first_unnamed(values, names)
+        if at is not None:
+            return at if positions is None else int(positions[at]), _unnamed_fault(name, values[at], names)
+    return None
+
+
+def _first_unnamed(values: Array | Sequence[Any], names: Sequence[Any]) -> int | None:
+    """Return the index of a class without a name: of ids in an array the largest or the smallest."""
+    if isinstance(values, np.ndarray):
+        ends = (int(values.argmax()), int(values.argmin())) if len(values) else ()
+        return next((at for at in ends if not 0 <= values[at] < len(names)), None)
+    listed = {each for each in names if isinstance(each, str)}
+    unnamed = (
+        at
+        for at, value in enumerate(values)
+        if not (value in listed if isinstance(value, str) else 0 <= value < len(names))
+    )
+    return next(unnamed, None)
+
+
+def _unnamed_fault(name: str, value: Any, names: Sequence[Any]) -> str:
+    if isinstance(value, str):
+        hint = suggest(value, [each for each in names if isinstance(each, str)], "classes")
+        return (
+            f"field {name!r} has class {value[:80]!r}, which attrs['classes'] does not name: {hint}; add the missing name, "
+            "correct the label, or declare the field without a role"
+        )
+    given = f"names the ids 0 to {len(names) - 1}" if names else "is empty"
+    return (
+        f"field {name!r} has class id {value}, which has no name: attrs['classes'] {given}; add the missing names, correct "
+        "the id, or declare the field without a role"
+    )
 
 
 class ClassIds:
