@@ -5,10 +5,11 @@ Start with ``base.py``, then read ``image.py`` and ``sample.py``. ``pictures.py`
 """
 
 from storeds.readers.base import ArrayReader, RecordReader
+from storeds.readers.clips import ClipPlan
 from storeds.readers.decoders import decode_bytes, decode_fast, decode_pil, decode_tensor, decode_windows
 from storeds.readers.image import ImageReader
 from storeds.readers.sample import SampleReader
-from storeds.readers.video import ClipPlan, VideoReader
+from storeds.readers.video import VideoReader
 from storeds.records.segmentations import rasterised
 
 __all__ = [
