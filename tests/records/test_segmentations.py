@@ -153,7 +153,8 @@ def test_what_a_writer_accepts_can_be_read(masks: Any) -> None:
 
 
 def test_masks_are_a_list() -> None:
-    for wrong in ({}, "text", None):
+    wrongs: list[Any] = [{}, "text", None]
+    for wrong in wrongs:
         with pytest.raises(ValueError, match="one item per instance"):
             rasterised(wrong, 4, 6)
         with pytest.raises(ValueError, match="field 'm': masks are a list"):

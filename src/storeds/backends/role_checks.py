@@ -15,7 +15,7 @@ from storeds.records.roles import check_labels, check_mask, check_mask_mode, che
 if TYPE_CHECKING:
     from storeds.jpeg import PictureHeader
 
-__all__ = ["LOSSY", "ClassIds", "RoleChecker", "class_fields", "labels_of", "unnamed_class"]
+__all__ = ["LOSSY", "ClassIds", "RoleChecker", "labels_of", "unnamed_class"]
 
 _USUAL = ("label", "labels")
 _NAMES = "\0names"  # no field is called so
@@ -39,8 +39,11 @@ class RoleChecker:
         self._fields = {name: field for name, field in fields.items() if field.role is not None or field.of is not None}
         self._on_lossy = on_lossy
         self._masks = [name for name, field in fields.items() if field.role == "mask" and field.kind == "image"]
-        self._image = _only_image(fields) if any(field.role in ("boxes", "mask") for field in fields.values()) else None
-        self._image_field = fields[self._image] if self._image is not None else None
+        # The image that boxes and masks belong to, which is not clear if there are several.
+        images = [name for name, field in fields.items() if field.role == "image"]
+        images = images or [name for name, field in fields.items() if field.kind == "image" and field.role is None]
+        is_sized = any(field.role in ("boxes", "mask") for field in fields.values())
+        self._image = (images[0], fields[images[0]].shape) if is_sized and len(images) == 1 else None
 
     def __bool__(self) -> bool:
         """Whether any field has a role."""
@@ -54,7 +57,13 @@ class RoleChecker:
         size = self._size(record)
         check_values(record, self._fields, size)
         for name in self._masks:
-            self._check_mask(name, record.get(name), size)
+            header = _header_of(record.get(name))
+            if header is None:
+                continue
+            check_mask_mode(name, header.mode)
+            check_mask(name, (header.height, header.width), size)
+            if header.format == "JPEG" and self._on_lossy is not None:
+                self._on_lossy(name)
 
     def faults(self, record: Record, classes: JSON) -> Iterator[str]:
         """Yield what `check` finds, and a class of the record that `classes` of the attributes lacks."""
@@ -63,22 +72,19 @@ class RoleChecker:
         except ValueError as error:
             yield str(error)
             return
-        columns, labels = {}, {}
-        for name, field in class_fields(self._fields).items():
-            if field.role == "label":
-                columns[name] = [record[name]]
-            else:
-                values = labels_of(field, record[name])
-                labels[name] = np.zeros(len(values), np.int64), values
+        columns = {name: [record[name]] for name, field in self._fields.items() if field.role == "label"}
+        rows = {name: labels_of(field, record[name]) for name, field in self._fields.items() if field.role == "labels"}
+        labels = {name: (np.zeros(len(values), np.int64), values) for name, values in rows.items()}
         unnamed = unnamed_class(self._fields, columns, labels, {"classes": classes})
         if unnamed is not None:
             yield unnamed[1]
 
     def _size(self, record: Record) -> tuple[int, int] | None:
         """Return height and width of the image as stored, or None if that is not clear."""
-        if self._image is None or self._image_field is None:
+        if self._image is None:
             return None
-        value, shape = record.get(self._image), self._image_field.shape
+        name, shape = self._image
+        value = record.get(name)
         if shape is None:
             header = _header_of(value)
             return None if header is None else (header.height, header.width)
@@ -88,36 +94,11 @@ class RoleChecker:
         height, width = value.shape[-3:-1] if layout == "last" else value.shape[-2:]
         return height, width
 
-    def _check_mask(self, name: str, value: Any, size: tuple[int, int] | None) -> None:
-        header = _header_of(value)
-        if header is None:
-            return
-        check_mask_mode(name, header.mode)
-        check_mask(name, (header.height, header.width), size)
-        if header.format == "JPEG" and self._on_lossy is not None:
-            self._on_lossy(name)
-
 
 def _header_of(value: Any) -> PictureHeader | None:
     from storeds.jpeg import read_picture_header  # a writer without images needs no decoder
 
     return read_picture_header(bytes(value)) if isinstance(value, (bytes, bytearray, memoryview)) else None
-
-
-def _only_image(fields: Mapping[str, Field]) -> str | None:
-    """Return the field of the image that boxes and masks belong to, or None if there are several."""
-    named = [name for name, field in fields.items() if field.role == "image"]
-    named = named or [name for name, field in fields.items() if field.kind == "image" and field.role is None]
-    return named[0] if len(named) == 1 else None
-
-
-def class_fields(fields: Mapping[str, Field]) -> dict[str, Field]:
-    """Return the fields whose classes `unnamed_class` looks up in the attributes."""
-    return {
-        name: field
-        for name, field in fields.items()
-        if field.role == "labels" or (field.role == "label" and field.kind in ("int", "str"))
-    }
 
 
 def labels_of(field: Field, value: Any) -> Array | list[str]:
@@ -138,7 +119,8 @@ def unnamed_class(
     fields : mapping of str to Field
         All declared fields.
     columns : mapping
-        Field with role ``label`` → its class ids as an int64 array, or its names of classes as a list.
+        Field with role ``label`` and kind int or str → its class ids as an int64 array, or its names of classes as a
+        list. Other fields are ignored.
     labels : mapping
         Field with role ``labels`` → the position of the record of each label, int64, and the labels of all records: ids
         as an int64 array, or a list of names and ids.
@@ -146,14 +128,19 @@ def unnamed_class(
         ``classes`` is a list of names, or a mapping from a field to its names. Other values name none. With several
         fields of classes, a list is for those called ``label`` and ``labels``.
     """
-    classes, checked = attrs.get("classes"), class_fields(fields)
-    for name, field in checked.items():
+    classes = attrs.get("classes")
+    checked = [
+        name
+        for name, field in fields.items()
+        if field.role == "labels" or (field.role == "label" and field.kind in ("int", "str"))
+    ]
+    for name in checked:
         names = classes.get(name) if isinstance(classes, Mapping) else classes
         if not isinstance(names, (list, tuple)):
             continue
         if names is classes and len(checked) > 1 and name not in _USUAL:
             continue  # the list may name the classes of another field
-        positions, values = labels[name] if field.role == "labels" else (None, columns[name])
+        positions, values = labels[name] if name in labels else (None, columns[name])
         at = _first_unnamed(values, names)
         if at is not None:
             return at if positions is None else int(positions[at]), _unnamed_fault(name, values[at], names)
@@ -166,12 +153,10 @@ def _first_unnamed(values: Array | Sequence[Any], names: Sequence[Any]) -> int |
         ends = (int(values.argmax()), int(values.argmin())) if len(values) else ()
         return next((at for at in ends if not 0 <= values[at] < len(names)), None)
     listed = {each for each in names if isinstance(each, str)}
-    unnamed = (
-        at
-        for at, value in enumerate(values)
-        if not (value in listed if isinstance(value, str) else 0 <= value < len(names))
-    )
-    return next(unnamed, None)
+    for at, value in enumerate(values):
+        if value not in listed if isinstance(value, str) else not 0 <= value < len(names):
+            return at
+    return None
 
 
 def _unnamed_fault(name: str, value: Any, names: Sequence[Any]) -> str:

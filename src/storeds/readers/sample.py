@@ -142,34 +142,24 @@ class SampleReader(PictureReader):
     def bind(self, backend: Backend, /) -> Self:
         # docstring inherited
         bound = super().bind(backend)
-        for option, given in (("roles", self.roles), ("channels", self.channels)):
-            for name in given if isinstance(given, Mapping) else ():
-                if name not in bound.fields:
-                    raise ConfigError(
-                        f"{option} names {name!r}, which is no element of a sample; "
-                        f"{suggest(name, bound.fields, 'elements')}"
-                    )
-        fields = backend.meta.fields
-        split = {name: split_path(source, fields) for name, source in bound.elements()}
+        for name in self.roles or {}:
+            if name not in bound.fields:
+                raise ConfigError(
+                    f"roles names {name!r}, which is no element of a sample; {suggest(name, bound.fields, 'elements')}"
+                )
+        split = {name: split_path(source, backend.meta.fields) for name, source in bound.elements()}
         paths = {name: path for name, path in split.items() if path is not None}
         declared = bound._with_roles(super(SampleReader, bound).declared())
-        is_native = backend.meta.layout == NATIVE
-        checked = (
-            name for name, path in paths.items() if is_native and not path.steps and not given_keys(self.roles, name)
-        )
-        points = (
-            name
-            for name, each in declared.items()
-            if each.role == "keypoints" and each.kind == "json" and each.of is None
-        )
+        stored = [name for name, path in paths.items() if not path.steps and not given_keys(self.roles, name)]
+        points = {name: each for name, each in declared.items() if each.role == "keypoints" and each.kind == "json"}
         bound = replace(
             bound,
             _declared=declared,
             _paths=paths,
             _layouts=bound._array_layouts(declared),
             _classes=bound._known_classes(declared, backend),
-            _checked=frozenset(checked),
-            _points=tuple(points),
+            _checked=frozenset(stored if backend.meta.layout == NATIVE else ()),
+            _points=tuple(name for name, each in points.items() if each.of is None),
             _linked={},
             _repeats=len({path.field for path in paths.values()}) < len(paths),
         )
@@ -310,18 +300,18 @@ class SampleReader(PictureReader):
 
     def _modes_by_element(self) -> dict[str, str]:
         modes = super()._modes_by_element()
-        for name, mode in modes.items():
-            declared = self._declared.get(name, Field("image"))
-            if isinstance(self.mode, Mapping) and name in self.mode:
-                if self._is_mask(name) and mode != UNCHANGED:
-                    try:
-                        check_mask_mode(name, mode)
-                    except ValueError as error:
-                        raise ConfigError(f"mode: {error}") from None
-            elif declared.role == "mask":
+        given = self.mode if isinstance(self.mode, Mapping) else {}
+        for name in modes.keys() - given.keys():
+            if self._is_mask(name):
                 modes[name] = UNCHANGED
-            elif declared.role == "image" and self._field(name).role == "image":
+            elif self._field(name).role == "image" and name in self._declared and self._declared[name].role == "image":
                 modes[name] = self.mode if isinstance(self.mode, str) else "RGB"
+        for name, mode in given.items():
+            if self._is_mask(name) and mode != UNCHANGED:
+                try:
+                    check_mask_mode(name, mode)
+                except ValueError as error:
+                    raise ConfigError(f"mode: {error}") from None
         return modes
 
     # --- Building ---

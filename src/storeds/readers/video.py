@@ -263,7 +263,8 @@ class VideoReader(PictureReader):
             if source != at:
                 # A frame in a list is an object of its own; storing a tensor in a clip copies it.
                 clip[at] = clip[source].copy() if hasattr(clip[source], "copy") else clip[source]
-        good[list(others)] = False
+        if others:
+            good[list(others)] = False
         return clip
 
     def _frame(self, name: str, record: Record, at: int, context: SampleContext) -> Any:

@@ -46,14 +46,15 @@ def _polygon_fault(polygon: Any, size: tuple[int, int] | None, relative: bool) -
     if len(polygon) < 6 or len(polygon) % 2:
         return f"a polygon has an even number of coordinates, at least 6, not {len(polygon)}; leave the polygon out"
     numbers = array_of(polygon)  # of objects, if a number is too large for any dtype
-    if numbers is None or numbers.dtype.kind not in "iuf" or numbers.ndim != 1 or not np.isfinite(numbers).all():
-        return f"the coordinates of a polygon are finite numbers, not {short(polygon)}"
-    longest = max(size or (0, 0))
-    far = _FAR / (longest or 1) if relative else _FAR + longest
-    least, most = numbers.min(), numbers.max()
-    if least < -far or most > far:
-        return f"a polygon reaches from {least:g} to {most:g}, which is far outside the image"
-    return None
+    if numbers is not None and numbers.dtype.kind in "iuf" and numbers.ndim == 1:
+        longest = max(size or (0, 0))
+        far = _FAR / (longest or 1) if relative else _FAR + longest
+        least, most = numbers.min(), numbers.max()
+        if -far <= least and most <= far:  # False for NaN
+            return None
+        if np.isfinite([least, most]).all():
+            return f"a polygon reaches from {least:g} to {most:g}, which is far outside the image"
+    return f"the coordinates of a polygon are finite numbers, not {short(polygon)}"
 
 
 def _run_lengths_fault(mask: Mapping[str, Any], size: tuple[int, int] | None) -> str | None:
