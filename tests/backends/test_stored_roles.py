@@ -491,6 +491,10 @@ def test_verify_finds_values_that_another_program_stored(make_engine_url: MakeUr
     for at, text in ((1, "row 1: [9, 0, 5, 4]"), (2, "9 × 9"), (3, "RGB"), (4, "class id 2"), (6, "2 rows")):
         assert text in found[at, f"key {at}", "value"]
     assert [(each.position, each.kind) for each in report.notes] == [(5, "lossy_mask")]
+    # Readers trust what a native store declares, and check what they are told.
+    assert storeds.StoreDataset(url, fields=["image", "boxes"])[1][1].tolist() == records[1]["boxes"].tolist()
+    with pytest.raises(errors.RecordError, match="record 1 .*'boxes', row 1: .* has a negative width"):
+        storeds.StoreDataset(url, fields=["image", "boxes"], roles={"boxes": "boxes"})[1]
 
 
 def test_pack_lists_values_that_do_not_fit(make_engine_url: MakeUrl) -> None:
