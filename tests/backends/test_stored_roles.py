@@ -21,7 +21,9 @@ import storeds
 from plain_formats import READ, WRITE, declared, stored_row
 from storeds import errors, ops
 from storeds.backends import ConcatenatedBackend
+from storeds.backends.role_checks import labels_of, unnamed_class
 from storeds.backends.selection import Selection
+from storeds.protocols import Field
 from storeds.records.roles import ROLE_KEYS
 from storeds.testing import FIELDS as KINDS
 
@@ -347,36 +349,13 @@ def test_any_number_of_boxes_is_stored(make_engine_url: MakeUrl, count: int) -> 
         assert np.array_equal(found["boxes"], boxes)
 
 
-COCO = {"image": "image", "masks": {"kind": "json", "role": "mask"}}
-
-
-@pytest.mark.parametrize(
-    ("masks", "fault"),
-    [
-        ([[[0, 0, 5, 0, 5, 5]], [], {"size": [48, 64], "counts": [72, 3000]}], None),
-        ([{"size": [48, 64], "counts": "PP3"}], None),
-        ([{"size": [48, 64], "counts": "abc"}], "row 0: its compressed counts are damaged"),
-        ([{"size": [48, 64], "counts": "PP2"}], "row 0: counts add up to"),
-        ([[[0, 0, 5, 0, 5, 1e9]]], "row 0: a polygon reaches from 0 to 1e+09, which is far outside the image"),
-        ([[[0, 0, 5, 0, 5]]], "row 0: a polygon has an even number"),
-        ([[], [[0, 0, 5, 0]]], "row 1: a polygon has an even number of coordinates, at least 6"),
-        ([{"size": [64, 48], "counts": [72, 3000]}], "size is [height, width] of the image, [48, 64], not [64, 48]"),
-        ([{"size": [48, 64], "counts": [72, 1]}], "counts add up to 73"),
-        ([{"size": [48, 64]}], "keys size and counts"),
-        ([None], "row 0: a mask is a list of polygons"),
-        ({}, "masks are a list"),
-    ],
-    ids=str,
-)
-def test_polygons_and_run_lengths_are_checked(masks: Any, fault: str | None) -> None:
-    with storeds.open_writer("memory://coco", COCO, overwrite=True) as writer:
-        if fault is None:
-            assert writer.append([{"image": PHOTO, "masks": masks}]) == 1
-            return
-        with pytest.raises(errors.RecordError) as caught:
-            writer.append([{"image": PHOTO, "masks": masks}])
-        assert "field 'masks'" in str(caught.value)
-        assert fault in str(caught.value)
+def test_masks_of_instances_are_checked_with_the_size_of_the_image() -> None:
+    fields = {"image": "image", "masks": {"kind": "json", "role": "mask"}}
+    turned = [[], {"size": [64, 48], "counts": [72, 3000]}]
+    with storeds.open_writer("memory://coco", fields, overwrite=True) as writer:
+        writer.append([{"image": PHOTO, "masks": [{"size": [48, 64], "counts": [72, 3000]}]}])
+        with pytest.raises(errors.RecordError, match=r"record 1 of .*'masks', row 1: .*of the image, \[48, 64\]"):
+            writer.append([{"image": PHOTO, "masks": turned}])
 
 
 def test_arrays_of_pixels_give_the_size_of_the_image() -> None:
@@ -515,6 +494,10 @@ def test_verify_finds_values_that_another_program_stored(make_engine_url: MakeUr
     for at, text in ((1, "row 1: [9, 0, 5, 4]"), (2, "9 × 9"), (3, "RGB"), (4, "class id 2"), (6, "2 rows")):
         assert text in found[at, f"key {at}", "value"]
     assert [(each.position, each.kind) for each in report.notes] == [(5, "lossy_mask")]
+    # Readers trust what a native store declares, and check what they are told.
+    assert storeds.StoreDataset(url, fields=["image", "boxes"])[1][1].tolist() == records[1]["boxes"].tolist()
+    with pytest.raises(errors.RecordError, match="record 1 .*'boxes', row 1: .* has a negative width"):
+        storeds.StoreDataset(url, fields=["image", "boxes"], roles={"boxes": "boxes"})[1]
 
 
 def test_pack_lists_values_that_do_not_fit(make_engine_url: MakeUrl) -> None:
@@ -554,6 +537,65 @@ def test_a_list_of_classes_is_for_the_usual_fields_where_there_are_several() -> 
         else:
             with pytest.raises(errors.RecordError, match=fault):
                 writer.publish({"classes": ["cat"]})
+
+
+def ids(*numbers: int) -> Any:
+    return np.array(numbers, np.int64)
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes", "found"),
+    [
+        ({"label": ids(0, 1, 1)}, ["a", "b"], None),
+        (
+            {"label": ids(0, 5, 7, 7)},
+            ["a", "b"],
+            (2, "class id 7, which has no name: attrs['classes'] names the ids 0 to 1"),
+        ),
+        ({"label": ids(0, -1)}, ["a"], (1, "class id -1")),
+        ({"label": ids(0)}, [], (0, "attrs['classes'] is empty")),
+        ({"label": ids(0, 9)}, ("a",), (1, "class id 9")),
+        ({"label": ids()}, ["a"], None),
+        ({"label": ids(9)}, None, None),
+        ({"label": ids(9)}, "a", None),
+        ({"label": ids(9)}, {"other": ["a"]}, None),
+        ({"label": ids(9)}, {"label": ["a"]}, (0, "class id 9")),
+        ({"label": ["a", "b", "c"]}, ["a", "b"], (2, "class 'c', which attrs['classes'] does not name")),
+        ({"label": ["cat", "dgo"]}, ["cat", "dog"], (1, "did you mean 'dog'")),
+        ({"labels": (ids(0, 4, 4), ids(0, 0, 3))}, ["a", "b"], (4, "field 'labels' has class id 3")),
+        ({"labels": (ids(0, 4), ["a", "c"])}, ["a"], (4, "class 'c'")),
+        ({"labels": (ids(0, 4, 6), ["a", 0, 1])}, ["a"], (6, "class id 1")),
+        ({"label": ids(0), "colour": ids(9)}, ["a"], None),
+        ({"label": ids(9), "colour": ids(0)}, ["a"], (0, "'label' has class id 9")),
+        ({"label": ids(0), "colour": ids(9)}, {"colour": ["a"]}, (0, "'colour' has class id 9")),
+    ],
+    ids=str,
+)
+def test_a_class_without_a_name_is_found_in_columns(labels: dict[str, Any], classes: Any, found: Any) -> None:
+    """The first record with the largest id, or with a name that is not listed."""
+    fields = {
+        name: Field("json", role="labels") if isinstance(values, tuple) else Field("int", role="label")
+        for name, values in labels.items()
+    }
+    columns = {name: values for name, values in labels.items() if not isinstance(values, tuple)}
+    rows = {name: values for name, values in labels.items() if isinstance(values, tuple)}
+    unnamed = unnamed_class(fields, columns, rows, {"classes": classes})
+    if found is None:
+        assert unnamed is None
+    else:
+        assert unnamed is not None
+        assert unnamed[0] == found[0]
+        assert found[1] in unnamed[1]
+
+
+def test_labels_of_one_record() -> None:
+    field = Field("json", role="labels")
+    assert labels_of(field, ["cat"]) == ["cat"]
+    for value, expected in (([], []), ([3, 1], [3, 1]), (np.array([2], np.uint8), [2])):
+        found = labels_of(field, value)
+        assert isinstance(found, np.ndarray)
+        assert found.dtype == np.int64
+        assert found.tolist() == expected
 
 
 def plain_record(at: int) -> dict[str, Any]:

@@ -437,7 +437,7 @@ def test_images_of_kind_array() -> None:
     flip = {"name": "RandomHorizontalFlip", "p": 1}
     (image,) = StoreDataset(url, roles={"x": "image"}, transforms=[flip])[0]
     assert np.array_equal(image, pixels[:, ::-1].transpose(2, 0, 1))
-    with pytest.raises(ConfigError, match="channels names 'y', which is no element of a sample"):
+    with pytest.raises(ConfigError, match="channels names 'y'; the images of kind array are x"):
         StoreDataset(url, roles={"x": "image"}, channels={"y": "last"})
 
 
@@ -457,17 +457,24 @@ def test_a_value_that_is_no_list_of_rows_is_a_bad_record() -> None:
         dataset[0]
 
 
-@pytest.mark.parametrize("name", ["boxes", "points"])
-def test_coordinates_too_large_for_float32_are_a_bad_record(name: str) -> None:
-    fields = {
-        "image": PHOTOGRAPH,
-        "boxes": {"kind": "json", "role": "boxes"},
-        "points": {"kind": "json", "role": "keypoints"},
-    }
-    record: dict[str, Any] = {"image": photograph(), "boxes": [[0, 0, 9, 9]], "points": [[1, 1]]}
-    url = store(fields, [{**record, name: [[-1e300, -1e300, 1e300, 1e300][: len(record[name][0])]]}])
-    with pytest.raises(RecordError, match=f"record 0 .*field '{name}': a coordinate is too large for float32"):
-        StoreDataset(url)[0]
+@pytest.mark.parametrize(("name", "rows"), [("boxes", [[-1e300, -1e300, 1e300, 1e300]]), ("points", [[1e31, 0]])])
+def test_writers_and_readers_have_one_limit_of_coordinates(name: str, rows: Any) -> None:
+    fields: dict[str, Any] = {"image": PHOTOGRAPH, "boxes": "json", "points": "json"}
+    roles: dict[str, Any] = {"boxes": "boxes", "points": "keypoints"}
+    good = {"image": photograph(), "boxes": [[0, 0, 9, 9], [-1e30, 0, 5, 5]], "points": [[-1e30, 1]]}
+    fault = rf"record 1 .*field '{name}', row 0: \[.*\] has a coordinate that is too large for float32"
+    declared = {**fields, **{each: {"kind": "json", "role": role} for each, role in roles.items()}}
+    url = f"memory://limit-{secrets.token_hex(8)}"
+    with open_writer(url, declared) as writer:
+        writer.append([good])
+        with pytest.raises(RecordError, match=fault):
+            writer.append([{**good, name: rows}])
+    assert StoreDataset(url)[0][1].tolist() == torch.tensor(good["boxes"]).tolist()
+    url = store(fields, [good, {**good, name: rows}])
+    dataset = StoreDataset(url, roles=roles, fields=list(fields))
+    assert dataset[0][2].tolist() == torch.tensor(good["points"]).tolist()
+    with pytest.raises(RecordError, match=fault):
+        dataset[1]
 
 
 def test_keypoints_in_json_go_with_their_boxes() -> None:

@@ -21,7 +21,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from storeds import StoreIterable, errors, open_backend, open_writer, pack
+from storeds import StoreDataset, StoreIterable, errors, open_backend, open_writer, pack
 from storeds.backends.hdf5 import Hdf5Backend, Hdf5Opener
 from storeds.ops.packing.sources import BadItem, VideoSource, open_source
 from storeds.readers import VideoReader
@@ -193,6 +193,80 @@ def test_frames_affected_by_damage_are_skipped(tmp_path: Path) -> None:
     assert set(bad) <= set(range(14, 20))  # up to the next key frame
     assert "damaged" in bad[14]
     assert all(record == whole[record["frame"]] for record in records)
+
+
+# Whole files in a store
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> str:
+    """Return a store with two video files as they are, one of which the frames from 14 on are damaged, and a text."""
+    blobs = [clip_file(tmp_path / name, codec, options).read_bytes() for name, codec, options in (KINDS[0], KINDS[2])]
+    path = clip_file(tmp_path / "damaged.mp4", noise=True, options={"g": "10", "bf": "0"})
+    with av.open(str(path)) as container:
+        at = [packet.pos for packet in container.demux(video=0) if packet.size][14]
+    damaged = bytearray(path.read_bytes())
+    damaged[at + 1000 : at + 1100] = bytes(range(100))
+    with open_writer("memory://video-files", {"film": "bytes", "label": "int"}, overwrite=True) as writer:
+        writer.append({"film": blob, "label": n} for n, blob in enumerate([*blobs, bytes(damaged), b"no video"]))
+    return "memory://video-files"
+
+
+def films(url: str, **arguments: Any) -> StoreDataset:
+    given = {name: arguments.pop(name) for name in ("fields", "seed", "mode", "decode") if name in arguments}
+    return StoreDataset(url, reader="video", reader_options={"by": "film", **arguments}, **given)
+
+
+@pytest.mark.parametrize(
+    ("options", "shape", "taken"),
+    [
+        ({}, (40, 3, 48, 64), range(40)),
+        ({"frames": 3, "stride": 5, "sampling": "spaced"}, (3, 3, 48, 64), [15, 20, 25]),
+        ({"frames": 2, "clips": 2, "sampling": "spaced"}, (2, 2, 3, 48, 64), [9, 10, 29, 30]),
+        ({"frames": 4, "sampling": "uniform", "mode": "L"}, (4, 1, 48, 64), [5, 15, 25, 35]),
+        ({"frames": 30, "stride": 2, "sampling": "spaced", "short": "pad"}, (20, 3, 48, 64), range(0, 40, 2)),
+    ],
+    ids=str,
+)
+def test_clips_of_video_files(
+    files: str, options: dict[str, Any], shape: tuple[int, ...], taken: Sequence[int]
+) -> None:
+    for index in range(2):
+        clip, label = films(files, **options)[index]
+        assert (clip.shape, clip.dtype, label) == (shape, torch.uint8, index)
+        greys = clip.reshape(-1, *shape[-3:])[:, :, -8:].float().mean((1, 2, 3)) / 6
+        assert greys.round().int().tolist() == list(taken)
+
+
+def test_video_files_as_pictures_under_another_name(files: str) -> None:
+    options: dict[str, Any] = {"frames": 2, "clips": 2, "decode": "pil", "fields": {"clip": "film", "at": "index"}}
+    dataset = films(files, seed=1, **options)
+    clips, at = dataset[1]
+    assert (at, dataset.reader.data, dataset.reader.target) == (1, "clip", None)
+    assert [[image.size for image in clip] for clip in clips] == [[(64, 48)] * 2] * 2
+    (first, second), _ = (round(np.asarray(image).mean() / 6) for image in clips[0]), clips
+    assert second == first + 1
+    assert np.array_equal(clips[0][0], pickle.loads(pickle.dumps(dataset))[1][0][0][0])
+
+
+@pytest.mark.parametrize(
+    ("index", "options", "error", "fault"),
+    [
+        (2, {}, errors.DecodeError, "record 2 of .*the video cannot be decoded: Invalid data"),
+        (3, {}, errors.DecodeError, "record 3 of .*the video cannot be decoded"),
+        (0, {"frames": 41, "short": "error"}, errors.DecodeError, "it has 40 frames, but a clip needs 41"),
+        (0, {"max_pixels": 100}, errors.DecodeError, "64 x 48 pixels, more than max_pixels=100"),
+        (0, {"bad_frames": "repeat"}, errors.ConfigError, "for stores of frames"),
+        (0, {"decode": "bytes"}, errors.ConfigError, "decode='bytes' is for images"),
+        (0, {"mode": "CMYK"}, errors.ConfigError, "mode RGB or L"),
+        (0, {"fields": ["film", "decoded"]}, errors.ConfigError, "has no field 'decoded'"),
+    ],
+)
+def test_video_files_that_cannot_be_read(
+    files: str, index: int, options: dict[str, Any], error: type[Exception], fault: str
+) -> None:
+    with pytest.raises(error, match=fault):
+        films(files, **options)[index]
 
 
 # Three real videos

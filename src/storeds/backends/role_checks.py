@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from storeds.errors import suggest
-from storeds.protocols import JSON, Field, Record
+from storeds.protocols import JSON, Array, Field, Record
 from storeds.records.fields import layout_of
 from storeds.records.roles import check_labels, check_mask, check_mask_mode, check_values
 
 if TYPE_CHECKING:
     from storeds.jpeg import PictureHeader
 
-__all__ = ["LOSSY", "ClassIds", "RoleChecker"]
+__all__ = ["LOSSY", "RoleChecker", "labels_of", "unnamed_class"]
 
 _USUAL = ("label", "labels")
-_NAMES = "\0names"  # no field is called so
-_MOST_TEXT = 1_000_000  # characters of the different names of a field: more are texts, not classes
 LOSSY = "its JPEG compression changes class ids at the edges of objects; store masks as PNG"
 """Why a mask should not be a JPEG."""
 
@@ -39,8 +37,11 @@ class RoleChecker:
         self._fields = {name: field for name, field in fields.items() if field.role is not None or field.of is not None}
         self._on_lossy = on_lossy
         self._masks = [name for name, field in fields.items() if field.role == "mask" and field.kind == "image"]
-        self._image = _only_image(fields) if any(field.role in ("boxes", "mask") for field in fields.values()) else None
-        self._image_field = fields[self._image] if self._image is not None else None
+        # The image that boxes and masks belong to, which is not clear if there are several.
+        images = [name for name, field in fields.items() if field.role == "image"]
+        images = images or [name for name, field in fields.items() if field.kind == "image" and field.role is None]
+        is_sized = any(field.role in ("boxes", "mask") for field in fields.values())
+        self._image = (images[0], fields[images[0]].shape) if is_sized and len(images) == 1 else None
 
     def __bool__(self) -> bool:
         """Whether any field has a role."""
@@ -54,25 +55,34 @@ class RoleChecker:
         size = self._size(record)
         check_values(record, self._fields, size)
         for name in self._masks:
-            self._check_mask(name, record.get(name), size)
+            header = _header_of(record.get(name))
+            if header is None:
+                continue
+            check_mask_mode(name, header.mode)
+            check_mask(name, (header.height, header.width), size)
+            if header.format == "JPEG" and self._on_lossy is not None:
+                self._on_lossy(name)
 
     def faults(self, record: Record, classes: JSON) -> Iterator[str]:
         """Yield what `check` finds, and a class of the record that `classes` of the attributes lacks."""
-        ids = ClassIds(self._fields)
         try:
             self.check(record)
-            ids.add(record, 0)
         except ValueError as error:
             yield str(error)
-        unnamed = ids.unnamed(classes)
+            return
+        columns = {name: [record[name]] for name, field in self._fields.items() if field.role == "label"}
+        rows = {name: labels_of(field, record[name]) for name, field in self._fields.items() if field.role == "labels"}
+        labels = {name: (np.zeros(len(values), np.int64), values) for name, values in rows.items()}
+        unnamed = unnamed_class(self._fields, columns, labels, {"classes": classes})
         if unnamed is not None:
             yield unnamed[1]
 
     def _size(self, record: Record) -> tuple[int, int] | None:
         """Return height and width of the image as stored, or None if that is not clear."""
-        if self._image is None or self._image_field is None:
+        if self._image is None:
             return None
-        value, shape = record.get(self._image), self._image_field.shape
+        name, shape = self._image
+        value = record.get(name)
         if shape is None:
             header = _header_of(value)
             return None if header is None else (header.height, header.width)
@@ -82,15 +92,6 @@ class RoleChecker:
         height, width = value.shape[-3:-1] if layout == "last" else value.shape[-2:]
         return height, width
 
-    def _check_mask(self, name: str, value: Any, size: tuple[int, int] | None) -> None:
-        header = _header_of(value)
-        if header is None:
-            return
-        check_mask_mode(name, header.mode)
-        check_mask(name, (header.height, header.width), size)
-        if header.format == "JPEG" and self._on_lossy is not None:
-            self._on_lossy(name)
-
 
 def _header_of(value: Any) -> PictureHeader | None:
     from storeds.jpeg import read_picture_header  # a writer without images needs no decoder
@@ -98,102 +99,73 @@ def _header_of(value: Any) -> PictureHeader | None:
     return read_picture_header(bytes(value)) if isinstance(value, (bytes, bytearray, memoryview)) else None
 
 
-def _only_image(fields: Mapping[str, Field]) -> str | None:
-    """Return the field of the image that boxes and masks belong to, or None if there are several."""
-    named = [name for name, field in fields.items() if field.role == "image"]
-    named = named or [name for name, field in fields.items() if field.kind == "image" and field.role is None]
-    return named[0] if len(named) == 1 else None
+def labels_of(field: Field, value: Any) -> Array | list[str]:
+    """Return the classes in one value of a field with role ``labels``: ids as an int64 array, or a list of names."""
+    return check_labels(field.role or "", value)
 
 
-class ClassIds:
-    """The largest and the smallest class id of each field of labels, the names of classes, and the first record of each.
+def unnamed_class(
+    fields: Mapping[str, Field],
+    columns: Mapping[str, Array | Sequence[Any]],
+    labels: Mapping[str, tuple[Array, Array | Sequence[Any]]],
+    attrs: Mapping[str, JSON],
+) -> tuple[int, str] | None:
+    """Return the position and the fault of a record with a class that ``attrs["classes"]`` lacks, or None.
 
-    A writer learns the classes only when it publishes, so it keeps these until then.
+    Parameters
+    ----------
+    fields : mapping of str to Field
+        All declared fields.
+    columns : mapping
+        Field with role ``label`` and kind int or str → its class ids as an int64 array, or its names of classes as a
+        list. Other fields are ignored.
+    labels : mapping
+        Field with role ``labels`` → the position of the record of each label, int64, and the labels of all records: ids
+        as an int64 array, or a list of names and ids.
+    attrs : mapping
+        ``classes`` is a list of names, or a mapping from a field to its names. Other values name none. With several
+        fields of classes, a list is for those called ``label`` and ``labels``.
     """
+    classes = attrs.get("classes")
+    checked = [
+        name
+        for name, field in fields.items()
+        if field.role == "labels" or (field.role == "label" and field.kind in ("int", "str"))
+    ]
+    for name in checked:
+        names = classes.get(name) if isinstance(classes, Mapping) else classes
+        if not isinstance(names, (list, tuple)):
+            continue
+        if names is classes and len(checked) > 1 and name not in _USUAL:
+            continue  # the list may name the classes of another field
+        positions, values = labels[name] if name in labels else (None, columns[name])
+        at = _first_unnamed(values, names)
+        if at is not None:
+            return at if positions is None else int(positions[at]), _unnamed_fault(name, values[at], names)
+    return None
 
-    def __init__(self, fields: Mapping[str, Field]) -> None:
-        self._fields = [
-            name
-            for name, field in fields.items()
-            if field.role == "labels" or (field.role == "label" and field.kind in ("int", "str"))
-        ]
-        self._ends: dict[str, list[tuple[int, int]]] = {}
-        self._names: dict[str, dict[str, int]] = {}
-        self._room = dict.fromkeys(self._fields, _MOST_TEXT)
 
-    def add(self, record: Record, position: int) -> None:
-        """Add the classes of the record at `position`."""
-        for name in self._fields:
-            value = record[name]
-            if isinstance(value, str):
-                self._add_names(name, [value], position)
-                continue
-            ids = check_labels(name, value) if isinstance(value, (list, np.ndarray)) else np.array([value])
-            if isinstance(ids, list):
-                self._add_names(name, ids, position)
-            elif len(ids):
-                self._add(name, int(ids.max()), int(ids.min()), position)
+def _first_unnamed(values: Array | Sequence[Any], names: Sequence[Any]) -> int | None:
+    """Return the index of a class without a name: of ids in an array the largest or the smallest."""
+    if isinstance(values, np.ndarray):
+        ends = (int(values.argmax()), int(values.argmin())) if len(values) else ()
+        return next((at for at in ends if not 0 <= values[at] < len(names)), None)
+    listed = {each for each in names if isinstance(each, str)}
+    for at, value in enumerate(values):
+        if value not in listed if isinstance(value, str) else not 0 <= value < len(names):
+            return at
+    return None
 
-    def _add(self, name: str, most: int, least: int, position: int) -> None:
-        ends = self._ends.get(name)
-        if ends is None:
-            self._ends[name] = [(most, position), (least, position)]
-            return
-        if most > ends[0][0]:
-            ends[0] = most, position
-        if least < ends[1][0]:
-            ends[1] = least, position
 
-    def _add_names(self, name: str, labels: list[str], position: int) -> None:
-        known = self._names.setdefault(name, {})
-        for label in labels:
-            if label not in known and self._room[name] > 0:
-                known[label] = position
-                self._room[name] -= len(label) + 1
-
-    def to_json(self) -> dict[str, JSON]:
-        """Return the classes as JSON; empty without any."""
-        ends: dict[str, JSON] = {name: [list(end) for end in ends] for name, ends in self._ends.items()}
-        return {**ends, **({_NAMES: {name: dict(known) for name, known in self._names.items()}} if self._names else {})}
-
-    def restore(self, known: Mapping[str, Any]) -> None:
-        """Continue after classes that `to_json` returned."""
-        self._ends = {
-            name: [(int(number), int(at)) for number, at in ends] for name, ends in known.items() if name != _NAMES
-        }
-        for name, labels in known.get(_NAMES, {}).items():
-            self._names[name] = {label: int(at) for label, at in labels.items()}
-            self._room[name] = _MOST_TEXT - sum(len(label) + 1 for label in labels)
-
-    def unnamed(self, classes: JSON) -> tuple[int, str] | None:
-        """Return the position and the fault of a record with a class that `classes` lacks, or None.
-
-        Parameters
-        ----------
-        classes : JSON
-            ``classes`` of the attributes: a list of names, or a mapping from a field to its names. Other values name none. With
-            several fields of labels, a list is for those called ``label`` and ``labels``.
-        """
-        for name in self._fields:
-            names = classes.get(name) if isinstance(classes, Mapping) else classes
-            if len(self._fields) > 1 and names is classes and name not in _USUAL:
-                continue  # the list may name the classes of another field
-            if not isinstance(names, list):
-                continue
-            for number, position in self._ends.get(name, ()):
-                if not 0 <= number < len(names):
-                    given = f"names the ids 0 to {len(names) - 1}" if names else "is empty"
-                    return position, (
-                        f"field {name!r} has class id {number}, which has no name: attrs['classes'] {given}; add the missing "
-                        "names, correct the id, or declare the field without a role"
-                    )
-            found = self._names.get(name)
-            listed = dict.fromkeys(each for each in names if isinstance(each, str)) if found else {}
-            for label, position in (found or {}).items():
-                if label not in listed:
-                    return position, (
-                        f"field {name!r} has class {label[:80]!r}, which attrs['classes'] does not name: "
-                        f"{suggest(label, listed, 'classes')}; add the missing name, correct the label, or declare the field without "
-                        "a role"
-                    )
-        return None
+def _unnamed_fault(name: str, value: Any, names: Sequence[Any]) -> str:
+    if isinstance(value, str):
+        hint = suggest(value, [each for each in names if isinstance(each, str)], "classes")
+        return (
+            f"field {name!r} has class {value[:80]!r}, which attrs['classes'] does not name: {hint}; add the missing name, "
+            "correct the label, or declare the field without a role"
+        )
+    given = f"names the ids 0 to {len(names) - 1}" if names else "is empty"
+    return (
+        f"field {name!r} has class id {value}, which has no name: attrs['classes'] {given}; add the missing names, correct "
+        "the id, or declare the field without a role"
+    )

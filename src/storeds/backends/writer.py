@@ -15,7 +15,9 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
-from storeds.backends.role_checks import LOSSY, ClassIds, RoleChecker
+import numpy as np
+
+from storeds.backends.role_checks import LOSSY, RoleChecker, labels_of, unnamed_class
 from storeds.errors import (
     ClosedError,
     ConfigError,
@@ -27,7 +29,7 @@ from storeds.errors import (
 )
 from storeds.protocols import JSON, Array, Field, Meta, Record
 from storeds.records.codec import ContentHash, RecordCodec, checksum
-from storeds.records.columns import ColumnCollector
+from storeds.records.columns import ColumnCollector, text_column, text_offsets
 from storeds.records.fields import (
     NATIVE,
     UNCHECKED,
@@ -196,7 +198,8 @@ class StoreWriter:
     def _forget(self) -> None:
         self._seals = Seals()
         self._columns = ColumnCollector(self.fields)
-        self._class_ids = ClassIds(self.fields)
+        rows = [name for name, field in self.fields.items() if field.role == "labels"]
+        self._labels: dict[str, tuple[list[int], list[Any]]] = {name: ([], []) for name in rows}
         self._content = ContentHash()
         self._batch: list[bytes] = []
         self._batch_bytes = self._durable = 0
@@ -258,7 +261,11 @@ class StoreWriter:
     def _collect(self, stored: Record, digest: bytes, position: int) -> None:
         self._content.update(digest)
         self._columns.add(stored)
-        self._class_ids.add(stored, position)
+        for name, (positions, labels) in self._labels.items():
+            value = json.loads(stored[name]) if self.fields[name].kind == "json" else stored[name]
+            found = [*labels_of(self.fields[name], value)]
+            labels += found
+            positions += [position] * len(found)
 
     def _state_text(self) -> bytes:
         state = {"count": self.count, "note": self._note, "plan": self._plan, "salt": self._seals.text}
@@ -397,10 +404,10 @@ class StoreWriter:
             canonical_json(attrs)
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"attrs of {self.url} must be JSON: {error}. {_KEPT}") from None
-        self._check_classes(attrs)
+        columns = self._columns.columns()
+        self._check_classes(columns, attrs)
         content = self._content.finish(self.fields, attrs)
         meta = Meta(content, new_build(), Count(self._durable), NATIVE, self.fields, attrs, fast_crops)
-        columns = self._columns.columns()
         checksums: JSON = {name: column_checksum(column) for name, column in columns.items()}
         text = meta_to_text(meta, columns=checksums, salt=self._seals.text)
         with self._engine():
@@ -409,9 +416,17 @@ class StoreWriter:
         self._sink.close()
         return meta
 
-    def _check_classes(self, attrs: Mapping[str, JSON]) -> None:
+    def _check_classes(self, columns: Mapping[str, Array], attrs: Mapping[str, JSON]) -> None:
         """Raise RecordError if a class id has no name in `attrs`."""
-        found = self._class_ids.unnamed(attrs.get("classes"))
+        classes: dict[str, Any] = {
+            name: text_column(columns[name].tobytes(), columns[text_offsets(name)]).tolist()
+            if field.kind == "str"
+            else columns[name]
+            for name, field in self.fields.items()
+            if field.role == "label"
+        }
+        labels = {name: (np.array(positions), values) for name, (positions, values) in self._labels.items()}
+        found = unnamed_class(self.fields, classes, labels, attrs)
         if found is not None:
             position, fault = found
             raise RecordError.at(self.url, position, f"{fault}. {_KEPT}")

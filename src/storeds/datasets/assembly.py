@@ -13,7 +13,7 @@ from storeds.datasets.source import Source
 from storeds.errors import ConfigError, suggest
 from storeds.protocols import Backend, Field, Reader, Transform
 from storeds.readers import ArrayReader, ImageReader, RecordReader, SampleReader
-from storeds.readers.json_paths import is_path
+from storeds.readers.elements import split_path
 from storeds.registry import READERS
 from storeds.transforms import build_transform
 from storeds.transforms.alignment import check_spatial, takes_images
@@ -70,7 +70,8 @@ def _has_parts(settings: Source, declared: Mapping[str, Field]) -> bool:
         return True
     fields = settings.fields
     asked = declared if fields is None else fields.values() if isinstance(fields, Mapping) else fields
-    if any(isinstance(name, str) and is_path(name, declared) for name in asked):
+    paths = [split_path(name, declared) for name in asked if isinstance(name, str)]
+    if any(path is not None and path.steps for path in paths):
         return True
     roles = {declared[name].role for name in asked if name in declared}
     return not roles.isdisjoint(("mask", "boxes", "keypoints"))

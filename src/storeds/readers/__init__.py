@@ -1,15 +1,16 @@
 """Readers build samples from records: `ImageReader`, `SampleReader`, `ArrayReader`, and `VideoReader` for clips.
 
 Start with ``base.py``, then read ``image.py`` and ``sample.py``. ``pictures.py`` judges, repairs and decodes one picture, and
-``decoders.py`` turns its bytes into pixels.
+``decoders.py`` turns its bytes into pixels. ``annotations.py`` turns boxes, keypoints, labels and masks into tensors.
 """
 
 from storeds.readers.base import ArrayReader, RecordReader
+from storeds.readers.clips import ClipPlan
 from storeds.readers.decoders import decode_bytes, decode_fast, decode_pil, decode_tensor, decode_windows
 from storeds.readers.image import ImageReader
-from storeds.readers.instances import rasterised
 from storeds.readers.sample import SampleReader
-from storeds.readers.video import ClipPlan, VideoReader
+from storeds.readers.video import VideoReader
+from storeds.records.segmentations import rasterised
 
 __all__ = [
     "ArrayReader",

@@ -1,4 +1,9 @@
-"""Turns stored masks, boxes, keypoints and labels into the tensors of a `Sample`. Bad values raise ValueError."""
+"""Turns stored masks, boxes, keypoints and labels into the tensors of a `Sample`. Bad values raise ValueError.
+
+Writers have checked the boxes and keypoints of native stores, so these are only converted (``checked=True``). Those of
+foreign stores, and values that the user gave a role, come in forms of other tools: one flat list, JSON as text, an .npy
+file. They are brought into rows and checked here, by the rules of writers.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +17,8 @@ from PIL import Image
 
 from storeds.errors import suggest
 from storeds.protocols import Array, Field
-from storeds.readers.instances import rasterised
 from storeds.records.roles import check_boxes, check_keypoints, check_labels, check_mask, check_mask_mode
+from storeds.records.segmentations import rasterised
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +34,6 @@ __all__ = [
     "keypoints_tensor",
     "labels_tensor",
     "mask_tensor",
-    "parsed",
 ]
 
 Size = tuple[int, int]
@@ -38,6 +42,9 @@ _NPY = b"\x93NUMPY"
 _PNG = b"\x89PNG\r\n\x1a\n"
 _TIFF = (b"II*\0", b"MM\0*")
 _BITS_PER_SAMPLE, _PHOTOMETRIC = 258, 262
+
+
+# --- Masks ---
 
 
 def class_ids(name: str, image: Any, blob: bytes) -> torch.Tensor:
@@ -86,13 +93,7 @@ def holds_class_ids(blob: bytes) -> bool:
 
 def is_inverted(blob: bytes) -> bool:
     """Return whether a picture is a grey TIFF in which 0 is white. Pillow inverts the numbers of these."""
-    if not blob.startswith(_TIFF):
-        return False
-    try:
-        with Image.open(io.BytesIO(blob)) as opened:
-            return opened.mode in ("1", "L") and getattr(opened, "tag_v2", {}).get(_PHOTOMETRIC) == 0
-    except Exception:  # the decoder says why
-        return False
+    return _grey_tiff_tags(blob).get(_PHOTOMETRIC) == 0
 
 
 def grey_step(mode: str, blob: bytes) -> int:
@@ -100,10 +101,20 @@ def grey_step(mode: str, blob: bytes) -> int:
     bits = 8
     if mode == "L" and blob.startswith(_PNG) and blob[12:16] == b"IHDR" and blob[25:26] == b"\0":
         bits = blob[24]
-    elif mode == "L" and blob.startswith(_TIFF):
-        with Image.open(io.BytesIO(blob)) as opened:
-            bits = getattr(opened, "tag_v2", {}).get(_BITS_PER_SAMPLE, (8,))[0]
+    elif mode == "L":
+        bits = _grey_tiff_tags(blob).get(_BITS_PER_SAMPLE, (8,))[0]
     return {2: 85, 4: 17}.get(bits, 1)
+
+
+def _grey_tiff_tags(blob: bytes) -> Mapping[int, Any]:
+    """Return the tags of a grey TIFF; nothing for other pictures."""
+    if not blob.startswith(_TIFF):
+        return {}
+    try:
+        with Image.open(io.BytesIO(blob)) as opened:
+            return dict(getattr(opened, "tag_v2", {})) if opened.mode in ("1", "L") else {}
+    except Exception:  # the decoder says why
+        return {}
 
 
 def mask_tensor(name: str, value: Any, field: Field, size: Size | None) -> torch.Tensor:
@@ -116,40 +127,83 @@ def mask_tensor(name: str, value: Any, field: Field, size: Size | None) -> torch
     if size is None:
         raise ValueError(f"field {name!r}: polygons need the size of the image, and the sample has no image")
     try:
-        return torch.from_numpy(rasterised(parsed(name, value), *size, relative=field.relative))
+        return torch.from_numpy(rasterised(_parsed(name, value), *size, relative=field.relative))
     except ValueError as error:
         raise ValueError(f"field {name!r}: {error}") from None
 
 
-def boxes_tensor(name: str, value: Any, field: Field, size: Size | None) -> torch.Tensor:
+# --- Boxes and keypoints ---
+
+
+def boxes_tensor(name: str, value: Any, field: Field, size: Size | None, *, checked: bool) -> torch.Tensor:
     """Return boxes in pixels, float32 of shape (n, 4), in the format of their field."""
-    import torch
+    if not checked:
+        rows = _parsed(name, value)
+        if isinstance(rows, np.ndarray) and not rows.size:
+            rows = []  # whatever its shape
+        value = check_boxes(name, _in_rows(name, rows, 4, "rows of 4"), field, size)
+    boxes = np.asarray(value, np.float64).reshape(-1, 4)
+    return _in_pixels(name, boxes, 4, field, size)
 
-    rows = _fours(name, parsed(name, value))
-    boxes = check_boxes(name, rows, field, size)
-    if field.relative and len(boxes):
-        height, width = _required(name, size)
-        boxes = boxes * (width, height, width, height)
-    return torch.from_numpy(_as_float32(name, boxes).reshape(-1, 4))
 
-
-def keypoints_tensor(name: str, value: Any, field: Field, size: Size | None) -> torch.Tensor:
+def keypoints_tensor(name: str, value: Any, field: Field, size: Size | None, *, checked: bool) -> torch.Tensor:
     """Return keypoints in pixels, float32 of shape (…, 2) or (…, 3)."""
+    if not checked:
+        rows = _parsed(name, value)
+        if isinstance(rows, np.ndarray) and rows.ndim == 1 and not rows.size:
+            rows = []
+        what = "triples of x, y and visibility"
+        if isinstance(rows, list) and rows and isinstance(rows[0], list):  # COCO keeps those of an instance in one list
+            rows = [_in_rows(name, row, 3, what) if isinstance(row, list) and len(row) > 3 else row for row in rows]
+        value = check_keypoints(name, _in_rows(name, rows, 3, what))
+    points = np.asarray(value, np.float64)
+    return _in_pixels(name, points if points.ndim > 1 else np.zeros((0, 2)), 2, field, size)
+
+
+def _in_rows(name: str, rows: Any, columns: int, what: str) -> Any:
+    """Return the rows of one flat list of numbers; other values unchanged."""
+    is_list = isinstance(rows, list) and bool(rows) and all(isinstance(each, (int, float)) for each in rows)
+    if not is_list and not (isinstance(rows, np.ndarray) and rows.ndim == 1 and rows.size):
+        return rows
+    if len(rows) % columns:
+        raise ValueError(f"field {name!r}: {len(rows)} numbers are no {what}")
+    return np.asarray(rows).reshape(-1, columns).tolist()
+
+
+def _in_pixels(name: str, numbers: Array, scaled: int, field: Field, size: Size | None) -> torch.Tensor:
+    """Return coordinates as float32. If the field is relative, the first `scaled` columns are multiplied by the size."""
     import torch
 
-    rows = parsed(name, value)
-    if isinstance(rows, list) and rows and isinstance(rows[0], list) and rows[0] and not isinstance(rows[0][0], list):
-        rows = [_triples(name, row) if isinstance(row, list) and len(row) > 3 else row for row in rows]
-    elif isinstance(rows, np.ndarray) and rows.ndim == 1 and not rows.size:
-        rows = []
-    elif _is_flat(rows):
-        rows = _triples(name, list(rows))
-    points = check_keypoints(name, rows)
-    if field.relative and points.size:
-        height, width = _required(name, size)
-        points = points.copy()
-        points[..., :2] *= (width, height)
-    return torch.from_numpy(_as_float32(name, points))
+    if field.relative and numbers.size:
+        if size is None:
+            raise ValueError(
+                f"field {name!r}: relative coordinates need the size of the image, and the sample has no image: add it to fields"
+            )
+        numbers = numbers.copy()
+        numbers[..., :scaled] *= np.tile(size[::-1], scaled // 2)
+    return torch.from_numpy(numbers.astype(np.float32))
+
+
+def _parsed(name: str, value: Any) -> Any:
+    """Return rows that another tool keeps as JSON text or as an .npy file; other values unchanged."""
+    if not isinstance(value, (str, bytes)):
+        return value
+    if isinstance(value, bytes) and value.startswith(_NPY):
+        try:
+            return np.load(io.BytesIO(value), allow_pickle=False)
+        except (ValueError, EOFError, OSError) as error:
+            raise ValueError(f"field {name!r}: the .npy file is damaged: {error}") from None
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        shown = repr(value if len(value) <= 40 else value[:40])
+        raise ValueError(
+            f"field {name!r}: rows are an array, JSON or an .npy file, not {type(value).__name__} {shown}, which do not tell "
+            "their type: convert them"
+        ) from None
+
+
+# --- Labels ---
 
 
 class Classes(NamedTuple):
@@ -182,16 +236,14 @@ def labels_tensor(name: str, value: Any, classes: Classes | None) -> torch.Tenso
     """Return the class numbers of several labels, int64 of shape (n,)."""
     import torch
 
-    labels = check_labels(name, parsed(name, value))
-    if isinstance(labels, np.ndarray) and (classes is None or not len(labels) or _are_numbers(labels, classes)):
-        return torch.from_numpy(labels.astype(np.int64))
-    values = labels.tolist() if isinstance(labels, np.ndarray) else labels
-    return torch.tensor([class_number(name, each, classes) for each in values], dtype=torch.int64)
-
-
-def _are_numbers(labels: Array, classes: Classes) -> bool:
-    """Return whether all labels are class numbers."""
-    return classes.are_names and bool(labels.min() >= 0 and labels.max() < len(classes.names))
+    labels = check_labels(name, _parsed(name, value))
+    if isinstance(labels, np.ndarray):
+        if classes is None or not len(labels):
+            return torch.from_numpy(labels.astype(np.int64))
+        if classes.are_names and labels.min() >= 0 and labels.max() < len(classes.names):
+            return torch.from_numpy(labels.astype(np.int64))
+        labels = labels.tolist()
+    return torch.tensor([class_number(name, each, classes) for each in labels], dtype=torch.int64)
 
 
 def class_number(name: str, value: Any, classes: Classes | None) -> Any:
@@ -213,63 +265,3 @@ def class_number(name: str, value: Any, classes: Classes | None) -> Any:
             "classes"
         )
     return value
-
-
-def parsed(name: str, value: Any) -> Any:
-    """Return rows that another tool keeps as JSON text or as an .npy file; other values unchanged."""
-    if not isinstance(value, (str, bytes)):
-        return value
-    if isinstance(value, bytes) and value.startswith(_NPY):
-        try:
-            return np.load(io.BytesIO(value), allow_pickle=False)
-        except (ValueError, EOFError, OSError) as error:
-            raise ValueError(f"field {name!r}: the .npy file is damaged: {error}") from None
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
-        pass
-    shown = repr(value if len(value) <= 40 else value[:40])
-    raise ValueError(
-        f"field {name!r}: rows are an array, JSON or an .npy file, not {type(value).__name__} {shown}, which do not tell their "
-        "type: convert them"
-    )
-
-
-def _fours(name: str, value: Any) -> Any:
-    """Return boxes that may be given as one flat list: four numbers of each."""
-    if isinstance(value, np.ndarray) and not value.size:
-        return np.zeros((0, 4))  # whatever its shape
-    if not _is_flat(value):
-        return value
-    if len(value) % 4:
-        raise ValueError(f"field {name!r}: {len(value)} numbers are no rows of 4")
-    return np.asarray(value).reshape(-1, 4)
-
-
-def _triples(name: str, value: list[Any]) -> Any:
-    """Return keypoints that are given as one flat list, as COCO does: x, y and visibility of each."""
-    if len(value) % 3:
-        raise ValueError(f"field {name!r}: {len(value)} numbers are no triples of x, y and visibility")
-    return np.asarray(value).reshape(-1, 3).tolist()
-
-
-def _is_flat(value: Any) -> bool:
-    if isinstance(value, np.ndarray):
-        return value.ndim == 1 and value.size > 0
-    return isinstance(value, list) and bool(value) and all(isinstance(each, (int, float)) for each in value)
-
-
-def _as_float32(name: str, numbers: Array) -> Array:
-    with np.errstate(over="ignore"):
-        found = numbers.astype(np.float32)
-    if not np.isfinite(found).all():
-        raise ValueError(f"field {name!r}: a coordinate is too large for float32; fix it, or leave the row out")
-    return found
-
-
-def _required(name: str, size: Size | None) -> Size:
-    if size is None:
-        raise ValueError(
-            f"field {name!r}: relative coordinates need the size of the image, and the sample has no image: add it to fields"
-        )
-    return size

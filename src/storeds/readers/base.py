@@ -75,8 +75,7 @@ class RecordReader(ABC):
 
     def declared(self) -> dict[str, Field]:
         """Return element → declaration, for the elements that come from the store."""
-        pairs = zip(self.fields, self.sources or self.fields, self.kinds, strict=True)
-        return {name: declared for name, source, declared in pairs if source not in self.computed}
+        return {name: self._field(name) for name, _ in self.elements()}
 
     def stored_as(self, name: str) -> str:
         """Return the stored field of an element."""
@@ -91,6 +90,10 @@ class RecordReader(ABC):
         pairs = zip(self.fields, self.sources or self.fields, strict=True)
         return [(name, source) for name, source in pairs if source not in self.computed]
 
+    def _field(self, name: str) -> Field:
+        """Return the declaration of an element."""
+        return self.kinds[self.fields.index(name)]
+
     def _target_without(self, *others: str | None) -> str | None:
         """Return the element of the label: the field ``label``, or the first element that is none of `others`."""
         found = {name: source for name, source in self.elements() if name not in others and source != "key"}
@@ -101,22 +104,23 @@ class RecordReader(ABC):
     def bind(self, backend: Backend, /) -> Self:
         # docstring inherited
         declared = dict(backend.meta.fields)
-        computed = tuple(name for name in self.computes if name not in declared)
+        computed = {name: Field("int") for name in self.computes if name not in declared}
         chosen = self._asked() or {name: name for name in self._choose(declared)}
+        kinds: list[Field] = []
         for source in chosen.values():
-            if source not in self.computes and self._declaration(source, declared) is None:
+            kind = self._declaration(source, declared) or computed.get(source)
+            if kind is None:
                 known = [*declared, *computed]
                 raise ConfigError(f"{backend.url} has no field {source!r}; {suggest(source, known, 'fields')}")
-        fields, sources = tuple(chosen), tuple(chosen.values())
-        kinds = tuple(self._declaration(source, declared) or Field("int") for source in sources)
+            kinds.append(kind)
         return replace(
             self,
-            fields=fields,
-            sources=sources,
+            fields=tuple(chosen),
+            sources=tuple(chosen.values()),
             count=Count(len(backend)),
-            kinds=kinds,
-            _computed=computed,
-            _repeats=len(set(sources)) < len(sources),
+            kinds=tuple(kinds),
+            _computed=tuple(computed),
+            _repeats=len(set(chosen.values())) < len(chosen),
         )
 
     def _declaration(self, source: str, declared: Mapping[str, Field]) -> Field | None:
@@ -250,9 +254,6 @@ class ArrayReader(RecordReader):
         tensor = torch.from_numpy(channels_first(value, layout))
         return tensor if self.views and name == self.data else tensor.contiguous()
 
-    def _field(self, name: str) -> Field:
-        return self.kinds[self.fields.index(name)]
-
     def _given_channels(self) -> dict[str, Channels]:
         if self.channels is None:
             return {}
@@ -300,11 +301,12 @@ def channels_of(name: str, declared: Field, given: Channels | None, elements: Se
 
 def unshared(sample: dict[str, Any], sources: Sequence[str]) -> dict[str, Any]:
     """Return a sample of which two elements have the same field, so that a change of one leaves the other as it is."""
-    first = {source: name for name, source in reversed([*zip(sample, sources, strict=True)])}
-    return {
-        name: value if first[source] == name else copy.deepcopy(value)
-        for (name, value), source in zip(sample.items(), sources, strict=True)
-    }
+    seen: set[str] = set()
+    for name, source in zip(sample, sources, strict=True):
+        if source in seen:
+            sample[name] = copy.deepcopy(sample[name])
+        seen.add(source)
+    return sample
 
 
 def channels_first(array: Array, layout: Layout | None) -> Array:

@@ -30,11 +30,18 @@ from storeds.readers.annotations import (
 )
 from storeds.readers.base import channels_first, channels_of, check_channels
 from storeds.readers.decoders import UNCHANGED, any_orientation, oriented_size
-from storeds.readers.given_roles import check_given_roles, given_classes, given_keys, in_kind_of_role
+from storeds.readers.elements import (
+    JsonPath,
+    check_given_roles,
+    given_classes,
+    given_keys,
+    in_kind_of_role,
+    split_path,
+    value_at,
+)
 from storeds.readers.image import PictureReader
-from storeds.readers.json_paths import JsonPath, split_path, value_at
 from storeds.readers.pictures import Part, Picture, PictureDecoder
-from storeds.records.fields import Channels, Layout, is_mask
+from storeds.records.fields import NATIVE, Channels, Layout, is_mask
 from storeds.records.roles import (
     BOX_FORMATS,
     Sample,
@@ -54,6 +61,7 @@ __all__ = ["SampleReader"]
 
 _LOG = logging.getLogger("storeds")
 _ORDER = ("image", "mask", "boxes", "labels", "keypoints", "label", "text")
+_LABELS = ("label", "labels")
 _PLAIN_DECODERS = ("pil", "tensor", "fast", "simplejpeg")
 
 Size = tuple[int, int]
@@ -114,6 +122,7 @@ class SampleReader(PictureReader):
     _paths: Mapping[str, JsonPath] = field(default_factory=dict, repr=False, compare=False)
     _layouts: Mapping[str, Layout] = field(default_factory=dict, repr=False, compare=False)
     _classes: Mapping[str, Classes] = field(default_factory=dict, repr=False, compare=False)
+    _checked: frozenset[str] = field(default=frozenset(), repr=False, compare=False)  # by the writer of the store
     _points: tuple[str, ...] = field(default=(), repr=False, compare=False)  # keypoints of kind json without ``of``
     _linked: dict[tuple[str, ...], Mapping[str, Field]] = field(default_factory=dict, repr=False, compare=False)
     _is_new: _Once = field(default_factory=_Once, repr=False, compare=False)
@@ -133,40 +142,32 @@ class SampleReader(PictureReader):
     def bind(self, backend: Backend, /) -> Self:
         # docstring inherited
         bound = super().bind(backend)
-        for option, given in (("roles", self.roles), ("channels", self.channels)):
-            for name in given if isinstance(given, Mapping) else ():
-                if name not in bound.fields:
-                    raise ConfigError(
-                        f"{option} names {name!r}, which is no element of a sample; "
-                        f"{suggest(name, bound.fields, 'elements')}"
-                    )
-        declared = bound._with_roles(super(SampleReader, bound).declared())
-        paths = {name: split_path(source, backend.meta.fields) for name, source in bound.elements()}
-        layouts = bound._array_layouts(declared)
-        names = [name for name, each in declared.items() if each.role in ("label", "labels")]
-        for name, spec in (self.roles or {}).items():
-            if isinstance(spec, Mapping) and "classes" in spec and name not in names:
+        for name in self.roles or {}:
+            if name not in bound.fields:
                 raise ConfigError(
-                    f"roles: {name!r} has classes, which are for the roles label and labels; leave them out"
+                    f"roles names {name!r}, which is no element of a sample; {suggest(name, bound.fields, 'elements')}"
                 )
-        several = sum(each.role in ("label", "labels") for each in backend.meta.fields.values()) > 1
-        classes = {name: bound._known_classes(name, backend, several) for name in names}
-        found = {name: path for name, path in paths.items() if path is not None}
+        split = {name: split_path(source, backend.meta.fields) for name, source in bound.elements()}
+        paths = {name: path for name, path in split.items() if path is not None}
+        declared = bound._with_roles(super(SampleReader, bound).declared())
+        stored = [name for name, path in paths.items() if not path.steps and not given_keys(self.roles, name)]
+        points = {name: each for name, each in declared.items() if each.role == "keypoints" and each.kind == "json"}
         bound = replace(
             bound,
             _declared=declared,
-            _paths=found,
-            _layouts=layouts,
-            _points=tuple(
-                name
-                for name, each in declared.items()
-                if each.role == "keypoints" and each.kind == "json" and each.of is None
-            ),
+            _paths=paths,
+            _layouts=bound._array_layouts(declared),
+            _classes=bound._known_classes(declared, backend),
+            _checked=frozenset(stored if backend.meta.layout == NATIVE else ()),
+            _points=tuple(name for name, each in points.items() if each.of is None),
             _linked={},
-            _repeats=len({path.field for path in found.values()}) < len(found),
-            _classes={name: each for name, each in classes.items() if each is not None},
+            _repeats=len({path.field for path in paths.values()}) < len(paths),
         )
-        bound._check_coco_masks(backend.url)
+        polygons = [name for name, each in declared.items() if each.role == "mask" and each.kind == "json"]
+        if polygons and not any(each.role in ("image", "mask") and each.kind != "json" for each in declared.values()):
+            raise ConfigError(
+                f"element {polygons[0]!r} of {backend.url} holds polygons, and no image says their size: add the image to fields"
+            )
         return replace(bound, _modes=bound._modes_by_element())
 
     def _declaration(self, source: str, declared: Mapping[str, Field]) -> Field | None:
@@ -210,25 +211,25 @@ class SampleReader(PictureReader):
                 raise ConfigError(f"channels names {name!r}; {suggest(name, images, 'images of kind array')}")
         return {name: channels_of(name, declared[name], given.get(name), self.fields) for name in images}
 
-    def _known_classes(self, name: str, backend: Backend, several: bool) -> Classes | None:
-        """Return the classes of a label, or None if they are not known."""
-        given = given_classes(self.roles, name)
-        if given is not None:
-            return Classes.of(given)
-        stored = stored_classes(backend.meta.attrs, self.stored_as(name))
-        by_field = isinstance(backend.meta.attrs.get("classes"), Mapping)
-        is_number = self.kinds[self.fields.index(name)].kind in ("int", "array")
-        if not stored or (several and is_number and not by_field):
-            return None  # not known to be the classes of this field
-        return Classes.of(stored)
-
-    def _check_coco_masks(self, url: str) -> None:
-        masks = [name for name, each in self._declared.items() if each.role == "mask" and each.kind == "json"]
-        sized = [each for each in self._declared.values() if each.role in ("image", "mask") and each.kind != "json"]
-        if masks and not sized:
-            raise ConfigError(
-                f"element {masks[0]!r} of {url} holds polygons, and no image says their size: add the image to fields"
-            )
+    def _known_classes(self, declared: Mapping[str, Field], backend: Backend) -> dict[str, Classes]:
+        """Return the classes of each label of which they are known; raises ConfigError."""
+        names = [name for name, each in declared.items() if each.role in _LABELS]
+        for name in self.roles or {}:
+            if given_classes(self.roles, name) is not None and name not in names:
+                raise ConfigError(
+                    f"roles: {name!r} has classes, which are for the roles label and labels; leave them out"
+                )
+        several = sum(each.role in _LABELS for each in backend.meta.fields.values()) > 1
+        is_shared = several and not isinstance(backend.meta.attrs.get("classes"), Mapping)
+        known: dict[str, Classes] = {}
+        for name in names:
+            stored = stored_classes(backend.meta.attrs, self.stored_as(name))
+            if is_shared and self._field(name).kind in ("int", "array"):
+                stored = None  # one list of classes may be that of another field
+            classes = given_classes(self.roles, name) or stored
+            if classes:
+                known[name] = Classes.of(classes)
+        return known
 
     def declared(self) -> dict[str, Field]:
         # docstring inherited
@@ -250,7 +251,8 @@ class SampleReader(PictureReader):
     def target(self) -> str | None:
         # docstring inherited
         roles = {each.role: name for name, each in reversed([*self._declared.items()])}
-        return roles.get("label") or roles.get("labels") or self._target_without(*self._not_labels())
+        spatial = (name for name, each in self._declared.items() if each.role in ("image", "boxes", "keypoints"))
+        return roles.get("label") or roles.get("labels") or self._target_without(self.data, *spatial)
 
     @property
     def classes(self) -> list[str] | None:
@@ -258,13 +260,9 @@ class SampleReader(PictureReader):
         known = self._classes.get(self.target or "")
         return None if known is None else list(known.names)
 
-    def _not_labels(self) -> Iterator[str | None]:
-        yield self.data
-        yield from (name for name, each in self._declared.items() if each.role in ("image", "boxes", "keypoints"))
-
     def column(self, view: Backend, name: str, /) -> Array:
         # docstring inherited
-        if self._paths[name].steps or self.kinds[self.fields.index(name)].kind == "json":
+        if self._paths[name].steps or self._field(name).kind == "json":
             raise ConfigError(f"element {name!r} has no column: it is part of a field of kind json")
         column = super().column(view, name)
         classes = self._classes.get(name)
@@ -273,11 +271,8 @@ class SampleReader(PictureReader):
         return np.array([class_number(name, value, classes) for value in column.tolist()], np.int64)
 
     def _choose(self, fields: dict[str, Field]) -> tuple[str, ...]:
-        roles: dict[str, str | None] = {name: each.role for name, each in fields.items()}
-        roles |= {
-            name: given_keys(self.roles, name).get("role", roles.get(name))
-            for name in self.roles or {}
-            if name in fields
+        roles: dict[str, str | None] = {
+            name: given_keys(self.roles, name).get("role", each.role) for name, each in fields.items()
         }
         if not any(roles.values()):
             if all(each.kind != "image" for each in fields.values()):
@@ -305,22 +300,19 @@ class SampleReader(PictureReader):
 
     def _modes_by_element(self) -> dict[str, str]:
         modes = super()._modes_by_element()
-        for name, mode in modes.items():
-            declared = self._declared.get(name, Field("image"))
-            if isinstance(self.mode, Mapping) and name in self.mode:
-                if self._is_mask(name) and mode != UNCHANGED:
-                    self._check_mask_mode(name, mode)
-            elif declared.role == "mask":
+        given = self.mode if isinstance(self.mode, Mapping) else {}
+        for name in modes.keys() - given.keys():
+            if self._is_mask(name):
                 modes[name] = UNCHANGED
-            elif declared.role == "image" and self.kinds[self.fields.index(name)].role == "image":
+            elif self._field(name).role == "image" and name in self._declared and self._declared[name].role == "image":
                 modes[name] = self.mode if isinstance(self.mode, str) else "RGB"
+        for name, mode in given.items():
+            if self._is_mask(name) and mode != UNCHANGED:
+                try:
+                    check_mask_mode(name, mode)
+                except ValueError as error:
+                    raise ConfigError(f"mode: {error}") from None
         return modes
-
-    def _check_mask_mode(self, name: str, mode: str) -> None:
-        try:
-            check_mask_mode(name, mode)
-        except ValueError as error:
-            raise ConfigError(f"mode: {error}") from None
 
     # --- Building ---
 
@@ -331,18 +323,21 @@ class SampleReader(PictureReader):
         turned = orientation > 4
         # Masks, boxes and keypoints are those of the picture as stored, before it is rotated.
         stored = size if size is None or not turned else (size[1], size[0])
-        for name in (name for name in self.fields if self._is_mask(name)):
-            with _named(name):
-                values[name] = mask = self._mask(name, record, stored, context)
-            stored = stored or (mask.shape[-2], mask.shape[-1])
-        for name, source in zip(self.fields, self.sources, strict=True):
-            if name not in values:
-                with _named(name):
+        try:
+            for name in self.fields:
+                if self._is_mask(name):
+                    values[name] = mask = self._mask(name, record, stored, context)
+                    stored = stored or (mask.shape[-2], mask.shape[-1])
+            for name, source in zip(self.fields, self.sources, strict=True):
+                if name not in values:
                     is_computed = source in self.computed
                     values[name] = context.index if is_computed else self._other(name, record, stored)
-        fields = self._with_instances(values)
-        with _named(None):
+            fields = self._with_instances(values)
             check_row_counts(values, fields)
+        except StoredsError:
+            raise
+        except ValueError as error:
+            raise RecordError(str(error)) from None
         size = stored if stored is None or not turned else (stored[1], stored[0])
         values = {name: values[name] for name in self.fields}
         return Sample(values, fields, size or (0, 0), orientation, window)
@@ -426,22 +421,24 @@ class SampleReader(PictureReader):
         decoder, mode = self._pictures[name], self._modes[name]
         if mode != UNCHANGED and decoder.decode == "pil" and holds_class_ids(value):
             mode = UNCHANGED  # the mode is for masks in colour, and would change the ids of this one
-        ids = class_ids(name, decoder(value, mode, self._verdict(name, record), context), value)
+        with _named(name):
+            decoded = decoder(value, mode, self._verdict(name, record), context)
+        ids = class_ids(name, decoded, value)
         check_mask(name, (ids.shape[0], ids.shape[1]), size)
         return ids
 
     def _other(self, name: str, record: Record, size: Size | None) -> Any:
         """Return an element that is no image and no mask."""
-        declared = self._declared[name]
-        value = self._at(name, record)
-        if declared.role == "boxes":
-            return boxes_tensor(name, value, declared, size)
-        if declared.role == "keypoints":
-            return keypoints_tensor(name, value, declared, size)
-        if declared.role == "labels":
-            return labels_tensor(name, value, self._classes.get(name))
-        if declared.role == "label":
-            return class_number(name, value, self._classes[name]) if name in self._classes else value
+        declared, value = self._declared[name], self._at(name, record)
+        match declared.role:
+            case "boxes":
+                return boxes_tensor(name, value, declared, size, checked=name in self._checked)
+            case "keypoints":
+                return keypoints_tensor(name, value, declared, size, checked=name in self._checked)
+            case "labels":
+                return labels_tensor(name, value, self._classes.get(name))
+            case "label" if name in self._classes:
+                return class_number(name, value, self._classes[name])
         if isinstance(value, np.ndarray):
             import torch
 
@@ -456,18 +453,14 @@ class SampleReader(PictureReader):
 
 
 @contextmanager
-def _named(name: str | None) -> Iterator[None]:
-    """Raise errors about a value as RecordError, and make errors about a picture name the element."""
+def _named(name: str) -> Iterator[None]:
+    """Make errors about a picture name the element."""
     try:
         yield
     except DecodeError as error:
         placed = DecodeError(f"field {name!r}: {error}")
         placed.kind = error.kind
         raise placed from error.__cause__
-    except StoredsError:
-        raise
-    except ValueError as error:
-        raise RecordError(str(error)) from None
 
 
 def _size_of(image: Any) -> Size | None:

@@ -4,119 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import numpy as np
 
 from storeds.errors import ConfigError, DecodeError, suggest
-from storeds.protocols import Array, Backend, Decoder, Field, Note, Record, SampleContext
+from storeds.protocols import Array, Backend, Decoder, Note, Record, SampleContext
 from storeds.readers.base import INDEX
+from storeds.readers.clips import ClipPlan, replacements
 from storeds.readers.image import PictureReader
+from storeds.readers.video_files import VideoFileReader
 from storeds.records.columns import index_path, load_index, read_column, save_index
 from storeds.records.fields import Count
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["BadFrames", "ClipPlan", "Runs", "Sampling", "Short", "VideoReader", "replacements"]
+__all__ = ["VideoReader"]
 
-
-BadFrames = Literal["error", "repeat"]
-Sampling = Literal["all", "uniform", "random", "spaced"]
-Short = Literal["repeat", "pad", "error"]
-
-
-@dataclass(frozen=True)
-class ClipPlan:
-    """The frames that a clip takes. `VideoReader` describes the parameters."""
-
-    frames: int | None = None
-    stride: int = 1
-    clips: int = 1
-    sampling: str = "all"
-    short: str = "repeat"
-    bad_frames: str = "error"
-
-    def __post_init__(self) -> None:
-        for name in ("stride", "clips") if self.frames is None else ("frames", "stride", "clips"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name} must be an int of 1 or more, got {value!r}")
-        for name, choice in (("sampling", Sampling), ("short", Short), ("bad_frames", BadFrames)):
-            known = get_args(choice)
-            if getattr(self, name) not in known:
-                raise ConfigError(
-                    f"unknown {name} {getattr(self, name)!r}; {suggest(getattr(self, name), known, name)}"
-                )
-        self._check_together()
-
-    def _check_together(self) -> None:
-        if (self.frames is None) != (self.sampling == "all"):
-            what = "takes every frame; do not pass frames" if self.frames else "needs frames, the number of frames"
-            raise ConfigError(f"sampling={self.sampling!r} {what}")
-        if self.clips > 1 and self.sampling in ("all", "uniform"):
-            raise ConfigError(f"sampling={self.sampling!r} gives one clip per video, not {self.clips}; use 'spaced'")
-        if self.stride > 1 and self.sampling == "uniform":
-            raise ConfigError("sampling='uniform' spreads the frames over the whole video; do not pass stride")
-        if self.clips > 1 and self.short == "pad":
-            raise ConfigError("short='pad' gives clips of different lengths, which do not fit one tensor: use 'repeat'")
-
-    @property
-    def needs(self) -> int:
-        """Number of frames below which a video is short."""
-        if self.frames is None:
-            return 1
-        return self.frames if self.sampling == "uniform" else (self.frames - 1) * self.stride + 1
-
-    def choose(self, count: int, generator: torch.Generator | None = None) -> list[int]:
-        """Return the indices of the frames to take from a video of `count` frames, clip by clip.
-
-        Parameters
-        ----------
-        generator : torch.Generator, optional
-            Draws the beginnings of random clips. Default: torch's global generator. Other samplings draw nothing.
-        """
-        if self.frames is None:
-            return list(range(0, count, self.stride))
-        if count < self.needs and self.short != "repeat":
-            # To report an error, the first frame is enough.
-            step = 1 if self.sampling == "uniform" else self.stride
-            return list(range(0, count, step)) if self.short == "pad" else [0]
-        if self.sampling == "uniform":  # the middles of equal parts
-            return [(2 * at + 1) * count // (2 * self.frames) for at in range(self.frames)]
-        return [
-            min(start + at * self.stride, count - 1)
-            for start in self._starts(count, generator)
-            for at in range(self.frames)
-        ]
-
-    def _starts(self, count: int, generator: torch.Generator | None) -> list[int]:
-        places = max(count - self.needs, 0) + 1
-        if self.sampling == "spaced":
-            return [(2 * clip + 1) * places // (2 * self.clips) for clip in range(self.clips)]
-        import torch
-
-        # Draw even for a single place, so that later draws do not depend on the length.
-        drawn: Any = torch.randint(places, (self.clips,), generator=generator)
-        return [int(start) for start in drawn]
-
-
-def replacements(good: Sequence[bool], size: int) -> dict[int, int]:
-    """Return for each bad frame of clips of `size` frames the frame that replaces it.
-
-    That is the last good frame before it in its clip, otherwise the first good one in its clip, or in any clip.
-    """
-    found: dict[int, int] = {}
-    anywhere = good.index(True)
-    for start in range(0, len(good), size):
-        clip = range(start, start + size)
-        last = next((at for at in clip if good[at]), anywhere)
-        for at in clip:
-            if good[at]:
-                last = at
-            else:
-                found[at] = last
-    return found
+_FRAME, _DECODED = "frame", "decoded"
+_PER_FRAME = (_FRAME, "time")
 
 
 class Runs:
@@ -178,10 +85,6 @@ class Runs:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_bounds": None}
-
-
-_FRAME, _DECODED = "frame", "decoded"
-_PER_FRAME = (_FRAME, "time")
 
 
 @dataclass(frozen=True)
@@ -260,9 +163,10 @@ class VideoReader(PictureReader):
                 f"{suggest(self.by, declared, 'fields')}; name another field with by="
             )
         if declared[self.by].kind == "bytes":
-            from storeds.readers.video_files import VideoFileReader
-
-            return cast("Self", VideoFileReader.of(self, backend))
+            files = VideoFileReader(
+                self.fields, by=self.by, decode=self.decode, mode=self.mode, max_pixels=self.max_pixels, plan=self._plan
+            )
+            return cast("Self", files.bind(backend))
         if declared[self.by].kind not in ("int", "str"):
             raise ConfigError(f"by={self.by!r} is a field of kind {declared[self.by].kind}; expected int, str or bytes")
         for name in self.per_frame:
@@ -271,9 +175,8 @@ class VideoReader(PictureReader):
                     f"per_frame: {backend.url} has no field {name!r}; {suggest(name, declared, 'fields')}"
                 )
         numbered = _FRAME in declared and declared[_FRAME].kind == "int"
-        bound = super().bind(backend)
         runs = Runs(backend, self.by, _FRAME if numbered else None)
-        return replace(bound, _runs=runs, _numbered=numbered)
+        return replace(super().bind(backend), _runs=runs, _numbered=numbered)
 
     @property
     def stored(self) -> tuple[str, ...]:
@@ -294,6 +197,11 @@ class VideoReader(PictureReader):
         """Return element `name`, one value per video: that of its first frame."""
         return read_column(view, self.stored_as(name))[self._bound().bounds[:-1]]
 
+    def _bound(self) -> Runs:
+        if self._runs is None:
+            raise ConfigError("this reader is not bound to a store; call bind first")
+        return self._runs
+
     def locate(self, index: int, context: SampleContext, /) -> Sequence[int]:
         # docstring inherited
         start, count = self._bound().span(index)
@@ -305,87 +213,62 @@ class VideoReader(PictureReader):
         # docstring inherited
         if not records:
             raise DecodeError(f"video {context.index} has no frames")
-        if self._plan.short == "error":
-            self._refuse_short(records[0], context)
-        bad: set[int] = set()
-        clips = {name: self._clip(name, records, bad, context) for name in self._images()}
-        computed = {INDEX: context.index, _DECODED: self._by_clip(_flags(len(records), bad))}
+        _, count = self._bound().span(context.index)
+        if self._plan.refuses(count):
+            raise DecodeError(
+                f"video {records[0][self.by]} is short: it has {count} frames, but a clip needs {self._plan.needs}; "
+                "short='repeat' and 'pad' accept it"
+            )
+        import torch
+
+        good = torch.ones(len(records), dtype=torch.bool)
+        by_clip = self._plan.by_clip
+        clips = {name: by_clip(self._clip(name, records, good, context)) for name in self._images()}
+        computed = {INDEX: context.index, _DECODED: by_clip(good)}
         sample: dict[str, Any] = {}
         for name, source, declared in zip(self.fields, self.sources or self.fields, self.kinds, strict=True):
             if source in self.computed:
                 sample[name] = computed[source]
             elif name in clips:
-                sample[name] = self._by_clip(clips[name])
+                sample[name] = clips[name]
             elif source in self.per_frame:
-                sample[name] = self._by_clip(_numbers(declared, [record[source] for record in records]))
+                values = [record[source] for record in records]
+                is_number = declared.is_scalar or declared.is_fixed
+                sample[name] = by_clip(torch.from_numpy(np.asarray(values)) if is_number else values)
             else:
                 sample[name] = records[0][source]
         return sample
 
-    def _refuse_short(self, record: Record, context: SampleContext) -> None:
-        _, count = self._bound().span(context.index)
-        if count < self._plan.needs:
-            raise DecodeError(
-                f"video {record[self.by]} is short: it has {count} frames, but a clip needs {self._plan.needs}; "
-                "short='repeat' and 'pad' accept it"
-            )
-
-    def _bound(self) -> Runs:
-        if self._runs is None:
-            raise ConfigError("this reader is not bound to a store; call bind first")
-        return self._runs
-
-    def _clip(self, name: str, records: Sequence[Record], bad: set[int], context: SampleContext) -> Any:
-        """Return the decoded frames as one tensor, or as a list. Add to `bad` the indices of replaced frames."""
+    def _clip(self, name: str, records: Sequence[Record], good: torch.Tensor, context: SampleContext) -> Any:
+        """Return the decoded frames as one tensor, or as a list. Clear `good` for frames that another one replaces."""
+        # Backends return the same object for a repeated position, which is decoded once.
         first: dict[int, int] = {}
-        clip: Any = None
-        good: list[bool] = []
-        lost: DecodeError | None = None
-        for at, record in enumerate(records):
-            # Backends return the same object for a repeated position. Comparing the bytes would take as long as
-            # reading.
-            same = first.setdefault(id(record[self.stored_as(name)]), at)
-            if same != at:
-                good.append(good[same])
-                if good[same]:
-                    clip[at] = _copy(clip[same])
-                continue
+        origins = [first.setdefault(id(record[self.stored_as(name)]), at) for at, record in enumerate(records)]
+        clip, errors = None, dict[int, DecodeError]()
+        for at in dict.fromkeys(origins):
             try:
-                frame = self._frame(name, record, at, context)
+                frame = self._frame(name, records[at], at, context)
             except DecodeError as error:
                 if self.bad_frames == "error":
                     raise
-                lost = lost or error
+                errors[at] = error
                 context.notes.append(Note(error.kind, f"{error}; another frame replaces it"))
-                good.append(False)
-                continue
-            clip = self._put(frame, clip, at, records)
-            good.append(True)
-        if lost is not None and not any(good):
-            raise lost
-        for at, other in replacements(good, len(records) // self.clips).items():
-            clip[at] = _copy(clip[other])
-            bad.add(at)
-        return clip
-
-    def _put(self, frame: Any, clip: Any, at: int, records: Sequence[Record]) -> Any:
-        """Store a frame in the clip, which the first frame creates."""
-        import torch
-
-        is_tensor = isinstance(frame, torch.Tensor)
+            else:
+                clip = self._put(frame, clip, at, records)
         if clip is None:
-            # Fill the clip in place, so that memory holds it only once.
-            clip = frame.new_empty((len(records), *frame.shape)) if is_tensor else [None] * len(records)
-        if is_tensor and (frame.shape, frame.dtype) != (clip.shape[1:], clip.dtype):
-            one, other = (
-                f"{tuple(shape)} of {kind}"
-                for shape, kind in ((frame.shape, frame.dtype), (clip.shape[1:], clip.dtype))
-            )
-            raise DecodeError(f"{self._named(records[at], at)} has shape {one}, but the first one has {other}")
-        clip[at] = frame
+            raise next(iter(errors.values()))
+        others = replacements([origin not in errors for origin in origins], len(records) // self.clips)
+        for at, origin in enumerate(origins):
+            source = origins[others[at]] if at in others else origin
+            if source != at:
+                # A frame in a list is an object of its own; storing a tensor in a clip copies it.
+                clip[at] = clip[source].copy() if hasattr(clip[source], "copy") else clip[source]
+        if others:
+            good[list(others)] = False
         return clip
 
     def _frame(self, name: str, record: Record, at: int, context: SampleContext) -> Any:
+        """Return a decoded frame; errors and notes name it."""
         noted = len(context.notes)
         try:
             frame = self._image(name, self.stored_as(name), record, context)
@@ -393,43 +276,29 @@ class VideoReader(PictureReader):
             placed = DecodeError(f"{self._named(record, at)}: {error}")
             placed.kind = error.kind
             raise placed from error.__cause__
-        context.notes[noted:] = [
-            Note(note.kind, f"{self._named(record, at)}: {note.message}") for note in context.notes[noted:]
-        ]
+        for number, note in enumerate(context.notes[noted:], noted):
+            context.notes[number] = Note(note.kind, f"{self._named(record, at)}: {note.message}")
         if isinstance(frame, np.ndarray):
             import torch
 
             return torch.from_numpy(frame)
         return frame
 
+    def _put(self, frame: Any, clip: Any, at: int, records: Sequence[Record]) -> Any:
+        """Store a frame in the clip, which the first frame creates, so that memory holds the pixels only once."""
+        import torch
+
+        is_tensor = isinstance(frame, torch.Tensor)
+        if clip is None:
+            clip = frame.new_empty((len(records), *frame.shape)) if is_tensor else [None] * len(records)
+        if is_tensor and (frame.shape, frame.dtype) != (clip.shape[1:], clip.dtype):
+            raise DecodeError(
+                f"{self._named(records[at], at)} has shape {tuple(frame.shape)} of {frame.dtype}, but the first one has "
+                f"{tuple(clip.shape[1:])} of {clip.dtype}"
+            )
+        clip[at] = frame
+        return clip
+
     def _named(self, record: Record, at: int) -> str:
         frame = f"frame {record[_FRAME]}" if self._numbered else f"frame {at} of the sample"
         return f"{frame} of video {record[self.by]}"
-
-    def _by_clip(self, values: Any) -> Any:
-        """Add a dimension for the clips to the values of all frames, if there are several clips."""
-        if self.clips == 1:
-            return values
-        if isinstance(values, list):
-            size = len(values) // self.clips
-            return [values[at : at + size] for at in range(0, len(values), size)]
-        return values.unflatten(0, (self.clips, -1))
-
-
-def _numbers(declared: Field, values: list[Any]) -> Any:
-    if not (declared.is_scalar or declared.is_fixed):
-        return values
-    import torch
-
-    return torch.from_numpy(np.asarray(values))
-
-
-def _flags(count: int, bad: set[int]) -> Any:
-    import torch
-
-    return torch.tensor([at not in bad for at in range(count)])
-
-
-def _copy(frame: Any) -> Any:
-    """Return a frame that shares no memory. Tensors are returned unchanged, since storing them in a clip copies."""
-    return frame.copy() if hasattr(frame, "copy") else frame

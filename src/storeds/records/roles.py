@@ -16,10 +16,11 @@ import numpy as np
 
 from storeds.errors import ConfigError, suggest
 from storeds.protocols import JSON, ROLES, Array, CropRequest, Field
-from storeds.records.segmentations import far_fault, is_count, run_lengths
+from storeds.records.segmentations import array_of, segmentation_fault, short
 
 __all__ = [
     "BOX_FORMATS",
+    "LARGEST",
     "ORIENTATIONS",
     "ROLE_KEYS",
     "Sample",
@@ -45,7 +46,6 @@ ROLE_KEYS = ("role", "format", "relative", "of")
 """The keys of a declaration that belong to its role."""
 
 BOX_FORMATS = ("xyxy", "xywh", "cxcywh")
-_MASK_FORMATS = ("coco",)
 _KINDS = {
     "image": ("image", "array"),
     "mask": ("image", "array", "json"),
@@ -115,31 +115,31 @@ def with_roles(fields: Mapping[str, Field], roles: Mapping[str, str | Mapping[st
 
 def _check_array(name: str, spec: Field) -> None:
     """Raise ConfigError if the dtype or shape of an array does not fit its role."""
-    if spec.kind != "array":
+    if spec.kind != "array" or spec.role not in _ARRAYS:
         return
-    shape, dtype = tuple(spec.shape or ()), (spec.dtype or "").lstrip("<|>=")[:1]
-    is_number = dtype in ("i", "u", "f")
-    if spec.role == "boxes" and (len(shape) != 2 or shape[1] != 4 or not is_number):
-        raise ConfigError(
-            f"field {name!r}: boxes are numbers of shape (n, 4), for example dtype='float32', shape=[None, 4], not "
-            f"{spec.dtype} of shape {list(shape)}"
-        )
-    if spec.role == "keypoints" and (len(shape) not in (2, 3) or shape[-1] not in (2, 3) or not is_number):
-        raise ConfigError(
-            f"field {name!r}: keypoints are numbers of shape (points, 2 or 3) or (instances, points, 2 or 3): x, y and "
-            f"perhaps a visibility, not {spec.dtype} of shape {list(shape)}"
-        )
-    if spec.role == "mask" and (len(shape) not in (2, 3) or dtype not in ("i", "u", "b")):
-        raise ConfigError(
-            f"field {name!r}: masks are integers of shape (height, width) or (instances, height, width), not {spec.dtype} of "
-            f"shape {list(shape)}"
-        )
-    if spec.role == "labels" and (len(shape) != 1 or dtype not in ("i", "u")):
-        raise ConfigError(f"field {name!r}: labels are integers of shape (n,), not {spec.dtype} of shape {list(shape)}")
+    dtypes, dimensions, last, what = _ARRAYS[spec.role]
+    shape, dtype = spec.shape or (), (spec.dtype or "").lstrip("<|>=")[:1]
+    if dtype not in dtypes or len(shape) not in dimensions or (last and shape[-1] not in last):
+        raise ConfigError(f"field {name!r}: {what}, not {spec.dtype} of shape {list(shape)}")
+
+
+# Role → dtypes, numbers of dimensions and lengths of the last one that an array may have, and what it is.
+_ARRAYS: dict[str, tuple[str, tuple[int, ...], tuple[int, ...], str]] = {
+    "boxes": ("iuf", (2,), (4,), "boxes are numbers of shape (n, 4), for example dtype='float32', shape=[None, 4]"),
+    "keypoints": (
+        "iuf",
+        (2, 3),
+        (2, 3),
+        "keypoints are numbers of shape (points, 2 or 3) or (instances, points, 2 or 3): x, y and perhaps a visibility",
+    ),
+    "mask": ("iub", (2, 3), (), "masks are integers of shape (height, width) or (instances, height, width)"),
+    "labels": ("iu", (1,), (), "labels are integers of shape (n,)"),
+}
 
 
 def _with_format(name: str, spec: Field) -> Field:
-    formats = BOX_FORMATS if spec.role == "boxes" else _MASK_FORMATS if _is_json_mask(spec) else ()
+    is_json_mask = spec.role == "mask" and spec.kind == "json"
+    formats = BOX_FORMATS if spec.role == "boxes" else ("coco",) if is_json_mask else ()
     if spec.format is None:
         return dataclasses.replace(spec, format=formats[0]) if formats else spec
     if not formats:
@@ -147,10 +147,6 @@ def _with_format(name: str, spec: Field) -> Field:
     if spec.format not in formats:
         raise ConfigError(f"field {name!r}: unknown format {spec.format!r}; {suggest(spec.format, formats, 'formats')}")
     return spec
-
-
-def _is_json_mask(spec: Field) -> bool:
-    return spec.role == "mask" and spec.kind == "json"
 
 
 def check_rows(fields: dict[str, Field]) -> dict[str, Field]:
@@ -190,6 +186,9 @@ def _are_instances(points: Any) -> bool:
 
 
 Size = tuple[int, int]
+
+LARGEST = 1e30
+"""The largest coordinate. Fractions are multiplied by the side of an image, and float32 must hold the result."""
 _COLUMNS = {
     "xyxy": "left, top, right, bottom",
     "xywh": "left, top, width, height",
@@ -201,8 +200,8 @@ _MASK_MODES = ("1", "L", "P", "I", "I;16", "I;16B", "I;16L", "I;16N")
 def check_boxes(name: str, value: Any, field: Field, size: Size | None = None) -> Array:
     """Return boxes as a float64 array (n, 4), as stored; raise ValueError for a bad one.
 
-    Bad are coordinates that are not finite, a negative width or height, and a box that lies completely outside the
-    image. A box may lie partly outside, and may be empty.
+    Bad are coordinates that are not finite or above `LARGEST`, a negative width or height, and a box that lies
+    completely outside the image. A box may lie partly outside, and may be empty.
 
     Parameters
     ----------
@@ -229,7 +228,7 @@ def check_boxes(name: str, value: Any, field: Field, size: Size | None = None) -
         if most is not None and sides.min() >= 0 and start.min() >= 0 and (stop <= most).all():
             return boxes
     how = f"boxes of format {kind!r} are {_COLUMNS[kind]}, {'from 0 to 1' if field.relative else 'in pixels'}"
-    _check_rows_finite(name, boxes, f"{how}; fix the box, or leave it out")
+    _check_range(name, boxes, f"{how}; fix the box, or leave it out")
     for axis, side in ((0, "width"), (1, "height")):
         _refuse(name, boxes, sides[:, axis] < 0, f"has a negative {side}; {how}: check the format")
     if most is not None:
@@ -271,7 +270,7 @@ def check_keypoints(name: str, value: Any) -> Array:
     points = _numbers(name, value, what, 2)
     if points.ndim not in (2, 3) or points.shape[-1] not in (2, 3):
         raise ValueError(f"field {name!r}: {what}, not {points.shape}")
-    _check_rows_finite(name, points, "fix it; a point that is not known has visibility 0 and is 0, 0")
+    _check_range(name, points, "fix it; a point that is not known has visibility 0 and is 0, 0")
     return points
 
 
@@ -285,9 +284,9 @@ def check_labels(name: str, value: Any) -> Array | list[str]:
     what = "labels are a list of whole numbers"
     if isinstance(value, list) and not value:
         return np.zeros(0, np.int64)
-    labels = _array_of(value)
+    labels = array_of(value)
     if labels is None or labels.ndim != 1 or labels.dtype.kind not in "iu":
-        raise ValueError(f"field {name!r}: {what}, not {_short(value)}")
+        raise ValueError(f"field {name!r}: {what}, not {short(value)}")
     if isinstance(value, list) and any(isinstance(each, bool) for each in value):
         raise ValueError(f"field {name!r}: {what}, without true and false")
     if labels.dtype == np.uint64 and len(labels) and labels.max() > np.iinfo(np.int64).max:
@@ -325,48 +324,10 @@ def check_coco_masks(name: str, value: Any, size: Size | None = None, *, relativ
     if not isinstance(value, list):
         raise ValueError(f"field {name!r}: masks are a list, one for each instance, not {type(value).__name__}")
     for row, mask in enumerate(value):
-        wrong = _wrong_run_lengths(mask, size) if isinstance(mask, Mapping) else _wrong_polygons(mask, size, relative)
-        if wrong:
-            raise ValueError(f"field {name!r}, row {row}: {wrong}")
+        fault = segmentation_fault(mask, size, relative=relative)
+        if fault:
+            raise ValueError(f"field {name!r}, row {row}: {fault}")
     return value
-
-
-def _wrong_polygons(mask: Any, size: Size | None, relative: bool) -> str | None:
-    what = "a mask is a list of polygons [[x1, y1, x2, y2, …], …], or a run-length encoding {'size': …, 'counts': …}"
-    if not isinstance(mask, list):
-        return f"{what}, not {type(mask).__name__}"
-    for polygon in mask:
-        if not isinstance(polygon, list):
-            return f"{what}; a polygon is a list, not {type(polygon).__name__}"
-        if len(polygon) < 6 or len(polygon) % 2:
-            return f"a polygon has an even number of coordinates, at least 6, not {len(polygon)}; leave the polygon out"
-        numbers = _array_of(polygon)
-        if numbers is None or numbers.dtype.kind not in "iuf" or numbers.ndim != 1 or not np.isfinite(numbers).all():
-            return f"the coordinates of a polygon are finite numbers, not {_short(polygon)}"
-        height, width = size or (None, None)
-        fault = far_fault(polygon, height, width, relative)
-        if fault is not None:
-            return fault
-    return None
-
-
-def _wrong_run_lengths(mask: Mapping[str, Any], size: Size | None) -> str | None:
-    if set(mask) != {"size", "counts"}:
-        return f"a run-length encoding has the keys size and counts, not {', '.join(map(str, mask)) or 'none'}"
-    given, counts = mask["size"], mask["counts"]
-    if not isinstance(given, list) or len(given) != 2 or not all(is_count(each) for each in given):
-        return f"size is [height, width], two whole numbers, not {_short(given)}"
-    if size is not None and tuple(given) != tuple(size):
-        return f"size is [height, width] of the image, {list(size)}, not {given}"
-    if isinstance(counts, str) and not (counts.isascii() and counts):
-        return "counts is the text of COCO's encoding, not other text"
-    try:
-        total = int(run_lengths(counts).sum())
-    except ValueError as error:
-        return str(error)
-    if total != given[0] * given[1]:
-        return f"counts add up to {total}, and size {given} has {given[0] * given[1]} pixels"
-    return None
 
 
 def check_row_counts(values: Mapping[str, Any], fields: Mapping[str, Field]) -> None:
@@ -417,7 +378,7 @@ def _check_value(name: str, value: Any, declared: Field, size: Size | None) -> N
         case "mask" if isinstance(value, np.ndarray):
             check_mask(name, value.shape[-2:], size)
         case "text" if not _is_text(value):
-            raise ValueError(f"field {name!r}: a caption is text, or a list of texts, not {_short(value)}")
+            raise ValueError(f"field {name!r}: a caption is text, or a list of texts, not {short(value)}")
     if declared.of is not None and not isinstance(value, (list, np.ndarray)):
         raise ValueError(f"field {name!r}: one row for each box is a list, not {type(value).__name__}")
 
@@ -430,39 +391,27 @@ def _numbers(name: str, value: Any, what: str, columns: int) -> Array:
     """Return finite or other numbers as float64; no rows become shape (0, `columns`)."""
     if isinstance(value, list) and not value:
         return np.zeros((0, columns))
-    numbers = _array_of(value)
+    numbers = array_of(value)
     if numbers is None or numbers.dtype.kind not in "iuf":
-        raise ValueError(f"field {name!r}: {what}, not {_short(value)}")
+        raise ValueError(f"field {name!r}: {what}, not {short(value)}")
     return numbers.astype(np.float64, copy=False)
 
 
-def _array_of(value: Any) -> Array | None:
-    """Return an array, or the array of a list; None for other values, and for lists of different lengths."""
-    if isinstance(value, np.ndarray):
-        return value
-    try:
-        return np.asarray(value) if isinstance(value, list) else None
-    except ValueError:
-        return None
-
-
-def _check_rows_finite(name: str, rows: Array, advice: str) -> None:
-    if not np.isfinite(rows).all():
-        _refuse(name, rows, ~np.isfinite(rows).reshape(len(rows), -1).all(axis=1), f"is not finite; {advice}")
+def _check_range(name: str, rows: Array, advice: str) -> None:
+    """Raise ValueError for a row with a number that is not finite, or above `LARGEST`."""
+    if (np.abs(rows) <= LARGEST).all():  # False for NaN
+        return
+    flat = rows.reshape(len(rows), -1)
+    _refuse(name, rows, ~np.isfinite(flat).all(axis=1), f"is not finite; {advice}")
+    _refuse(
+        name, rows, (np.abs(flat) > LARGEST).any(axis=1), f"has a coordinate that is too large for float32; {advice}"
+    )
 
 
 def _refuse(name: str, rows: Array, bad: Any, why: str) -> None:
     if bad.any():
         row = int(bad.argmax())
-        raise ValueError(f"field {name!r}, row {row}: {_short(rows[row].tolist())} {why}")
-
-
-def _short(value: Any) -> str:
-    """Return a value for a message, numbers without trailing zeros."""
-    text = repr(value)
-    if isinstance(value, list):
-        text = f"[{', '.join(f'{each:g}' if isinstance(each, float) else repr(each) for each in value)}]"
-    return text if len(text) <= 80 else f"{text[:79]}…"
+        raise ValueError(f"field {name!r}, row {row}: {short(rows[row].tolist())} {why}")
 
 
 ORIENTATIONS = {

@@ -1,26 +1,118 @@
-"""Parts of COCO's masks: run-length encodings, and polygons that reach too far to be drawn."""
+"""Masks of instances in the forms of COCO: checked, and drawn.
+
+A field of kind json with role ``mask`` and format ``coco`` holds one item per instance. An item is a list of polygons
+``[[x1, y1, x2, y2, …], …]``, or a run-length encoding ``{"size": [height, width], "counts": list or str}``.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from storeds.errors import MissingDependencyError
 from storeds.protocols import Array
 
-__all__ = ["far_fault", "in_pixels", "is_count", "run_lengths"]
+__all__ = ["array_of", "in_pixels", "rasterised", "run_lengths", "segmentation_fault", "short"]
 
 _FAR = 100_000  # pixels outside the image: the memory for drawing a polygon grows with its perimeter
 _DIGITS = 7  # of one number in compressed counts: 35 bits
+_FORMS = "a mask is a list of polygons [[x1, y1, x2, y2, …], …], or a run-length encoding {'size': …, 'counts': …}"
 
 
-def far_fault(polygon: list[float], height: int | None, width: int | None, relative: bool) -> str | None:
-    """Return why a polygon cannot be drawn because it reaches far outside the image, or None."""
-    least, most = min(polygon), max(polygon)
-    far = _FAR / max(height or 1, width or 1) if relative else _FAR + max(height or 0, width or 0)
-    if least < -far or most > far:
-        return f"a polygon reaches from {least:g} to {most:g}, which is far outside the image"
+def segmentation_fault(mask: Any, size: tuple[int, int] | None = None, *, relative: bool = False) -> str | None:
+    """Return why a value is not the mask of an instance, or None if it is one.
+
+    Parameters
+    ----------
+    mask : object
+        Any JSON.
+    size : (int, int), optional
+        Height and width of the image. Without it, only relative polygons are compared with the image.
+    relative : bool
+        Whether the coordinates of polygons are fractions of width and height.
+    """
+    if isinstance(mask, Mapping):
+        return _run_lengths_fault(mask, size)
+    if not isinstance(mask, list):
+        return f"{_FORMS}, not {type(mask).__name__}"
+    return next((fault for polygon in mask if (fault := _polygon_fault(polygon, size, relative))), None)
+
+
+def _polygon_fault(polygon: Any, size: tuple[int, int] | None, relative: bool) -> str | None:
+    if not isinstance(polygon, list):
+        return f"{_FORMS}; a polygon is a list, not {type(polygon).__name__}"
+    if len(polygon) < 6 or len(polygon) % 2:
+        return f"a polygon has an even number of coordinates, at least 6, not {len(polygon)}; leave the polygon out"
+    numbers = array_of(polygon)  # of objects, if a number is too large for any dtype
+    if numbers is not None and numbers.dtype.kind in "iuf" and numbers.ndim == 1:
+        longest = max(size or (0, 0))
+        far = _FAR / (longest or 1) if relative else _FAR + longest
+        least, most = numbers.min(), numbers.max()
+        if -far <= least and most <= far:  # False for NaN
+            return None
+        if np.isfinite([least, most]).all():
+            return f"a polygon reaches from {least:g} to {most:g}, which is far outside the image"
+    return f"the coordinates of a polygon are finite numbers, not {short(polygon)}"
+
+
+def _run_lengths_fault(mask: Mapping[str, Any], size: tuple[int, int] | None) -> str | None:
+    if not mask.keys() >= {"size", "counts"}:
+        return f"a run-length encoding has the keys size and counts, not {', '.join(map(str, mask)) or 'none'}"
+    given = mask["size"]
+    if not isinstance(given, list) or len(given) != 2 or not all(map(_is_count, given)):
+        return f"size is [height, width], two whole numbers, not {short(given)}"
+    if size is not None and tuple(given) != tuple(size):
+        return f"size is [height, width] of the image, {list(size)}, not {given}"
+    try:
+        total = int(run_lengths(mask["counts"]).sum())
+    except ValueError as error:
+        return str(error)
+    if total != given[0] * given[1]:
+        return f"counts add up to {total}, and size {given} has {given[0] * given[1]} pixels"
     return None
+
+
+def rasterised(value: Any, height: int, width: int, *, relative: bool = False) -> Array:
+    """Return the masks of all instances of one image.
+
+    Parameters
+    ----------
+    value : list
+        One item per instance: a list of polygons or a run-length encoding. An empty list of polygons is an empty mask.
+    height, width : int
+        Size of the image in pixels.
+    relative : bool
+        Whether the coordinates of polygons are fractions of width and height.
+
+    Returns
+    -------
+    ndarray
+        uint8 of shape (instances, height, width), 1 inside an instance. Pixels are those of pycocotools.
+
+    Raises
+    ------
+    ValueError
+        An item has another form, or does not fit the image. The message names the instance.
+    MissingDependencyError
+        There are polygons, and pycocotools is not installed. Run-length encodings do not need it.
+    """
+    if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
+        raise ValueError(f"masks of format 'coco' are a list with one item per instance, not {type(value).__name__}")
+    masks = np.zeros((len(value), height, width), np.uint8)
+    for number, mask in enumerate(value):
+        fault = segmentation_fault(mask, (height, width), relative=relative)
+        if fault is not None:
+            raise ValueError(f"instance {number}: {fault}")
+        if isinstance(mask, Mapping):
+            masks[number] = _from_runs(run_lengths(mask["counts"]), height, width)
+        elif mask:
+            coco = _pycocotools()
+            polygons = coco.frPyObjects(in_pixels(mask, height, width) if relative else mask, height, width)
+            # pycocotools.mask.decode warns under NumPy 2.
+            masks[number] = _from_runs(run_lengths(coco.merge(polygons)["counts"]), height, width)
+    return masks
 
 
 def in_pixels(polygons: list[list[float]], height: int, width: int) -> list[list[float]]:
@@ -28,17 +120,12 @@ def in_pixels(polygons: list[list[float]], height: int, width: int) -> list[list
     return [[number * (height if at % 2 else width) for at, number in enumerate(polygon)] for polygon in polygons]
 
 
-def is_count(value: object) -> bool:
-    """Return whether a value is a number of pixels."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
-
-
 def run_lengths(counts: Any) -> Array:
     """Return the lengths of the runs of a run-length encoding: 0, 1, 0, … down the columns, int64.
 
     Parameters
     ----------
-    counts : list of int or str
+    counts : list of int, str or bytes
         Uncompressed, or in the compressed form of pycocotools.
 
     Raises
@@ -46,11 +133,20 @@ def run_lengths(counts: Any) -> Array:
     ValueError
         It is neither.
     """
-    if isinstance(counts, (str, bytes)):
-        return _uncompressed(counts.encode("ascii", "replace") if isinstance(counts, str) else counts)
-    if not isinstance(counts, list) or not all(map(is_count, counts)):
+    if isinstance(counts, str):
+        if not counts or not counts.isascii():
+            raise ValueError("counts is the text of COCO's encoding, not other text")
+        counts = counts.encode()
+    if isinstance(counts, bytes):
+        return _uncompressed(counts)
+    if not isinstance(counts, list) or not all(map(_is_count, counts)):
         raise ValueError("counts are a list of integers of 0 or more, or compressed text")
     return np.array(counts, np.int64)
+
+
+def _is_count(value: object) -> bool:
+    """Return whether a value is a number of pixels."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
 
 
 def _uncompressed(text: bytes) -> Array:
@@ -76,3 +172,36 @@ def _uncompressed(text: bytes) -> Array:
     if (numbers < 0).any():
         raise ValueError("its compressed counts are damaged")
     return numbers
+
+
+def _from_runs(lengths: Array, height: int, width: int) -> Array:
+    values = np.arange(len(lengths)) % 2
+    return np.repeat(values.astype(np.uint8), lengths).reshape(width, height).T
+
+
+def _pycocotools() -> Any:
+    try:
+        from pycocotools import mask
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"masks from polygons need pycocotools, which cannot be imported ({error}): pip install storeds[coco]"
+        ) from error
+    return mask
+
+
+def array_of(value: Any) -> Array | None:
+    """Return an array, or the array of a list; None for other values, and for lists of different lengths."""
+    if isinstance(value, np.ndarray):
+        return value
+    try:
+        return np.asarray(value) if isinstance(value, list) else None
+    except (ValueError, OverflowError):
+        return None
+
+
+def short(value: Any) -> str:
+    """Return a value for a message, numbers without trailing zeros."""
+    text = repr(value)
+    if isinstance(value, list):
+        text = f"[{', '.join(f'{each:g}' if isinstance(each, float) else repr(each) for each in value)}]"
+    return text if len(text) <= 80 else f"{text[:79]}…"

@@ -29,9 +29,8 @@ from storeds.ops.exporting.base import (
     one_field,
 )
 from storeds.protocols import JSON, Array, Backend, Field, Meta, Record
-from storeds.readers.instances import rasterised
 from storeds.records.roles import boxes_of, check_values
-from storeds.records.segmentations import in_pixels, run_lengths
+from storeds.records.segmentations import in_pixels, rasterised, run_lengths
 
 __all__ = ["export_coco"]
 

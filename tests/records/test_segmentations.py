@@ -1,0 +1,177 @@
+"""Masks of instances from polygons and run-length encodings: equal to those of pycocotools, and checked by one rule."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import secrets
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from pycocotools import mask as oracle
+from pycocotools.coco import COCO
+
+from storeds import StoreDataset, open_writer
+from storeds.errors import MissingDependencyError, RecordError
+from storeds.readers import rasterised
+from storeds.records.roles import check_coco_masks
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of pycocotools
+SIZES = st.tuples(st.integers(1, 40), st.integers(1, 40))
+
+
+def truth(item: Any, height: int, width: int) -> Any:
+    """Return the mask that pycocotools draws for one annotation."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        coco = COCO()
+    coco.imgs = {1: {"height": height, "width": width}}
+    return coco.annToMask({"image_id": 1, "segmentation": item})
+
+
+@st.composite
+def masks(draw: st.DrawFn) -> Any:
+    height, width = draw(SIZES)
+    seed = draw(st.integers(0, 2**32 - 1))
+    threshold = draw(st.sampled_from([0.02, 0.5, 0.98, -1.0, 2.0]))
+    return (np.random.default_rng(seed).random((height, width)) > threshold).astype(np.uint8)
+
+
+@given(masks())
+def test_run_lengths_give_the_mask_back(mask: Any) -> None:
+    height, width = mask.shape
+    compressed = oracle.encode(np.asfortranarray(mask))
+    text = {"size": [height, width], "counts": compressed["counts"].decode()}
+    flat = mask.T.ravel()
+    edges = np.flatnonzero(np.diff(flat)) + 1
+    counts = np.diff([0, *edges, len(flat)]).tolist()
+    listed = {"size": [height, width], "counts": counts if not flat[0] else [0, *counts]}
+    found = rasterised([text, listed], height, width)
+    assert found.dtype == np.uint8
+    assert found.shape == (2, height, width)
+    np.testing.assert_array_equal(found[0], mask)
+    np.testing.assert_array_equal(found[1], mask)
+
+
+@given(SIZES, st.data())
+def test_polygons_are_drawn_as_pycocotools_draws_them(size: tuple[int, int], data: st.DataObject) -> None:
+    height, width = size
+    number = st.floats(-20, 60, width=32)
+    polygon = st.integers(3, 8).flatmap(lambda n: st.lists(number, min_size=2 * n, max_size=2 * n))
+    items = data.draw(st.lists(st.lists(polygon, min_size=1, max_size=3), max_size=3))
+    found = rasterised(items, height, width)
+    assert found.shape == (len(items), height, width)
+    for mask, item in zip(found, items, strict=True):
+        np.testing.assert_array_equal(mask, truth(item, height, width))
+
+
+def test_relative_polygons_are_fractions_of_width_and_height() -> None:
+    polygon = [0.25, 0.5, 0.75, 0.5, 0.5, 1.0]
+    pixels = [16.0, 16.0, 48.0, 16.0, 32.0, 32.0]
+    np.testing.assert_array_equal(rasterised([[polygon]], 32, 64, relative=True), truth([pixels], 32, 64)[np.newaxis])
+
+
+def test_no_instances_and_no_polygons_are_empty() -> None:
+    assert rasterised([], 4, 6).shape == (0, 4, 6)
+    assert not rasterised([[]], 4, 6).any()
+
+
+FORMS = "a mask is a list of polygons [[x1, y1, x2, y2, …], …], or a run-length encoding"
+FAULTS: list[tuple[Any, str]] = [
+    (None, f"{FORMS} {{'size': …, 'counts': …}}, not NoneType"),
+    ([1, 2, 3, 4, 5, 6], "a polygon is a list, not int"),
+    ([[1, 2, 3, 4]], "a polygon has an even number of coordinates, at least 6, not 4"),
+    ([[1, 2, 3, 4, 5, 6, 7]], "even number of coordinates, at least 6, not 7"),
+    ([[1, 2, 3, 4, 5, "x"]], "the coordinates of a polygon are finite numbers, not [1, 2, 3, 4, 5, 'x']"),
+    ([[1, 2, 3, 4, 5, None]], "finite numbers"),
+    ([[1, 2, 3, 4, 5, [6]]], "finite numbers"),
+    ([[1, 2, 3, 4, 5, float("nan")]], "finite numbers"),
+    ([[1, 2, 3, 4, 5, 10**400]], "finite numbers"),
+    ([[1, 2, 3, 4, 5.5, 10**400]], "finite numbers"),
+    ([[1, 2, 3, 4, 5, 1e12]], "a polygon reaches from 1 to 1e+12, which is far outside the image"),
+    ([[0, 0, 4, 0, 4, 4], [0, 0]], "not 2"),
+    ({"counts": [24]}, "a run-length encoding has the keys size and counts, not counts"),
+    ({"size": [4, 6]}, "keys size and counts"),
+    ({"size": [4, 6.0], "counts": [24]}, "size is [height, width], two whole numbers, not [4, 6]"),
+    ({"size": [6, 4], "counts": [24]}, "size is [height, width] of the image, [4, 6], not [6, 4]"),
+    ({"size": [4, 6], "counts": [23]}, "counts add up to 23, and size [4, 6] has 24 pixels"),
+    ({"size": [4, 6], "counts": [25, -1]}, "counts are a list of integers of 0 or more"),
+    ({"size": [4, 6], "counts": [10**400]}, "counts are a list of integers of 0 or more"),
+    ({"size": [4, 6], "counts": "\n"}, "its compressed counts are damaged"),
+    ({"size": [4, 6], "counts": "ooooooooooooooooooooo0"}, "its compressed counts are damaged"),
+    ({"size": [4, 6], "counts": "o"}, "its compressed counts are damaged"),
+    ({"size": [4, 6], "counts": ""}, "the text of COCO's encoding"),
+    ({"size": [4, 6], "counts": "№"}, "the text of COCO's encoding"),
+]
+TRIANGLE = [[0, 0, 4, 0, 4, 4]]
+FIELDS: dict[str, Any] = {"image": "image", "masks": {"kind": "json", "role": "mask"}}
+
+
+def photo() -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (6, 4)).save(file, "JPEG")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(("mask", "fault"), FAULTS, ids=lambda value: str(value)[:60])
+def test_writers_and_readers_refuse_the_same_masks(mask: Any, fault: str) -> None:
+    with pytest.raises(ValueError, match="instance 1: ") as drawn:
+        rasterised([TRIANGLE, mask], 4, 6)
+    assert fault in str(drawn.value)
+    with pytest.raises(ValueError, match="field 'masks', row 1: ") as checked:
+        check_coco_masks("masks", [TRIANGLE, mask], (4, 6))
+    assert fault in str(checked.value)
+    # A store of another tool holds masks as text, which is checked when it is read.
+    fields, url = {"image": "image", "masks": "str"}, f"memory://masks-{secrets.token_hex(8)}"
+    with open_writer(url, fields) as writer:
+        writer.append([{"image": photo(), "masks": json.dumps([TRIANGLE, mask])}])
+    with pytest.raises(RecordError, match=f"record 0 of {url}: field 'masks': instance 1: ") as read:
+        StoreDataset(url, fields=["image", "masks"], roles={"masks": "mask"})[0]
+    assert fault in str(read.value)
+
+
+@pytest.mark.parametrize(
+    "masks",
+    [
+        [],
+        [TRIANGLE, [], {"size": [4, 6], "counts": [20, 4]}],
+        [{"size": [4, 6], "counts": "d04"}],
+        [[[-9, 0, 99, 0, 4, 4]]],
+    ],
+    ids=str,
+)
+def test_what_a_writer_accepts_can_be_read(masks: Any) -> None:
+    url = f"memory://masks-{secrets.token_hex(8)}"
+    with open_writer(url, FIELDS) as writer:
+        writer.append([{"image": photo(), "masks": masks}])
+    assert np.array_equal(StoreDataset(url)[0][1], rasterised(masks, 4, 6))
+
+
+def test_masks_are_a_list() -> None:
+    wrongs: list[Any] = [{}, "text", None]
+    for wrong in wrongs:
+        with pytest.raises(ValueError, match="one item per instance"):
+            rasterised(wrong, 4, 6)
+        with pytest.raises(ValueError, match="field 'm': masks are a list"):
+            check_coco_masks("m", wrong)
+
+
+@given(st.text(st.characters(min_codepoint=40, max_codepoint=120), max_size=20))
+def test_no_compressed_counts_crash(counts: str) -> None:
+    try:
+        found = rasterised([{"size": [3, 5], "counts": counts}], 3, 5)
+    except ValueError:
+        return
+    np.testing.assert_array_equal(found[0], oracle.decode({"size": [3, 5], "counts": counts.encode()}))
+
+
+def test_without_pycocotools_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pycocotools", None)
+    assert rasterised([{"size": [2, 2], "counts": [1, 3]}], 2, 2).sum() == 3
+    with pytest.raises(MissingDependencyError, match=r"pip install storeds\[coco\]"):
+        rasterised([[[0, 0, 4, 0, 4, 4]]], 2, 2)
