@@ -21,8 +21,8 @@ from storeds.errors import ConfigError
 from storeds.protocols import KINDS, Field
 from storeds.records import (
     ContentHash,
-    Places,
     RecordCodec,
+    Seals,
     canonical_json,
     checksum,
     fields_from_json,
@@ -97,19 +97,19 @@ def records(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-PLACES = Places(0x0123456789ABCDEF, 1000)
+SEALS = Seals(0x0123456789ABCDEF, 1000)
 
 
 def sealed(packed: bytes, position: int = 0) -> bytes:
-    return packed + PLACES.seal(checksum(packed), position)
+    return packed + SEALS.seal(checksum(packed), position)
 
 
 def opened(codec: RecordCodec, stored: bytes) -> dict[str, Any]:
-    return codec.open_sealed(stored, 0, PLACES)
+    return codec.open_all([stored], [0], SEALS)[0]
 
 
 def opened_all(codec: RecordCodec, stored: Sequence[bytes | bytearray]) -> list[dict[str, Any]]:
-    return codec.open_all([memoryview(each) for each in stored], range(len(stored)), PLACES)
+    return codec.open_all([memoryview(each) for each in stored], range(len(stored)), SEALS)
 
 
 # What comes back
@@ -292,7 +292,7 @@ def test_the_checksum_is_xxh3_of_the_plain_msgpack_map(record: dict[str, Any]) -
     digest = xxhash.xxh3_64_intdigest(expected).to_bytes(8, "big")
     assert packed == expected
     assert checksum(packed) == digest
-    assert sealed(packed, 3) == packed + (int.from_bytes(digest, "big") ^ PLACES.salt ^ 3).to_bytes(8, "big")
+    assert sealed(packed, 3) == packed + (int.from_bytes(digest, "big") ^ SEALS.salt ^ 3).to_bytes(8, "big")
 
 
 def test_the_encoding_is_pinned() -> None:
@@ -307,37 +307,6 @@ def test_sealing_works_for_any_number_of_fields(count: int) -> None:
     record = {f"f{at}": at for at in range(count)}
     packed = made.pack(made.canonical(record))
     assert opened(made, sealed(packed)) == record
-
-
-def _long_form(value: Any) -> bytes:
-    """Pack as another writer may: every header in its longest form."""
-    if isinstance(value, dict):
-        items = b"".join(_long_form(key) + _long_form(item) for key, item in value.items())
-        return b"\xdf" + len(value).to_bytes(4, "big") + items
-    if isinstance(value, list):
-        return b"\xdd" + len(value).to_bytes(4, "big") + b"".join(map(_long_form, value))
-    if isinstance(value, bytes):
-        return b"\xc6" + len(value).to_bytes(4, "big") + value
-    if isinstance(value, str):
-        return b"\xdb" + len(value.encode()).to_bytes(4, "big") + value.encode()
-    if isinstance(value, bool):
-        return b"\xc3" if value else b"\xc2"
-    if isinstance(value, int):
-        return b"\xd3" + value.to_bytes(8, "big", signed=True)
-    return b"\xcb" + struct.pack(">d", value)
-
-
-@given(records())
-@settings(max_examples=examples(50))
-def test_a_record_packed_with_longer_headers_opens(record: dict[str, Any]) -> None:
-    made = RecordCodec(parse_fields(EVERY))
-    packed = made.pack(made.canonical(record))
-    plain = msgspec.msgpack.decode(packed)
-    reordered = dict(reversed(plain.items()))
-    for foreign in (plain, reordered, {**plain, "more": 1}):
-        back = opened(made, _long_form(foreign) + sealed(packed)[-8:])
-        assert list(back) == list(EVERY)
-        assert made.pack(made.canonical(back)) == packed
 
 
 def test_every_flipped_bit_and_every_cut_of_a_sealed_record_is_noticed() -> None:
@@ -375,15 +344,6 @@ def test_many_sealed_records_open_as_each_does_alone(given_records: list[dict[st
     assert [list(record) for record in found] == [list(EVERY)] * len(packed)
 
 
-def test_one_record_packed_with_longer_headers_opens_among_others() -> None:
-    made = RecordCodec(parse_fields({"image": "image", "label": "int"}))
-    wanted = [{"image": bytes([at]) * 300, "label": at} for at in range(4)]
-    packed = [made.pack(record) for record in wanted]
-    stored = [sealed(each, at) for at, each in enumerate(packed)]
-    stored[2] = _long_form(wanted[2]) + stored[2][-8:]
-    assert opened_all(made, stored) == wanted
-
-
 @pytest.mark.parametrize("at", range(3))
 def test_a_damaged_record_among_many_is_noticed(at: int) -> None:
     made = RecordCodec(parse_fields({"image": "image", "label": "int"}))
@@ -407,7 +367,7 @@ def test_a_record_of_another_store_is_noticed() -> None:
     made = RecordCodec(parse_fields({"label": "int"}))
     packed = made.pack({"label": 3})
     with pytest.raises(ValueError, match="or it belongs to another store"):
-        opened(made, packed + Places().seal(checksum(packed), 0))
+        opened(made, packed + Seals().seal(checksum(packed), 0))
 
 
 @pytest.mark.parametrize(
@@ -415,7 +375,7 @@ def test_a_record_of_another_store_is_noticed() -> None:
     [b"", b"\x90", b"\xc0", b"\x93\x01\x02\x03", b"\xdf\xff\xff\xff\xff", b"\xdd\xff\xff\xff\xff", b"\x91" * 99_999],
 )
 def test_what_is_no_record_is_refused(bad: bytes) -> None:
-    with pytest.raises(ValueError, match="not the msgpack map of its fields"):
+    with pytest.raises(ValueError, match="not the msgpack map of its fields|checksum does not match"):
         opened(codec("int"), bad + bytes(8))
 
 
