@@ -392,7 +392,7 @@ def test_a_class_id_without_a_name_is_refused_when_publishing(make_engine_url: M
     resumed = storeds.open_writer(url, fields, resume=True)
     assert resumed.note == {"next": 4}
     resumed.append([{"boxes": boxes, "labels": np.array([1])}])
-    with pytest.raises(errors.RecordError, match=r"record 2 of .*'labels' has class id 7, which has no name.*0 to 1"):
+    with pytest.raises(errors.RecordError, match=r"record 1 of .*'labels' has class id 2, which has no name.*0 to 1"):
         resumed.publish({"classes": ["cat", "dog"]})
     assert resumed.publish({"classes": [f"class {number}" for number in range(8)]}).count == 5
 
@@ -453,6 +453,7 @@ def test_negative_class_ids_and_names_per_field() -> None:
         else:
             with pytest.raises(errors.RecordError, match=f"record 0 .*'colour' has {fault}"):
                 writer.publish(attrs)
+            writer.abort()
 
 
 def test_a_label_without_a_role_may_be_any_number() -> None:
