@@ -32,7 +32,6 @@ from storeds.registry import BACKENDS
 __all__ = [
     "FILE_ENGINES",
     "CutShortError",
-    "DamagedStoreError",
     "Glob",
     "StoreURL",
     "check_file",
@@ -198,10 +197,6 @@ def _parse_query(query: str, url: str) -> dict[str, str]:
             raise ConfigError(f"{redact(url)!r}: option {name!r} is given twice")
         options[name] = unquote(value)
     return options
-
-
-class DamagedStoreError(FormatError):
-    """A native store is damaged, so foreign layouts are not tried."""
 
 
 class CutShortError(FormatError):

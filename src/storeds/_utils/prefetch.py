@@ -1,18 +1,56 @@
-"""Runs a function over jobs in threads, ahead of the consumer, and yields the results in order."""
+"""Reads ahead: runs a function over jobs in threads ahead of the consumer, and tells the kernel what will be read."""
 
 from __future__ import annotations
 
 import math
 import os
+import resource
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 from storeds.errors import ClosedError
+from storeds.protocols import Array
 
-__all__ = ["ReadAhead"]
+__all__ = ["ReadAhead", "blocks_read", "will_need"]
+
+_ADVISED = 1 << 17  # bytes; kernels load no more than their read-ahead for one piece of advice, by default this much
+
+
+def blocks_read() -> int:
+    """Return how many disk blocks this thread has read, also by `will_need`.
+
+    Where it grows while a batch is read, the file is not in the page cache: only then `will_need` is worth its system calls,
+    which cost 1 to 5 µs for each range of 40 to 400 KiB that is cached.
+    """
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_inblock
+
+
+def will_need(descriptor: int, starts: Array, stops: Array) -> None:
+    """Have the kernel load byte ranges of a file all at once, and return before they are there.
+
+    Without it, each read waits for the disk on its own, and a memory map for each page.
+
+    Parameters
+    ----------
+    descriptor : int
+        Of the file.
+    starts, stops : array of int
+        Begins and ends of the ranges; neighbours that touch are merged. A range that is outside of the file has no effect.
+    """
+    if not len(starts):
+        return
+    apart = (starts[1:] > stops[:-1]) | (starts[1:] < starts[:-1])
+    begins = [int(starts[0]), *starts[1:][apart].tolist()]
+    ends = [*stops[:-1][apart].tolist(), int(stops[-1])]
+    with suppress(OSError):  # a negative number, from a damaged file
+        for begin, end in zip(begins, ends, strict=True):
+            for at in range(begin, end, _ADVISED):
+                os.posix_fadvise(descriptor, at, min(_ADVISED, end - at), os.POSIX_FADV_WILLNEED)
+
 
 J = TypeVar("J")
 R = TypeVar("R")

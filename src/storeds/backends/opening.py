@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from storeds._utils.locations import (
     FILE_ENGINES,
     CutShortError,
-    DamagedStoreError,
     Glob,
     StoreURL,
     file_url,
@@ -352,7 +351,7 @@ def detect_layout(url: StoreURL, opened: OpenStore, options: Mapping[str, Any], 
     """
     scheme = url.scheme or ""
     names = [name.partition("/")[2] for name in LAYOUTS.names() if name.startswith(f"{scheme}/")]
-    if not names or isinstance(why_not_native, (StoreNotFoundError, CutShortError, DamagedStoreError)):
+    if not names or isinstance(why_not_native, (StoreNotFoundError, CutShortError)):
         raise why_not_native
     bare, given = url.without_options(), {**url.options, **options}
     native = _options_of(BACKENDS.get(scheme))

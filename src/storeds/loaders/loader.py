@@ -325,7 +325,7 @@ def _advice(urls: list[str]) -> str:
         return f"\n{read}" if read else ""
     return (
         f"\n{read} LMDB maps its file: a damaged or truncated one ends the process that reads it, by SIGBUS or SIGSEGV. "
-        f"Run `storeds verify {files[0]}` to find damage; read=safe in the URL ({files[0]}?read=safe) makes it an error. "
+        f"Run `storeds verify {files[0]}` to find damage: it reads in other processes. "
         "If the file is whole, look for the kernel's out-of-memory killer (SIGKILL) and for too little shared memory."
     )
 

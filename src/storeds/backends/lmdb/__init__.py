@@ -1,6 +1,6 @@
 """The LMDB engine: a native store is one file.
 
-Start with ``backend.py``, which reads, then ``writer.py``. ``pages.py`` reads damaged files without LMDB.
+Start with ``backend.py``, which reads, then ``sink.py``, which writes. ``files.py`` is also for files of other tools.
 """
 
 from __future__ import annotations
@@ -10,24 +10,17 @@ from typing import TYPE_CHECKING
 from storeds.registry import export_lazily
 
 if TYPE_CHECKING:
-    from storeds.backends.lmdb.backend import LmdbBackend, LmdbOptions, open_environment, read_header
-    from storeds.backends.lmdb.pages import DamagedPageError
-    from storeds.backends.lmdb.writer import LmdbWriter
+    from storeds.backends.lmdb.backend import LmdbBackend, LmdbOptions
+    from storeds.backends.lmdb.files import check_length, lmdb_errors, open_environment
+    from storeds.backends.lmdb.sink import LmdbSink
 
-__all__ = [
-    "DamagedPageError",
-    "LmdbBackend",
-    "LmdbOptions",
-    "LmdbWriter",
-    "open_environment",
-    "read_header",
-]
+__all__ = ["LmdbBackend", "LmdbOptions", "LmdbSink", "check_length", "lmdb_errors", "open_environment"]
 
 __getattr__ = export_lazily(
     __name__,
     {
-        "backend": ("LmdbBackend", "LmdbOptions", "open_environment", "read_header"),
-        "pages": ("DamagedPageError",),
-        "writer": ("LmdbWriter",),
+        "backend": ("LmdbBackend", "LmdbOptions"),
+        "files": ("check_length", "lmdb_errors", "open_environment"),
+        "sink": ("LmdbSink",),
     },
 )

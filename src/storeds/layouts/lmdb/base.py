@@ -21,7 +21,8 @@ from storeds._utils.locations import StoreURL, file_path, file_system, file_syst
 from storeds.backends.base import HandleBackend, bounded, parse_options
 from storeds.backends.handles import HandlePool, OpenStore
 from storeds.backends.lmdb.backend import LmdbBackend
-from storeds.backends.readings import AmbiguousError, Reading, ambiguous
+from storeds.backends.lmdb.files import lmdb_errors
+from storeds.backends.readings import Reading, ambiguous
 from storeds.errors import ConfigError, FormatError, RecordError
 from storeds.layouts.embedded import evenly
 from storeds.layouts.lmdb.entries import (
@@ -37,7 +38,6 @@ from storeds.layouts.lmdb.environment import (
     ForeignHandle,
     ForeignOptions,
     LmdbReader,
-    damage_is_format_error,
     key_text,
 )
 from storeds.layouts.lmdb.keys import IndexedKeys, Keys, iterate
@@ -117,16 +117,7 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
         """
         opener = cls._opener_of(url, options)
         with OpenStore.borrow(opened) as store:
-            try:
-                return cls._with_reader(opener, store, cls._guess_certain)
-            except AmbiguousError:
-                raise
-            except ConfigError as error:  # another backend may have opened it with the other value of readahead
-                other = opener.settings.model_copy(update={"readahead": not opener.settings.readahead})
-                try:
-                    return cls._with_reader(EnvironmentOpener(opener.path, other), store, cls._guess_certain)
-                except ConfigError:
-                    raise error from None
+            return cls._with_reader(opener, store, cls._guess_certain)
 
     @classmethod
     def _guess_certain(cls, reader: LmdbReader) -> str | None:
@@ -185,12 +176,10 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
     @classmethod
     def _with_reader(cls, opener: EnvironmentOpener, store: OpenStore, do: Callable[[LmdbReader], _T]) -> _T:
         """Call `do` with a reader of the environment, which stays open until `store` is closed."""
-        ref = store.share(
-            ("environment", opener.options()), lambda: cls.pool.ref(store, opener), lambda ref: ref.close()
-        )
+        ref = store.share("environment", lambda: cls.pool.ref(store, opener), lambda ref: ref.close())
         ref.opened = store
         with (
-            damage_is_format_error(opener.url),
+            lmdb_errors(opener.url),
             ref.lease() as handle,
             cls._open_reader(handle, opener, check=True, store=store) as reader,
         ):
@@ -230,7 +219,7 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
 
     def _probe(self, handle: ForeignHandle) -> Meta:
         with (
-            damage_is_format_error(self._opener.url),
+            lmdb_errors(self._opener.url),
             self._open_reader(handle, self._opener, check=True, store=self._ref.opened) as reader,
         ):
             self._check_doubt(reader)
@@ -375,7 +364,8 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
     def handle_settings(self) -> dict[str, JSON]:
         # docstring inherited
         how: dict[str, JSON] = {"readonly": True, "lock": False, "file_system": file_system(self._opener.path)}
-        return {**how, "readahead": self._settings.readahead, "database": self._settings.database}
+        readahead = "by size of values" if self._settings.readahead is None else self._settings.readahead
+        return {**how, "readahead": readahead, "database": self._settings.database}
 
     def advice(self) -> list[str]:
         # docstring inherited

@@ -9,7 +9,7 @@ import itertools
 import os
 import threading
 from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,8 @@ from pydantic import field_validator
 from storeds._utils.text import counted
 from storeds.backends.base import FileOpener
 from storeds.backends.handles import OpenStore
-from storeds.backends.lmdb.backend import COLUMNS, META, RECORDS, LmdbOptions, open_environment, read_header
+from storeds.backends.lmdb.backend import COLUMNS, META, RECORDS, LmdbOptions
+from storeds.backends.lmdb.files import check_length, lmdb_errors, open_environment
 from storeds.errors import ConfigError, FormatError
 from storeds.protocols import Meta
 
@@ -29,7 +30,6 @@ __all__ = [
     "ForeignHandle",
     "ForeignOptions",
     "LmdbReader",
-    "damage_is_format_error",
     "key_text",
     "listed_keys",
 ]
@@ -38,6 +38,7 @@ _MAX_DATABASES = 32
 DATA = "data.mdb"
 _SHOWN = 8
 _LISTED_DATABASES = 16
+_LARGE = 1 << 17  # bytes of a value: the kernel reads about as much ahead, so that most of it is needed
 
 
 class ForeignOptions(LmdbOptions):
@@ -112,6 +113,15 @@ class ForeignHandle:
                     ) from None
             return self._databases[name]
 
+    def value_size(self, database: str | None) -> float:
+        """Return the mean size of the values in a named database, or in the main one, in bytes; 0 if that is unknown."""
+        with suppress(ConfigError, lmdb.Error):  # opening the store reports them
+            found = self.database(database or None)
+            with self.env.begin() as txn:
+                stat = txn.stat(found)
+            return float(stat["overflow_pages"] * stat["psize"] / max(stat["entries"], 1))
+        return 0.0
+
     def check_main_database(self) -> None:
         """Raise ConfigError if the main database holds nothing but named databases."""
         with self.env.begin() as txn:
@@ -177,15 +187,23 @@ class EnvironmentOpener(FileOpener[ForeignOptions]):
         return super().key(opened)
 
     def options(self) -> Hashable:
-        # The same form for all layouts and native stores, so that the pool compares them.
-        return tuple(LmdbOptions(readahead=self.settings.readahead).model_dump().items())
+        # docstring inherited
+        return ()  # as for native stores
 
     def open(self, opened: OpenStore | None = None) -> ForeignHandle:
         path = self.data_path
         with OpenStore.borrow(opened) as store:
-            read_header(store.descriptor(path), self.url)
-        with damage_is_format_error(self.url):
-            return ForeignHandle(open_environment(path, self.settings, databases=_MAX_DATABASES), self.url)
+            check_length(store.descriptor(path), self.url)
+        with lmdb_errors(self.url):
+            readahead = self.settings.readahead
+            handle = self._open(path, bool(readahead))
+            if readahead is None and handle.value_size(self.settings.database) > _LARGE:
+                handle.env.close()
+                handle = self._open(path, True)
+            return handle
+
+    def _open(self, path: str, readahead: bool) -> ForeignHandle:
+        return ForeignHandle(open_environment(path, readahead=readahead, databases=_MAX_DATABASES), self.url)
 
     def close(self, handle: ForeignHandle, /) -> None:
         handle.env.close()
@@ -263,16 +281,3 @@ class LmdbReader:
     def walk(self) -> Iterator[bytes]:
         """Yield every key in the order of the database."""
         return map(bytes, self.txn.cursor(self.database).iternext(values=False))
-
-
-@contextmanager
-def damage_is_format_error(url: str) -> Iterator[None]:
-    """Convert LMDB's errors about a damaged file to FormatError."""
-    try:
-        yield
-    except lmdb.Error as error:
-        if "already open" in str(error):
-            raise ConfigError(
-                f"{url} was changed while this process has it open; close every backend of it first"
-            ) from error
-        raise FormatError(f"{url} cannot be read by LMDB: {error}; copy it again") from error

@@ -16,7 +16,7 @@ from storeds.backends.opening import open_backend, scheme_of
 from storeds.errors import ConfigError
 from storeds.ops.common import Progress, ProgressHook
 from storeds.ops.verifying.checks import Checker, Finding, RunResult
-from storeds.ops.verifying.workers import WorkerPool, open_to_check
+from storeds.ops.verifying.workers import WorkerPool
 from storeds.protocols import Backend, Meta
 from storeds.records.codec import ContentHash
 from storeds.records.fields import NATIVE
@@ -117,8 +117,7 @@ def verify(
             if isinstance(meta, Finding):
                 return Report(redact(url), "", 0, findings=[meta])
             return _collect(Report(redact(url), meta.id, meta.count), meta, pool.check(), progress)
-    plain = layout is None and not options
-    with open_to_check(url) if plain else open_backend(url, layout=layout, **(options or {})) as backend:
+    with open_backend(url, layout=layout, **(options or {})) as backend:
         report = Report(backend.url, backend.meta.id, backend.meta.count)
         return _collect(report, backend.meta, _check_here(backend), progress)
 

@@ -17,14 +17,13 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, Self
 
-from storeds.backends.opening import open_backend, scheme_of
+from storeds.backends.opening import open_backend
 from storeds.errors import StoredsError
 from storeds.ops.common import die_with_parent, sigint_blocked
 from storeds.ops.verifying.checks import Checker, Finding, RunResult
-from storeds.protocols import Backend, Meta
-from storeds.records.fields import NATIVE
+from storeds.protocols import Meta
 
-__all__ = ["DEADLINE", "WorkerPool", "open_to_check", "run_worker"]
+__all__ = ["DEADLINE", "WorkerPool", "run_worker"]
 
 
 DEADLINE = 60.0
@@ -143,7 +142,7 @@ def run_worker(job: dict[str, Any]) -> None:
 
 def _check(sender: Connection, job: dict[str, Any]) -> None:
     start, stop, step = job["start"], job["stop"], job["step"]
-    with open_to_check(job["url"]) as backend:
+    with open_backend(job["url"]) as backend:
         if stop is None:
             sender.send(backend.meta)
             stop = min(_share_of(len(backend), job["workers"]), len(backend))
@@ -153,14 +152,6 @@ def _check(sender: Connection, job: dict[str, Any]) -> None:
         for at in range(start, stop, step):
             heartbeat.announce(at)
             sender.send(checker.check(at, min(at + step, stop)))
-
-
-def open_to_check(url: str) -> Backend:
-    """Open a store to check it. Damaged pages of a native LMDB store become errors and do not crash this process."""
-    if scheme_of(url, writing=False) == "lmdb":
-        with suppress(StoredsError):  # a foreign store, or an error that the next line raises again
-            return open_backend(url, layout=NATIVE, read="safe")
-    return open_backend(url)
 
 
 class _Heartbeat:
