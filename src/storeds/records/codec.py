@@ -21,7 +21,7 @@ from storeds.protocols import JSON, Array, Field, Record
 from storeds.records.fields import _check_text, canonical_json, fields_to_json, without_verdicts
 from storeds.records.seals import Seals
 
-__all__ = ["ContentHash", "RecordCodec", "canonical_value", "checksum", "preview"]
+__all__ = ["ContentHash", "RecordCodec", "canonical_value", "checksum", "encode", "preview"]
 
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
@@ -128,7 +128,8 @@ _CANONICAL = {
 }
 
 
-_encode = msgspec.msgpack.Encoder().encode
+encode = msgspec.msgpack.Encoder().encode
+"""Returns the msgpack map of a record whose arrays are ``[dtype, shape, bytes]``, as unpacking gives them."""
 _decode = msgspec.msgpack.Decoder().decode
 _digest = xxhash.xxh3_64_digest
 
@@ -199,7 +200,7 @@ class RecordCodec:
             for name in self._arrays:
                 array = stored[name]
                 stored[name] = [array.dtype.str, array.shape, array.reshape(-1).view(np.uint8).data]
-        return _encode(stored)
+        return encode(stored)
 
     def open_all(self, sealed: Sequence[memoryview | bytes], positions: Sequence[int], seals: Seals) -> list[Record]:
         """Return the records of packed maps followed by their seals, after checking all; raises ValueError.

@@ -1,6 +1,6 @@
 """The HDF5 engine: a native store is one file, which any HDF5 tool can read.
 
-Start with ``backend.py``, which reads, then ``rows.py`` and ``writer.py``.
+Start with ``backend.py``, which reads, then ``rows.py`` and ``sink.py``.
 """
 
 from __future__ import annotations
@@ -10,32 +10,30 @@ from typing import TYPE_CHECKING
 from storeds.registry import export_lazily
 
 if TYPE_CHECKING:
-    from storeds.backends.hdf5.backend import Hdf5Backend, Hdf5Opener, Hdf5Options, check_hdf5_file
-    from storeds.backends.hdf5.columns import RecordDigests
-    from storeds.backends.hdf5.rows import FileMap, FlatRows, Rows, gather, gather_any, read_spans
-    from storeds.backends.hdf5.writer import Hdf5Writer
+    from storeds.backends.hdf5.backend import Hdf5Backend, Hdf5Opener, Hdf5Options
+    from storeds.backends.hdf5.rows import FlatRows, Rows, gather, read_ranges
+    from storeds.backends.hdf5.sink import Hdf5Sink
+    from storeds.backends.hdf5.stamp import check_hdf5_file, open_hdf5_file
 
 __all__ = [
-    "FileMap",
     "FlatRows",
     "Hdf5Backend",
     "Hdf5Opener",
     "Hdf5Options",
-    "Hdf5Writer",
-    "RecordDigests",
+    "Hdf5Sink",
     "Rows",
     "check_hdf5_file",
     "gather",
-    "gather_any",
-    "read_spans",
+    "open_hdf5_file",
+    "read_ranges",
 ]
 
 __getattr__ = export_lazily(
     __name__,
     {
-        "backend": ("Hdf5Backend", "Hdf5Opener", "Hdf5Options", "check_hdf5_file"),
-        "columns": ("RecordDigests",),
-        "rows": ("FileMap", "FlatRows", "Rows", "gather", "gather_any", "read_spans"),
-        "writer": ("Hdf5Writer",),
+        "backend": ("Hdf5Backend", "Hdf5Opener", "Hdf5Options"),
+        "rows": ("FlatRows", "Rows", "gather", "read_ranges"),
+        "sink": ("Hdf5Sink",),
+        "stamp": ("check_hdf5_file", "open_hdf5_file"),
     },
 )

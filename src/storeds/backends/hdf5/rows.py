@@ -1,125 +1,31 @@
 """Reads rows of HDF5 datasets: by file offset if they are contiguous in the file, else through libhdf5.
 
-Positional reads release the GIL and bypass libhdf5's global lock. Chunked or filtered datasets, such as those that
-h5repack writes, are read correctly but more slowly. Batches of small rows are copied from a memory mapping.
+Positional reads release the GIL and bypass libhdf5's global lock. They fail with an error where a memory mapping ends the
+process, namely when the file was cut short or a sector is bad. Chunked or filtered datasets, such as those that h5repack
+writes, are read correctly but more slowly.
 """
 
 from __future__ import annotations
 
 import itertools
-import mmap
 import os
 import resource
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import h5py
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 
-from storeds._utils.locations import file_system
 from storeds.errors import FormatError
 from storeds.protocols import Array
 
-__all__ = ["FileMap", "FlatRows", "LibraryRows", "Rows", "gather", "gather_any", "open_rows", "read_spans"]
-
-
-# Only these are mapped. On others, another machine or an ending FUSE process can make a page disappear, which ends this
-# process by SIGBUS. An overlay may have such a file system below it.
-_LOCAL = {
-    "bcachefs",
-    "btrfs",
-    "erofs",
-    "ext2",
-    "ext3",
-    "ext4",
-    "f2fs",
-    "ramfs",
-    "squashfs",
-    "tmpfs",
-    "xfs",
-    "zfs",
-}
-_PAGE_SIZED = 512  # bytes; one page fault is likely to read many smaller rows
-_ANNOUNCED = 15  # calls that use readahead after one that waited for the disk
-
-
-class FileMap:
-    """A read-only mapping of an open file, created on first use.
-
-    Thread-safe. It belongs to a handle, which closes when no read is in progress. Arrays of rows keep the mapping
-    alive, so they must not outlive the read call.
-
-    Parameters
-    ----------
-    descriptor : int
-        Of the file; the caller closes it.
-    """
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._bytes: Array | None = None
-        self._refused = False
-        self._announce = 0
-
-    def bytes(self, offset: int, size: int) -> Array | None:
-        """Return `size` bytes of the file, uint8, or None if the mapping cannot be used."""
-        if self._refused or os.fstat(self._descriptor).st_size < offset + size:
-            return None
-        mapped = self._bytes
-        if mapped is None:
-            mapped = self._bytes = self._open()
-        if mapped is None or len(mapped) < offset + size:  # the file has grown since it was mapped
-            return None
-        return mapped[offset : offset + size]
-
-    def take(self, first: Array, offset: int, size: int, count: int, wide: int) -> Array | None:
-        """Return `wide` rows starting at each of the rows `first`, shape (n, wide * size), or None."""
-        found = self.bytes(offset, size * count)
-        if found is None:
-            return None
-        large = wide * size >= _PAGE_SIZED
-        before = self._begin(first, offset, size, wide) if large else 0
-        rows = first if wide == 1 else first[:, None] + np.arange(wide)
-        taken = found.reshape(count, size).take(rows, axis=0).reshape(len(first), wide * size)
-        if large and _waits() > before:
-            self._announce = _ANNOUNCED
-        return taken
-
-    def close(self) -> None:
-        """Release the mapping; it is unmapped with the last array of its rows."""
-        self._bytes, self._refused = None, True
-
-    def _open(self) -> Array | None:
-        try:
-            if file_system(f"/proc/self/fd/{self._descriptor}") in _LOCAL:
-                mapped = mmap.mmap(self._descriptor, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
-                mapped.madvise(mmap.MADV_RANDOM)
-                return np.frombuffer(mapped, np.uint8)
-        except (OSError, ValueError):  # no address space left, or not allowed
-            pass
-        self._refused = True
-        return None
-
-    def _begin(self, first: Array, offset: int, size: int, wide: int) -> int:
-        """Return how often this thread has waited for a disk; request readahead of all rows if it waited recently."""
-        if self._announce:
-            self._announce -= 1
-            for at in first.tolist():
-                os.posix_fadvise(self._descriptor, offset + at * size, wide * size, os.POSIX_FADV_WILLNEED)
-        return _waits()
-
-
-def _waits() -> int:
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
-
+__all__ = ["FlatRows", "JoinedRows", "LibraryRows", "Rows", "gather", "open_rows", "read_ranges"]
 
 _GAP = 4096  # bytes; reading an unneeded page is cheaper than another call
-_GROUP = 1 << 20  # bytes of one read
-_MANY = 128  # rows; for fewer, NumPy's calls cost more than they save
-_MAPPED_MANY = 4  # the same for mapped rows
-_MAPPED_MOST = 64 << 10  # bytes per row; for larger rows the copy dominates
-_MAPPED_SPAN = 256  # mean bytes per span; indexing needs one index per byte
+_GROUP = 1 << 20  # bytes; neighbouring ranges are read together up to about this size
+_KEPT = 1 << 20  # bytes; a smaller dataset is read once and stays in memory
+_WORTH_ADVICE = 1 << 18  # bytes of one call
 
 
 class Rows(Protocol):
@@ -132,180 +38,172 @@ class Rows(Protocol):
     def size(self) -> int: ...
 
     def read(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Return the bytes of ascending row ranges ``[start, stop)``; fewer bytes if the file ends early."""
+        """Return the bytes of ascending row ranges ``[start, stop)``; fewer bytes where they are unreadable."""
         ...
 
 
-class FlatRows:
-    """Rows that are contiguous in the file, read with ``pread`` or copied from `mapped` if possible."""
+class JoinedRows(ABC):
+    """Rows of which neighbouring ranges are read together. Thread-safe."""
 
-    def __init__(
-        self,
-        descriptor: int,
-        offset: int,
-        size: int,
-        count: int,
-        mapped: FileMap | None = None,
-    ) -> None:
-        self.descriptor: int = descriptor
-        self._offset = offset
-        self.mapped: FileMap | None = mapped
-        self.size: int = size
-        self.count: int = count
+    def __init__(self, size: int, count: int) -> None:
+        self.size, self.count = size, count
+        self._kept: bytes | None = None
+        self._may_keep = size * count <= _KEPT
+
+    @abstractmethod
+    def _load(self, starts: Array, stops: Array) -> list[bytes]:
+        """Read each range by itself; fewer bytes where they are unreadable."""
 
     def read(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
         # docstring inherited
-        size, offset, descriptor = self.size, self._offset, self.descriptor
-        out: list[bytes] = []
-        for group in _groups(spans, size):
-            first = group[0][0]
-            data = _pread(descriptor, (group[-1][1] - first) * size, offset + first * size)
-            if len(group) == 1:
-                out.append(data)
+        bounds = np.array(spans, np.int64).reshape(-1, 2)
+        return self.read_ranges(bounds[:, 0], bounds[:, 1])
+
+    def read_ranges(self, starts: Array, stops: Array) -> list[bytes]:
+        """Return the bytes of row ranges in any order; fewer bytes where they are unreadable."""
+        data, size = self.kept(), self.size
+        if data is not None:
+            bounds = zip((starts * size).tolist(), (stops * size).tolist(), strict=True)
+            return [data[begin:end] for begin, end in bounds]
+        if (starts[1:] >= starts[:-1]).all():
+            return self._read_ascending(starts, stops)
+        order = np.argsort(starts, kind="stable")
+        found = self._read_ascending(starts[order], stops[order])
+        return [found[at] for at in np.argsort(order).tolist()]
+
+    def kept(self) -> bytes | None:
+        """Return all rows if the dataset is small and readable."""
+        if self._kept is None and self._may_keep:
+            (data,) = self._load(np.array([0]), np.array([self.count]))
+            if len(data) == self.size * self.count:
+                self._kept = data
             else:
-                out.extend(data[(start - first) * size : (stop - first) * size] for start, stop in group)
+                self._may_keep = False
+        return self._kept
+
+    def _read_ascending(self, starts: Array, stops: Array) -> list[bytes]:
+        size = max(self.size, 1)
+        near = starts[1:] - stops[:-1] <= _GAP // size
+        near &= starts[1:] * size // _GROUP == starts[:-1] * size // _GROUP
+        if not near.any():
+            return self._load(starts, stops)
+        heads = np.flatnonzero(np.concatenate(([True], ~near)))
+        begins, ends = starts[heads], np.maximum.reduceat(stops, heads)
+        counts = np.diff(heads, append=len(starts))
+        places = np.repeat(begins, counts)
+        bounds = zip(((starts - places) * self.size).tolist(), ((stops - places) * self.size).tolist(), strict=True)
+        needed = ((ends - begins) * self.size).tolist()
+        out: list[bytes] = []
+        for data, due, count in zip(self._load(begins, ends), needed, counts.tolist(), strict=True):
+            out.extend(data[begin:end] for begin, end in itertools.islice(bounds, count))
+            if len(data) < due:  # read each range by itself: the others may be readable
+                first = len(out) - count
+                out[first:] = self._load(starts[first : len(out)], stops[first : len(out)])
         return out
 
-    def apart(self, starts: Array, stops: Array) -> list[bytes] | None:
-        """Read each range with its own call; None if ranges are close together or the file ends early."""
-        if (starts[1:] - stops[:-1] <= _GAP // max(self.size, 1)).any():
-            return None
-        sizes = ((stops - starts) * self.size).tolist()
+
+class FlatRows(JoinedRows):
+    """Rows that are contiguous in a file.
+
+    Parameters
+    ----------
+    descriptor : int
+        Of the file; the caller closes it.
+    offset : int
+        Of the first row in the file.
+    size, count : int
+    """
+
+    def __init__(self, descriptor: int, offset: int, size: int, count: int) -> None:
+        super().__init__(size, count)
+        self._descriptor, self._offset = descriptor, offset
+        self._waits = False
+
+    def _load(self, starts: Array, stops: Array) -> list[bytes]:
         offsets = (starts * self.size + self._offset).tolist()
-        out = list(map(os.pread, itertools.repeat(self.descriptor), sizes, offsets))
-        return out if list(map(len, out)) == sizes else None
+        sizes = ((stops - starts) * self.size).tolist()
+        is_large = sum(sizes) >= _WORTH_ADVICE
+        blocks = _blocks_read() if is_large else 0
+        if is_large and self._waits:
+            # The last call waited for the disk. It reads all ranges at once if it knows them beforehand.
+            for offset, size in zip(offsets, sizes, strict=True):
+                os.posix_fadvise(self._descriptor, offset, size, os.POSIX_FADV_WILLNEED)
+        try:
+            found = list(map(os.pread, itertools.repeat(self._descriptor), sizes, offsets))
+        except OSError:
+            found = []
+        if list(map(len, found)) != sizes:
+            found = list(map(self._pread, sizes, offsets))
+        if is_large:
+            self._waits = _blocks_read() > blocks
+        return found
 
-    def take(self, first: Array, wide: int = 1) -> Array | None:
-        """Return `wide` rows starting at each of the rows `first`, in any order; None if the mapping does not help."""
-        if self.mapped is None or len(first) < _MAPPED_MANY or not 0 < wide * self.size <= _MAPPED_MOST:
-            return None
-        return self.mapped.take(first, self._offset, self.size, self.count, wide)
-
-    def cut(self, starts: Array, stops: Array) -> list[bytes] | None:
-        """Return the bytes of short row ranges; None if the mapping does not help."""
-        lengths = (stops - starts) * self.size
-        ends = np.cumsum(lengths)
-        if self.mapped is None or len(starts) < _MAPPED_MANY or ends[-1] > len(starts) * _MAPPED_SPAN:
-            return None
-        found = self.mapped.bytes(self._offset, self.size * self.count)
-        if found is None:
-            return None
-        places = np.arange(ends[-1]) + np.repeat(starts * self.size - (ends - lengths), lengths)
-        data = found.take(places).tobytes()
-        return [data[begin:end] for begin, end in itertools.pairwise([0, *ends.tolist()])]
-
-    def gather(self, first: Array, wide: int) -> tuple[Array, Array]:
-        """Return the result of the function `gather`, reading neighbouring rows together."""
-        starts, length = first * self.size, wide * self.size
-        out, whole = np.zeros((len(first), length), np.uint8), np.ones(len(first), bool)
-        # Group as `_groups` does: one read serves neighbouring rows, up to `_GROUP` bytes.
-        apart = (np.diff(starts) > _GAP + length) | (np.diff((starts - starts[0]) // _GROUP) > 0)
-        bounds = [0, *(np.flatnonzero(apart) + 1).tolist(), len(first)]
-        for low, high in itertools.pairwise(bounds):
-            begin, places = int(starts[low]), starts[low:high] - starts[low]
-            needed = int(places[-1]) + length
-            data = _pread(self.descriptor, needed, self._offset + begin)
-            if len(data) < needed:
-                whole[low:high] = places + length <= len(data)
-                data = data.ljust(needed, b"\0")
-            out[low:high] = sliding_window_view(np.frombuffer(data, np.uint8), length)[places]
-        out[~whole] = 0
-        return out, whole
+    def _pread(self, size: int, offset: int) -> bytes:
+        parts: list[bytes] = []  # Linux reads at most 2 GiB at once
+        try:
+            while size and (data := os.pread(self._descriptor, size, offset)):
+                parts.append(data)
+                size, offset = size - len(data), offset + len(data)
+        except OSError:  # a bad sector
+            pass
+        return b"".join(parts)
 
 
-class LibraryRows:
+def _blocks_read() -> int:
+    """Return how many blocks this thread has read from disks."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_inblock
+
+
+class LibraryRows(JoinedRows):
     """Rows that only libhdf5 can read: chunked, compressed or otherwise filtered."""
 
     def __init__(self, dataset: h5py.Dataset, size: int, count: int) -> None:
+        super().__init__(size, count)
         self._dataset = dataset
-        self.size, self.count = size, count
 
-    def read(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
-        # docstring inherited
-        out: list[bytes] = []
-        for group in _groups(spans, self.size):
-            try:
-                first = group[0][0]
-                data = np.ascontiguousarray(self._dataset[first : group[-1][1]])
-                out.extend(data[start - first : stop - first].tobytes() for start, stop in group)
-            except OSError:  # a damaged chunk: rows in other chunks are still good
-                out.extend(b"" if len(group) == 1 else self.read([span])[0] for span in group)
-        return out
+    def _load(self, starts: Array, stops: Array) -> list[bytes]:
+        return list(map(self._load_one, starts.tolist(), stops.tolist()))
+
+    def _load_one(self, start: int, stop: int) -> bytes:
+        try:
+            return np.ascontiguousarray(self._dataset[start:stop]).tobytes()
+        except OSError:  # a damaged chunk
+            return b""
+
+
+def read_ranges(rows: Rows, starts: Array, stops: Array) -> list[bytes]:
+    """Return the bytes of row ranges in any order; fewer bytes where they are unreadable."""
+    if isinstance(rows, JoinedRows):
+        return rows.read_ranges(starts, stops)
+    order = np.lexsort((stops, starts))
+    found = rows.read(list(zip(starts[order].tolist(), stops[order].tolist(), strict=True)))
+    return [found[at] for at in np.argsort(order).tolist()]
 
 
 def gather(rows: Rows, first: Array, wide: int = 1) -> tuple[Array, Array]:
-    """Read `wide` rows starting at each of the ascending rows `first`.
+    """Read `wide` rows starting at each of the rows `first`, in any order.
 
     Returns
     -------
     Array, Array
-        The bytes, shape (n, wide * size), uint8, zero where unreadable; and which are complete, shape (n,), bool.
+        The bytes, shape (n, wide * size), uint8, writable, zero where unreadable; and which are complete, shape (n,), bool.
     """
-    if isinstance(rows, FlatRows):
-        taken = rows.take(first, wide)
-        if taken is not None:
-            return taken, np.ones(len(first), bool)
-        if 0 < rows.size <= _GAP and len(first) >= _MANY:
-            return rows.gather(first, wide)
-    found, length = rows.read([(at, at + wide) for at in first.tolist()]), wide * rows.size
+    length = wide * rows.size
+    kept = rows.kept() if isinstance(rows, JoinedRows) else None
+    if kept is not None:
+        table = np.frombuffer(kept, np.uint8).reshape(rows.count, rows.size)
+        numbers = first if wide == 1 else first[:, None] + np.arange(wide)
+        return table.take(numbers, axis=0).reshape(len(first), length), np.ones(len(first), bool)
+    found = read_ranges(rows, first, first + wide)
     whole = np.array([len(data) == length for data in found], bool)
-    data = b"".join(data if good else bytes(length) for data, good in zip(found, whole.tolist(), strict=True))
-    return np.frombuffer(data, np.uint8).reshape(len(found), length), whole
-
-
-def gather_any(rows: Rows, positions: Array) -> Array | None:
-    """Return the rows at `positions`, in any order, shape (n, size), writable; None if one is incomplete."""
-    taken = rows.take(positions) if isinstance(rows, FlatRows) else None
-    if taken is not None:
-        return taken
-    unique, inverse = np.unique(positions, return_inverse=True)
-    found, whole = gather(rows, unique)
-    return found[inverse] if whole.all() else None
-
-
-def read_spans(rows: Rows, starts: Array, stops: Array) -> list[bytes]:
-    """Return the bytes of ascending row ranges, as `Rows.read` does."""
-    found = (rows.cut(starts, stops) or rows.apart(starts, stops)) if isinstance(rows, FlatRows) else None
-    return rows.read(list(zip(starts.tolist(), stops.tolist(), strict=True))) if found is None else found
-
-
-def _pread(descriptor: int, size: int, offset: int) -> bytes:
-    data = os.pread(descriptor, size, offset)
-    if len(data) == size:
-        return data
-    parts = [data]  # Linux reads at most 2 GiB at once
-    while parts[-1]:
-        size, offset = size - len(parts[-1]), offset + len(parts[-1])
-        parts.append(os.pread(descriptor, size, offset))
-    return b"".join(parts)
-
-
-def _groups(spans: Sequence[tuple[int, int]], size: int) -> list[list[tuple[int, int]]]:
-    """Join neighbouring spans into groups that need one read each."""
-    gap, most = _GAP // max(size, 1), _GROUP // max(size, 1)
-    groups: list[list[tuple[int, int]]] = []
-    group: list[tuple[int, int]] = []
-    first = last = 0
-    for span in spans:
-        start, stop = span
-        if group and start - last <= gap and stop - first <= most:
-            group.append(span)
-        else:
-            group, first = [span], start
-            groups.append(group)
-        last = stop
-    return groups
+    if not whole.all():
+        found = [data if len(data) == length else bytes(length) for data in found]
+    return np.frombuffer(bytearray().join(found), np.uint8).reshape(len(found), length), whole
 
 
 def open_rows(
-    file: h5py.File,
-    name: str,
-    dtype: np.dtype[Any],
-    shape: tuple[int | None, ...],
-    descriptor: int,
-    mapped: FileMap,
-    url: str,
-) -> Rows:
+    file: h5py.File, name: str, dtype: np.dtype[Any], shape: tuple[int | None, ...], descriptor: int, url: str
+) -> JoinedRows:
     """Return the rows of dataset `name`; raises FormatError unless it has this dtype and shape (None: any length)."""
     dataset = _local_dataset(file, name, url)
     fits = len(dataset.shape) == len(shape) and all(w in (None, g) for w, g in zip(shape, dataset.shape, strict=True))
@@ -313,9 +211,9 @@ def open_rows(
         raise FormatError(f"{url}: dataset {name} is {dataset.dtype} {dataset.shape}, expected {dtype} {shape}")
     count = int(dataset.shape[0])
     size = int(np.prod(dataset.shape[1:], dtype=np.int64)) * dtype.itemsize
-    offset = dataset.id.get_offset()
     if dataset.nbytes == 0:
         return FlatRows(descriptor, 0, size, count)
+    offset = dataset.id.get_offset()
     if dataset.chunks is not None or offset is None:
         return LibraryRows(dataset, size, count)
     available = os.fstat(descriptor).st_size
@@ -323,7 +221,7 @@ def open_rows(
         raise FormatError(
             f"{url} is cut short: dataset {name} ends at byte {offset + count * size}, the file has {available}; copy it again"
         )
-    return FlatRows(descriptor, offset, size, count, mapped)
+    return FlatRows(descriptor, offset, size, count)
 
 
 def _local_dataset(file: h5py.File, name: str, url: str) -> h5py.Dataset:

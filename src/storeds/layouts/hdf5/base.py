@@ -13,7 +13,6 @@ import xxhash
 from storeds._utils.locations import StoreURL, file_path, file_system, file_system_advice
 from storeds.backends.base import FileOpener, HandleBackend, bounded, check_most_is_read, parse_options
 from storeds.backends.handles import HandlePool, OpenStore
-from storeds.backends.hdf5.rows import FileMap
 from storeds.errors import FormatError, RecordError, StoredsError
 from storeds.layouts.hdf5.files import ForeignOptions, Hdf5Files, Unread
 from storeds.layouts.hdf5.values import Values
@@ -48,13 +47,12 @@ class Contents:
 
 @dataclass(frozen=True)
 class Hdf5Handle:
-    """The open files of a store, their memory maps by descriptor, and the fields."""
+    """The open files of a store, and the fields."""
 
     files: Hdf5Files
     meta: Meta
     columns: Mapping[str, Values]
     identity: list[JSON]
-    maps: Mapping[int, FileMap]
     where: JSON
 
 
@@ -78,10 +76,7 @@ class ForeignOpener(FileOpener[ForeignOptions]):
         try:
             files.file(self.path)
             found = self.layout._find(files)
-            maps: dict[int, FileMap] = {}
-            for values in found.columns.values():
-                values.map_files(maps)
-            handle = Hdf5Handle(files, self._meta(files, found), found.columns, files.identity(), maps, found.where)
+            handle = Hdf5Handle(files, self._meta(files, found), found.columns, files.identity(), found.where)
         except StoredsError:
             files.close()
             raise
@@ -118,8 +113,6 @@ class ForeignOpener(FileOpener[ForeignOptions]):
         return Meta(id_, build, Count(found.count), self.layout.layout, fields, found.attrs)
 
     def close(self, handle: Hdf5Handle, /) -> None:
-        for mapped in handle.maps.values():
-            mapped.close()
         handle.files.close()
 
     def abandon_after_fork(self, handle: Hdf5Handle, /) -> None:
@@ -295,6 +288,6 @@ def _may_be_foreign(files: Hdf5Files) -> bool:
     """Whether HDF5 opens the file and it is not a native store. Opening it as one reports what is wrong otherwise."""
     try:
         root = files.file(files.path).attrs
-        return not ("layout" in root and "fields" in root)
+        return not ("layout" in root and "meta" in root)
     except (StoredsError, OSError, RuntimeError, ValueError, KeyError, TypeError):
         return False

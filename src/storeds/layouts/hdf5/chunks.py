@@ -201,7 +201,7 @@ class Chunks:
     def flat_rows(self, chunk: int) -> FlatRows | None:
         """Return the rows of a chunk without filters, numbered from 0."""
         address = self._address(chunk) if self.is_unfiltered else None
-        return address and FlatRows(self._descriptor, address[0], self._size, self.per_chunk, None)
+        return address and FlatRows(self._descriptor, address[0], self._size, self.per_chunk)
 
     def load(self, start: int, stop: int) -> bytes | memoryview | None:
         """Return the bytes of rows of one chunk; raises ValueError if they are damaged."""

@@ -21,7 +21,7 @@ from pydantic import field_validator
 
 from storeds.backends.base import BackendOptions
 from storeds.backends.handles import OpenStore
-from storeds.backends.hdf5.backend import check_hdf5_file, open_hdf5_file
+from storeds.backends.hdf5.stamp import check_hdf5_file, open_hdf5_file
 from storeds.errors import ConfigError, FormatError, StoredsError, UnavailableError, suggest
 from storeds.protocols import JSON, Field, Kind
 

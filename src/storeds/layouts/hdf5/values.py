@@ -16,7 +16,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from storeds.backends.hdf5.rows import FileMap, FlatRows, Rows, gather_any
+from storeds.backends.hdf5.rows import FlatRows, Rows, gather
 from storeds.errors import FormatError
 from storeds.layouts.embedded import evenly, is_image
 from storeds.layouts.hdf5.chunks import ChunkedRows, Chunks, WholeDataset
@@ -192,10 +192,6 @@ class Values(ABC):
         found: Array = _native(column_of(self.field, values)[inverse])
         return found
 
-    def map_files(self, maps: dict[int, FileMap]) -> None:
-        """Read through memory maps where they help; `maps` holds them by file descriptor."""
-        return
-
 
 class Computed(Values):
     """Values that a function returns.
@@ -241,8 +237,8 @@ class Fixed(Values):
 
     def stacked(self, positions: Array) -> Array | None:
         # docstring inherited
-        raw = gather_any(self._rows, positions)
-        if raw is None:
+        raw, whole = gather(self._rows, positions)
+        if not whole.all():
             return None
         if self._as_stored:
             stored: Array = raw.reshape(-1).view(self._dtype).reshape(len(raw), *self._shape)
@@ -251,12 +247,6 @@ class Fixed(Values):
             return _native(self._typed(raw.reshape(-1), len(positions)))
         except ValueError:
             return None
-
-    def map_files(self, maps: dict[int, FileMap]) -> None:
-        # docstring inherited
-        if isinstance(self._rows, FlatRows):
-            descriptor = self._rows.descriptor
-            self._rows.mapped = maps.setdefault(descriptor, FileMap(descriptor))
 
     def _typed(self, data: Array, count: int) -> Array:
         """Return the values in these bytes, in the same memory if possible."""
@@ -500,7 +490,7 @@ def _flat_rows(files: Hdf5Files, dataset: h5py.Dataset, path: str, offset: int, 
             f"{files.url} is cut short: dataset {dataset.name} ends at byte {offset + size * count} of {path}, which has "
             f"{available}; copy it again"
         )
-    return FlatRows(descriptor, offset, size, count, None)
+    return FlatRows(descriptor, offset, size, count)
 
 
 def _external_rows(files: Hdf5Files, dataset: h5py.Dataset, size: int, count: int, *, flat: bool) -> FlatRows:
