@@ -12,7 +12,7 @@ import pytest
 from mongomock.store import ServerStore
 
 from storeds.backends import Staging
-from storeds.backends.mongodb import MongodbWriter
+from storeds.backends.mongodb import MongodbSink
 from storeds.errors import StoredsError, UnavailableError
 from storeds.testing import FIELDS, BackendTests, MakeUrl, assert_same, kept, make_records, reference_id
 
@@ -52,7 +52,7 @@ class TestMongodb(BackendTests):
 
     def test_a_failed_publish_is_resumed(self, make_url: MakeUrl, monkeypatch: pytest.MonkeyPatch) -> None:
         error = UnavailableError("the server went away")
-        check_failed_publish(self, make_url(), monkeypatch, MongodbWriter, "_rename", error)
+        check_failed_publish(self, make_url(), monkeypatch, MongodbSink, "_rename", error)
 
 
 def check_failed_publish(
@@ -61,7 +61,7 @@ def check_failed_publish(
     """Let the last step of publishing fail: the writer can be resumed, and nothing is lost."""
     records = make_records(10)
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise error
 
     writer = kit.writer(url, FIELDS, commit_every=3)

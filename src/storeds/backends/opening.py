@@ -38,6 +38,7 @@ from storeds.errors import (
     UnavailableError,
     suggest,
 )
+from storeds.records.fields import parse_fields, with_verdicts
 from storeds.registry import BACKENDS, LAYOUTS
 
 if TYPE_CHECKING:
@@ -268,12 +269,25 @@ def open_writer(
     if index:
         if scheme in FILE_ENGINES:
             raise ConfigError(f"{parsed}: index= is for MongoDB; a file has no indexes, and where= reads its columns")
-        options["index"] = index
+        options["index"] = _check_index(index, fields, parsed)
     built_in = getattr(target, "shares_open_store", False)
     sink: Sink = make_sink(parsed if built_in else parsed.text, **options)
     return StoreWriter(
         sink, fields, overwrite=overwrite, resume=resume, commit_every=commit_every, check=check, plan=plan
     )
+
+
+def _check_index(index: Sequence[str], fields: Mapping[str, Any], url: StoreURL) -> tuple[str, ...]:
+    names = (index,) if isinstance(index, str) else tuple(index)
+    declared = with_verdicts(parse_fields(fields))
+    for name in names:
+        if name not in declared:
+            raise ConfigError(f"{url}: index: there is no field {name!r}; {suggest(name, declared, 'fields')}")
+        if declared[name].is_blob:
+            raise ConfigError(
+                f"{url}: index: field {name!r} is of kind {declared[name].kind}, which cannot be indexed by value"
+            )
+    return names
 
 
 def scheme_of(url: str | os.PathLike[str] | StoreURL, *, writing: bool) -> str:

@@ -1,6 +1,6 @@
 """The MongoDB engine: a native store is one collection, with a document for each record.
 
-Start with ``backend.py``, which reads, then ``documents.py`` and ``writer.py``. ``client.py`` connects, ``retry.py`` repeats.
+Start with ``backend.py``, which reads, then ``documents.py`` and ``sink.py``. ``client.py`` connects, ``retry.py`` repeats.
 """
 
 from __future__ import annotations
@@ -12,23 +12,17 @@ from storeds.registry import export_lazily
 if TYPE_CHECKING:
     from storeds.backends.mongodb.backend import MongodbBackend
     from storeds.backends.mongodb.client import ClientFactory, ClientOpener, Location, parse_location, pymongo_errors
-    from storeds.backends.mongodb.handle import MongodbHandle, MongodbOpener, guarded_find, is_other_collection
-    from storeds.backends.mongodb.retry import shared_deadline, with_retries
-    from storeds.backends.mongodb.writer import MongodbWriter
+    from storeds.backends.mongodb.retry import with_retries
+    from storeds.backends.mongodb.sink import MongodbSink
 
 __all__ = [
     "ClientFactory",
     "ClientOpener",
     "Location",
     "MongodbBackend",
-    "MongodbHandle",
-    "MongodbOpener",
-    "MongodbWriter",
-    "guarded_find",
-    "is_other_collection",
+    "MongodbSink",
     "parse_location",
     "pymongo_errors",
-    "shared_deadline",
     "with_retries",
 ]
 
@@ -37,8 +31,7 @@ __getattr__ = export_lazily(
     {
         "backend": ("MongodbBackend",),
         "client": ("ClientFactory", "ClientOpener", "Location", "parse_location", "pymongo_errors"),
-        "handle": ("MongodbHandle", "MongodbOpener", "guarded_find", "is_other_collection"),
-        "retry": ("shared_deadline", "with_retries"),
-        "writer": ("MongodbWriter",),
+        "retry": ("with_retries",),
+        "sink": ("MongodbSink",),
     },
 )

@@ -1,81 +1,52 @@
-"""The MongoDB engine: a native store is a collection with one document per record, and ``<collection>.meta``."""
+"""The MongoDB engine: a native store is a collection with a document for each record, and one for the meta."""
 
 from __future__ import annotations
 
-import contextvars
-import functools
-import itertools
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar, Self, TypeVar
+
+import numpy as np
 
 from storeds._utils.locations import StoreURL
+from storeds._utils.text import some
 from storeds.backends.base import BackendOptions, HandleBackend, parse_options
 from storeds.backends.handles import HandlePool, OpenStore
-from storeds.backends.mongodb.client import ClientFactory, parse_location
-from storeds.backends.mongodb.collections import stale_parts, values_collection
-from storeds.backends.mongodb.documents import DocumentSeals, from_document
-from storeds.backends.mongodb.handle import MongodbHandle, MongodbOpener
-from storeds.backends.mongodb.lease import live_writer
-from storeds.backends.mongodb.retry import shared_deadline, with_retries
-from storeds.backends.mongodb.writer import count_documents
-from storeds.errors import FormatError, RecordError
+from storeds.backends.mongodb.client import CLIENTS, ClientFactory, ClientOpener, leased_database, parse_location
+from storeds.backends.mongodb.documents import (
+    BUILD,
+    MEAN_BYTES,
+    META,
+    META_TEXT,
+    RECORDS,
+    WRITER,
+    pack,
+    packed_map,
+    part_ids,
+    partials_of,
+    resolve,
+    seal_of,
+)
+from storeds.backends.mongodb.retry import on_database
+from storeds.backends.mongodb.sink import MongodbSink
+from storeds.errors import FormatError, RecordError, StoredsError, StoreNotFoundError, UnavailableError
 from storeds.protocols import JSON, Array, Field, Meta, Record
-from storeds.records.codec import SEAL, checksum
-from storeds.records.columns import column_from_records, column_of
+from storeds.records.codec import checksum
+from storeds.records.columns import column_from_records, column_of, text_offsets
+from storeds.records.fields import WRITTEN_BY, meta_from_text
+from storeds.records.seals import Seals, check_column
 
-if TYPE_CHECKING:
-    from storeds.protocols import Writer
-
-__all__ = ["MongodbBackend", "pipelined"]
-
-
-P = TypeVar("P")
-R = TypeVar("R")
-
-_THREADS = 4  # shared by all readers of this process; each reads one part here and one in its own thread
-
-
-def pipelined(function: Callable[[P], R], parts: Iterable[P]) -> Iterator[R]:
-    """Yield ``function(part)`` for each part in order, two at a time; no call is running when it raises."""
-    remaining = iter(parts)
-    while pair := list(islice(remaining, 2)):
-        if len(pair) == 1:
-            yield function(pair[0])
-            return
-        # One deadline for both: the second may wait for a thread, and must not start a new deadline then.
-        with shared_deadline():
-            try:
-                second = _threads(os.getpid()).submit(contextvars.copy_context().run, function, pair[1])
-            except RuntimeError:  # the interpreter is shutting down and accepts no more work
-                both = [function(part) for part in pair]
-            else:
-                try:
-                    first = function(pair[0])
-                except BaseException:
-                    if not second.cancel():
-                        second.exception()  # waits
-                    raise
-                both = [first, second.result()]
-        yield from both
-
-
-@functools.lru_cache(maxsize=1)
-def _threads(process: int) -> ThreadPoolExecutor:
-    # One pool per process: a fork does not copy threads.
-    return ThreadPoolExecutor(_THREADS, "storeds-mongodb")
-
+__all__ = ["MongodbBackend"]
 
 T = TypeVar("T")
 
 _REPLY_BYTES = 16 << 20  # the most that a server puts into one reply
-_WORTH_TWO = 512 << 10  # bytes; a larger batch is read by two queries at once
-_SMALL = 256  # approximate bytes of a document without blobs
+_REPLY_DOCUMENTS = 100_000
+_PAGE = 65_536  # values of a column
+_TYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str, "json": str}
 
 
-class MongodbBackend(HandleBackend[MongodbHandle, MongodbOpener]):
+class MongodbBackend(HandleBackend[Any, ClientOpener]):
     """Reads a native MongoDB store.
 
     Parameters
@@ -100,16 +71,16 @@ class MongodbBackend(HandleBackend[MongodbHandle, MongodbOpener]):
     Notes
     -----
     All backends of a process share one client per URI, created with ``connect=False`` and a pool of two connections.
-    A batch is one ``$in`` query by ``_id``, which also detects that the collection was replaced; a batch above 512 KiB
-    is two concurrent queries or more. A query that fails by a failover, a frozen node or a network fault is repeated;
-    after ``timeoutMS`` (default 30 s) it raises UnavailableError.
+    A batch is one ``$in`` query by ``_id``, or several above 16 MiB. A query that fails by a failover, a frozen node or a
+    network fault is repeated; after ``timeoutMS`` (default 30 s) it raises UnavailableError.
+
+    Whole records are verified by their seals, and columns by their checksums. Single fields that are neither blobs nor
+    arrays are read without the rest of their records, and only their types are verified.
     """
 
     Options: ClassVar[type[BackendOptions]] = BackendOptions
     shares_open_store = True
-    pool: ClassVar[HandlePool[MongodbHandle]] = HandlePool(limit=64, quiesce=False)
-
-    _document_bytes: int | None = None  # read when a batch first needs it
+    pool: ClassVar[HandlePool[Any]] = CLIENTS
 
     def __init__(
         self,
@@ -120,37 +91,51 @@ class MongodbBackend(HandleBackend[MongodbHandle, MongodbOpener]):
         **options: Any,
     ) -> None:
         parse_options(BackendOptions, {}, options, url)
-        super().__init__(MongodbOpener(parse_location(url), client_factory))
+        super().__init__(ClientOpener(parse_location(url), client_factory))
 
-    def _is_stale(self, handle: MongodbHandle) -> bool:
-        with handle.database() as database:
-            return not handle.is_current(database)
-
-    def _probe(self, handle: MongodbHandle) -> Meta:
-        meta, url = handle.meta, handle.location.url
-        with handle.database() as database:
-            count = count_documents(database[handle.location.collection], meta.count)
+    def _probe(self, client: Any) -> Meta:
+        location = self._opener.location
+        with leased_database(self._ref, location) as database:
+            found = database[location.collection].find_one({"_id": META})
+            text = (found or {}).get(META_TEXT)
+            if found is None or not isinstance(text, str):
+                raise _no_store(database, location.collection, location.url)
+            meta, body = meta_from_text(text, location.url)
+            count = database[location.collection].count_documents(RECORDS)
         if count != meta.count:
-            raise FormatError(f"{url}: {count} documents are there, its meta says {meta.count}; write the store again")
+            raise FormatError(
+                f"{location.url}: {count} documents are there, its meta says {meta.count}; write the store again"
+            )
+        self._seals = Seals.of(body.get("salt"), meta.count, location.url)
+        self._mean_bytes = int(found[MEAN_BYTES])
         return meta
 
-    @staticmethod
-    def open_writer(url: str | StoreURL, fields: Mapping[str, Any], **options: Any) -> Writer:
-        """Return a `Writer` of a native store; see `storeds.open_writer`."""
-        from storeds.backends.mongodb.writer import MongodbWriter
+    def _recipe(self) -> tuple[Any, ...]:
+        return *super()._recipe(), self._seals.salt, self._mean_bytes
 
-        return MongodbWriter(url, fields, **options)
+    @classmethod
+    def _restore(cls, *recipe: Any) -> Self:
+        *of_base, salt, mean_bytes = recipe
+        backend = super()._restore(*of_base)
+        backend._seals, backend._mean_bytes = Seals(salt, backend.meta.count), mean_bytes
+        return backend
+
+    @staticmethod
+    def sink(
+        url: str | StoreURL, *, index: Sequence[str] = (), client_factory: ClientFactory | None = None, **options: Any
+    ) -> MongodbSink:
+        """Return the sink of a native store; `index` names fields to index, for your own queries."""
+        parse_options(BackendOptions, {}, options, url)
+        return MongodbSink(parse_location(url), index, client_factory)
 
     def stored_bytes(self) -> int:
         # docstring inherited
-        with self._lease() as handle, handle.database() as database:
-            name = handle.location.collection
-            parts = (name, f"{values_collection(name)}.files", f"{values_collection(name)}.chunks")
-            return sum(int(database.command("collStats", part).get("size", 0)) for part in parts)
+        name = self._opener.location.collection
+        return self._on_database(lambda database: int(database.command("collStats", name)["size"]))
 
     def handle_settings(self) -> dict[str, JSON]:
         # docstring inherited
-        with self._lease() as handle, handle.ref.lease() as client:
+        with self._ref.lease() as client:
             options, nodes = client.options, len(client.nodes)
             pool = options.pool_options.max_pool_size
             return {
@@ -161,113 +146,155 @@ class MongodbBackend(HandleBackend[MongodbHandle, MongodbOpener]):
                 "deadline_s": self._opener.location.deadline,
                 "server_selection_timeout_s": options.server_selection_timeout,
                 "read_preference": options.read_preference.name,
-                "checks_uuid": handle.checks_uuid,
             }
-
-    def advice(self) -> list[str]:
-        # docstring inherited
-        with self._lease() as handle:
-            if handle.checks_uuid:
-                return []
-        return [
-            "the server cannot compare collection UUIDs (older than MongoDB 6.0?): every batch costs two more round trips"
-        ]
 
     def leftovers(self) -> str | None:
         # docstring inherited
-        with self._lease() as handle, handle.database() as database:
-            name = handle.location.collection
-            return None if live_writer(database, name) else ", ".join(stale_parts(database, name)) or None
+        return self._on_database(lambda database: _leftovers(database, self._opener.location.collection))
 
-    def writer(self) -> str | None:
-        # docstring inherited
-        with self._lease() as handle, handle.database() as database:
-            writing = live_writer(database, handle.location.collection)
-            return str(writing) if writing else None
+    def _on_database(self, operation: Callable[[Any], T]) -> T:
+        """Call `operation` with the database and return its result, repeated after transient failures."""
+        return on_database(self._ref, self._opener.location, operation)
 
-    def _with_retries(self, operation: Callable[[MongodbHandle], T]) -> T:
-        """Return the result of `operation`, repeated with a new lease after transient failures."""
+    def _find(
+        self, database: Any, query: Any, fields: Iterable[str] | None = None, *, with_build: bool = False
+    ) -> dict[Any, dict[str, Any]]:
+        """Return ``_id`` → document for a query about ``_id``, by default with all fields.
 
-        def attempt() -> T:
-            with self._lease() as handle:
-                return operation(handle)
+        Parameters
+        ----------
+        with_build : bool
+            Read the build by the same query, so that it is that of the collection that the documents are from.
 
-        return with_retries(self._opener.location, attempt, self._knows_server)
+        Raises
+        ------
+        UnavailableError
+            The store was replaced.
+        """
+        projection = None if fields is None else dict.fromkeys((*fields, BUILD), True)
+        query = {"$or": [{"_id": query}, {"_id": META}]} if with_build else {"_id": query}
+        rows = database[self._opener.location.collection].find(query, projection, batch_size=_REPLY_DOCUMENTS)
+        found = {row["_id"]: row for row in rows}
+        if with_build and found.pop(META, {}).get(BUILD) != self.meta.build:
+            raise self._replaced()
+        return found
 
-    def _knows_server(self) -> bool:
-        with self._ref.lease() as handle:
-            return handle.knows_server()
+    def _replaced(self) -> UnavailableError:
+        return UnavailableError(f"{self.url} was replaced or dropped while in use; open it again")
 
     def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
-        whole = self._codec.needs_whole(fields)
-        wanted = self.meta.fields if whole else {name: self.meta.fields[name] for name in fields}
-        parts = self._parts(positions, blobs=any(field.is_blob for field in wanted.values()))
-        return list(itertools.chain.from_iterable(pipelined(lambda part: self._read_part(part, wanted, whole), parts)))
-
-    def _read_part(
-        self, positions: Sequence[int], wanted: Mapping[str, Field], whole: bool
-    ) -> list[Record | RecordError]:
-        return self._found({"_id": {"$in": positions}}, positions, wanted, whole)
-
-    def _found(
-        self, query: Mapping[str, Any], positions: Sequence[int], wanted: Mapping[str, Field], whole: bool
-    ) -> list[Record | RecordError]:
-        def found(handle: MongodbHandle) -> tuple[dict[int, Any], dict[str, bytes], DocumentSeals]:
-            return *handle.find(query, None if whole else wanted), handle.seals
-
-        documents, large, seals = self._with_retries(found)
-        return [self._record(position, documents.get(position), wanted, large, seals, whole) for position in positions]
-
-    def _parts(self, positions: Sequence[int], *, blobs: bool) -> Iterator[Sequence[int]]:
-        """Divide a batch into queries whose reply fits into one message, so that each has the whole deadline.
-
-        A batch above `_WORTH_TWO` becomes at least two queries, which run concurrently.
-        """
-        size = self._mean_size() if blobs else _SMALL
-        step = max(1, _REPLY_BYTES // max(1, size))
-        if size * len(positions) > _WORTH_TWO:
-            step = min(step, -(-len(positions) // 2))
+        if not self._codec.needs_whole(fields):
+            wanted = {name: self.meta.fields[name] for name in fields}
+            found = self._on_database(
+                lambda database: self._find(database, {"$in": positions}, wanted, with_build=True)
+            )
+            return [self._values(position, found.get(position), wanted) for position in positions]
+        step = max(1, _REPLY_BYTES // max(1, self._mean_bytes))  # so that each query has the whole deadline
+        records: list[Record | RecordError] = []
         for start in range(0, len(positions), step):
-            yield positions[start : start + step]
+            records += self._read_whole(positions[start : start + step])
+        return records
 
-    def _mean_size(self) -> int:
-        # Not functools.cached_property: up to Python 3.11 it has a lock, which a fork may copy locked.
-        if self._document_bytes is None:
-            self._document_bytes = self._with_retries(lambda handle: handle.document_bytes)
-        return self._document_bytes
+    def _read_whole(self, positions: Sequence[int]) -> list[Record | RecordError]:
+        records: list[Record | RecordError] = []
+        for with_build in (False, True):
+            found, parts = self._on_database(partial(self._documents, positions=positions, with_build=with_build))
+            records = [self._record(position, found.get(position), parts) for position in positions]
+            if not any(isinstance(record, RecordError) for record in records):
+                break  # a record is bad only if its store is still the one that was opened
+        return records
 
-    def _record(
-        self,
-        position: int,
-        document: Any,
-        wanted: Mapping[str, Field],
-        large: Mapping[str, bytes],
-        seals: DocumentSeals,
-        whole: bool,
-    ) -> Record | RecordError:
+    def _documents(
+        self, database: Any, positions: Sequence[int], *, with_build: bool
+    ) -> tuple[dict[Any, dict[str, Any]], dict[Any, dict[str, Any]]]:
+        """Return position → document, and the parts of their large values."""
+        found = self._find(database, {"$in": positions}, with_build=with_build)
+        ids = [id for document in found.values() for id in part_ids(document)]
+        return found, self._find(database, {"$in": ids}, with_build=True) if ids else {}
+
+    def _record(self, position: int, document: dict[str, Any] | None, parts: Mapping[str, Any]) -> Record | RecordError:
+        """Return the record of a whole document, or its error."""
         try:
             if document is None:
                 raise ValueError("its document is missing from the collection")
-            record, seal = from_document(document, wanted, large), document.get(SEAL)
-            if whole:
-                seals.check_record(seal, checksum(self._codec.pack(record)), position)
-            else:
-                seals.check_values(seal, record, position)
-            return self._codec.revive_stored(record)
+            resolve(document, parts)
+            record = packed_map(document, self.meta.fields)
+            fault = self._seals.fault(seal_of(document), checksum(pack(record)), position)
+            if fault is not None:
+                raise ValueError(fault)
+            return self._codec.revive(record)
+        except ValueError as error:
+            return self._fault(position, error, document)
+
+    def _values(
+        self, position: int, document: Mapping[str, Any] | None, wanted: Mapping[str, Field]
+    ) -> Record | RecordError:
+        """Return fields that were read without their record, or its error."""
+        try:
+            if document is None:
+                raise ValueError("its document is missing from the collection")
+            record = packed_map(document, wanted)
+            for name, field in wanted.items():
+                if type(record[name]) is not _TYPES[field.kind]:
+                    raise ValueError(f"field {name!r} of its document is not of kind {field.kind}")
+            return self._codec.revive(record)
         except ValueError as error:
             return self._fault(position, error, document)
 
     def _column(self, name: str, field: Field) -> Array:
         if field.is_blob:
             return column_from_records(self, name)
-        # Read pages, so that every query is short and no cursor stays open.
         values: list[Any] = []
-        step = _REPLY_BYTES // _SMALL
-        for start in range(0, self.meta.count, step):
-            stop = min(start + step, self.meta.count)
-            page = {"_id": {"$gte": start, "$lt": stop}}
-            for record in self._found(page, range(start, stop), {name: field}, whole=False):
+        for start in range(0, self.meta.count, _PAGE):  # pages, so that every query is short and no cursor stays open
+            stop = min(start + _PAGE, self.meta.count)
+            page = {"$gte": start, "$lt": stop}
+            found = self._on_database(
+                lambda database, page=page: self._find(database, page, (name,), with_build=True)  # type: ignore[misc]
+            )
+            for position in range(start, stop):
+                record = self._values(position, found.get(position), {name: field})
                 if isinstance(record, RecordError):
                     raise record
                 values.append(record[name])
-        return column_of(field, values)
+        column = column_of(field, values)
+        checksums = self._on_database(self._column_checksums)
+        if field.kind == "str":
+            texts = [text.encode() for text in values]
+            bounds = np.cumsum([0, *map(len, texts)], dtype="<i8")
+            check_column(name, b"".join(texts), checksums.get(name), self.url)
+            check_column(text_offsets(name), bounds, checksums.get(text_offsets(name)), self.url)
+        else:
+            check_column(name, column, checksums.get(name), self.url)
+        return column
+
+    def _column_checksums(self, database: Any) -> Mapping[str, Any]:
+        found = self._find(database, META, (META_TEXT,)).get(META, {})
+        if found.get(BUILD) != self.meta.build:
+            raise self._replaced()
+        checksums: Mapping[str, Any] = meta_from_text(found[META_TEXT], self.url)[1]["columns"]
+        return checksums
+
+
+def _no_store(database: Any, name: str, url: str) -> StoredsError:
+    """Return the error for a collection that has no meta, or does not exist."""
+    names = sorted(database.list_collection_names())
+    left = partials_of(name, names)
+    begun = f"; {left[0]!r} is an interrupted write; continue it with resume=True (--resume)" if left else ""
+    if name in names:
+        return FormatError(f"{url} is a collection, but not a native store; {WRITTEN_BY}{begun}")
+    buckets = {one.removesuffix(".files") for one in names if one.endswith(".files")}
+    if name in buckets:
+        return FormatError(f"{url} is a GridFS bucket, but not a native store; {WRITTEN_BY}{begun}")
+    shown = [f"{one.removesuffix('.files')} (GridFS)" if one.endswith(".files") else one for one in names]
+    listed = [one for one in shown if ".partial." not in one and not one.endswith(".chunks")]
+    found = f"the collections {some(listed, 8)}" if listed else "no collections"
+    return StoreNotFoundError(f"no store at {url}: database {database.name!r} has {found}{begun}")
+
+
+def _leftovers(database: Any, name: str) -> str | None:
+    """Describe, in words, the collections that other writers of a store fill, or left."""
+    entries = []
+    for partial_name in partials_of(name, database.list_collection_names()):
+        writer = (database[partial_name].find_one({"_id": META}, {WRITER: True}) or {}).get(WRITER)
+        entries.append(f"collection {partial_name}{f' (last written by {writer})' if writer else ''}")
+    return ", ".join(entries) or None

@@ -137,7 +137,7 @@ def is_lookup_failure(error: BaseException | None) -> bool:
 
 
 @contextmanager
-def pymongo_errors(location: Location | ClientOpener) -> Iterator[None]:
+def pymongo_errors(location: Location) -> Iterator[None]:
     """Convert PyMongo's exceptions to UnavailableError or ConfigError that name the store without secrets."""
     try:
         yield
@@ -174,30 +174,27 @@ def leased_database(ref: HandleRef[Any], location: Location) -> Iterator[Any]:
 class ClientOpener:
     """Creates one client per process and URI, which connects on its first operation."""
 
-    uri: str = field(repr=False)
-    url: str
+    location: Location
     factory: ClientFactory | None = None
 
+    @property
+    def url(self) -> str:
+        return self.location.url
+
     def key(self) -> tuple[str, ClientFactory | None]:
-        return self.uri, self.factory
+        return self.location.uri, self.factory
 
     def options(self) -> None:
         return None
 
     def open(self) -> Any:
-        try:
-            return self._client()
-        except ConfigurationError:
-            # PyMongo before 4.12 resolves a mongodb+srv:// name here, and a factory may do so too.
-            with pymongo_errors(self):
-                raise
-
-    def _client(self) -> Any:
-        if self.factory is not None:
-            return self.factory(self.uri)
-        given = {name.lower() for name in re.findall(r"[?&]([A-Za-z]+)=", self.uri)}
-        defaults: dict[str, Any] = {name: value for name, value in _DEFAULTS.items() if name.lower() not in given}
-        return pymongo.MongoClient(self.uri, connect=False, **defaults)
+        uri = self.location.uri
+        with pymongo_errors(self.location):  # a mongodb+srv:// name may be resolved here
+            if self.factory is not None:
+                return self.factory(uri)
+            given = {name.lower() for name in re.findall(r"[?&]([A-Za-z]+)=", uri)}
+            defaults: dict[str, Any] = {name: value for name, value in _DEFAULTS.items() if name.lower() not in given}
+            return pymongo.MongoClient(uri, connect=False, **defaults)
 
     def close(self, handle: Any, /) -> None:
         # PyMongo reports ended sessions to the server; do not wait for a server that is gone.

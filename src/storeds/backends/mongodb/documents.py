@@ -1,132 +1,90 @@
-"""Converts records to MongoDB documents and back; documents refer to GridFS for values that are too large."""
+"""Converts packed records to the documents of a store's collection, and back.
+
+A store is one collection, so that one rename publishes all of it. A number as ``_id`` is a record's position. The meta has
+``_id`` `META`, and a value that is too large for a document lies in parts with ``_id`` from `parts_from` on.
+"""
 
 from __future__ import annotations
 
-import datetime
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
-import numpy as np
-import xxhash
-from bson import Binary, Int64
+from bson import Int64
 
-from storeds.backends.writer import EncodedRecord
-from storeds.protocols import Field, Record
-from storeds.records.codec import SEAL, Places
+from storeds.records.seals import SEAL
 
 __all__ = [
-    "DOCUMENT_BYTES",
-    "GUESSED_BYTES",
-    "DocumentSeals",
-    "LargeValue",
-    "from_document",
-    "large_value_files",
-    "references",
-    "to_document",
+    "BUILD",
+    "COUNT",
+    "MEAN_BYTES",
+    "META",
+    "META_TEXT",
+    "NOTE",
+    "RECORDS",
+    "WRITER",
+    "packed_map",
+    "part_ids",
+    "partials_of",
+    "parts_from",
+    "resolve",
+    "seal_of",
+    "sealed_of",
+    "to_documents",
 ]
 
-DOCUMENT_BYTES = 15 << 20  # below MongoDB's 16 MiB, with room for names
-GUESSED_BYTES = 64 << 10  # assumed for a document of unknown size
-CHUNK_BYTES = 255 * 1024  # GridFS's default
-_REFERENCE = "_gridfs"
-_SUM = 8  # bytes
+META = "meta"
+META_TEXT, BUILD, MEAN_BYTES = "_meta", "_build", "_mean_bytes"  # of the document of the meta
+NOTE, COUNT, WRITER = "_note", "_count", "_writer"  # of the same document, while the store is written
+RECORDS = {"_id": {"$gte": 0}}  # a comparison with a number matches numbers only
+_PARTS, _TEXT, _DATA = "_parts", "_text", "_data"
+_LARGE = 15 << 20  # bytes of a document and of a part: below MongoDB's 16 MiB, with room for names
+_SEAL_BYTES = 8
+_UNSIGNED = (1 << 64) - 1
 _encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(dict[str, Any]).decode
 
 
-@dataclass(frozen=True, slots=True)
-class LargeValue:
-    """A value to store in GridFS under `id`."""
-
-    id: str
-    data: bytes
+def partials_of(name: str, collections: Iterable[str]) -> list[str]:
+    """Return those of the collections in which a writer builds, or built, the store `name`."""
+    form = re.compile(rf"{re.escape(name)}\.partial\.[0-9a-f]{{12}}")
+    return sorted(filter(form.fullmatch, collections))
 
 
-def to_document(
-    position: int, sealed: EncodedRecord, fields: Mapping[str, Field], build: str, seals: DocumentSeals
-) -> tuple[dict[str, Any], list[LargeValue]]:
-    """Return the document of a record, and the large values that it refers to."""
-    document: dict[str, Any] = {"_id": Int64(position)}
-    for name, field in fields.items():
-        document[name] = _to_bson(field, sealed.stored[name])
-    document[SEAL] = seals.make(sealed, position)
-    large: list[LargeValue] = []
-    size = sealed.size
-    for name in sorted(fields, key=lambda name: -_weight(document[name])):
-        if size <= DOCUMENT_BYTES:
+def parts_from(position: int) -> dict[str, Any]:
+    """Return the query for the parts of values of the records from `position` on."""
+    return {"_id": {"$gte": f"part/{position:016x}", "$lt": "part0"}}  # 0 follows / in ASCII
+
+
+def _ids(position: int, name: str, count: int) -> list[str]:
+    return [f"part/{position:016x}/{name}/{number}" for number in range(count)]
+
+
+def to_documents(position: int, sealed: bytes) -> Iterator[tuple[dict[str, Any], int]]:
+    """Yield the documents of a packed record with its seal, first those of large values, and about how many bytes each has."""
+    packed = sealed[:-_SEAL_BYTES]
+    document = {"_id": Int64(position), **{name: _to_bson(value) for name, value in _decode(packed).items()}}
+    document[SEAL] = Int64(int.from_bytes(sealed[-_SEAL_BYTES:], "big", signed=True))
+    size = len(packed)
+    for name in sorted(document, key=lambda name: -_weight(document[name])) if size > _LARGE else ():
+        if size <= _LARGE:
             break
         size -= _weight(document[name])
-        document[name], value = _refer(document[name], f"{build}/{position}/{name}")
-        large.append(value)
-    return document, large
+        document[name], data = _refer(document[name])
+        parts = [data[start : start + _LARGE] for start in range(0, len(data), _LARGE)]
+        document[name][_PARTS] = len(parts)
+        for id, part in zip(_ids(position, name, len(parts)), parts, strict=True):
+            yield {"_id": id, _DATA: part}, len(part)
+    yield document, size
 
 
-class DocumentSeals:
-    """Creates and verifies the seals of the documents of one store.
-
-    A document's seal begins with the record's checksum and the record's seal, 8 bytes each. An 8-byte checksum follows
-    for each field that is not a blob, so that fields read without the record are verified. It is only valid for this
-    record of this store.
-
-    Parameters
-    ----------
-    fields : mapping of str to Field
-        In declared order.
-    places : Places
-        The store's positions.
-    """
-
-    def __init__(self, fields: Mapping[str, Field], places: Places) -> None:
-        self._places = places
-        small = [name for name, field in fields.items() if not field.is_blob]
-        self._at = {name: 2 * _SUM + _SUM * number for number, name in enumerate(small)}
-        self._size = 2 * _SUM + _SUM * len(small)
-
-    def make(self, sealed: EncodedRecord, position: int) -> Binary:
-        """Return the seal of a record."""
-        seal = self._places.seal(sealed.digest, position)
-        sums = (self._sum(sealed.stored[name], position) for name in self._at)
-        return Binary(b"".join((sealed.digest, seal, *sums)))
-
-    def _sum(self, value: Any, position: int) -> bytes:
-        return xxhash.xxh3_64_digest(_encode(value), self._places.salt ^ position)
-
-    def digest(self, document: Mapping[str, Any], position: int) -> bytes | None:
-        """Return the checksum of the record at `position`, or None if this document has no seal for that position."""
-        seal = document.get(SEAL)
-        if not isinstance(seal, bytes) or len(seal) != self._size:
-            return None
-        digest = bytes(seal[:_SUM])
-        return digest if self._places.seal(digest, position) == seal[_SUM : 2 * _SUM] else None
-
-    def check_record(self, seal: Any, digest: bytes, position: int) -> None:
-        """Raise ValueError unless `seal` is that of the record at `position` with checksum `digest`."""
-        self._check_size(seal)
-        fault = self._places.fault(int.from_bytes(seal[_SUM : 2 * _SUM], "big"), digest, position)
-        if fault is not None:
-            raise ValueError(fault)
-
-    def check_values(self, seal: Any, stored: Record, position: int) -> None:
-        """Raise ValueError unless `seal` holds the checksums of these small values of the record at `position`."""
-        self._check_size(seal)
-        for name, value in stored.items():
-            at = self._at[name]
-            if seal[at : at + _SUM] != self._sum(value, position):
-                raise ValueError(
-                    f"field {name!r} does not match its checksum: somebody changed it, or the document is of another record"
-                )
-
-    def _check_size(self, seal: Any) -> None:
-        if not isinstance(seal, bytes) or len(seal) != self._size:
-            raise ValueError("its document has no complete seal")
-
-
-def _to_bson(field: Field, value: Any) -> Any:
-    if field.kind == "int":
+def _to_bson(value: Any) -> Any:
+    if type(value) is int:
         return Int64(value)
-    if field.kind == "array":
-        return {"dtype": field.dtype, "shape": [Int64(size) for size in value.shape], "data": value.tobytes()}
+    if type(value) is list:
+        dtype, shape, data = value
+        return {"dtype": dtype, "shape": list(map(Int64, shape)), "data": data}
     return value
 
 
@@ -138,114 +96,73 @@ def _weight(value: Any) -> int:
     return len(value) if isinstance(value, bytes) else 0
 
 
-def _refer(value: Any, id: str) -> tuple[Any, LargeValue]:
+def _refer(value: Any) -> tuple[dict[str, Any], bytes]:
+    """Return what stands in a document for a value whose bytes lie in parts, and these bytes."""
     if isinstance(value, dict):
-        return {**value, "data": {_REFERENCE: id}}, LargeValue(id, value["data"])
-    return {_REFERENCE: id}, LargeValue(id, value.encode() if isinstance(value, str) else value)
+        return {"dtype": value["dtype"], "shape": value["shape"]}, value["data"]
+    return ({_TEXT: True}, value.encode()) if isinstance(value, str) else ({}, value)
 
 
-def large_value_files(value: LargeValue, build: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the GridFS file document and the chunk documents of a large value."""
-    file = {
-        "_id": value.id,
-        "length": Int64(len(value.data)),
-        "chunkSize": CHUNK_BYTES,
-        "uploadDate": datetime.datetime.now(datetime.UTC),
-        "filename": value.id,
-        "metadata": {"build": build},
-    }
-    starts = range(0, len(value.data), CHUNK_BYTES)
-    chunks = [
-        {"_id": f"{value.id}/{n}", "files_id": value.id, "n": n, "data": value.data[at : at + CHUNK_BYTES]}
-        for n, at in enumerate(starts)
-    ]
-    return file, chunks
+def part_ids(document: Mapping[str, Any]) -> list[str]:
+    """Return the ``_id`` of every part of the document's values."""
+    return [id for name, value in _large(document) for id in _ids(document["_id"], name, value[_PARTS])]
 
 
-def references(documents: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the ids of all large values that `documents` refer to."""
-    found = []
-    for document in documents:
-        if dict not in map(type, document.values()):
-            continue
-        for value in document.values():
-            if not isinstance(value, dict):
-                continue
-            inner = value.get("data", value)
-            if isinstance(inner, dict) and _REFERENCE in inner:
-                found.append(inner[_REFERENCE])
-    return found
+def _large(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    if dict in map(type, document.values()):
+        yield from ((name, value) for name, value in document.items() if type(value) is dict and _PARTS in value)
 
 
-def from_document(document: Mapping[str, Any], fields: Mapping[str, Field], large: Mapping[str, bytes]) -> Record:
-    """Return the stored record of a document; raises ValueError with the reason."""
-    record: Record = {}
-    for name, field in fields.items():
+def resolve(document: dict[str, Any], parts: Mapping[str, Mapping[str, Any]]) -> None:
+    """Put the values that lie in parts into the document; raises ValueError with the reason."""
+    for name, value in list(_large(document)):
+        try:
+            data = b"".join(parts[id][_DATA] for id in _ids(document["_id"], name, value[_PARTS]))
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"a part of its field {name!r} is missing from the collection ({error})") from None
+        if "dtype" in value:
+            document[name] = {"dtype": value["dtype"], "shape": value["shape"], "data": data}
+        else:
+            document[name] = data.decode() if _TEXT in value else data
+
+
+def packed_map(document: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return the map of these fields that `RecordCodec.pack` packs; raises ValueError with the reason."""
+    found = {}
+    for name in names:
         if name not in document:
             raise ValueError(f"its document has no field {name!r}")
         value = document[name]
-        if type(value) is _PLAIN.get(field.kind):  # the fast path for most values
-            record[name] = value
-        else:
-            record[name] = _from_bson(name, field, value, large)
-    return record
+        found[name] = value if type(value) in _PLAIN else _from_bson(name, value)
+    return found
 
 
-def _from_bson(name: str, field: Field, value: Any, large: Mapping[str, bytes]) -> Any:
+_PLAIN = (bytes, str, float, bool)  # which need no conversion
+
+
+def _from_bson(name: str, value: Any) -> Any:
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, bytes):  # of another subtype of binary
+        return bytes(value)
     try:
-        if isinstance(value, dict):
-            value = _resolve(value, large)
-        return _FROM_BSON[field.kind](value, field)
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise ValueError(f"field {name!r} of its document is not of kind {field.kind} ({error})") from None
+        return [value["dtype"], [int(size) for size in value["shape"]], value["data"]]
+    except (TypeError, KeyError, ValueError):
+        raise ValueError(f"field {name!r} of its document is of another kind, {type(value).__name__}") from None
 
 
-def _resolve(value: Mapping[str, Any], large: Mapping[str, bytes]) -> Any:
-    if _REFERENCE in value:
-        if value[_REFERENCE] not in large:
-            raise ValueError(f"its large value {value[_REFERENCE]} is missing from GridFS")
-        return large[value[_REFERENCE]]
-    return {key: _resolve(item, large) if isinstance(item, dict) else item for key, item in value.items()}
+def seal_of(document: Mapping[str, Any]) -> int | None:
+    """Return the seal in a document as an unsigned number, or None if there is none."""
+    seal = document.get(SEAL)
+    return int(seal) & _UNSIGNED if isinstance(seal, int) else None
 
 
-_NUMBERS: dict[str, type] = {"int": int, "float": float, "bool": bool}
+def pack(record: Mapping[str, Any]) -> bytes:
+    """Return the packed record of a `packed_map`."""
+    return _encode(record)
 
 
-def _number(value: Any, field: Field) -> Any:
-    kind = _NUMBERS[field.kind]
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise TypeError(f"found {type(value).__name__}")
-    return kind(value)
-
-
-def _text(value: Any, field: Field) -> str:
-    if isinstance(value, bytes):
-        return value.decode()
-    if not isinstance(value, str):
-        raise TypeError(f"found {type(value).__name__}")
-    return value
-
-
-def _blob(value: Any, field: Field) -> bytes:
-    if not isinstance(value, bytes):
-        raise TypeError(f"found {type(value).__name__}")
-    return bytes(value)  # PyMongo returns subtypes other than 0 as bson.Binary
-
-
-def _array(value: Any, field: Field) -> Any:
-    return np.frombuffer(value["data"], field.dtype).reshape([int(size) for size in value["shape"]]).copy()
-
-
-# Kinds whose BSON type needs no conversion.
-_PLAIN = {"image": bytes, "bytes": bytes, "str": str, "json": str, "int": int, "float": float, "bool": bool}
-
-_FROM_BSON = {
-    "image": _blob,
-    "bytes": _blob,
-    "str": _text,
-    "json": _text,
-    "int": _number,
-    "float": _number,
-    "bool": _number,
-    "array": _array,
-}
+def sealed_of(document: Mapping[str, Any]) -> bytes:
+    """Return the packed record of a document that `to_documents` returned, with its seal; raises ValueError."""
+    names = [name for name in document if name not in ("_id", SEAL)]
+    return pack(packed_map(document, names)) + (seal_of(document) or 0).to_bytes(_SEAL_BYTES, "big")

@@ -26,7 +26,6 @@ from storeds.backends.mongodb.client import (
     leased_database,
     parse_location,
 )
-from storeds.backends.mongodb.handle import guarded_find, is_other_collection
 from storeds.backends.mongodb.retry import with_retries
 from storeds.backends.readings import shown_value
 from storeds.errors import ClosedError, ConfigError, RecordError, StoreNotFoundError, UnavailableError, suggest
@@ -45,6 +44,9 @@ __all__ = [
 ]
 
 
+_REPLY_DOCUMENTS = 100_000  # the server limits a reply to 16 MiB anyway
+_OTHER_UUID = 361  # CollectionUUIDMismatch: the collection was replaced since it was opened
+_NO_UUID = (40415, 323)  # unknown field, before MongoDB 6.0; not allowed by the strict Stable API
 _BAD_QUERY = (2, 9, 14, 51091)  # BadValue, FailedToParse, TypeMismatch, a regular expression that does not compile
 
 
@@ -53,7 +55,7 @@ class Connection:
 
     def __init__(self, location: Location, factory: ClientFactory | None) -> None:
         self.location = location
-        self._ref: HandleRef[Any] = CLIENTS.ref(self, ClientOpener(location.uri, location.url, factory))
+        self._ref: HandleRef[Any] = CLIENTS.ref(self, ClientOpener(location, factory))
         # A factory may return a client without commands, such as mongomock's.
         self._guards = factory is None
 
@@ -151,7 +153,7 @@ class Connection:
                 with closing(self._cursor(database, name, query, projection, identity, ordered, limit)) as cursor:
                     yield from cursor
             except OperationFailure as error:
-                if is_other_collection(error):
+                if error.code == _OTHER_UUID:
                     raise self._replaced(name) from error
                 if error.code in _BAD_QUERY:
                     raise ConfigError(f"{self.location.url}: MongoDB rejects the query: {error}") from None
@@ -170,15 +172,21 @@ class Connection:
         limit: int,
     ) -> Any:
         if self._guards:
-            command: dict[str, Any] = {"find": name, "filter": query, "limit": limit}
+            command: dict[str, Any] = {"find": name, "filter": query, "limit": limit, "batchSize": _REPLY_DOCUMENTS}
             if projection is not None:
                 command["projection"] = projection
             if ordered:
                 # Documents with images exceed the memory that a server uses to sort.
                 command.update(sort={"_id": 1}, allowDiskUse=True)
-            found = guarded_find(database, command, identity)
-            if found is not None:
-                return found
+            if identity is not None:
+                command["collectionUUID"] = identity
+            if database.read_concern.level is not None:  # PyMongo adds it only to its own commands
+                command["readConcern"] = database.read_concern.document
+            try:
+                return database.cursor_command(command, read_preference=database.read_preference)
+            except OperationFailure as error:
+                if error.code not in _NO_UUID:
+                    raise
             self._guards = False
         cursor = database[name].find(query, projection, limit=limit)
         return cursor.sort("_id", 1) if ordered else cursor

@@ -1,0 +1,280 @@
+"""Writes native MongoDB stores: `MongodbSink` fills a collection of its own, which a rename makes the store."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import secrets
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
+
+from pymongo import ReadPreference
+from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure
+from pymongo.write_concern import WriteConcern
+
+from storeds.backends.handles import HandleRef
+from storeds.backends.mongodb.client import CLIENTS, ClientFactory, ClientOpener, Location, leased_database
+from storeds.backends.mongodb.documents import (
+    BUILD,
+    COUNT,
+    MEAN_BYTES,
+    META,
+    META_TEXT,
+    NOTE,
+    RECORDS,
+    WRITER,
+    part_ids,
+    partials_of,
+    parts_from,
+    resolve,
+    sealed_of,
+    to_documents,
+)
+from storeds.backends.mongodb.retry import on_database
+from storeds.backends.writer import appeared
+from storeds.errors import StoredsError, StoreExistsError, UnavailableError
+from storeds.protocols import Array
+
+__all__ = ["MongodbSink"]
+
+_DUPLICATE = 11000
+_COMMAND_BYTES = 4 << 20  # larger commands do not fit into CPU caches and are slower
+_DURABLE = WriteConcern(w="majority", j=True)
+_DAMAGED = bytes(8)  # a record that matches no seal
+
+T = TypeVar("T")
+
+
+class MongodbSink:
+    """The `storeds.backends.writer.Sink` of ``mongodb://``.
+
+    Each writer fills a collection ``<collection>.partial.<token>`` with a random token of its own. The document `META` of
+    that collection holds the note and the number of records that it covers. Resuming renames the collection to the new
+    writer's token, and publishing renames it to the target. So a writer that only seemed dead finds its collection gone:
+    what it still sends belongs to no store, and its next step fails.
+
+    The majority of nodes acknowledges every write from its journal. Every step can be repeated: the sink waits up to
+    ``timeoutMS`` for a new primary.
+
+    Parameters
+    ----------
+    location : Location
+    index : sequence of str
+        Fields to index, for your own queries.
+    factory : callable, optional
+        Creates the client.
+    """
+
+    errors: tuple[type[Exception], ...] = ()  # PyMongo's are converted here
+
+    def __init__(self, location: Location, index: Sequence[str], factory: ClientFactory | None) -> None:
+        self.url = location.url
+        self._location, self._index = location, index
+        self._ref: HandleRef[Any] = CLIENTS.ref(self, ClientOpener(location, factory))
+        self._own = f"{location.collection}.partial.{secrets.token_hex(6)}"
+        self._is_begun = False
+        self._left: list[str] = []  # collections of other writers
+        self._interrupted = ""  # the one of these that can be continued
+        self._count = self._bytes = self._parts = 0
+
+    def _on_database(self, operation: Callable[[Any], T]) -> T:
+        """Call `operation` with the database and return its result, repeated after transient failures."""
+        return on_database(self._ref, self._location, lambda database: operation(_durable(database)))
+
+    def exists(self) -> bool:
+        # docstring inherited
+        with leased_database(self._ref, self._location) as database:
+            name = self._location.collection
+            if name not in database.list_collection_names():
+                return False
+            if _build_of(_durable(database)[name]) is None:
+                raise StoreExistsError(
+                    f"{self.url} is a collection, but no store, so it is not replaced; drop it yourself"
+                )
+        return True
+
+    def begin(self) -> bytes | None:
+        # docstring inherited
+        with leased_database(self._ref, self._location) as database:
+            database = _durable(database)
+            self._left = partials_of(self._location.collection, database.list_collection_names())
+            states = {name: database[name].find_one({"_id": META}, {NOTE: True, COUNT: True}) for name in self._left}
+        complete = {name: state for name, state in states.items() if state is not None}
+        if not complete:
+            return None
+        self._interrupted = max(complete, key=lambda name: complete[name][COUNT])
+        self._count, note = int(complete[self._interrupted][COUNT]), bytes(complete[self._interrupted][NOTE])
+        self._note = note
+        return note
+
+    def scan(self) -> Iterator[bytes]:
+        # docstring inherited
+        self._on_database(self._take_over)
+        return self._records()
+
+    def _take_over(self, database: Any) -> None:
+        """Make the interrupted write this sink's, as it was when `begin` found it."""
+        try:
+            database[self._interrupted].rename(self._own)
+        except OperationFailure:
+            if self._own not in database.list_collection_names():  # otherwise an earlier attempt succeeded
+                raise StoreExistsError(
+                    f"the interrupted write of {self.url} was continued or dropped by another writer just now"
+                ) from None
+        own = database[self._own]
+        self._save(database, self._note, self._count)
+        own.delete_many({"_id": {"$gte": self._count}})
+        own.delete_many(parts_from(self._count))
+        self._create_indexes(own)
+        self._left = [name for name in self._left if name != self._interrupted]
+        self._is_begun = True
+
+    def _records(self) -> Iterator[bytes]:
+        with leased_database(self._ref, self._location) as database:
+            own = _durable(database)[self._own]
+            for document in own.find(RECORDS).sort("_id", 1):
+                ids = part_ids(document)
+                try:
+                    resolve(document, {part["_id"]: part for part in own.find({"_id": {"$in": ids}})} if ids else {})
+                    sealed = sealed_of(document)
+                except ValueError:
+                    sealed = _DAMAGED
+                self._bytes += len(sealed)
+                self._parts += len(ids)
+                yield sealed
+
+    def put(self, first: int, packed: Sequence[bytes], note: bytes) -> None:
+        # docstring inherited
+        if not self._is_begun:
+            self._on_database(partial(self._create, note=note))
+            self._is_begun = True
+        for documents in self._commands(first, packed):
+            self._on_database(partial(self._insert, documents=documents))
+        self._count = first + len(packed)
+        self._on_database(lambda database: self._save(database, note, self._count))
+
+    def _create(self, database: Any, note: bytes) -> None:
+        own = database[self._own]
+        with suppress(DuplicateKeyError):  # an earlier attempt succeeded
+            own.insert_one({"_id": META, NOTE: note, COUNT: 0, WRITER: _signature()})
+        self._create_indexes(own)
+
+    def _create_indexes(self, own: Any) -> None:
+        for name in self._index:  # before the records, since indexing many may exceed the deadline
+            own.create_index(name)
+
+    def _commands(self, first: int, packed: Sequence[bytes]) -> Iterator[list[dict[str, Any]]]:
+        """Yield the documents of packed records, as many at once as fit into a command."""
+        some: list[dict[str, Any]] = []
+        room = _COMMAND_BYTES
+        for position, sealed in enumerate(packed, first):
+            self._bytes += len(sealed)
+            for document, size in to_documents(position, sealed):
+                if some and size > room:
+                    yield some
+                    some, room = [], _COMMAND_BYTES
+                some.append(document)
+                room -= size
+                self._parts += document["_id"] != position
+        if some:
+            yield some
+
+    def _insert(self, database: Any, documents: list[dict[str, Any]]) -> None:
+        try:
+            database[self._own].insert_many(documents, ordered=False)
+        except BulkWriteError as error:  # an earlier attempt inserted some of them
+            failures = [*error.details["writeErrors"], *error.details["writeConcernErrors"]]
+            for each in failures:
+                if each.get("code") != _DUPLICATE:
+                    raise OperationFailure(str(each.get("errmsg")), each.get("code"), each) from None
+
+    def _save(self, database: Any, note: bytes, count: int) -> None:
+        self._update(database, {NOTE: note, COUNT: count, WRITER: _signature()})
+
+    def _update(self, database: Any, values: Mapping[str, Any]) -> None:
+        # Never an upsert: the document moved with the collection if another writer took it.
+        if not database[self._own].update_one({"_id": META}, {"$set": values}).matched_count:
+            raise self._lost(database)
+
+    def _lost(self, database: Any) -> StoredsError:
+        database[self._own].drop()  # the server created it again for what was sent too late
+        return StoredsError(
+            f"{self.url}: another writer has taken over or dropped this write, which cannot be continued here; one of them "
+            "must end before the other begins"
+        )
+
+    def finish(self, columns: Mapping[str, Array], meta: str, *, replace: bool) -> None:
+        # docstring inherited
+        build = json.loads(meta)["build"]
+        values = {META_TEXT: meta, BUILD: build, MEAN_BYTES: -(-self._bytes // max(1, self._count))}
+        self._on_database(lambda database: self._update(database, values))
+        self._on_database(self._check_arrived)
+        self._on_database(partial(self._rename, build=build, replace=replace))
+        self._is_begun = False
+        with suppress(UnavailableError):  # the store is published; the next writer removes what is left
+            self._on_database(partial(self._clean_up, build=build))
+
+    def _check_arrived(self, database: Any) -> None:
+        own = database[self._own]
+        for what, query, sent in (("records", RECORDS, self._count), ("large parts", parts_from(0), self._parts)):
+            arrived = own.count_documents(query)
+            if arrived != sent:
+                raise StoredsError(f"{self.url}: {sent} {what} were sent and {arrived} arrived; nothing was published")
+
+    def _rename(self, database: Any, build: str, *, replace: bool) -> None:
+        name = self._location.collection
+        try:
+            database[self._own].rename(name, dropTarget=replace)
+        except OperationFailure:
+            collections = database.list_collection_names()
+            if _build_of(database[name]) == build:
+                return  # an earlier attempt succeeded, but its reply was lost
+            if self._own not in collections:
+                raise self._lost(database) from None
+            if name in collections and not replace:
+                raise appeared(self.url) from None
+            raise
+
+    def _clean_up(self, database: Any, build: str) -> None:
+        surplus = dict.fromkeys((NOTE, COUNT, WRITER), True)
+        # Another writer may already have replaced the store.
+        database[self._location.collection].update_one({"_id": META, BUILD: build}, {"$unset": surplus})
+        for name in self._left:
+            database[name].drop()
+
+    def drop(self) -> None:
+        # docstring inherited
+        for name in (*self._left, self._own):
+            self._on_database(lambda database, name=name: database[name].drop())  # type: ignore[misc]
+        self._left, self._is_begun = [], False
+        self._count = self._bytes = self._parts = 0
+
+    def close(self) -> None:
+        # docstring inherited
+        self._ref.close()
+
+    def explain(self, error: Exception) -> str:
+        # docstring inherited
+        return str(error)
+
+
+def _durable(database: Any) -> Any:
+    try:
+        # Read from the primary, whatever the URL prefers: a secondary may lag behind the majority.
+        return database.with_options(write_concern=_DURABLE, read_preference=ReadPreference.PRIMARY)
+    except NotImplementedError:  # mongomock, which needs no write concern
+        return database
+
+
+def _build_of(collection: Any) -> str | None:
+    found = (collection.find_one({"_id": META}, {BUILD: True}) or {}).get(BUILD)
+    return found if isinstance(found, str) else None
+
+
+def _signature() -> str:
+    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return f"process {os.getpid()} on {socket.gethostname()}, {now}"
