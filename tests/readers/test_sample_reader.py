@@ -133,8 +133,8 @@ def test_masks_keep_their_class_ids(encode: Any, most: int) -> None:
     values = RNG.integers(0, most, (30, 40)).astype(np.uint16 if most > 256 else np.uint8)
     blob = encode(values)
     # The mode of a mask is for colours: it changes no ids.
-    for settings in ({}, {"mode": {"mask": "L"}}, {"mode": {"mask": "1"}}, {"mode": {"mask": "P"}}):
-        mask = mask_of(blob, **settings)
+    for mode in ("RGB", {"mask": "L"}, {"mask": "1"}, {"mask": "P"}):
+        mask = mask_of(blob, mode=mode)
         assert mask.dtype == (torch.int32 if most > 256 else torch.uint8)
         assert np.array_equal(mask, values)
 
