@@ -432,7 +432,7 @@ def test_a_value_that_is_no_list_of_rows_is_a_bad_record() -> None:
         dataset[0]
 
 
-@pytest.mark.parametrize(("name", "rows"), [("boxes", [[-1e300, -1e300, 1e300, 1e300]]), ("points", [[1e31, 0]])])
+@pytest.mark.parametrize(("name", "rows"), [("boxes", [[-1e300, -1e300, 1e300, 1e300]]), ("points", [[1e39, 0]])])
 def test_writers_and_readers_have_one_limit_of_coordinates(name: str, rows: Any) -> None:
     fields: dict[str, Any] = {"image": PHOTOGRAPH, "boxes": "json", "points": "json"}
     roles: dict[str, Any] = {"boxes": "boxes", "points": "keypoints"}
@@ -444,6 +444,12 @@ def test_writers_and_readers_have_one_limit_of_coordinates(name: str, rows: Any)
         writer.append([good])
         with pytest.raises(RecordError, match=fault):
             writer.append([{**good, name: rows}])
+    half = {"kind": "json", "role": "keypoints", "relative": True}
+    fractions = [[1e29, 0]]  # times the size of the largest image, a float32
+    share = store({"image": PHOTOGRAPH, "points": half}, [{"image": good["image"], "points": fractions}])
+    assert torch.isfinite(StoreDataset(share)[0][1]).all()
+    with pytest.raises(RecordError, match="too large"):
+        store({"image": PHOTOGRAPH, "points": half}, [{"image": good["image"], "points": [[1e31, 0]]}])
     assert StoreDataset(url)[0][1].tolist() == torch.tensor(good["boxes"]).tolist()
     url = store(fields, [good, {**good, name: rows}])
     dataset = StoreDataset(url, roles=roles, fields=list(fields))
