@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import logging
 import pickle
@@ -16,7 +17,7 @@ import torch
 from PIL import Image
 from torch.utils.data import Subset
 
-from mask_files import as_grey
+from mask_files import FORMS, as_grey, encode_mask
 from storeds import Backend, StoreDataset, StoreLoader, open_backend, open_writer
 from storeds.errors import ConfigError, DecodeError, RecordError
 from storeds.loaders.tf_elements import elements_of
@@ -99,55 +100,43 @@ def test_arrays_renamed_twice_share_no_memory() -> None:
             assert sample["input_ids"].tolist() == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "P", "I;16"])
-def test_masks_keep_their_class_ids(mode: str) -> None:
-    values = ids(most=2 if mode == "1" else 200)
-    if mode == "I;16":
-        values = values.astype(np.uint16) + 1000
-    image = Image.fromarray(values.astype(bool)) if mode == "1" else Image.fromarray(values)
-    if mode == "P":
-        image = Image.frombytes("P", (40, 30), values.tobytes())
-        image.putpalette(RNG.integers(0, 255, 768).astype(np.uint8).tobytes())
-    blob = picture(image)
-    with Image.open(io.BytesIO(blob)) as opened:
-        assert opened.mode == mode
-    dataset = StoreDataset(store({"image": PHOTOGRAPH, "mask": MASK}, [{"image": photograph(), "mask": blob}]))
-    mask = dataset[0][1]
-    assert mask.dtype == (torch.int32 if mode == "I;16" else torch.uint8)
-    assert np.array_equal(mask, values)
+def mask_of(blob: Any, kind: Any = MASK, image: bytes | None = None, **settings: Any) -> Any:
+    """Return the element of a mask that is stored beside a photograph of 40 × 30."""
+    url = store({"image": PHOTOGRAPH, "mask": kind}, [{"image": image or photograph(), "mask": blob}])
+    return StoreDataset(url, **{"fields": ["image", "mask"], **settings})[0][1]
 
 
-@pytest.mark.parametrize("bits", [2, 4])
-def test_grey_masks_of_few_bits_keep_their_class_ids(bits: int) -> None:
-    values = ids(most=1 << bits)
+def grey_png(values: np.ndarray[Any, Any], bits: int) -> bytes:
     # Pillow writes few bits for palettes only, so the colour type changes to grey here.
     image = Image.frombytes("P", (40, 30), values.tobytes())
     image.putpalette([0] * 768)
-    blob = as_grey(picture(image, bits=bits), bits)
-    dataset = StoreDataset(store({"image": PHOTOGRAPH, "mask": MASK}, [{"image": photograph(), "mask": blob}]))
-    assert np.array_equal(dataset[0][1], values)
+    return as_grey(picture(image, bits=bits), bits)
 
 
-@pytest.mark.parametrize("bits", [2, 4])
-def test_grey_tiffs_of_few_bits_keep_their_class_ids(bits: int) -> None:
-    values = ids(most=1 << bits)
+def grey_tiff(values: np.ndarray[Any, Any], bits: int) -> bytes:
     digits = np.unpackbits(values[..., None], axis=2)[..., -bits:]
     data = np.packbits(digits.reshape(30, -1), axis=1).tobytes()
     tags = {256: 40, 257: 30, 258: bits, 259: 1, 262: 1, 273: 8, 278: 30, 279: len(data)}
     directory = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
-    blob = b"II*\0" + struct.pack("<I", 8 + len(data)) + data + struct.pack("<H", len(tags)) + directory + bytes(4)
-    dataset = StoreDataset(store({"image": PHOTOGRAPH, "mask": MASK}, [{"image": photograph(), "mask": blob}]))
-    assert np.array_equal(dataset[0][1], values)
+    return b"II*\0" + struct.pack("<I", 8 + len(data)) + data + struct.pack("<H", len(tags)) + directory + bytes(4)
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "P"])
-def test_the_mode_of_a_mask_changes_colours_only(mode: str) -> None:
-    values = RNG.integers(0, 2, (30, 40)).astype(np.uint8)
-    palette = Image.frombytes("P", (40, 30), values.tobytes())
-    palette.putpalette([10, 200, 30, 200, 50, 60])
-    for image in (palette, Image.fromarray(values.astype(bool)), Image.fromarray(values)):
-        url = store({"image": PHOTOGRAPH, "mask": MASK}, [{"image": photograph(), "mask": picture(image)}])
-        assert np.array_equal(StoreDataset(url, mode={"mask": mode})[0][1], values)
+@pytest.mark.parametrize(
+    ("encode", "most"),
+    [
+        *((functools.partial(encode_mask, form=form), {"1": 2, "I;16": 60_000}.get(form, 200)) for form in FORMS),
+        *((functools.partial(write, bits=bits), 1 << bits) for write in (grey_png, grey_tiff) for bits in (2, 4)),
+    ],
+    ids=[*FORMS, "PNG 2", "PNG 4", "TIFF 2", "TIFF 4"],
+)
+def test_masks_keep_their_class_ids(encode: Any, most: int) -> None:
+    values = RNG.integers(0, most, (30, 40)).astype(np.uint16 if most > 256 else np.uint8)
+    blob = encode(values)
+    # The mode of a mask is for colours: it changes no ids.
+    for mode in ("RGB", {"mask": "L"}, {"mask": "1"}, {"mask": "P"}):
+        mask = mask_of(blob, mode=mode)
+        assert mask.dtype == (torch.int32 if most > 256 else torch.uint8)
+        assert np.array_equal(mask, values)
 
 
 def test_boxes_are_in_pixels_and_kept_in_their_format() -> None:
@@ -223,69 +212,55 @@ def test_bad_settings_are_explained(settings: dict[str, Any], says: str) -> None
         StoreDataset(nested(), **settings)
 
 
-def test_masks_of_another_size_and_with_colours_are_refused() -> None:
-    fields = {"image": "image", "mask": "image"}
-    for mask, says in (
-        (picture(Image.fromarray(ids(39))), "mask has 39 × 30"),
-        (photograph(), "not Pillow mode 'RGB'"),
-    ):
-        url = store(fields, [{"image": photograph(), "mask": mask}])
-        with pytest.raises(RecordError, match=f"^record 0 of {url}: field 'mask': .*{says}"):
-            StoreDataset(url, fields=["image", "mask"], roles={"mask": "mask"})[0]
+def turned_photograph() -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    return photograph(exif=exif)
 
 
-def test_a_broken_mask_is_a_decode_error_that_names_it() -> None:
-    url = store({"image": "image", "mask": "image"}, [{"image": photograph(), "mask": b"\x89PNG no"}])
-    with pytest.raises(DecodeError, match=f"^record 0 of {url}: field 'mask': "):
-        StoreDataset(url, fields=["image", "mask"], roles={"mask": "mask"})[0]
-
-
-def test_a_mask_that_is_a_jpeg_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    record = {"image": photograph(), "mask": picture(Image.fromarray(ids()), "JPEG")}
-    dataset = StoreDataset(
-        store({"image": "image", "mask": "image"}, [record] * 3), roles={"mask": "mask", "image": "image"}
-    )
-    with caplog.at_level(logging.WARNING, "storeds"):
-        dataset[:]
-        dataset[0]
-    assert [each.message for each in caplog.records if "lossy" in each.message] == [
-        "mask 'mask' is a JPEG: lossy compression changes class ids, most of all at edges; store masks as PNG (this is logged "
-        "once)"
-    ]
+@pytest.mark.parametrize(
+    ("mask", "image", "error", "says"),
+    [
+        (picture(Image.fromarray(ids(39))), photograph(), RecordError, "mask has 39 × 30"),
+        (photograph(), photograph(), RecordError, "not Pillow mode 'RGB'"),
+        (b"\x89PNG no", photograph(), DecodeError, ""),
+        (
+            picture(Image.fromarray(ids(30, 40))),
+            turned_photograph(),
+            RecordError,
+            "mask has 30 × 40 .*, the image 40 × 30; .* as stored, before any EXIF orientation",
+        ),
+    ],
+)
+def test_bad_masks_name_record_field_and_reason(mask: bytes, image: bytes, error: Any, says: str) -> None:
+    with pytest.raises(error, match=f"^record 0 of memory://samples-.*: field 'mask': .*{says}"):
+        mask_of(mask, "image", image, roles={"mask": "mask"})
 
 
 def test_a_mask_that_lacks_pixels_is_not_repaired() -> None:
     """What a repair fills is grey, 128, which would be a class."""
     whole = picture(Image.fromarray(ids(160, 120, 3)), "JPEG")
-    records = [{"image": photograph(160, 120), "mask": whole[:end]} for end in (int(len(whole) * 0.9), -2)]
-    dataset = StoreDataset(store({"image": PHOTOGRAPH, "mask": MASK}, records), reader_options={"min_recovered": 0.1})
+    image, options = photograph(160, 120), {"min_recovered": 0.1}
     with pytest.raises(DecodeError, match="field 'mask': the image is damaged"):
-        dataset[0]
-    assert np.array_equal(dataset[1][1], np.asarray(Image.open(io.BytesIO(whole))))  # only the end marker is missing
+        mask_of(whole[: int(len(whole) * 0.9)], image=image, reader_options=options)
+    only_the_end_marker_is_missing = mask_of(whole[:-2], image=image, reader_options=options)
+    assert np.array_equal(only_the_end_marker_is_missing, np.asarray(Image.open(io.BytesIO(whole))))
 
 
-def test_class_ids_of_a_tiff_that_pillow_inverts_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("form", "says"), [("JPEG", "lossy compression"), ("TIFF", "PhotometricInterpretation")])
+def test_masks_with_uncertain_class_ids_are_logged_once(form: str, says: str, caplog: pytest.LogCaptureFixture) -> None:
     stored = ids(most=4)
-    tiff = picture(Image.fromarray(255 - stored), "TIFF", tiffinfo={262: 0})
-    assert tiff.count(stored.tobytes()) == 1  # Pillow inverts what it writes too
-    url = store({"image": PHOTOGRAPH, "mask": MASK}, [{"image": photograph(), "mask": tiff}] * 3)
+    options = {"tiffinfo": {262: 0}} if form == "TIFF" else {}
+    blob = picture(Image.fromarray(255 - stored), form, **options)
+    if form == "TIFF":
+        assert blob.count(stored.tobytes()) == 1  # Pillow inverts what it writes too
+    url = store({"image": "image", "mask": "image"}, [{"image": photograph(), "mask": blob}] * 3)
+    dataset = StoreDataset(url, roles={"mask": "mask", "image": "image"})
     with caplog.at_level(logging.WARNING, "storeds"):
-        masks = [mask for _, mask in StoreDataset(url)[:]]
-    assert all(np.array_equal(mask, 255 - stored) for mask in masks)
-    assert sum("PhotometricInterpretation" in each.message for each in caplog.records) == 1
-
-
-def test_a_mask_of_the_image_as_displayed_is_refused_with_the_reason() -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    record = {"image": photograph(40, 30, exif=exif), "mask": picture(Image.fromarray(ids(30, 40)))}
-    dataset = StoreDataset(
-        store({"image": "image", "mask": "image"}, [record]), roles={"image": "image", "mask": "mask"}
-    )
-    with pytest.raises(
-        RecordError, match="mask has 30 × 40 .*, the image 40 × 30; .* as stored, before any EXIF orientation"
-    ):
-        dataset[0]
+        masks = [mask for _, mask in [*dataset[:], dataset[0]]]
+    assert sum(says in each.message and "logged once" in each.message for each in caplog.records) == 1
+    if form == "TIFF":
+        assert all(np.array_equal(mask, 255 - stored) for mask in masks)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -457,7 +432,7 @@ def test_a_value_that_is_no_list_of_rows_is_a_bad_record() -> None:
         dataset[0]
 
 
-@pytest.mark.parametrize(("name", "rows"), [("boxes", [[-1e300, -1e300, 1e300, 1e300]]), ("points", [[1e31, 0]])])
+@pytest.mark.parametrize(("name", "rows"), [("boxes", [[-1e300, -1e300, 1e300, 1e300]]), ("points", [[1e39, 0]])])
 def test_writers_and_readers_have_one_limit_of_coordinates(name: str, rows: Any) -> None:
     fields: dict[str, Any] = {"image": PHOTOGRAPH, "boxes": "json", "points": "json"}
     roles: dict[str, Any] = {"boxes": "boxes", "points": "keypoints"}
@@ -469,6 +444,12 @@ def test_writers_and_readers_have_one_limit_of_coordinates(name: str, rows: Any)
         writer.append([good])
         with pytest.raises(RecordError, match=fault):
             writer.append([{**good, name: rows}])
+    half = {"kind": "json", "role": "keypoints", "relative": True}
+    fractions = [[1e29, 0]]  # times the size of the largest image, a float32
+    share = store({"image": PHOTOGRAPH, "points": half}, [{"image": good["image"], "points": fractions}])
+    assert torch.isfinite(StoreDataset(share)[0][1]).all()
+    with pytest.raises(RecordError, match="too large"):
+        store({"image": PHOTOGRAPH, "points": half}, [{"image": good["image"], "points": [[1e31, 0]]}])
     assert StoreDataset(url)[0][1].tolist() == torch.tensor(good["boxes"]).tolist()
     url = store(fields, [good, {**good, name: rows}])
     dataset = StoreDataset(url, roles=roles, fields=list(fields))

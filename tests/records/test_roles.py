@@ -148,14 +148,14 @@ def test_a_role_in_words() -> None:
 
 
 COORDINATES = st.sampled_from(
-    [-9.0, -1.0, 0.0, 1.0, 2.5, 8.0, 10.0, 16.0, 1e300, -1e300, 1e30, -1e30, math.nan, math.inf]
+    [-9.0, -1.0, 0.0, 1.0, 2.5, 8.0, 10.0, 16.0, 1e300, -1e300, 1e28, -1e28, math.nan, math.inf]
 )
 SIZE = (10, 16)
 
 
 def is_good(box: list[float], how: str, height: int, width: int) -> bool:
     """Whether a box is good, computed with fractions, one axis after the other."""
-    if not all(abs(number) <= LARGEST for number in box):  # not NaN
+    if not all(abs(number) <= 1e38 for number in box):  # not NaN
         return False
     for first, second, end in ((box[0], box[2], width), (box[1], box[3], height)):
         start, stop = Fraction(first), Fraction(second)

@@ -155,7 +155,7 @@ def keypoints_tensor(name: str, value: Any, field: Field, size: Size | None, *, 
         what = "triples of x, y and visibility"
         if isinstance(rows, list) and rows and isinstance(rows[0], list):  # COCO keeps those of an instance in one list
             rows = [_in_rows(name, row, 3, what) if isinstance(row, list) and len(row) > 3 else row for row in rows]
-        value = check_keypoints(name, _in_rows(name, rows, 3, what))
+        value = check_keypoints(name, _in_rows(name, rows, 3, what), relative=field.relative)
     points = np.asarray(value, np.float64)
     return _in_pixels(name, points if points.ndim > 1 else np.zeros((0, 2)), 2, field, size)
 

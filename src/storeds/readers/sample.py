@@ -362,7 +362,7 @@ class SampleReader(PictureReader):
         for name in self._pictures:
             if self._declared[name].role == "image":
                 with _named(name):
-                    value, verdict = record[self.stored_as(name)], self._verdict(name, record)
+                    value, verdict = record[self.stored_as(name)], self._verdict(self.stored_as(name), record)
                     pictures[name] = self._pictures[name].inspect(value, verdict)
         parts = self._drawn(pictures, context)
         size, orientation = None, 1
@@ -422,7 +422,7 @@ class SampleReader(PictureReader):
         if mode != UNCHANGED and decoder.decode == "pil" and holds_class_ids(value):
             mode = UNCHANGED  # the mode is for masks in colour, and would change the ids of this one
         with _named(name):
-            decoded = decoder(value, mode, self._verdict(name, record), context)
+            decoded = decoder(value, mode, self._verdict(self.stored_as(name), record), context)
         ids = class_ids(name, decoded, value)
         check_mask(name, (ids.shape[0], ids.shape[1]), size)
         return ids

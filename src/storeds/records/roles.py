@@ -187,8 +187,9 @@ def _are_instances(points: Any) -> bool:
 
 Size = tuple[int, int]
 
-LARGEST = 1e30
-"""The largest coordinate. Fractions are multiplied by the side of an image, and float32 must hold the result."""
+LARGEST = float(np.finfo(np.float32).max)
+"""The largest coordinate in pixels: samples hold float32."""
+_LARGEST_SHARE = LARGEST / 2**31  # a share of a side, which readers multiply by the side of the image
 _COLUMNS = {
     "xyxy": "left, top, right, bottom",
     "xywh": "left, top, width, height",
@@ -200,7 +201,7 @@ _MASK_MODES = ("1", "L", "P", "I", "I;16", "I;16B", "I;16L", "I;16N")
 def check_boxes(name: str, value: Any, field: Field, size: Size | None = None) -> Array:
     """Return boxes as a float64 array (n, 4), as stored; raise ValueError for a bad one.
 
-    Bad are coordinates that are not finite or above `LARGEST`, a negative width or height, and a box that lies
+    Bad are coordinates that are not finite or too large, a negative width or height, and a box that lies
     completely outside the image. A box may lie partly outside, and may be empty.
 
     Parameters
@@ -228,7 +229,7 @@ def check_boxes(name: str, value: Any, field: Field, size: Size | None = None) -
         if most is not None and sides.min() >= 0 and start.min() >= 0 and (stop <= most).all():
             return boxes
     how = f"boxes of format {kind!r} are {_COLUMNS[kind]}, {'from 0 to 1' if field.relative else 'in pixels'}"
-    _check_range(name, boxes, f"{how}; fix the box, or leave it out")
+    _check_range(name, boxes, f"{how}; fix the box, or leave it out", field.relative)
     for axis, side in ((0, "width"), (1, "height")):
         _refuse(name, boxes, sides[:, axis] < 0, f"has a negative {side}; {how}: check the format")
     if most is not None:
@@ -261,7 +262,7 @@ def box_edges(boxes: Array, format: str) -> tuple[Array, Array, Array]:
     return start, sides, start + sides
 
 
-def check_keypoints(name: str, value: Any) -> Array:
+def check_keypoints(name: str, value: Any, *, relative: bool = False) -> Array:
     """Return keypoints as a float64 array (…, 2 or 3); raise ValueError if their shape is wrong or one is not finite.
 
     Keypoints may lie outside the image: datasets keep those that a crop lost.
@@ -270,7 +271,7 @@ def check_keypoints(name: str, value: Any) -> Array:
     points = _numbers(name, value, what, 2)
     if points.ndim not in (2, 3) or points.shape[-1] not in (2, 3):
         raise ValueError(f"field {name!r}: {what}, not {points.shape}")
-    _check_range(name, points, "fix it; a point that is not known has visibility 0 and is 0, 0")
+    _check_range(name, points, "fix it; a point that is not known has visibility 0 and is 0, 0", relative)
     return points
 
 
@@ -370,7 +371,7 @@ def _check_value(name: str, value: Any, declared: Field, size: Size | None) -> N
         case "boxes":
             check_boxes(name, value, declared, size)
         case "keypoints":
-            check_keypoints(name, value)
+            check_keypoints(name, value, relative=declared.relative)
         case "labels":
             check_labels(name, value)
         case "mask" if declared.kind == "json":
@@ -397,14 +398,15 @@ def _numbers(name: str, value: Any, what: str, columns: int) -> Array:
     return numbers.astype(np.float64, copy=False)
 
 
-def _check_range(name: str, rows: Array, advice: str) -> None:
-    """Raise ValueError for a row with a number that is not finite, or above `LARGEST`."""
-    if (np.abs(rows) <= LARGEST).all():  # False for NaN
+def _check_range(name: str, rows: Array, advice: str, relative: bool) -> None:
+    """Raise ValueError for a row with a number that is not finite, or too large."""
+    largest = _LARGEST_SHARE if relative else LARGEST
+    if (np.abs(rows) <= largest).all():  # False for NaN
         return
     flat = rows.reshape(len(rows), -1)
     _refuse(name, rows, ~np.isfinite(flat).all(axis=1), f"is not finite; {advice}")
     _refuse(
-        name, rows, (np.abs(flat) > LARGEST).any(axis=1), f"has a coordinate that is too large for float32; {advice}"
+        name, rows, (np.abs(flat) > largest).any(axis=1), f"has a coordinate that is too large for float32; {advice}"
     )
 
 

@@ -6,22 +6,19 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from storeds.errors import ConfigError
 from storeds.ops.coco_records import is_caption, is_number
 from storeds.ops.packing.sources.base import Problem, is_text, show
 from storeds.ops.packing.sources.coco_images import CocoImages, listed_size
 from storeds.ops.packing.sources.coco_json import parse_item
 from storeds.protocols import JSON, Field
-from storeds.records.roles import check_boxes, check_coco_masks
+from storeds.records.roles import LARGEST, check_boxes, check_coco_masks
 
 __all__ = ["CocoAnnotations", "CocoCategories"]
 
 _KEYS = ("bbox", "category_id", "segmentation", "keypoints", "iscrowd", "area", "id")
 _ROW, _MASK_ROW = "field 'bbox', row 0: ", "field 'segmentation', row 0: "  # of messages about one box, or one mask
 _BOX = Field("array", "<f8", (None, 4), role="boxes", format="xywh")
-_LARGEST = float(np.finfo(np.float32).max)  # readers return float32
 
 
 class CocoCategories:
@@ -212,7 +209,7 @@ def _area_fault(area: Any) -> str | None:
 
 
 def _is_too_large(numbers: Sequence[float]) -> bool:
-    return bool(numbers) and max(max(numbers), -min(numbers)) > _LARGEST
+    return bool(numbers) and max(max(numbers), -min(numbers)) > LARGEST
 
 
 def _mask_fault(mask: Any, size: tuple[int, int] | None) -> str | None:
