@@ -315,15 +315,12 @@ def _warning(blob: bytes, found: Structure) -> str:
         return ""  # only a decoder of the user can read it
     if frame.process not in _PROCESSES or frame.precision != 8:
         return f"no decoder accepts {frame.process} JPEGs of {frame.precision} bits"
-    if (
-        not found.interval
-        and frame.process in ("baseline", "extended")
-        and units_of(found, found.scans[0]) <= _MOST_MCUS
-    ):
-        blob = SOI + _INTERVAL + blob[len(SOI) :]
-    message = _decode(blob, frame)
+    is_fast = frame.process in ("baseline", "extended") and len(found.scans) == 1 and not found.interval
+    is_slowed = is_fast and units_of(found, found.scans[0]) <= _MOST_MCUS
+    slowed = SOI + _INTERVAL + blob[len(SOI) :] if is_slowed else blob
+    message = _decode(slowed, frame)
     if message.startswith(_HARMLESS):
-        message = _decode(without_harmless(blob), frame)
+        message = _decode(without_harmless(slowed), frame)
     return _decode_by_pillow(blob) if message.startswith(_REFUSALS) else message
 
 
