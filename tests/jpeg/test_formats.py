@@ -67,7 +67,7 @@ def files() -> dict[str, bytes]:
     }
 
 
-def first_frame(blob: bytes) -> np.ndarray | None:
+def first_frame(blob: bytes) -> Any:
     """Return what readers return of a picture: its first frame, None if Pillow raises."""
     try:
         with Image.open(io.BytesIO(blob)) as image:
