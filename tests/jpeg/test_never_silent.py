@@ -1,7 +1,8 @@
 """Test that no damaged picture of a random corpus is read silently from any store, and that no whole one is reported.
 
-Damage is visible if libjpeg reports it, in a program without code of storeds (`jpeg_oracle`), if a part of the file is
-missing, or if a checksum fails. The test takes 250 pictures; `make test-full` (``STOREDS_TEST_FULL``) takes 4,000.
+Damage is visible if some decoder sees it: libjpeg reports it, in a program without code of storeds (`jpeg_oracle`), a part of
+the file is missing and Pillow gives other pixels, or a checksum fails. Any other damage leaves a valid picture. The test takes
+250 pictures; `make test-full` (``STOREDS_TEST_FULL``) takes 4,000.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ def test_no_damaged_picture_of_a_server_is_silent(corpus: list[Sample], mongodb:
 
 @pytest.mark.parametrize("options", [{}, {"check": False}])
 def test_whole_pictures_have_the_pixels_of_pillow(tmp_path: Path, options: Mapping[str, bool]) -> None:
-    wholes = [Sample(name, "", encode(name), encode(name), frozenset()) for name in (*ENCODINGS, *RARE)]
+    wholes = [Sample(name, "", encode(name), encode(name)) for name in (*ENCODINGS, *RARE)]
     wholes = [sample for sample in wholes if "lossless" not in sample.encoding]  # which Pillow may not know
     store = Store(f"lmdb://{tmp_path}/whole.lmdb", len(wholes))
     write_native(store.url, wholes, **options)
@@ -156,7 +157,7 @@ def test_whole_pictures_have_the_pixels_of_pillow(tmp_path: Path, options: Mappi
     assert_none_is_silent(wholes, store, decode="tensor", pixels=False, transform=crop)
 
 
-def test_no_damage_is_silent_with_load_truncated_images(
+def test_no_damage_of_a_jpeg_is_silent_with_load_truncated_images(
     corpus: list[Sample], stores: dict[str, Store], tmp_path: Path
 ) -> None:
     (tmp_path / "corpus").write_bytes(pickle.dumps(corpus))
@@ -196,45 +197,44 @@ def test_a_repaired_store_keeps_the_verdicts(corpus: list[Sample], stores: dict[
 
 
 def columns(url: str) -> list[tuple[str, float]]:
-    """Return the kind and the share that a store has for each picture."""
+    """Return the finding and the share that a store has for each picture."""
     with storeds.open_backend(url) as backend:
-        kinds, shares = (backend.column(name) for name in ("finding", "recovered"))  # type: ignore[attr-defined]
+        kinds, shares = (backend.column(name) for name in ("image_finding", "image_recovered"))  # type: ignore[attr-defined]
     return list(zip(map(str, kinds), map(float, shares), strict=True))
 
 
-def test_a_verdict_names_the_damage(corpus: list[Sample], stores: dict[str, Store]) -> None:
+def test_the_store_has_the_verdicts_and_none_is_silent(corpus: list[Sample], stores: dict[str, Store]) -> None:
     found = columns(stores["native"].url)
-    assert found == [(verdict.kind, verdict.recovered) for verdict in (examine(sample.blob) for sample in corpus)]
-    whole = {kind for sample, (kind, _) in zip(corpus, found, strict=True) if not sample.damage}
-    assert whole <= {"intact", "trailing_data"}
-    visible = [(sample, kind) for sample, (kind, _) in zip(corpus, found, strict=True) if sample.is_visible]
-    assert not [sample for sample, kind in visible if kind in ("intact", "trailing_data")]
-    other = [
-        f"{s.encoding} / {s.damage}: {kind}, not {set(s.admitted)}" for s, kind in visible if kind not in s.admitted
+    assert found == [(verdict.finding, verdict.recovered) for verdict in (examine(sample.blob) for sample in corpus)]
+    whole = ("intact", "trailing_data")
+    assert not [
+        sample for sample, (kind, _) in zip(corpus, found, strict=True) if not sample.damage and kind not in whole
     ]
-    assert len(other) <= 0.01 * len(visible), "\n".join(other)
+    assert not [sample for sample, (kind, _) in zip(corpus, found, strict=True) if sample.is_visible and kind in whole]
 
 
 def is_measured(sample: Sample, kind: str) -> bool:
     """Whether how much is left of the picture is known to one MCU: a sequential file of one scan that was cut."""
-    if kind not in ("truncated_scan", "missing_eoi") or not sample.is_jpeg or sample.cut is None:
+    if kind not in ("truncated_scan", "missing_eoi") or not sample.is_jpeg or sample.damage != "cut":
         return False
     return anatomy(sample.whole).one_scan and anatomy(sample.whole).huffman
 
 
-def test_the_share_of_a_cut_file_is_exact_to_one_mcu(corpus: list[Sample], stores: dict[str, Store]) -> None:
+def test_the_share_of_a_cut_file_is_right_to_two_mcus(corpus: list[Sample], stores: dict[str, Store]) -> None:
     wrong, count = [], 0
     for sample, (kind, share) in zip(corpus, columns(stores["native"].url), strict=True):
         if is_measured(sample, kind):
             there, total = sample.mcus
             count += 1
-            if abs(share * total - there) > 1 + 1e-6:
+            if abs(share * total - there) > 2 + 1e-6:
                 wrong.append(f"{sample.encoding} / {sample.damage}: {share * total:.2f} of {total}, truth {there}")
-    assert count > 0.1 * len(corpus)
-    assert len(wrong) <= 0.01 * count, "\n".join(wrong)
+    assert count > 0.03 * len(corpus)
+    assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("where", [{"finding": "intact"}, {"recovered": 1.0, "finding": ["intact", "trailing_data"]}])
+@pytest.mark.parametrize(
+    "where", [{"image_finding": "intact"}, {"image_recovered": 1.0, "image_finding": ["intact", "trailing_data"]}]
+)
 def test_where_selects_no_visibly_damaged_picture_as_whole(
     corpus: list[Sample], stores: dict[str, Store], where: Mapping[str, Any]
 ) -> None:

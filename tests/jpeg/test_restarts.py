@@ -202,7 +202,7 @@ def test_damaged_pictures_and_other_formats_are_kept(marker: RestartMarker) -> N
             kept = marker.mark(blob, verdict)
             assert kept.blob is blob
             assert kept.outcome in ("damaged", "no JPEG")
-    assert marker.mark(flipped, None).blob in (flipped, marker.mark(flipped, Verdict("intact")).blob)
+    assert marker.mark(flipped, None).blob in (flipped, marker.mark(flipped, Verdict("intact", 1.0)).blob)
 
 
 def test_flips_never_change_what_is_decoded(marker: RestartMarker) -> None:

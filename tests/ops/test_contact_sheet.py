@@ -100,7 +100,7 @@ def test_a_picture_with_unknown_loss_is_not_hatched(tmp_path: Path) -> None:
     url, path = f"lmdb://{tmp_path}/a.lmdb", tmp_path / "sheet.png"
     with storeds.open_writer(url, {"image": "image"}) as writer:
         writer.append([{"image": jpeg(0, (160, 160))}])
-    finding = Finding("corrupt_data", "", 0, image="image", recovered=0.0, exact=False)
+    finding = Finding("corrupt_data", "", 0, image="image", recovered=0.0)
     assert ContactSheet(path).draw(url, [finding]) == 1
     ((picture, _),) = tiles(path, 1)
     assert not ((picture[:, :, 0] > 180) & (picture[:, :, 1:].max(axis=2) < 40)).any()

@@ -24,7 +24,7 @@ class Picture(NamedTuple):
     @property
     def is_readable(self) -> bool:
         """Whether readers return what is there."""
-        return self.recovered != 0.0 and self.reported not in ("too_large", "truncated_file")
+        return self.recovered != 0.0 and self.reported != "too_large"
 
 
 def _png() -> bytes:
@@ -53,13 +53,13 @@ PICTURES: dict[str, Picture] = {
     "no pixel": Picture(jpeg(3)[: _scan(jpeg(3))], "truncated_scan", "truncated_scan", 0.0),
     "no scan": Picture(jpeg(3)[:200], "truncated_header", "truncated_header", 0.0),
     "coarse": Picture(_PROGRESSIVE[: len(_PROGRESSIVE) // 2], "truncated_scan", "truncated_scan", None, True),
-    "stray": Picture(jpeg(5)[:900] + b"\xff\xc8" + jpeg(5)[902:], "corrupt_data", "corrupt_data", None, True),
+    "stray": Picture(jpeg(5)[:900] + b"\xff\xc8" + jpeg(5)[902:], "corrupt_data", "corrupt_data", 0.0),
     "trailing": Picture(jpeg(1) + b"<!-- cached -->", "trailing_data", "trailing_data", 1.0),
     "png": Picture(_png(), None, "intact", 1.0),
-    "half a png": Picture(_png()[: len(_png()) // 2], "truncated_file", "truncated_file", None),
+    "half a png": Picture(_png()[: len(_png()) // 2], "corrupt_data", "corrupt_data", 0.0),
     "page": Picture(b"<html>404</html>", "not_jpeg", "not_jpeg", 0.0),
     "empty": Picture(b"", "not_jpeg", "not_jpeg", 0.0),
-    "huge": Picture(_huge(jpeg(2)), "too_large", "truncated_scan", None),
+    "huge": Picture(_huge(jpeg(2)), "too_large", "corrupt_data", 0.0),
 }
 
 

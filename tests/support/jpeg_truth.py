@@ -158,7 +158,7 @@ def same_mcus(whole: bytes, cut: int, junk: bytes = b"") -> int:
     cut = max((stop for stop, start in about.gaps() if stop <= cut < start), default=cut)
     there = _planes(whole)
     wrong = there != _as_planes(decode(whole[:cut].rstrip(b"\xff") + junk + EOI, "YCbCr"))
-    if there.shape[2] == 3:
+    if there.shape[2] > 1:
         for axis, length in enumerate(about.mcu[::-1]):
             edge = (np.arange(there.shape[axis]) + 2) % length < 4
             wrong[(edge, slice(None), slice(1, None)) if axis == 0 else (slice(None), edge, slice(1, None))] = False

@@ -35,7 +35,7 @@ from jpeg_encodings import (
 from jpeg_truth import EOI, anatomy, mcus_there
 from photographs import jpeg, photograph
 
-__all__ = ["Sample", "pixels_of", "random_corpus", "same_pixels"]
+__all__ = ["OTHERS", "Sample", "pixels_of", "random_corpus", "same_pixels"]
 
 _MARKER_IN_DATA = bytes(range(0xFF))
 

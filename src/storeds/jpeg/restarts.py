@@ -22,7 +22,7 @@ from PIL import Image
 from storeds.errors import ConfigError, StoredsError
 from storeds.jpeg.cuts import is_ready
 from storeds.jpeg.header import EOI, MAX_PIXELS, SOI, Structure, grid_of, parse, units_of
-from storeds.jpeg.verdict import Verdict, examine
+from storeds.jpeg.verdict import Verdict
 from storeds.protocols import Array
 
 __all__ = ["ADDED", "HAD", "Marked", "RestartMarker", "restart_intervals"]
@@ -45,7 +45,7 @@ _MARKER_BYTES = 8
 _MARKER = re.compile(rb"\xff[^\x00\xff]")
 _COM, _APPS = 0xFE, range(0xE0, 0xF0)
 _ALONE = (0x01, *range(0xD0, 0xD8))
-_COLOURS = {"Gray": "GRAY", "YCbCr": "RGB"}
+_COLOURS = {1: "GRAY", 3: "RGB"}
 
 
 class Marked(NamedTuple):
@@ -56,7 +56,7 @@ class Marked(NamedTuple):
     blob : bytes
         The picture to store.
     verdict : Verdict or None
-        The verdict on `blob`; None if none was given.
+        The given one: a strict decode of `blob` gave the same pixels.
     outcome : str
         ``"added"``, ``"had them"``, or why the original is kept.
     """
@@ -136,14 +136,12 @@ class RestartMarker:
             marked = self._smallest(blob, found, [each for each in wanted if not had or each < had])
             if marked is None:
                 return kept if had else kept._replace(outcome="would grow too much")
-            if not np.array_equal(_pixels(blob), _pixels(marked)):
+            count = len(found.components)
+            if not np.array_equal(_pixels(blob, count), _pixels(marked, count)):
                 return kept._replace(outcome="decodes to other pixels")
         except ValueError as error:  # of jpegtran, or of a strict decode
             return kept._replace(outcome=_brief(error))
-        after = None if verdict is None else examine(marked)
-        if after is not None and not after.is_whole:
-            return kept._replace(outcome=f"would be {after.finding}")
-        return Marked(marked, after, ADDED)
+        return Marked(marked, verdict, ADDED)
 
     def _smallest(self, blob: bytes, found: Structure, wanted: list[int]) -> bytes | None:
         """Return the picture with the first of these intervals that costs little enough; None if none does."""
@@ -242,15 +240,11 @@ def _segments(blob: bytes) -> Iterator[tuple[int, int, bool]]:
             yield start, at, marker == _COM or marker in _APPS
 
 
-def _pixels(blob: bytes) -> Array:
+def _pixels(blob: bytes, components: int) -> Array:
     """Decode a JPEG exactly, as readers do; raise ValueError for damage and for what cannot be decoded."""
-    try:
-        _, _, colour, _ = simplejpeg.decode_jpeg_header(blob, strict=True)
-    except KeyError:  # a subsampling that simplejpeg does not know
-        colour = ""
-    if colour in _COLOURS:
+    if components in _COLOURS:
         try:
-            pixels: Array = simplejpeg.decode_jpeg(blob, colorspace=_COLOURS[colour], strict=True)
+            pixels: Array = simplejpeg.decode_jpeg(blob, colorspace=_COLOURS[components], strict=True)
         except ValueError as error:
             raise ValueError(f"libjpeg warns: {error}") from None
         return pixels

@@ -15,7 +15,7 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
-from storeds.jpeg.formats import decode_problem, png_problem, sniff
+from storeds.jpeg.formats import decode_problem, sniff, structure_problem
 from storeds.jpeg.header import (
     EOI,
     MAX_PIXELS,
@@ -130,14 +130,14 @@ def repair(blob: bytes) -> bytes:
 
 
 def _examine_other(blob: bytes) -> Verdict:
-    """Judge a picture that is not a JPEG: by the checksums of a PNG, and by one full decode."""
+    """Judge a picture that is not a JPEG: by one full decode, and by what Pillow does not check."""
     unopened, problem = decode_problem(blob)
     if unopened:
         return Verdict("not_jpeg", 0.0, f"it is not a JPEG but {sniff(blob)}; {problem}")
-    checksums = png_problem(blob)
-    if checksums.only_end and not problem:
-        return Verdict("missing_eoi", 1.0, checksums.reason)
-    problem = checksums.reason or problem
+    structure = structure_problem(blob)
+    if structure.only_end and not problem:
+        return Verdict("missing_eoi", 1.0, structure.reason)
+    problem = structure.reason or problem
     return Verdict("corrupt_data", 0.0, problem) if problem else Verdict("intact", 1.0)
 
 
@@ -315,15 +315,12 @@ def _warning(blob: bytes, found: Structure) -> str:
         return ""  # only a decoder of the user can read it
     if frame.process not in _PROCESSES or frame.precision != 8:
         return f"no decoder accepts {frame.process} JPEGs of {frame.precision} bits"
-    if (
-        not found.interval
-        and frame.process in ("baseline", "extended")
-        and units_of(found, found.scans[0]) <= _MOST_MCUS
-    ):
-        blob = SOI + _INTERVAL + blob[len(SOI) :]
-    message = _decode(blob, frame)
+    is_fast = frame.process in ("baseline", "extended") and len(found.scans) == 1 and not found.interval
+    is_slowed = is_fast and units_of(found, found.scans[0]) <= _MOST_MCUS
+    slowed = SOI + _INTERVAL + blob[len(SOI) :] if is_slowed else blob
+    message = _decode(slowed, frame)
     if message.startswith(_HARMLESS):
-        message = _decode(without_harmless(blob), frame)
+        message = _decode(without_harmless(slowed), frame)
     return _decode_by_pillow(blob) if message.startswith(_REFUSALS) else message
 
 

@@ -15,7 +15,7 @@ import xxhash
 from storeds.errors import ConfigError, DecodeError, StoredsError
 from storeds.jpeg import Verdict, examine
 from storeds.jpeg import repair as repair_jpeg
-from storeds.jpeg.formats import png_problem
+from storeds.jpeg.formats import structure_problem
 from storeds.jpeg.header import SOI, Header, check_scans, read_header
 from storeds.protocols import Cropped, Cropper, CropRequest, Decoder, Note, SampleContext, Window
 from storeds.readers.decoders import (
@@ -182,8 +182,8 @@ class PictureDecoder:
             check_pixels(header.width, header.height, self.max_pixels)
         is_built_in = self._function in _BUILT_IN
         verdict = stored
-        # A strict decode finds the damage of a JPEG. Pillow does not check the pixels of a PNG.
-        if verdict is None and (not is_built_in if value.startswith(SOI) else png_problem(value).reason):
+        # A strict decode finds the damage of a JPEG. Pillow does not find all damage of other formats.
+        if verdict is None and (not is_built_in if value.startswith(SOI) else structure_problem(value).reason):
             verdict = examine(value)
         if verdict is None or verdict.is_whole:
             return Picture(value, header, is_known=stored is not None, damage=None)

@@ -161,7 +161,8 @@ def _collect(
 
 
 def _may_decode(finding: Finding) -> bool:
-    return finding.image is not None and finding.kind not in _UNDRAWN
+    nothing = finding.recovered == 0.0 and finding.kind != "corrupt_data"  # of which decoders may show something
+    return finding.image is not None and finding.kind not in _UNDRAWN and not nothing
 
 
 def _choose(findings: list[Finding], limit: int) -> Iterator[_Chosen]:
