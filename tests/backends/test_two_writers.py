@@ -255,6 +255,6 @@ def test_a_file_system_without_locks_is_not_taken_for_another_writer(
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(fcntl, "lockf", refuse)
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
     with pytest.raises(errors.ConfigError, match="cannot be written: .*No locks available"):
         storeds.open_writer(make_engine_url(engine), FIELDS)

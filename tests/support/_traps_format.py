@@ -26,7 +26,6 @@ __all__ = [
     "leaf_nodes",
     "numbered_records",
     "page_number_bits",
-    "root_pages",
     "swap_records",
 ]
 
@@ -66,18 +65,6 @@ def _write_pages(path: Path, moves: dict[int, int], origin: Path | None = None) 
         begin, end = runs[target] * PAGE, runs[target] * PAGE + size
         data[begin + 16 : end] = before[runs[source] * PAGE + 16 : runs[source] * PAGE + size]
     path.write_bytes(data)
-
-
-def root_pages(data: bytes) -> list[int]:
-    """Return the root pages of the databases ``records`` and ``columns``, which the main database names."""
-    main = struct.unpack_from("<Q", data, PAGE + 16 + 24 + 48 + 40)[0] * PAGE
-    lower = struct.unpack_from("<H", data, main + 12)[0]
-    roots = {}
-    for at in range(main + 16, main + lower, 2):
-        node = main + struct.unpack_from("<H", data, at)[0]
-        size = struct.unpack_from("<H", data, node + 6)[0]
-        roots[data[node + 8 : node + 8 + size]] = struct.unpack_from("<Q", data, node + 8 + size + 40)[0]
-    return [roots[b"records"], roots[b"columns"]]
 
 
 def leaf_nodes(data: bytes) -> Iterator[tuple[int, bytes, int | None]]:

@@ -9,6 +9,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import h5py
@@ -155,6 +156,12 @@ def read_lmdb(url: str) -> tuple[Row, list[Row], list[bytes]]:
         records, columns, meta = (env.open_db(name, create=False) for name in (b"records", b"columns", b"meta"))
         with env.begin() as txn:
             pairs, column, metas = (dict(txn.cursor(each)) for each in (records, columns, meta))
+            page_size = txn.stat(records)["psize"]
+    data = Path(path).read_bytes()
+    for value, pages in zip(pairs.values(), np.frombuffer(column.pop(b"_pages"), "<i8").tolist(), strict=True):
+        begin, count = pages >> 24, pages & 0xFFFFFF
+        assert value in data[begin * page_size : (begin + count) * page_size]
+        assert (count - 1) * page_size < 16 + len(value)
     assert list(metas) == [b"meta"]
     body = json.loads(metas[b"meta"])
     assert body["columns"] == {name.decode(): xxhash.xxh3_64_hexdigest(data) for name, data in column.items()}
