@@ -1,14 +1,9 @@
-"""Batches of arrays: the same values as record by record, from mapped files too, and no crash when a file is cut short."""
+"""Batches of arrays: the same values as record by record."""
 
 from __future__ import annotations
 
 import functools
-import mmap
-import os
-import subprocess
-import sys
-import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +11,14 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
 from torch.utils.data import DataLoader, default_collate
 
 import storeds
 from storeds import StoreDataset, StoreLoader, collate, errors
-from storeds.backends.hdf5 import FileMap, FlatRows, RecordDigests, gather, gather_any, read_spans
 from storeds.protocols import SupportsBatchArrays
 from storeds.readers import ArrayReader
-from storeds.records import RecordCodec, checksum, parse_fields, read_arrays
-from storeds.testing import assert_same, contents
+from storeds.records import read_arrays
+from storeds.testing import assert_same
 
 N = 40
 FIELDS: dict[str, Any] = {
@@ -281,201 +274,3 @@ class TestForeign:
             assert read_arrays(backend, [8, 10, 11, 12], ["large"])["large"].tolist() == [8, 10, 11, 12]
             with pytest.raises(errors.RecordError, match="record 9 of .*int64"):
                 read_arrays(backend, [8, 9, 10, 11], ["large"])
-
-
-CUT = """
-    import os, sys, storeds
-    from storeds.records import read_arrays
-    from storeds.errors import RecordError
-
-    path, name = sys.argv[1:]
-    with storeds.open_backend(path) as backend:
-        batch = list(range(0, len(backend), 3))
-        before = read_arrays(backend, batch, [name])[name]
-        size = os.path.getsize(path)
-        with open(path, "rb") as file:
-            data = file.read()
-        os.truncate(path, 4096)
-        try:
-            read_arrays(backend, batch, [name])
-        except RecordError as error:
-            print("refused:", error)
-        records = backend.get_many(batch)
-        print("errors:", sum(isinstance(record, RecordError) for record in records), "of", len(records))
-        with open(path, "r+b") as file:
-            file.write(data)
-        print("again:", bool((read_arrays(backend, batch, [name])[name] == before).all()))
-"""
-
-
-class TestMapping:
-    """The mapping of a file: the same bytes as reads give, and none that are not there any more."""
-
-    @pytest.mark.parametrize("layout", ["native", "foreign"])
-    def test_a_file_cut_short_after_opening_is_an_error_and_no_crash(self, tmp_path: Path, layout: str) -> None:
-        path, count = tmp_path / "cut.h5", 3000
-        data = np.arange(count * 8, dtype="f4").reshape(count, 8)
-        if layout == "native":
-            fields = {"data": {"kind": "array", "dtype": "f4", "shape": [8]}, "label": "int"}
-            with storeds.open_writer(f"hdf5://{path}", fields) as writer:
-                writer.append({"data": row, "label": at} for at, row in enumerate(data))
-        else:
-            with h5py.File(path, "w") as file:
-                file["data"], file["label"] = data, np.arange(count)
-        command = [sys.executable, "-W", "error", "-c", textwrap.dedent(CUT), str(path), "data"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stderr
-        refused, bad, again = done.stdout.splitlines()
-        assert refused.startswith("refused: ")
-        assert "cut short" in refused
-        assert bad == "errors: 1000 of 1000" if layout == "native" else int(bad.split()[1]) > 900
-        assert again == "again: True"
-
-    @pytest.fixture
-    def noise(self, tmp_path: Path) -> Iterator[tuple[int, bytes]]:
-        path = tmp_path / "noise"
-        path.write_bytes(np.random.default_rng(0).bytes(200_000))
-        descriptor = os.open(path, os.O_RDONLY)
-        yield descriptor, path.read_bytes()
-        os.close(descriptor)
-
-    @pytest.mark.parametrize(("size", "wide"), [(1, 1), (8, 1), (8, 2), (24, 1), (700, 1), (0, 1)])
-    def test_mapped_rows_are_those_that_are_read(self, noise: tuple[int, bytes], size: int, wide: int) -> None:
-        mapped, count = FileMap(noise[0]), 250
-        rows = FlatRows(noise[0], 13, size, count + 1, mapped)
-        plain = FlatRows(noise[0], 13, size, count + 1, None)
-        drawn = np.random.default_rng(1).integers(0, count, 300)
-        found, whole = gather(rows, np.unique(drawn), wide)
-        expected, _ = gather(plain, np.unique(drawn), wide)
-        assert_same(found, expected)
-        assert whole.all()
-        for each in (rows, plain):
-            taken = gather_any(each, drawn)
-            assert taken is not None
-            assert taken.flags.writeable
-            assert taken.tobytes() == b"".join(noise[1][13 + at * size : 13 + (at + 1) * size] for at in drawn)
-        mapped.close()
-
-    def test_mapped_spans_are_those_that_are_read(self, noise: tuple[int, bytes]) -> None:
-        rows = FlatRows(noise[0], 5, 1, 150_000, FileMap(noise[0]))
-        bounds = np.sort(np.random.default_rng(2).integers(0, 10_000, 200))
-        bounds[50:60] = bounds[50]
-        starts, stops = bounds[:-1], bounds[1:]
-        expected = [noise[1][5 + start : 5 + stop] for start, stop in zip(starts, stops, strict=True)]
-        assert read_spans(rows, starts, stops) == expected
-        rows.mapped = None
-        assert read_spans(rows, starts, stops) == expected
-
-    @pytest.mark.parametrize("kind", ["nfs4", "fuse.sshfs", "fuseblk", "9p", "unknown"])
-    def test_only_files_of_local_file_systems_are_mapped(
-        self, noise: tuple[int, bytes], monkeypatch: pytest.MonkeyPatch, kind: str
-    ) -> None:
-        monkeypatch.setattr("storeds.backends.hdf5.rows.file_system", lambda _: kind)
-        assert FileMap(noise[0]).bytes(0, 10) is None
-        monkeypatch.setattr("storeds.backends.hdf5.rows.file_system", lambda _: "ext4")
-        assert FileMap(noise[0]).bytes(0, 10) is not None
-
-    def test_without_address_space_files_are_read(
-        self, noise: tuple[int, bytes], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def refuse(*_: Any, **__: Any) -> None:
-            raise OSError(12, "Cannot allocate memory")
-
-        monkeypatch.setattr(mmap, "mmap", refuse)
-        rows = FlatRows(noise[0], 0, 8, 1000, FileMap(noise[0]))
-        taken = gather_any(rows, np.arange(9))
-        assert taken is not None
-        assert taken.tobytes() == noise[1][:72]
-
-    def test_large_rows_are_read(self, noise: tuple[int, bytes]) -> None:
-        mapped = FileMap(noise[0])
-        assert FlatRows(noise[0], 0, 65_536, 3, mapped).take(np.array([2, 0, 1, 1])) is not None
-        assert FlatRows(noise[0], 0, 65_537, 3, mapped).take(np.array([2, 0, 1, 1])) is None
-
-    def test_rows_beyond_a_shorter_mapping_are_read(self, tmp_path: Path) -> None:
-        path = tmp_path / "grown"
-        path.write_bytes(b"a" * 8000)
-        descriptor = os.open(path, os.O_RDONLY)
-        mapped = FileMap(descriptor)
-        assert mapped.bytes(0, 8000) is not None
-        with path.open("ab") as file:
-            file.write(b"b" * 8000)
-        assert mapped.bytes(8000, 8000) is None
-        taken = gather_any(FlatRows(descriptor, 8000, 8, 1000, mapped), np.arange(10))
-        assert taken is not None
-        assert taken.tobytes() == b"b" * 80
-        os.close(descriptor)
-
-    def test_a_closed_mapping_is_gone(self, noise: tuple[int, bytes]) -> None:
-        mapped = FileMap(noise[0])
-        rows = FlatRows(noise[0], 0, 8, 1000, mapped)
-        assert rows.take(np.arange(9)) is not None
-        assert "/noise" in Path("/proc/self/maps").read_text()
-        mapped.close()
-        assert "/noise" not in Path("/proc/self/maps").read_text()
-        assert rows.take(np.arange(9)) is None
-
-    def test_where_disks_are_waited_for_rows_are_announced(
-        self, noise: tuple[int, bytes], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        waits, announced = iter(range(100)), list[tuple[int, int]]()
-        rows = FlatRows(noise[0], 100, 1000, 50, FileMap(noise[0]))
-        monkeypatch.setattr("storeds.backends.hdf5.rows._waits", lambda: next(waits))
-        monkeypatch.setattr(os, "posix_fadvise", lambda _, *span: announced.append(span[:2]))
-        rows.take(np.array([9, 3, 3, 4]))
-        assert announced == []
-        rows.take(np.array([9, 3, 3, 4]))
-        assert announced == [(9100, 1000), (3100, 1000), (3100, 1000), (4100, 1000)]
-
-    @pytest.mark.parametrize("layout", ["native", "foreign"])
-    def test_a_forked_child_maps_again_and_the_parent_reads_on(self, tmp_path: Path, layout: str) -> None:
-        path = tmp_path / "forked.h5"
-        if layout == "native":
-            write(f"hdf5://{path}")
-        else:
-            with h5py.File(path, "w") as file:
-                file["x"] = np.stack([record["x"] for record in RECORDS])
-        with storeds.open_backend(path) as backend:
-
-            def read() -> bytes:
-                return read_arrays(backend, ASKED, ["x"])["x"].tobytes()
-
-            expected = read()
-            for _ in range(3):
-                child = os.fork()
-                if child == 0:
-                    try:
-                        inherited = "forked.h5" in Path("/proc/self/maps").read_text()
-                        same = read() == expected
-                        os._exit(0 if same and not inherited else 1)
-                    finally:
-                        os._exit(2)
-                assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-                assert read() == expected
-        assert "forked.h5" not in Path("/proc/self/maps").read_text()
-
-
-class TestDigests:
-    """Checksums without packing are those of packed records."""
-
-    @given(contents())
-    def test_of_any_record(self, content: tuple[dict[str, Any], list[Any]]) -> None:
-        fields, records = parse_fields(content[0]), content[1]
-        codec, digests = RecordCodec(fields), RecordDigests(fields)
-        for stored in map(codec.canonical, records):
-            assert digests.of_records([stored]) == [checksum(codec.pack(stored))]
-
-    @pytest.mark.parametrize("size", [0, 255, 256, 65_535, 65_536, 70_000])
-    @pytest.mark.parametrize("others", [1, 13, 14, 16], ids="and {} more".format)
-    def test_of_large_values(self, size: int, others: int) -> None:
-        declared = {
-            "first": "bytes",
-            **{f"n{at}": "int" for at in range(others)},
-            "last": {"kind": "array", "dtype": "<f8", "shape": [None, 2]},
-        }
-        fields = parse_fields(declared)
-        codec = RecordCodec(fields)
-        stored = codec.canonical(
-            {"first": bytes(size), **{f"n{at}": at * 99 for at in range(others)}, "last": np.ones((9000, 2))}
-        )
-        assert RecordDigests(fields).of_records([stored]) == [checksum(codec.pack(stored))]

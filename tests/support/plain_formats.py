@@ -84,6 +84,20 @@ def document_seal(row: Row, fields: list[Row], at: int, salt: int = SALT) -> byt
     return checksum(row) + seal(row, at, salt).to_bytes(8, "big") + b"".join(sums)
 
 
+def column_sums(rows: list[Row], fields: list[Row]) -> Row:
+    """Return the checksums of the columns of a store, as its meta has them."""
+    columns: dict[str, bytes] = {}
+    for field in fields:
+        values = [row[field["name"]] for row in rows]
+        if field["kind"] in SCALARS:
+            columns[field["name"]] = np.array(values, SCALARS[field["kind"]]).tobytes()
+        elif field["kind"] == "str":
+            texts = [value.encode() for value in values]
+            columns[field["name"]] = b"".join(texts)
+            columns[f"{field['name']}.offsets"] = _offsets(texts).tobytes()
+    return {name: xxhash.xxh3_64_hexdigest(data) for name, data in columns.items()}
+
+
 def content_id(fields: list[Row], checksums: list[bytes]) -> str:
     head = canonical({"attrs": ATTRS, "fields": fields}).encode()
     return xxhash.xxh3_128_hexdigest(head + xxhash.xxh3_128_digest(b"".join(checksums)))
@@ -115,22 +129,6 @@ def parsed_meta(row: Any) -> Row:
         "fields": json.loads(body["fields"]),
         "count": int(body["count"]),
     }
-
-
-def blocks_of(rows: list[Row], fields: list[Row]) -> bytes:
-    """Return the table of checksums of an HDF5 store, one for each 64 KiB of each column."""
-    columns: list[bytes] = []
-    for field in fields:
-        values = [row[field["name"]] for row in rows]
-        if field["kind"] in SCALARS:
-            columns.append(np.array(values, SCALARS[field["kind"]]).tobytes())
-        elif field["kind"] == "array" and None not in field["shape"]:
-            columns.append(b"".join(data for _, _, data in values))
-        elif field["kind"] in ("str", "json"):
-            texts = [value.encode() for value in values]
-            columns += [b"".join(texts), _offsets(texts).tobytes()]
-    sums = [xxhash.xxh3_64_intdigest(data[at : at + 65_536]) for data in columns for at in range(0, len(data), 65_536)]
-    return np.array(sums, "<u8").tobytes()
 
 
 def flat_meta(body: Row) -> Row:
@@ -187,14 +185,16 @@ def _unsealed(seals: Iterable[int], body: Row) -> list[bytes]:
 
 def read_hdf5(url: str) -> tuple[Row, list[Row], list[bytes]]:
     with h5py.File(url.removeprefix("hdf5://")) as file:
-        body = parsed_meta(file.attrs) | {"blocks": file.attrs["blocks"]}
-        assert body["blocks"] == xxhash.xxh3_64_hexdigest(file["blocks"][:].tobytes())
+        assert set(file) == {"records"}
+        assert set(file.attrs) == {"layout", "meta"}
+        body = json.loads(file.attrs["meta"])
+        assert file.attrs["layout"] == body["layout"]
         group = file["records"]
         rows = [
             {field["name"]: _hdf5_value(group[field["name"]], field, at) for field in body["fields"]}
             for at in range(body["count"])
         ]
-        assert file["blocks"][:].tobytes() == blocks_of(rows, body["fields"])
+        assert body["columns"] == column_sums(rows, body["fields"])
         return body, rows, _unsealed(group["_seal"][:].tolist(), body)
 
 
@@ -269,9 +269,8 @@ def _offsets(blobs: list[bytes]) -> Any:
 
 def write_hdf5(url: str, rows: list[Row], fields: list[Row], **storage: Any) -> None:
     with h5py.File(url.removeprefix("hdf5://"), "w") as file:
-        blocks = blocks_of(rows, fields)
-        file.attrs.update(flat_meta(meta_of(rows, fields, blocks=xxhash.xxh3_64_hexdigest(blocks))))
-        file["blocks"] = np.frombuffer(blocks, "<u8")
+        file.attrs["layout"] = "storeds/1"
+        file.attrs["meta"] = canonical(meta_of(rows, fields, columns=column_sums(rows, fields)))
         group = file.create_group("records")
 
         def put(name: str, array: Any) -> None:

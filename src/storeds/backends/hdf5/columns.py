@@ -12,7 +12,7 @@ from storeds.backends.hdf5.rows import Rows, gather, read_ranges
 from storeds.protocols import Array, Field
 from storeds.records.columns import SCALARS, text_offsets
 
-__all__ = ["Column", "checksum_of", "read_values"]
+__all__ = ["Column", "checksum_of", "fixed_values", "read_values"]
 
 _STEP = 1 << 20  # bytes
 
@@ -50,14 +50,10 @@ def read_values(column: Column, positions: Array) -> list[Any]:
     JSON is text, and an array is ``[dtype, shape, bytes]``.
     """
     field = column.field
-    if field.is_scalar:
-        raw, whole = gather(column.rows, positions)
-        values: list[Any] = raw.view(SCALARS[field.kind])[:, 0].tolist()
-        return values if whole.all() else [v if good else _UNREADABLE for v, good in zip(values, whole, strict=True)]
     if column.offsets is None:
-        found = read_ranges(column.rows, positions, positions + 1)
-        shape, size = list(field.shape or ()), column.rows.size
-        return [[field.dtype, shape, data] if len(data) == size else _UNREADABLE for data in found]
+        raw, whole = gather(column.rows, positions)
+        values = fixed_values(raw, field)
+        return values if whole.all() else [v if good else _UNREADABLE for v, good in zip(values, whole, strict=True)]
     found = _between(column.rows, *gather(column.offsets, positions, 2))
     if field.kind in ("str", "json"):
         return list(map(_text, found))
@@ -67,6 +63,15 @@ def read_values(column: Column, positions: Array) -> list[Any]:
     return [
         data if data is _UNREADABLE else [field.dtype, shape, data] for data, shape in zip(found, shapes, strict=True)
     ]
+
+
+def fixed_values(raw: Array, field: Field) -> list[Any]:
+    """Return values of fixed size, given as rows of bytes, as `read_values` does."""
+    if field.is_scalar:
+        numbers: list[Any] = raw.view(SCALARS[field.kind])[:, 0].tolist()
+        return numbers
+    data, size, dtype, shape = raw.reshape(-1).data, raw.shape[1], field.dtype, list(field.shape or ())
+    return [[dtype, shape, data[at * size : (at + 1) * size]] for at in range(len(raw))]
 
 
 def _between(rows: Rows, bounds: Array, whole: Array) -> list[Any]:

@@ -1,15 +1,18 @@
 """Reads rows of HDF5 datasets: by file offset if they are contiguous in the file, else through libhdf5.
 
-Positional reads release the GIL and bypass libhdf5's global lock. They fail with an error where a memory mapping ends the
-process, namely when the file was cut short or a sector is bad. Chunked or filtered datasets, such as those that h5repack
-writes, are read correctly but more slowly.
+Positional reads release the GIL and bypass libhdf5's global lock. Where the file was cut short or a sector is bad, they fail
+with an error, whereas touching a memory mapping would end the process. Chunked or filtered datasets, such as those that
+h5repack writes, are read correctly but more slowly.
 """
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+import mmap
 import os
 import resource
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -24,8 +27,12 @@ __all__ = ["FlatRows", "JoinedRows", "LibraryRows", "Rows", "gather", "open_rows
 
 _GAP = 4096  # bytes; reading an unneeded page is cheaper than another call
 _GROUP = 1 << 20  # bytes; neighbouring ranges are read together up to about this size
-_KEPT = 1 << 20  # bytes; a smaller dataset is read once and stays in memory
+_KEPT = 1 << 24  # bytes; random reads soon touch every page of a smaller dataset, so it stays in memory
+_PAGE = 4096  # bytes
 _WORTH_ADVICE = 1 << 18  # bytes of one call
+_SCATTERED = 32  # rows; fewer are read one by one
+_SMALL = 1 << 14  # bytes of a row; copying larger ones takes longer than the calls
+_VECTORS = 1024  # Linux's limit of ranges in one call
 
 
 class Rows(Protocol):
@@ -48,7 +55,7 @@ class JoinedRows(ABC):
     def __init__(self, size: int, count: int) -> None:
         self.size, self.count = size, count
         self._kept: bytes | None = None
-        self._may_keep = size * count <= _KEPT
+        self._before_kept = size * count // _PAGE if size * count <= _KEPT else sys.maxsize
 
     @abstractmethod
     def _load(self, starts: Array, stops: Array) -> list[bytes]:
@@ -61,7 +68,7 @@ class JoinedRows(ABC):
 
     def read_ranges(self, starts: Array, stops: Array) -> list[bytes]:
         """Return the bytes of row ranges in any order; fewer bytes where they are unreadable."""
-        data, size = self.kept(), self.size
+        data, size = self.kept(len(starts)), self.size
         if data is not None:
             bounds = zip((starts * size).tolist(), (stops * size).tolist(), strict=True)
             return [data[begin:end] for begin, end in bounds]
@@ -71,14 +78,16 @@ class JoinedRows(ABC):
         found = self._read_ascending(starts[order], stops[order])
         return [found[at] for at in np.argsort(order).tolist()]
 
-    def kept(self) -> bytes | None:
-        """Return all rows if the dataset is small and readable."""
-        if self._kept is None and self._may_keep:
-            (data,) = self._load(np.array([0]), np.array([self.count]))
-            if len(data) == self.size * self.count:
-                self._kept = data
-            else:
-                self._may_keep = False
+    def kept(self, asked: int) -> bytes | None:
+        """Return all rows, once reading `asked` more of a small dataset would cost as much as reading all of it."""
+        if self._kept is None:
+            self._before_kept -= asked
+            if self._before_kept < 0:
+                (data,) = self._load(np.array([0]), np.array([self.count]))
+                if len(data) == self.size * self.count:
+                    self._kept = data
+                else:  # a part is unreadable
+                    self._before_kept = sys.maxsize
         return self._kept
 
     def _read_ascending(self, starts: Array, stops: Array) -> list[bytes]:
@@ -118,6 +127,43 @@ class FlatRows(JoinedRows):
         super().__init__(size, count)
         self._descriptor, self._offset = descriptor, offset
         self._waits = False
+        self._mapped: Array | None = None
+        self._may_map = _readv is not None
+
+    def take(self, first: Array, wide: int) -> Array | None:
+        """Copy small rows from all over the dataset with few system calls; None if another way must be used.
+
+        The kernel copies them out of a mapping. Unlike this process, it survives a page that is not there.
+        """
+        length, count = wide * self.size, len(first)
+        if count < _SCATTERED or not 0 < length <= _SMALL or not self._may_map:
+            return None
+        if self._mapped is None:
+            self._mapped = self._map()
+            if self._mapped is None:
+                return None
+        taken = np.empty((count, length), np.uint8)
+        ranges = np.empty((count, 2), np.uint64)
+        ranges[:, 0] = first * self.size + self._mapped.ctypes.data
+        ranges[:, 1] = length
+        for start in range(0, count, _VECTORS):
+            part = taken[start : start + _VECTORS]
+            target = np.array([part.ctypes.data, part.nbytes], np.uint64)
+            address = ranges[start:].ctypes.data
+            if _readv(os.getpid(), target.ctypes.data, 1, address, len(part), 0) != part.nbytes:
+                return None
+        return taken
+
+    def _map(self) -> Array | None:
+        first = self._offset % mmap.ALLOCATIONGRANULARITY
+        size = first + self.size * self.count
+        try:
+            mapped = mmap.mmap(self._descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ, offset=self._offset - first)
+        except (OSError, ValueError):  # no address space left, or the file was cut short
+            self._may_map = False
+            return None
+        mapped.madvise(mmap.MADV_RANDOM)
+        return np.frombuffer(mapped, np.uint8)[first:]
 
     def _load(self, starts: Array, stops: Array) -> list[bytes]:
         offsets = (starts * self.size + self._offset).tolist()
@@ -147,6 +193,18 @@ class FlatRows(JoinedRows):
         except OSError:  # a bad sector
             pass
         return b"".join(parts)
+
+
+def _find_readv() -> Any:
+    """Return process_vm_readv of the C library, or None on systems that lack it."""
+    found = getattr(ctypes.CDLL(None), "process_vm_readv", None)
+    if found is not None:
+        size, address = ctypes.c_ulong, ctypes.c_void_p
+        found.argtypes, found.restype = [ctypes.c_int, address, size, address, size, size], ctypes.c_ssize_t
+    return found
+
+
+_readv = _find_readv()
 
 
 def _blocks_read() -> int:
@@ -180,23 +238,31 @@ def read_ranges(rows: Rows, starts: Array, stops: Array) -> list[bytes]:
     return [found[at] for at in np.argsort(order).tolist()]
 
 
+_ALL = np.array(True)
+
+
 def gather(rows: Rows, first: Array, wide: int = 1) -> tuple[Array, Array]:
     """Read `wide` rows starting at each of the rows `first`, in any order.
 
     Returns
     -------
     Array, Array
-        The bytes, shape (n, wide * size), uint8, writable, zero where unreadable; and which are complete, shape (n,), bool.
+        The bytes, shape (n, wide * size), uint8, writable, zero where unreadable; and which rows are complete, shape (n,),
+        bool, or () if all are.
     """
     length = wide * rows.size
-    kept = rows.kept() if isinstance(rows, JoinedRows) else None
+    kept = rows.kept(len(first)) if isinstance(rows, JoinedRows) else None
     if kept is not None:
         table = np.frombuffer(kept, np.uint8).reshape(rows.count, rows.size)
         numbers = first if wide == 1 else first[:, None] + np.arange(wide)
-        return table.take(numbers, axis=0).reshape(len(first), length), np.ones(len(first), bool)
+        return table.take(numbers, axis=0).reshape(len(first), length), _ALL
+    taken = rows.take(first, wide) if isinstance(rows, FlatRows) else None
+    if taken is not None:
+        return taken, _ALL
     found = read_ranges(rows, first, first + wide)
-    whole = np.array([len(data) == length for data in found], bool)
-    if not whole.all():
+    whole: Any = _ALL
+    if set(map(len, found)) != {length}:
+        whole = np.array([len(data) == length for data in found], bool)
         found = [data if len(data) == length else bytes(length) for data in found]
     return np.frombuffer(bytearray().join(found), np.uint8).reshape(len(found), length), whole
 
