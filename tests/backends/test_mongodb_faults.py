@@ -140,22 +140,95 @@ def test_documents_that_were_deleted_are_missed_at_opening_and_at_reading(mongod
         assert "checksum" in str(changed)
         with pytest.raises(errors.RecordError, match="record 2"):
             backend.column("x")  # type: ignore[attr-defined]
+        client[database]["shrunk"].insert_one({"_id": 2, "x": 2})
+        with pytest.raises(errors.FormatError, match="column 'x' does not match its checksum"):
+            backend.column("x")  # type: ignore[attr-defined]
+        client[database]["shrunk"].delete_one({"_id": 2})
     with pytest.raises(errors.FormatError, match="3 documents are there, its meta says 4"):
         storeds.open_backend(url)
 
 
-def test_a_large_value_that_lost_a_part_is_not_published(mongodb: str, mongodb_database: str) -> None:
+@pytest.mark.parametrize("lost", [{"_id": "part/0000000000000000/b/1"}, {"_id": 1}])
+def test_a_store_that_lost_something_on_its_way_is_not_published(
+    mongodb: str, mongodb_database: str, lost: dict[str, Any]
+) -> None:
     url = with_path(mongodb_database, "large")
     database = mongodb_database.rpartition("/")[2].partition("?")[0]
     with connect(mongodb) as client:
         writer = storeds.open_writer(url, {"b": "bytes"})
-        writer.append([{"b": bytes(16 << 20)}])
+        writer.append([{"b": bytes(16 << 20)}, {"b": b""}])
         writer.flush()
-        assert client[database]["large.values.chunks"].delete_one({"n": 3}).deleted_count == 1
-        with pytest.raises(errors.StoredsError, match=r"parts of the large value .* were sent"):
+        (name,) = client[database].list_collection_names()
+        assert client[database][name].delete_one(lost).deleted_count == 1
+        with pytest.raises(errors.StoredsError, match=r"2 .* were sent and 1 arrived"):
             writer.publish()
     with pytest.raises(errors.StoreNotFoundError):
         storeds.open_backend(url)
+
+
+def test_a_large_value_that_lost_a_part_later_is_a_bad_record(mongodb: str, mongodb_database: str) -> None:
+    url = with_path(mongodb_database, "large")
+    database = mongodb_database.rpartition("/")[2].partition("?")[0]
+    with storeds.open_writer(url, {"b": "bytes"}) as writer:
+        writer.append([{"b": bytes(16 << 20)}, {"b": b""}])
+    with storeds.open_backend(url) as backend, connect(mongodb) as client:
+        client[database]["large"].delete_one({"_id": "part/0000000000000000/b/1"})
+        bad, good = backend.get_many([0, 1])
+    assert isinstance(bad, errors.RecordError)
+    assert "a part of its field 'b' is missing" in str(bad)
+    assert good == {"b": b""}
+
+
+def test_a_document_copied_from_elsewhere_is_a_bad_record(mongodb: str, mongodb_database: str) -> None:
+    url = with_path(mongodb_database, "copied")
+    with storeds.open_writer(url, {"x": "int"}) as writer:
+        writer.append({"x": n} for n in range(3))
+    with storeds.open_backend(url) as backend, connect(mongodb_database) as client:
+        collection = client.get_default_database()["copied"]
+        collection.replace_one({"_id": 1}, {**(collection.find_one({"_id": 2}) or {}), "_id": 1})
+        bad = backend.get_many([1])[0]
+    assert isinstance(bad, errors.RecordError)
+    assert "belongs to position 2" in str(bad)
+
+
+@pytest.mark.parametrize("fields", [None, ["x"]], ids=["whole", "x"])
+@pytest.mark.parametrize("same", [True, False], ids=["equal", "other"])
+def test_no_read_returns_anything_of_a_store_that_replaced_the_opened_one(
+    mongodb_database: str, same: bool, fields: list[str] | None
+) -> None:
+    url = with_path(mongodb_database, "replaced")
+
+    def write(offset: int) -> None:
+        with storeds.open_writer(url, {"x": "int", "b": "bytes"}, overwrite=True) as writer:
+            writer.append({"x": n + offset, "b": b"?"} for n in range(3))
+
+    write(0)
+    with storeds.open_backend(url) as backend:
+        write(0 if same else 5)
+        reads: list[Callable[[], object]] = [lambda: backend.get_many([1], fields), lambda: backend.column("x")]  # type: ignore[attr-defined]
+        for read in reads:
+            with pytest.raises(errors.UnavailableError, match="was replaced or dropped while in use; open it again"):
+                read()
+
+
+def test_a_collection_of_another_program_is_not_replaced(mongodb_database: str) -> None:
+    url = with_path(mongodb_database, "theirs")
+    with connect(mongodb_database) as client:
+        client.get_default_database()["theirs"].insert_one({"a": 1})
+        with pytest.raises(errors.StoreExistsError, match="no store, so it is not replaced"):
+            storeds.open_writer(url, {"x": "int"}, overwrite=True)
+        assert client.get_default_database()["theirs"].count_documents({}) == 1
+
+
+def test_a_store_that_mongodb_copies_is_the_same_store(mongodb_database: str) -> None:
+    url = with_path(mongodb_database, "here")
+    with storeds.open_writer(url, {"x": "int"}) as writer:
+        writer.append({"x": n} for n in range(3))
+    with connect(mongodb_database) as client:
+        client.get_default_database()["here"].aggregate([{"$out": "there"}])
+    with storeds.open_backend(with_path(mongodb_database, "there")) as backend:
+        assert backend.meta.id == storeds.info(url).id
+        assert backend.get_many([2, 0]) == [{"x": 2}, {"x": 0}]
 
 
 def test_a_reader_opens_a_bucket_and_an_error_says_that_a_user_may_not_list_collections(guarded: str) -> None:

@@ -15,7 +15,7 @@ from pymongo.errors import (
     ServerSelectionTimeoutError,
 )
 
-from storeds.backends.mongodb import parse_location, pymongo_errors, shared_deadline, with_retries
+from storeds.backends.mongodb import parse_location, pymongo_errors, with_retries
 from storeds.errors import UnavailableError
 
 URL = "mongodb://user:hunter2@127.0.0.1:9/db/c?timeoutMS=1000&serverSelectionTimeoutMS=50"
@@ -120,12 +120,3 @@ def test_no_deadline_is_no_deadline() -> None:
     assert location.deadline is None
     server = Server(*[AutoReconnect("connection closed")] * 3)
     assert with_retries(location, server, lambda: True) == "answer"
-
-
-def test_two_parts_of_a_batch_share_one_deadline(clock: Clock) -> None:
-    server, start = Server(always=AutoReconnect("connection closed")), clock.now
-    with shared_deadline():
-        for _ in range(3):
-            with pytest.raises(UnavailableError, match="the deadline is timeoutMS=1000"):
-                ask(server)
-    assert clock.now - start < 1.2

@@ -147,15 +147,13 @@ class WriterProcess:
 
 
 def leftovers_in(client: pymongo.MongoClient[Any], database: str, name: str) -> list[str]:
-    """Return what there is of a MongoDB store beyond its records, its one entry in meta and its own large values."""
+    """Return what there is of a MongoDB store beyond its records, its meta and the parts of its large values."""
     db = client[database]
-    names = set(db.list_collection_names())
-    (target,) = db.list_collections(filter={"name": name})
-    found = sorted(names - {name, f"{name}.meta", f"{name}.values.files", f"{name}.values.chunks"})
-    rows = list(db[f"{name}.meta"].find())
-    own = [row for row in rows if row["_id"] == target["info"]["uuid"]]
-    found += [f"meta: {row}" for row in rows if row not in own]
-    used = {value["_gridfs"] for row in db[name].find() for value in row.values() if isinstance(value, dict)}
-    found += [f"file {row['_id']}" for row in db[f"{name}.values.files"].find() if row["_id"] not in used]
-    found += [f"part {id}" for id in db[f"{name}.values.chunks"].distinct("files_id") if id not in used]
+    found = [one for one in sorted(db.list_collection_names()) if one.startswith(f"{name}.")]
+    used = {"meta"}
+    for row in db[name].find({"_id": {"$type": "number"}}):
+        for field, value in row.items():
+            if isinstance(value, dict):
+                used |= {f"part/{row['_id']:016x}/{field}/{number}" for number in range(value["_parts"])}
+    found += [f"document {id}" for id in db[name].find({"_id": {"$type": "string"}}).distinct("_id") if id not in used]
     return found

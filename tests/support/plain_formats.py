@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import pymongo
 import xxhash
-from bson import Binary, Int64
+from bson import Int64
 
 from storeds.testing import FIELDS
 
@@ -78,10 +78,18 @@ def seal(row: Row, at: int, salt: int = SALT) -> int:
     return int.from_bytes(checksum(row), "big") ^ salt ^ at
 
 
-def document_seal(row: Row, fields: list[Row], at: int, salt: int = SALT) -> bytes:
-    small = (row[field["name"]] for field in fields if field["kind"] not in ("image", "bytes", "array"))
-    sums = (xxhash.xxh3_64_digest(msgspec.msgpack.encode(value), salt ^ at) for value in small)
-    return checksum(row) + seal(row, at, salt).to_bytes(8, "big") + b"".join(sums)
+def column_sums(rows: list[Row], fields: list[Row]) -> Row:
+    """Return the checksums of the columns of a store, as its meta has them."""
+    columns: dict[str, bytes] = {}
+    for field in fields:
+        values = [row[field["name"]] for row in rows]
+        if field["kind"] in SCALARS:
+            columns[field["name"]] = np.array(values, SCALARS[field["kind"]]).tobytes()
+        elif field["kind"] == "str":
+            texts = [value.encode() for value in values]
+            columns[field["name"]] = b"".join(texts)
+            columns[f"{field['name']}.offsets"] = _offsets(texts).tobytes()
+    return {name: xxhash.xxh3_64_hexdigest(data) for name, data in columns.items()}
 
 
 def column_sums(rows: list[Row], fields: list[Row]) -> Row:
@@ -214,17 +222,20 @@ def _hdf5_value(node: Any, field: Row, at: int) -> Any:
 
 def read_mongodb(url: str) -> tuple[Row, list[Row], list[bytes]]:
     with database_of(url) as (database, name):
-        (found,) = database.list_collections(filter={"name": name})
-        body = parsed_meta(database[f"{name}.meta"].find_one({"_id": found["info"]["uuid"]}))
-        documents = list(database[name].find().sort("_id", 1))
+        (found,) = database[name].find({"_id": {"$type": "string"}})
+        documents = list(database[name].find({"_id": {"$type": "number"}}).sort("_id", 1))
+    assert set(found) == {"_id", "_meta", "_build", "_mean_bytes"}
+    body = json.loads(found["_meta"])
+    assert (found["_id"], found["_build"]) == ("meta", body["build"])
     assert [document["_id"] for document in documents] == list(range(len(documents)))
+    names = [field["name"] for field in body["fields"]]
+    assert all(list(document) == ["_id", *names, "_seal"] for document in documents)
     rows = [
         {field["name"]: _mongodb_value(document[field["name"]], field) for field in body["fields"]}
         for document in documents
     ]
-    for at, (row, document) in enumerate(zip(rows, documents, strict=True)):
-        assert document["_seal"] == document_seal(row, body["fields"], at, int(body["salt"], 16))
-    return body, rows, [document["_seal"][:8] for document in documents]
+    assert body["columns"] == column_sums(rows, body["fields"])
+    return body, rows, _unsealed((document["_seal"] % 2**64 for document in documents), body)
 
 
 def _mongodb_value(value: Any, field: Row) -> Any:
@@ -303,16 +314,17 @@ def write_mongodb(url: str, rows: list[Row], fields: list[Row]) -> None:
     integers = {field["name"] for field in fields if field["kind"] == "int"}
     with database_of(url) as (database, name):
         for at, row in enumerate(rows):
-            document = {"_id": Int64(at), **row, "_seal": Binary(document_seal(row, fields, at))}
+            seal_of_row = seal(row, at)
+            document = {"_id": Int64(at), **row, "_seal": Int64(seal_of_row - (seal_of_row >> 63 << 64))}
             for field in arrays:
                 dtype, shape, data = row[field]
                 document[field] = {"dtype": dtype, "shape": [Int64(size) for size in shape], "data": data}
             for field in integers:
                 document[field] = Int64(row[field])
             database[name].insert_one(document)
-        (found,) = database.list_collections(filter={"name": name})
-        body = flat_meta(meta_of(rows, fields))
-        database[f"{name}.meta"].insert_one({"_id": found["info"]["uuid"], **body, "values": "none"})
+        body = meta_of(rows, fields, columns=column_sums(rows, fields))
+        meta = {"_id": "meta", "_meta": canonical(body), "_build": body["build"], "_mean_bytes": 1000}
+        database[name].insert_one(meta)
 
 
 READ = {"lmdb": read_lmdb, "hdf5": read_hdf5, "mongodb": read_mongodb}

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from bson import Int64
 
+from storeds.protocols import Field
 from storeds.records.seals import SEAL
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "NOTE",
     "RECORDS",
     "WRITER",
+    "pack",
     "packed_map",
     "part_ids",
     "partials_of",
@@ -110,7 +112,9 @@ def part_ids(document: Mapping[str, Any]) -> list[str]:
 
 def _large(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     if dict in map(type, document.values()):
-        yield from ((name, value) for name, value in document.items() if type(value) is dict and _PARTS in value)
+        for name, value in document.items():
+            if type(value) is dict and isinstance(value.get(_PARTS), int):
+                yield name, value
 
 
 def resolve(document: dict[str, Any], parts: Mapping[str, Mapping[str, Any]]) -> None:
@@ -118,37 +122,51 @@ def resolve(document: dict[str, Any], parts: Mapping[str, Mapping[str, Any]]) ->
     for name, value in list(_large(document)):
         try:
             data = b"".join(parts[id][_DATA] for id in _ids(document["_id"], name, value[_PARTS]))
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"a part of its field {name!r} is missing from the collection ({error})") from None
+        except KeyError as error:
+            raise ValueError(f"a part of its field {name!r} is missing from the collection: {error}") from None
         if "dtype" in value:
             document[name] = {"dtype": value["dtype"], "shape": value["shape"], "data": data}
         else:
             document[name] = data.decode() if _TEXT in value else data
 
 
-def packed_map(document: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+def packed_map(document: Mapping[str, Any], fields: Mapping[str, Field]) -> dict[str, Any]:
     """Return the map of these fields that `RecordCodec.pack` packs; raises ValueError with the reason."""
     found = {}
-    for name in names:
+    for name, field in fields.items():
         if name not in document:
             raise ValueError(f"its document has no field {name!r}")
-        value = document[name]
-        found[name] = value if type(value) in _PLAIN else _from_bson(name, value)
+        value, kind = document[name], field.kind
+        if type(value) is not _TYPES[kind]:
+            value = _from_bson(value)
+            if type(value) is not _TYPES[kind]:
+                raise ValueError(
+                    f"field {name!r} of its document is not of kind {kind} (found {type(document[name]).__name__})"
+                )
+        found[name] = value
     return found
 
 
-_PLAIN = (bytes, str, float, bool)  # which need no conversion
+_TYPES = {
+    "image": bytes,
+    "bytes": bytes,
+    "str": str,
+    "json": str,
+    "int": int,
+    "float": float,
+    "bool": bool,
+    "array": list,
+}
 
 
-def _from_bson(name: str, value: Any) -> Any:
-    if isinstance(value, int):
+def _from_bson(value: Any) -> Any:
+    if isinstance(value, Int64):
         return int(value)
-    if isinstance(value, bytes):  # of another subtype of binary
-        return bytes(value)
-    try:
-        return [value["dtype"], [int(size) for size in value["shape"]], value["data"]]
-    except (TypeError, KeyError, ValueError):
-        raise ValueError(f"field {name!r} of its document is of another kind, {type(value).__name__}") from None
+    if isinstance(value, bytes):
+        return bytes(value)  # PyMongo returns subtypes other than 0 as bson.Binary
+    if isinstance(value, dict) and value.keys() == {"dtype", "shape", "data"}:
+        return [value["dtype"], list(map(_from_bson, value["shape"])), value["data"]]
+    return value
 
 
 def seal_of(document: Mapping[str, Any]) -> int | None:
@@ -158,11 +176,14 @@ def seal_of(document: Mapping[str, Any]) -> int | None:
 
 
 def pack(record: Mapping[str, Any]) -> bytes:
-    """Return the packed record of a `packed_map`."""
-    return _encode(record)
+    """Return the packed record of a `packed_map`; raises ValueError for values of a document that cannot be packed."""
+    try:
+        return _encode(record)
+    except (TypeError, OverflowError) as error:
+        raise ValueError(f"its document has a value of no known kind ({error})") from None
 
 
 def sealed_of(document: Mapping[str, Any]) -> bytes:
     """Return the packed record of a document that `to_documents` returned, with its seal; raises ValueError."""
-    names = [name for name in document if name not in ("_id", SEAL)]
-    return pack(packed_map(document, names)) + (seal_of(document) or 0).to_bytes(_SEAL_BYTES, "big")
+    record = {name: _from_bson(value) for name, value in document.items() if name not in ("_id", SEAL)}
+    return pack(record) + (seal_of(document) or 0).to_bytes(_SEAL_BYTES, "big")

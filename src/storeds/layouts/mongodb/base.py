@@ -288,7 +288,7 @@ class MongodbLayout(StoreBackend, Generic[Opts]):
         if first is None:
             return "it is empty"
         shown = ", ".join(f"{name}={shown_value(first[name])}" for name in sorted(first)[:_SHOWN])
-        is_bucket = parse_location(url).collection.endswith((".files", ".chunks", ".meta"))
+        is_bucket = parse_location(url).collection.endswith((".files", ".chunks"))
         reads = "" if is_bucket else "; layout='query' reads them as they are"
         return f"its first document has the fields {listed(sorted(first))}; it begins {shown}{reads}"
 

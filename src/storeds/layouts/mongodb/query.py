@@ -15,6 +15,7 @@ from pydantic import BeforeValidator
 
 from storeds._utils.text import counted
 from storeds.backends.base import BackendOptions, check_most_is_read
+from storeds.backends.mongodb.documents import BUILD
 from storeds.errors import ConfigError, StoreNotFoundError, suggest
 from storeds.layouts.mongodb.base import Connection, MongodbLayout, listed
 from storeds.layouts.mongodb.packing import IdPacker, Packed, id_of, key_of, pack_ids
@@ -320,8 +321,8 @@ class QueryLayout(ColumnLayout[QueryOptions]):
     def _guess(cls, connection: Connection, settings: QueryOptions) -> str | None:
         name = connection.location.collection
         shown = list(connection.find(name, {}, limit=_GLANCES))
-        if not shown or name.endswith((".files", ".chunks", ".meta")) or SEAL in shown[0]:
-            return None  # belongs to a bucket or to a native store
+        if not shown or name.endswith((".files", ".chunks")) or any(SEAL in each or BUILD in each for each in shown):
+            return None  # belongs to a bucket, or is a native store
         if settings.unwind:
             filled = next(
                 connection.find(name, {f"{settings.unwind}.0": {"$exists": True}}, {"_id": True}, limit=1), None
