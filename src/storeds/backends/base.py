@@ -7,7 +7,6 @@ to read `Meta`, sorted records and columns. Plug-ins may use both as base classe
 from __future__ import annotations
 
 import copy
-import functools
 import logging
 import re
 from abc import ABC, abstractmethod
@@ -89,11 +88,8 @@ class StoreBackend(ABC):
         self.meta = meta
         self._stored = stored_fields(meta)
         self._derived = derived_fields(meta)
+        self._codec = RecordCodec(self._stored)
         self._key_field = "key" if "key" in meta.fields and meta.fields["key"].kind == "str" else None
-
-    @functools.cached_property
-    def _codec(self) -> RecordCodec:
-        return RecordCodec(self._stored)
 
     @abstractmethod
     def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
