@@ -134,12 +134,10 @@ class Meta:
     layout : str
         ``"storeds/1"``, or the name of a foreign layout.
     fields : mapping of str to Field
-        The fields of every record, in declared order.
+        The fields of every record, in declared order. Beside an image of a native store, ``<image>_finding`` (str) and
+        ``<image>_recovered`` (float) hold the verdict on it, see `storeds.jpeg.Verdict`.
     attrs : mapping of str to JSON
         User data, such as class names and provenance.
-    verdicts : tuple of str
-        The image fields that have a verdict in each record, see `storeds.jpeg.Verdict`. The reserved field
-        ``_verdict_<image>`` holds its text; `Backend.get_many` returns it only if named in ``fields``.
     fast_crops : int or None
         Number of pictures of which readers can decode a crop alone, as the program that wrote the store counted them.
         None if it did not.
@@ -151,7 +149,6 @@ class Meta:
     layout: str
     fields: Mapping[str, Field]
     attrs: Mapping[str, JSON] = field(default_factory=dict)
-    verdicts: tuple[str, ...] = ()
     fast_crops: int | None = None
 
 

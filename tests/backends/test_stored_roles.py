@@ -24,7 +24,6 @@ from storeds.backends import ConcatenatedBackend
 from storeds.backends.selection import Selection
 from storeds.records.roles import ROLE_KEYS
 from storeds.testing import FIELDS as KINDS
-from storeds.testing import make_records
 
 ENGINES = ("lmdb", "hdf5", "mongodb", "memory")
 MakeUrl = Callable[[str], str]
@@ -58,7 +57,11 @@ STORED = [
 ]
 FIELDS["labels"] = {**LABELS, "of": "boxes"}
 FIELDS["points"]["of"] = "boxes"
-VERDICTS = [{"name": f"_verdict_{name}", "kind": "str"} for name in ("image", "mask")]
+VERDICTS = [
+    {"name": f"{name}_{part}", "kind": kind}
+    for name in ("image", "mask")
+    for part, kind in (("finding", "str"), ("recovered", "float"))
+]
 
 
 def picture(mode: str = "RGB", size: tuple[int, int] = (64, 48), form: str = "PNG") -> bytes:
@@ -553,16 +556,31 @@ def test_a_list_of_classes_is_for_the_usual_fields_where_there_are_several() -> 
                 writer.publish({"classes": ["cat"]})
 
 
-def test_stores_without_roles_keep_their_ids() -> None:
-    # Computed by storeds before there were roles.
-    with storeds.open_writer("memory://kinds", KINDS, overwrite=True) as writer:
-        writer.append(make_records(24))
-        assert writer.publish({"classes": ["cat", "dog"]}).id == "ba388206a6cf29cc8476f604e5261036"
+def plain_record(at: int) -> dict[str, Any]:
+    return {
+        "raw": bytes([at]) * at,
+        "text": f"№ {at}",
+        "number": at - 3,
+        "real": at / 7,
+        "flag": at % 2 == 0,
+        "doc": {"a": [at, None]},
+        "box": np.full((2, 3), at, np.float64),
+        "half": np.arange(at % 4).astype(np.float16),
+    }
+
+
+def test_stores_without_pictures_and_roles_keep_their_ids() -> None:
+    # Computed by storeds before there were roles and fields for verdicts.
+    kinds = {name: KINDS[name] for name in plain_record(0)}
+    with storeds.open_writer("memory://kinds", kinds, overwrite=True) as writer:
+        writer.append(plain_record(at) for at in range(24))
+        assert writer.publish({"classes": ["cat", "dog"]}).id == "b4c187ff65ff4bbe2227f3285e4ff864"
     boxes = {"kind": "array", "dtype": "float32", "shape": [None, 4]}
-    fields = {"image": "image", "boxes": boxes, "label": "int"}
-    with storeds.open_writer("memory://plain", fields, overwrite=True) as writer:
-        writer.append({"image": b"x", "boxes": np.zeros((at, 4), np.float32), "label": at} for at in range(3))
-        assert writer.publish().id == "c18b2ff4612e02bbd9fc499056d73996"
+    with storeds.open_writer(
+        "memory://plain", {"raw": "bytes", "boxes": boxes, "label": "int"}, overwrite=True
+    ) as writer:
+        writer.append({"raw": b"x", "boxes": np.zeros((at, 4), np.float32), "label": at} for at in range(3))
+        assert writer.publish().id == "759d7d40453ec3bbb0e787d5ba3b5eb5"
 
 
 def test_a_stream_refuses_boxes_of_different_formats(make_engine_url: MakeUrl) -> None:

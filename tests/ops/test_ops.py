@@ -172,7 +172,7 @@ def test_convert_keeps_id_order_attrs_and_every_kind(make_engine_url: MakeUrl, s
         meta = writer.publish({"classes": ["a", "b"], "note": {"deep": [1, 2.5, None]}})
     copied = storeds.convert(src, dst)
     assert (copied.id, copied.count, copied.attrs) == (meta.id, meta.count, meta.attrs)
-    assert list(copied.fields) == list(EVERY_KIND)
+    assert list(copied.fields) == [*EVERY_KIND, "image_finding", "image_recovered"]
     with storeds.open_backend(src) as before, storeds.open_backend(dst) as after:
         assert str(before.get_many(range(9))) == str(after.get_many(range(9)))
     assert storeds.verify(dst).ok
@@ -282,6 +282,8 @@ def test_info_describes_a_store(tree: Path, make_engine_url: MakeUrl, engine: st
         {"name": "image", "kind": "image"},
         {"name": "label", "kind": "int"},
         {"name": "key", "kind": "str"},
+        {"name": "image_finding", "kind": "str"},
+        {"name": "image_recovered", "kind": "float"},
     ]
     assert found.attrs == {"classes": ["apple", "zebra", "ähre"]}
     assert found.bytes is None or found.bytes > sum(len(TREE[key]) for key, _ in ORDER)

@@ -20,10 +20,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from storeds._utils.locations import StoreURL, check_file, file_url, redact
 from storeds.backends.handles import HandlePool, HandleRef, Opener, OpenStore
-from storeds.errors import ConfigError, FormatError, RecordError, StoreNotFoundError, UnavailableError, suggest
+from storeds.errors import ConfigError, RecordError, StoreNotFoundError, UnavailableError, suggest
 from storeds.protocols import JSON, Array, Backend, Field, Meta, Record
 from storeds.records.codec import Places, RecordCodec
-from storeds.records.fields import derived_fields, readable_fields, stored_fields
 
 __all__ = [
     "BackendOptions",
@@ -86,9 +85,7 @@ class StoreBackend(ABC):
     def __init__(self, url: str, meta: Meta) -> None:
         self.url = url
         self.meta = meta
-        self._stored = stored_fields(meta)
-        self._derived = derived_fields(meta)
-        self._codec = RecordCodec(self._stored)
+        self._codec = RecordCodec(meta.fields)
         self._key_field = "key" if "key" in meta.fields and meta.fields["key"].kind == "str" else None
 
     @abstractmethod
@@ -130,19 +127,14 @@ class StoreBackend(ABC):
     def get_many(self, positions: Sequence[int], /, fields: Sequence[str] | None = None) -> list[Record | RecordError]:
         # docstring inherited
         wanted = self._check_fields(fields)
-        needed = self._sources(wanted) if self._derived and not self._stored.keys() >= set(wanted) else wanted
         if type(positions) is not list or set(map(type, positions)) != {int}:  # for a list of int, NumPy is slower
             positions = self._check_positions(positions).tolist()
         if not positions:
             return []
         ascending = sorted(set(positions))
         self._check_bounds(ascending[0], ascending[-1])
-        found = self._read(ascending, needed)
-        if needed is not wanted:
-            found = [
-                self._with_derived(position, record, wanted) for position, record in zip(ascending, found, strict=True)
-            ]
-        elif len(wanted) != len(self._stored):
+        found = self._read(ascending, wanted)
+        if len(wanted) != len(self.meta.fields):
             found = [_project(record, wanted) for record in found]
         by_position = dict(zip(ascending, found, strict=True))
         if len(ascending) == len(positions):
@@ -152,22 +144,13 @@ class StoreBackend(ABC):
     def column(self, name: str, /) -> Array:
         # docstring inherited
         (name,) = self._check_fields([name])
-        if name in self._derived:
-            return self._derived_column(name)
-        field = self._stored[name]
+        field = self.meta.fields[name]
         if field.kind != "str" and not field.is_fixed:
             raise ConfigError(
                 f"{self.url}: field {name!r} is of kind {field.kind}, which has no column; "
                 "columns are int, float, bool, str and arrays of fixed shape"
             )
         return self._column(name, field)
-
-    def _derived_column(self, name: str) -> Array:
-        derived = self._derived[name]
-        try:
-            return derived.column(self._column(derived.source, self._stored[derived.source]))
-        except ValueError as error:
-            raise FormatError(f"{self.url}: {error}; copy the store again from its source") from None
 
     def stored_bytes(self) -> int | None:
         """Return the size of the store in its engine, in bytes, or None if that is unknown."""
@@ -200,29 +183,9 @@ class StoreBackend(ABC):
         if fields is None:
             return tuple(self.meta.fields)
         for name in fields:
-            if name not in self._stored and name not in self._derived:
-                known = readable_fields(self.meta)
-                raise ConfigError(f"{self.url} has no field {name!r}; {suggest(name, known, 'fields')}")
+            if name not in self.meta.fields:
+                raise ConfigError(f"{self.url} has no field {name!r}; {suggest(name, self.meta.fields, 'fields')}")
         return tuple(dict.fromkeys(fields))
-
-    def _sources(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the stored fields that the wanted fields need."""
-        derived = self._derived
-        return tuple(dict.fromkeys(derived[name].source if name in derived else name for name in wanted))
-
-    def _with_derived(
-        self, position: int, record: Record | RecordError, wanted: tuple[str, ...]
-    ) -> Record | RecordError:
-        if isinstance(record, RecordError):
-            return record
-        derived = self._derived
-        try:
-            return {
-                name: derived[name].of(record[derived[name].source]) if name in derived else record[name]
-                for name in wanted
-            }
-        except ValueError as error:
-            return self._fault(position, error, record)
 
     def _check_positions(self, positions: Sequence[int]) -> Array:
         asked = np.asarray(positions)

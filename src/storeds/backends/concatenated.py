@@ -6,6 +6,7 @@ import functools
 import io
 import itertools
 import json
+import math
 import os
 import pickle
 import types
@@ -21,15 +22,15 @@ from storeds.errors import ClosedError, ConfigError, FormatError, RecordError
 from storeds.protocols import JSON, Array, Backend, Field, Meta, Record
 from storeds.records.columns import (
     SCALARS,
-    TEXT,
     check_where,
+    column_of,
     matching_positions,
     read_arrays,
     read_column,
     stack_records,
     stackable,
 )
-from storeds.records.fields import UNCHECKED, Count, readable_fields, verdict_field
+from storeds.records.fields import UNCHECKED, Count, pictures, with_verdicts, without_verdicts
 from storeds.records.roles import role_text
 
 __all__ = ["CONCATENATED", "BackendTable", "BackendTableBuilder", "ConcatenatedBackend", "Place", "check_same_classes"]
@@ -221,7 +222,7 @@ class ConcatenatedBackend(StoreBackend):
 
         Each member's engine selects its records if it can.
         """
-        checked = check_where(where, readable_fields(self.meta), self.url)
+        checked = check_where(where, self.meta.fields, self.url)
         found = [self._select(member, checked) + start for start, member in self._members()]
         return np.concatenate(found).astype(np.int64, copy=False)
 
@@ -290,17 +291,17 @@ class ConcatenatedBackend(StoreBackend):
         """Return the matching positions of one member; without verdicts, all of its images count as unchecked."""
         rest = dict(where)
         for name, values in where.items():
-            derived = self._derived.get(name)
-            if self._lacking(member, (name if derived is None else derived.source,)):
-                if (UNCHECKED if derived is None else derived.of(UNCHECKED)) not in values:
+            lacking = self._lacking(member, (name,))
+            if lacking:
+                if lacking[name] not in values:
                     return np.empty(0, np.int64)
                 del rest[name]
         return matching_positions(member, rest) if rest else np.arange(len(member), dtype=np.int64)
 
-    def _lacking(self, member: Backend, fields: Sequence[str]) -> dict[str, str]:
+    def _lacking(self, member: Backend, fields: Sequence[str]) -> dict[str, str | float]:
         """Return the verdict fields that only other members have, each with the value for unchecked images."""
-        missing = (verdict_field(image) for image in self.meta.verdicts if image not in member.meta.verdicts)
-        return {name: UNCHECKED for name in missing if name in fields}
+        missing = (name for name in fields if name not in member.meta.fields)
+        return {name: UNCHECKED if self.meta.fields[name].kind == "str" else math.nan for name in missing}
 
     def _shares(self, positions: Array) -> Iterator[tuple[Backend, int, Array]]:
         """Yield each member of ascending `positions`, the index of its first position, and its own positions."""
@@ -335,7 +336,7 @@ class ConcatenatedBackend(StoreBackend):
         column: Array | None = None
         for start, member in self._members():
             lacks = self._lacking(member, (name,))
-            part = np.array([UNCHECKED] * len(member), TEXT) if lacks else read_column(member, name)
+            part = column_of(field, [lacks[name]] * len(member)) if lacks else read_column(member, name)
             if column is None:
                 column = np.empty((self.meta.count, *part.shape[1:]), part.dtype)
             column[start : start + len(part)] = part
@@ -368,7 +369,7 @@ class _MetaMerger:
         self._urls: list[str] = []
         self._ids, self._builds = xxhash.xxh3_128(), xxhash.xxh3_128()
         self._fields: Mapping[str, Field] = {}
-        self._verdicts: dict[str, None] = {}  # of any member
+        self._judged = False  # whether a member has verdicts on its pictures
         self._fast_crops: list[int | None] = []
         self._attrs: dict[str, JSON] = {}
         self._with_classes: Backend | None = None
@@ -380,11 +381,11 @@ class _MetaMerger:
         if isinstance(member, StoreBackend):
             self.unread.update(dict.fromkeys(member.unread()))
         if not self.counts:
-            self._fields, self._attrs = meta.fields, dict(meta.attrs)
+            self._fields, self._attrs = without_verdicts(meta.fields), dict(meta.attrs)
             self._columns = _columns_of(member)
         self._check_fields(member)
         self._check_classes(member)
-        self._verdicts.update(dict.fromkeys(meta.verdicts))
+        self._judged = self._judged or bool(pictures(meta.fields))
         self._fast_crops.append(meta.fast_crops)
         for name in [name for name in self._attrs if _text(meta.attrs, name) != _text(self._attrs, name)]:
             del self._attrs[name]
@@ -400,13 +401,13 @@ class _MetaMerger:
 
     def meta(self) -> Meta:
         ids, builds = self._ids.hexdigest(), self._builds.hexdigest()
-        count, verdicts = Count(sum(self.counts)), tuple(self._verdicts)
+        fields = with_verdicts(self._fields) if self._judged else self._fields
         known = [each for each in self._fast_crops if each is not None]
         fast_crops = sum(known) if len(known) == len(self.counts) else None
-        return Meta(ids, builds, count, CONCATENATED, self._fields, self._attrs, verdicts, fast_crops)
+        return Meta(ids, builds, Count(sum(self.counts)), CONCATENATED, fields, self._attrs, fast_crops)
 
     def _check_fields(self, member: Backend) -> None:
-        fields = member.meta.fields
+        fields = without_verdicts(member.meta.fields)
         if list(fields.items()) == list(self._fields.items()):
             return
         first = self._urls[0]

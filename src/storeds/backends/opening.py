@@ -232,7 +232,7 @@ def open_writer(
     check : bool
         Examine each image once and store the verdict with it, see `storeds.jpeg.examine`. It takes about two thirds of the
         time of a decode, and uses threads if `Writer.append` gets a list. A record that has a verdict already, in the
-        reserved field ``_verdict_<image>``, keeps it. Without the check, readers examine images on every read.
+        fields ``<image>_finding`` and ``<image>_recovered``, keeps it. Without the check, readers examine images on every read.
     plan : JSON, optional
         Describes the source of the records: a resuming writer must pass an equal plan.
     index : sequence of str

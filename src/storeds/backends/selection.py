@@ -22,7 +22,7 @@ from storeds.records.columns import (
     read_column,
     save_index,
 )
-from storeds.records.fields import Count, readable_fields
+from storeds.records.fields import Count
 
 __all__ = ["Selection"]
 
@@ -118,4 +118,4 @@ class Selection:
 def _accepted(backend: Backend, where: Mapping[str, Any]) -> dict[str, list[Any]]:
     if not where:
         raise ConfigError("where: an empty mapping selects nothing; leave it out to read every record")
-    return check_where(where, readable_fields(backend.meta), backend.url)
+    return check_where(where, backend.meta.fields, backend.url)

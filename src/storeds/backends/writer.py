@@ -25,7 +25,10 @@ from storeds.records.fields import (
     canonical_json,
     new_build,
     parse_fields,
-    verdict_field,
+    pictures,
+    set_verdict,
+    verdict_fields,
+    with_verdicts,
 )
 
 __all__ = ["BATCH_BYTES", "COMMIT_EVERY", "EncodedRecord", "StoreWriter", "other_plan", "target_exists"]
@@ -35,7 +38,6 @@ _LOG = logging.getLogger("storeds")
 COMMIT_EVERY = 1000
 _WORTH_THREADS, _CHUNK = 8, 64  # records
 _BYTES = (bytes, bytearray, memoryview)
-_COMMON = (UNCHECKED, "intact")
 _CLASS_IDS = "_class_ids"
 BATCH_BYTES = 32 << 20
 
@@ -75,12 +77,6 @@ def _differences(old: JSON, new: JSON, name: str = "") -> Iterator[tuple[str, JS
             yield from _differences(old.get(key), new.get(key), f"{name}.{key}" if name else key)
 
 
-def _verdict(blob: bytes | bytearray | memoryview) -> str:
-    from storeds.jpeg import examine  # a writer without images needs no decoder
-
-    return examine(bytes(blob)).to_text()
-
-
 @dataclass(frozen=True, slots=True)
 class EncodedRecord:
     """One validated and encoded record.
@@ -116,7 +112,7 @@ class StoreWriter(ABC):
     Attributes
     ----------
     fields : dict
-        The stored fields: the declared fields, then the verdicts on images.
+        The declared fields, and two for the verdict on each image.
     note : JSON
         The note of the last `flush` that had one, in this writer or in the write that it resumes.
     """
@@ -127,15 +123,13 @@ class StoreWriter(ABC):
         self.url = url
         if not isinstance(check, bool):
             raise ConfigError(f"check is True or False, got {check!r}")
-        self._declared = parse_fields(fields)
-        images = (name for name, field in self._declared.items() if field.kind == "image")
-        self._verdicts = {name: verdict_field(name) for name in images}
+        self.fields: dict[str, Field] = with_verdicts(parse_fields(fields))
+        self._images = [*pictures(self.fields)]
         self._check_pictures = check
-        self._roles = RoleChecker(self._declared, self._warn_of_lossy)
+        self._roles = RoleChecker(self.fields, self._warn_of_lossy)
         self._lossy: set[str] = set()
-        self._class_ids = ClassIds(self._declared)
+        self._class_ids = ClassIds(self.fields)
         self._noted_ids: JSON = {}
-        self.fields: dict[str, Field] = {**self._declared, **{name: Field("str") for name in self._verdicts.values()}}
         self.commit_every = commit_every
         self.meta: Meta | None = None
         self._note: JSON = None
@@ -223,7 +217,7 @@ class StoreWriter(ABC):
 
     def _examined(self, records: Iterable[Record]) -> Iterable[Record]:
         """Return the records with verdicts on their images; a record that has a verdict keeps it."""
-        if not self._verdicts:
+        if not self._images:
             return records
         if not self._check_pictures or not isinstance(records, Sequence) or len(records) < _WORTH_THREADS:
             return map(self._with_verdicts, records)
@@ -235,17 +229,22 @@ class StoreWriter(ABC):
             for start in range(0, len(records), _CHUNK):
                 yield from pool.map(self._with_verdicts, records[start : start + _CHUNK])
 
-    def _with_verdicts(self, record: Record) -> Record:
-        if not isinstance(record, Mapping) or self._verdicts.keys() - record.keys():
+    def _with_verdicts(self, record: Any) -> Any:
+        if not isinstance(record, Mapping):
             return record  # the codec rejects it with the reason
-        found: dict[str, Any] = {}
-        for image, name in self._verdicts.items():
-            blob = record[image]
-            known = record.get(name, UNCHECKED)
-            if self._check_pictures and known == UNCHECKED and isinstance(blob, _BYTES):
-                known = _verdict(blob)
-            found[name] = known
-        return {**record, **found}
+        judged = dict(record)
+        for image in self._images:
+            finding, _ = verdict_fields(image)
+            if judged.get(finding, UNCHECKED) == UNCHECKED:
+                set_verdict(judged, image, self._examine(judged.get(image)))
+        return judged
+
+    def _examine(self, blob: Any) -> Verdict | None:
+        if not self._check_pictures or not isinstance(blob, _BYTES):
+            return None
+        from storeds.jpeg import examine  # a writer without images needs no decoder
+
+        return examine(bytes(blob))
 
     def _hand_over(self, take: Callable[[list[EncodedRecord], int], None]) -> None:
         with self._writing():
@@ -328,9 +327,8 @@ class StoreWriter(ABC):
             new_build(),
             Count(self._durable),
             NATIVE,
-            self._declared,
+            self.fields,
             attrs,
-            tuple(self._verdicts),
             fast_crops,
         )
         try:
@@ -385,9 +383,6 @@ class StoreWriter(ABC):
     def _seal(self, record: Record) -> EncodedRecord:
         try:
             stored = self._codec.canonical(record)
-            for name in self._verdicts.values():
-                if stored[name] not in _COMMON:
-                    Verdict.from_text(stored[name])
         except ValueError as error:
             raise RecordError.at(self.url, self.count, str(error)) from None
         if self._roles:

@@ -12,19 +12,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
-import numpy as np
-
 from storeds._utils.locations import file_path, redact
 from storeds._utils.text import counted
 from storeds.backends.concatenated import ConcatenatedBackend
 from storeds.backends.opening import open_backend, scheme_of
 from storeds.backends.writer import StoreWriter
 from storeds.errors import ConfigError, FormatError, RecordError, StoreNotFoundError
-from storeds.jpeg import Verdict, examine, is_ready
+from storeds.jpeg import examine, is_ready
 from storeds.jpeg.restarts import ADDED, HAD, RestartMarker
 from storeds.protocols import JSON, Backend, Meta, Record, Writer
 from storeds.records.columns import read_column
-from storeds.records.fields import UNCHECKED, derived_fields, stored_fields, verdict_field, wrong_verdict
+from storeds.records.fields import Verdict, pictures, set_verdict, verdict_fields
 
 __all__ = [
     "NOT_EXAMINED",
@@ -104,26 +102,19 @@ class VerdictCounts:
         ------
         RecordError
             A column is damaged.
-        FormatError
-            A string in it is not a verdict.
         """
         kinds: Counter[str] = Counter()
         lost: Counter[str] = Counter()
         for image, declared in backend.meta.fields.items():
             if declared.kind != "image":
                 continue
-            if image not in backend.meta.verdicts:
+            if image not in pictures(backend.meta.fields):
                 kinds[NOT_EXAMINED] += len(backend)
                 continue
-            texts, counts = np.unique(read_column(backend, verdict_field(image)), return_counts=True)
-            for text, count in zip(texts.tolist(), counts.tolist(), strict=True):
-                try:
-                    verdict = Verdict.from_text(text)
-                except ValueError as error:
-                    raise FormatError(f"{backend.url}: {error}; storeds verify lists such records") from None
-                kind = NOT_EXAMINED if verdict is None else verdict.kind
-                kinds[kind] += count
-                if verdict is not None and is_lost(verdict):
+            columns = (read_column(backend, name).tolist() for name in verdict_fields(image))
+            for (kind, recovered), count in Counter(zip(*columns, strict=True)).items():
+                kinds[kind or NOT_EXAMINED] += count
+                if kind and is_lost(Verdict(kind, recovered)):
                     lost[kind] += count
         return cls({kind: n for kind, n in kinds.most_common() if n}, dict(lost.most_common()))
 
@@ -172,7 +163,7 @@ def damage_note(kinds: Mapping[str, int], meta: Meta) -> str | None:
     found = damaged_kinds(kinds)
     if not found:
         return None
-    where = {name: "intact" for name, derived in derived_fields(meta).items() if derived.part == "finding"}
+    where = {finding: "intact" for finding, _ in pictures(meta.fields).values()}
     selects = f"where={where} reads only whole ones, " if where else ""
     return (
         f"{sum(found.values()):,} of {counted(sum(kinds.values()), 'picture')} are damaged ({_listed(found)}) and stored "
@@ -191,18 +182,15 @@ def read_batches(source: Backend, start: int, stop: int | None = None) -> Iterat
     Raises
     ------
     RecordError
-        A record, or a verdict in it, is bad.
+        A record is bad.
     """
-    volume, fields = 0, tuple(stored_fields(source.meta))
+    volume = 0
     stop = len(source) if stop is None else stop
     for first in range(start, stop, _BATCH):
         records: list[Record] = []
-        for at, record in enumerate(source.get_many(range(first, min(first + _BATCH, stop)), fields), first):
+        for record in source.get_many(range(first, min(first + _BATCH, stop))):
             if isinstance(record, RecordError):
                 raise record
-            wrong = wrong_verdict(record, source.meta)
-            if wrong is not None:
-                raise RecordError.at(source.url, at, wrong)
             records.append(record)
             volume += sum(len(value) for value in record.values() if isinstance(value, bytes))
         yield records, Progress(first + len(records), len(source), volume)
@@ -249,24 +237,22 @@ def in_threads(batches: Iterable[Batch], finish: Callable[[Record], T]) -> Itera
 def examine_pictures(record: Record, images: tuple[str, ...]) -> None:
     """Add the verdict on each picture of `record` that has none."""
     for image in images:
-        name = verdict_field(image)
-        if record.get(name, UNCHECKED) == UNCHECKED:
-            record[name] = examine(record[image]).to_text()
+        if Verdict.of(record, image) is None:
+            set_verdict(record, image, examine(record[image]))
 
 
 def mark_picture(marker: RestartMarker, record: Record, image: str) -> str:
     """Put restart markers into field `image` of `record`, if that is possible, and its new verdict; return the outcome."""
-    name = verdict_field(image)
-    marked = marker.mark(record[image], Verdict.from_text(record.get(name, UNCHECKED)))
+    marked = marker.mark(record[image], Verdict.of(record, image))
     record[image] = marked.blob
     if marked.verdict is not None:
-        record[name] = marked.verdict.to_text()
+        set_verdict(record, image, marked.verdict)
     return marked.outcome
 
 
 def is_fast(record: Record, image: str) -> bool:
     """Return whether readers can decode a crop of field `image` alone: it has restart markers and no known damage."""
-    verdict = Verdict.from_text(record.get(verdict_field(image), UNCHECKED))
+    verdict = Verdict.of(record, image)
     return (verdict is None or verdict.is_whole) and is_ready(record[image])
 
 

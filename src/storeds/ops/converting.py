@@ -29,7 +29,7 @@ from storeds.ops.common import (
 )
 from storeds.protocols import JSON, Backend, Field, Meta, Record, Writer
 from storeds.records.codec import ContentHash, RecordCodec, checksum
-from storeds.records.fields import NATIVE, stored_fields
+from storeds.records.fields import NATIVE, pictures
 from storeds.records.roles import with_roles
 
 __all__ = ["Converted", "convert"]
@@ -219,7 +219,7 @@ class _SourceHash:
 
     def __init__(self, source: Backend) -> None:
         self._meta = source.meta
-        self._codec = RecordCodec(stored_fields(source.meta))
+        self._codec = RecordCodec(source.meta.fields)
         self._content = ContentHash()
 
     @classmethod
@@ -227,7 +227,7 @@ class _SourceHash:
         """Return one, or None if the id of the copy must equal that of the source."""
         if source.meta.layout != NATIVE:
             return None
-        lacks = set(images_of(source)) - set(source.meta.verdicts)
+        lacks = set(images_of(source)) - set(pictures(source.meta.fields))
         more = lacks or (check and VerdictCounts.of(source).kinds.get(NOT_EXAMINED))
         return cls(source) if changes or more else None
 

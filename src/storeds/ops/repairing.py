@@ -10,7 +10,6 @@ from storeds._utils.locations import redact
 from storeds.backends.opening import open_backend, open_writer
 from storeds.backends.writer import COMMIT_EVERY
 from storeds.errors import ConfigError
-from storeds.jpeg import Verdict
 from storeds.jpeg import repair as repaired
 from storeds.ops.common import (
     NOT_EXAMINED,
@@ -26,7 +25,7 @@ from storeds.ops.common import (
     resumable,
 )
 from storeds.protocols import Backend, Record
-from storeds.records.fields import verdict_field
+from storeds.records.fields import Verdict
 
 __all__ = ["RepairReport", "repair"]
 
@@ -113,7 +112,7 @@ def repair(
     Notes
     -----
     Each picture of the copy keeps the verdict on its original bytes: the new bytes look whole, but the lost part stays
-    lost. Readers of the copy apply `min_recovered` to this verdict, and ``where={"finding": "intact"}`` and ``column``
+    lost. Readers of the copy apply `min_recovered` to this verdict, and ``where={"image_finding": "intact"}`` and ``column``
     use it. Pictures without a verdict are examined.
 
     Whole pictures keep their bytes, and so do pictures of which nothing is left. Fields, order and attrs stay the same.
@@ -164,7 +163,7 @@ def _fast_crops(source: Backend) -> int | None:
 
 def _repair(record: Record, image: str) -> Verdict:
     """Repair field `image` of `record` in place; return the verdict on what it was."""
-    verdict = Verdict.from_text(record[verdict_field(image)])
+    verdict = Verdict.of(record, image)
     assert verdict is not None  # every picture was examined
     # If nothing is recovered, a grey picture must not replace bytes that another tool may still save.
     if not verdict.is_whole and verdict.recovered:

@@ -13,7 +13,7 @@ import numpy as np
 from storeds.errors import ConfigError, suggest
 from storeds.protocols import Array, Backend, Field, Record, SampleContext
 from storeds.records.columns import read_column
-from storeds.records.fields import Channels, Count, Layout, is_image_like, layout_of
+from storeds.records.fields import Channels, Count, Layout, is_image_like, layout_of, without_verdicts
 
 __all__ = ["INDEX", "ArrayReader", "RecordReader", "channels_first", "channels_of", "check_channels", "unshared"]
 
@@ -237,7 +237,7 @@ class ArrayReader(RecordReader):
         return batches if len(set(sources)) == len(sources) else unshared(batches, sources)
 
     def _choose(self, fields: dict[str, Field]) -> tuple[str, ...]:
-        return tuple(fields)
+        return tuple(without_verdicts(fields))
 
     def _value(self, name: str, field: Field, value: Any, context: SampleContext) -> Any:
         if not isinstance(value, np.ndarray):

@@ -15,7 +15,7 @@ from storeds.protocols import Backend, Cropper, Decoder, Field, Record, SampleCo
 from storeds.readers.base import RecordReader
 from storeds.readers.decoders import UNCHANGED
 from storeds.readers.pictures import PictureDecoder
-from storeds.records.fields import is_mask, verdict_field
+from storeds.records.fields import Verdict, is_mask, pictures, verdict_fields, without_verdicts
 
 __all__ = ["ImageReader", "PictureReader", "label_of"]
 
@@ -37,7 +37,8 @@ class PictureReader(RecordReader):
     strided: bool = False
     cropper: Cropper | None = None
     _modes: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
-    _verdicts: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+    _judged: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
+    """The stored images that have a verdict."""
     _pictures: Mapping[str, PictureDecoder] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -79,17 +80,16 @@ class PictureReader(RecordReader):
         if isinstance(self.decode, Mapping):
             _check_names("decode", self.decode, images)
         known = [name for name in images if bound._decode_of(name) != "bytes"]
-        verdicts = {
-            name: verdict_field(bound.stored_as(name))
-            for name in known
-            if bound.stored_as(name) in backend.meta.verdicts
-        }
-        return replace(bound, _modes=bound._modes_by_element(), _verdicts=verdicts)
+        judged = frozenset(map(bound.stored_as, known)) & pictures(backend.meta.fields).keys()
+        return replace(bound, _modes=bound._modes_by_element(), _judged=judged)
 
     @property
     def stored(self) -> tuple[str, ...]:
         # docstring inherited
-        return (*super().stored, *dict.fromkeys(self._verdicts.values()))
+        return tuple(dict.fromkeys((*super().stored, *self._verdict_fields())))
+
+    def _verdict_fields(self) -> list[str]:
+        return [name for image in sorted(self._judged) for name in verdict_fields(image)]
 
     def _modes_by_element(self) -> dict[str, str]:
         """Return the mode of each image of a sample. Further images, such as masks, keep the values of their files."""
@@ -105,7 +105,7 @@ class PictureReader(RecordReader):
     def _choose(self, fields: dict[str, Field]) -> tuple[str, ...]:
         images = [name for name, declared in fields.items() if declared.kind == "image"]
         if not images:
-            kinds = ", ".join(f"{name} ({declared.kind})" for name, declared in fields.items())
+            kinds = ", ".join(f"{name} ({declared.kind})" for name, declared in without_verdicts(fields).items())
             raise ConfigError(
                 f"{type(self).__name__} needs a field of kind image; the store has {kinds}; "
                 f"reader 'array' reads any field{_video_hint(fields)}"
@@ -133,12 +133,11 @@ class PictureReader(RecordReader):
 
     def _image(self, name: str, source: str, record: Record, context: SampleContext) -> Any:
         """Decode the image of element `name`, or the part of it that a crop needs."""
-        return self._pictures[name](record[source], self._modes[name], self._verdict(name, record), context)
+        return self._pictures[name](record[source], self._modes[name], self._verdict(source, record), context)
 
-    def _verdict(self, name: str, record: Record) -> str | None:
-        """Return the verdict on the image of element `name`, None if the store has none."""
-        field = self._verdicts.get(name)
-        return None if field is None else record[field]
+    def _verdict(self, image: str, record: Record) -> Verdict | None:
+        """Return the stored verdict on field `image`, None without one."""
+        return Verdict.of(record, image) if image in self._judged else None
 
 
 def _check_names(option: str, given: Iterable[str], images: Sequence[str]) -> None:

@@ -152,14 +152,14 @@ class PictureDecoder:
         options = {name: value for name, value in options.items() if name in accepted}
         return functools.partial(decoder, **options) if options else decoder
 
-    def __call__(self, value: bytes, mode: str, stored: str | None, context: SampleContext) -> Any:
+    def __call__(self, value: bytes, mode: str, stored: Verdict | None, context: SampleContext) -> Any:
         """Decode a picture, or the part of it that a crop needs; raises DecodeError.
 
         Parameters
         ----------
         value : bytes
         mode : str
-        stored : str or None
+        stored : Verdict or None
             The verdict in the store.
         context : SampleContext
             Receives a note of a repair, and draws the crop.
@@ -169,16 +169,12 @@ class PictureDecoder:
         picture = self.inspect(value, stored)
         return self.decode_part(picture, mode, self._drawn(picture, context), context)
 
-    def inspect(self, value: bytes, stored: str | None) -> Picture:
+    def inspect(self, value: bytes, stored: Verdict | None) -> Picture:
         """Return a picture with what is known of it before decoding; raises DecodeError if it is too large."""
         header = read_header(value)
         if header is not None:
             check_pixels(header.width, header.height, self.max_pixels)
-        try:
-            verdict = Verdict.from_text(stored) if stored is not None else None
-        except ValueError as error:
-            raise _refused(f"{error}; storeds verify lists such records", "record") from None
-        verdict = verdict or self._before_decoding(value)
+        verdict = stored or self._before_decoding(value)
         if verdict is None or verdict.is_whole:
             return Picture(value, header, verdict, is_damaged=False)
         # A third-party decoder may support formats that `examine` does not know.

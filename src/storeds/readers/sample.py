@@ -238,7 +238,7 @@ class SampleReader(PictureReader):
     def stored(self) -> tuple[str, ...]:
         # docstring inherited
         roots = (path.field for path in self._paths.values())
-        return tuple(dict.fromkeys((*roots, *self._verdicts.values())))
+        return tuple(dict.fromkeys((*roots, *self._verdict_fields())))
 
     @property
     def data(self) -> str | None:

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
         meta_to_text,
         new_build,
         parse_fields,
-        stored_fields,
-        verdict_field,
+        pictures,
+        verdict_fields,
     )
 
 __all__ = [
@@ -69,11 +69,11 @@ __all__ = [
     "meta_to_text",
     "new_build",
     "parse_fields",
+    "pictures",
     "read_arrays",
     "read_column",
     "save_index",
-    "stored_fields",
-    "verdict_field",
+    "verdict_fields",
 ]
 
 __getattr__ = export_lazily(
@@ -107,8 +107,8 @@ __getattr__ = export_lazily(
             "meta_to_text",
             "new_build",
             "parse_fields",
-            "stored_fields",
-            "verdict_field",
+            "pictures",
+            "verdict_fields",
         ),
     },
 )

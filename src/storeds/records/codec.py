@@ -22,7 +22,7 @@ import xxhash
 
 from storeds.errors import FormatError
 from storeds.protocols import JSON, Array, Field, Record
-from storeds.records.fields import _check_text, canonical_json, fields_to_json
+from storeds.records.fields import _check_text, canonical_json, fields_to_json, without_verdicts
 
 __all__ = ["SEAL", "ContentHash", "Places", "RecordCodec", "canonical_value", "checksum", "preview"]
 
@@ -183,7 +183,7 @@ class RecordCodec:
         if not isinstance(record, Mapping):
             raise ValueError(f"a record is a mapping of field name to value, not {type(record).__name__}")
         if record.keys() != self.fields.keys():
-            declared = [name for name in self.fields if not name.startswith("_")]
+            declared = [*without_verdicts(self.fields)]
             missing = [name for name in declared if name not in record]
             extra = [name for name in record if name not in self.fields]
             raise ValueError(_mismatch(missing, extra, declared))

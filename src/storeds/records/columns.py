@@ -17,7 +17,7 @@ import xxhash
 from storeds.errors import ConfigError, RecordError, suggest
 from storeds.protocols import JSON, Array, Backend, Field, SupportsColumns, SupportsWhere
 from storeds.records.codec import canonical_value, preview
-from storeds.records.fields import canonical_json, readable_fields
+from storeds.records.fields import canonical_json
 
 __all__ = [
     "SCALARS",
@@ -76,7 +76,7 @@ def read_column(backend: Backend, name: str) -> Array:
 
 def column_from_records(backend: Backend, name: str) -> Array:
     """Return field `name` of all records, read in batches; raises as `read_column` does."""
-    known = readable_fields(backend.meta)
+    known = backend.meta.fields
     if name not in known:
         raise ConfigError(f"{backend.url} has no field {name!r}; {suggest(name, known, 'fields')}")
     values: list[Any] = []

@@ -15,7 +15,7 @@ import numpy as np
 import xxhash
 
 from storeds.errors import ConfigError, FormatError
-from storeds.protocols import JSON, KINDS, Array, Field, Meta, Record
+from storeds.protocols import JSON, KINDS, Field, Meta, Record
 from storeds.records.roles import ROLE_KEYS, check_rows, parse_role, role_to_json
 
 __all__ = [
@@ -24,11 +24,9 @@ __all__ = [
     "WRITTEN_BY",
     "Channels",
     "Count",
-    "Derived",
     "Layout",
     "Verdict",
     "canonical_json",
-    "derived_fields",
     "fields_from_json",
     "fields_to_json",
     "holds_integers",
@@ -42,11 +40,11 @@ __all__ = [
     "meta_to_text",
     "new_build",
     "parse_fields",
-    "readable_fields",
-    "split_fields",
-    "stored_fields",
-    "verdict_field",
-    "wrong_verdict",
+    "pictures",
+    "set_verdict",
+    "verdict_fields",
+    "with_verdicts",
+    "without_verdicts",
 ]
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,99}")  # short enough for the keys and file names of every engine
@@ -167,10 +165,9 @@ def _check_text(value: str) -> None:
 
 
 UNCHECKED = ""
-"""The text of a missing verdict: the image was not examined."""
+"""The finding of a picture that was not examined."""
 
 _WHOLE = ("intact", "trailing_data")
-_AT_LEAST = ">="
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,123 +203,58 @@ class Verdict:
         # Rounded down, so that only a complete image is 100 %.
         return f"{'' if self.exact else 'at least '}{math.floor(1000 * self.recovered) / 10:g} %"
 
-    def to_text(self) -> str:
-        """Return the verdict as stored: ``intact``, ``truncated_scan 0.62``, ``truncated_scan >=0.4``."""
-        if self.recovered == 1.0 and self.exact:
-            return self.kind
-        return f"{self.kind} {'' if self.exact else _AT_LEAST}{self.recovered!r}"
-
     @classmethod
-    def from_text(cls, text: str) -> Self | None:
-        """Return the verdict that `to_text` wrote, None for an empty text; raises ValueError for any other text."""
-        if text == "intact":  # the most common verdict
-            return cls("intact")
-        if text == UNCHECKED:
-            return None
-        kind, _, share = text.partition(" ")
-        try:
-            recovered = float(share.removeprefix(_AT_LEAST)) if share else 1.0
-        except ValueError:
-            recovered = math.nan
-        if not kind.isidentifier() or not 0.0 <= recovered <= 1.0:
-            raise ValueError(f"{text!r} is not a verdict on an image")
-        return cls(kind, recovered, not share.startswith(_AT_LEAST))
+    def of(cls, record: Mapping[str, Any], image: str) -> Self | None:
+        """Return the verdict on field `image` of a record, or None if it has none or was not examined."""
+        finding, recovered = verdict_fields(image)
+        kind = record.get(finding, UNCHECKED)
+        return None if kind == UNCHECKED else cls(kind, record[recovered])
 
 
-_PREFIX = "_verdict_"
-_TEXT = Field("str")
+def verdict_fields(image: str) -> tuple[str, str]:
+    """Return the names of the fields that hold the verdict on an image field: its finding, and the share that is left."""
+    return f"{image}_finding", f"{image}_recovered"
 
 
-@dataclass(frozen=True, slots=True)
-class Derived:
-    """A column computed from verdicts.
+def pictures(fields: Mapping[str, Field]) -> dict[str, tuple[str, str]]:
+    """Return each image field that has a verdict, with the names of the two fields that hold it."""
+    pairs = {name: verdict_fields(name) for name, field in fields.items() if field.kind == "image"}
+    return {image: pair for image, pair in pairs.items() if tuple(map(fields.get, pair)) == _VERDICT}
 
-    Parameters
-    ----------
-    source : str
-        The reserved field of the verdicts.
-    part : str
-        ``finding``: the kind, empty for an image that was not examined. ``recovered``: the fraction that decodes, NaN for an
-        image that was not examined.
+
+def without_verdicts(fields: Mapping[str, Field]) -> dict[str, Field]:
+    """Return the fields that describe no picture: those that samples have by default."""
+    verdicts = {name for pair in pictures(fields).values() for name in pair}
+    return {name: field for name, field in fields.items() if name not in verdicts}
+
+
+def with_verdicts(fields: Mapping[str, Field]) -> dict[str, Field]:
+    """Return the fields with a verdict for each image.
+
+    Raises
+    ------
+    ConfigError
+        A field with the name of a verdict has another kind.
     """
-
-    source: str
-    part: Literal["finding", "recovered"]
-
-    @property
-    def field(self) -> Field:
-        """The declaration of its values."""
-        return Field("str") if self.part == "finding" else Field("float")
-
-    def of(self, text: str) -> str | float:
-        """Return the value for one verdict; raises ValueError for an invalid one."""
-        verdict = Verdict.from_text(text)
-        if self.part == "finding":
-            return "" if verdict is None else verdict.kind
-        return float("nan") if verdict is None else verdict.recovered
-
-    def column(self, texts: Array) -> Array:
-        """Return the values for the verdicts of all records."""
-        values: dict[str, Any] = {text: self.of(text) for text in set(texts.tolist())}
-        found = [values[text] for text in texts.tolist()]
-        return np.array(found, np.dtypes.StringDType() if self.part == "finding" else np.float64)
+    found = dict(fields)
+    for image in [name for name, field in fields.items() if field.kind == "image"]:
+        for name, field in zip(verdict_fields(image), _VERDICT, strict=True):
+            if found.setdefault(name, field) != field:
+                raise ConfigError(
+                    f"field {name!r} holds the verdict on the pictures in {image!r}, so it is of kind {field.kind}, not "
+                    f"{found[name].kind}; rename it"
+                )
+    return found
 
 
-def verdict_field(image: str) -> str:
-    """Return the name of the reserved field with the verdicts on an image field."""
-    return _PREFIX + image
+def set_verdict(record: Record, image: str, verdict: Verdict | None) -> None:
+    """Store the verdict on field `image` in a record; None stands for a picture that was not examined."""
+    finding, recovered = verdict_fields(image)
+    record[finding] = UNCHECKED if verdict is None else verdict.kind
+    record[recovered] = math.nan if verdict is None else verdict.recovered
 
 
-def stored_fields(meta: Meta) -> dict[str, Field]:
-    """Return all stored fields: the declared fields, then the verdicts."""
-    return {**meta.fields, **{verdict_field(image): _TEXT for image in meta.verdicts}}
-
-
-def split_fields(rows: Any) -> tuple[list[Any], tuple[str, ...]]:
-    """Return the declared fields among the rows of a stored declaration, and the image fields that have verdicts.
-
-    Raises ConfigError for a verdict on a field that is not an image.
-    """
-    declared = [row for row in rows if not row["name"].startswith("_")]
-    images = {row["name"] for row in declared if row["kind"] == "image"}
-    verdicts = []
-    for row in rows:
-        if row["name"].startswith("_"):
-            image = row["name"].removeprefix(_PREFIX)
-            if image not in images or row["kind"] != "str":
-                raise ConfigError(f"field {row['name']!r} is reserved, and this storeds does not know it")
-            verdicts.append(image)
-    return declared, tuple(verdicts)
-
-
-def derived_fields(meta: Meta) -> dict[str, Derived]:
-    """Return name → derived column; a declared field of the same name has priority."""
-    alone = sum(field.kind == "image" for field in meta.fields.values()) == 1
-    parts: tuple[Literal["finding", "recovered"], ...] = ("finding", "recovered")
-    found = {
-        part if alone else f"{image}_{part}": Derived(verdict_field(image), part)
-        for image in meta.verdicts
-        for part in parts
-    }
-    return {name: derived for name, derived in found.items() if name not in meta.fields}
-
-
-def wrong_verdict(record: Record, meta: Meta) -> str | None:
-    """Return the fault of a verdict in a record that was read with `stored_fields`, or None."""
-    try:
-        for image in meta.verdicts:
-            Verdict.from_text(record[verdict_field(image)])
-    except ValueError as error:
-        return str(error)
-    return None
-
-
-def readable_fields(meta: Meta) -> Mapping[str, Field]:
-    """Return every field that can be requested by name: declared, reserved or derived."""
-    if not meta.verdicts:
-        return meta.fields
-    return {**stored_fields(meta), **{name: derived.field for name, derived in derived_fields(meta).items()}}
-
+_VERDICT = (Field("str"), Field("float"))
 
 Channels: TypeAlias = Literal["first", "last"]
 Layout: TypeAlias = Literal["first", "last", "none"]
@@ -472,7 +404,7 @@ def _meta_body(meta: Meta, extra: Mapping[str, JSON]) -> dict[str, JSON]:
         "attrs": dict(meta.attrs),
         "build": meta.build,
         "count": meta.count,
-        "fields": fields_to_json(stored_fields(meta)),
+        "fields": fields_to_json(meta.fields),
         "id": meta.id,
         "layout": meta.layout,
         **extra,
@@ -484,10 +416,9 @@ def _verified_meta(parse: Callable[[], dict[str, Any]], url: str) -> tuple[Meta,
     try:
         body = parse()
         check = body.pop("check")
-        declared, verdicts = split_fields(body["fields"])
-        fields: Mapping[str, Field] = fields_from_json(declared)
+        fields: Mapping[str, Field] = fields_from_json(body["fields"])
         count = Count(body["count"])
-        meta = Meta(body["id"], body["build"], count, body["layout"], fields, body["attrs"], verdicts)
+        meta = Meta(body["id"], body["build"], count, body["layout"], fields, body["attrs"])
         intact = check == _meta_checksum(body)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise FormatError(

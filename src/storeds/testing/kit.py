@@ -43,6 +43,8 @@ DTYPES = ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8",
 
 FIELDS: dict[str, Any] = {
     "image": "image",
+    "image_finding": "str",
+    "image_recovered": "float",
     "raw": "bytes",
     "text": "str",
     "number": "int",
@@ -59,10 +61,12 @@ FIELDS: dict[str, Any] = {
     "swapped": {"kind": "array", "dtype": ">i8", "shape": [3]},
     "series": {"kind": "array", "dtype": ">f8", "shape": [None, 2]},
 }
-"""Sixteen fields. With the checksum they exceed msgpack's short map header."""
+"""Eighteen fields, which exceed msgpack's short map header. The verdict on the image is given, so that writers keep it."""
 
 ROLES: dict[str, Any] = {
     "image": {"kind": "image", "role": "image"},
+    "image_finding": "str",
+    "image_recovered": "float",
     "boxes": {"kind": "array", "dtype": "float32", "shape": [None, 4], "role": "boxes", "format": "xywh"},
     "fractions": {"kind": "json", "role": "boxes", "format": "cxcywh", "relative": True},
     "labels": {"kind": "array", "dtype": "int64", "shape": [None], "role": "labels", "of": "boxes"},
@@ -78,6 +82,7 @@ ROLES: dict[str, Any] = {
 SMALL: dict[str, Any] = {"blob": "bytes", "label": "int", "text": "str"}
 """Fields for tests that do not depend on values."""
 
+_VERDICT: Record = {"image_finding": "truncated_scan", "image_recovered": 0.62}
 _NAN_WITH_PAYLOAD = struct.unpack("<d", b"\x2a\0\0\0\0\0\xf8\xff")[0]
 _MEBIBYTE = hashlib.shake_128(b"storeds").digest(1 << 20)
 
@@ -116,7 +121,10 @@ def array_of(dtype: str, shape: tuple[int, ...], seed: int) -> Array:
 
 def make_records(count: int, fields: Mapping[str, Any] = FIELDS) -> list[Record]:
     """Return `count` records of `fields` that go through the edge cases of each kind."""
-    return [{name: _value(spec, at, order) for order, (name, spec) in enumerate(fields.items())} for at in range(count)]
+    return [
+        {name: _value(name, spec, at, order) for order, (name, spec) in enumerate(fields.items())}
+        for at in range(count)
+    ]
 
 
 def small_records(count: int, start: int = 0) -> list[Record]:
@@ -132,6 +140,7 @@ def role_records(count: int) -> list[Record]:
 def _role_record(at: int, boxes: int) -> Record:
     return {
         "image": b"%d" % at,
+        **_VERDICT,
         "boxes": np.arange(at, at + 4 * boxes, dtype=np.float32).reshape(boxes, 4),
         "fractions": [[0.5, 0.25, 0.125, 1.0]] * (at % 2),
         "labels": np.arange(boxes),
@@ -144,7 +153,9 @@ def _role_record(at: int, boxes: int) -> Record:
     }
 
 
-def _value(spec: Any, at: int, order: int) -> Any:
+def _value(name: str, spec: Any, at: int, order: int) -> Any:
+    if name in _VERDICT:
+        return _VERDICT[name]
     if isinstance(spec, str):
         return EDGES[spec][at % len(EDGES[spec])]
     # Variable dimensions differ between records, and are sometimes zero.

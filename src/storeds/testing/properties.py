@@ -44,7 +44,6 @@ _JSON = st.recursive(
     max_leaves=5,
 )
 _SCALARS: dict[str, st.SearchStrategy[Any]] = {
-    "image": st.binary(max_size=200),
     "bytes": st.binary(max_size=200),
     "str": _TEXT,
     "int": st.integers(-(2**63), 2**63 - 1),

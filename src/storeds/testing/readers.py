@@ -13,7 +13,6 @@ import pytest
 from storeds.backends.opening import open_backend, open_writer
 from storeds.errors import ConfigError, RecordError
 from storeds.protocols import Backend, Reader, Record, SampleContext
-from storeds.records.fields import stored_fields
 from storeds.testing.kit import frozen
 
 __all__ = ["ReaderTests"]
@@ -71,7 +70,7 @@ class ReaderTests:
     def test_binding_gives_a_reader_with_samples(self, reader: Reader[Any], backend: Backend) -> None:
         bound = reader.bind(backend)
         assert len(bound) > 0
-        assert set(bound.stored) <= set(stored_fields(backend.meta))
+        assert set(bound.stored) <= set(backend.meta.fields)
         assert all(isinstance(name, str) for name in bound.fields)
         assert len(set(bound.fields)) == len(bound.fields)
 

@@ -258,8 +258,8 @@ def _open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-_DTYPES = {"number": np.dtype("i8"), "real": np.dtype("f8"), "flag": np.dtype("?")}
-_FIXED = ("number", "real", "flag", "point", "box", "mask", "hollow", "wave", "swapped")
+_DTYPES = {"number": np.dtype("i8"), "real": np.dtype("f8"), "image_recovered": np.dtype("f8"), "flag": np.dtype("?")}
+_FIXED = ("image_recovered", "number", "real", "flag", "point", "box", "mask", "hollow", "wave", "swapped")
 _BATCHES: list[list[int]] = [[7, 0, 23, 7, 7, 1, 0, 22], [], [5], list(range(23, -1, -1)) * 3]
 _NUMBERS: dict[str, Any] = {
     "vector": {"kind": "array", "dtype": ">f4", "shape": [5]},

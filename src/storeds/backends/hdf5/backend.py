@@ -34,7 +34,7 @@ from storeds.errors import FormatError, RecordError, StoredsError
 from storeds.protocols import JSON, Array, Field, Meta, Record
 from storeds.records.codec import SEAL, Places
 from storeds.records.columns import SCALARS, stack_records, stackable, text_column
-from storeds.records.fields import WRITTEN_BY, meta_from_row, stored_fields
+from storeds.records.fields import WRITTEN_BY, meta_from_row
 
 if TYPE_CHECKING:
     from storeds.protocols import Writer
@@ -106,7 +106,7 @@ class Hdf5Opener(FileOpener[Hdf5Options]):
                 f"{self.url} is an HDF5 file, but not a native store: it has no root attribute 'layout'; {WRITTEN_BY}"
             )
         meta, body = meta_from_row(file.attrs, ("blocks", "salt"), self.url)
-        n, mapped, stored = meta.count, FileMap(descriptor), stored_fields(meta)
+        n, mapped, stored = meta.count, FileMap(descriptor), meta.fields
 
         def rows(name: str, dtype: np.dtype[Any], *shape: int | None) -> Rows:
             return open_rows(file, f"records/{name}", dtype, shape, descriptor, mapped, self.url)
@@ -237,7 +237,7 @@ class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
         with self._lease() as handle:
             names, columns = fields, None if whole else _read_alone(handle, wanted, fields)
             if columns is None:  # a block is damaged: read whole records, whose seals show which are good
-                whole, names = True, tuple(self._stored)
+                whole, names = True, tuple(self.meta.fields)
                 columns = [read_values(handle.columns[name], wanted) for name in names]
             seals = gather(handle.seals, wanted)[0].view(_SEAL)[:, 0] if whole else None
             digests, places = handle.digests, handle.places
@@ -279,7 +279,7 @@ class Hdf5Backend(HandleBackend[Hdf5Handle, Hdf5Opener]):
 
     def _gather_arrays(self, positions: Array, names: tuple[str, ...]) -> dict[str, Array] | None:
         """Return the arrays, or None if a record is bad, or must be read completely and has variable-size fields."""
-        whole, declared = self._codec.needs_whole(names), self._stored
+        whole, declared = self._codec.needs_whole(names), self.meta.fields
         if whole and not all(field.is_fixed for field in declared.values()):
             return None
         with self._lease() as handle:

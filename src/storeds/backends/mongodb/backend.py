@@ -200,7 +200,7 @@ class MongodbBackend(HandleBackend[MongodbHandle, MongodbOpener]):
 
     def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
         whole = self._codec.needs_whole(fields)
-        wanted = self._stored if whole else {name: self._stored[name] for name in fields}
+        wanted = self.meta.fields if whole else {name: self.meta.fields[name] for name in fields}
         parts = self._parts(positions, blobs=any(field.is_blob for field in wanted.values()))
         return list(itertools.chain.from_iterable(pipelined(lambda part: self._read_part(part, wanted, whole), parts)))
 

@@ -32,7 +32,7 @@ from storeds.backends.mongodb.lease import live_writer
 from storeds.errors import FormatError, StoredsError, StoreNotFoundError, UnavailableError
 from storeds.protocols import Meta
 from storeds.records.codec import SEAL, Places
-from storeds.records.fields import WRITTEN_BY, meta_from_row, stored_fields
+from storeds.records.fields import WRITTEN_BY, meta_from_row
 
 __all__ = ["NO_UUID", "MongodbHandle", "MongodbOpener", "guarded_find", "is_other_collection"]
 
@@ -188,7 +188,7 @@ class MongodbHandle:
                 f"{url} is a collection, but not a native store: {meta_collection(name)} has no entry for it; {WRITTEN_BY}"
             )
         meta, body = meta_from_row(row, ("salt",), url)
-        seals = DocumentSeals(stored_fields(meta), Places.of(body["salt"], meta.count, url))
+        seals = DocumentSeals(meta.fields, Places.of(body["salt"], meta.count, url))
         return _Facts(identity, meta, seals, int(row.get("document_bytes", GUESSED_BYTES)))
 
 

@@ -49,7 +49,7 @@ from storeds.backends.writer import COMMIT_EVERY, EncodedRecord, StoreWriter, ot
 from storeds.errors import ConfigError, StoredsError, StoreExistsError, suggest
 from storeds.protocols import JSON, Meta
 from storeds.records.codec import SEAL, ContentHash, Places
-from storeds.records.fields import canonical_json, fields_to_json, meta_to_row, new_build, stored_fields
+from storeds.records.fields import canonical_json, fields_to_json, meta_to_row, new_build
 
 __all__ = [
     "MongodbWriter",
@@ -133,7 +133,7 @@ def check_arrived(read: Callable[[Callable[[Any], Any]], Any], meta: Meta, seals
                 f"{url}: of records {start} to {stop - 1}, {len(digests)} arrived from this writer; nothing was published"
             )
         content.update(b"".join(digests))
-    if content.finish(stored_fields(meta), meta.attrs) != meta.id:
+    if content.finish(meta.fields, meta.attrs) != meta.id:
         raise StoredsError(f"{url}: the checksums that arrived are not those that were sent; nothing was published")
 
 

@@ -35,7 +35,7 @@ from storeds.ops.packing.sources.base import PackSource, Problem
 from storeds.ops.packing.sources.videos import VideoSource
 from storeds.ops.packing.splits import SplitBy, choose_split, make_split
 from storeds.protocols import JSON, Field, Meta, Writer
-from storeds.records.fields import UNCHECKED, Verdict, verdict_field
+from storeds.records.fields import Verdict
 
 __all__ = ["OnBad", "Packed", "SplitBy", "choose_split", "make_split", "pack", "reasons", "reasons_line"]
 
@@ -329,7 +329,7 @@ class _Run:
         if record is not None:
             self.volume += sum(len(value) for value in record.values() if isinstance(value, bytes))
             for image in self.images:
-                verdict = Verdict.from_text(record.get(verdict_field(image), UNCHECKED))
+                verdict = Verdict.of(record, image)
                 self.kinds[NOT_EXAMINED if verdict is None else verdict.kind] += 1
         return record
 

@@ -26,7 +26,7 @@ from storeds.ops.packing.sources.base import BadItem, PackSource
 from storeds.ops.packing.splits import Split
 from storeds.protocols import Record
 from storeds.readers.decoders import decode_reason
-from storeds.records.fields import UNCHECKED, verdict_field
+from storeds.records.fields import set_verdict
 
 __all__ = ["Prepared", "Preparer", "prepared_chunks"]
 
@@ -141,13 +141,13 @@ class Preparer:
     def _finish_picture(self, record: Record, image: str) -> tuple[str | None, Verdict | None]:
         """Put field `image` of `record` into its final form and add its verdict; return why it is bad, and the verdict."""
         blob = record[image]
-        verdict = Verdict.from_text(record.get(verdict_field(image), UNCHECKED))
+        verdict = Verdict.of(record, image)
         if verdict is None and self.check:
             verdict = examine(blob)
         reason = _unreadable(blob, verdict)
         if reason is None and self.encodes:
             record[image], verdict, reason = self._encoded(blob, verdict)
-        record[verdict_field(image)] = UNCHECKED if verdict is None else verdict.to_text()
+        set_verdict(record, image, verdict)
         return reason, verdict
 
     def _encoded(self, blob: bytes, verdict: Verdict | None) -> tuple[bytes, Verdict | None, str | None]:

@@ -19,7 +19,7 @@ from storeds.ops.verifying.checks import Checker, Finding, RunResult
 from storeds.ops.verifying.workers import WorkerPool, open_to_check
 from storeds.protocols import Backend, Meta
 from storeds.records.codec import ContentHash
-from storeds.records.fields import NATIVE, stored_fields
+from storeds.records.fields import NATIVE
 
 __all__ = ["Finding", "Report", "verify"]
 
@@ -150,7 +150,7 @@ def _collect(report: Report, meta: Meta, runs: Iterator[RunResult], progress: Pr
     for start in sorted(digests):
         content.update(digests[start])
     complete = sum(map(len, digests.values())) == 8 * meta.count
-    if complete and meta.layout == NATIVE and content.finish(stored_fields(meta), meta.attrs) != meta.id:
+    if complete and meta.layout == NATIVE and content.finish(meta.fields, meta.attrs) != meta.id:
         message = f"the records are whole, but their content id is not {meta.id}: they are not the published ones"
         report.findings.append(Finding("id", message))
     for found in (report.findings, report.notes):

@@ -20,7 +20,6 @@ from storeds.protocols import Array, Backend, Record
 from storeds.readers.decoders import check_pixels
 from storeds.records.codec import RecordCodec, checksum
 from storeds.records.columns import read_column
-from storeds.records.fields import UNCHECKED, stored_fields, verdict_field
 
 __all__ = ["Checker", "Finding", "RunResult"]
 
@@ -128,7 +127,7 @@ class Checker:
         deep: bool = False,
     ) -> None:
         self.backend = backend
-        self.codec = RecordCodec(stored_fields(backend.meta))
+        self.codec = RecordCodec(backend.meta.fields)
         self.images = [name for name, field in backend.meta.fields.items() if field.kind == "image"]
         self._lossy: list[str] = []
         self._roles = RoleChecker(backend.meta.fields, self._lossy.append)
@@ -138,7 +137,7 @@ class Checker:
         self.columns = dict(self._read_columns(skip, announce or (lambda name: None)))
 
     def _read_columns(self, skip: Collection[str], announce: Callable[[str], object]) -> Iterator[tuple[str, Array]]:
-        for name, declared in stored_fields(self.backend.meta).items():
+        for name, declared in self.backend.meta.fields.items():
             if name not in skip and (declared.is_scalar or declared.kind == "str"):
                 announce(name)
                 try:
@@ -180,17 +179,18 @@ class Checker:
 
     def _check_image(self, name: str, record: Record, position: int, key: str | None, result: RunResult) -> None:
         self._alive()
-        blob, text = record[name], record.get(verdict_field(name), UNCHECKED)
-        large = _too_large(blob, is_whole=text == _INTACT)
+        blob, stored = record[name], Verdict.of(record, name)
+        is_intact = stored is not None and stored.kind == _INTACT
+        large = _too_large(blob, is_whole=is_intact)
         if large is not None:
             result.findings.append(Finding("too_large", f"{name}: {large}", position, key, name))
             return
-        if text == _INTACT and not self._deep:  # its checksum proves that it is the examined picture
+        if is_intact and not self._deep:  # its checksum proves that it is the examined picture
             result.images += 1
             return
         result.examined += 1
         now = examine(blob)
-        verdict, kind, message = _compare(text, now)
+        verdict, kind, message = _compare(stored, now)
         result.images += not is_lost(verdict)
         if kind == _INTACT:
             return
@@ -204,26 +204,21 @@ def _same(a: Any, b: Any) -> bool:
     return bool(a == b) or (isinstance(b, float) and math.isnan(a) and math.isnan(b))
 
 
-def _compare(text: str, now: Verdict) -> tuple[Verdict, str, str]:
+def _compare(stored: Verdict | None, now: Verdict) -> tuple[Verdict, str, str]:
     """Return the verdict that counts, the kind of the finding and its message.
 
     Parameters
     ----------
-    text : str
-        The stored verdict.
+    stored : Verdict or None
     now : Verdict
         The verdict on the picture as it is.
     """
-    try:
-        stored = Verdict.from_text(text)
-    except ValueError as error:
-        return now, "verdict", str(error)
-    if stored is None or stored.to_text() == now.to_text():
+    if stored is None or (stored.kind, stored.recovered) == (now.kind, now.recovered):
         return now, now.kind, now.reason
     if stored.is_whole:
-        return now, "verdict", f"its stored verdict is {text}, but examining it gives {now.to_text()}: {now.reason}"
+        return now, "verdict", f"its stored verdict is {stored.kind}, but examining it gives {now.kind}: {now.reason}"
     # A picture that was repaired or encoded again looks better than its original.
-    since = "its bytes were repaired since" if now.is_whole else f"its bytes are {now.to_text()} now: {now.reason}"
+    since = "its bytes were repaired since" if now.is_whole else f"its bytes are {now.kind} now: {now.reason}"
     return stored, stored.kind, f"the picture was damaged when it was stored; {since}"
 
 

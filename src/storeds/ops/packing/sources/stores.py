@@ -11,7 +11,6 @@ from storeds.backends.opening import open_backend
 from storeds.errors import ConfigError, RecordError
 from storeds.ops.packing.sources.base import BadItem, Problem
 from storeds.protocols import JSON, Backend, Field, Record
-from storeds.records.fields import stored_fields, wrong_verdict
 
 __all__ = ["StoreSource"]
 
@@ -89,12 +88,9 @@ class StoreSource:
 
     def read(self, index: int, /) -> Record:
         # docstring inherited
-        record = self._backend.get_many([index], tuple(stored_fields(self._backend.meta)))[0]
+        record = self._backend.get_many([index])[0]
         if isinstance(record, RecordError):
             raise BadItem(record.reason or str(record))
-        wrong = wrong_verdict(record, self._backend.meta)
-        if wrong is not None:
-            raise BadItem(wrong)
         return record
 
 
