@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from storeds._utils.locations import StoreURL, check_file, file_url, redact
-from storeds.backends.handles import HandlePool, HandleRef, Opener, OpenStore
+from storeds.backends.handles import HandlePool, HandleRef, Lease, Opener, OpenStore
 from storeds.errors import ConfigError, RecordError, StoreNotFoundError, UnavailableError, suggest
 from storeds.protocols import JSON, Array, Backend, Field, Meta, Record
 from storeds.records.codec import Places, RecordCodec
@@ -238,19 +238,18 @@ H = TypeVar("H", bound=Handle)
 Open = TypeVar("Open", bound=Opener[Any])
 
 
-class _BuildLease(Generic[H]):
+class _BuildLease(Lease[H]):
     """A lease of a backend's handle, after a check that the store is still the build that the backend opened."""
 
-    __slots__ = ("_backend", "_lease")
+    __slots__ = ("_backend",)
 
     def __init__(self, backend: HandleBackend[H, Any]) -> None:
-        self._backend = backend
-        self._lease = backend._ref.lease()
+        self.ref, self._backend = backend._ref, backend
 
     def __enter__(self) -> H:
         backend = self._backend
         try:
-            handle = self._lease.__enter__()
+            handle = self.ref.pool.acquire(self)
             try:
                 build = backend._build_of(handle)
                 if build != backend.meta.build:
@@ -259,14 +258,11 @@ class _BuildLease(Generic[H]):
                         f"build {build} is there now); open it again"
                     )
             except BaseException:
-                self._lease.__exit__()
+                self.ref.pool.release(self)
                 raise
         except StoreNotFoundError as error:
             raise UnavailableError(f"{backend.url} was there when it was opened and is gone now: {error}") from error
         return handle
-
-    def __exit__(self, *_: object) -> None:
-        self._lease.__exit__()
 
 
 class HandleBackend(StoreBackend, Generic[H, Open]):
@@ -283,11 +279,11 @@ class HandleBackend(StoreBackend, Generic[H, Open]):
         self._ref.opened = opened
         try:
             with self._ref.lease() as handle:
-                stale = self._is_stale(handle)
-            if stale:
+                meta = None if self._is_stale(handle) else self._probe(handle)
+            if meta is None:
                 self._ref.invalidate()
-            with self._ref.lease() as handle:
-                meta = self._probe(handle)
+                with self._ref.lease() as handle:
+                    meta = self._probe(handle)
         finally:
             self._ref.opened = None
             self._ref.release()
@@ -375,9 +371,6 @@ class FileOpener(Generic[Settings]):
         check = check_file if opened is None else opened.check_file
         status = check(self.data_path, self.engine, self.url)
         return status.st_dev, status.st_ino
-
-    def options(self) -> Hashable:
-        return tuple(self.settings.model_dump().items())
 
 
 _LOG = logging.getLogger("storeds")

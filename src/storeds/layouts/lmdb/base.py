@@ -185,9 +185,7 @@ class ForeignLmdb(HandleBackend[ForeignHandle, EnvironmentOpener]):
     @classmethod
     def _with_reader(cls, opener: EnvironmentOpener, store: OpenStore, do: Callable[[LmdbReader], _T]) -> _T:
         """Call `do` with a reader of the environment, which stays open until `store` is closed."""
-        ref = store.share(
-            ("environment", opener.options()), lambda: cls.pool.ref(store, opener), lambda ref: ref.close()
-        )
+        ref = store.share("environment", lambda: cls.pool.ref(store, opener), lambda ref: ref.close())
         ref.opened = store
         with (
             damage_is_format_error(opener.url),

@@ -176,10 +176,6 @@ class EnvironmentOpener(FileOpener[ForeignOptions]):
             raise FormatError(f"{self.url} is a folder without {DATA}, so it is not an LMDB environment")
         return super().key(opened)
 
-    def options(self) -> Hashable:
-        # The same form for all layouts and native stores, so that the pool compares them.
-        return tuple(LmdbOptions(readahead=self.settings.readahead).model_dump().items())
-
     def open(self, opened: OpenStore | None = None) -> ForeignHandle:
         path = self.data_path
         with OpenStore.borrow(opened) as store:
