@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import multiprocessing
 import os
@@ -182,7 +183,7 @@ class TestSignals:
         for step in steps_of(dataset, self.STEPS):
             children: list[int] = []
             try:
-                with on_signal(lambda children=children: children.append(os.fork())):
+                with on_signal(functools.partial(fork_into, children)):
                     found, _ = signalled(dataset, step)
                 assert found == [label for _, _, label in TRUTH]
                 if os.getpid() != parent:
@@ -217,6 +218,10 @@ def steps_of(dataset: StoreDataset, most: int) -> list[int]:
     """Return some of the steps of a read."""
     _, count = signalled(dataset, 0)
     return list(range(1, count)) if FULL else sorted(random.Random(SEED).sample(range(1, count), min(most, count - 1)))
+
+
+def fork_into(children: list[int]) -> None:
+    children.append(os.fork())
 
 
 @contextlib.contextmanager
